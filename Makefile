@@ -1,0 +1,45 @@
+# Two commands do everything, set-up included, on a machine with Python 3.10 or later: `make demo`, `make test`.
+# Without a GPU, TORCH_INDEX=https://download.pytorch.org/whl/cpu saves gigabytes of CUDA libraries.
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+TORCH_INDEX ?=
+ARGS ?=
+
+BIN := .venv/bin
+READY := .venv/.ready
+LOWEST := .venv-copier-lowest/.ready
+LOWEST_VERSION := $(shell sed -n 's/^_min_copier_version: "\([0-9.]*\)".*/\1/p' copier.yml)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-8s%s\n", $$1, $$2 }' Makefile
+
+setup: $(READY) $(LOWEST) ## the environments of the other targets: .venv and .venv-copier-lowest
+
+demo: $(READY) ## render the default project into build/demo, train it for a minute on the CPU, evaluate, report
+	$(BIN)/python tools/demo.py build/demo
+
+test: $(READY) $(LOWEST) ## all tests; ARGS="-k update -x" for some of them
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(READY) ## style and types of the repository and of every part
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+# torch goes first and by its exact version: as a dependency of another package pip would take the newest
+# one and all of CUDA with it.
+$(READY): pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit("Python 3.10 or later is needed: make PYTHON=python3.12 ..." * (sys.version_info < (3, 10)))'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install "$(TORCH)" $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
+	$(BIN)/python -m pip install --editable ".[dev]"
+	touch $@
+
+$(LOWEST): copier.yml
+	test -x .venv-copier-lowest/bin/python || $(PYTHON) -m venv .venv-copier-lowest
+	.venv-copier-lowest/bin/python -m pip install --quiet "copier==$(LOWEST_VERSION)"
+	touch $@

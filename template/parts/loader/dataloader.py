@@ -1,0 +1,129 @@
+"""Loader `dataloader`: PyTorch's own DataLoader, which hands spans to worker processes and gets padded rows back.
+
+The main process makes the spans; a worker knows the store and bytes only, so any number of workers
+gives the same batches. Best where each sample needs real CPU work (`Samples.host`) or the disk is slow.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from .errors import UserError
+from .rows import deliver, gather, mapped, order_of, stored_dtype
+from .seams import Batch, Rows, Spans
+from .store import Store
+
+SMALL_BATCH_BYTES = 1 << 20  # below this, handing a batch between processes costs more than reading it
+
+
+class Work(NamedTuple):
+    """One batch to read."""
+
+    numbers: np.ndarray  # (B,)
+    fresh: np.ndarray  # (B,)
+    spans: dict[str, Spans]
+    epoch: int
+
+
+class Reader(Dataset):
+    """Reads a batch in whichever process it is asked; maps the files there, at the first batch."""
+
+    def __init__(self, store: Store, host: Any):
+        self.store, self.host = store, host
+        self._maps: dict[str, Tensor] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_maps": {}}
+
+    def __getitem__(self, work: Work) -> tuple[np.ndarray, np.ndarray, dict[str, Rows]]:
+        rows = {}
+        for name, spans in work.spans.items():
+            array = self.store.arrays[name]
+            if name not in self._maps:
+                self._maps[name] = mapped(array)
+            values = gather(self._maps[name], spans).view(stored_dtype(array))
+            rows[name] = Rows(values, torch.from_numpy(spans.lengths))
+        if self.host is not None:
+            rows = self.host(rows, work.numbers, work.epoch)
+        return work.numbers, work.fresh, rows
+
+
+class Loader:
+    """See `seams.Loader`."""
+
+    WITHOUT_EFFECT = ("chunk_size_gb",)
+
+    def __init__(
+        self,
+        samples: Any,
+        store: Store,
+        settings: Any,
+        device: torch.device,
+        rank: int = 0,
+        world: int = 1,
+        train: bool = True,
+    ):
+        data = settings.data
+        self.samples, self.device = samples, device
+        self.order = order_of(samples, settings, rank, world, train)
+        self.workers = self._automatic_workers(store) if data.num_workers == "auto" else data.num_workers
+        self._epoch, self._start, self._batches = 0, 0, 0
+        self._loader: DataLoader = DataLoader(
+            Reader(store, getattr(samples, "host", None)),
+            batch_size=None,
+            sampler=self,  # iterated anew in the main process for each epoch
+            num_workers=self.workers,
+            collate_fn=_as_it_is,
+            pin_memory=data.pin_memory and device.type == "cuda",
+            prefetch_factor=data.prefetch_factor if self.workers else None,
+            persistent_workers=data.persistent_workers and self.workers > 0,
+            generator=torch.Generator(),  # else it draws from the global one, and dropout differs with the workers
+        )
+
+    def _automatic_workers(self, store: Store) -> int:
+        """Half of the cores, at most 8; none where a batch is small and needs no work on the CPU."""
+        spans = self.samples.spans(self.order.samples[: self.order.batch_size], 0)
+        size = sum(part.starts.size * part.width * store.arrays[name].row_bytes for name, part in spans.items())
+        if getattr(self.samples, "host", None) is None and size < SMALL_BATCH_BYTES:
+            return 0
+        return min(8, (os.cpu_count() or 2) // 2)
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __iter__(self) -> Iterator[Work]:
+        """The work of the current epoch (DataLoader's sampler protocol)."""
+        numbers, fresh = self.order.epoch(self._epoch)
+        for batch in range(self._start, len(numbers)):
+            spans = self.samples.spans(numbers[batch], self._epoch)
+            yield Work(numbers[batch], fresh[batch], spans, self._epoch)
+
+    def epoch(self, number: int, start_batch: int = 0) -> Iterator[Batch]:
+        self._epoch, self._start = number, start_batch
+        try:
+            for numbers, fresh, rows in self._loader:
+                self._batches += 1
+                yield deliver(self.samples, rows, numbers, fresh, self.device)
+        except (RuntimeError, ConnectionError, EOFError) as error:
+            if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
+                raise
+            remedy = "often memory: lower data.num_workers, or ALLOW_UNSAFE_DATALOADER=0 for a single process"
+            raise UserError("a loader worker died", f"{self.workers} workers", remedy) from error
+
+    def stats(self) -> dict[str, float]:
+        """Batches delivered so far and the number of worker processes."""
+        return {"batches": self._batches, "workers": self.workers}
+
+    def close(self) -> None:
+        self._loader._iterator = None  # ends persistent workers
+
+
+def _as_it_is(rows: Any) -> Any:
+    return rows

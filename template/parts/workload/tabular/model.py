@@ -1,0 +1,145 @@
+"""A residual MLP for tables. Replace it with your own: `build_model` is all that the engine calls.
+
+Shapes: `B` rows in a batch, `F` numeric columns, `C` category columns, `K` classes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from .engine.seams import Batch, Output
+
+
+class Block(nn.Module):
+    """Residual hidden layer: x + dropout(relu(linear(x))), (B, width) to (B, width)."""
+
+    def __init__(self, width: int, dropout: float):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.dropout = dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = functional.relu(self.linear(x))
+        if self.dropout:
+            hidden = functional.dropout(hidden, self.dropout, self.training)
+        return x + hidden
+
+
+class Network(nn.Module):
+    """Columns to hidden units to outputs. The scaler is part of it: batches hold values as measured.
+
+    A missing number counts as the column's mean; columns that had gaps in training also tell the
+    network so, by an input that is 1 there. Categories share one embedding table; entry 0 of each
+    is for missing and unknown ones and starts at zero.
+    """
+
+    mean: Tensor
+    std: Tensor
+    gaps: Tensor
+    offsets: Tensor
+
+    def __init__(self, settings: Any, facts: dict[str, Any], outputs: int):
+        super().__init__()
+        sizes, columns = settings.model, facts["features"]
+        levels = [len(column["values"]) + 1 for column in facts["categories"]]
+        gaps = [number for number, column in enumerate(columns) if column["missing"]]
+        self.register_buffer("mean", torch.tensor([column["mean"] for column in columns]))
+        self.register_buffer("std", torch.tensor([column["std"] for column in columns]))
+        self.register_buffer("gaps", torch.tensor(gaps, dtype=torch.int64))
+        self.register_buffer("offsets", torch.tensor([0, *levels[:-1]]).cumsum(0))
+        self.embedding = nn.Embedding(sum(levels), sizes.category_width) if levels else None
+        if self.embedding is not None:
+            self.embedding.weight.data[self.offsets] = 0.0
+        inputs = len(columns) + len(gaps) + len(levels) * sizes.category_width
+        self.first = nn.Linear(inputs, sizes.width)
+        self.layers = nn.ModuleList(Block(sizes.width, sizes.dropout) for _ in range(sizes.depth - 1))
+        self.head = nn.Linear(sizes.width, outputs)
+
+    def blocks(self) -> list[nn.Module]:
+        """The repeated layers, for compiling, checkpointing and sharding one by one."""
+        return list(self.layers)
+
+    def outputs(self, batch: Batch) -> Tensor:
+        """(B, outputs) float32, also under autocast."""
+        parts = []
+        if len(self.mean):
+            features = batch["features"]  # (B, F), NaN where a cell was empty
+            scaled = (features - self.mean) / self.std
+            if len(self.gaps):  # a number of columns, known on the host
+                parts.append(features[:, self.gaps].isnan().float())
+                scaled = scaled.nan_to_num()
+            parts.append(scaled)
+        if self.embedding is not None:
+            vectors = self.embedding(batch["categories"] + self.offsets)  # (B, C, category_width)
+            parts.append(vectors.flatten(1))
+        x = functional.relu(self.first(torch.cat(parts, 1) if len(parts) > 1 else parts[0]))
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x).float()
+
+
+class Regression(Network):
+    """One number per row, learnt in standard deviations of the training targets."""
+
+    target_mean: Tensor
+    target_std: Tensor
+
+    def __init__(self, settings: Any, facts: dict[str, Any]):
+        super().__init__(settings, facts, outputs=1)
+        self.register_buffer("target_mean", torch.tensor(facts["target"]["mean"]))
+        self.register_buffer("target_std", torch.tensor(facts["target"]["std"]))
+
+    def forward(self, batch: Batch) -> Output:
+        prediction = self.outputs(batch).squeeze(1)
+        target = (batch["target"] - self.target_mean) / self.target_std
+        present = batch["index"] >= 0
+        weight = present.sum(dtype=torch.float32)
+        error = (prediction - target) * present  # (B,)
+        squares = torch.dot(error, error)
+        loss = squares / weight.clamp(min=1)
+        if self.training:
+            return Output(loss, weight)
+        sums = {
+            "mse": squares,
+            "mae": error.abs().sum(),
+            "mse_original": squares * self.target_std**2,
+            "mae_original": error.abs().sum() * self.target_std,
+        }
+        return Output(loss, weight, {name: (value, weight) for name, value in sums.items()})
+
+    def predict(self, batch: Batch) -> dict[str, Tensor]:
+        """`prediction` (B,) in the target's own units."""
+        output = self.outputs(batch).squeeze(1)
+        return {"prediction": output * self.target_std + self.target_mean}
+
+
+class Classification(Network):
+    """A class per row."""
+
+    def __init__(self, settings: Any, facts: dict[str, Any]):
+        super().__init__(settings, facts, outputs=len(facts["target"]["classes"]))
+
+    def forward(self, batch: Batch) -> Output:
+        logits = self.outputs(batch)  # (B, K)
+        present = batch["index"] >= 0
+        weight = present.sum(dtype=torch.float32)
+        surprise = (functional.cross_entropy(logits, batch["target"], reduction="none") * present).sum()
+        loss = surprise / weight.clamp(min=1)
+        if self.training:
+            return Output(loss, weight)
+        hits = ((logits.argmax(1) == batch["target"]) & present).sum(dtype=torch.float32)
+        return Output(loss, weight, {"accuracy": (hits, weight), "log_loss": (surprise, weight)})
+
+    def predict(self, batch: Batch) -> dict[str, Tensor]:
+        """`prediction` (B,) int64, the number of the likeliest class, and `probability` (B, K)."""
+        probability = self.outputs(batch).softmax(1)
+        return {"prediction": probability.argmax(1), "probability": probability}
+
+
+def build_model(settings: Any, facts: dict[str, Any]) -> nn.Module:
+    """The network that fits the data's facts: their columns, scaler, categories and task."""
+    return (Regression if facts["task"] == "regression" else Classification)(settings, facts)

@@ -1,0 +1,308 @@
+"""Turn a CSV file into the data folder that training reads."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+import io
+import math
+import zlib
+from array import array
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..engine.errors import UserError
+from ..engine.sources import near
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ..dataset import Table
+
+MISSING = ("", "NA")
+BLOCK_ROWS = 4096
+OTHERWISE = "leave it empty where the value is missing, or prepare with --category or --drop for it"
+FLOAT32_MAX = 3.4e38
+MOSTLY = 0.5  # a column with this share of numbers is numeric, and a text in it a mistake
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of `prepare`."""
+    add = parser.add_argument
+    add("--input", required=True, metavar="FILE", help="CSV file with a header line, UTF-8, also .gz")
+    add("--target", required=True, metavar="COLUMN", help="the column to predict")
+    add(
+        "--task", required=True, choices=["regression", "classification"], help="predict a number, or a class"
+    )
+    add(
+        "--split",
+        default="0.7,0.15,0.15",
+        metavar="TRAIN,VALIDATION,TEST",
+        help="shares that add up to 1, or numbers of rows; test may be 0 (default: %(default)s)",
+    )
+    add("--seed", type=int, default=0, metavar="N", help="of the shuffle before the split (default: 0)")
+    add("--keep-order", action="store_true", help="do not shuffle: the last rows of the file are for test")
+    add("--category", action="append", default=[], metavar="COLUMN", help="its numbers are names; repeatable")
+    add("--drop", action="append", default=[], metavar="COLUMN", help="leave a column out; repeatable")
+    add("--delimiter", default=",", choices=[",", ";", "|", "tab"], help="between cells (default: comma)")
+    add("--max-levels", type=int, default=1000, metavar="N", help="most values of a category (default: 1000)")
+    add(
+        "--dtype",
+        default="float32",
+        choices=["float32", "float16", "bfloat16"],
+        help="halves store the numeric columns standardised, in half the space (default: %(default)s)",
+    )
+
+
+def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
+    """Reads the file twice: to learn what each column holds, then to keep it."""
+    import numpy as np
+
+    from ..dataset import describe, write
+
+    folder, path = Path(load().data.path), Path(arguments.input)
+    if arguments.seed < 0:
+        raise UserError(f"a seed cannot be {arguments.seed}", "--seed", "give a whole number from 0 on")
+    source = Source(path, "\t" if arguments.delimiter == "tab" else arguments.delimiter)
+    regression = arguments.task == "regression"
+    kinds, count = survey(source, arguments)
+    sizes = split_sizes(arguments.split, count)
+    table = read_table(source, kinds, arguments.target, regression, limit=arguments.max_levels)
+    order = np.arange(count)
+    if not arguments.keep_order:
+        order = np.random.default_rng(arguments.seed).permutation(count)
+    *rows, unused = np.split(order, np.cumsum(sizes))
+    splits = dict(zip(("train", "validation", "test"), rows, strict=True))
+    table, facts = describe(table, splits["train"])
+    if not regression and len(facts["target"]["classes"]) < 2:
+        raise UserError("all training rows have one class", f"{path}, column '{arguments.target}'")
+    origin = {"file": path.name, "rows": count, "seed": None if arguments.keep_order else arguments.seed}
+    write(folder, table, facts, splits, arguments.dtype, origin)
+    for title, columns in (("numeric", facts["features"]), ("category", facts["categories"])):
+        print(f"{title + ' columns:':18}{', '.join(column['name'] for column in columns) or 'none'}")
+    parts = [f"{len(rows)} {name}" for name, rows in splits.items()]
+    print(f"{'rows:':18}{', '.join(parts)}" + (f", {len(unused)} left out" if len(unused) else ""))
+    print(f"{'written to:':18}{folder}")
+
+
+class Source(NamedTuple):
+    """A CSV file, plain or gzipped."""
+
+    path: Path
+    delimiter: str = ","
+
+    def blocks(self, title: str) -> Iterator[tuple[int, list[str], list[tuple[str, ...]]]]:
+        """(rows before, column names, columns of stripped cells) block by block; the first has no rows.
+
+        Blank lines are skipped. Raises `UserError`, with the line, for what is no table.
+        """
+        from tqdm import tqdm
+
+        reader = None
+        with ExitStack() as stack:
+            try:
+                raw = stack.enter_context(open(self.path, "rb"))
+                packed = raw.peek(2)[:2] == b"\x1f\x8b"
+                plain = gzip.GzipFile(fileobj=raw) if packed else raw
+                text = stack.enter_context(io.TextIOWrapper(plain, "utf-8-sig", newline=""))
+                size = self.path.stat().st_size
+                bar = stack.enter_context(tqdm(None, title, size, unit="B", unit_scale=True, disable=None))
+                reader = csv.reader(text, delimiter=self.delimiter, strict=True)
+                names = [name.strip() for name in next((row for row in reader if row), [])]
+                self._check_header(names)
+                yield 0, names, [()] * len(names)
+                before, rows = 0, []
+                for row in reader:
+                    if row and len(row) != len(names):
+                        what = f"{len(row)} cells where the header has {len(names)}"
+                        raise UserError(what, f"{self.path}, line {reader.line_num}", "mend the line")
+                    if row:
+                        rows.append(row)
+                    if len(rows) == BLOCK_ROWS:
+                        yield before, names, _columns(rows)
+                        before, rows = before + len(rows), []
+                        bar.update(raw.tell() - bar.n)
+                if rows:
+                    yield before, names, _columns(rows)
+                bar.update(size - bar.n)
+            except UnicodeDecodeError as error:
+                where = f"{self.path}, after line {reader.line_num if reader else 0}"
+                raise UserError("not UTF-8 text", where, "convert it, for example with iconv") from error
+            except (csv.Error, gzip.BadGzipFile, EOFError, zlib.error) as error:
+                where = f"{self.path}, line {reader.line_num if reader else 0}"
+                raise UserError(f"not a readable CSV file ({error})", where, "mend the file") from error
+            except OSError as error:
+                what = f"cannot read the file ({error.strerror or error})"
+                raise UserError(what, str(self.path), "check --input") from error
+
+    def _check_header(self, names: list[str]) -> None:
+        if not names:
+            raise UserError("the file is empty", str(self.path), "it needs a header line and rows")
+        for place, name in enumerate(names):
+            if not name:
+                remedy = "name it; from pandas, export with index=False"
+                raise UserError(f"column {place + 1} has no name", f"{self.path}, line 1", remedy)
+            if name in names[:place]:
+                raise UserError(f"two columns are named '{name}'", f"{self.path}, line 1", "rename one")
+
+    def error(self, what: str, row: int, column: str, remedy: str) -> UserError:
+        """A mistake in a cell; rows count from 1, without the header."""
+        return UserError(what, f"{self.path}, row {row + 1}, column '{column}'", remedy)
+
+
+def _columns(rows: list[list[str]]) -> list[tuple[str, ...]]:
+    return [tuple(map(str.strip, cells)) for cells in zip(*rows, strict=True)]
+
+
+def number(cell: str) -> float | None:
+    """A cell's number; NaN where it is missing, None for a text, inf for a written nan or infinity."""
+    if cell in MISSING:
+        return math.nan
+    try:
+        value = float(cell)
+    except ValueError:
+        return None
+    if "_" in cell:  # Python reads 1_2 as 12
+        return None
+    return value if abs(value) < FLOAT32_MAX else math.inf
+
+
+def numbers(source: Source, cells: tuple[str, ...], before: int, column: str, remedy: str) -> np.ndarray:
+    """(rows,) float32 of a numeric column's cells; refuses text, NaN and infinity."""
+    import numpy as np
+
+    values = [number(cell) for cell in cells]
+    for row, value in enumerate(values):
+        if value is None or value == math.inf:
+            what = f"'{cells[row]}' is not a {'number' if value is None else 'finite number'}"
+            raise source.error(what, before + row, column, f"mend the cell, {remedy}")
+    return np.array(values, np.float32)
+
+
+def survey(source: Source, arguments: argparse.Namespace) -> tuple[dict[str, str], int]:
+    """What each column to keep holds, `number` or `category`, and the number of rows.
+
+    A column is numeric if every cell that is not missing is a finite number.
+    """
+    counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])  # numbers, texts
+    target, names, count = arguments.target, [], 0
+    for before, names, columns in source.blocks("checking"):
+        if not count:
+            for name in [target, *arguments.category, *arguments.drop]:
+                if name not in names:
+                    likely = near(name, dict(zip(names, names, strict=True)), cutoff=0.6)
+                    hint = f"did you mean '{likely}'?" if likely else f"it has {', '.join(names[:20])}"
+                    hint = "see --delimiter: there is only one column" if len(names) == 1 else hint
+                    raise UserError(f"no column '{name}'", str(source.path), hint)
+        for name, cells in zip(names, columns, strict=True):
+            values = [number(cell) for cell in cells]
+            texts = values.count(None)
+            counts[name][0] += sum(value == value for value in values) - texts
+            counts[name][1] += texts
+        count = before + len(columns[0])
+    if not count:
+        raise UserError("no rows under the header", str(source.path), "it needs at least two")
+    kinds = {name: _kind(*counts[name]) for name in names}
+    kinds.update(dict.fromkeys(arguments.category, "category"))
+    kinds[target] = "number" if arguments.task == "regression" else "category"
+    for name in arguments.drop:
+        kinds.pop(name, None)
+    if target not in kinds:
+        raise UserError("the target cannot be dropped", f"--drop '{target}'")
+    if len(kinds) == 1:
+        raise UserError("no column besides the target", str(source.path), "a model needs something to go by")
+    return kinds, count
+
+
+def _kind(count: int, texts: int) -> str:
+    return "category" if texts and count < MOSTLY * (count + texts) else "number"
+
+
+def _refuse_missing(source: Source, cells: tuple[str, ...], before: int, column: str) -> None:
+    for row, cell in enumerate(cells, before):
+        if cell in MISSING or cell.lower() == "nan":
+            raise source.error("the target is missing", row, column, "fill it in, or remove the row")
+
+
+def read_table(
+    source: Source,
+    kinds: dict[str, str],
+    target: str = "",
+    regression: bool = True,
+    known: dict[str, list[str]] | None = None,
+    limit: int = 1000,
+) -> Table:
+    """The columns of `kinds` as arrays. `known`: the values of each category in the order of their codes.
+
+    Raises `UserError` that names row and column for a cell that does not belong there.
+    """
+    import numpy as np
+
+    from ..dataset import Levels, Table
+
+    values: dict[str, list[np.ndarray]] = {name: [] for name in kinds}
+    codes = {name: array("i") for name in kinds}
+    places: dict[str, dict[str, int]] = {name: dict.fromkeys(MISSING, 0) for name in kinds}
+    for name, levels in (known or {}).items():
+        places[name] |= {value: place + 1 for place, value in enumerate(levels)}
+    for before, names, columns in source.blocks("reading"):
+        if absent := [name for name in kinds if name not in names]:
+            raise UserError(f"no column '{absent[0]}'", str(source.path), "the model was trained with it")
+        for name in kinds:
+            cells, place = columns[names.index(name)], places[name]
+            if name == target:
+                _refuse_missing(source, cells, before, name)
+            if kinds[name] == "number":
+                remedy = "or use --task classification" if name == target else OTHERWISE
+                values[name].append(numbers(source, cells, before, name, remedy))
+            elif known is not None:
+                codes[name].extend(place.setdefault(cell, 0) for cell in cells)
+            else:
+                codes[name].extend(place.setdefault(cell, len(place) - len(MISSING) + 1) for cell in cells)
+                if len(place) - len(MISSING) > limit:
+                    what = f"more than {limit} different values in a category"
+                    remedy = f"leave it out with --drop '{name}', or raise --max-levels"
+                    raise UserError(what, f"{source.path}, column '{name}'", remedy)
+    for name in known or ():
+        if unknown := [value for value, code in places[name].items() if not code and value not in MISSING]:
+            print(f"note: column '{name}' has values that training had not, such as '{unknown[0]}'")
+    features = {name: np.concatenate(values[name]) for name in kinds if kinds[name] == "number"}
+    categories = {
+        name: Levels(np.array(codes[name], np.int32), [value for value, code in places[name].items() if code])
+        for name in kinds
+        if kinds[name] == "category"
+    }
+    answer = features.pop(target, None) if regression else categories.pop(target, None)
+    return Table(features, categories, target, answer)
+
+
+def split_sizes(split: str, count: int) -> list[int]:
+    """Rows of train, validation and test: `0.7,0.15,0.15` of them, or as many as `--split` says."""
+    try:
+        parts = [float(part) for part in split.split(",")]
+        parts += [0.0] * (3 - len(parts))
+        if len(parts) != 3 or not all(0 <= part < math.inf for part in parts):
+            raise ValueError
+        shares = abs(sum(parts) - 1) < 1e-6
+        if not shares and any(part != int(part) for part in parts):
+            raise ValueError
+    except ValueError:
+        remedy = "give three shares that add up to 1, such as 0.7,0.15,0.15, or three numbers of rows"
+        raise UserError(f"'{split}' splits nothing", "--split", remedy) from None
+    if shares:
+        last = round(count * parts[2])
+        first = min(round(count * parts[0]), count - last)
+        rows = [first, count - last - first, last]
+    else:
+        rows = [int(part) for part in parts]
+    for name, number_of_rows in zip(("training", "validation"), rows, strict=False):
+        if number_of_rows < 1:
+            where, remedy = f"--split {split}, {count} rows", "give it at least one row"
+            raise UserError(f"no row is left for {name}", where, remedy)
+    if sum(rows) > count:
+        raise UserError(f"the split needs {sum(rows)} rows", f"--split {split}", f"the file has {count}")
+    return rows

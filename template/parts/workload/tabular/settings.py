@@ -1,0 +1,33 @@
+"""The settings of your model and of your data; change them together with model.py and dataset.py."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from .engine.sections import BatchSize, LoaderSettings, Section
+
+WORKLOAD = "tabular"
+"""What the data in a store are for; another project refuses them."""
+
+LEARNING_RATE = 1e-3
+"""Default of optimizer.learning_rate; it belongs to the model, so it stands here."""
+
+
+class Data(LoaderSettings):
+    """Where the rows lie, in which order they come and how they reach the device."""
+
+    batch_size: BatchSize = 256
+    order: Literal["time", "block", "full"] = Field(
+        "full", description="order of the training samples; evaluation always runs in time order"
+    )
+
+
+class Model(Section):
+    """A multi-layer perceptron with residual blocks."""
+
+    width: int = Field(128, ge=1, description="units in a hidden layer")
+    depth: int = Field(3, ge=1, description="hidden layers; all but the first are residual blocks")
+    dropout: float = Field(0.1, ge=0, lt=1, description="share of a block's units dropped in training")
+    category_width: int = Field(8, ge=1, description="numbers that stand for one category")

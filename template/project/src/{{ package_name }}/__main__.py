@@ -1,0 +1,195 @@
+"""The command line: `python -m <package> VERB [--config FILE] [--profile NAME] [--section.key VALUE]`.
+
+Every file in `commands/` is a verb. Only the verb that runs is imported, and torch only when it
+runs, so that help and mistakes are answered at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import pkgutil
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NoReturn
+
+from .config import ENVIRONMENT, SETTINGS, SWITCHES, Settings, load, nearest
+from .engine.errors import UserError, UserErrors
+from .engine.sources import near
+
+CONFIG = Path("config.yaml")
+COMMANDS = Path(__file__).parent / "commands"
+INTERRUPTED = 128 + 2  # as shells count SIGINT
+
+
+def main(words: list[str] | None = None) -> int:
+    """Runs one verb and returns the exit code: 0, 2 for a mistake of the user, 130 after Ctrl-C."""
+    words = sys.argv[1:] if words is None else words
+    try:
+        return run(words)
+    except UserError as error:
+        if "--debug" in words:
+            raise
+        for line in getattr(error, "errors", [error]):
+            print(f"error: {line}", file=sys.stderr)
+        return error.code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def run(words: list[str]) -> int:
+    """Finds the verb and its settings, and runs it.
+
+    Raises:
+        UserErrors: all mistakes of command line, configuration and environment.
+    """
+    verbs = sorted(module.name for module in pkgutil.iter_modules([str(COMMANDS)]))
+    if words[:1] in (["-h"], ["--help"]):
+        print(overview(verbs))
+        return 0
+    if not words or words[0] not in verbs:
+        what = f"unknown verb {words[0]!r}" if words else "no verb"
+        guess = near(words[0], {verb: verb for verb in verbs}) if words else None
+        remedy = f"did you mean {guess!r}?" if guess else f"begin with one of {', '.join(verbs)}"
+        raise UserError(what, "command line", remedy)
+    command = import_module(f".commands.{words[0]}", __package__)
+    rest, overrides, mistakes = split_settings(words[1:])
+    parser = parser_of(words[0], command)
+    try:
+        arguments, unknown = parser.parse_known_args(rest)
+    except SystemExit:  # after --help
+        return 0
+    mistakes += parser.unknown(unknown)
+    settings = loading(arguments, overrides)
+    if mistakes:
+        try:
+            settings()
+        except UserErrors as found:
+            mistakes += found.errors
+        raise UserErrors(mistakes)
+    if arguments.print_config:
+        print(settings().to_yaml(), end="")
+        return 0
+    return command.run(arguments, settings) or 0
+
+
+def loading(arguments: argparse.Namespace, overrides: list[tuple[str, str]]) -> Callable[..., Settings]:
+    """The `load` that a verb gets; `load(base=FILE)` takes a run's settings for the configuration."""
+
+    def load_settings(base: Path | None = None) -> Settings:
+        config = base or arguments.config or (CONFIG if CONFIG.exists() else None)
+        settings = load(config, arguments.profile, overrides, os.environ)
+        for note in settings.notes:
+            print(f"note: {note}", file=sys.stderr)
+        return settings
+
+    return load_settings
+
+
+def split_settings(words: list[str]) -> tuple[list[str], list[tuple[str, str]], list[UserError]]:
+    """Takes `--section.key VALUE` and `--section.key=VALUE` out: (other words, settings, mistakes).
+
+    argparse cannot do it: it would take the value of a flag that it does not know for a RUN or a FILE.
+    """
+    rest, overrides, mistakes = [], [], []
+    waiting = list(reversed(words))
+    while waiting:
+        word = waiting.pop()
+        flag, equals, value = word.partition("=")
+        if not flag.startswith("--") or "." not in flag:
+            rest.append(word)
+        elif equals:
+            overrides.append((flag[2:], value))
+        elif waiting and not waiting[-1].startswith("--"):
+            overrides.append((flag[2:], waiting.pop()))
+        else:
+            mistakes.append(UserError(f"{flag} has no value", "command line", f"write {flag} VALUE"))
+    return rest, overrides, mistakes
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse whose mistakes are lines like all others."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(message, "command line", f"`{self.prog} --help` explains")
+
+    def unknown(self, words: list[str]) -> list[UserError]:
+        """A line for each word that argparse did not understand; the values of unknown flags are silent."""
+        flags = {option: option for option in self._option_string_actions}
+        mistakes = []
+        for before, word in zip(["", *words], words, strict=False):
+            flag = word.partition("=")[0]
+            if flag.startswith("-"):
+                guess = near(flag, flags) or nearest_setting(flag)
+                remedy = f"did you mean {guess!r}?" if guess else f"`{self.prog} --help` lists all"
+                mistakes.append(UserError(f"unknown option {flag!r}", "command line", remedy))
+            elif not before.startswith("-"):
+                mistakes.append(UserError(f"unexpected word {word!r}", "command line", "take it out"))
+        return mistakes
+
+
+def nearest_setting(flag: str) -> str | None:
+    key = nearest(flag.lstrip("-").replace("-", "_"))
+    return f"--{key}" if key and "." in key else None
+
+
+def parser_of(verb: str, command: Any) -> Parser:
+    parser = Parser(
+        prog=f"python -m {__package__} {verb}",
+        description=(command.__doc__ or "").partition("\n")[0],
+        epilog=settings_help()
+        if verb == "train"
+        else "--section.key VALUE changes a setting; `train --help` lists them.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help=f"settings (default: {CONFIG}, if it exists)"
+    )
+    parser.add_argument("--profile", metavar="NAME", help="overlay of `profiles:` in the configuration")
+    parser.add_argument(
+        "--print-config", action="store_true", help="print every setting and its origin, and stop"
+    )
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    command.arguments(parser)
+    return parser
+
+
+def overview(verbs: list[str]) -> str:
+    """One line for each verb. The files are parsed, not imported: yours may import what it likes."""
+    lines = [f"usage: python -m {__package__} VERB [options]\n"]
+    for verb in verbs:
+        source = (COMMANDS / f"{verb}.py").read_text(encoding="utf-8")
+        meaning = (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
+        lines.append(f"  {verb:<10} {meaning}")
+    return "\n".join([*lines, "\nVERB --help explains a verb; train --help also lists every setting."])
+
+
+def settings_help() -> str:
+    """Every setting: name, allowed values, meaning, default and environment name."""
+    names = {key: f", ${name}" for name, key in ENVIRONMENT.items()}
+    lines = [f"settings: a flag is stronger than the environment ($NAME), which is stronger than {CONFIG}"]
+    section = None
+    for setting in SETTINGS.values():
+        if "." not in setting.key:
+            lines += ["", f"  {setting.key} (in {CONFIG} only): {setting.meaning}"]
+            continue
+        if section != (section := setting.key.partition(".")[0]):
+            lines += ["", f"{section}: {Settings.model_fields[section].annotation.__doc__}"]
+        default = str(setting.default).lower() if isinstance(setting.default, bool) else setting.default
+        lines.append(f"  --{setting.key}  {setting.allowed}")
+        lines.append(f"      {setting.meaning} (default {default}{names.get(setting.key, '')})")
+    lines += ["", "environment only:"]
+    lines += [
+        f"  ${name}  {SWITCHES[key].allowed}: {SWITCHES[key].meaning}"
+        for name, key in ENVIRONMENT.items()
+        if key in SWITCHES
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

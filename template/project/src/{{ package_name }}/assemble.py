@@ -1,0 +1,89 @@
+"""The one order in which a project is built, for training and every command.
+
+1 model · 2 fp8 · 3 recomputation · 4 compile · 5 wrap or shard · 6 optimizer. Each step sees what the
+ones before it made of the model: compiling before recomputation would leave it out of the graph,
+an optimizer made before sharding would hold parameters that are no longer the model's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import dataset
+from .engine import optimization, reproducibility
+from .engine.errors import UserError
+from .engine.fp8 import convert
+from .engine.gpus import resolve_precision
+from .engine.loader import Loader
+from .engine.precision import Precision
+from .engine.store import MANIFEST, Store
+from .model import build_model
+from .settings import WORKLOAD
+
+
+@dataclass
+class Project:
+    """Everything that a command works with. `model` has the weights; `wrapped` is what a step calls."""
+
+    settings: Any
+    store: Store
+    distributed: Any
+    precision: Precision
+    model: Any
+    wrapped: Any
+    optimizer: torch.optim.Optimizer
+    optimizations: list[dict[str, str]]  # what is on and why
+
+    @property
+    def device(self) -> torch.device:
+        return self.distributed.device
+
+    def loader(self, split: str, train: bool = False) -> Loader:
+        """Batches of a split; training order with `train`, every sample once in time order without.
+
+        Raises `UserError` where the split has no samples.
+        """
+        samples = dataset.Samples(self.store, self.settings, split)
+        if not len(samples):
+            raise UserError(f"the {split} split has no samples", str(self.store.folder), "prepare with another --split")
+        rank, world = self.distributed.rank, self.distributed.world
+        return Loader(samples, self.store, self.settings, self.device, rank, world, train)
+
+
+def open_store(settings: Any) -> Store:
+    """The prepared data; a synthetic sample where nothing was prepared and no other folder was named."""
+    folder = Path(settings.data.path)
+    if not (folder / MANIFEST).exists() and settings.data.path == type(settings.data)().path:
+        folder = folder / "synthetic"
+        if not (folder / MANIFEST).exists():
+            dataset.synthesize(folder, settings)
+    return Store.open(folder, WORKLOAD)
+
+
+def assemble(settings: Any, distributed: Any, store: Store) -> Project:
+    """Builds a project with fresh weights from the seed. Raises `UserError` for a precision the device lacks."""
+    device, training = distributed.device, settings.training
+    deterministic = settings.reproducibility.deterministic
+    reproducibility.seed_everything(settings.reproducibility.seed)
+    reproducibility.set_deterministic(deterministic, training.cudnn_benchmark)
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+    resolved, why = resolve_precision(training.precision, capability, hip=torch.version.hip is not None)
+    precision = Precision(resolved, device)
+
+    model = build_model(settings, store.facts).to(device)  # 1
+    blocks: dict[str, Any] = {"fp8": convert(model) if resolved == "fp8" else 0}  # 2
+    if training.gradient_checkpointing:  # 3
+        optimization.checkpoint_blocks(model.blocks())
+    enabled, blocks["why"] = optimization.compiles(settings, device)
+    compiled = optimization.compile_blocks(model.blocks(), settings) if enabled else (0, [])  # 4
+    blocks["compiled"], blocks["skipped"] = compiled
+    blocks["checkpointed"] = training.gradient_checkpointing
+    wrapped = distributed.wrap(model)  # 5
+    optimizer = optimization.make_optimizer(model, settings.optimizer)  # 6
+
+    described = optimization.describe(settings, device, (resolved, why), blocks)
+    return Project(settings, store, distributed, precision, model, wrapped, optimizer, described)

@@ -1,0 +1,84 @@
+"""Measure a trained run on a whole split, beside simple baselines."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..engine.errors import UserError
+from ..engine.files import write_json
+from ..engine.runs import find_run
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of the verb beside the common ones."""
+    parser.add_argument("--run", help="name or path of the run (default: the newest)")
+    parser.add_argument("--split", default="test", help="train, validation or test (default: test)")
+    parser.add_argument("--checkpoint", choices=("best", "last"), default="best", help="default: best")
+
+
+def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> int:
+    """Writes `evaluation.json` into the run folder and prints a table."""
+    folder = find_run(arguments.run)
+    settings = load(folder / "config.resolved.yaml")
+
+    from .. import dataset
+    from ..engine.evaluation import evaluate, timed
+
+    project, step = open_run(folder, settings, arguments.checkpoint)
+    loader = project.loader(arguments.split)
+    metrics, seconds = timed(
+        lambda: evaluate(project.wrapped, loader, project.precision, project.distributed, title=arguments.split)
+    )
+    loader.close()
+    metrics = dataset.finish(metrics, project.store, arguments.split)
+    baselines = dataset.baselines(project.store, settings, arguments.split)
+    result = {"split": arguments.split, "step": step, "metrics": metrics, "baselines": baselines}
+    write_json(folder / "evaluation.json", result)
+    count = len(loader.order.samples)
+    print(f"{folder}: {arguments.split} split, checkpoint of step {step}")
+    print(f"{count:,} samples in {seconds:.1f} s, {count / seconds:,.0f} samples/s")
+    print(table({"model": metrics, **baselines}))
+    return 0
+
+
+def open_run(folder: Path, settings: Any, which: str) -> tuple[Any, int]:
+    """A trained run's project with the weights of its best or last checkpoint, and their step.
+
+    Prints what the engine has switched on, as training does. Raises `UserError` where the run has no
+    valid checkpoint, or was trained on other data than there are now.
+    """
+    from ..assemble import assemble, open_store
+    from ..engine.checkpoint import Checkpoint
+    from ..engine.distributed import Distributed
+    from ..engine.optimization import prepare_process
+
+    prepare_process()
+    store = open_store(settings)
+    project = assemble(settings, Distributed(), store)
+    checkpoint = Checkpoint(folder / "checkpoints", model=project.model)
+    found = checkpoint.load_model(which)
+    for skipped in checkpoint.skipped:
+        print(f"note: skipped a damaged checkpoint: {skipped}")
+    if found is None:
+        raise UserError("the run has no checkpoint yet", str(folder), "train it further with --resume")
+    if found["facts"]["data"] != store.fingerprint:
+        what = "the run was trained on other data than these"
+        raise UserError(what, str(store.folder), "name the run's data with --data.path")
+    for entry in project.optimizations:
+        print(f"  {entry['name']:<18}{entry['state']:<14}{entry['why']}")
+    project.model.eval()
+    return project, found["step"]
+
+
+def table(rows: dict[str, dict[str, float]]) -> str:
+    """Metrics side by side, a line each row."""
+    names = list(dict.fromkeys(name for values in rows.values() for name in values))
+    width = max(map(len, rows)) + 2
+    lines = [" " * width + "".join(f"{name:>16}" for name in names)]
+    for row, values in rows.items():
+        cells = "".join(f"{values[name]:>16.5g}" if name in values else f"{'-':>16}" for name in names)
+        lines.append(f"{row:<{width}}{cells}")
+    return "\n".join(lines)

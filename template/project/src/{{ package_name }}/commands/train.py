@@ -1,0 +1,78 @@
+"""Train a model; on synthetic data where nothing was prepared."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..engine.errors import UserError
+from ..engine.runs import find_run, new_run, newest
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of the verb beside the common ones."""
+    parser.add_argument(
+        "--resume",
+        nargs="?",
+        const="",
+        metavar="RUN",
+        help="go on with a run and its settings; the newest one without a name",
+    )
+    parser.add_argument("--name", help="name of the new run (default: date and time)")
+    parser.add_argument(
+        "--max-steps",
+        type=int,
+        default=0,
+        metavar="N",
+        help="stop this call after step N; the schedule keeps its length (training.max_steps changes that)",
+    )
+    parser.add_argument(
+        "--phase",
+        type=int,
+        default=0,
+        metavar="N",
+        help="only phase N (from 1), from the end of the one before",
+    )
+    parser.add_argument(
+        "--no-optimize",
+        dest="profile",
+        action="store_const",
+        const="baseline",
+        help="every optimization off, to compare with: the same as --profile baseline",
+    )
+
+
+def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> int:
+    """Trains; returns 0, or 128 + the signal that ended it (143 SIGTERM, 130 SIGINT)."""
+    folder = _existing(arguments)
+    settings = load(folder / "config.resolved.yaml" if folder else None)
+    if arguments.phase:
+        settings.phase(arguments.phase)  # one line where there is no such phase
+
+    from ..assemble import assemble, open_store
+    from ..engine.distributed import Distributed
+    from ..engine.optimization import prepare_process
+    from ..engine.session import Session
+    from ..train import fit
+
+    prepare_process()
+    distributed = Distributed()
+    try:
+        open_store(settings)  # before the run's folder: a mistake leaves nothing behind
+        resumed, folder = folder is not None, folder or new_run(arguments.name)
+        build = lambda settings: assemble(settings, distributed, open_store(settings))  # noqa: E731
+        with Session(folder, settings, build, arguments.max_steps, resumed) as session:
+            for _ in session.phases(arguments.phase):
+                fit(session)
+        return session.exit_code
+    finally:
+        distributed.close()
+
+
+def _existing(arguments: argparse.Namespace) -> Path | None:
+    """The run to go on with, if any; a later phase goes on with the newest."""
+    if arguments.resume is not None:
+        return find_run(arguments.resume)
+    return newest() if arguments.phase > 1 else None

@@ -1,0 +1,227 @@
+"""Checkpoints that are whole or absent, checked on every load, and found again after any crash.
+
+One checkpoint is one folder: `model.safetensors`, `state.pt` (plain data, read with weights_only) and
+`manifest.json` with a sha256 per file, written last into a hidden folder that is renamed into place.
+A flipped bit loads silently from both formats (197 of 200 `.pt`, 199 of 200 `.safetensors` in a
+trial), so nothing is used before its hash matches; the newest valid checkpoint wins and the
+skipped ones are named.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save_file
+
+from .errors import UserError
+from .files import sha256, sync_file, sync_folder, write_json
+
+FORMAT = 1
+MODEL, STATE, MANIFEST, BEST = "model.safetensors", "state.pt", "manifest.json", "best.json"
+NAME = re.compile(r"step-(\d{8})")
+
+
+class DiskFull(UserError):
+    """A checkpoint could not be written; the ones before it are untouched."""
+
+
+class Checkpoint:
+    """Saves and restores the parts of a run: `model` and whatever else has `state_dict`/`load_state_dict`.
+
+    keep: how many of the newest stay, beside the best one. facts: plain values kept in the manifest,
+    compared on loading (data, settings that must not change).
+    """
+
+    def __init__(self, folder: Path, keep: int = 2, facts: dict[str, Any] | None = None, **parts: Any):
+        self.folder, self.keep, self.facts, self.parts = folder, max(keep, 2), facts or {}, parts
+        self.skipped: list[str] = []
+
+    def save(self, step: int, extra: dict[str, Any] | None = None) -> Path:
+        """Writes the checkpoint of `step`, then prunes old ones. Raises `DiskFull`; nothing is half-written.
+
+        extra: plain data kept beside the parts (random state, for one).
+        """
+        target, partial = self.folder / f"step-{step:08d}", self.folder / ".saving"
+        shutil.rmtree(partial, ignore_errors=True)
+        state = {name: part.state_dict() for name, part in self.parts.items() if name != "model"}
+        try:
+            partial.mkdir(parents=True)
+            aliases = _save_model(self.parts["model"].state_dict(), partial / MODEL)
+            _save_state({**state, "extra": extra or {}}, partial / STATE)
+            hashes = {name: sha256(partial / name) for name in (MODEL, STATE)}
+            write_json(
+                partial / MANIFEST,
+                {"format": FORMAT, "step": step, "facts": self.facts, "aliases": aliases, "sha256": hashes},
+            )
+            sync_folder(partial)
+            _remove(target)  # the same step again, after a resume
+            os.replace(partial, target)
+            sync_folder(self.folder)
+        except OSError as error:
+            shutil.rmtree(partial, ignore_errors=True)
+            need = sum(tensor.nbytes for tensor in self.parts["model"].state_dict().values())
+            with contextlib.suppress(OSError):
+                free = shutil.disk_usage(self.folder).free
+                raise DiskFull(
+                    f"the checkpoint of step {step} could not be written ({error.strerror or error})",
+                    f"{self.folder} ({free >> 20} MB free, the weights alone need {need >> 20} MB)",
+                    "free some space; the checkpoints before it are whole",
+                ) from error
+            raise
+        self._prune(target)
+        return target
+
+    def mark_best(self, path: Path, loss: float) -> None:
+        """Names the checkpoint with the lowest evaluation loss; pruning spares it."""
+        write_json(self.folder / BEST, {"checkpoint": path.name, "loss": loss})
+
+    def load(self, which: str = "last") -> dict[str, Any] | None:
+        """Restores all parts from the newest valid checkpoint, or the best one; None where there is none.
+
+        Returns {"step", "path", "extra"}. Raises `UserError` where the facts differ, or where checkpoints
+        are there and none is valid.
+        """
+        found = self._read(which)
+        if found is None:
+            return None
+        manifest, tensors, state = found["manifest"], found["tensors"], found["state"]
+        for name, value in self.facts.items():
+            if manifest["facts"].get(name) != value:
+                what = f"the checkpoint was made with {name} {manifest['facts'].get(name)!r}, now it is {value!r}"
+                raise UserError(what, str(found["path"]), "go back to that, or start a new run")
+        for name, part in self.parts.items():
+            if name != "model":
+                part.load_state_dict(state[name])
+        load_model(self.parts["model"], tensors, found["path"])
+        return {"step": manifest["step"], "path": found["path"], "extra": state["extra"]}
+
+    def load_model(self, which: str = "best") -> dict[str, Any] | None:
+        """Restores the weights alone (evaluation, prediction, the start of a phase)."""
+        found = self._read(which)
+        if found is None:
+            return None
+        load_model(self.parts["model"], found["tensors"], found["path"])
+        return {"step": found["manifest"]["step"], "path": found["path"], "facts": found["manifest"]["facts"]}
+
+    def best(self) -> str | None:
+        """Name of the best checkpoint's folder, if one is marked and there."""
+        try:
+            name = json.loads((self.folder / BEST).read_text())["checkpoint"]
+        except (OSError, ValueError, KeyError):
+            return None
+        return name if (self.folder / name).is_dir() else None
+
+    def _read(self, which: str) -> dict[str, Any] | None:
+        best = self.best()
+        ordered = folders(self.folder)
+        if which == "best" and best:
+            ordered = [self.folder / best, *(path for path in ordered if path.name != best)]
+        found, self.skipped = _first_valid(ordered)
+        if found is None and self.skipped:
+            raise UserError("no valid checkpoint", "; ".join(self.skipped), f"restore one into {self.folder}")
+        return found
+
+    def _prune(self, newest: Path) -> None:
+        _read_folder(newest, tensors=False)  # the new one must verify before an old one goes
+        spared = {self.best()}
+        for path in folders(self.folder)[self.keep :]:
+            if path.name not in spared:
+                _remove(path)
+
+
+def folders(folder: Path) -> list[Path]:
+    """All checkpoints in a folder, newest first, valid or not."""
+    if not folder.is_dir():
+        return []
+    return sorted((path for path in folder.iterdir() if NAME.fullmatch(path.name)), reverse=True)
+
+
+def newest_valid(folder: Path) -> tuple[dict[str, Any] | None, list[str]]:
+    """Manifest of the newest checkpoint whose hashes match, and the damaged ones that were passed over."""
+    found, skipped = _first_valid(folders(folder), tensors=False)
+    return (found["manifest"] if found else None), skipped
+
+
+def _first_valid(paths: list[Path], tensors: bool = True) -> tuple[dict[str, Any] | None, list[str]]:
+    skipped = []
+    for path in paths:
+        try:
+            return {"path": path, **_read_folder(path, tensors)}, skipped
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            skipped.append(f"{path.name} ({error})")
+    return None, skipped
+
+
+def load_model(model: torch.nn.Module, tensors: dict[str, torch.Tensor], path: Path) -> None:
+    """Strict, with one line instead of a page where the checkpoint is another model's."""
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError as error:
+        first = " ".join(str(error).split("\n\t")[1:2]).strip()
+        what = f"the checkpoint does not fit the model ({first})"
+        raise UserError(what, str(path), "keep the model's settings, or start a new run") from error
+
+
+def _save_model(tensors: dict[str, torch.Tensor], path: Path) -> dict[str, str]:
+    """Writes each tensor once; returns which names are the same tensor as another (tied weights)."""
+    unique: dict[str, torch.Tensor] = {}
+    seen: dict[tuple[Any, ...], str] = {}
+    aliases = {}
+    for name, tensor in tensors.items():
+        key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.device)
+        if tensor.numel() and key in seen:
+            aliases[name] = seen[key]
+        else:
+            seen[key] = name
+            unique[name] = tensor.contiguous()
+    try:
+        save_file(unique, path)
+    except Exception as error:  # safetensors has its own error class for a full disk
+        raise OSError(str(error)) from error
+    sync_file(path)
+    return aliases
+
+
+def _save_state(state: dict[str, Any], path: Path) -> None:
+    with open(path, "wb") as file:
+        try:
+            torch.save(state, file)
+        except RuntimeError as error:  # torch hides a full disk behind "unexpected pos"
+            raise OSError(str(error)) from error
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _read_folder(path: Path, tensors: bool = True) -> dict[str, Any]:
+    """A checkpoint's content. Raises ValueError or OSError where it is not whole."""
+    manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+    if manifest["format"] != FORMAT:
+        raise ValueError(f"format {manifest['format']}")
+    for name, expected in manifest["sha256"].items():
+        if sha256(path / name) != expected:
+            raise ValueError(f"{name} does not match its sha256")
+    if not tensors:
+        return {"manifest": manifest}
+    weights = load_tensors((path / MODEL).read_bytes())
+    for alias, name in manifest["aliases"].items():
+        weights[alias] = weights[name]
+    # weights_only: a checkpoint from elsewhere cannot run code (needs torch >= 2.10, CVE-2026-24747)
+    state = torch.load(path / STATE, map_location="cpu", weights_only=True)
+    return {"manifest": manifest, "tensors": weights, "state": state}
+
+
+def _remove(path: Path) -> None:
+    """Renames first, so that a half-deleted folder is never taken for a checkpoint."""
+    if path.exists():
+        trash = path.with_name(f".trash-{path.name}")
+        shutil.rmtree(trash, ignore_errors=True)
+        os.replace(path, trash)
+        shutil.rmtree(trash, ignore_errors=True)

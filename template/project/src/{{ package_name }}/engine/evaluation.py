@@ -1,0 +1,64 @@
+"""A full pass over a split: sums and counts in float64, over all batches and ranks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from .precision import Precision
+from .step import Carry
+
+
+def evaluate(
+    model: Any,
+    loader: Any,
+    precision: Precision,
+    distributed: Any,
+    stop: Callable[[], bool] = bool,
+    progress: bool | None = None,
+    title: str = "evaluating",
+) -> dict[str, float] | None:
+    """Metrics by name, each the sum over its own denominator, and `loss` per target; None when `stop()` said so.
+
+    progress: a bar; None shows one on a terminal only. One host sync, at the end. Draws no random
+    numbers, so training goes on bit for bit.
+    """
+    totals: dict[str, Tensor] = {}
+    carry, was_training, interrupted = Carry(), model.training, False
+    model.eval()
+    try:
+        with torch.no_grad():
+            bar = tqdm(loader.epoch(0), title, len(loader), leave=False, disable=_silent(progress), unit="batch")
+            for batch in bar:
+                if stop():
+                    interrupted = True
+                    break
+                carry.into(batch)
+                with precision.autocast():
+                    output = model(batch)
+                carry.keep(output)
+                parts = {"loss": (output.loss * output.weight, output.weight), **output.metrics}
+                for name, (total, count) in parts.items():
+                    value = torch.stack([total.detach().double(), count.double()])
+                    totals[name] = totals[name] + value if name in totals else value
+    finally:
+        model.train(was_training)
+    if interrupted or not totals:
+        return None
+    sums = distributed.sum(torch.stack(list(totals.values()))).tolist()
+    return {name: total / max(count, 1.0) for name, (total, count) in zip(totals, sums, strict=True)}
+
+
+def timed(function: Callable[[], Any]) -> tuple[Any, float]:
+    """A call's result and its seconds; the result must have synchronised with the device."""
+    start = time.perf_counter()
+    return function(), time.perf_counter() - start
+
+
+def _silent(progress: bool | None) -> bool | None:
+    return None if progress is None else not progress

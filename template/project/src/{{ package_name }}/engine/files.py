@@ -1,0 +1,94 @@
+"""Writes that are whole or absent, whatever dies in between: temporary name, fsync, rename, fsync of the folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from .errors import UserError
+
+BLOCK_BYTES = 32 << 20
+"""Unit of the crc32 checksums: small enough to name the damaged rows, large enough to cost nothing."""
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes a rename inside `folder` survive a power loss."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sync_file(path: Path) -> None:
+    """Flushes a closed file's pages to the disk."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A binary file that takes the place of `path` only when the block ends without an exception."""
+    temporary = path.with_name(f".{path.name}.partial")
+    try:
+        with open(temporary, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replaces a text file atomically (UTF-8)."""
+    with replacing(path) as file:
+        file.write(text.encode())
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replaces a JSON file atomically."""
+    write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
+def sha256(path: Path) -> str:
+    """Digest of a file's content, about 1.3-2 GB/s on a core."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _digest(file)
+
+
+def _digest(file: BinaryIO) -> str:  # Python 3.10 has no file_digest
+    digest = hashlib.sha256()
+    while block := file.read(1 << 20):
+        digest.update(block)
+    return digest.hexdigest()
+
+
+def checksums(path: Path) -> tuple[str, list[int]]:
+    """sha256 of a file and the crc32 of each of its 32 MB blocks, in one pass."""
+    digest, blocks = hashlib.sha256(), []
+    with open(path, "rb") as file:
+        while block := file.read(BLOCK_BYTES):
+            digest.update(block)
+            blocks.append(zlib.crc32(block))
+    return digest.hexdigest(), blocks
+
+
+def writable_folder(folder: Path, remedy: str) -> Path:
+    """Creates `folder` if need be; one clear line where it cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".probe-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise UserError(f"cannot write into the folder ({error.strerror})", str(folder), remedy) from error
+    return folder

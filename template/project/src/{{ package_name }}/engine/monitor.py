@@ -1,0 +1,191 @@
+"""What a run says of itself: a bar or plain lines, `metrics.jsonl`, `metrics.csv`, and a check for losses gone bad.
+
+Device values are read at logging steps only. In between the loop leaves references here, and nothing waits.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from tqdm import tqdm
+
+from .files import write_text
+from .step import Step
+
+T = TypeVar("T")
+
+
+class NonFinite(Exception):
+    """A loss became nan or inf; `epoch` and `batches` (first, last + 1) say where it happened."""
+
+    def __init__(self, step: int, epoch: int, batches: tuple[int, int]):
+        super().__init__(f"the loss of step {step} is not finite")
+        self.step, self.epoch, self.batches = step, epoch, batches
+
+
+class Monitor:
+    """Logs every `monitor.every_steps`-th step of a run.
+
+    total: steps of the run. samples: training samples of one full step over all ranks.
+    """
+
+    def __init__(self, run: Path, settings: Any, device: torch.device, tracker: Any, main: bool = True):
+        self.path, self.csv = run / "metrics.jsonl", run / "metrics.csv"
+        self.every, self.device, self.tracker, self.main = settings.monitor.every_steps, device, tracker, main
+        shown = sys.stderr.isatty() if settings.monitor.progress == "auto" else settings.monitor.progress
+        self.show_bar = shown and main
+        self.bar: tqdm | None = None
+        self.waited = 0.0
+        self._file: io.TextIOBase | Any = io.StringIO()  # until `start`, and on ranks that write nothing
+        self._pending: list[tuple[int, int, tuple[int, int], list]] = []
+
+    def start(self, step: int, total: int, samples: int) -> None:
+        """Begins (or goes on) at `step`; rows behind it, of a run that died later, are dropped."""
+        self.total, self.samples = total, samples
+        self._trim(step)
+        if self.main:
+            self._file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115
+        if self.show_bar:
+            self.bar = tqdm(total=total, initial=step, unit="step", dynamic_ncols=True)
+        self._restart(step)
+
+    def _trim(self, step: int) -> None:
+        if self.main and self.path.exists():
+            kept = [row for row in read_rows(self.path) if row["step"] <= step]
+            write_text(self.path, "".join(json.dumps(row) + "\n" for row in kept))
+
+    def _restart(self, step: int) -> None:
+        self._since, self._from, self.waited = time.perf_counter(), step, 0.0
+
+    def timed(self, batches: Iterable[T]) -> Iterator[T]:
+        """Passes batches on and adds up the time that the loop waits for them."""
+        iterator = iter(batches)
+        while True:
+            start = time.perf_counter()
+            batch = next(iterator, None)
+            self.waited += time.perf_counter() - start
+            if batch is None:
+                return
+            yield batch
+
+    def step(self, number: int, epoch: int, batches: tuple[int, int], step: Step, learning_rate: float) -> None:
+        """After optimizer step `number` (from 1) over micro-batches `batches` of `epoch`; a row when its turn comes."""
+        self._pending.append((number, epoch, batches, step.group))
+        if number % self.every == 0 or number == self.total:
+            self._log(number, epoch, step, learning_rate)
+
+    def _log(self, number: int, epoch: int, step: Step, learning_rate: float) -> None:
+        last = step.last
+        loss, norm = torch.stack([last["loss"].float(), last["gradient_norm"].float()]).tolist()  # host sync
+        self.check()
+        seconds, steps = time.perf_counter() - self._since, number - self._from
+        row = {
+            "step": number,
+            "epoch": epoch,
+            "loss": loss,
+            "learning_rate": learning_rate,
+            "gradient_norm": norm,
+            "samples_per_second": steps * self.samples / seconds,
+            "step_ms": 1000 * seconds / steps,
+            "data_wait_fraction": self.waited / seconds,
+            "eta_s": (self.total - number) * seconds / steps,
+            "time": time.time(),
+        }
+        if self.device.type == "cuda":
+            row["memory_mb"] = torch.cuda.max_memory_allocated(self.device) / 2**20
+        self.write(row)
+        self.say(row)
+        self._restart(number)
+
+    def check(self) -> None:
+        """Raises `NonFinite` for the first bad loss since the last look (host sync)."""
+        pending, self._pending = self._pending, []
+        losses = [loss for *_, group in pending for loss, _ in group]
+        if not losses or torch.stack(losses).isfinite().all():
+            return
+        for number, epoch, batches, group in pending:
+            if not torch.stack([loss for loss, _ in group]).isfinite().all():
+                raise NonFinite(number, epoch, batches)
+
+    def evaluation(self, step: int, split: str, metrics: dict[str, float], seconds: float, best: bool) -> None:
+        """A row with `split`, and a line; its seconds do not count as training time."""
+        self.write({"step": step, "split": split, **metrics, "seconds": seconds, "time": time.time()})
+        self.write_csv()
+        values = "  ".join(f"{name} {value:.5g}" for name, value in metrics.items())
+        self.line(f"step {step}  {split}  {values}  ({seconds:.1f} s){'  best so far' if best else ''}")
+        self._since += seconds
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Appends one object; flushed, so that a killed run loses no row. nan becomes null."""
+        clean = {name: None if _bad(value) else value for name, value in row.items()}
+        self._file.write(json.dumps(clean) + "\n")
+        self._file.flush()
+        if self.main:
+            self.tracker.log(row["step"], {name: value for name, value in row.items() if isinstance(value, float)})
+
+    def write_csv(self) -> None:
+        """The same rows as a table, all columns that occur."""
+        if not self.main:
+            return
+        rows = list(read_rows(self.path))
+        table = io.StringIO()
+        writer = csv.DictWriter(table, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        write_text(self.csv, table.getvalue())
+
+    def say(self, row: dict[str, Any]) -> None:
+        """The row for a reader."""
+        rate = f"{row['samples_per_second']:,.0f} samples/s"
+        memory = f"  {row['memory_mb']:,.0f} MB" if "memory_mb" in row else ""
+        if self.bar is not None:
+            self.bar.set_postfix_str(f"loss {row['loss']:.4g}, {rate}, data {row['data_wait_fraction']:.0%}{memory}", False)
+            self.bar.update(row["step"] - self.bar.n)
+            return
+        self.line(
+            f"step {row['step']}/{self.total}  epoch {row['epoch'] + 1}  loss {row['loss']:.5f}"
+            f"  lr {row['learning_rate']:.3g}  norm {row['gradient_norm']:.3g}  {rate}"
+            f"  {row['step_ms']:.2f} ms/step  data wait {row['data_wait_fraction']:.0%}{memory}  ETA {_clock(row['eta_s'])}"
+        )
+
+    def line(self, text: str) -> None:
+        """One line on the main rank, above the bar where there is one."""
+        if self.main:
+            tqdm.write(text) if self.bar is not None else print(text, flush=True)
+
+    def close(self) -> None:
+        self.write_csv()
+        self._file.close()
+        if self.bar is not None:
+            self.bar.close()
+
+
+def read_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Rows of a `metrics.jsonl`; a last line cut short by a kill is left out."""
+    if not path.exists():
+        return
+    with open(path, encoding="utf-8") as file:
+        for line in file:
+            try:
+                yield json.loads(line)
+            except ValueError:
+                return
+
+
+def _bad(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}"

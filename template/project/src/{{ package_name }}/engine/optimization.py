@@ -1,0 +1,154 @@
+"""What makes the step fast apart from number formats: compile, recomputation, fused optimizer, memory, GC.
+
+Each has its switch in `config.yaml`, and `describe` says at every start what is on and why.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from .errors import UserError
+
+COMPILE_CAPABILITY = (8, 0)  # Triton supports sm 8.0 and later; older cards run its kernels by luck (triton#10918)
+
+
+def prepare_process() -> None:
+    """Before CUDA starts: an allocator that grows segments in place, so that odd shapes do not fragment memory.
+
+    Instead of `empty_cache()`, which costs time and frees nothing live. Both names, old and new.
+    """
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        os.environ.setdefault(name, "expandable_segments:True")
+
+
+def checkpoint_blocks(blocks: list[nn.Module]) -> None:
+    """Recomputes each block's activations in backward: about half of the memory for a fifth more time.
+
+    Off in evaluation. `training.gradient_checkpointing`.
+    """
+    for block in blocks:
+        block.forward = _recomputed(block.forward)  # type: ignore[method-assign]
+
+
+def _recomputed(forward: Any) -> Any:
+    @functools.wraps(forward)
+    def run(*inputs: Any, **named: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*inputs, **named)
+        return checkpoint(forward, *inputs, use_reentrant=False, **named)
+
+    return run
+
+
+def compiles(settings: Any, device: torch.device) -> tuple[bool, str]:
+    """Whether blocks are compiled, and why."""
+    if settings.compile.enabled != "auto":
+        return settings.compile.enabled, "set by compile.enabled"
+    if device.type != "cuda":
+        return False, "auto: on a CPU compiling costs more than a short run gains"
+    capability = torch.cuda.get_device_capability(device)
+    if capability < COMPILE_CAPABILITY:
+        return False, f"auto: Triton does not support sm {'.'.join(map(str, capability))}"
+    return True, "auto: block by block"
+
+
+def compile_blocks(blocks: list[nn.Module], settings: Any) -> tuple[int, list[str]]:
+    """Compiles blocks in place; returns how many, and the names of those left alone.
+
+    Per block: a fifth of the whole model's compile time, and state_dict keys stay as they are. cuDNN's
+    RNNs are left alone: Dynamo breaks the graph there, and nothing is faster. Stock modules compile to
+    nothing in place, silently, hence `fullgraph`.
+    """
+    options = settings.compile
+    dynamic = None if options.dynamic == "auto" else options.dynamic
+    skipped = []
+    for block in blocks:
+        if any(isinstance(part, nn.RNNBase) for part in block.modules()):
+            skipped.append(f"{type(block).__name__} (an RNN)")
+        elif type(block).__module__.startswith("torch.nn"):
+            skipped.append(f"{type(block).__name__} (a stock module)")
+        else:
+            block.compile(mode=options.mode, dynamic=dynamic, fullgraph=options.fullgraph)
+    return len(blocks) - len(skipped), skipped
+
+
+def make_optimizer(model: nn.Module, settings: Any) -> torch.optim.Optimizer:
+    """AdamW; weight decay on matrices only, because biases, norms and scales have no reason to shrink.
+
+    fused: one kernel for all parameters, on CUDA and CPU, which also takes fp16's overflow flag on the device.
+    """
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in trained if p.dim() >= 2], "weight_decay": settings.weight_decay},
+        {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=settings.learning_rate,
+        betas=(settings.beta1, settings.beta2),
+        eps=settings.epsilon,
+        fused=settings.fused,
+        foreach=None if settings.fused else False,
+    )
+
+
+def freeze_garbage() -> None:
+    """After the first step: the collector no longer walks over what lives as long as the run.
+
+    Its pauses reach 500 ms in large projects (karpathy/nanochat, pytorch/torchtitan).
+    """
+    gc.collect()
+    gc.freeze()
+
+
+def out_of_memory(settings: Any, device: torch.device) -> UserError:
+    """The ladder of settings to try, mildest first."""
+    batch = settings.data.batch_size
+    steps = []
+    if batch > 1:
+        halved, accumulation = batch // 2, settings.training.gradient_accumulation_steps * 2
+        steps.append(f"--data.batch_size {halved} --training.gradient_accumulation_steps {accumulation} (same result)")
+    if not settings.training.gradient_checkpointing:
+        steps.append("--training.gradient_checkpointing true (half of the activations, a fifth more time)")
+    if settings.data.chunk_size_gb != "auto":
+        steps.append(f"--data.chunk_size_gb {settings.data.chunk_size_gb * 0.8:.2f}")
+    steps.append("--profile low_memory")
+    free, total = (size / 2**30 for size in torch.cuda.mem_get_info(device))
+    where = f"{torch.cuda.get_device_name(device)}, {free:.1f} of {total:.1f} GB free"
+    return UserError("out of GPU memory", where, "try, in this order: " + "; ".join(steps))
+
+
+def describe(settings: Any, device: torch.device, precision: tuple[str, str], blocks: dict[str, Any]) -> list[dict]:
+    """What is on and why: [{"name", "state", "why"}], printed at the start and kept in `env.json`.
+
+    precision: resolved name and reason. blocks: {"compiled", "skipped", "checkpointed", "why", "fp8"} of `assemble`.
+    """
+    training, accumulation = settings.training, settings.training.gradient_accumulation_steps
+    tf32 = torch.backends.cuda.matmul.allow_tf32
+    skipped = f"; left alone: {', '.join(blocks['skipped'])}" if blocks["skipped"] else ""
+    compiled = f"{blocks['compiled']} blocks, mode {settings.compile.mode}" if blocks["compiled"] else "off"
+    rows = [
+        ("precision", precision[0], precision[1]),
+        ("TF32 in matmuls", _on(tf32), f"float32 matmul precision is {torch.get_float32_matmul_precision()}"),
+        ("TF32 in cuDNN", _on(torch.backends.cudnn.allow_tf32), "follows the precision"),
+        ("cuDNN benchmark", _on(torch.backends.cudnn.benchmark), "training.cudnn_benchmark; pays for convolutions only"),
+        ("compile", compiled, blocks["why"] + skipped),
+        ("fused optimizer", _on(settings.optimizer.fused), "optimizer.fused"),
+        ("recomputation", _on(blocks["checkpointed"]), "training.gradient_checkpointing"),
+        ("accumulation", str(accumulation), f"{settings.data.batch_size} × {accumulation} samples a step"),
+        ("gradient clip", str(training.gradient_clip or "off"), "training.gradient_clip"),
+        ("pinned memory", _on(settings.data.pin_memory and device.type == "cuda"), "data.pin_memory, with CUDA only"),
+        ("deterministic", _on(settings.reproducibility.deterministic), "reproducibility.deterministic"),
+    ]
+    return [{"name": name, "state": state, "why": why} for name, state, why in rows]
+
+
+def _on(value: bool) -> str:
+    return "on" if value else "off"

@@ -1,0 +1,106 @@
+"""Number formats of the step: fp32, tf32, fp16 with loss scaling, bf16.
+
+What each does, when it hurts, how to turn it off (`training.precision`):
+* tf32: matmuls on tensor cores with 10 bits of mantissa, about 3.3 digits; memory and reproducibility
+  are those of fp32. Peak 8x on A100, 1x on GeForce 30/40/50, none before sm 8.0.
+* bf16: same range as fp32, about 2.4 digits; no loss scaling. Emulated, thus slow, before sm 8.0.
+* fp16: same speed as bf16, narrow range; gradients are scaled, and a step that overflows is skipped.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+SCALE = 65536.0  # GradScaler's own start for a mean loss; ours is a sum over `weight` targets
+
+
+class Precision:
+    """Autocast, loss scaling and the guarded optimizer step of one resolved precision.
+
+    name: fp32 | tf32 | fp16 | bf16 (`gpus.resolve_precision` has already turned `auto` into one).
+    """
+
+    def __init__(self, name: str, device: torch.device):
+        self.name, self.device = name, device
+        self.dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(name)
+        self.scaler = torch.amp.GradScaler(device.type, init_scale=SCALE) if name == "fp16" else None
+        set_tf32(name == "tf32" or self.dtype is not None)
+
+    def autocast(self) -> Any:
+        """The forward's context; weights and the loss stay float32."""
+        return torch.autocast(self.device.type, self.dtype) if self.dtype else nullcontext()
+
+    def calibrate(self, weight: float) -> None:
+        """Starts the scale right for gradients of a sum over `weight` targets; else the first ~10 steps overflow."""
+        if self.scaler is not None:
+            self.scaler = torch.amp.GradScaler(
+                self.device.type, init_scale=SCALE / 2 ** math.ceil(math.log2(max(weight, 1.0)))
+            )
+
+    def scale(self, gradient: Tensor) -> Tensor:
+        """The gradient that backward starts from, times the loss scale."""
+        return gradient if self.scaler is None else self.scaler.scale(gradient)
+
+    def step(self, optimizer: Any, parameters: list[Tensor], clip: float, divisor: Tensor) -> Tensor:
+        """Unscales, divides by `divisor`, clips to the norm `clip` (0 = off), steps, clears. No host sync when fused.
+
+        `optimizer` may be a framework's wrapper with the real one at `.optimizer`: the wrapper's
+        `step()` keeps the framework's count, the real one gets the overflow flag.
+        Returns the gradient norm before clipping, a scalar on the device.
+        """
+        raw = getattr(optimizer, "optimizer", optimizer)
+        if self.scaler is not None:
+            self.scaler.unscale_(raw)
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        norm = _whole(torch.nn.utils.get_total_norm(gradients)) / divisor
+        factor = 1.0 / divisor
+        if clip:
+            factor = factor * torch.clamp(clip / (norm + 1e-6), max=1.0)  # one multiplication for both
+        torch._foreach_mul_(gradients, factor)
+        if self.scaler is None:
+            optimizer.step()
+        else:
+            self._guarded(optimizer, raw)
+        raw.zero_grad(set_to_none=True)
+        return norm
+
+    def _guarded(self, optimizer: Any, raw: Any) -> None:
+        """A step that an overflow skips: inside the fused kernel, or after one look at the flag.
+
+        `scaler.step()` does not see through a framework's wrapper, and would let the overflow into the weights.
+        """
+        assert self.scaler is not None
+        overflow = sum(self.scaler._found_inf_per_device(raw).values())
+        if getattr(raw, "_step_supports_amp_scaling", False):
+            raw.grad_scale, raw.found_inf = None, overflow
+            optimizer.step()
+            raw.found_inf = None
+        elif not overflow:  # host sync: the price of an unfused optimizer under fp16
+            optimizer.step()
+        self.scaler.update()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"name": self.name, "scaler": self.scaler.state_dict() if self.scaler is not None else None}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self.scaler is not None and state["scaler"]:
+            self.scaler.load_state_dict(state["scaler"])
+
+
+def set_tf32(allowed: bool) -> None:
+    """TF32 for float32 matmuls and for cuDNN's convolutions and RNNs, which use it by default even in "highest".
+
+    Two calls and no more: setting the newer `fp32_precision` flags as well makes later reads raise.
+    """
+    torch.set_float32_matmul_precision("high" if allowed else "highest")
+    torch.backends.cudnn.allow_tf32 = allowed
+
+
+def _whole(norm: Tensor) -> Tensor:
+    """A sharded model's norm is a DTensor: its full value, the same on every rank."""
+    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm

@@ -1,0 +1,87 @@
+"""From spans to a batch on the device: what every loader does around its own way of reading.
+
+`B` samples, `K` spans of a sample, `W` padded width.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .order import Order
+from .seams import Batch, Rows, Spans
+from .store import Array
+
+SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32}  # CPU torch cannot index unsigned types; same bits
+
+
+def order_of(samples: Any, settings: Any, rank: int, world: int, train: bool) -> Order:
+    """The order that `data:` asks for; `samples.stride` is the workload's own step between windows."""
+    data = settings.data
+    evaluation = settings.evaluation.batch_size or data.batch_size
+    return Order(
+        data.order,
+        len(samples),
+        data.batch_size if train else evaluation,
+        seed=settings.reproducibility.seed,
+        rank=rank,
+        world=world,
+        train=train,
+        fraction=data.fraction,
+        block=data.shuffle_block,
+        stride=data.stride or getattr(samples, "stride", 1),
+        lengths=samples.lengths() if data.order == "bucket" else None,
+    )
+
+
+def mapped(array: Array) -> Tensor:
+    """The array (N, *row) as a tensor over its mapped file, in a dtype that CPU torch can index."""
+    tensor = torch.from_numpy(array.rows())
+    return tensor.view(SIGNED.get(tensor.dtype, tensor.dtype))
+
+
+def stored_dtype(array: Array) -> torch.dtype:
+    """What `Rows.values` of this array has for a dtype."""
+    return torch.bfloat16 if array.dtype == "bfloat16" else getattr(torch, array.dtype)
+
+
+def gather(source: Tensor, spans: Spans, out: Tensor | None = None) -> Tensor:
+    """Rows (*starts.shape, W, *row) of `source` (N, *row), zeros behind each length; `out` is reused memory.
+
+    Whole windows go through one `index_select` over a strided view of the source, 10-14 times
+    as fast as a copy per window; ragged ones are copied one by one.
+    """
+    starts, lengths, width = np.ravel(spans.starts), np.ravel(spans.lengths), spans.width
+    shape = (*spans.starts.shape, width, *source.shape[1:])
+    values = source.new_empty(shape) if out is None else out
+    flat = values.view(len(starts), width, *source.shape[1:])
+    present = lengths > 0
+    if ((lengths == width) | ~present).all() and len(source) >= width > 0:
+        windows = source.as_strided(
+            (len(source) - width + 1, width, *source.shape[1:]), (source.stride(0), *source.stride())
+        )
+        torch.index_select(windows, 0, torch.from_numpy(np.where(present, starts, 0)), out=flat)
+        if not present.all():
+            flat[torch.from_numpy(~present)] = 0
+        return values
+    for row, start, length in zip(flat, starts.tolist(), lengths.tolist(), strict=True):
+        row[:length] = source[start : start + length]
+        row[length:] = 0
+    return values
+
+
+def deliver(
+    samples: Any, rows: dict[str, Rows], numbers: np.ndarray, fresh: np.ndarray, device: torch.device
+) -> Batch:
+    """The batch on the device. Copies from pinned memory do not wait for the GPU."""
+    moved = {
+        name: Rows(part.values.to(device, non_blocking=True), part.lengths.to(device, non_blocking=True))
+        for name, part in rows.items()
+    }
+    batch = samples.batch(moved)
+    batch["index"] = torch.from_numpy(numbers).to(device, non_blocking=True)
+    batch["fresh"] = torch.from_numpy(fresh).to(device, non_blocking=True)
+    return batch

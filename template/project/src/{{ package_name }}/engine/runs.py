@@ -1,0 +1,82 @@
+"""Where runs lie: `runs/<name>/` below the current folder, one folder for each training."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from .errors import UserError
+
+RUNS = Path("runs")
+# Any of these marks a folder as a run, however early it died.
+MARKS = ("config.resolved.yaml", "status.json", "env.json", "metrics.jsonl", "checkpoints")
+
+
+def is_run(folder: Path) -> bool:
+    """Whether `folder` holds anything that a training leaves."""
+    return folder.is_dir() and any((folder / mark).exists() for mark in MARKS)
+
+
+def started(run: Path) -> float:
+    """When the run began, in seconds since the epoch; its settings are written once, at the start."""
+    settings = run / "config.resolved.yaml"
+    return (settings if settings.exists() else run).stat().st_mtime
+
+
+def all_runs(runs: Path = RUNS) -> list[Path]:
+    """Every run in `runs`, the newest last; empty where there is no such folder."""
+    if not runs.is_dir():
+        return []
+    return sorted(filter(is_run, runs.iterdir()), key=lambda run: (started(run), run.name))
+
+
+def newest(runs: Path = RUNS) -> Path:
+    """The run that started last.
+
+    Raises UserError where there is none.
+    """
+    found = all_runs(runs)
+    if not found:
+        raise UserError("no run yet", f"{runs}/", "start one with the verb train")
+    return found[-1]
+
+
+def find_run(name_or_path: str | Path | None = None, runs: Path = RUNS) -> Path:
+    """The run of this name or at this path; the newest for None or an empty name.
+
+    Raises UserError that lists the runs where there is no such run.
+    """
+    if name_or_path is None or not str(name_or_path):
+        return newest(runs)
+    for folder in (runs / name_or_path, Path(name_or_path)):
+        if is_run(folder):
+            return folder
+    names = [run.name for run in reversed(all_runs(runs))]
+    shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    known = f"runs are {shown}" if names else "there is no run yet: start one with the verb train"
+    raise UserError(f"no run '{name_or_path}'", f"{runs}/", known)
+
+
+def new_run(name: str | None = None, runs: Path = RUNS) -> Path:
+    """Makes and returns the folder of a new run, named after the local time unless `name` is given.
+
+    Raises UserError for a name that is taken or is no plain folder name, and where nothing can be written.
+    """
+    if name is not None and (not name.strip() or Path(name).name != name or "\\" in name):
+        raise UserError(
+            f"run name {name!r} is not a plain folder name", "--name", "use letters, digits, - and _"
+        )
+    stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
+    # Two runs that start within one second both get a folder; mkdir decides the race.
+    candidates = [name] if name is not None else [stamp, *(f"{stamp}_{number}" for number in range(2, 100))]
+    for candidate in candidates:
+        try:
+            (runs / candidate).mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise UserError(f"cannot make the run folder: {reason}", str(runs / candidate)) from error
+        return runs / candidate
+    remedy = f"choose another name, or continue it with --resume {name}"
+    raise UserError(f"run '{candidates[0]}' exists already", f"{runs}/", remedy)

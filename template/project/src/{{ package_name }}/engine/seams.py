@@ -1,0 +1,89 @@
+"""The types that parts exchange; each part knows these and nothing of its neighbours.
+
+A sample is a set of *spans of rows*: for each named array of the store a start and a length. That one
+notion covers a table row, a window of a series, a block of tokens, a ragged pair of texts and a day
+of a stock panel. Rows are stored once; nothing is copied per sample and no workload pads.
+
+Shapes: `B` samples in a batch, `K` spans of one sample in one array, `W` padded width of a span.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from torch import Tensor
+
+Batch = dict[str, Tensor]
+"""What a model gets: every tensor has the batch as its first axis and lies on the device. It is
+valid until the next `next()` of its loader. `index` (B,) int64 is the sample's number, −1 where the
+batch is filled up; `fresh` (B,) bool is False where a carried state goes on."""
+
+
+class Spans(NamedTuple):
+    """Which rows of one array a batch of samples needs. An absent span has length 0."""
+
+    starts: np.ndarray  # (B,) or (B, K) int64, first row
+    lengths: np.ndarray  # the same shape, int64, at most `width`
+    width: int  # padded length, the same for every batch of an epoch or as small as the batch allows
+
+
+class Rows(NamedTuple):
+    """The rows of one `Spans`, read by a loader in the stored dtype; behind `lengths` stand zeros."""
+
+    values: Tensor  # (B, W, *row) or (B, K, W, *row)
+    lengths: Tensor  # (B,) or (B, K) int64
+
+
+class Output(NamedTuple):
+    """What a model's forward gives. A NamedTuple, because FSDP and DDP look for tensors inside it."""
+
+    loss: Tensor  # () float32: mean over `weight` targets; 0 where there is none
+    weight: Tensor  # () float32: how many targets the loss is a mean of
+    metrics: dict[str, tuple[Tensor, Tensor]] = {}  # noqa: RUF012 - name: (sum, count); filled in evaluation only
+    carry: Any = None  # tensors (batch axis first) that the next batch of the same lanes starts from
+
+
+class Samples(Protocol):
+    """`dataset.Samples(store, settings, split)`: what a sample is. Host methods are pure numpy."""
+
+    def __len__(self) -> int: ...
+
+    def lengths(self) -> np.ndarray | None:
+        """(N,) sizes for the order `bucket`, or None."""
+
+    def spans(self, indices: np.ndarray, epoch: int) -> dict[str, Spans]:
+        """Rows of each sample by array name; index −1 gives spans of length 0."""
+
+    def batch(self, rows: dict[str, Rows]) -> Batch:
+        """On the device: split, shift, cast, mask. The loader adds `index` and `fresh`."""
+
+    # Optional: host(rows, indices, epoch) -> rows runs in the worker or reader thread: real CPU
+    # work per sample, such as augmentation, seeded by (seed, epoch, index) alone.
+
+
+class Loader(Protocol):
+    """`Loader(samples, store, settings, device, rank=0, world=1, train=True)`."""
+
+    def __len__(self) -> int:
+        """Batches an epoch, the same on every rank."""
+
+    def epoch(self, number: int, start_batch: int = 0) -> Iterator[Batch]:
+        """The batches of epoch `number` from `start_batch` on; a pure function of seed and numbers."""
+
+    def stats(self) -> dict[str, float]: ...
+
+    def close(self) -> None: ...
+
+
+class Model(Protocol):
+    """`model.build_model(settings, facts)`: an `nn.Module` with these methods."""
+
+    def forward(self, batch: Batch) -> Output: ...
+
+    def predict(self, batch: Batch) -> dict[str, Tensor]:
+        """Predictions in original units, batch first."""
+
+    def blocks(self) -> list[Any]:
+        """The repeated layers, of own classes: compiled, checkpointed and sharded one by one."""

@@ -1,0 +1,380 @@
+"""A run around its loop: folder, resume, evaluations, checkpoints, signals, and an end that always leaves a report.
+
+The loop itself stands in `train.py`; each framework's loop calls the same few methods here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+import torch
+
+from .checkpoint import Checkpoint, DiskFull, newest_valid
+from .errors import UserError
+from .evaluation import evaluate, timed
+from .files import write_json, write_text
+from .monitor import Monitor, NonFinite
+from .optimization import freeze_garbage, out_of_memory
+from .report import write_report
+from .reproducibility import random_state, set_random_state
+from .schedule import Schedule
+from .step import Step
+from .tracker import Tracker
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+@dataclass
+class Progress:
+    """Where a run stands. The unit is the optimizer step: it is never inside an accumulation group."""
+
+    phase: int = 0
+    phase_start: int = 0  # step at which the phase began
+    epoch: int = 0
+    batch: int = 0  # micro-batches of this epoch that are done; 0 after its last one
+    step: int = 0
+    evaluated: int = 0  # step of the last whole evaluation
+    best_loss: float = float("inf")
+    best_step: int = 0
+    without_gain: int = 0  # evaluations since the best one
+    stopped_early: bool = False
+
+    def state_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for field in fields(self):
+            setattr(self, field.name, state[field.name])
+
+    def next_phase(self) -> None:
+        self.phase, self.phase_start = self.phase + 1, self.step
+        self.epoch, self.batch, self.without_gain, self.stopped_early = 0, 0, 0, False
+        self.best_loss = float("inf")  # another phase, perhaps other data: losses do not compare
+
+
+class Session:
+    """One call of `train` on one run folder; a context manager.
+
+    assemble: settings → Project. limit: stop this call after that step, whatever the run's length.
+    """
+
+    def __init__(self, run: Path, settings: Any, assemble: Callable[[Any], Any], limit: int = 0, resumed: bool = False):
+        self.run, self.settings, self.assemble, self.limit = run, settings, assemble, limit
+        self.resumed = resumed
+        self.progress = Progress()
+        self.signal = 0
+        self._saved = -1
+        self._handlers: dict[int, Any] = {}
+
+    # --- the run's beginning and end
+
+    def __enter__(self) -> Session:
+        self._handlers = {number: signal.getsignal(number) for number in SIGNALS}
+        self.listen()
+        if self.resumed:
+            manifest, skipped = newest_valid(self.run / "checkpoints")
+            for name in skipped:
+                print(f"note: skipped a damaged checkpoint: {name}")
+            self.progress.phase = manifest["facts"]["phase"] if manifest else 0
+        write_text(self.run / "config.resolved.yaml", self.settings.to_yaml())
+        return self
+
+    def listen(self) -> None:
+        """Takes the signals; a framework that took them for itself gives them back here."""
+        for number in SIGNALS:
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        """Only notes it: the loop saves at the next step. A second signal ends at once; checkpoints stay whole."""
+        if self.signal:
+            os._exit(128 + number)
+        self.signal = number
+        print(f"{signal.Signals(number).name}: saving after this step; once more to leave at once", file=sys.stderr)
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: TracebackType | None) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._close_parts()
+        state = "failed" if error else "finished" if self.finished else "stopped"
+        self._status(state, self._reason(error))
+        with contextlib.suppress(OSError):  # a full disk must not hide the error that is on its way
+            write_report(self.run)
+        if isinstance(error, torch.cuda.OutOfMemoryError):
+            raise out_of_memory(self.settings, self.project.device) from error
+        if isinstance(error, NonFinite):
+            raise self._non_finite(error) from error
+
+    def _close_parts(self) -> None:
+        for name in ("loader", "validation", "monitor"):
+            part = getattr(self, name, None)
+            if part is not None:
+                part.close()
+
+    def _reason(self, error: BaseException | None) -> str:
+        if error is not None:
+            return f"{type(error).__name__}: {error}" if not isinstance(error, UserError) else str(error)
+        if self.signal:
+            return signal.Signals(self.signal).name
+        return "" if self.finished else "--max-steps or --phase"
+
+    def _non_finite(self, error: NonFinite) -> UserError:
+        numbers = self.loader.order.epoch(error.epoch)[0][slice(*error.batches)].ravel()
+        shown = ", ".join(map(str, numbers[numbers >= 0][:64]))
+        remedy = "look at these samples; lower optimizer.learning_rate, longer schedule.warmup_steps, precision bf16 or fp32"
+        return UserError(str(error), f"epoch {error.epoch + 1}, training samples {shown}", remedy)
+
+    @property
+    def exit_code(self) -> int:
+        """0, or 128 + the signal that ended the run (143 SIGTERM, 130 SIGINT)."""
+        return 128 + self.signal if self.signal else 0
+
+    # --- phases
+
+    def phases(self, only: int = 0) -> Iterator[Any]:
+        """Each phase's project, ready to train; a run without phases is one of them.
+
+        only: run this one phase (from 1), from the checkpoint that the one before it left.
+        """
+        phases = self.settings.phases
+        for number in range(self.progress.phase, len(phases) or 1):
+            self.begin(self.settings.phase(number + 1) if phases else self.settings)
+            if only and number == only - 2 and not self._phase_done:
+                where = f"step {self.progress.step} of {self.progress.phase_start + self.total}"
+                raise UserError(f"phase {only - 1} is not finished", where, "resume it first")
+            yield self.project
+            if not self._phase_done or only == number + 1:
+                return
+            if number + 1 < len(phases):
+                self._close_parts()
+                self.progress.next_phase()
+
+    @property
+    def _phase_done(self) -> bool:
+        return self.progress.stopped_early or self.progress.step >= self.end
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last phase has come to its end."""
+        last = self.progress.phase == max(len(self.settings.phases) - 1, 0)
+        return last and hasattr(self, "total") and self._phase_done
+
+    @property
+    def end(self) -> int:
+        """The run's step at which the phase ends."""
+        return self.progress.phase_start + self.total
+
+    def begin(self, settings: Any) -> None:
+        """Assembles, tries one batch, restores the newest checkpoint, and says what is on."""
+        self.project = project = self.assemble(settings)
+        training = settings.training
+        self.accumulation = training.gradient_accumulation_steps
+        self.loader = project.loader("train", train=True)
+        self.validation = project.loader("validation") if _has_rows(project.store, "validation") else None
+        groups = -(-len(self.loader) // self.accumulation)
+        self.total = training.max_steps or training.epochs * groups
+        self.step = Step(
+            project.wrapped, project.optimizer, project.precision, project.distributed, training.gradient_clip
+        )
+        self.schedule = Schedule(project.optimizer, settings, self.total)
+        self.monitor = Monitor(self.run, settings, project.device, Tracker(self.run, settings), project.distributed.is_main)
+        self.checkpoint = Checkpoint(
+            self.run / "checkpoints",
+            settings.checkpoint.keep,
+            {"data": project.store.fingerprint, "phase": self.progress.phase},
+            model=project.model,
+            optimizer=project.optimizer,
+            schedule=self.schedule,
+            precision=project.precision,
+            step=self.step,
+            progress=self.progress,
+        )
+        self._dry_run()
+        self._restore()
+        self.schedule.set(self.progress.step - self.progress.phase_start)
+        samples = self.loader.order.slots * self.accumulation
+        self.monitor.start(self.progress.step, self.end, samples)
+        self._introduce()
+
+    def _dry_run(self) -> None:
+        """One forward and backward before step 0: memory, compile errors and the loss scale, at once and not hours in.
+
+        Leaves no trace: random state, buffers and gradients are put back.
+        """
+        project, state = self.project, random_state()
+        buffers = {name: buffer.clone() for name, buffer in project.model.named_buffers()}
+        batches = self.loader.epoch(0)
+        with project.precision.autocast():
+            output = project.wrapped(next(batches))
+        output.loss.backward(gradient=output.weight)
+        batches.close()
+        project.precision.calibrate(output.weight.item())
+        project.optimizer.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            for name, buffer in project.model.named_buffers():
+                buffer.copy_(buffers[name])
+        set_random_state(state)
+
+    def _restore(self) -> None:
+        """The newest valid checkpoint of this phase, else the weights that the phase before it left."""
+        progress = self.progress
+        if progress.phase and progress.step == progress.phase_start:
+            self.checkpoint.load_model("last")
+            return
+        found = self.checkpoint.load("last") if self.resumed else None
+        if found is None:
+            return
+        set_random_state(found["extra"]["random"])
+        self._saved = found["step"]
+        if progress.best_step == found["step"]:  # killed between saving and marking
+            self.checkpoint.mark_best(found["path"], progress.best_loss)
+
+    # --- between two steps
+
+    def advance(self, batches: tuple[int, int]) -> None:
+        """After a group of micro-batches [first, last + 1) has been stepped: progress, log, next learning rate."""
+        progress, epoch = self.progress, self.progress.epoch
+        progress.step += 1
+        progress.batch = batches[1]
+        if progress.batch >= len(self.loader):  # normalised: an epoch's end is the next one's beginning
+            progress.epoch, progress.batch = epoch + 1, 0
+            self.step.carry.drop()
+        self.monitor.step(progress.step, epoch, batches, self.step, self.schedule.learning_rate)
+        self.schedule.set(progress.step - progress.phase_start)
+        if progress.step == progress.phase_start + 1:
+            freeze_garbage()
+
+    def _due(self, every: int) -> bool:
+        progress = self.progress
+        return progress.step % every == 0 if every else progress.batch == 0
+
+    @property
+    def evaluation_due(self) -> bool:
+        progress = self.progress
+        due = progress.step >= self.end or self._due(self.project.settings.evaluation.every_steps)
+        return bool(self.validation and progress.step > progress.evaluated and due)
+
+    def evaluate(self) -> None:
+        """A pass over the validation split; the best so far is saved and marked. A signal leaves it for the resume."""
+        progress, project = self.progress, self.project
+        stop = lambda: bool(self.signal)  # noqa: E731
+        metrics, seconds = timed(
+            lambda: evaluate(project.wrapped, self.validation, project.precision, project.distributed, stop)
+        )
+        if metrics is None:
+            return
+        progress.evaluated = progress.step
+        better = metrics["loss"] < progress.best_loss
+        progress.without_gain = 0 if better else progress.without_gain + 1
+        if better:
+            progress.best_loss, progress.best_step = metrics["loss"], progress.step
+        self.monitor.evaluation(progress.step, "validation", metrics, seconds, better)
+        patience = project.settings.evaluation.patience
+        if patience and progress.without_gain >= patience:
+            progress.stopped_early = True
+            self.monitor.line(f"early stop: {patience} evaluations without a better loss")
+        if better:
+            self.save()
+            if self._saved == progress.step:
+                path = self.run / "checkpoints" / f"step-{progress.step:08d}"
+                self.checkpoint.mark_best(path, metrics["loss"])
+
+    @property
+    def save_due(self) -> bool:
+        due = self._due(self.project.settings.checkpoint.every_steps)
+        return self._saved != self.progress.step and (due or self.over)
+
+    def save(self) -> None:
+        """Saves, unless a loss has gone bad. A full disk costs this checkpoint, not the run: only the last save must hold."""
+        self.monitor.check()
+        step = self.progress.step
+        try:
+            self.checkpoint.save(step, {"random": random_state()})
+            self._saved = step
+        except DiskFull as error:
+            if self.over:
+                raise
+            self.monitor.line(f"note: {error}; training goes on, the next checkpoint tries again")
+
+    @property
+    def over(self) -> bool:
+        """Whether the loop ends here: the phase's length, --max-steps, a signal, an early stop."""
+        return self._phase_done or bool(self.signal) or bool(self.limit and self.progress.step >= self.limit)
+
+    # --- what the run says of itself
+
+    def _introduce(self) -> None:
+        project, progress = self.project, self.progress
+        if self.resumed:
+            self.monitor.line(f"resumed at step {progress.step} of {self.end}")
+        if project.store.source.get("kind") == "synthetic":
+            self.monitor.line(f"training on synthetic data in {project.store.folder}; `prepare` takes your own")
+        without = [name for name in self.loader.WITHOUT_EFFECT if self.settings.origins.get(f"data.{name}", "").startswith("$")]
+        for name in without:
+            self.monitor.line(f"note: {self.settings.origins[f'data.{name}']} has no effect with this loader")
+        self.monitor.line(f"{self.run}: {device_line(project.device)}")
+        for entry in project.optimizations:
+            self.monitor.line(f"  {entry['name']:<18}{entry['state']:<14}{entry['why']}")
+        parameters = sum(parameter.numel() for parameter in project.model.parameters())
+        self.monitor.line(f"  {parameters:,} parameters, {self.total:,} steps of {self.loader.order.slots * self.accumulation} samples")
+        environment = {
+            "versions": versions(),
+            "gpu": device_line(project.device),
+            "git": git_state(),
+            "optimizations": project.optimizations,
+            "parameters": parameters,
+            "started": time.time(),
+            "argv": sys.argv[1:],
+        }
+        write_json(self.run / "env.json", environment)
+        self._status("running", "")
+
+    def _status(self, state: str, reason: str) -> None:
+        resumes = []
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            resumes = json.loads((self.run / "status.json").read_text())["resumes"]
+        if state == "running" and self.resumed:
+            resumes.append(self.progress.step)
+        value = {"state": state, "reason": reason, "step": self.progress.step, "resumes": resumes}
+        with contextlib.suppress(OSError):
+            write_json(self.run / "status.json", value)
+
+
+def device_line(device: torch.device) -> str:
+    """The device as S1's report names it: name, capability, memory."""
+    if device.type != "cuda":
+        return f"CPU, {torch.get_num_threads()} threads"
+    properties = torch.cuda.get_device_properties(device)
+    capability = f"{properties.major}.{properties.minor}"
+    return f"{properties.name}, sm {capability}, {properties.total_memory / 2**30:.1f} GB"
+
+
+def versions() -> dict[str, str]:
+    """Of what decides speed and numbers."""
+    return {"python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda or "none"}
+
+
+def git_state() -> str:
+    """Commit of the project, with `+changes` where files differ from it; empty outside git."""
+    try:
+        run = lambda *words: subprocess.run(["git", *words], capture_output=True, text=True, timeout=5).stdout.strip()  # noqa: E731
+        commit = run("rev-parse", "--short", "HEAD")
+        return commit + ("+changes" if commit and run("status", "--porcelain") else "")
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def _has_rows(store: Any, split: str) -> bool:
+    start, end = store.splits.get(split, (0, 0))
+    return end > start

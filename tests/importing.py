@@ -1,0 +1,25 @@
+"""Imports modules of a rendered project, several projects in one process."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+
+def imported(project: Path, module: str) -> ModuleType:
+    """`imported(render(), "engine.gpus")`: that module, in a package of its own for each project.
+
+    A project imports by relative names only, so its package may have any name.
+    """
+    (package,) = (entry.parent for entry in (project / "src").glob("*/__init__.py"))
+    name = f"rendered_{abs(hash(str(package)))}"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(
+            name, package / "__init__.py", submodule_search_locations=[str(package)]
+        )
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return importlib.import_module(f"{name}.{module}")

@@ -1,0 +1,89 @@
+"""Renders the template as it stands in the working tree, by Copier's API, once per set of answers."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import yaml
+from copier import run_copy
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+TEMPLATE = ("copier.yml", "template")
+DEFAULTS = {"project_name": "my-training"}
+
+
+@functools.cache
+def questions() -> dict[str, dict[str, Any]]:
+    """The questions of copier.yml by name, in asking order, without the computed ones."""
+    content = yaml.safe_load((REPOSITORY / "copier.yml").read_text(encoding="utf-8"))
+    return {
+        name: question
+        for name, question in content.items()
+        if not name.startswith("_") and question.get("when") is not False
+    }
+
+
+@functools.cache
+def scratch() -> Path:
+    """A folder that goes when the tests end."""
+    folder = Path(tempfile.mkdtemp(prefix="fasttrain-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def copy_template(folder: Path) -> Path:
+    """Copies the template's own files into `folder`, without what Python leaves beside them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in TEMPLATE:
+        source = REPOSITORY / name
+        if source.is_dir():
+            shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__", ".*_cache"))
+        else:
+            shutil.copy2(source, folder / name)
+    return folder
+
+
+@functools.cache
+def template() -> Path:
+    """The template as it stood when the tests began; no git repository, so that Copier need not clone it."""
+    return copy_template(scratch() / "template")
+
+
+def render_into(folder: Path, *, source: Path | None = None, **answers: Any) -> Path:
+    """Renders a project into `folder`. Copier takes unknown answers silently, this raises KeyError."""
+    if unknown := set(answers) - set(questions()):
+        raise KeyError(f"copier.yml asks no {sorted(unknown)}; it asks {list(questions())}")
+    run_copy(
+        str(source or template()),
+        folder,
+        data=DEFAULTS | answers,
+        defaults=True,
+        quiet=True,
+        vcs_ref="HEAD" if source else None,
+    )
+    return folder
+
+
+@functools.cache
+def _render(answers: tuple[tuple[str, Any], ...]) -> Path:
+    given = {name: list(value) if isinstance(value, tuple) else value for name, value in answers}
+    return render_into(Path(tempfile.mkdtemp(prefix="render-", dir=scratch())), **given)
+
+
+def render(**answers: Any) -> Path:
+    """The project of these answers, everything else as by default; package `my_training`.
+
+    The folder is shared by all tests of the process: read it, or copy it before changing it.
+    """
+    return _render(
+        tuple(
+            sorted(
+                (name, tuple(value) if isinstance(value, list) else value) for name, value in answers.items()
+            )
+        )
+    )

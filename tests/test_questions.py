@@ -1,0 +1,323 @@
+"""The questions: what is refused, with which reason, and that nothing is written then; the tables behind them."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import keyword
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.specifiers import SpecifierSet
+from rendering import REPOSITORY, render, render_into, template
+from variants import all_variants, choices, gpus, impossible
+
+PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8")
+
+
+def refusal(folder: Path, **answers: object) -> str:
+    """The text with which Copier's API refuses `answers`; fails where it takes them or writes something."""
+    target = folder / "project"
+    with pytest.raises(ValueError, match="") as caught:
+        render_into(target, **answers)
+    assert not target.exists()
+    return str(caught.value)
+
+
+# ---- precision by GPU --------------------------------------------------------------------------
+
+
+def cases() -> list[tuple[str, str]]:
+    return [(gpu, precision) for gpu in choices("gpu") for precision in choices("precision")]
+
+
+REFUSED = [case for case in cases() if impossible({"gpu": case[0], "precision": case[1]})]
+
+
+@pytest.mark.parametrize(("gpu", "precision"), REFUSED)
+def test_impossible_precision_is_refused_with_its_reason(gpu: str, precision: str, tmp_path: Path) -> None:
+    message = refusal(tmp_path, gpu=gpu, precision=precision)
+    row = gpus().get(gpu)
+    card = f"{row['label']} (sm {row['sm']})" if row else "A CPU"
+    advice = "fp16" if row and row["tflops"]["fp16"] else "fp32"
+    missing = {"tf32": "has no TF32", "bf16": "has no bf16 tensor cores"}[precision]
+    assert message == f"Invalid choice for 'precision': {card} {missing}; choose {advice}"
+
+
+def test_possible_precisions_are_taken() -> None:
+    """By construction: every variant of the suite is renderable, and all pairs of gpu kind and precision occur."""
+    rendered = {(answers.get("gpu", "auto"), answers["precision"]) for answers in all_variants()}
+    assert {("v100", "fp16"), ("cpu", "bf16"), ("gtx_1080_ti", "fp16")} <= rendered
+    assert not rendered & set(REFUSED)
+    for gpu, precision in rendered:
+        render(gpu=gpu, precision=precision)
+
+
+@pytest.mark.parametrize(
+    ("capability", "precision", "advice"),
+    [("6.1", "bf16", "fp32"), ("7.5", "bf16", "fp16"), ("7.5", "tf32", "fp16"), ("5.2", "tf32", "fp32")],
+)
+def test_capability_of_another_card_decides_as_the_table_does(
+    capability: str, precision: str, advice: str, tmp_path: Path
+) -> None:
+    message = refusal(
+        tmp_path, gpu="other", gpu_compute_capability=capability, gpu_memory_gb=8, precision=precision
+    )
+    assert f"your GPU (sm {capability}) has no" in message
+    assert message.endswith(f"; choose {advice}")
+
+
+def test_command_line_refuses_with_the_reason_last(tmp_path: Path) -> None:
+    target = tmp_path / "project"
+    command = [sys.executable, "-m", "copier", "copy", "--defaults", "-d", "gpu=v100", "-d", "precision=bf16"]
+    done = subprocess.run([*command, str(template()), str(target)], capture_output=True, text=True)
+    assert done.returncode != 0
+    assert (
+        done.stderr.strip().splitlines()[-1].endswith("V100 (sm 7.0) has no bf16 tensor cores; choose fp16")
+    )
+    assert not target.exists()
+
+
+# ---- names -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("package_name", "reason"),
+    [
+        ("class", "keyword"),
+        ("None", "keyword"),
+        ("json", "module of Python"),
+        ("tomllib", "module of Python"),
+        ("torch", "dependency"),
+        ("Torch", "dependency"),  # the same folder on a Mac
+        ("tests", "another folder"),
+        ("3d", "identifier"),
+        ("my-training", "identifier"),
+        ("my training", "identifier"),
+        ("_private", "identifier"),
+        ("größe", "identifier"),
+        ("name\n", "identifier"),
+        ("../up", "identifier"),
+        ("", "identifier"),
+    ],
+)
+def test_bad_package_names_are_refused(package_name: str, reason: str, tmp_path: Path) -> None:
+    assert reason in refusal(tmp_path, package_name=package_name)
+
+
+@pytest.mark.parametrize(
+    ("project_name", "package"),
+    [
+        ("my-training", "my_training"),
+        ("My Training (2)", "my_training_2"),
+        ("3d-models", "project_3d_models"),
+        ("torch", "torch_training"),
+        ("class", "class_training"),
+        ("株価", "my_training"),
+        ('a "quoted" name', "a_quoted_name"),
+    ],
+)
+def test_package_name_follows_from_the_project_name(project_name: str, package: str) -> None:
+    project = render(project_name=project_name)
+    assert [path.name for path in (project / "src").iterdir()] == [package]
+
+
+def test_reserved_names_hold_every_module_of_python_and_every_dependency() -> None:
+    reserved = yaml.safe_load((REPOSITORY / "template/tables/reserved_names.yml").read_text(encoding="utf-8"))
+    modules = {name.lower() for name in sys.stdlib_module_names if name[0] != "_"}
+    assert modules <= set(reserved["standard_library"])
+    assert set(keyword.kwlist) == set(reserved["keywords"])
+    declared = {
+        re.split(r"[<>=!~ ;\[]", line)[0]
+        for answers in all_variants()
+        for line in pyproject_dependencies(render(**answers))
+    }
+    modules_of = importlib.metadata.packages_distributions()
+    imported = {module for module, owners in modules_of.items() if declared & {o.lower() for o in owners}}
+    imported = {module for module in imported if module[0] != "_" and "/" not in module}
+    assert {"torch", "yaml", "lightning"} <= imported
+    assert imported - {"torchgen", "functorch", "pylab", "mpl_toolkits"} <= set(reserved["dependencies"])
+
+
+def pyproject_dependencies(project: Path) -> list[str]:
+    text = (project / "pyproject.toml").read_text(encoding="utf-8")
+    return re.findall(r'^  "([^"]+)",', text, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("answers", [{"project_name": " "}, {"project_name": "two\nlines"}])
+def test_bad_project_names_are_refused(answers: dict[str, str], tmp_path: Path) -> None:
+    assert "project_name" in refusal(tmp_path, **answers)
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        {"gpu": "h1000"},
+        {"precision": "fp64"},
+        {"workload": ""},
+        {"extras": ["benchmark_all"]},
+        {"gpu": "other", "gpu_compute_capability": "9"},
+        {"gpu": "other", "gpu_compute_capability": "sm_90"},
+        {"gpu": "other", "gpu_compute_capability": "3.7"},
+        {"gpu": "other", "gpu_memory_gb": 0},
+        {"gpu": "h100", "gpu_compute_capability": "9.0"},
+        {"gpu": "h100", "gpu_memory_gb": 80},
+        {"project_description": "two\nlines"},
+    ],
+)
+def test_other_bad_answers_are_refused(answers: dict[str, object], tmp_path: Path) -> None:
+    if answers == {"extras": ["benchmark_all"]}:  # Copier drops unknown values of a multiselect
+        assert render_into(tmp_path / "project", **answers).exists()
+        return
+    assert list(answers)[-1] in refusal(tmp_path, **answers)
+
+
+@pytest.mark.parametrize("name", ["gpus", "card", "refused", "best_precision", "reserved_names"])
+def test_computed_values_cannot_be_set(name: str, tmp_path: Path) -> None:
+    from copier import run_copy
+
+    with pytest.raises(ValueError, match=f"'{name}': is computed"):
+        run_copy(str(template()), tmp_path / "project", data={name: "x"}, defaults=True, quiet=True)
+
+
+def test_unknown_answers_are_refused_by_the_tests_themselves() -> None:
+    with pytest.raises(KeyError, match="gpus"):
+        render(gpus="h100")
+
+
+# ---- the questionnaire -------------------------------------------------------------------------
+
+
+def test_nothing_needs_trust() -> None:
+    settings = yaml.safe_load((REPOSITORY / "copier.yml").read_text(encoding="utf-8"))
+    assert not {"_tasks", "_migrations", "_jinja_extensions"} & set(settings)
+
+
+def test_questions_are_sentences_and_choices_say_what_they_mean() -> None:
+    settings = yaml.safe_load((REPOSITORY / "copier.yml").read_text(encoding="utf-8"))
+    for name, question in settings.items():
+        if name.startswith("_") or question.get("when") is False:
+            continue
+        assert "?" in question["help"], name
+        offered = question.get("choices", {})
+        for label, value in offered.items() if isinstance(offered, dict) else ():
+            value = value["value"] if isinstance(value, dict) else value
+            assert label.startswith(f"{value}: "), label
+
+
+def test_message_after_copying_gives_commands_that_exist(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "copier",
+        "copy",
+        "--defaults",
+        str(template()),
+        str(tmp_path / "project"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    commands = re.findall(r"^  (.+?)(?:  +#.*)?$", done.stderr.split("is ready")[1], flags=re.MULTILINE)
+    assert commands[0] == f"cd {tmp_path / 'project'}"
+    makefile = (tmp_path / "project/Makefile").read_text(encoding="utf-8")
+    for line in commands[2:]:
+        assert line.startswith("make ")
+        assert f"\n{line.removeprefix('make ')}:" in makefile
+
+
+# ---- the table of GPUs -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", gpus())
+def test_row_is_complete_and_sane(key: str) -> None:
+    row = gpus()[key]
+    assert list(row) == list(gpus()["h100"])
+    assert re.fullmatch(r"[a-z0-9_]+", key)
+    capability = tuple(map(int, row["sm"].split(".")))
+    assert len(capability) == 2
+    assert row["aliases"]
+    assert row["source"]
+    figures = [row[name] for name in ("sm_count", "memory_gb", "bandwidth_gb_s")]
+    assert all(isinstance(figure, int) and figure > 0 for figure in figures)
+    assert set(row["unverified"]) <= {"sm_count", "memory_gb", "bandwidth_gb_s", "triton", *PRECISIONS}
+
+    peaks = row["tflops"]
+    assert tuple(peaks) == PRECISIONS
+    ordered = [peaks[name] for name in PRECISIONS if peaks[name] is not None]
+    assert ordered == sorted(ordered), "fp32 ≤ TF32 ≤ fp16 = bf16 ≤ fp8"
+    # What the hardware lacks is what its generation lacks.
+    has = {
+        "tf32": capability >= (8, 0),
+        "fp16": capability >= (7, 0),
+        "bf16": capability >= (8, 0),
+        "fp8": capability >= (8, 9),
+    }
+    assert {name: peaks[name] is not None for name in has} == has
+    assert peaks["fp32"] is not None or "fp32" in row["unverified"]
+    if peaks["bf16"] is not None:
+        assert peaks["bf16"] == peaks["fp16"]
+        assert peaks["tf32"] == pytest.approx(peaks["bf16"] / 2, rel=0.03)
+    if peaks["fp8"] is not None:
+        assert peaks["fp8"] == pytest.approx(2 * peaks["bf16"], rel=0.03)
+
+
+@pytest.mark.parametrize("key", gpus())
+def test_wheel_of_row_has_code_for_the_card(key: str) -> None:
+    row = gpus()[key]
+    versions = SpecifierSet(row["torch"])
+    assert "2.9.1" not in versions, "older releases execute code from checkpoints: CVE-2026-24747"
+    assert "2.13.0" in versions, "the release that the tests run"
+    major, minor = map(int, row["sm"].split("."))
+    if row["wheel"].startswith("rocm"):
+        return
+    built = {  # archs in the builds, and the releases that have the index
+        "cu126": ([(5, 0), (6, 0), (7, 0), (7, 5), (8, 0), (8, 6), (9, 0)], ("2.10.0", "2.14.1")),
+        "cu130": ([(7, 5), (8, 0), (8, 6), (9, 0), (10, 0), (12, 0)], ("2.10.0", "2.15.0")),
+    }
+    archs, (first, last) = built[row["wheel"]]
+    # A card runs code of its own major version and of no later minor one.
+    assert any(arch[0] == major and arch[1] <= minor for arch in archs)
+    assert last in versions
+    assert ("2.15.0" in versions) == (last == "2.15.0")
+    assert first in versions or row["torch"] == ">=2.11"  # no CUDA for aarch64 before 2.11
+
+
+def test_no_two_rows_claim_the_same_card() -> None:
+    labels = [row["label"] for row in gpus().values()]
+    assert len(set(labels)) == len(labels)
+    claims = [(alias, row["memory_gb"]) for row in gpus().values() for alias in row["aliases"]]
+    assert len(set(claims)) == len(claims)
+    assert not [alias for alias, _ in claims if alias.startswith("NVIDIA ") or alias != alias.strip()]
+
+
+def test_rows_are_found_by_whole_names(loaded) -> None:
+    """Every alias finds its own row, and no longer or shorter name finds one."""
+    table = loaded(render(), "engine.gpus")
+    aliases = {alias for row in gpus().values() for alias in row["aliases"]}
+    for key, row in gpus().items():
+        for alias in row["aliases"]:
+            for name in (alias, f"NVIDIA {alias}"):
+                assert table.find(name, row["sm_count"], row["memory_gb"]).key == key
+    for alias in aliases:
+        for other in (
+            f"{alias} Laptop GPU",
+            f"{alias} Ti SUPER",
+            f"{alias} MIG 1g.10gb",
+            alias[:-1],
+            alias[1:],
+        ):
+            assert other in aliases or table.find(other) is None, other
+
+
+def test_precision_of_a_row_is_the_precision_of_a_run(loaded) -> None:
+    """The template and engine/gpus.py agree on `precision: auto` and on what is impossible."""
+    table = loaded(render(), "engine.gpus")
+    for key, row in gpus().items():
+        peaks, hip = row["tflops"], row["wheel"].startswith("rocm")
+        best = "bf16" if peaks["bf16"] else "fp16" if peaks["fp16"] else "fp32"
+        capability = tuple(map(int, row["sm"].split(".")))
+        assert table.resolve_precision("auto", capability, hip)[0] == best, key
+        text = (render(gpu=key) / "README.md").read_text(encoding="utf-8")
+        assert f"**{best}**" in text, key

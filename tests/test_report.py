@@ -1,0 +1,283 @@
+"""`report.md` and `curves.png` from whatever a run left behind, and the names of runs."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from importing import imported
+from rendering import render
+
+report = imported(render(), "engine.report")
+runs = imported(render(), "engine.runs")
+errors = imported(render(), "engine.errors")
+
+ENVIRONMENT = {
+    "versions": {"python": "3.11.7", "torch": "2.13.0"},
+    "gpu": "NVIDIA L4, sm 8.9, 22.0 GB",
+    "git": "abc1234+changes",
+    "optimizations": [{"name": "compile", "state": "off", "why": "a | b"}],
+    "changed": [{"name": "training.epochs", "value": 3, "default": 10, "origin": "--training.epochs"}],
+    "started": 1_790_000_000.0,
+    "argv": ["train", "--training.epochs", "3"],
+    "notes": ["synthetic data"],
+}
+
+
+def steps(count: int, every: int = 10) -> list[dict]:
+    return [
+        {
+            "step": step,
+            "epoch": step // 100,
+            "loss": 2 * math.exp(-step / 300) + 0.1,
+            "learning_rate": 1e-3,
+            "gradient_norm": 1.5,
+            "samples_per_second": 5000.0 if step > every else 10.0,
+            "step_ms": 6.4,
+            "data_wait_fraction": 0.03,
+            "memory_mb": 1000.0 + step,
+            "eta_s": 1.0,
+            "time": ENVIRONMENT["started"] + step,
+        }
+        for step in range(every, count + 1, every)
+    ]
+
+
+def evaluations(*losses: float) -> list[dict]:
+    return [
+        {"step": 100 * number, "split": "validation", "loss": loss, "mse": loss, "seconds": 0.1}
+        for number, loss in enumerate(losses, start=1)
+    ]
+
+
+def make_run(folder: Path, rows: list[dict] = (), tail: str = "", **files: dict) -> Path:
+    folder.mkdir(parents=True)
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / "metrics.jsonl").write_text(text + tail, encoding="utf-8")
+    for name, content in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
+    return folder
+
+
+def page_of(run: Path) -> str:
+    report.write_report(run)
+    return (run / "report.md").read_text(encoding="utf-8")
+
+
+def pixels(run: Path):
+    from matplotlib.image import imread
+
+    return imread(run / "curves.png")
+
+
+def test_a_whole_run(tmp_path):
+    run = make_run(
+        tmp_path / "my run",
+        steps(300) + evaluations(0.9, 0.4, 0.5),
+        env=ENVIRONMENT,
+        status={"state": "finished", "reason": "", "step": 300, "resumes": [120]},
+        evaluation={"split": "test", "step": 200, "metrics": {"mse": 0.42}, "baselines": {"mean": {"mse": 1.5}}},
+    )
+    checkpoint = run / "checkpoints" / "step-00000200"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "manifest.json").write_text('{"step": 200}')
+    (checkpoint / "model.safetensors").write_bytes(bytes(2_000_000))
+    (run / "checkpoints" / "best.json").write_text('{"checkpoint": "step-00000200", "loss": 0.4}')
+    page = page_of(run)
+    for expected in (
+        "# Run my run",
+        "**Finished**, at step 300 of epoch 4",
+        "5 min 00 s later",
+        "resumed from step 120",
+        "(curves.png)",
+        "| validation, best | 0.4 | 200 |",
+        "| validation, last | 0.5 | 300 |",
+        "| training, last | 0.83576 | 300 |",
+        "## Evaluation on test at step 200",
+        "| mse | 0.42 | 1.5 |",
+        "| samples/s, median | 5000 |",  # the first one, with compilation in it, does not count
+        "| waiting for data, median | 3 % |",
+        "| GPU memory, peak | 1,300 MB |",
+        "| compile | off | a \\| b |",
+        "| training.epochs | 3 | 10 | --training.epochs |",
+        "| step-00000200 | 200 | 2.0 | best, loss 0.4 |",
+        "| device | NVIDIA L4, sm 8.9, 22.0 GB |",
+        "| git | abc1234+changes |",
+        "| command | train --training.epochs 3 |",
+        "- synthetic data",
+    ):
+        assert expected in page
+    image = pixels(run)
+    assert image.shape[1] >= 1000
+    assert (image[..., :3] < 0.9).any(axis=-1).mean() > 0.01  # something is drawn
+
+
+@pytest.mark.parametrize("count", [1, 40, 2000])
+def test_short_and_long_runs_are_drawn(tmp_path, count):
+    run = make_run(tmp_path / "run", steps(count, 1))
+    assert "(curves.png)" in page_of(run)
+    assert pixels(run).std() > 0.01
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "expected"),
+    [
+        ("stopped", "SIGTERM", "**Stopped early**: SIGTERM, at step 100"),
+        ("failed", "out of GPU memory", "**Failed**: out of GPU memory, at step 100"),
+        ("running", "", "ended without a word"),
+    ],
+)
+def test_how_it_ended(tmp_path, state, reason, expected):
+    run = make_run(tmp_path / "run", steps(100), status={"state": state, "reason": reason, "step": 100, "resumes": []})
+    assert expected in page_of(run)
+
+
+def test_a_line_cut_by_a_kill_is_left_out(tmp_path):
+    whole = make_run(tmp_path / "whole", steps(100))
+    cut = make_run(tmp_path / "cut", steps(100), tail='{"step": 110, "loss": 0.')
+    assert page_of(cut).replace("cut", "whole") == page_of(whole)
+
+
+@pytest.mark.parametrize("tail", ["", "null\n[1]\n3\n", '{"loss": 1.0}\n', "\x00\x00\ufffd\n"])
+def test_metrics_without_a_step(tmp_path, tail):
+    run = make_run(tmp_path / "run", tail=tail)
+    page = page_of(run)
+    assert "at step 0" in page
+    assert "no step was logged" in page
+    assert not (run / "curves.png").exists()
+
+
+def test_an_empty_folder_and_broken_files_get_a_page(tmp_path):
+    run = tmp_path / "run"
+    (run / "checkpoints" / "step-00000001").mkdir(parents=True)
+    assert "# Run run" in page_of(run)
+    for name in ("env.json", "status.json", "evaluation.json", "checkpoints/step-00000001/manifest.json"):
+        (run / name).write_text('{"state": "fin')
+    assert "# Run run" in page_of(run)
+
+
+def test_losses_that_are_no_numbers(tmp_path):
+    rows = steps(50)
+    rows[2]["loss"], rows[3]["loss"], rows[4]["loss"] = None, math.nan, math.inf
+    assert "| training, last | 1.9711 | 20 |" in page_of(make_run(tmp_path / "run", rows))
+
+
+def test_the_page_survives_a_picture_that_cannot_be_drawn(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    run = make_run(tmp_path / "run", steps(50), env=ENVIRONMENT)
+    page = page_of(run)
+    assert "curves.png was not drawn" in page
+    assert "(curves.png)" not in page
+    assert "| compile | off |" in page
+
+
+def test_a_second_page_replaces_the_first_and_leaves_nothing_beside_it(tmp_path):
+    run = make_run(tmp_path / "run", steps(50))
+    before = page_of(run)
+    assert page_of(run) == before
+    assert sorted(path.name for path in run.iterdir()) == ["curves.png", "metrics.jsonl", "report.md"]
+
+
+def test_settings_that_differ_are_listed_with_their_origin():
+    config = imported(render(), "config")
+    settings = config.load(overrides=[("training.epochs", "3"), ("optimizer.fused", "true")])
+    assert report.changed_settings(settings) == [
+        {"name": "training.epochs", "value": 3, "default": 10, "origin": "--training.epochs"}
+    ]
+    json.dumps(report.changed_settings(config.load(environment={"NUM_WORKERS": "2"})))
+
+
+def test_no_torch_is_needed():
+    code = "from my_training.engine.report import write_report; import sys; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=render() / "src", capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+# ---- names of runs ----
+
+
+def test_the_newest_run_is_the_one_that_started_last(tmp_path):
+    for number, name in enumerate(["zebra", "apple", "mango"]):
+        settings = make_run(tmp_path / name) / "config.resolved.yaml"
+        settings.touch()
+        os.utime(settings, (number, number))
+    (tmp_path / "no run").mkdir()
+    (tmp_path / "file").touch()
+    make_run(tmp_path / "apple" / "inner")  # touches the folder of an older run
+    assert runs.newest(tmp_path).name == "mango"
+    assert runs.find_run(None, tmp_path).name == "mango"
+    assert [run.name for run in runs.all_runs(tmp_path)] == ["zebra", "apple", "mango"]
+
+
+def test_a_run_is_found_by_name_and_by_path(tmp_path):
+    run = make_run(tmp_path / "runs" / "größe 1")
+    assert runs.find_run("größe 1", tmp_path / "runs") == run
+    assert runs.find_run(str(run), tmp_path / "elsewhere") == run
+
+
+def test_a_missing_run_is_one_line_that_lists_the_runs(tmp_path):
+    with pytest.raises(errors.UserError, match="no run yet"):
+        runs.newest(tmp_path)
+    with pytest.raises(errors.UserError, match="there is no run yet"):
+        runs.find_run("nope", tmp_path)
+    for number in range(12):
+        make_run(tmp_path / f"run-{number}")
+    with pytest.raises(errors.UserError) as error:
+        runs.find_run("nope", tmp_path)
+    assert "run-11" in str(error.value)
+    assert "and 4 more" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_new_runs_never_share_a_folder(tmp_path):
+    made = [runs.new_run(None, tmp_path / "runs") for _ in range(5)]
+    assert len(set(made)) == 5
+    assert all(run.is_dir() for run in made)
+    runs.new_run("mine", tmp_path / "runs")
+    with pytest.raises(errors.UserError, match="--resume mine"):
+        runs.new_run("mine", tmp_path / "runs")
+
+
+@pytest.mark.parametrize("name", ["", " ", "a/b", "..", ".", "/tmp", "a\\b"])
+def test_names_that_are_no_folder_names(tmp_path, name):
+    with pytest.raises(errors.UserError, match="plain folder name"):
+        runs.new_run(name, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_place_that_cannot_be_written_is_one_line(tmp_path):
+    (tmp_path / "runs").touch()
+    with pytest.raises(errors.UserError, match="cannot make the run folder"):
+        runs.new_run("x", tmp_path / "runs")
+
+
+# ---- the verb ----
+
+
+def verb(folder: Path, *words: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "my_training", "report", *words]
+    environment = {**os.environ, "PYTHONPATH": str(render() / "src")}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+
+
+def test_the_verb_takes_the_newest_run_a_name_or_a_path(tmp_path):
+    older, newer = make_run(tmp_path / "runs" / "a", steps(20)), make_run(tmp_path / "runs" / "b", steps(20))
+    os.utime(older, (1, 1))
+    assert verb(tmp_path).stdout.strip() == "runs/b/report.md"
+    assert verb(tmp_path, "a").stdout.strip() == "runs/a/report.md"
+    assert (older / "report.md").exists()
+    shutil.move(newer, tmp_path / "moved")
+    assert verb(tmp_path, "moved").stdout.strip() == "moved/report.md"
+
+
+def test_the_verb_says_which_runs_there_are(tmp_path):
+    make_run(tmp_path / "runs" / "a")
+    done = verb(tmp_path, "nope")
+    assert done.returncode == 2
+    assert done.stderr == "error: no run 'nope': runs/: runs are a\n"

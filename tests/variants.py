@@ -1,0 +1,111 @@
+"""Which projects can be asked for, derived from copier.yml and the tables; nothing is listed twice."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+import jinja2
+import yaml
+from rendering import REPOSITORY, questions
+
+Answers = dict[str, Any]
+
+# These change few lines, or files that no other file knows, so they vary pairwise with the rest. Every other
+# question with choices is structural: all combinations are rendered.
+PAIRWISE = ("gpu", "tracker", "extras")
+
+
+@functools.cache
+def gpus() -> dict[str, dict[str, Any]]:
+    """The rows of the GPU table by key."""
+    return yaml.safe_load((REPOSITORY / "template/tables/gpus.yml").read_text(encoding="utf-8"))
+
+
+@functools.cache
+def choices(question: str) -> tuple[Any, ...]:
+    """The values that a question offers, as they are saved; empty for free text."""
+    offered = questions()[question].get("choices", {})
+    if isinstance(offered, str):
+        text = (
+            jinja2.Environment(trim_blocks=True, lstrip_blocks=True).from_string(offered).render(gpus=gpus())
+        )
+        offered = yaml.safe_load(text)
+    return tuple(value["value"] if isinstance(value, Mapping) else value for value in offered.values())
+
+
+def structural() -> tuple[str, ...]:
+    """Questions whose answers decide whole files, in asking order."""
+    return tuple(name for name in questions() if choices(name) and name not in PAIRWISE)
+
+
+def values(question: str) -> list[Any]:
+    """What is worth rendering: of GPUs one of each kind, of extras none, each alone and all (they do not
+    know each other), of the rest every choice."""
+    if question == "gpu":
+        kinds = {str(kind(gpu)): gpu for gpu in reversed(choices("gpu"))}
+        return list(reversed(kinds.values()))
+    if question == "extras":
+        return [[], *([extra] for extra in choices("extras")), list(choices("extras"))]
+    return list(choices(question))
+
+
+def kind(gpu: str) -> object:
+    """What of a GPU's row can change a rendered line, apart from its figures."""
+    row = gpus().get(gpu)
+    if row is None:
+        return gpu
+    absent = [precision for precision in ("tf32", "fp16", "bf16", "fp8") if row["tflops"][precision] is None]
+    return row["torch"], row["wheel"], row["triton"], absent
+
+
+def impossible(answers: Mapping[str, Any]) -> bool:
+    """Whether the chosen GPU cannot compute in the chosen precision."""
+    precision, gpu = answers.get("precision", "auto"), answers.get("gpu", "auto")
+    if gpu == "cpu":
+        return precision in ("tf32", "fp8")
+    if gpu not in gpus() or precision not in ("tf32", "bf16", "fp8"):
+        return False
+    return gpus()[gpu]["tflops"][precision] is None
+
+
+def products(*names: str) -> list[Answers]:
+    """All possible combinations of answers to these questions."""
+    combinations = itertools.product(*map(values, names))
+    every = [dict(zip(names, combination, strict=True)) for combination in combinations]
+    return [answers for answers in every if not impossible(answers)]
+
+
+def pairwise(*names: str) -> list[Answers]:
+    """A small set of possible answers in which each possible pair of answers to two questions occurs."""
+    candidates = [(answers, pairs(answers)) for answers in products(*names)]
+    missing = set().union(*(found for _, found in candidates))
+    chosen = []
+    while missing:
+        answers, found = max(candidates, key=lambda candidate: len(candidate[1] & missing))
+        missing -= found
+        chosen.append(answers)
+    return chosen
+
+
+def pairs(answers: Answers) -> set[tuple[tuple[str, str], ...]]:
+    return set(itertools.combinations(((name, str(value)) for name, value in answers.items()), 2))
+
+
+@functools.cache
+def all_variants() -> tuple[Answers, ...]:
+    """Every combination of the structural questions, and every pair of any two answers."""
+    return (*products(*structural()), *pairwise(*structural(), *PAIRWISE))
+
+
+def name(answers: Mapping[str, Any]) -> str:
+    """A short name for a test's id: the answers that differ from the first choice."""
+    parts = []
+    for question, answer in answers.items():
+        if question in PAIRWISE[2:]:
+            parts += answer
+        elif answer != choices(question)[0]:
+            parts.append(answer)
+    return "-".join(parts) or "default"

@@ -1,0 +1,32 @@
+"""Links the parts of one variant into a package, to edit, type-check and run the template in place:
+`python tools/link.py build/linked framework=lightning`, then there `PYTHONPATH=src python -m my_training`."""
+
+import shutil
+import sys
+from pathlib import Path
+
+import jinja2
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "template/project/src/{{ package_name }}"
+
+
+def link(folder: Path, **answers: str) -> Path:
+    """Links one variant into `folder`/src/my_training; questions that `answers` omits are as by default."""
+    questions = yaml.safe_load((ROOT / "copier.yml").read_text(encoding="utf-8"))
+    answers = {name: asked["default"] for name, asked in questions.items() if name[0] != "_"} | answers
+    shutil.rmtree(folder / "src", ignore_errors=True)
+    for part in [path for path in PACKAGE.rglob("*.*") if path.suffix in {".py", ".jinja"}]:
+        place = folder / "src/my_training" / part.relative_to(PACKAGE)
+        if part.suffix == ".jinja":  # one line: {% include EXPRESSION %}
+            expression = part.read_text(encoding="utf-8").removeprefix("{% include ").removesuffix(" %}\n")
+            part = ROOT / jinja2.Environment().compile_expression(expression)(**answers)
+            place = place.with_suffix("")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.symlink_to(part)
+    return folder
+
+
+if __name__ == "__main__":
+    link(Path(sys.argv[1]), **dict(argument.split("=", 1) for argument in sys.argv[2:]))
