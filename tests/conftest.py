@@ -13,7 +13,7 @@ import pytest
 
 @pytest.fixture
 def loaded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path, str], ModuleType]]:
-    """`loaded(project, "engine.gpus")` imports a module of a rendered project; it is forgotten after the test."""
+    """`loaded(project, "engine.gpus")` imports a module of a rendered project, and forgets it after the test."""
     before = set(sys.modules)
 
     def load(project: Path, module: str) -> ModuleType:

@@ -51,17 +51,15 @@ class Precision:
 
         `optimizer` may be a framework's wrapper with the real one at `.optimizer`: the wrapper's
         `step()` keeps the framework's count, the real one gets the overflow flag.
-        Returns the gradient norm before clipping, a scalar on the device.
+        Returns the norm before division and clipping, a scalar on the device.
         """
         raw = getattr(optimizer, "optimizer", optimizer)
         if self.scaler is not None:
             self.scaler.unscale_(raw)
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        norm = _whole(torch.nn.utils.get_total_norm(gradients)) / divisor
-        factor = 1.0 / divisor
-        if clip:
-            factor = factor * torch.clamp(clip / (norm + 1e-6), max=1.0)  # one multiplication for both
-        torch._foreach_mul_(gradients, factor)
+        norm = _whole(torch.nn.utils.get_total_norm(gradients))
+        # One pass over the gradients for both: g / divisor, and again / (norm / divisor / clip) where that is above 1.
+        torch._foreach_div_(gradients, torch.maximum(divisor, norm / clip) if clip else divisor)
         if self.scaler is None:
             optimizer.step()
         else:

@@ -43,7 +43,7 @@ class Schedule:
     """Sets the learning rate of every parameter group; `total` steps is the run's length."""
 
     def __init__(self, optimizer: Any, settings: Any, total: int):
-        self.groups = optimizer.param_groups
+        self.optimizer = optimizer  # not its groups: loading a state puts new ones in their place
         self.settings, self.total = settings.schedule, total
         self.peak = settings.optimizer.learning_rate
         self.learning_rate = self.peak
@@ -53,8 +53,8 @@ class Schedule:
         schedule = self.settings
         share = factor(schedule.name, step, self.total, schedule.warmup_steps, schedule.final_factor)
         self.learning_rate = self.peak * share
-        for group in self.groups:
-            group["lr"] = self.learning_rate * group.get("scale", 1.0)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.learning_rate
 
     def state_dict(self) -> dict[str, Any]:
         return {"total": self.total, "name": self.settings.name}

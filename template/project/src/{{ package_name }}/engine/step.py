@@ -61,7 +61,7 @@ class Step:
         self.parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self.carry = Carry()
         self.group: list[tuple[Tensor, Tensor]] = []  # (loss, weight) of the last group's micro-batches, detached
-        self.norm: Tensor | None = None
+        self._norm = self._divisor = torch.tensor(1.0)
         self._open = False
 
     def __call__(self, batch: Batch, closes: bool) -> Output:
@@ -83,8 +83,10 @@ class Step:
     def _close(self) -> None:
         weight = self.group[0][1] if len(self.group) == 1 else torch.stack([part[1] for part in self.group]).sum()
         # DDP and FSDP average gradients over the ranks: × world makes a sum of them again.
-        divisor = self.distributed.sum(weight).clamp(min=1) / self.distributed.world
-        self.norm = self.precision.step(self.optimizer, self.parameters, self.clip, divisor)
+        self._divisor = self.distributed.sum(weight).clamp(min=1)
+        if self.distributed.world > 1:
+            self._divisor = self._divisor / self.distributed.world
+        self._norm = self.precision.step(self.optimizer, self.parameters, self.clip, self._divisor)
         self._open = False
 
     @property
@@ -93,7 +95,7 @@ class Step:
         loss = sum(loss * weight for loss, weight in self.group)
         weight = sum(weight for _, weight in self.group)
         both = self.distributed.sum(torch.stack([loss, weight]))
-        return {"loss": both[0] / both[1].clamp(min=1), "gradient_norm": self.norm}
+        return {"loss": both[0] / both[1].clamp(min=1), "gradient_norm": self._norm / self._divisor}
 
     def state_dict(self) -> dict[str, Any]:
         return {"carry": self.carry.state}
