@@ -39,13 +39,17 @@ def batches(torch: Any, count: int = 64) -> list[tuple[Any, Any]]:
 def network(torch: Any) -> Any:
     torch.manual_seed(1)
     nn = torch.nn
-    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH))
+    return nn.Sequential(
+        nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH)
+    )
 
 
 def bare(torch: Any, data: list[tuple[Any, Any]]) -> tuple[float, list[float]]:
     """Seconds of the loop that one would write by hand, and the losses it logged."""
     model = network(torch)
-    matrices, vectors = ([p for p in model.parameters() if (p.dim() > 1) is wanted] for wanted in (True, False))
+    matrices, vectors = (
+        [p for p in model.parameters() if (p.dim() > 1) is wanted] for wanted in (True, False)
+    )
     groups = [{"params": matrices, "weight_decay": 0.01}, {"params": vectors, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=1e-3, fused=True)
 
@@ -72,7 +76,10 @@ def bare(torch: Any, data: list[tuple[Any, Any]]) -> tuple[float, list[float]]:
 
 def ours(torch: Any, package: str, data: list[tuple[Any, Any]], folder: Path) -> tuple[float, list[float]]:
     """Seconds of a rendered project's `fit` around the same network and batches, and the losses it logged."""
-    seams, train = importlib.import_module(f"{package}.engine.seams"), importlib.import_module(f"{package}.train")
+    seams, train = (
+        importlib.import_module(f"{package}.engine.seams"),
+        importlib.import_module(f"{package}.train"),
+    )
     session_module = importlib.import_module(f"{package}.engine.session")
     config = importlib.import_module(f"{package}.config")
     optimization = importlib.import_module(f"{package}.engine.optimization")
@@ -136,7 +143,9 @@ def ours(torch: Any, package: str, data: list[tuple[Any, Any]], folder: Path) ->
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--framework", default="pytorch")
     parser.add_argument("--rounds", type=int, default=9)
     arguments = parser.parse_args()
@@ -163,10 +172,14 @@ def main() -> None:
     ratios.sort()
     low, high = ratios[max(len(ratios) // 2 - 2, 0)], ratios[min(len(ratios) // 2 + 2, len(ratios) - 1)]
     print(f"torch {torch.__version__}, Python {platform.python_version()}, 1 thread, {platform.machine()}")
-    print(f"{STEPS} steps, batch {BATCH}, MLP {WIDTH}-{WIDTH}-{WIDTH}, {len(ratios)} interleaved rounds after 1 of warm-up")
+    print(
+        f"{STEPS} steps, batch {BATCH}, MLP {WIDTH}-{WIDTH}-{WIDTH}, {len(ratios)} interleaved rounds after 1 of warm-up"
+    )
     print(f"bare loop       {statistics.median(bare_us):8.1f} us/step (median)")
     print(f"{arguments.framework:<16}{statistics.median(ours_us):8.1f} us/step (median)")
-    print(f"ratio           {statistics.median(ratios):8.3f} (about 95 % interval of the median {low:.3f} to {high:.3f})")
+    print(
+        f"ratio           {statistics.median(ratios):8.3f} (about 95 % interval of the median {low:.3f} to {high:.3f})"
+    )
 
 
 if __name__ == "__main__":

@@ -86,5 +86,9 @@ def dump(content: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
+    if SNAPSHOT.exists() and (
+        gone := flat(json.loads(SNAPSHOT.read_text(encoding="utf-8"))) - flat(current())
+    ):
+        sys.exit(f"these were public and stay: {sorted(gone)}")
     SNAPSHOT.write_text(dump(current()), encoding="utf-8")
     print(f"wrote {SNAPSHOT.relative_to(REPOSITORY)}")

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 from copier import run_copy
+from importing import imported
 from packaging.specifiers import SpecifierSet
 from rendering import REPOSITORY, render, render_into, template
 from variants import all_variants, choices, gpus, impossible
@@ -137,10 +138,10 @@ def test_reserved_names_hold_every_module_of_python_and_every_dependency() -> No
         for line in pyproject_dependencies(render(**answers))
     }
     modules_of = importlib.metadata.packages_distributions()
-    imported = {module for module, owners in modules_of.items() if declared & {o.lower() for o in owners}}
-    imported = {module for module in imported if module[0] != "_" and "/" not in module}
-    assert {"torch", "yaml", "lightning"} <= imported
-    assert imported - {"torchgen", "functorch", "pylab", "mpl_toolkits"} <= set(reserved["dependencies"])
+    modules = {module for module, owners in modules_of.items() if declared & {o.lower() for o in owners}}
+    modules = {module for module in modules if module[0] != "_" and "/" not in module}
+    assert {"torch", "yaml", "lightning"} <= modules
+    assert modules - {"torchgen", "functorch", "pylab", "mpl_toolkits"} <= set(reserved["dependencies"])
 
 
 def pyproject_dependencies(project: Path) -> list[str]:
@@ -288,9 +289,9 @@ def test_no_two_rows_claim_the_same_card() -> None:
     assert not [alias for alias, _ in claims if alias.startswith("NVIDIA ") or alias != alias.strip()]
 
 
-def test_rows_are_found_by_whole_names(loaded) -> None:
+def test_rows_are_found_by_whole_names() -> None:
     """Every alias finds its own row, and no longer or shorter name finds one."""
-    table = loaded(render(), "engine.gpus")
+    table = imported(render(), "engine.gpus")
     aliases = {alias for row in gpus().values() for alias in row["aliases"]}
     for key, row in gpus().items():
         for alias in row["aliases"]:
@@ -307,9 +308,9 @@ def test_rows_are_found_by_whole_names(loaded) -> None:
             assert other in aliases or table.find(other) is None, other
 
 
-def test_precision_of_a_row_is_the_precision_of_a_run(loaded) -> None:
+def test_precision_of_a_row_is_the_precision_of_a_run() -> None:
     """The template and engine/gpus.py agree on `precision: auto` and on what is impossible."""
-    table = loaded(render(), "engine.gpus")
+    table = imported(render(), "engine.gpus")
     for key, row in gpus().items():
         peaks, hip = row["tflops"], row["wheel"].startswith("rocm")
         best = "bf16" if peaks["bf16"] else "fp16" if peaks["fp16"] else "fp32"

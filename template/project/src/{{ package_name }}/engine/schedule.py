@@ -11,7 +11,9 @@ from typing import Any
 
 from .errors import UserError
 
-ONECYCLE_START = 1 / 25  # learning rate of the first step over the peak (Smith & Topin 2018; PyTorch's OneCycleLR)
+ONECYCLE_START = (
+    1 / 25
+)  # learning rate of the first step over the peak (Smith & Topin 2018; PyTorch's OneCycleLR)
 ONECYCLE_END = ONECYCLE_START / 1e4
 
 
@@ -62,7 +64,10 @@ class Schedule:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Raises `UserError` where the run's length or schedule is another than the checkpoint's."""
         if state != self.state_dict():
-            was, now = f"{state['name']} over {state['total']} steps", f"{self.settings.name} over {self.total}"
+            was, now = (
+                f"{state['name']} over {state['total']} steps",
+                f"{self.settings.name} over {self.total}",
+            )
             what = f"the schedule changed from {was} to {now}: a resumed run would not be the same"
             remedy = "keep epochs, max_steps, batch size and schedule, or start a new run"
             raise UserError(what, "--resume", remedy)
