@@ -38,7 +38,7 @@ def checkpoint_blocks(blocks: list[nn.Module]) -> None:
     Off in evaluation. `training.gradient_checkpointing`.
     """
     for block in blocks:
-        block.forward = _recomputed(block.forward)  # type: ignore[method-assign]
+        block.forward = _recomputed(block.forward)
 
 
 def _recomputed(forward: Any) -> Any:
