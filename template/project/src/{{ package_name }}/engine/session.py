@@ -241,7 +241,7 @@ class Session:
     def _restore(self) -> None:
         """The newest valid checkpoint of this phase, else the weights that the phase before it left."""
         progress = self.progress
-        if progress.phase and progress.step == progress.phase_start:
+        if progress.phase_start and progress.step == progress.phase_start:  # this call has just begun it
             self.checkpoint.load_model("last")
             return
         found = self.checkpoint.load("last") if self.resumed else None
