@@ -487,9 +487,10 @@ def test_the_scaler_travels_with_the_weights(opened) -> None:
 
 
 def test_losses_are_float32_under_autocast(opened) -> None:
+    model, batch = built(opened), batch_of(opened, "train")
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        output = built(opened)(batch_of(opened, "train"))
-    assert output.loss.dtype == output.weight.dtype == torch.float32
+        output, raw = model(batch), model.outputs(batch)
+    assert output.loss.dtype == output.weight.dtype == raw.dtype == torch.float32
 
 
 def test_blocks_are_classes_of_the_project() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 from copier import VcsRef, run_copy, run_update
-from rendering import REPOSITORY, copy_template, questions, render
+from rendering import REPOSITORY, questions, render, template
 from variants import choices, impossible, values
 
 OLD, NEW = "0.0.1", "0.0.2"
@@ -62,7 +63,8 @@ def replace(path: Path, old: str, new: str) -> None:
 @pytest.fixture(scope="module")
 def upstream(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The template as it stands, tagged OLD, and a later version of it, tagged NEW."""
-    folder = commit(copy_template(tmp_path_factory.mktemp("upstream") / "fasttrain-template"), OLD)
+    folder = tmp_path_factory.mktemp("upstream") / "fasttrain-template"
+    commit(shutil.copytree(template(), folder), OLD)
     project = folder / "template/project"
     package = project / "src/{{ package_name }}"
     config = project / "config.yaml.jinja"
@@ -88,11 +90,9 @@ def run_copier(which: str, *arguments: str, cwd: Path) -> str:
 
 
 def flags(answers: dict[str, Any]) -> list[str]:
-    return [
-        word
-        for name, value in answers.items()
-        for word in ("-d", f"{name}={yaml.safe_dump(value).split(chr(10))[0]}")
-    ]
+    """`-d name=value` for each; a list as YAML writes it in one line."""
+    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in answers.items()}
+    return [word for name, text in texts.items() for word in ("-d", f"{name}={text}")]
 
 
 def copied(upstream: Path, folder: Path, version: str = OLD, which: str = "newest", **answers: Any) -> Path:
@@ -325,16 +325,13 @@ def test_lowest_copier_is_the_one_that_the_template_names() -> None:
 
 
 @every_copier
-def test_copy_with_the_answers_of_a_project(upstream: Path, base: Path, tmp_path: Path, copier: str) -> None:
+def test_copy_with_the_answers_of_a_project(upstream: Path, tmp_path: Path, copier: str) -> None:
     """The command that a project's README gives for a second project like it."""
-    (line,) = (
-        line
-        for line in (base / "README.md").read_text(encoding="utf-8").splitlines()
-        if "--data-file" in line
-    )
-    words = line.split()
-    assert words[0] == "copier"
-    assert words[-2] == "gh:org/fasttrain-template"
-    shutil.copy(base / ".copier-answers.yml", tmp_path)
-    run_copier(copier, *words[1:-2], str(upstream), words[-1], cwd=tmp_path)
-    assert content(tmp_path / words[-1]) == content(base)
+    answers = {"gpu": "h100", "framework": "lightning", "extras": ["pre_commit"]}
+    project = copied(upstream, tmp_path / "project", which=copier, **answers)
+    lines = (project / "README.md").read_text(encoding="utf-8").splitlines()
+    (command,) = (line.split() for line in lines if "--data-file" in line)
+    assert command[0] == "copier"
+    assert command[-2] == "gh:org/fasttrain-template"
+    run_copier(copier, *command[1:-2], str(upstream), command[-1], cwd=project)
+    assert content(project / command[-1]) == content(fresh(upstream, tmp_path / "fresh", **answers))

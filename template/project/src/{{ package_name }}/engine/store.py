@@ -45,8 +45,7 @@ class Array:
         return int(np.prod(self.shape[1:], dtype=np.int64)) * self.stored.itemsize
 
     def rows(self) -> np.ndarray:
-        """(N, *row) mapped copy-on-write: nothing is read before it is touched, and a read-only folder
-        will do."""
+        """(N, *row) mapped copy-on-write: read when touched, and a read-only folder will do."""
         if 0 in self.shape:
             return np.empty(self.shape, self.stored)
         return np.memmap(self.path, self.stored, mode="c", offset=self.offset, shape=self.shape)
