@@ -9,6 +9,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -135,7 +136,7 @@ BAD = {
         ["column 'code'", "--max-levels"],
     ),
     "ragged": (table() + "1,2,red\n", (), ["3 cells where the header has 4", "line 62"]),
-    "open quote": (table() + '"1,2,red,4\n', (), ["not a readable CSV", "line 62"]),
+    "open quote": (table() + '"1,2,red,4\n', (), ["not a readable CSV"]),
     "not UTF-8": (table().replace("red", "röd").encode("latin-1"), (), ["not UTF-8"]),
     "UTF-16": (table().encode("utf-16"), (), ["not UTF-8"]),
     "cut gzip": (gzip.compress(table().encode())[:-30], (), ["not a readable CSV"]),
@@ -514,6 +515,7 @@ def test_only_categories_is_a_table_too(tmp_path: Path) -> None:
 def test_synthetic_data_are_the_same_every_time(tmp_path: Path) -> None:
     for name in ("a", "b"):
         module("dataset").synthesize(tmp_path / name, None)
+        time.sleep(1.1)  # HDF5 can keep times, in seconds
     assert contents_of(tmp_path / "a") == contents_of(tmp_path / "b")
     opened = module("engine.store").Store.open(tmp_path / "a")
     assert opened.facts["categories"]

@@ -130,12 +130,11 @@ class Source(NamedTuple):
                 if rows:
                     yield before, names, _columns(rows)
                 bar.update(size - bar.n)
-            except UnicodeDecodeError as error:
-                where = f"{self.path}, after line {reader.line_num if reader else 0}"
-                raise UserError("not UTF-8 text", where, "convert it, for example with iconv") from error
-            except (csv.Error, gzip.BadGzipFile, EOFError, zlib.error) as error:
-                where = f"{self.path}, line {reader.line_num if reader else 0}"
-                raise UserError(f"not a readable CSV file ({error})", where, "mend the file") from error
+            except (UnicodeDecodeError, csv.Error, gzip.BadGzipFile, EOFError, zlib.error) as error:
+                what = f"not a readable CSV file ({error})"
+                what = "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else what
+                where = f"{self.path}, line {reader.line_num + 1 if reader else 1} or later"
+                raise UserError(what, where, "mend or convert the file") from error
             except OSError as error:
                 what = f"cannot read the file ({error.strerror or error})"
                 raise UserError(what, str(self.path), "check --input") from error
@@ -160,7 +159,7 @@ def _columns(rows: list[list[str]]) -> list[tuple[str, ...]]:
 
 
 def number(cell: str) -> float:
-    """A cell's number, NaN where it is missing, `TEXT`, or `BEYOND` for nan, infinity and what float32 lacks."""
+    """A cell's number, NaN where it is missing, `TEXT`, or `BEYOND` for nan, infinity and beyond float32."""
     if cell in MISSING:
         return math.nan
     try:
@@ -220,12 +219,6 @@ def survey(source: Source, arguments: argparse.Namespace) -> tuple[dict[str, str
     return kinds, count
 
 
-def _refuse_missing(source: Source, cells: tuple[str, ...], before: int, column: str) -> None:
-    for row, cell in enumerate(cells, before):
-        if cell in MISSING or cell.lower() == "nan":
-            raise source.error("the target is missing", row, column, "fill it in, or remove the row")
-
-
 def read_table(
     source: Source,
     kinds: dict[str, str],
@@ -252,8 +245,11 @@ def read_table(
             raise UserError(f"no column '{absent[0]}'", str(source.path), "the model was trained with it")
         for name in kinds:
             cells, place = columns[names.index(name)], places[name]
-            if name == target:
-                _refuse_missing(source, cells, before, name)
+            gaps = (row for row, cell in enumerate(cells) if cell in MISSING or cell.lower() == "nan")
+            if name == target and (row := next(gaps, None)) is not None:
+                raise source.error(
+                    "the target is missing", before + row, name, "fill it in, or remove the row"
+                )
             if kinds[name] == "number":
                 values[name].append(parse(cells).astype(np.float32))
                 if (wrong := np.flatnonzero(np.isinf(values[name][-1]))).size:

@@ -95,7 +95,7 @@ class Order:
         return np.concatenate([part[np.argsort(lengths[part], kind="stable")] for part in pools])
 
     def _lanes(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Training: a stretch of time for each slot. Evaluation: all samples, as `stride` interleaved lanes."""
+        """Training: a stretch of time a slot. Evaluation: all samples, as `stride` interleaved lanes."""
         count, stride = len(self.samples), self.stride
         if self.train:
             steps = max(count // stride, 1)

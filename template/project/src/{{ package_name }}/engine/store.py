@@ -128,6 +128,7 @@ class StoreWriter:
         properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
         properties.set_layout(h5py.h5d.CONTIGUOUS)
         properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+        properties.set_obj_track_times(False)  # the same data are the same bytes, whenever they were prepared
         stored = np.dtype("uint16" if dtype == "bfloat16" else dtype)
         kind = h5py.h5t.py_create(stored, logical=True)
         dataset = h5py.h5d.create(
