@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import Any
 
@@ -147,7 +148,7 @@ def test_block_reads_stay_local(chosen: dict[str, Any], epoch: int) -> None:
     numbers, _ = together(chosen, epoch)
     part = make(chosen).samples.tolist()
     blocks = [part.index(number) // chosen["block"] for number in numbers[numbers >= 0].tolist()]
-    changes = sum(left != right for left, right in zip(blocks, blocks[1:], strict=False))
+    changes = sum(left != right for left, right in itertools.pairwise(blocks))
     assert changes == len(set(blocks)) - 1
 
 
@@ -171,7 +172,7 @@ def test_training_lanes_are_stretches_of_like_length(chosen: dict[str, Any], epo
     numbers, _ = together(chosen, epoch)
     lanes = [lane[lane >= 0] for lane in numbers.T]
     filled = [lane for lane in lanes if len(lane)]
-    for left, right in zip(filled, filled[1:], strict=False):
+    for left, right in itertools.pairwise(filled):
         assert left[-1] < right[0]
     assert max(map(len, filled)) - min(map(len, filled)) <= 1
 
@@ -191,7 +192,7 @@ def test_buckets_are_cut_from_sorted_lengths(chosen: dict[str, Any], epoch: int)
     numbers, _ = together(chosen, epoch)
     present = [chosen["lengths"][batch[batch >= 0]] for batch in numbers]
     ranges = sorted((lengths.min(), lengths.max()) for lengths in present if len(lengths))
-    assert all(left[1] <= right[0] for left, right in zip(ranges, ranges[1:], strict=False))
+    assert all(left[1] <= right[0] for left, right in itertools.pairwise(ranges))
 
 
 def test_bucket_without_lengths_is_refused() -> None:

@@ -59,9 +59,9 @@ def torch_rates(scheduler: Any, steps: int) -> list[float]:
 def test_onecycle_is_that_of_torch(total: int, warmup: int) -> None:
     share = warmup / total or 0.3
     reference = lr_scheduler.OneCycleLR(optimizer(), PEAK, total_steps=total, pct_start=share)
-    assert rates(schedule("onecycle", total, warmup), total) == pytest.approx(torch_rates(reference, total - 1) + [
-        reference.get_last_lr()[0]
-    ])
+    assert rates(schedule("onecycle", total, warmup), total) == pytest.approx(
+        [*torch_rates(reference, total - 1), reference.get_last_lr()[0]]
+    )
 
 
 @pytest.mark.parametrize("warmup", [0, 1, 25])
