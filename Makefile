@@ -1,5 +1,5 @@
 # Two commands do everything, set-up included, on a machine with Python 3.10 or later: `make demo`, `make test`.
-# Without a GPU, TORCH_INDEX=https://download.pytorch.org/whl/cpu saves gigabytes of CUDA libraries.
+# Without a GPU, TORCH_INDEX=<address of PyTorch's CPU wheels> saves gigabytes of CUDA libraries.
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
