@@ -34,7 +34,7 @@ lint: $(READY) ## style and types of the repository and of every part
 # torch goes first and by its exact version: as a dependency of another package pip would take the newest
 # one and all of CUDA with it.
 $(READY): pyproject.toml
-	$(PYTHON) -c 'import sys; sys.exit("Python 3.10 or later is needed: make PYTHON=python3.12 ..." * (sys.version_info < (3, 10)))'
+	$(PYTHON) -c 'import sys; sys.exit("Python 3.10 or later is needed: make PYTHON=python3.12 ..." * (sys.version_info < (3, 10)) or 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install "$(TORCH)" $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 	$(BIN)/python -m pip install --editable ".[dev]"

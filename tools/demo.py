@@ -16,7 +16,9 @@ from budget import DEFAULT, measure
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
-TRAIN = ("--data.batch_size", "256", "--model.width", "256", "--model.depth", "4", "--training.epochs", "60")
+# Threads would wait for each other longer than they work on matrices as small as these.
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": "src"}
+TRAIN = ("--data.batch_size", "256", "--model.width", "256", "--model.depth", "4", "--training.epochs", "100")
 
 
 def main(folder: Path) -> None:
@@ -30,7 +32,7 @@ def main(folder: Path) -> None:
     for words in (("doctor",), ("train", *TRAIN), ("evaluate",), ("report",)):
         begun = title("python -m my_training " + " ".join(words))
         command = [sys.executable, "-m", "my_training", *words]
-        subprocess.run(command, cwd=folder, env={**os.environ, "PYTHONPATH": "src"}, check=True)
+        subprocess.run(command, cwd=folder, env=ENVIRONMENT, check=True)
         done(begun)
 
     title("size of the project, and what it may be")

@@ -7,6 +7,7 @@ where torch is loaded, with `FASTTRAIN_TEMPLATE` pointing at the copy.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import shutil
 import signal
@@ -15,8 +16,11 @@ import tempfile
 import time
 from pathlib import Path
 
+import h5py  # noqa: F401 - these are loaded once, for all forks
+import hypothesis.strategies  # noqa: F401
 import pytest
-import running  # noqa: F401 - loads for all forks what each would load for itself
+import running  # noqa: F401
+import safetensors.torch  # noqa: F401
 from faults import FAULTS, Fault
 from rendering import REPOSITORY, copy_template
 
@@ -65,6 +69,7 @@ def outcome(test: str, template: Path, folder: Path) -> tuple[int, str]:
 
 
 def _child(test: str, template: Path, folder: Path, log: Path) -> int:
+    gc.freeze()
     handle = os.open(log, os.O_WRONLY | os.O_CREAT)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
@@ -75,7 +80,7 @@ def _child(test: str, template: Path, folder: Path, log: Path) -> int:
         file = getattr(module, "__file__", None)
         if name.startswith("rendered_") or (file and Path(file).is_relative_to(TESTS)):
             del sys.modules[name]
-    options = ("-x", "-q", "-p", "no:cacheprovider", f"--basetemp={folder / 'pytest'}")
+    options = ("-x", "-q", "--tb=line", "-p", "no:cacheprovider", f"--basetemp={folder / 'pytest'}")
     return int(pytest.main([*options, f"--rootdir={REPOSITORY}", str(TESTS / test)]))
 
 
