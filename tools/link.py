@@ -18,7 +18,10 @@ def link(folder: Path, **answers: str) -> Path:
     answers = {name: asked["default"] for name, asked in questions.items() if name[0] != "_"} | answers
     shutil.rmtree(folder / "src", ignore_errors=True)
     for part in [path for path in PACKAGE.rglob("*.*") if path.suffix in {".py", ".jinja"}]:
-        place = folder / "src/my_training" / part.relative_to(PACKAGE)
+        name = jinja2.Template(part.name).render(answers)  # empty, but for .jinja, where a condition is false
+        if name == ".jinja":
+            continue
+        place = folder / "src/my_training" / part.relative_to(PACKAGE).with_name(name)
         if part.suffix == ".jinja":  # one line: {% include EXPRESSION %}
             expression = part.read_text(encoding="utf-8").removeprefix("{% include ").removesuffix(" %}\n")
             part = ROOT / jinja2.Environment().compile_expression(expression)(**answers)
