@@ -76,7 +76,7 @@ def _slots(starts: np.ndarray, lengths: np.ndarray, widths: np.ndarray) -> tuple
 
 
 def _runs(starts: np.ndarray, lengths: np.ndarray, gap: int) -> tuple[np.ndarray, np.ndarray, int]:
-    """Pieces, place of each span and rows, with each row once; up to `gap` rows between two runs are read too."""
+    """Pieces, place of each span and rows: each row once, and up to `gap` unneeded ones between two runs."""
     present = lengths > 0
     if not present.any():
         return np.zeros((0, 3), np.int64), np.zeros_like(starts), 0
@@ -171,7 +171,7 @@ def open_source(array: Array) -> Plain | Filtered:
 
 
 class Block(NamedTuple):
-    """What one thread reads at a time: bytes [first, last) of a chunk's memory, which hold rows of one array."""
+    """What a thread reads at a time: bytes [first, last) of a chunk's memory, which hold rows of one array."""
 
     source: Plain | Filtered
     first: int

@@ -1,4 +1,4 @@
-"""Checksums of the stored data: one flipped bit loads silently, so each block is compared once with its crc32.
+"""Checksums of the stored data: one flipped bit loads silently, so each block is checked once by its crc32.
 
 Training does it in the background of its first epoch, `doctor --verify` when asked. A file counts as
 verified as long as its size, time of change and inode stay the same.
