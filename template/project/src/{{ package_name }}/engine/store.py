@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from .errors import UserError
-from .files import checksums, sync_file, sync_folder, write_json, writable_folder
+from .files import checksums, sync_file, sync_folder, writable_folder, write_json
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -54,7 +54,8 @@ class Array:
         return f"{self.path}, {self.name} rows {row} to {row + max(size // self.row_bytes, 1) - 1}"
 
     def rows(self) -> np.ndarray:
-        """(N, *row) mapped copy-on-write: nothing is read before it is touched, and a read-only folder will do."""
+        """(N, *row) mapped copy-on-write: nothing is read before it is touched, and a read-only folder
+        will do."""
         if 0 in self.shape:
             return np.empty(self.shape, self.stored)
         if self.offset is None:
@@ -152,7 +153,9 @@ class StoreWriter:
         properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
         stored = np.dtype("uint16" if dtype == "bfloat16" else dtype)
         kind = h5py.h5t.py_create(stored, logical=True)
-        dataset = h5py.h5d.create(self._file.id, name.encode(), kind, h5py.h5s.create_simple(shape), properties)
+        dataset = h5py.h5d.create(
+            self._file.id, name.encode(), kind, h5py.h5s.create_simple(shape), properties
+        )
         self._arrays[name] = {"offset": dataset.get_offset() or 0, "shape": list(shape), "dtype": dtype}
         return h5py.Dataset(dataset)
 
@@ -170,7 +173,9 @@ class StoreWriter:
             if kind is None:
                 self._commit()
         except OSError as error:
-            raise UserError(f"the data could not be written ({error})", str(self.folder), "free some space") from error
+            raise UserError(
+                f"the data could not be written ({error})", str(self.folder), "free some space"
+            ) from error
         finally:
             self._partial.unlink(missing_ok=True)
 
