@@ -171,7 +171,7 @@ def open_source(array: Array) -> Plain | Filtered:
 
 
 class Block(NamedTuple):
-    """What a thread reads at a time: bytes [first, last) of a chunk, which hold rows of one array."""
+    """What a thread reads at a time: bytes [first, last) of a chunk, rows of one array."""
 
     source: Plain | Filtered
     first: int

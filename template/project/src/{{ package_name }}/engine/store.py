@@ -65,6 +65,15 @@ class Array:
             )
         return np.memmap(self.path, self.stored, mode="c", offset=self.offset, shape=self.shape)
 
+    def read(self, first: int, last: int) -> np.ndarray:
+        """Rows [first, last), wherever they lie."""
+        if self.offset is not None:
+            return self.rows()[first:last]
+        import h5py
+
+        with h5py.File(self.path) as file:
+            return file[self.dataset].astype(self.dtype)[first:last]
+
 
 class Store:
     """A prepared data folder, opened for reading. Picklable: workers map the files by themselves."""
