@@ -29,7 +29,7 @@ class Encoder(nn.Module):
         """(B, T, C) and a state of twice (depth, B, width), to the last output (B, width) and a new state."""
         with bfloat16_for_float16(x.device):
             outputs, state = self.lstm(x, state)
-        return outputs[:, -1], state
+        return outputs[:, -1].float(), state
 
 
 def bfloat16_for_float16(device: torch.device) -> Any:

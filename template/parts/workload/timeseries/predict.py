@@ -172,7 +172,8 @@ def plot(found: dict[str, np.ndarray], history: np.ndarray, facts: dict[str, Any
         if "target" in found:
             axis.plot(ahead, found["target"][number, :, 0], color="black", label="came")
         axis.plot(ahead, found["prediction"][number, :, 0], color="tab:orange", label="forecast")
-        axis.set_title(f"window {number}", loc="left", fontsize=9)
+        name = "target 0" if facts["targets"] is None else facts["columns"][facts["targets"][0]]
+        axis.set_title(f"{name}, window {number}", loc="left", fontsize=9)
     axes[0, 0].legend(fontsize=8)
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=110)

@@ -195,15 +195,14 @@ class Source(NamedTuple):
         if (gaps := np.flatnonzero(steps > step)).size:
             longest = gaps[steps[gaps].argmax()]
             length, after = steps[longest] / step, f"row {longest + 1} ({cells[longest]})"
-            print(
-                f"note: {gaps.size:,} gaps in time, the longest of {length:,.0f} steps after {after}; windows run across them"
-            )
+            print(f"note: {gaps.size:,} gaps in time, the longest of {length:,.0f} steps after {after};")
+            print("      windows run across them as if nothing were missing")
         return times, step
 
 
 def check_column(name: str, names: list[str], path: Path) -> None:
     """Raises `UserError` for a column that is not there, with the one that was probably meant."""
     if name not in names:
-        likely = near(name, dict(zip(names, names, strict=True)), cutoff=0.6)
+        likely = near([name], dict(zip(names, names, strict=True)), cutoff=0.6)
         hint = f"did you mean '{likely}'?" if likely else f"it has {', '.join(names[:20])}"
         raise UserError(f"no column '{name}'", str(path), hint)
