@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import os
+import json
+import re
 import shutil
 import subprocess
 import sys
@@ -12,8 +13,8 @@ from typing import Any
 
 import pytest
 import yaml
-from copier import VcsRef, run_update
-from rendering import REPOSITORY, copy_template, questions
+from copier import VcsRef, run_copy, run_update
+from rendering import REPOSITORY, questions, render, template
 from variants import choices, impossible, values
 
 OLD, NEW = "0.0.1", "0.0.2"
@@ -31,6 +32,7 @@ def _clean_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         for name in ("HOME", "XDG_CONFIG_HOME"):
             patch.setenv(name, str(home))
         patch.setenv("GIT_CONFIG_NOSYSTEM", "1")
+        patch.delenv("COPIER_SETTINGS_PATH", raising=False)  # may name templates that are trusted
         for role in ("AUTHOR", "COMMITTER"):
             patch.setenv(f"GIT_{role}_NAME", "tests")
             patch.setenv(f"GIT_{role}_EMAIL", "tests@localhost")
@@ -61,11 +63,12 @@ def replace(path: Path, old: str, new: str) -> None:
 @pytest.fixture(scope="module")
 def upstream(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The template as it stands, tagged OLD, and a later version of it, tagged NEW."""
-    folder = commit(copy_template(tmp_path_factory.mktemp("upstream") / "fasttrain-template"), OLD)
+    folder = tmp_path_factory.mktemp("upstream") / "fasttrain-template"
+    commit(shutil.copytree(template(), folder), OLD)
     project = folder / "template/project"
     package = project / "src/{{ package_name }}"
     config = project / "config.yaml.jinja"
-    replace(config, "\n  seed: 42\n", "\n  seed: 42\n  # A setting of the new version.\n  new_setting: 1\n")
+    replace(config, "\n  seed: 42\n", "\n  seed: 42\n\n  # A setting of the new version.\n  new_setting: 1\n")
     replace(config, "\n  keep: 2\n", "\n  keep: 3\n")
     schedule = package / "engine/schedule.py"
     schedule.write_text(schedule.read_text(encoding="utf-8") + "\n\nNEW = True\n", encoding="utf-8")
@@ -76,7 +79,7 @@ def upstream(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_copier(which: str, *arguments: str, cwd: Path) -> str:
-    """By the command line, with no terminal to ask on. Fails where Copier does, and where it would need trust."""
+    """By the command line, without a terminal to ask on. Fails where Copier does, or speaks of trust."""
     assert not COPIERS[which][0].endswith("copier") or LOWEST.exists(), "`make setup` installs it"
     done = subprocess.run(
         [*COPIERS[which], *arguments], cwd=cwd, capture_output=True, text=True, stdin=subprocess.DEVNULL
@@ -87,11 +90,9 @@ def run_copier(which: str, *arguments: str, cwd: Path) -> str:
 
 
 def flags(answers: dict[str, Any]) -> list[str]:
-    return [
-        word
-        for name, value in answers.items()
-        for word in ("-d", f"{name}={yaml.safe_dump(value).split(chr(10))[0]}")
-    ]
+    """`-d name=value` for each; a list as YAML writes it in one line."""
+    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in answers.items()}
+    return [word for name, text in texts.items() for word in ("-d", f"{name}={text}")]
 
 
 def copied(upstream: Path, folder: Path, version: str = OLD, which: str = "newest", **answers: Any) -> Path:
@@ -108,6 +109,12 @@ def copied(upstream: Path, folder: Path, version: str = OLD, which: str = "newes
         cwd=folder.parent,
     )
     return commit(folder)
+
+
+def fresh(upstream: Path, folder: Path, **answers: Any) -> Path:
+    """A project of the new version that was never updated."""
+    run_copy(str(upstream), folder, data=answers, defaults=True, vcs_ref=NEW, quiet=True)
+    return folder
 
 
 def content(project: Path) -> dict[str, str]:
@@ -130,15 +137,17 @@ def changed(project: Path) -> list[str]:
 
 
 @every_copier
-@pytest.mark.parametrize("flag", ["--defaults", "--skip-answered"])
-def test_update_without_edits_is_a_fresh_copy(upstream: Path, tmp_path: Path, copier: str, flag: str) -> None:
+@pytest.mark.parametrize("more", [[], ["--skip-answered"]], ids=str)
+def test_update_without_edits_is_a_fresh_copy(
+    upstream: Path, tmp_path: Path, copier: str, more: list[str]
+) -> None:
     answers = {"gpu": "rtx_4090", "loader": "memmap", "extras": list(choices("extras"))}
     project = copied(upstream, tmp_path / "project", which=copier, **answers)
-    run_copier(copier, "update", "--defaults", flag, cwd=project)
-    assert content(project) == content(copied(upstream, tmp_path / "fresh", NEW, copier, **answers))
+    run_copier(copier, "update", "--defaults", *more, cwd=project)
+    assert content(project) == content(fresh(upstream, tmp_path / "fresh", **answers))
     assert yaml.safe_load((project / ".copier-answers.yml").read_text(encoding="utf-8"))["_commit"] == NEW
     commit(project)
-    run_copier(copier, "update", "--defaults", flag, cwd=project)
+    run_copier(copier, "update", "--defaults", *more, cwd=project)
     assert changed(project) == [], "the second update changes nothing"
 
 
@@ -153,7 +162,8 @@ def test_nothing_new_changes_nothing(upstream: Path, tmp_path: Path, copier: str
 def test_edits_survive(upstream: Path, tmp_path: Path, copier: str) -> None:
     project = copied(upstream, tmp_path / "project", which=copier)
     config, package = project / "config.yaml", project / "src/my_training"
-    replace(config, "\n  seed: 42\n", "\n  seed: 7\n")  # the new setting comes right behind it
+    replace(config, "\n  seed: 42\n", "\n  seed: 7\n")  # the new setting comes right behind it,
+    replace(config, "\n  deterministic: false\n", "\n  deterministic: true\n")  # and right before it
     replace(config, "\n  epochs: 10\n", "\n  epochs: 20\n")
     (package / "model.py").write_text(
         '"""My own model."""\n', encoding="utf-8"
@@ -169,8 +179,7 @@ def test_edits_survive(upstream: Path, tmp_path: Path, copier: str) -> None:
     assert git(project, "ls-files", "-u") == ""
     assert not list(project.rglob("*.rej"))
     settings = yaml.safe_load(config.read_text(encoding="utf-8"))
-    assert settings["reproducibility"]["seed"] == 7
-    assert settings["reproducibility"]["new_setting"] == 1
+    assert settings["reproducibility"] == {"seed": 7, "new_setting": 1, "deterministic": True}
     assert settings["training"]["epochs"] == 20
     assert settings["checkpoint"]["keep"] == 3
     assert (package / "model.py").read_text(encoding="utf-8") == '"""My own model."""\n'
@@ -207,7 +216,37 @@ def test_project_in_a_folder_of_a_repository(upstream: Path, tmp_path: Path) -> 
     run_copier("newest", "copy", "--defaults", "-r", OLD, str(upstream), str(project), cwd=tmp_path)
     commit(tmp_path / "all")
     run_copier("newest", "update", "--defaults", cwd=project)
-    assert content(project) == content(copied(upstream, tmp_path / "fresh", NEW))
+    assert content(project) == content(fresh(upstream, tmp_path / "fresh"))
+
+
+def test_any_new_setting_merges_beside_any_edited_one(tmp_path: Path) -> None:
+    """Between two settings of config.yaml are an empty line and a comment: their edits never touch."""
+    config = (render() / "config.yaml").read_text(encoding="utf-8")
+    paragraphs = config.split("\n\n")
+    edited = [
+        number for number, text in enumerate(paragraphs) if re.search(r"^  \w+: \S+$", text, re.MULTILINE)
+    ]
+    assert len(edited) > 40
+    old, mine, new = (tmp_path / name for name in ("old", "mine", "new"))
+    old.write_text(config, encoding="utf-8")
+    for number in edited:
+        text = re.sub(r"^(  \w+): \S+$", r"\1: 12345", paragraphs[number], flags=re.MULTILINE)
+        mine.write_text(
+            "\n\n".join([*paragraphs[:number], text, *paragraphs[number + 1 :]]), encoding="utf-8"
+        )
+        for place in (number, number + 1):  # in front of it, behind it
+            paragraph = "  # A setting of the new version.\n  new_setting: 1"
+            if place == len(paragraphs):
+                continue
+            new.write_text(
+                "\n\n".join([*paragraphs[:place], paragraph, *paragraphs[place:]]), encoding="utf-8"
+            )
+            merged = subprocess.run(
+                ["git", "merge-file", "-p", mine, old, new], capture_output=True, text=True
+            )
+            assert merged.returncode == 0, merged.stdout
+            assert "new_setting: 1" in merged.stdout
+            assert ": 12345" in merged.stdout
 
 
 # ---- other answers -----------------------------------------------------------------------------
@@ -229,30 +268,24 @@ def changes() -> list[tuple[str, Any]]:
 
 @pytest.fixture(scope="module")
 def base(upstream: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return copied(upstream, tmp_path_factory.mktemp("base") / "project", NEW)
+    return copied(upstream, tmp_path_factory.mktemp("base") / "project")
 
 
 @pytest.mark.parametrize(("name", "value"), changes(), ids=str)
-def test_changing_one_answer_is_a_fresh_copy(
-    upstream: Path, base: Path, tmp_path: Path, name: str, value: Any
-) -> None:
+def test_changing_one_answer_is_a_fresh_copy(base: Path, tmp_path: Path, name: str, value: Any) -> None:
     project = tmp_path / "project"
     shutil.copytree(base, project)
     run_update(project, data={name: value}, defaults=True, vcs_ref=VcsRef.CURRENT, overwrite=True, quiet=True)
     answers = yaml.safe_load((project / ".copier-answers.yml").read_text(encoding="utf-8"))
     assert answers[name] == value
     given = {key: answer for key, answer in answers.items() if key[0] != "_"}
-    fresh = tmp_path / "fresh"
-    from copier import run_copy
-
-    run_copy(str(upstream), fresh, data=given, defaults=True, vcs_ref=NEW, quiet=True)
-    assert content(project) == content(fresh)
+    assert content(project) == content(render(**given))
 
 
 @every_copier
 def test_move_to_another_gpu(upstream: Path, tmp_path: Path, copier: str) -> None:
     """By the command that README and doctor give."""
-    project = copied(upstream, tmp_path / "project", NEW, copier, gpu="v100")
+    project = copied(upstream, tmp_path / "project", which=copier, gpu="v100")
     readme, requirements = project / "README.md", project / "pyproject.toml"
     assert "**fp16**" in readme.read_text(encoding="utf-8")
     assert '"torch>=2.10,<2.15"' in requirements.read_text(encoding="utf-8")
@@ -268,14 +301,14 @@ def test_move_to_another_gpu(upstream: Path, tmp_path: Path, copier: str) -> Non
         "README.md",
         "pyproject.toml",
     }
-    assert content(project) == content(copied(upstream, tmp_path / "fresh", NEW, copier, gpu="h100"))
+    assert content(project) == content(render(gpu="h100"))
 
 
 @every_copier
 def test_move_to_a_gpu_without_the_chosen_precision(upstream: Path, tmp_path: Path, copier: str) -> None:
     """What the old card could and the new one cannot goes back to auto, and never stays behind unnoticed."""
     assert impossible({"gpu": "v100", "precision": "bf16"})
-    project = copied(upstream, tmp_path / "project", NEW, copier, gpu="h100", precision="bf16")
+    project = copied(upstream, tmp_path / "project", which=copier, gpu="h100", precision="bf16")
     run_copier(copier, "update", "--defaults", "-r", ":current:", "-d", "gpu=v100", cwd=project)
     answers = yaml.safe_load((project / ".copier-answers.yml").read_text(encoding="utf-8"))
     assert (answers["gpu"], answers["precision"]) == ("v100", "auto")
@@ -292,20 +325,13 @@ def test_lowest_copier_is_the_one_that_the_template_names() -> None:
 
 
 @every_copier
-def test_copy_with_the_answers_of_a_project(upstream: Path, base: Path, tmp_path: Path, copier: str) -> None:
+def test_copy_with_the_answers_of_a_project(upstream: Path, tmp_path: Path, copier: str) -> None:
     """The command that a project's README gives for a second project like it."""
-    (line,) = (
-        line
-        for line in (base / "README.md").read_text(encoding="utf-8").splitlines()
-        if "--data-file" in line
-    )
-    words = line.split()
-    assert words[0] == "copier"
-    assert words[-2] == "gh:org/fasttrain-template"
-    shutil.copy(base / ".copier-answers.yml", tmp_path)
-    run_copier(copier, *words[1:-2], str(upstream), words[-1], cwd=tmp_path)
-    assert content(tmp_path / words[-1]) == content(base)
-
-
-def test_environment_has_no_trust() -> None:
-    assert "COPIER_TRUST" not in os.environ
+    answers = {"gpu": "h100", "framework": "lightning", "extras": ["pre_commit"]}
+    project = copied(upstream, tmp_path / "project", which=copier, **answers)
+    lines = (project / "README.md").read_text(encoding="utf-8").splitlines()
+    (command,) = (line.split() for line in lines if "--data-file" in line)
+    assert command[0] == "copier"
+    assert command[-2] == "gh:org/fasttrain-template"
+    run_copier(copier, *command[1:-2], str(upstream), command[-1], cwd=project)
+    assert content(project / command[-1]) == content(fresh(upstream, tmp_path / "fresh", **answers))

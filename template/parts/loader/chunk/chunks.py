@@ -131,9 +131,13 @@ class Chunks:
     def __call__(self, numbers: np.ndarray, epoch: int, start: int) -> Iterator[dict[str, Rows]]:
         """The rows of each batch of `numbers` (batches, B) from `start` on."""
         self._settle()
-        if self.resident:
-            yield from self._from_resident(numbers[start:], epoch)
-            return
+        while self.resident and start < len(numbers):
+            rows = self._from_resident(self.samples.spans(numbers[start], epoch))
+            if rows is None:  # this epoch's spans lie elsewhere
+                self.resident = {}
+                break
+            yield rows
+            start += 1
         ahead: deque[Chunk] = deque()
         try:
             while ahead or start < len(numbers):
@@ -153,15 +157,17 @@ class Chunks:
                     part.abandon()
                 self.released[chunk.turn] = self._event()
 
-    def _from_resident(self, numbers: np.ndarray, epoch: int) -> Iterator[dict[str, Rows]]:
-        for batch in numbers:
-            self.outputs.turn += 1
-            rows = {}
-            for name, spans in self.samples.spans(batch, epoch).items():
-                first, part = self.resident[name]
-                starts = np.where(spans.lengths > 0, spans.starts - first, 0)
-                rows[name] = part.take(spans, starts, self.outputs)
-            yield rows
+    def _from_resident(self, batch: dict[str, Spans]) -> dict[str, Rows] | None:
+        """The rows of a batch; None where they are not resident."""
+        self.outputs.turn += 1
+        rows = {}
+        for name, spans in batch.items():
+            first, part = self.resident[name]
+            starts = np.where(spans.lengths > 0, spans.starts - first, 0)
+            if starts.min(initial=0) < 0 or (starts + spans.lengths).max(initial=0) > part.layout.rows:
+                return None
+            rows[name] = part.take(spans, starts, self.outputs)
+        return rows
 
     # --- chunks
 
@@ -226,8 +232,6 @@ class Chunks:
     def _extents(self) -> dict[str, tuple[int, int]]:
         """The rows [first, last) of each array that the samples reach."""
         found = {name: (source.array.shape[0], 0) for name, source in self.sources.items()}
-        if self.order.kind == "random_start":  # others in each epoch
-            return {name: (0, rows) for name, (rows, _) in found.items()}
         for start in range(0, len(self.order.samples), 1 << 16):
             for name, part in self.samples.spans(self.order.samples[start : start + (1 << 16)], 0).items():
                 (first, last), present = found[name], part.lengths > 0

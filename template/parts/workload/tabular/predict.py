@@ -25,7 +25,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `predict`."""
     add = parser.add_argument
     add("--run", metavar="RUN", help="name or path of the run (default: the newest)")
-    add("--split", default="test", metavar="SPLIT", help="train, validation or test (default: test)")
+    add("--split", choices=["train", "validation", "test"], default="test", help="(default: test)")
     add("--input", metavar="FILE", help="CSV file of new rows, with or without the target")
     add("--delimiter", default=",", choices=[",", ";", "|", "tab"], help="between cells (default: comma)")
     add("--checkpoint", choices=["best", "last"], default="best", help="(default: best)")
@@ -100,9 +100,11 @@ def as_npz(found: dict[str, np.ndarray], facts: dict[str, Any]) -> bytes:
     """Arrays `prediction`, `target` (N,); of classes also `probability` (N, K) and their names `classes`."""
     import numpy as np
 
-    names = {"classes": np.array(facts["target"]["classes"])} if "probability" in found else {}
+    arrays: dict[str, Any] = dict(found)
+    if "probability" in found:
+        arrays["classes"] = np.array(facts["target"]["classes"])
     file = io.BytesIO()
-    np.savez(file, **found, **names)
+    np.savez(file, **arrays)
     return file.getvalue()
 
 

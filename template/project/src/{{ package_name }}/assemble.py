@@ -67,8 +67,10 @@ def open_store(settings: Any) -> Store:
 
 
 def assemble(settings: Any, distributed: Any, store: Store) -> Project:
-    """Builds a project with fresh weights from the seed. Raises `UserError` for a precision the device
-    lacks."""
+    """Builds a project with fresh weights from the seed.
+
+    Raises `UserError` for a precision that the device lacks.
+    """
     device, training = distributed.device, settings.training
     deterministic = settings.reproducibility.deterministic
     reproducibility.seed_everything(settings.reproducibility.seed)
@@ -77,7 +79,7 @@ def assemble(settings: Any, distributed: Any, store: Store) -> Project:
     resolved, why = resolve_precision(training.precision, capability, hip=torch.version.hip is not None)
     precision = Precision(resolved, device)
 
-    model = build_model(settings, store.facts).to(device)  # 1
+    model: Any = build_model(settings, store.facts).to(device)  # 1
     blocks: dict[str, Any] = {"fp8": convert(model) if resolved == "fp8" else 0}  # 2
     if training.gradient_checkpointing:  # 3
         optimization.checkpoint_blocks(model.blocks())

@@ -31,8 +31,7 @@ class Carry:
             batch["carry"] = _each(self.state, lambda state: _masked(state, keep))
 
     def keep(self, output: Output) -> None:
-        """Remembers the state; a state of another batch size never meets the next batch, as all batches
-        are full."""
+        """Remembers the state. It fits the next batch, because all batches are full."""
         if output.carry is not None:
             self.state = _each(output.carry, Tensor.detach)
 
@@ -102,8 +101,8 @@ class Step:
     @property
     def last(self) -> dict[str, Tensor]:
         """Loss per target over all ranks and gradient norm of the group that closed last, on the device."""
-        loss = sum(loss * weight for loss, weight in self.group)
-        weight = sum(weight for _, weight in self.group)
+        loss = torch.stack([loss * weight for loss, weight in self.group]).sum()
+        weight = torch.stack([weight for _, weight in self.group]).sum()
         both = self.distributed.sum(torch.stack([loss, weight]))
         return {"loss": both[0] / both[1].clamp(min=1), "gradient_norm": self._norm / self._divisor}
 

@@ -54,8 +54,7 @@ class Array:
         return f"{self.path}, {self.name} rows {row} to {row + max(size // self.row_bytes, 1) - 1}"
 
     def rows(self) -> np.ndarray:
-        """(N, *row) mapped copy-on-write: nothing is read before it is touched, and a read-only folder
-        will do."""
+        """(N, *row) mapped copy-on-write: read when touched, and a read-only folder will do."""
         if 0 in self.shape:
             return np.empty(self.shape, self.stored)
         if self.offset is None:
@@ -160,6 +159,7 @@ class StoreWriter:
         properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
         properties.set_layout(h5py.h5d.CONTIGUOUS)
         properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+        properties.set_obj_track_times(False)  # the same data are the same bytes, whenever they were prepared
         stored = np.dtype("uint16" if dtype == "bfloat16" else dtype)
         kind = h5py.h5t.py_create(stored, logical=True)
         dataset = h5py.h5d.create(
