@@ -283,8 +283,8 @@ class Chunks:
         self.reader.close()
         self.buffers, self.outputs, self.resident = [None] * len(self.buffers), Outputs(), {}
         self.capacity = 0
-        for source in self.sources.values():
-            source.close()
+        while self.sources:
+            self.sources.popitem()[1].close()
 
 
 def free_for_chunks(device: torch.device) -> int:
