@@ -1,7 +1,7 @@
 """Chunks: the rows of the next batches, read ahead of the step into memory that is reused.
 
 Every order takes the same way: spans of the next batches → the rows they need → large reads → batches
-as views or gathered windows. On a CPU four chunks take turns, on a GPU two, each filled block by block.
+as views or gathered windows. On a CPU three chunks take turns, on a GPU two, each filled block by block.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .seams import Rows, Spans
 from .store import Array
 
 DEVICE_SHARE = 0.75  # of the GPU memory that a step leaves free
-HOST_BYTES = 256 << 20  # on a CPU, where four chunks take turns
+HOST_BYTES = 256 << 20  # on a CPU, where three chunks take turns
 MOST_BATCHES = 256  # of a chunk: planning more would hold the step up
 ALIGNMENT = 512  # bytes, of each array's part in a chunk
 
@@ -122,7 +122,7 @@ class Chunks:
             part.starts.size * part.width * arrays[name].row_bytes for name, part in spans.items()
         )
         self.reader = Reader(holder, list(self.sources.values()), pin)
-        self.buffers: list[Tensor | None] = [None] * (2 if holder.type == "cuda" else 4)
+        self.buffers: list[Tensor | None] = [None] * (2 if holder.type == "cuda" else 3)
         self.released: list[Any] = [None] * len(self.buffers)  # events: the GPU is done with the buffer
         self.outputs, self.resident = Outputs(), dict[str, tuple[int, Part]]()  # first row and rows, by array
         self.dry = trains and size is None and holder.type == "cuda"

@@ -323,7 +323,7 @@ def _examples(store: Store, settings: Any, split: str) -> Any:
 
 def synthesize(folder: Path, settings: Any) -> None:
     """Writes 20,000 hours of three made-up columns, always the same: days, weeks and a slow wandering."""
-    random, hours = np.random.default_rng(20), np.arange(20_000)
+    random, hours = np.random.default_rng(22), np.arange(20_000)
     noise = random.standard_normal((len(hours), 3))
     wander = np.zeros_like(noise)
     for hour in range(1, len(hours)):
