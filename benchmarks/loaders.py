@@ -442,9 +442,8 @@ def table(rounds: list[dict[str, Any]]) -> str:
     lines.append(("resuming at any batch, of one chunk's read", "< 1", [resumed]))
     text = ["| measure | wanted | median | span |", "|---|---|---|---|"]
     for name, wanted, values in lines:
-        text.append(
-            f"| {name} | {wanted} | {statistics.median(values):.2f} | {min(values):.2f} to {max(values):.2f} |"
-        )
+        middle, span = statistics.median(values), f"{min(values):.2f} to {max(values):.2f}"
+        text.append(f"| {name} | {wanted} | {middle:.2f} | {span} |")
     speeds = {name: statistics.median(1.97 / row[name]["epoch"] for row in rounds) for name in WARM}
     text += ["", "| loader, no step | GB/s |", "|---|---|"]
     return "\n".join(text + [f"| {name} | {speed:.2f} |" for name, speed in speeds.items()]) + "\n"
@@ -477,8 +476,8 @@ def main() -> None:
     before = os.getloadavg()[0]
     found = measure(arguments.folder, arguments.rounds, arguments.cold)
     machine = (
-        f"{time.strftime('%Y-%m-%d')}, {platform.machine()}, {os.cpu_count()} cores, load {before:.1f} at the "
-        f"start, Linux {platform.release()}, Python {platform.python_version()}, torch {torch.__version__}, "
+        f"{time.strftime('%Y-%m-%d')}, {platform.machine()}, {os.cpu_count()} cores, load {before:.1f} at the start, "
+        f"Linux {platform.release()}, Python {platform.python_version()}, torch {torch.__version__}, "
         f"h5py {h5py.__version__} (HDF5 {h5py.version.hdf5_version}), numpy {np.__version__}, "
         f"{arguments.rounds} rounds."
     )

@@ -1,4 +1,4 @@
-"""Every loader delivers the same batches, bit for bit, of any samples in any order; and the chunk loader's promises."""
+"""Every loader delivers the same batches, bit for bit, in any order; and what the chunk loader promises."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import h5py
 import numpy as np
 import pytest
 import torch
@@ -28,7 +27,7 @@ def module(name: str, loader: str = "chunk") -> Any:
 
 
 class Fake:
-    """Samples of a store made by `write`; subclasses say which spans. `Spans` is given, as each loader has its own."""
+    """Samples of the store below; subclasses say which spans. `Spans` is the class of the loader's project."""
 
     count = 300
     stride = 3
@@ -68,7 +67,7 @@ class Pages(Fake):
 
 
 class Ragged(Fake):
-    """Texts of 1 to 30 tokens, end to end, padded as far as the batch needs; a shift in order `random_start`."""
+    """Texts of 1 to 30 tokens, padded as far as the batch needs; they move in the order `random_start`."""
 
     def spans(self, indices: np.ndarray, epoch: int) -> dict[str, Any]:
         lengths = self.lengths()
@@ -226,7 +225,7 @@ def test_a_random_start_beyond_the_first_epochs_rows(folder: Path) -> None:
 
 
 def test_memory_stays_within_the_chunks(tmp_path: Path) -> None:
-    """The same for a file and for one four times as large; no buffer is made after the first round of chunks."""
+    """The same for a file and for one four times as large."""
     peaks = []
     for rows in (600, 2400):
         place = tmp_path / str(rows)
@@ -300,7 +299,7 @@ def test_a_worker_that_dies_is_one_line(folder: Path) -> None:
 
     loader = make("dataloader", Deadly, folder, settings("time", workers=1))
     with pytest.raises(
-        module("engine.errors", "dataloader").UserError, match="worker died: 1 workers: .*num_workers"
+        module("engine.errors", "dataloader").UserError, match=r"worker died: 1 workers: .*num_workers"
     ):
         next(loader.epoch(0))
     loader.close()

@@ -94,7 +94,7 @@ def windows(folder: Path, split: str) -> list[dict[str, torch.Tensor]]:
 
 
 def test_a_window_belongs_to_the_split_that_holds_all_its_targets(tmp_path: Path) -> None:
-    """The published protocol: 2,857 test windows of ETTh2's 2,880 test rows; histories reach over the border."""
+    """The published protocol of ETTh2: 2,857 windows of 2,880 test rows; histories reach over the border."""
     table = values(14_500)
     words = (
         "prepare",
@@ -545,7 +545,7 @@ def test_bad_hdf5_is_one_line(name: str, tmp_path: Path) -> None:
 def test_a_file_that_is_no_hdf5_cut_missing_or_locked_is_one_line(tmp_path: Path) -> None:
     one_error(run(project(), *HDF5, cwd=tmp_path), "there is no such file")
     path = hdf5(tmp_path)
-    writer = "import h5py, sys; file = h5py.File(sys.argv[1], 'a'); print('open', flush=True); sys.stdin.read()"
+    writer = "import h5py, sys; f = h5py.File(sys.argv[1], 'a'); print('open', flush=True); sys.stdin.read()"
     command = [sys.executable, "-c", writer, str(path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"open\n"
