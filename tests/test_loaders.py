@@ -27,7 +27,7 @@ def module(name: str, loader: str = "chunk") -> Any:
 
 
 class Fake:
-    """Samples of the store below; subclasses say which spans. `Spans` is the class of the loader's project."""
+    """Samples of the store below; subclasses say which spans. `Spans` is the class of the same project."""
 
     count = 300
     stride = 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from importing import imported
-from rendering import render
+from rendering import REPOSITORY, render
 from running import Result, losses, newest_run, one_error, run
 
 PREPARE = ("prepare", "--input", "series.csv", "--history", "24", "--horizon", "6")
@@ -597,6 +598,9 @@ def test_a_flipped_bit_is_found_and_named_with_its_rows(tmp_path: Path) -> None:
         "damaged",
         "features rows",
     )
+    doctor = run(project(), "doctor", "--verify", cwd=tmp_path)
+    assert doctor.code == 1
+    assert "failed   checksums    the stored data are damaged" in doctor.out
 
 
 def test_a_file_that_changed_its_size_since_prepare_is_named(tmp_path: Path) -> None:
@@ -653,3 +657,19 @@ def test_chunk_data_loader_refuses_unequal_rows(tmp_path: Path) -> None:
         module("engine.errors").UserError, match="unequal numbers of rows: features 400, targets 7"
     ):
         chunk_loader(path)
+
+
+# ---- the guide -----------------------------------------------------------------------------------
+
+DOCUMENT = (REPOSITORY / "docs/timeseries.md").read_text(encoding="utf-8")
+
+
+def test_documented_commands_run_and_beat_repeating_the_last_value(tmp_path: Path) -> None:
+    python, shell = (re.search(rf"```{kind}\n(.*?)```", DOCUMENT, re.DOTALL)[1] for kind in ("python", "sh"))
+    subprocess.run([sys.executable, "-c", python], cwd=tmp_path, check=True)
+    for line in shell.splitlines():
+        result = run(project(), *line.split()[3:], cwd=tmp_path)
+        assert result.code == 0, result.err
+    evaluation = json.loads((newest_run(tmp_path) / "evaluation.json").read_text())
+    assert evaluation["metrics"]["mse"] < 0.5 * evaluation["baselines"]["repeat_last"]["mse"]
+    assert np.load(tmp_path / "forecast.npz")["prediction"].shape[1:] == (24, 2)
