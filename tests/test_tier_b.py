@@ -15,7 +15,14 @@ CELLS = products("workload", "loader", "framework", "precision")
 # Small enough for seconds, large enough to learn: flags of each workload for its synthetic data.
 TINY = {
     "tabular": ("--data.batch_size", "128", "--model.width", "32", "--schedule.warmup_steps", "10"),
-    "timeseries": ("--model.width", "16", "--optimizer.learning_rate", "0.01", "--schedule.warmup_steps", "10"),
+    "timeseries": (
+        "--model.width",
+        "16",
+        "--optimizer.learning_rate",
+        "0.01",
+        "--schedule.warmup_steps",
+        "10",
+    ),
 }
 STEPS = 60  # of 110 or more in an epoch
 EVERY_STEP = ("--monitor.every_steps", "1", "--training.max_steps", str(STEPS))
