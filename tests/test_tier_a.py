@@ -108,7 +108,7 @@ def test_no_leftovers_of_the_template() -> None:
 
 
 def test_no_artefacts_of_rendering() -> None:
-    """As a person would have typed it: one newline at the end, no blanks at line ends, no empty lines in heaps."""
+    """As if typed by hand: one newline at the end, no blanks at line ends, no empty lines in heaps."""
     for key, path in distinct().items():
         text = path.read_text(encoding="utf-8")
         if not text:
@@ -243,7 +243,8 @@ def test_types(tmp_path: Path) -> None:
     """mypy over links to the parts of a pairwise cover of the variants, each set of parts once."""
     seen = set()
     for answers in pairwise(*structural()):
-        folder = link(tmp_path / name(answers), **answers)
+        folder = tmp_path / name(answers)
+        link(folder, **answers)
         parts = frozenset(path.resolve() for path in folder.rglob("*.py"))
         if parts in seen:
             continue

@@ -1,5 +1,4 @@
-"""Links the parts of one variant into a package, to edit, type-check and run the template in place:
-`python tools/link.py build/linked framework=lightning`, then there `PYTHONPATH=src python -m my_training`."""
+"""Links one variant into a folder, to run it in place: `python tools/link.py build/linked loader=memmap`."""
 
 import shutil
 import sys
@@ -12,7 +11,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "template/project/src/{{ package_name }}"
 
 
-def link(folder: Path, **answers: str) -> Path:
+def link(folder: Path, **answers: str) -> None:
     """Links one variant into `folder`/src/my_training; questions that `answers` omits are as by default."""
     questions = yaml.safe_load((ROOT / "copier.yml").read_text(encoding="utf-8"))
     for name, asked in questions.items():
@@ -26,11 +25,10 @@ def link(folder: Path, **answers: str) -> Path:
         place = folder / "src/my_training" / part.relative_to(PACKAGE).with_name(name)
         if part.suffix == ".jinja":  # one line: {% include EXPRESSION %}
             expression = part.read_text(encoding="utf-8").removeprefix("{% include ").removesuffix(" %}\n")
-            part = ROOT / jinja2.Environment().compile_expression(expression)(**answers)
+            part = ROOT / str(jinja2.Environment().compile_expression(expression)(**answers))
             place = place.with_suffix("")
         place.parent.mkdir(parents=True, exist_ok=True)
         place.symlink_to(part)
-    return folder
 
 
 if __name__ == "__main__":
