@@ -275,7 +275,7 @@ def test_a_loss_that_is_not_finite_names_its_samples(framework: str, place: Path
 
 
 def test_early_stop_and_best_checkpoint(place: Path) -> None:
-    """A learning rate too high to gain: the run stops after `patience` evaluations, `evaluate` takes the best one."""
+    """A learning rate too high ends the run after `patience` evaluations; `evaluate` takes the best one."""
     words = (*OPTIONS, "--evaluation.every_steps", "3", "--evaluation.patience", "2")
     words += (
         "--optimizer.learning_rate",
