@@ -81,7 +81,7 @@ def test_auto_at_each_border(capability, expected):
 
 
 def test_fp8_starts_at_8_9():
-    with pytest.raises(errors.UserError, match="sm 8.6"):
+    with pytest.raises(errors.UserError, match=r"sm 8\.6"):
         gpus.resolve_precision("fp8", (8, 6))
     assert gpus.resolve_precision("fp8", (8, 9))[0] == "fp8"
 
@@ -179,7 +179,7 @@ def test_an_edited_table_is_a_users_error(tmp_path, monkeypatch):
     for text in ("h100: [", "h100: {label: H100}", "- h100", ""):
         broken.write_text(text)
         gpus.table.cache_clear()
-        with pytest.raises(errors.UserError, match="gpus.yml"):
+        with pytest.raises(errors.UserError, match=r"gpus\.yml"):
             gpus.table()
     monkeypatch.undo()
     gpus.table.cache_clear()

@@ -82,7 +82,12 @@ def test_a_whole_run(tmp_path):
         steps(300) + evaluations(0.9, 0.4, 0.5),
         env=ENVIRONMENT,
         status={"state": "finished", "reason": "", "step": 300, "resumes": [120]},
-        evaluation={"split": "test", "step": 200, "metrics": {"mse": 0.42}, "baselines": {"mean": {"mse": 1.5}}},
+        evaluation={
+            "split": "test",
+            "step": 200,
+            "metrics": {"mse": 0.42},
+            "baselines": {"mean": {"mse": 1.5}},
+        },
     )
     checkpoint = run / "checkpoints" / "step-00000200"
     checkpoint.mkdir(parents=True)
@@ -101,7 +106,7 @@ def test_a_whole_run(tmp_path):
         "| training, last | 0.83576 | 300 |",
         "## Evaluation on test at step 200",
         "| mse | 0.42 | 1.5 |",
-        "| samples/s, median | 5000 |",  # the first one, with compilation in it, does not count
+        "| samples/s, median | 5,000 |",  # the first one, with compilation in it, does not count
         "| waiting for data, median | 3 % |",
         "| GPU memory, peak | 1,300 MB |",
         "| compile | off | a \\| b |",
@@ -134,8 +139,17 @@ def test_short_and_long_runs_are_drawn(tmp_path, count):
     ],
 )
 def test_how_it_ended(tmp_path, state, reason, expected):
-    run = make_run(tmp_path / "run", steps(100), status={"state": state, "reason": reason, "step": 100, "resumes": []})
+    run = make_run(
+        tmp_path / "run", steps(100), status={"state": state, "reason": reason, "step": 100, "resumes": []}
+    )
     assert expected in page_of(run)
+
+
+def test_a_killed_run_stands_at_its_last_logged_step(tmp_path):
+    status = {"state": "running", "reason": "", "step": 40, "resumes": [40]}
+    assert "at step 90 of epoch 1; resumed from step 40" in page_of(
+        make_run(tmp_path / "run", steps(90), status=status)
+    )
 
 
 def test_a_line_cut_by_a_kill_is_left_out(tmp_path):
@@ -165,7 +179,7 @@ def test_an_empty_folder_and_broken_files_get_a_page(tmp_path):
 def test_losses_that_are_no_numbers(tmp_path):
     rows = steps(50)
     rows[2]["loss"], rows[3]["loss"], rows[4]["loss"] = None, math.nan, math.inf
-    assert "| training, last | 1.9711 | 20 |" in page_of(make_run(tmp_path / "run", rows))
+    assert "| training, last | 1.971 | 20 |" in page_of(make_run(tmp_path / "run", rows))
 
 
 def test_the_page_survives_a_picture_that_cannot_be_drawn(tmp_path, monkeypatch):
@@ -195,7 +209,9 @@ def test_settings_that_differ_are_listed_with_their_origin():
 
 def test_no_torch_is_needed():
     code = "from my_training.engine.report import write_report; import sys; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=render() / "src", capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=render() / "src", capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "False"
 
 
@@ -227,11 +243,11 @@ def test_a_missing_run_is_one_line_that_lists_the_runs(tmp_path):
     with pytest.raises(errors.UserError, match="there is no run yet"):
         runs.find_run("nope", tmp_path)
     for number in range(12):
-        make_run(tmp_path / f"run-{number}")
+        os.utime(make_run(tmp_path / f"run-{number}"), (number, number))
     with pytest.raises(errors.UserError) as error:
         runs.find_run("nope", tmp_path)
-    assert "run-11" in str(error.value)
-    assert "and 4 more" in str(error.value)
+    assert "runs are run-11, run-10, " in str(error.value)
+    assert "run-4 and 4 more" in str(error.value)
     assert "\n" not in str(error.value)
 
 

@@ -1,4 +1,5 @@
-"""No fp8: chosen by the answer `precision`, because it needs a library and code that this project does without."""
+"""No fp8: chosen by the answer `precision`, because it needs a library and code that this project does
+without."""
 
 from __future__ import annotations
 

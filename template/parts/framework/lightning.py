@@ -20,7 +20,8 @@ from .engine.session import Session
 
 
 class RestOfEpoch:
-    """What is left of the current epoch. With a length, Lightning does not fetch a batch ahead of the step."""
+    """What is left of the current epoch. With a length, Lightning does not fetch a batch ahead of the
+    step."""
 
     def __init__(self, session: Session):
         self.session, self.progress = session, session.progress
@@ -86,7 +87,9 @@ def fit(session: Session) -> None:
     if session.over:  # Lightning would train one more step
         return
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", module="lightning")  # advice on loaders and loggers that are not Lightning's here
+    warnings.filterwarnings(
+        "ignore", module="lightning"
+    )  # advice on loaders and loggers that are not Lightning's here
     trainer = lightning.Trainer(
         accelerator="gpu" if session.project.device.type == "cuda" else "cpu",
         **LIGHTNING,

@@ -1,4 +1,5 @@
-"""Loader `dataloader`: PyTorch's own DataLoader, which hands spans to worker processes and gets padded rows back.
+"""Loader `dataloader`: PyTorch's own DataLoader, which hands spans to worker processes and gets padded
+rows back.
 
 The main process makes the spans; a worker knows the store and bytes only, so any number of workers
 gives the same batches. Best where each sample needs real CPU work (`Samples.host`) or the disk is slow.
@@ -84,13 +85,16 @@ class Loader:
             pin_memory=data.pin_memory and device.type == "cuda",
             prefetch_factor=data.prefetch_factor if self.workers else None,
             persistent_workers=data.persistent_workers and self.workers > 0,
-            generator=torch.Generator(),  # else it draws from the global one, and dropout differs with the workers
+            # Its own: else it draws from the global one, and dropout differs with the workers.
+            generator=torch.Generator(),
         )
 
     def _automatic_workers(self, store: Store) -> int:
         """Half of the cores, at most 8; none where a batch is small and needs no work on the CPU."""
         spans = self.samples.spans(self.order.samples[: self.order.batch_size], 0)
-        size = sum(part.starts.size * part.width * store.arrays[name].row_bytes for name, part in spans.items())
+        size = sum(
+            part.starts.size * part.width * store.arrays[name].row_bytes for name, part in spans.items()
+        )
         if getattr(self.samples, "host", None) is None and size < SMALL_BATCH_BYTES:
             return 0
         return min(8, (os.cpu_count() or 2) // 2)

@@ -1,4 +1,5 @@
-"""No experiment tracker: `metrics.jsonl`, `metrics.csv` and `curves.png` of the run folder are always written."""
+"""No experiment tracker: `metrics.jsonl`, `metrics.csv` and `curves.png` of the run folder are always
+written."""
 
 from __future__ import annotations
 

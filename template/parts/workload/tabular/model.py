@@ -95,19 +95,20 @@ class Regression(Network):
 
     def forward(self, batch: Batch) -> Output:
         prediction = self.outputs(batch).squeeze(1)
-        target = (batch["target"] - self.target_mean) / self.target_std
         present = batch["index"] >= 0
         weight = present.sum(dtype=torch.float32)
-        error = (prediction - target) * present  # (B,)
-        squares = torch.dot(error, error)
+        target = (batch["target"] - self.target_mean) / self.target_std
+        target = torch.where(present, target, prediction.detach())  # no error where the batch is filled up
+        squares = functional.mse_loss(prediction, target, reduction="sum")
         loss = squares / weight.clamp(min=1)
         if self.training:
             return Output(loss, weight)
+        absolute = functional.l1_loss(prediction, target, reduction="sum")
         sums = {
             "mse": squares,
-            "mae": error.abs().sum(),
+            "mae": absolute,
             "mse_original": squares * self.target_std**2,
-            "mae_original": error.abs().sum() * self.target_std,
+            "mae_original": absolute * self.target_std,
         }
         return Output(loss, weight, {name: (value, weight) for name, value in sums.items()})
 

@@ -18,7 +18,7 @@ LEARNING_RATE = 1e-3
 class Data(LoaderSettings):
     """Where the rows lie, in which order they come and how they reach the device."""
 
-    batch_size: BatchSize = 256
+    batch_size: BatchSize = 32
     order: Literal["time", "block", "full"] = Field(
         "full", description="order of the training samples; evaluation always runs in time order"
     )
@@ -27,7 +27,7 @@ class Data(LoaderSettings):
 class Model(Section):
     """A multi-layer perceptron with residual blocks."""
 
-    width: int = Field(128, ge=1, description="units in a hidden layer")
+    width: int = Field(64, ge=1, description="units in a hidden layer")
     depth: int = Field(3, ge=1, description="hidden layers; all but the first are residual blocks")
     dropout: float = Field(0.1, ge=0, lt=1, description="share of a block's units dropped in training")
     category_width: int = Field(8, ge=1, description="numbers that stand for one category")

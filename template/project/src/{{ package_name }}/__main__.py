@@ -52,7 +52,7 @@ def run(words: list[str]) -> int:
         return 0
     if not words or words[0] not in verbs:
         what = f"unknown verb {words[0]!r}" if words else "no verb"
-        guess = near(words[0], {verb: verb for verb in verbs}) if words else None
+        guess = near(words[:1], {verb: verb for verb in verbs}) if words else None
         remedy = f"did you mean {guess!r}?" if guess else f"begin with one of {', '.join(verbs)}"
         raise UserError(what, "command line", remedy)
     command = import_module(f".commands.{words[0]}", __package__)
@@ -123,7 +123,7 @@ class Parser(argparse.ArgumentParser):
         for before, word in zip(["", *words], words, strict=False):
             flag = word.partition("=")[0]
             if flag.startswith("-"):
-                guess = near(flag, flags) or nearest_setting(flag)
+                guess = near([flag], flags) or nearest_setting(flag)
                 remedy = f"did you mean {guess!r}?" if guess else f"`{self.prog} --help` lists all"
                 mistakes.append(UserError(f"unknown option {flag!r}", "command line", remedy))
             elif not before.startswith("-"):
@@ -140,9 +140,7 @@ def parser_of(verb: str, command: Any) -> Parser:
     parser = Parser(
         prog=f"python -m {__package__} {verb}",
         description=(command.__doc__ or "").partition("\n")[0],
-        epilog=settings_help()
-        if verb == "train"
-        else "--section.key VALUE changes a setting; `train --help` lists them.",
+        epilog=settings_help() if verb == "train" else "`train --help` lists the flags of all settings.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

@@ -49,7 +49,9 @@ class Project:
         """
         samples = dataset.Samples(self.store, self.settings, split)
         if not len(samples):
-            raise UserError(f"the {split} split has no samples", str(self.store.folder), "prepare with another --split")
+            raise UserError(
+                f"the {split} split has no samples", str(self.store.folder), "prepare with another --split"
+            )
         rank, world = self.distributed.rank, self.distributed.world
         return Loader(samples, self.store, self.settings, self.device, rank, world, train)
 
@@ -65,7 +67,8 @@ def open_store(settings: Any) -> Store:
 
 
 def assemble(settings: Any, distributed: Any, store: Store) -> Project:
-    """Builds a project with fresh weights from the seed. Raises `UserError` for a precision the device lacks."""
+    """Builds a project with fresh weights from the seed. Raises `UserError` for a precision the device
+    lacks."""
     device, training = distributed.device, settings.training
     deterministic = settings.reproducibility.deterministic
     reproducibility.seed_everything(settings.reproducibility.seed)

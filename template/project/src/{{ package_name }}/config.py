@@ -161,7 +161,7 @@ class Settings(Section):
         return [f"{origin} has no effect: {why}" for origin in given]
 
     def phase(self, number: int) -> Settings:
-        """The settings of phase `number`, counted from 1: its overrides, and its steps for training.max_steps.
+        """The settings of phase `number`, counted from 1: its overrides, its steps as training.max_steps.
 
         Raises:
             UserError: if there is no such phase, or its settings exclude each other.
@@ -275,11 +275,12 @@ def load(
         (key, environment[name], f"${name}") for name, key in ENVIRONMENT.items() if environment.get(name)
     ]
     flags = [(key, text, f"--{key}") for key, text in overrides]
+    layers = [file, overlays.get(chosen, {}), sources.texts(names), sources.texts(flags)]
+    for each in [*layers, *overlays.values()]:  # one by one: a stronger value would hide a wrong one
+        sources.build(Settings, _without_switches(sources, each, {}, []))
     layer: Layer = {}
-    for stronger in (file, overlays.get(chosen, {}), sources.texts(names), sources.texts(flags)):
+    for stronger in layers:
         layer |= _without_switches(sources, stronger, layer, notes)
-    for overlay in overlays.values():
-        sources.build(Settings, _without_switches(sources, overlay, layer, []))
     settings = _checked(sources, layer, notes)
     for number in range(1, len(settings.phases) + 1):
         settings.phase(number)

@@ -231,8 +231,7 @@ def has_code(built: list[str], capability: gpus.Capability) -> bool:
     PTX (`compute_90`) of any older one; code for one architecture alone (`sm_90a`) runs there only.
     https://docs.nvidia.com/cuda/cuda-c-programming-guide/#application-compatibility
     """
-    for name in built:
-        kind, major, minor, suffix = re.fullmatch(r"(sm|compute)_(\d+)(\d)([a-z]?)", name).groups()
+    for kind, major, minor, suffix in re.findall(r"(sm|compute)_(\d+)(\d)([a-z]?)", " ".join(built)):
         build = (int(major), int(minor))
         related = suffix != "a" and (kind == "compute" or build[0] == capability[0])
         if build == capability or (related and build < capability):

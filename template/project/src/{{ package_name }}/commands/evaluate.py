@@ -30,7 +30,9 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> int:
     project, step = open_run(folder, settings, arguments.checkpoint)
     loader = project.loader(arguments.split)
     metrics, seconds = timed(
-        lambda: evaluate(project.wrapped, loader, project.precision, project.distributed, title=arguments.split)
+        lambda: evaluate(
+            project.wrapped, loader, project.precision, project.distributed, title=arguments.split
+        )
     )
     loader.close()
     metrics = dataset.finish(metrics, project.store, arguments.split)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..engine.errors import UserError
 from ..engine.runs import find_run, new_run, newest
 
 

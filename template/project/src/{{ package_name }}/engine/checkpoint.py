@@ -95,7 +95,8 @@ class Checkpoint:
         manifest, tensors, state = found["manifest"], found["tensors"], found["state"]
         for name, value in self.facts.items():
             if manifest["facts"].get(name) != value:
-                what = f"the checkpoint was made with {name} {manifest['facts'].get(name)!r}, now it is {value!r}"
+                was = manifest["facts"].get(name)
+                what = f"the checkpoint was made with {name} {was!r}, now it is {value!r}"
                 raise UserError(what, str(found["path"]), "go back to that, or start a new run")
         for name, part in self.parts.items():
             if name != "model":

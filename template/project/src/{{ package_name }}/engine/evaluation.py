@@ -23,7 +23,8 @@ def evaluate(
     progress: bool | None = None,
     title: str = "evaluating",
 ) -> dict[str, float] | None:
-    """Metrics by name, each the sum over its own denominator, and `loss` per target; None when `stop()` said so.
+    """Metrics by name, each the sum over its own denominator, and `loss` per target; None when `stop()`
+    said so.
 
     progress: a bar; None shows one on a terminal only. One host sync, at the end. Draws no random
     numbers, so training goes on bit for bit.
@@ -33,7 +34,9 @@ def evaluate(
     model.eval()
     try:
         with torch.no_grad():
-            bar = tqdm(loader.epoch(0), title, len(loader), leave=False, disable=_silent(progress), unit="batch")
+            bar = tqdm(
+                loader.epoch(0), title, len(loader), leave=False, disable=_silent(progress), unit="batch"
+            )
             for batch in bar:
                 if stop():
                     interrupted = True

@@ -1,4 +1,5 @@
-"""Writes that are whole or absent, whatever dies in between: temporary name, fsync, rename, fsync of the folder."""
+"""Writes that are whole or absent, whatever dies in between: temporary name, fsync, rename, fsync of the
+folder."""
 
 from __future__ import annotations
 
@@ -62,7 +63,11 @@ def write_json(path: Path, value: Any) -> None:
 def sha256(path: Path) -> str:
     """Digest of a file's content, about 1.3-2 GB/s on a core."""
     with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _digest(file)
+        return (
+            hashlib.file_digest(file, "sha256").hexdigest()
+            if hasattr(hashlib, "file_digest")
+            else _digest(file)
+        )
 
 
 def _digest(file: BinaryIO) -> str:  # Python 3.10 has no file_digest

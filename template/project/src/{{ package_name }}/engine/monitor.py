@@ -1,4 +1,5 @@
-"""What a run says of itself: a bar or plain lines, `metrics.jsonl`, `metrics.csv`, and a check for losses gone bad.
+"""What a run says of itself: a bar or plain lines, `metrics.jsonl`, `metrics.csv`, and a check for losses
+gone bad.
 
 Device values are read at logging steps only. In between the loop leaves references here, and nothing waits.
 """
@@ -35,7 +36,7 @@ class NonFinite(Exception):
 class Monitor:
     """Logs every `monitor.every_steps`-th step of a run.
 
-    total: steps of the run. samples: training samples of one full step over all ranks.
+    `start` says where: total steps of the run, and training samples of one full step over all ranks.
     """
 
     def __init__(self, run: Path, settings: Any, device: torch.device, tracker: Any, main: bool = True):
@@ -77,8 +78,11 @@ class Monitor:
                 return
             yield batch
 
-    def step(self, number: int, epoch: int, batches: tuple[int, int], step: Step, learning_rate: float) -> None:
-        """After optimizer step `number` (from 1) over micro-batches `batches` of `epoch`; a row when its turn comes."""
+    def step(
+        self, number: int, epoch: int, batches: tuple[int, int], step: Step, learning_rate: float
+    ) -> None:
+        """After optimizer step `number` (from 1) over micro-batches `batches` of `epoch`; a row when its
+        turn comes."""
         self._pending.append((number, epoch, batches, step.group))
         if number % self.every == 0 or number == self.total:
             self._log(number, epoch, step, learning_rate)
@@ -116,12 +120,18 @@ class Monitor:
             if not torch.stack([loss for loss, _ in group]).isfinite().all():
                 raise NonFinite(number, epoch, batches)
 
-    def evaluation(self, step: int, split: str, metrics: dict[str, float], seconds: float, best: bool) -> None:
-        """A row with `split`, and a line; its seconds do not count as training time."""
+    def evaluation(
+        self, step: int, split: str, metrics: dict[str, float], seconds: float, best: bool
+    ) -> None:
+        """A row with `split`, and a line; a best one is marked so."""
         self.write({"step": step, "split": split, **metrics, "seconds": seconds, "time": time.time()})
         self.write_csv()
         values = "  ".join(f"{name} {value:.5g}" for name, value in metrics.items())
         self.line(f"step {step}  {split}  {values}  ({seconds:.1f} s){'  best so far' if best else ''}")
+        self.exclude(seconds)
+
+    def exclude(self, seconds: float) -> None:
+        """Time that was not training: evaluations and checkpoints have figures of their own."""
         self._since += seconds
 
     def write(self, row: dict[str, Any]) -> None:
@@ -130,7 +140,9 @@ class Monitor:
         self._file.write(json.dumps(clean) + "\n")
         self._file.flush()
         if self.main:
-            self.tracker.log(row["step"], {name: value for name, value in row.items() if isinstance(value, float)})
+            self.tracker.log(
+                row["step"], {name: value for name, value in row.items() if isinstance(value, float)}
+            )
 
     def write_csv(self) -> None:
         """The same rows as a table, all columns that occur."""
@@ -138,7 +150,9 @@ class Monitor:
             return
         rows = list(read_rows(self.path))
         table = io.StringIO()
-        writer = csv.DictWriter(table, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
+        writer = csv.DictWriter(
+            table, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n"
+        )
         writer.writeheader()
         writer.writerows(rows)
         write_text(self.csv, table.getvalue())
@@ -148,13 +162,16 @@ class Monitor:
         rate = f"{row['samples_per_second']:,.0f} samples/s"
         memory = f"  {row['memory_mb']:,.0f} MB" if "memory_mb" in row else ""
         if self.bar is not None:
-            self.bar.set_postfix_str(f"loss {row['loss']:.4g}, {rate}, data {row['data_wait_fraction']:.0%}{memory}", False)
+            self.bar.set_postfix_str(
+                f"loss {row['loss']:.4g}, {rate}, data {row['data_wait_fraction']:.0%}{memory}", False
+            )
             self.bar.update(row["step"] - self.bar.n)
             return
         self.line(
             f"step {row['step']}/{self.total}  epoch {row['epoch'] + 1}  loss {row['loss']:.5f}"
             f"  lr {row['learning_rate']:.3g}  norm {row['gradient_norm']:.3g}  {rate}"
-            f"  {row['step_ms']:.2f} ms/step  data wait {row['data_wait_fraction']:.0%}{memory}  ETA {_clock(row['eta_s'])}"
+            f"  {row['step_ms']:.2f} ms/step  data wait {row['data_wait_fraction']:.0%}{memory}"
+            f"  ETA {_clock(row['eta_s'])}"
         )
 
     def line(self, text: str) -> None:

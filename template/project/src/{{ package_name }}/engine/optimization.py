@@ -16,11 +16,15 @@ from torch.utils.checkpoint import checkpoint
 
 from .errors import UserError
 
-COMPILE_CAPABILITY = (8, 0)  # Triton supports sm 8.0 and later; older cards run its kernels by luck (triton#10918)
+COMPILE_CAPABILITY = (
+    8,
+    0,
+)  # Triton supports sm 8.0 and later; older cards run its kernels by luck (triton#10918)
 
 
 def prepare_process() -> None:
-    """Before CUDA starts: an allocator that grows segments in place, so that odd shapes do not fragment memory.
+    """Before CUDA starts: an allocator that grows segments in place, so that odd shapes do not fragment
+    memory.
 
     Instead of `empty_cache()`, which costs time and frees nothing live. Both names, old and new.
     """
@@ -82,7 +86,8 @@ def compile_blocks(blocks: list[nn.Module], settings: Any) -> tuple[int, list[st
 def make_optimizer(model: nn.Module, settings: Any) -> torch.optim.Optimizer:
     """AdamW; weight decay on matrices only, because biases, norms and scales have no reason to shrink.
 
-    fused: one kernel for all parameters, on CUDA and CPU, which also takes fp16's overflow flag on the device.
+    fused: one kernel for all parameters, on CUDA and CPU, which also takes fp16's overflow flag on the
+    device.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
@@ -114,7 +119,9 @@ def out_of_memory(settings: Any, device: torch.device) -> UserError:
     steps = []
     if batch > 1:
         halved, accumulation = batch // 2, settings.training.gradient_accumulation_steps * 2
-        steps.append(f"--data.batch_size {halved} --training.gradient_accumulation_steps {accumulation} (same result)")
+        steps.append(
+            f"--data.batch_size {halved} --training.gradient_accumulation_steps {accumulation} (same result)"
+        )
     if not settings.training.gradient_checkpointing:
         steps.append("--training.gradient_checkpointing true (half of the activations, a fifth more time)")
     if settings.data.chunk_size_gb != "auto":
@@ -125,10 +132,13 @@ def out_of_memory(settings: Any, device: torch.device) -> UserError:
     return UserError("out of GPU memory", where, "try, in this order: " + "; ".join(steps))
 
 
-def describe(settings: Any, device: torch.device, precision: tuple[str, str], blocks: dict[str, Any]) -> list[dict]:
+def describe(
+    settings: Any, device: torch.device, precision: tuple[str, str], blocks: dict[str, Any]
+) -> list[dict]:
     """What is on and why: [{"name", "state", "why"}], printed at the start and kept in `env.json`.
 
-    precision: resolved name and reason. blocks: {"compiled", "skipped", "checkpointed", "why", "fp8"} of `assemble`.
+    precision: resolved name and reason. blocks: what `assemble` did with them,
+    {"compiled", "skipped", "checkpointed", "why", "fp8"}.
     """
     training, accumulation = settings.training, settings.training.gradient_accumulation_steps
     tf32 = torch.backends.cuda.matmul.allow_tf32
@@ -138,13 +148,21 @@ def describe(settings: Any, device: torch.device, precision: tuple[str, str], bl
         ("precision", precision[0], precision[1]),
         ("TF32 in matmuls", _on(tf32), f"float32 matmul precision is {torch.get_float32_matmul_precision()}"),
         ("TF32 in cuDNN", _on(torch.backends.cudnn.allow_tf32), "follows the precision"),
-        ("cuDNN benchmark", _on(torch.backends.cudnn.benchmark), "training.cudnn_benchmark; pays for convolutions only"),
+        (
+            "cuDNN benchmark",
+            _on(torch.backends.cudnn.benchmark),
+            "training.cudnn_benchmark; pays for convolutions only",
+        ),
         ("compile", compiled, blocks["why"] + skipped),
         ("fused optimizer", _on(settings.optimizer.fused), "optimizer.fused"),
         ("recomputation", _on(blocks["checkpointed"]), "training.gradient_checkpointing"),
         ("accumulation", str(accumulation), f"{settings.data.batch_size} × {accumulation} samples a step"),
         ("gradient clip", str(training.gradient_clip or "off"), "training.gradient_clip"),
-        ("pinned memory", _on(settings.data.pin_memory and device.type == "cuda"), "data.pin_memory, with CUDA only"),
+        (
+            "pinned memory",
+            _on(settings.data.pin_memory and device.type == "cuda"),
+            "data.pin_memory, with CUDA only",
+        ),
         ("deterministic", _on(settings.reproducibility.deterministic), "reproducibility.deterministic"),
     ]
     return [{"name": name, "state": state, "why": why} for name, state, why in rows]

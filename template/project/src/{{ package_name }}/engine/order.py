@@ -9,7 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 KINDS = ("time", "block", "full", "lanes", "bucket", "random_start")
-BUCKET_BATCHES = 64  # samples are sorted by length within this many global batches: random enough, little padding
+BUCKET_BATCHES = (
+    64  # samples are sorted by length within this many global batches: random enough, little padding
+)
 
 
 class Order:
@@ -53,7 +55,8 @@ class Order:
         return len(self._lanes(0)[0]) if self.kind == "lanes" else -(-len(self.samples) // self.slots)
 
     def epoch(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Sample numbers (batches, B) int64 and, of the same shape, whether a row starts without a carried state."""
+        """Sample numbers (batches, B) int64 and, of the same shape, whether a row starts without a
+        carried state."""
         if self.kind == "lanes":
             numbers, fresh = self._lanes(number)
         else:
@@ -74,7 +77,9 @@ class Order:
             return np.arange(count)
         if self.kind == "block":
             borders = np.arange(0, count, self.block)
-            blocks = [np.arange(start, min(start + self.block, count)) for start in random.permutation(borders)]
+            blocks = [
+                np.arange(start, min(start + self.block, count)) for start in random.permutation(borders)
+            ]
             return np.concatenate([random.permutation(block) for block in blocks]) if blocks else np.arange(0)
         if self.kind == "bucket":
             return self._buckets(random)
@@ -91,7 +96,8 @@ class Order:
         return np.concatenate([part[np.argsort(lengths[part], kind="stable")] for part in pools])
 
     def _lanes(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Training: one stretch of time a slot. Evaluation: every sample once, as `stride` interleaved lanes."""
+        """Training: one stretch of time a slot. Evaluation: every sample once, as `stride` interleaved
+        lanes."""
         count, stride = len(self.samples), self.stride
         if self.train:
             steps = max(count // stride, 1)
@@ -113,7 +119,8 @@ class Order:
 
 
 def _subset(length: int, fraction: float, contiguous: bool) -> np.ndarray:
-    """The same share of the samples every time: evenly spaced, or the newest where neighbours belong together."""
+    """The same share of the samples every time: evenly spaced, or the newest where neighbours belong
+    together."""
     count = max(1, round(length * fraction)) if length else 0
     if contiguous:
         return np.arange(length - count, length)

@@ -36,7 +36,8 @@ class Precision:
         return torch.autocast(self.device.type, self.dtype) if self.dtype else nullcontext()
 
     def calibrate(self, weight: float) -> None:
-        """Starts the scale right for gradients of a sum over `weight` targets; else the first ~10 steps overflow."""
+        """Starts the scale right for gradients of a sum over `weight` targets; else the first ~10 steps
+        overflow."""
         if self.scaler is not None:
             self.scaler = torch.amp.GradScaler(
                 self.device.type, init_scale=SCALE / 2 ** math.ceil(math.log2(max(weight, 1.0)))
@@ -47,21 +48,20 @@ class Precision:
         return gradient if self.scaler is None else self.scaler.scale(gradient)
 
     def step(self, optimizer: Any, parameters: list[Tensor], clip: float, divisor: Tensor) -> Tensor:
-        """Unscales, divides by `divisor`, clips to the norm `clip` (0 = off), steps, clears. No host sync when fused.
+        """Unscales, divides by `divisor`, clips to the norm `clip` (0 = off), steps, clears. No host sync
+        when fused.
 
         `optimizer` may be a framework's wrapper with the real one at `.optimizer`: the wrapper's
         `step()` keeps the framework's count, the real one gets the overflow flag.
-        Returns the gradient norm before clipping, a scalar on the device.
+        Returns the norm before division and clipping, a scalar on the device.
         """
         raw = getattr(optimizer, "optimizer", optimizer)
         if self.scaler is not None:
             self.scaler.unscale_(raw)
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        norm = _whole(torch.nn.utils.get_total_norm(gradients)) / divisor
-        factor = 1.0 / divisor
-        if clip:
-            factor = factor * torch.clamp(clip / (norm + 1e-6), max=1.0)  # one multiplication for both
-        torch._foreach_mul_(gradients, factor)
+        norm = _whole(torch.nn.utils.get_total_norm(gradients))
+        # One pass over the gradients for both: g / divisor, and g / norm * clip where that is smaller.
+        torch._foreach_div_(gradients, torch.maximum(divisor, norm / clip) if clip else divisor)
         if self.scaler is None:
             optimizer.step()
         else:
@@ -72,7 +72,8 @@ class Precision:
     def _guarded(self, optimizer: Any, raw: Any) -> None:
         """A step that an overflow skips: inside the fused kernel, or after one look at the flag.
 
-        `scaler.step()` does not see through a framework's wrapper, and would let the overflow into the weights.
+        `scaler.step()` does not see through a framework's wrapper, and would let the overflow into the
+        weights.
         """
         assert self.scaler is not None
         overflow = sum(self.scaler._found_inf_per_device(raw).values())
@@ -93,7 +94,8 @@ class Precision:
 
 
 def set_tf32(allowed: bool) -> None:
-    """TF32 for float32 matmuls and for cuDNN's convolutions and RNNs, which use it by default even in "highest".
+    """TF32 for float32 matmuls and for cuDNN's convolutions and RNNs, which use it by default even in
+    "highest".
 
     Two calls and no more: setting the newer `fp32_precision` flags as well makes later reads raise.
     """

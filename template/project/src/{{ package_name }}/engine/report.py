@@ -90,7 +90,8 @@ def headline(history: list[Row], environment: Row, status: Row) -> str:
     last = history[-1] if history else {}
     state = status.get("state", "running")
     line = f"**{STATES.get(state, state)}**" + (f": {status['reason']}" if status.get("reason") else "")
-    line += f", at step {status.get('step') or last.get('step', 0):,}"
+    step = max(status.get("step") or 0, last.get("step", 0))  # a killed run's status is as old as its start
+    line += f", at step {step:,}"
     line += f" of epoch {last['epoch'] + 1}" if "epoch" in last else ""
     begun, ended = environment.get("started"), last.get("time")
     if begun is not None:
@@ -141,7 +142,7 @@ def speed(history: list[Row]) -> list[tuple]:
         ("waiting for data, median", "data_wait_fraction", 100, " %"),
     ):
         if values := [x for _, x in numbers(steady, name)]:
-            rows.append((label, f"{show(median(values) * scale)}{unit}"))
+            rows.append((label, f"{show(median(values) * scale, 3)}{unit}"))
     if values := [x for _, x in numbers(history, "memory_mb")]:
         rows.append(("GPU memory, peak", f"{max(values):,.0f} MB"))
     return rows
@@ -199,14 +200,14 @@ def table(title: str, header: tuple, rows: list[tuple]) -> list[str]:
     return [f"## {title}", "", *("| " + " | ".join(map(show, line)) + " |" for line in lines)]
 
 
-def show(value: Any) -> str:
-    """A cell of a table: floats by 5 significant digits, large ones without a fraction."""
+def show(value: Any, digits: int = 5) -> str:
+    """A cell of a table: floats by their significant digits, large ones without a fraction."""
     if value is None:
         return ""
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, float):
-        return f"{value:,.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.5g}"
+        return f"{value:,.0f}" if 1e3 <= abs(value) < 1e15 else f"{value:.{digits}g}"
     if isinstance(value, int):
         return f"{value:,}"
     return str(value).replace("|", "\\|").replace("\n", " ")

@@ -11,10 +11,11 @@ import torch
 
 
 def seed_everything(seed: int) -> None:
-    """Seeds Python, NumPy, PyTorch and CUDA; PYTHONHASHSEED for children (it changes nothing in this process)."""
+    """Seeds Python, NumPy, PyTorch and CUDA; PYTHONHASHSEED for children (it changes nothing in this
+    process)."""
     os.environ["PYTHONHASHSEED"] = str(seed)
     random.seed(seed)
-    np.random.seed(seed)  # noqa: NPY002 - seeds code of others that uses the global generator
+    np.random.seed(seed)
     torch.manual_seed(seed)  # all CUDA devices too
 
 
@@ -34,10 +35,16 @@ def set_deterministic(enabled: bool, cudnn_benchmark: bool) -> None:
 def random_state() -> dict[str, Any]:
     """State of all generators in types that `torch.load(weights_only=True)` accepts."""
     version, internal, gauss = random.getstate()
-    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # noqa: NPY002
+    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     return {
         "python": [version, list(internal), gauss],
-        "numpy": [name, torch.from_numpy(keys.astype(np.int64)), int(position), int(has_gauss), float(cached)],
+        "numpy": [
+            name,
+            torch.from_numpy(keys.astype(np.int64)),
+            int(position),
+            int(has_gauss),
+            float(cached),
+        ],
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
     }
@@ -48,7 +55,7 @@ def set_random_state(state: dict[str, Any]) -> None:
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
     name, keys, position, has_gauss, cached = state["numpy"]
-    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, cached))  # noqa: NPY002
+    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, cached))
     torch.set_rng_state(state["torch"])
     if state["cuda"] and len(state["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(state["cuda"])

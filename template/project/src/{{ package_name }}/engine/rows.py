@@ -15,7 +15,10 @@ from .order import Order
 from .seams import Batch, Rows, Spans
 from .store import Array
 
-SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32}  # CPU torch cannot index unsigned types; same bits
+SIGNED = {
+    torch.uint16: torch.int16,
+    torch.uint32: torch.int32,
+}  # CPU torch cannot index unsigned types; same bits
 
 
 def order_of(samples: Any, settings: Any, rank: int, world: int, train: bool) -> Order:

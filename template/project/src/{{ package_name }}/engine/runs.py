@@ -62,7 +62,9 @@ def new_run(name: str | None = None, runs: Path = RUNS) -> Path:
 
     Raises UserError for a name that is taken or is no plain folder name, and where nothing can be written.
     """
-    if name is not None and (not name.strip() or Path(name).name != name or "\\" in name):
+    if name is not None and (
+        not name.strip() or name.startswith(".") or Path(name).name != name or "\\" in name
+    ):
         raise UserError(
             f"run name {name!r} is not a plain folder name", "--name", "use letters, digits, - and _"
         )

@@ -11,7 +11,9 @@ from typing import Any
 
 from .errors import UserError
 
-ONECYCLE_START = 1 / 25  # learning rate of the first step over the peak (Smith & Topin 2018; PyTorch's OneCycleLR)
+ONECYCLE_START = (
+    1 / 25
+)  # learning rate of the first step over the peak (Smith & Topin 2018; PyTorch's OneCycleLR)
 ONECYCLE_END = ONECYCLE_START / 1e4
 
 
@@ -43,7 +45,7 @@ class Schedule:
     """Sets the learning rate of every parameter group; `total` steps is the run's length."""
 
     def __init__(self, optimizer: Any, settings: Any, total: int):
-        self.groups = optimizer.param_groups
+        self.optimizer = optimizer  # not its groups: loading a state puts new ones in their place
         self.settings, self.total = settings.schedule, total
         self.peak = settings.optimizer.learning_rate
         self.learning_rate = self.peak
@@ -53,8 +55,8 @@ class Schedule:
         schedule = self.settings
         share = factor(schedule.name, step, self.total, schedule.warmup_steps, schedule.final_factor)
         self.learning_rate = self.peak * share
-        for group in self.groups:
-            group["lr"] = self.learning_rate * group.get("scale", 1.0)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.learning_rate
 
     def state_dict(self) -> dict[str, Any]:
         return {"total": self.total, "name": self.settings.name}
@@ -62,7 +64,10 @@ class Schedule:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Raises `UserError` where the run's length or schedule is another than the checkpoint's."""
         if state != self.state_dict():
-            was, now = f"{state['name']} over {state['total']} steps", f"{self.settings.name} over {self.total}"
+            was, now = (
+                f"{state['name']} over {state['total']} steps",
+                f"{self.settings.name} over {self.total}",
+            )
             what = f"the schedule changed from {was} to {now}: a resumed run would not be the same"
             remedy = "keep epochs, max_steps, batch size and schedule, or start a new run"
             raise UserError(what, "--resume", remedy)

@@ -1,4 +1,5 @@
-"""A run around its loop: folder, resume, evaluations, checkpoints, signals, and an end that always leaves a report.
+"""A run around its loop: folder, resume, evaluations, checkpoints, signals, and an end that always leaves
+a report.
 
 The loop itself stands in `train.py`; each framework's loop calls the same few methods here.
 """
@@ -8,9 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import platform
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -22,12 +21,13 @@ from typing import Any
 import torch
 
 from .checkpoint import Checkpoint, DiskFull, newest_valid
+from .environment import device_line, git_state, versions
 from .errors import UserError
 from .evaluation import evaluate, timed
 from .files import write_json, write_text
 from .monitor import Monitor, NonFinite
 from .optimization import freeze_garbage, out_of_memory
-from .report import write_report
+from .report import changed_settings, write_report
 from .reproducibility import random_state, set_random_state
 from .schedule import Schedule
 from .step import Step
@@ -70,7 +70,9 @@ class Session:
     assemble: settings → Project. limit: stop this call after that step, whatever the run's length.
     """
 
-    def __init__(self, run: Path, settings: Any, assemble: Callable[[Any], Any], limit: int = 0, resumed: bool = False):
+    def __init__(
+        self, run: Path, settings: Any, assemble: Callable[[Any], Any], limit: int = 0, resumed: bool = False
+    ):
         self.run, self.settings, self.assemble, self.limit = run, settings, assemble, limit
         self.resumed = resumed
         self.progress = Progress()
@@ -83,12 +85,13 @@ class Session:
     def __enter__(self) -> Session:
         self._handlers = {number: signal.getsignal(number) for number in SIGNALS}
         self.listen()
+        self.notes = list(self.settings.notes)
         if self.resumed:
             manifest, skipped = newest_valid(self.run / "checkpoints")
-            for name in skipped:
-                print(f"note: skipped a damaged checkpoint: {name}")
+            self.notes += [f"skipped a damaged checkpoint: {name}" for name in skipped]
             self.progress.phase = manifest["facts"]["phase"] if manifest else 0
-        write_text(self.run / "config.resolved.yaml", self.settings.to_yaml())
+        else:
+            write_text(self.run / "config.resolved.yaml", self.settings.to_yaml())
         return self
 
     def listen(self) -> None:
@@ -97,11 +100,15 @@ class Session:
             signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        """Only notes it: the loop saves at the next step. A second signal ends at once; checkpoints stay whole."""
+        """Only notes it: the loop saves at the next step. A second signal ends at once; checkpoints stay
+        whole."""
         if self.signal:
             os._exit(128 + number)
         self.signal = number
-        print(f"{signal.Signals(number).name}: saving after this step; once more to leave at once", file=sys.stderr)
+        print(
+            f"{signal.Signals(number).name}: saving after this step; once more to leave at once",
+            file=sys.stderr,
+        )
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: TracebackType | None) -> None:
         for number, handler in self._handlers.items():
@@ -132,7 +139,9 @@ class Session:
     def _non_finite(self, error: NonFinite) -> UserError:
         numbers = self.loader.order.epoch(error.epoch)[0][slice(*error.batches)].ravel()
         shown = ", ".join(map(str, numbers[numbers >= 0][:64]))
-        remedy = "look at these samples; lower optimizer.learning_rate, longer schedule.warmup_steps, precision bf16 or fp32"
+        remedy = (
+            "look at them; lower optimizer.learning_rate, longer schedule.warmup_steps, or precision fp32"
+        )
         return UserError(str(error), f"epoch {error.epoch + 1}, training samples {shown}", remedy)
 
     @property
@@ -188,7 +197,9 @@ class Session:
             project.wrapped, project.optimizer, project.precision, project.distributed, training.gradient_clip
         )
         self.schedule = Schedule(project.optimizer, settings, self.total)
-        self.monitor = Monitor(self.run, settings, project.device, Tracker(self.run, settings), project.distributed.is_main)
+        self.monitor = Monitor(
+            self.run, settings, project.device, Tracker(self.run, settings), project.distributed.is_main
+        )
         self.checkpoint = Checkpoint(
             self.run / "checkpoints",
             settings.checkpoint.keep,
@@ -208,7 +219,8 @@ class Session:
         self._introduce()
 
     def _dry_run(self) -> None:
-        """One forward and backward before step 0: memory, compile errors and the loss scale, at once and not hours in.
+        """One forward and backward before step 0: memory, compile errors and the loss scale, at once and
+        not hours in.
 
         Leaves no trace: random state, buffers and gradients are put back.
         """
@@ -243,7 +255,8 @@ class Session:
     # --- between two steps
 
     def advance(self, batches: tuple[int, int]) -> None:
-        """After a group of micro-batches [first, last + 1) has been stepped: progress, log, next learning rate."""
+        """After a group of micro-batches [first, last + 1) has been stepped: progress, log, next learning
+        rate."""
         progress, epoch = self.progress, self.progress.epoch
         progress.step += 1
         progress.batch = batches[1]
@@ -266,7 +279,8 @@ class Session:
         return bool(self.validation and progress.step > progress.evaluated and due)
 
     def evaluate(self) -> None:
-        """A pass over the validation split; the best so far is saved and marked. A signal leaves it for the resume."""
+        """A pass over the validation split; the best so far is saved and marked. A signal leaves it for
+        the resume."""
         progress, project = self.progress, self.project
         stop = lambda: bool(self.signal)  # noqa: E731
         metrics, seconds = timed(
@@ -296,12 +310,14 @@ class Session:
         return self._saved != self.progress.step and (due or self.over)
 
     def save(self) -> None:
-        """Saves, unless a loss has gone bad. A full disk costs this checkpoint, not the run: only the last save must hold."""
+        """Saves, unless a loss has gone bad. A full disk costs this checkpoint, not the run: only the
+        last save must hold."""
         self.monitor.check()
         step = self.progress.step
         try:
-            self.checkpoint.save(step, {"random": random_state()})
+            _, seconds = timed(lambda: self.checkpoint.save(step, {"random": random_state()}))
             self._saved = step
+            self.monitor.exclude(seconds)
         except DiskFull as error:
             if self.over:
                 raise
@@ -315,64 +331,50 @@ class Session:
     # --- what the run says of itself
 
     def _introduce(self) -> None:
-        project, progress = self.project, self.progress
-        if self.resumed:
-            self.monitor.line(f"resumed at step {progress.step} of {self.end}")
+        project, line = self.project, self.monitor.line
         if project.store.source.get("kind") == "synthetic":
-            self.monitor.line(f"training on synthetic data in {project.store.folder}; `prepare` takes your own")
-        without = [name for name in self.loader.WITHOUT_EFFECT if self.settings.origins.get(f"data.{name}", "").startswith("$")]
-        for name in without:
-            self.monitor.line(f"note: {self.settings.origins[f'data.{name}']} has no effect with this loader")
-        self.monitor.line(f"{self.run}: {device_line(project.device)}")
+            self.notes.append(f"synthetic data in {project.store.folder}; `prepare` takes your own")
+        without = [f"data.{name}" for name in self.loader.WITHOUT_EFFECT]
+        self.notes += self.settings.without_effect(without, "this project's loader has no use for it")
+        if self.resumed:
+            line(f"resumed at step {self.progress.step} of {self.end}")
+        line(f"{self.run}: {device_line(project.device)}")
         for entry in project.optimizations:
-            self.monitor.line(f"  {entry['name']:<18}{entry['state']:<14}{entry['why']}")
+            line(f"  {entry['name']:<18}{entry['state']:<14}{entry['why']}")
         parameters = sum(parameter.numel() for parameter in project.model.parameters())
-        self.monitor.line(f"  {parameters:,} parameters, {self.total:,} steps of {self.loader.order.slots * self.accumulation} samples")
+        samples = self.loader.order.slots * self.accumulation
+        line(f"  {parameters:,} parameters, {self.total:,} steps of {samples:,} samples")
+        for note in self.notes:
+            line(f"note: {note}")
         environment = {
             "versions": versions(),
             "gpu": device_line(project.device),
             "git": git_state(),
             "optimizations": project.optimizations,
+            "changed": changed_settings(self.settings),
+            "notes": self.notes,
             "parameters": parameters,
-            "started": time.time(),
+            "started": _read(self.run / "env.json").get("started", time.time()),
             "argv": sys.argv[1:],
         }
         write_json(self.run / "env.json", environment)
         self._status("running", "")
 
     def _status(self, state: str, reason: str) -> None:
-        resumes = []
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            resumes = json.loads((self.run / "status.json").read_text())["resumes"]
+        resumes = _read(self.run / "status.json").get("resumes", [])
         if state == "running" and self.resumed:
             resumes.append(self.progress.step)
         value = {"state": state, "reason": reason, "step": self.progress.step, "resumes": resumes}
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # what ended the run matters more than its status
             write_json(self.run / "status.json", value)
 
 
-def device_line(device: torch.device) -> str:
-    """The device as S1's report names it: name, capability, memory."""
-    if device.type != "cuda":
-        return f"CPU, {torch.get_num_threads()} threads"
-    properties = torch.cuda.get_device_properties(device)
-    capability = f"{properties.major}.{properties.minor}"
-    return f"{properties.name}, sm {capability}, {properties.total_memory / 2**30:.1f} GB"
-
-
-def versions() -> dict[str, str]:
-    """Of what decides speed and numbers."""
-    return {"python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda or "none"}
-
-
-def git_state() -> str:
-    """Commit of the project, with `+changes` where files differ from it; empty outside git."""
+def _read(path: Path) -> dict[str, Any]:
+    """A JSON object of the run folder; empty where there is none."""
     try:
-        run = lambda *words: subprocess.run(["git", *words], capture_output=True, text=True, timeout=5).stdout.strip()  # noqa: E731
-        commit = run("rev-parse", "--short", "HEAD")
-        return commit + ("+changes" if commit and run("status", "--porcelain") else "")
-    except (OSError, subprocess.SubprocessError):
-        return ""
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
 
 
 def _has_rows(store: Any, split: str) -> bool:

@@ -45,14 +45,13 @@ class Sources:
         self.hints = hints
         self.mistakes: list[UserError] = []
         self.sections = _prefixes(settings)
+        self.branches = self.sections | _prefixes(aliases)
 
     def file(self, path: Path) -> Layer:
         """The settings in a YAML file. An empty file and an empty section are allowed."""
-        try:
-            return self.tree(read_yaml(path), str(path))
-        except UserErrors as found:
-            self.mistakes += found.errors
-            return {}
+        tree, mistakes = read_yaml(path)
+        self.mistakes += mistakes
+        return self.tree(tree, str(path))
 
     def tree(self, tree: Any, origin: str) -> Layer:
         """A nested mapping, in which `data: {path: x}` and `data.path: x` say the same."""
@@ -102,15 +101,14 @@ class Sources:
             raise UserErrors(list({str(mistake): mistake for mistake in self.mistakes}.values()))
 
     def nearest(self, name: str) -> str | None:
-        """The key that `name` is probably a misspelling of."""
-        keys = [*self.settings, *self.sections]
+        """The setting that `name` is probably a misspelling of."""
         leaves = [key.rpartition(".")[2] for key in self.settings]
-        spellings = {key: key for key in keys} | dict(self.hints) | dict(self.aliases)
         # A name that two sections have ("every_steps") says nothing without its section.
-        spellings |= {
+        unique = {
             leaf: key for leaf, key in zip(leaves, self.settings, strict=True) if leaves.count(leaf) == 1
         }
-        return near(name, spellings) or near(name.rpartition(".")[2], spellings)
+        spellings = {**self.hints, **self.aliases, **unique, **{key: key for key in self.settings}}
+        return near({name, name.rpartition(".")[2]}, spellings)
 
     def _walk(self, tree: Mapping[Any, Any], prefix: str, origin: str, layer: Layer) -> None:
         for name, value in tree.items():
@@ -120,8 +118,8 @@ class Sources:
                 self._mistake(f"setting {key!r} is given twice", origin, "keep one of the two")
             elif key in self.settings:
                 layer[key] = Given(value, origin)
-            elif key not in self.sections | _prefixes(self.aliases):
-                self._unknown(key, origin)
+            elif key not in self.branches:
+                self._unknown(key, origin, is_section=isinstance(value, Mapping))
             elif isinstance(value, Mapping):
                 self._walk(value, f"{key}.", origin, layer)
             elif value is not None:
@@ -133,62 +131,46 @@ class Sources:
         """One line for one of pydantic's errors; a union's alternatives give the same line each."""
         path = [str(part + 1) if isinstance(part, int) else str(part) for part in error["loc"]]
         depth = next(n for n in range(len(path), 0, -1) if ".".join(path[:n]) in self.settings)
-        key = ".".join(path[:depth])
-        origin = layer[key].origin
+        setting, entry = self.settings[".".join(path[:depth])], ".".join(path)
+        value, origin = layer[setting.key]
         if depth == len(path) or not path[depth].isdigit():
-            self._mistake(
-                f"{key} cannot be {show(layer[key].value)}", origin, f"give {self.settings[key].allowed}"
-            )
-        elif error["type"] in ("missing", "extra_forbidden"):
-            self._mistake(
-                f"{'.'.join(path)} is {'missing' if error['type'] == 'missing' else 'unknown'}", origin
-            )
+            self._mistake(f"{setting.key} cannot be {show(value)}", origin, f"give {setting.allowed}")
+        elif error["type"] == "missing":
+            self._mistake(f"{entry} is missing", origin, "add it")
+        elif error["type"] == "extra_forbidden":
+            self._mistake(f"{entry} is unknown", origin, "take it out, or mend its name")
         else:
-            self._mistake(f"{'.'.join(path)} cannot be {show(error['input'])}", origin, error["msg"])
+            self._mistake(f"{entry} cannot be {show(error['input'])}", origin, error["msg"])
 
-    def _unknown(self, key: str, origin: str) -> None:
-        guess = self.nearest(key)
-        kind = "section" if guess in self.sections else "setting"
-        self._mistake(
-            f"unknown {kind} {key!r}",
-            origin,
-            f"did you mean {guess!r}?" if guess else "`train --help` lists all",
+    def _unknown(self, key: str, origin: str, is_section: bool = False) -> None:
+        guess = (
+            near([key], {section: section for section in self.sections}) if is_section else self.nearest(key)
         )
+        remedy = f"did you mean {guess!r}?" if guess else "`train --help` lists all"
+        self._mistake(f"unknown {'section' if is_section else 'setting'} {key!r}", origin, remedy)
 
     def _mistake(self, what: str, origin: str, remedy: str = "") -> None:
         self.mistakes.append(UserError(what, origin, remedy))
 
 
-def read_yaml(path: Path) -> Any:
-    """What a YAML file holds; duplicate keys are mistakes, `1e-3` is a number as in YAML 1.2.
-
-    Raises:
-        UserErrors: if the file cannot be read or parsed, one for each mistake.
-    """
+def read_yaml(path: Path) -> tuple[Any, list[UserError]]:
+    """What a YAML file holds, and what is wrong with it; `1e-3` is a number, as in YAML 1.2."""
+    where = str(path)
     try:
         loader = _Loader(path.read_text(encoding="utf-8-sig"))
         tree = loader.get_single_data()
     except OSError as error:
-        problem = UserError(f"cannot read the configuration ({error.strerror})", str(path), "check --config")
+        return None, [UserError(f"cannot read the configuration ({error.strerror})", where, "check --config")]
     except UnicodeDecodeError as error:
-        problem = UserError(f"not UTF-8 (byte {error.start})", str(path), "save the file as UTF-8")
+        return None, [UserError(f"not UTF-8 at byte {error.start}", where, "save the file as UTF-8")]
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        place = f"{path} line {mark.line + 1}" if mark else str(path)
-        problem = UserError(f"not valid YAML ({error.problem})", place, "mend that line or the one above it")
+        where += f" line {mark.line + 1}" if mark else ""
+        return None, [UserError(f"not YAML: {error.problem}", where, "mend that line or the one above it")]
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        reason = str(error).partition("\n")[0]
-        problem = UserError(f"not valid YAML ({reason})", str(path), "mend the file")
-    else:
-        if not loader.duplicates:
-            return tree
-        raise UserErrors(
-            [
-                UserError(f"duplicate key {key!r}", f"{path} line {line}", "keep one of the two")
-                for key, line in loader.duplicates
-            ]
-        )
-    raise UserErrors([problem])
+        return None, [UserError(f"not YAML: {str(error).partition(chr(10))[0]}", where, "mend the file")]
+    twice = loader.duplicates.items()
+    return tree, [UserError(f"duplicate key {key!r}", f"{where} line {n}", "keep one") for n, key in twice]
 
 
 class _Loader(yaml.SafeLoader):
@@ -196,15 +178,15 @@ class _Loader(yaml.SafeLoader):
 
     def __init__(self, text: str):
         super().__init__(text)
-        self.duplicates: list[tuple[Any, int]] = []
+        self.duplicates: dict[int, str] = {}  # by line
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        seen = set()
-        for key, _ in node.value:
+        keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        seen: set[str] = set()
+        for key in keys:
             if key.value in seen:
-                self.duplicates.append((key.value, key.start_mark.line + 1))
-            if isinstance(key, yaml.ScalarNode):
-                seen.add(key.value)
+                self.duplicates[key.start_mark.line + 1] = key.value
+            seen.add(key.value)
         return super().construct_mapping(node, deep)
 
 
@@ -233,9 +215,7 @@ def annotated_yaml(tree: Mapping[str, Any], origins: Mapping[str, str], prefix: 
         origin = origins.get(prefix + name)
         if origin is None:
             lines += [f"{indent}{name}:", annotated_yaml(value, origins, f"{prefix}{name}.")]
-        elif isinstance(value, (dict, list)) and any(
-            isinstance(part, dict) for part in (value.values() if isinstance(value, dict) else value)
-        ):
+        elif _is_nested(value):
             body = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
             lines += [f"{indent}{name}:  # {origin}", *(f"{indent}  {line}" for line in body.splitlines())]
         else:
@@ -245,11 +225,17 @@ def annotated_yaml(tree: Mapping[str, Any], origins: Mapping[str, str], prefix: 
     return "\n".join(lines)
 
 
-def near(word: str, spellings: Mapping[str, str], cutoff: float = 0.75) -> str | None:
-    """What the spelling that is most like `word` stands for, unless none is like it."""
+def _is_nested(value: Any) -> bool:
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return any(isinstance(part, (dict, list)) for part in parts)
+
+
+def near(words: Iterable[str], spellings: Mapping[str, str], cutoff: float = 0.75) -> str | None:
+    """What the spelling that is most like one of `words` stands for, unless none is like it."""
     ratio, found = max(
-        ((SequenceMatcher(None, word, spelling).ratio(), key) for spelling, key in spellings.items()),
-        default=(0.0, ""),
+        (SequenceMatcher(None, word, spelling).ratio(), key)
+        for word in words
+        for spelling, key in spellings.items()
     )
     return found if ratio >= cutoff else None
 
@@ -258,7 +244,7 @@ def near_misses(environment: Mapping[str, str], names: Iterable[str]) -> dict[st
     """Environment names that are probably misspelt: {found: meant}, such as NUM_WORKER: NUM_WORKERS."""
     known = {name: name for name in names}
     # 0.9 tells NUM_WORKER from SPEED, which is only one letter away from SEED too.
-    guesses = {found: near(found.upper(), known, 0.9) for found in environment if found not in known}
+    guesses = {found: near([found.upper()], known, 0.9) for found in environment if found not in known}
     return {found: meant for found, meant in guesses.items() if meant}
 
 

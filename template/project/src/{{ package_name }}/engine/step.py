@@ -31,7 +31,8 @@ class Carry:
             batch["carry"] = _each(self.state, lambda state: _masked(state, keep))
 
     def keep(self, output: Output) -> None:
-        """Remembers the state; a state of another batch size never meets the next batch, as all batches are full."""
+        """Remembers the state; a state of another batch size never meets the next batch, as all batches
+        are full."""
         if output.carry is not None:
             self.state = _each(output.carry, Tensor.detach)
 
@@ -56,12 +57,19 @@ class Step:
         backward: Callable[..., None] = Tensor.backward,
         no_sync: Callable[[], Any] = nullcontext,
     ):
-        self.model, self.optimizer, self.precision, self.distributed = model, optimizer, precision, distributed
+        self.model, self.optimizer, self.precision, self.distributed = (
+            model,
+            optimizer,
+            precision,
+            distributed,
+        )
         self.clip, self.backward, self.no_sync = clip, backward, no_sync
         self.parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self.carry = Carry()
-        self.group: list[tuple[Tensor, Tensor]] = []  # (loss, weight) of the last group's micro-batches, detached
-        self.norm: Tensor | None = None
+        self.group: list[
+            tuple[Tensor, Tensor]
+        ] = []  # (loss, weight) of the last group's micro-batches, detached
+        self._norm = self._divisor = torch.tensor(1.0)
         self._open = False
 
     def __call__(self, batch: Batch, closes: bool) -> Output:
@@ -81,10 +89,14 @@ class Step:
         return output
 
     def _close(self) -> None:
-        weight = self.group[0][1] if len(self.group) == 1 else torch.stack([part[1] for part in self.group]).sum()
+        weight = (
+            self.group[0][1] if len(self.group) == 1 else torch.stack([part[1] for part in self.group]).sum()
+        )
         # DDP and FSDP average gradients over the ranks: × world makes a sum of them again.
-        divisor = self.distributed.sum(weight).clamp(min=1) / self.distributed.world
-        self.norm = self.precision.step(self.optimizer, self.parameters, self.clip, divisor)
+        self._divisor = self.distributed.sum(weight).clamp(min=1)
+        if self.distributed.world > 1:
+            self._divisor = self._divisor / self.distributed.world
+        self._norm = self.precision.step(self.optimizer, self.parameters, self.clip, self._divisor)
         self._open = False
 
     @property
@@ -93,7 +105,7 @@ class Step:
         loss = sum(loss * weight for loss, weight in self.group)
         weight = sum(weight for _, weight in self.group)
         both = self.distributed.sum(torch.stack([loss, weight]))
-        return {"loss": both[0] / both[1].clamp(min=1), "gradient_norm": self.norm}
+        return {"loss": both[0] / both[1].clamp(min=1), "gradient_norm": self._norm / self._divisor}
 
     def state_dict(self) -> dict[str, Any]:
         return {"carry": self.carry.state}

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from .errors import UserError
-from .files import checksums, sync_file, sync_folder, write_json, writable_folder
+from .files import checksums, sync_file, sync_folder, writable_folder, write_json
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -26,7 +26,8 @@ ALIGNMENT = 4096  # arrays start on a page, so that a mapped row never straddles
 
 @dataclass(frozen=True)
 class Array:
-    """One named array: `shape[0]` rows in `dtype` (a numpy name, or "bfloat16") at `offset` bytes of `path`."""
+    """One named array: `shape[0]` rows in `dtype` (a numpy name, or "bfloat16") at `offset` bytes of
+    `path`."""
 
     name: str
     path: Path
@@ -44,7 +45,8 @@ class Array:
         return int(np.prod(self.shape[1:], dtype=np.int64)) * self.stored.itemsize
 
     def rows(self) -> np.ndarray:
-        """(N, *row) mapped copy-on-write: nothing is read before it is touched, and a read-only folder will do."""
+        """(N, *row) mapped copy-on-write: nothing is read before it is touched, and a read-only folder
+        will do."""
         if 0 in self.shape:
             return np.empty(self.shape, self.stored)
         return np.memmap(self.path, self.stored, mode="c", offset=self.offset, shape=self.shape)
@@ -129,8 +131,15 @@ class StoreWriter:
         properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
         stored = np.dtype("uint16" if dtype == "bfloat16" else dtype)
         kind = h5py.h5t.py_create(stored, logical=True)
-        dataset = h5py.h5d.create(self._file.id, name.encode(), kind, h5py.h5s.create_simple(shape), properties)
-        self._arrays[name] = {"file": "", "offset": dataset.get_offset() or 0, "shape": list(shape), "dtype": dtype}
+        dataset = h5py.h5d.create(
+            self._file.id, name.encode(), kind, h5py.h5s.create_simple(shape), properties
+        )
+        self._arrays[name] = {
+            "file": "",
+            "offset": dataset.get_offset() or 0,
+            "shape": list(shape),
+            "dtype": dtype,
+        }
         return h5py.Dataset(dataset)
 
     def __exit__(self, kind: Any, *rest: Any) -> None:
@@ -139,7 +148,9 @@ class StoreWriter:
             if kind is None:
                 self._commit()
         except OSError as error:
-            raise UserError(f"the data could not be written ({error})", str(self.folder), "free some space") from error
+            raise UserError(
+                f"the data could not be written ({error})", str(self.folder), "free some space"
+            ) from error
         finally:
             self._partial.unlink(missing_ok=True)
 

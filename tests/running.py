@@ -1,0 +1,161 @@
+"""Runs a rendered project's commands as a person would, but forked from this process, where torch is loaded.
+
+A fresh interpreter needs seconds to import torch and Lightning, a fork a tenth of one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import re
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # a child of a fork cannot use its parent's pool of threads
+
+import torch
+
+torch.set_num_threads(1)
+PACKAGE = "my_training"
+ENVIRONMENT = ("DETERMINISTIC", "SEED", "USE_AMP", "NUM_WORKERS", "PIN_MEMORY", "PREFETCH_FACTOR")
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a command left: exit code (negative: the signal that killed it) and its output."""
+
+    code: int
+    out: str
+    err: str
+
+    def errors(self) -> list[str]:
+        return [line for line in self.err.splitlines() if line.startswith("error: ")]
+
+
+class Running:
+    """A command under way in a child process."""
+
+    def __init__(
+        self, project: Path, words: tuple[str, ...], folder: Path, before: Callable[[], Any] | None = None
+    ):
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self._out, self._err = folder / ".out", folder / ".err"
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os._exit(_child(project, words, folder, self._out, self._err, before))
+
+    def wait(self, seconds: float = 120) -> Result:
+        """Waits for the end; a command that hangs is killed and fails the test."""
+        deadline = time.monotonic() + seconds
+        while True:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                code = os.waitstatus_to_exitcode(status)
+                return Result(code, self._out.read_text(), self._err.read_text())
+            if time.monotonic() > deadline:
+                os.kill(self.pid, signal.SIGKILL)
+                os.waitpid(self.pid, 0)
+                raise TimeoutError(f"no end after {seconds} s: {self._err.read_text()[-2000:]}")
+            time.sleep(0.005)
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+    def rows(self) -> int:
+        """Rows of metrics written so far by the newest run."""
+        found = sorted(self.folder.glob("runs/*/metrics.jsonl"), key=lambda path: path.stat().st_mtime)
+        return found[-1].read_text().count("\n") if found else 0
+
+
+def _child(
+    project: Path,
+    words: tuple[str, ...],
+    folder: Path,
+    out: Path,
+    err: Path,
+    before: Callable[[], Any] | None,
+) -> int:
+    os.chdir(folder)
+    for path, number in ((out, 1), (err, 2)):
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(handle, number)
+    sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    for name in [name for name in sys.modules if name.split(".")[0] == PACKAGE]:
+        del sys.modules[name]
+    sys.path.insert(0, str(project / "src"))
+    try:
+        if before is not None:
+            before()
+        return importlib.import_module(f"{PACKAGE}.__main__").main(list(words))
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+def start(project: Path, *words: str, cwd: Path, before: Callable[[], Any] | None = None) -> Running:
+    """Starts `python -m my_training WORDS` of a rendered project in the folder `cwd`.
+
+    before: called in the child first, to put a fault in place.
+    """
+    config = project / "config.yaml"
+    if config.exists() and not (cwd / "config.yaml").exists():
+        cwd.mkdir(parents=True, exist_ok=True)
+        (cwd / "config.yaml").write_text(config.read_text())
+    return Running(project, words, cwd, before)
+
+
+def run(project: Path, *words: str, cwd: Path, before: Callable[[], Any] | None = None) -> Result:
+    """The same, to its end."""
+    return start(project, *words, cwd=cwd, before=before).wait()
+
+
+def newest_run(cwd: Path) -> Path:
+    return max((cwd / "runs").iterdir(), key=lambda path: path.stat().st_mtime)
+
+
+def rows(cwd: Path) -> Iterator[dict[str, Any]]:
+    """Rows of the newest run's metrics."""
+    return map(json.loads, (newest_run(cwd) / "metrics.jsonl").read_text().splitlines())
+
+
+def losses(cwd: Path) -> list[tuple[int, str]]:
+    """(step, loss in hex) of each logged training step."""
+    return [(row["step"], float(row["loss"]).hex()) for row in rows(cwd) if "split" not in row]
+
+
+def evaluations(cwd: Path) -> list[tuple[int, str]]:
+    return [(row["step"], float(row["loss"]).hex()) for row in rows(cwd) if "split" in row]
+
+
+def weights(cwd: Path) -> str:
+    """sha256 of the last checkpoint's weights."""
+    newest = max((newest_run(cwd) / "checkpoints").glob("step-*"))
+    return json.loads((newest / "manifest.json").read_text())["sha256"]["model.safetensors"]
+
+
+def one_error(result: Result, *parts: str) -> str:
+    """The single line of a mistake: exit code 2, no traceback, `error: what: where: what to do`."""
+    assert result.code == 2, (result.code, result.err[-2000:])
+    assert "Traceback" not in result.err
+    lines = result.errors()
+    assert len(lines) == 1, result.err
+    for part in parts:
+        assert re.search(part, lines[0]), (part, lines[0])
+    return lines[0]

@@ -1,0 +1,254 @@
+"""Every variant, without running it: invariants of rendered files, each distinct content looked at once."""
+
+from __future__ import annotations
+
+import ast
+import filecmp
+import functools
+import hashlib
+import importlib.metadata
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jinja2
+import pytest
+import yaml
+from budget import DEFAULT, FILE_LINES, LARGEST, SCREEN, TRAIN_LINES, measure, python_files
+from link import link
+from rendering import REPOSITORY, render, render_into, scratch
+from variants import Answers, all_variants, choices, name, pairwise, structural
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+TEMPLATE = REPOSITORY / "template"
+PACKAGE = TEMPLATE / "project/src/{{ package_name }}"
+INCLUDE = re.compile(r"{% include (.+) %}\n")
+
+every_variant = pytest.mark.parametrize("answers", all_variants(), ids=name)
+
+
+def files(project: Path) -> list[Path]:
+    return sorted(path for path in project.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+
+
+@functools.cache
+def distinct() -> dict[str, Path]:
+    """One file for each distinct rendered content, over all variants; keys are path and hash."""
+    found = {}
+    for answers in all_variants():
+        project = render(**answers)
+        for path in files(project):
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+            found.setdefault(f"{path.relative_to(project).as_posix()}@{digest}", path)
+    return found
+
+
+def distinct_python() -> list[Path]:
+    return [path for path in distinct().values() if path.suffix == ".py"]
+
+
+def run_ruff(*command: str) -> str:
+    """Over a tree with each distinct .py once, with the configuration that the user's project has."""
+    tree = scratch() / "distinct"
+    if not tree.exists():
+        for number, path in enumerate(distinct_python()):
+            place = tree / str(number) / path.name
+            place.parent.mkdir(parents=True)
+            place.write_bytes(path.read_bytes())
+    configuration = render() / "pyproject.toml"
+    done = subprocess.run(
+        [sys.executable, "-m", "ruff", *command, "--no-cache", "--config", str(configuration), str(tree)],
+        capture_output=True,
+        text=True,
+    )
+    return "" if done.returncode == 0 else done.stdout + done.stderr
+
+
+# ---- each distinct file ------------------------------------------------------------------------
+
+
+def test_python_parses_as_the_oldest_supported_version() -> None:
+    assert len(distinct_python()) > 30
+    for path in distinct_python():
+        ast.parse(path.read_text(encoding="utf-8"), str(path), feature_version=(3, 10))
+
+
+def test_ruff_finds_nothing() -> None:
+    assert run_ruff("check", "--output-format=concise") == ""
+
+
+def test_formatting_changes_nothing() -> None:
+    """Else a user's first format would make the next update of those lines a conflict."""
+    assert run_ruff("format", "--check") == ""
+
+
+def test_rules_of_the_repository_are_those_of_the_project() -> None:
+    ours = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["ruff"]
+    theirs = tomllib.loads((render() / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["ruff"]
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("suffix", [".toml", ".yaml", ".yml"])
+def test_data_files_load(suffix: str) -> None:
+    paths = [path for path in distinct().values() if path.suffix == suffix]
+    assert paths
+    for path in paths:
+        text = path.read_text(encoding="utf-8")
+        assert tomllib.loads(text) if suffix == ".toml" else yaml.safe_load(text)
+
+
+def test_no_leftovers_of_the_template() -> None:
+    for key, path in distinct().items():
+        assert not re.search(r"\{\{|\{%|\{#|\bJinja\b|Undefined", path.read_text(encoding="utf-8")), key
+
+
+def test_no_artefacts_of_rendering() -> None:
+    """As a person would have typed it: one newline at the end, no blanks at line ends, no empty lines in heaps."""
+    for key, path in distinct().items():
+        text = path.read_text(encoding="utf-8")
+        if not text:
+            assert path.name == "__init__.py", key
+            continue
+        assert not text.startswith("\n"), key
+        assert text.endswith("\n"), key
+        assert not text.endswith("\n\n"), key
+        assert not re.search(r"[ \t]+$", text, flags=re.MULTILINE), key
+        assert "\n\n\n" not in text or path.suffix == ".py", key  # of Python the formatter says it
+        assert "\r" not in text, key
+
+
+def test_documents_fit_the_screen() -> None:
+    for key, path in distinct().items():
+        if path.suffix == ".md":
+            for line in path.read_text(encoding="utf-8").splitlines():
+                assert len(line) <= 120 or line.startswith("|"), f"{key}: {line}"
+
+
+def test_addresses() -> None:
+    """The only package index is PyTorch's, with the builds for old and new cards; no path of a machine."""
+    for key, path in distinct().items():
+        text = path.read_text(encoding="utf-8")
+        hosts = set(re.findall(r"https?://([^/\s\"')]+)", text))
+        if path.suffix != ".py":  # comments there name sources
+            assert hosts <= {"download.pytorch.org", "github.com"}, key
+        own = [line for line in text.splitlines() if not line.startswith("_src_path: ")]
+        assert not re.search(r"/(home|root|work|tmp)/", "\n".join(own)), key
+
+
+# ---- each variant ------------------------------------------------------------------------------
+
+
+def imported(project: Path) -> set[str]:
+    """Modules of others that the package imports, also inside functions."""
+    names = set()
+    for path in (project / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                names.update(alias.name.split(".")[0] for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                names.add(str(node.module).split(".")[0])
+    return names - set(sys.stdlib_module_names) - {"__future__"}
+
+
+def declared(project: Path) -> set[str]:
+    content = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))
+    return {re.split(r"[<>=!~ ;\[]", line)[0].lower() for line in content["project"]["dependencies"]}
+
+
+@functools.cache
+def owners() -> dict[str, str]:
+    """Module → distribution, of everything that is installed here."""
+    return {module: found[0].lower() for module, found in importlib.metadata.packages_distributions().items()}
+
+
+@every_variant
+def test_dependencies_are_what_is_imported(answers: Answers) -> None:
+    project = render(**answers)
+    modules = imported(project)
+    assert "my_training" not in modules, "inside the package imports are relative"
+    assert {owners().get(module, module) for module in modules} == declared(project)
+
+
+@every_variant
+def test_size_fits_the_budget(answers: Answers) -> None:
+    project = render(**answers)
+    size = measure(project)
+    assert all(used <= allowed for used, allowed in zip(size, LARGEST, strict=True)), size
+    lines = python_files(project)
+    assert lines["src/my_training/train.py"] <= TRAIN_LINES
+    assert {path: count for path, count in lines.items() if count > FILE_LINES} == {}
+    visible = [path.name for path in project.iterdir() if path.name[0] != "."]
+    assert len(visible) <= SCREEN, visible
+
+
+def test_default_project_fits_its_budget() -> None:
+    size = measure(render())
+    assert all(used <= allowed for used, allowed in zip(size, DEFAULT, strict=True)), size
+
+
+@pytest.mark.parametrize("answers", pairwise(*structural()), ids=name)
+def test_rendering_again_gives_the_same_bytes(answers: Answers, tmp_path: Path) -> None:
+    first, second = render(**answers), render_into(tmp_path, **answers)
+    names = [path.relative_to(first).as_posix() for path in files(first)]
+    assert names == [path.relative_to(second).as_posix() for path in files(second)]
+    assert filecmp.cmpfiles(first, second, names, shallow=False)[1:] == ([], [])
+
+
+# ---- the template's own files ------------------------------------------------------------------
+
+
+def test_python_sources_hold_no_jinja() -> None:
+    sources = [path for path in TEMPLATE.rglob("*.py") if path.is_file()]
+    assert len(sources) > 30
+    for path in sources:
+        assert not re.search(r"\{\{|\{%|\{#|#\}", path.read_text(encoding="utf-8")), path
+
+
+def test_templated_python_is_one_include() -> None:
+    for path in PACKAGE.rglob("*.jinja"):
+        assert INCLUDE.fullmatch(path.read_text(encoding="utf-8")), path
+
+
+def test_parts_are_rendered_byte_for_byte_and_none_is_dead() -> None:
+    """Each part of Python stands in some variant exactly as it is here."""
+    unused = {path for path in (TEMPLATE / "parts").rglob("*.py") if "__pycache__" not in path.parts}
+    for answers in all_variants():
+        project = render(**answers)
+        known = {question: value for question, value in answers.items() if isinstance(value, str)}
+        for path in PACKAGE.rglob("*.jinja"):
+            expression = INCLUDE.fullmatch(path.read_text(encoding="utf-8"))[1]
+            part = REPOSITORY / jinja2.Environment().compile_expression(expression)(
+                **{"tracker": "none", **answers}
+            )
+            rendered = project / "src/my_training" / path.relative_to(PACKAGE).with_suffix("")
+            assert rendered.read_bytes() == part.read_bytes()
+            unused.discard(part)
+    assert unused == set()
+
+
+def test_each_choice_has_its_part() -> None:
+    """A new answer is one line in copier.yml and its files; this names the folder where they are missing."""
+    for question in ("workload", "loader", "framework", "distributed", "tracker"):
+        parts = {path.stem for path in (TEMPLATE / "parts" / question).iterdir() if path.stem[0] != "_"}
+        assert parts == set(choices(question)), question
+
+
+def test_types(tmp_path: Path) -> None:
+    """mypy over links to the parts of a pairwise cover of the variants, each set of parts once."""
+    seen = set()
+    for answers in pairwise(*structural()):
+        folder = link(tmp_path / name(answers), **answers)
+        parts = frozenset(path.resolve() for path in folder.rglob("*.py"))
+        if parts in seen:
+            continue
+        seen.add(parts)
+        command = [sys.executable, "-m", "mypy", "--config-file", str(REPOSITORY / "pyproject.toml")]
+        command += ["--cache-dir", str(REPOSITORY / ".mypy_cache"), "--no-error-summary", "my_training"]
+        done = subprocess.run(command, cwd=folder / "src", capture_output=True, text=True)
+        assert done.stdout == "", name(answers)
+    assert 1 < len(seen) <= 40

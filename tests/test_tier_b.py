@@ -1,0 +1,126 @@
+"""Tier B: every workload × loader × framework × precision trains, evaluates, stops and resumes on a CPU."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+
+import pytest
+from rendering import render
+from running import evaluations, losses, newest_run, one_error, run, weights
+from variants import name, products
+
+CELLS = products("workload", "loader", "framework", "precision")
+# Small enough for seconds, large enough to learn: flags of each workload for its synthetic data.
+TINY = {"tabular": ("--data.batch_size", "128", "--model.width", "32", "--schedule.warmup_steps", "10")}
+STEPS = 60  # of 110 or more in an epoch
+EVERY_STEP = ("--monitor.every_steps", "1", "--training.max_steps", str(STEPS))
+
+
+def flags(workload: str) -> tuple[str, ...]:
+    return (*TINY[workload], *EVERY_STEP, "--evaluation.every_steps", "25", "--checkpoint.every_steps", "20")
+
+
+@functools.cache
+def synthetic(workload: str, base: Path) -> Path:
+    """Synthetic data of a workload, written once; runs link to it."""
+    folder = base / workload
+    run(render(workload=workload), "train", "--max-steps", "1", *flags(workload), cwd=folder)
+    return folder / "data"
+
+
+@pytest.fixture(scope="session")
+def place(tmp_path_factory: pytest.TempPathFactory):
+    """A new working folder with the workload's synthetic data in it."""
+    base = tmp_path_factory.mktemp("synthetic")
+    count = iter(range(10**6))
+
+    def make(workload: str) -> Path:
+        folder = tmp_path_factory.mktemp(f"run{next(count)}")
+        (folder / "data").symlink_to(synthetic(workload, base))
+        return folder
+
+    return make
+
+
+@functools.cache
+def uninterrupted(workload: str, precision: str, place) -> tuple[list, list]:
+    """Losses of a run without a stop by the first loader and framework: what every other cell must repeat."""
+    first = next(cell for cell in CELLS if cell["workload"] == workload and cell["precision"] == precision)
+    folder = place(workload)
+    result = run(render(**first), "train", *flags(workload), cwd=folder)
+    assert result.code == 0, result.err
+    return losses(folder), evaluations(folder)
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=name)
+def test_trains_stops_resumes_and_evaluates(cell: dict[str, str], place) -> None:
+    project, workload = render(**cell), cell["workload"]
+    expected, measured = uninterrupted(workload, cell["precision"], place)
+    folder = place(workload)
+    stopped = run(project, "train", *flags(workload), "--max-steps", "33", cwd=folder)
+    assert stopped.code == 0, stopped.err
+    assert losses(folder) == expected[:33]
+    resumed = run(project, "train", "--resume", cwd=folder)
+    assert resumed.code == 0, resumed.err
+    assert losses(folder) == expected
+    assert evaluations(folder) == measured
+    first, last = (float.fromhex(expected[step][1]) for step in (0, -1))
+    assert last <= 0.9 * first
+    again = run(project, "train", "--resume", cwd=folder)  # a finished run stays as it is
+    assert again.code == 0
+    assert losses(folder) == expected
+
+    evaluated = run(project, "evaluate", cwd=folder)
+    assert evaluated.code == 0, evaluated.err
+    result = json.loads((newest_run(folder) / "evaluation.json").read_text())
+    assert result["split"] == "test"
+    assert result["metrics"]["loss"] < 1.05 * float.fromhex(measured[-1][1])
+    assert result["baselines"]
+    for file in ("report.md", "curves.png", "metrics.csv", "env.json", "config.resolved.yaml"):
+        assert (newest_run(folder) / file).stat().st_size > 0
+
+
+def test_accumulation_last_short_group_steps_and_resumes(place) -> None:
+    """55 micro-batches in groups of 4 make 14 steps an epoch; a stop anywhere is between two groups."""
+    options = (
+        *(
+            "--data.batch_size",
+            "256",
+            "--model.width",
+            "32",
+            "--monitor.every_steps",
+            "1",
+            "--training.epochs",
+            "2",
+        ),
+        *("--training.gradient_accumulation_steps", "4"),
+    )
+    for framework in ("pytorch", "lightning"):
+        project, whole, parts = render(framework=framework), place("tabular"), place("tabular")
+        assert run(project, "train", *options, cwd=whole).code == 0
+        assert [step for step, _ in losses(whole)] == list(range(1, 29))
+        for stop in ("13", "14", "15", "28"):
+            words = ("--resume",) if stop != "13" else options
+            assert run(project, "train", *words, "--max-steps", stop, cwd=parts).code == 0
+        assert losses(parts) == losses(whole)
+        assert weights(parts) == weights(whole)
+
+
+def test_workers_and_hash_seed_change_nothing(place, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = uninterrupted("tabular", "fp32", place)[0]
+    project = render(workload="tabular", loader="dataloader", precision="fp32")
+    for workers in ("0", "2"):
+        folder = place("tabular")
+        words = ("--data.num_workers", workers, "--max-steps", "40")
+        assert run(project, "train", *flags("tabular"), *words, cwd=folder).code == 0
+        assert losses(folder) == expected[:40]
+
+
+def test_a_changed_schedule_is_refused(place) -> None:
+    folder, project = place("tabular"), render()
+    assert run(project, "train", *flags("tabular"), "--max-steps", "20", cwd=folder).code == 0
+    refused = run(project, "train", "--resume", "--training.max_steps", "80", cwd=folder)
+    one_error(refused, "schedule", "60", "80")
+    assert len(losses(folder)) == 20

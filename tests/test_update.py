@@ -1,0 +1,311 @@
+"""`copier update` as users run it: a template of two released versions, projects under git, no --trust."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from copier import VcsRef, run_update
+from rendering import REPOSITORY, copy_template, questions
+from variants import choices, impossible, values
+
+OLD, NEW = "0.0.1", "0.0.2"
+LOWEST = REPOSITORY / ".venv-copier-lowest/bin/copier"
+COPIERS = {"newest": [sys.executable, "-m", "copier"], "lowest": [str(LOWEST)]}
+
+every_copier = pytest.mark.parametrize("copier", COPIERS)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _clean_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No settings of this machine's user: neither git's nor Copier's."""
+    with pytest.MonkeyPatch.context() as patch:
+        home = tmp_path_factory.mktemp("home")
+        for name in ("HOME", "XDG_CONFIG_HOME"):
+            patch.setenv(name, str(home))
+        patch.setenv("GIT_CONFIG_NOSYSTEM", "1")
+        for role in ("AUTHOR", "COMMITTER"):
+            patch.setenv(f"GIT_{role}_NAME", "tests")
+            patch.setenv(f"GIT_{role}_EMAIL", "tests@localhost")
+        yield
+
+
+def git(folder: Path, *arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=folder, check=True, capture_output=True, text=True).stdout
+
+
+def commit(folder: Path, tag: str = "") -> Path:
+    if not (folder / ".git").exists():
+        git(folder, "init", "--quiet", "--initial-branch=main")
+    git(folder, "add", "--all")
+    git(folder, "commit", "--quiet", "--allow-empty", "--message", tag or "work")
+    if tag:
+        git(folder, "tag", tag)
+    return folder
+
+
+def replace(path: Path, old: str, new: str) -> None:
+    """An edit that fails where its place is gone."""
+    text = path.read_text(encoding="utf-8")
+    assert text.count(old) == 1, f"{path}: {text.count(old)} × {old!r}"
+    path.write_text(text.replace(old, new), encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def upstream(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The template as it stands, tagged OLD, and a later version of it, tagged NEW."""
+    folder = commit(copy_template(tmp_path_factory.mktemp("upstream") / "fasttrain-template"), OLD)
+    project = folder / "template/project"
+    package = project / "src/{{ package_name }}"
+    config = project / "config.yaml.jinja"
+    replace(config, "\n  seed: 42\n", "\n  seed: 42\n  # A setting of the new version.\n  new_setting: 1\n")
+    replace(config, "\n  keep: 2\n", "\n  keep: 3\n")
+    schedule = package / "engine/schedule.py"
+    schedule.write_text(schedule.read_text(encoding="utf-8") + "\n\nNEW = True\n", encoding="utf-8")
+    replace(project / "README.md.jinja", "\n## Runs\n", "\n## Runs and what they leave\n")
+    (package / "engine/later.py").write_text('"""A module of the new version."""\n', encoding="utf-8")
+    commit(folder, NEW)
+    return folder
+
+
+def run_copier(which: str, *arguments: str, cwd: Path) -> str:
+    """By the command line, with no terminal to ask on. Fails where Copier does, and where it would need trust."""
+    assert not COPIERS[which][0].endswith("copier") or LOWEST.exists(), "`make setup` installs it"
+    done = subprocess.run(
+        [*COPIERS[which], *arguments], cwd=cwd, capture_output=True, text=True, stdin=subprocess.DEVNULL
+    )
+    assert done.returncode == 0, done.stderr
+    assert "trust" not in done.stderr.lower()
+    return done.stderr
+
+
+def flags(answers: dict[str, Any]) -> list[str]:
+    return [
+        word
+        for name, value in answers.items()
+        for word in ("-d", f"{name}={yaml.safe_dump(value).split(chr(10))[0]}")
+    ]
+
+
+def copied(upstream: Path, folder: Path, version: str = OLD, which: str = "newest", **answers: Any) -> Path:
+    """A project of that version, committed."""
+    run_copier(
+        which,
+        "copy",
+        "--defaults",
+        "-r",
+        version,
+        *flags(answers),
+        str(upstream),
+        str(folder),
+        cwd=folder.parent,
+    )
+    return commit(folder)
+
+
+def content(project: Path) -> dict[str, str]:
+    """Files by path; of the answers without the version."""
+    found = {}
+    for path in sorted(project.rglob("*")):
+        if path.is_file() and ".git" not in path.relative_to(project).parts:
+            lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+            found[path.relative_to(project).as_posix()] = "".join(
+                line for line in lines if not line.startswith(("_commit: ", "_src_path: "))
+            )
+    return found
+
+
+def changed(project: Path) -> list[str]:
+    return git(project, "status", "--porcelain").splitlines()
+
+
+# ---- a new version -----------------------------------------------------------------------------
+
+
+@every_copier
+@pytest.mark.parametrize("flag", ["--defaults", "--skip-answered"])
+def test_update_without_edits_is_a_fresh_copy(upstream: Path, tmp_path: Path, copier: str, flag: str) -> None:
+    answers = {"gpu": "rtx_4090", "loader": "memmap", "extras": list(choices("extras"))}
+    project = copied(upstream, tmp_path / "project", which=copier, **answers)
+    run_copier(copier, "update", "--defaults", flag, cwd=project)
+    assert content(project) == content(copied(upstream, tmp_path / "fresh", NEW, copier, **answers))
+    assert yaml.safe_load((project / ".copier-answers.yml").read_text(encoding="utf-8"))["_commit"] == NEW
+    commit(project)
+    run_copier(copier, "update", "--defaults", flag, cwd=project)
+    assert changed(project) == [], "the second update changes nothing"
+
+
+@every_copier
+def test_nothing_new_changes_nothing(upstream: Path, tmp_path: Path, copier: str) -> None:
+    project = copied(upstream, tmp_path / "project", NEW, copier)
+    run_copier(copier, "update", "--defaults", cwd=project)
+    assert changed(project) == []
+
+
+@every_copier
+def test_edits_survive(upstream: Path, tmp_path: Path, copier: str) -> None:
+    project = copied(upstream, tmp_path / "project", which=copier)
+    config, package = project / "config.yaml", project / "src/my_training"
+    replace(config, "\n  seed: 42\n", "\n  seed: 7\n")  # the new setting comes right behind it
+    replace(config, "\n  epochs: 10\n", "\n  epochs: 20\n")
+    (package / "model.py").write_text(
+        '"""My own model."""\n', encoding="utf-8"
+    )  # replaced, as it is meant to be
+    schedule = package / "engine/schedule.py"
+    schedule.write_text("# Mine.\n" + schedule.read_text(encoding="utf-8"), encoding="utf-8")
+    (package / "mine.py").write_text("X = 1\n", encoding="utf-8")
+    (package / "commands/report.py").unlink()
+    (project / ".gitattributes").unlink()
+    commit(project)
+    run_copier(copier, "update", "--defaults", cwd=project)
+
+    assert git(project, "ls-files", "-u") == ""
+    assert not list(project.rglob("*.rej"))
+    settings = yaml.safe_load(config.read_text(encoding="utf-8"))
+    assert settings["reproducibility"]["seed"] == 7
+    assert settings["reproducibility"]["new_setting"] == 1
+    assert settings["training"]["epochs"] == 20
+    assert settings["checkpoint"]["keep"] == 3
+    assert (package / "model.py").read_text(encoding="utf-8") == '"""My own model."""\n'
+    assert schedule.read_text(encoding="utf-8").startswith("# Mine.\n")
+    assert schedule.read_text(encoding="utf-8").endswith("NEW = True\n")
+    assert (package / "mine.py").exists()
+    assert (package / "engine/later.py").exists()
+    assert not (package / "commands/report.py").exists()
+    assert not (project / ".gitattributes").exists()
+    commit(project)
+    run_copier(copier, "update", "--defaults", cwd=project)
+    assert changed(project) == []
+
+
+@every_copier
+def test_edit_of_the_same_line_is_a_conflict_that_git_knows(
+    upstream: Path, tmp_path: Path, copier: str
+) -> None:
+    project = copied(upstream, tmp_path / "project", which=copier)
+    replace(project / "config.yaml", "\n  keep: 2\n", "\n  keep: 5\n")
+    commit(project)
+    said = run_copier(copier, "update", "--defaults", cwd=project)
+    assert "git ls-files -u" in said
+    assert {line.split("\t")[1] for line in git(project, "ls-files", "-u").splitlines()} == {"config.yaml"}
+    text = (project / "config.yaml").read_text(encoding="utf-8")
+    mine, theirs = text.split("<<<<<<<")[1].split(">>>>>>>")[0].split("=======")
+    assert "keep: 5" in mine
+    assert "keep: 3" in theirs
+
+
+def test_project_in_a_folder_of_a_repository(upstream: Path, tmp_path: Path) -> None:
+    (tmp_path / "all").mkdir()
+    project = tmp_path / "all/training"
+    run_copier("newest", "copy", "--defaults", "-r", OLD, str(upstream), str(project), cwd=tmp_path)
+    commit(tmp_path / "all")
+    run_copier("newest", "update", "--defaults", cwd=project)
+    assert content(project) == content(copied(upstream, tmp_path / "fresh", NEW))
+
+
+# ---- other answers -----------------------------------------------------------------------------
+
+
+def changes() -> list[tuple[str, Any]]:
+    """Each answer worth rendering that is not the default, and new texts."""
+    texts = [("project_name", "other name"), ("package_name", "other"), ("project_description", "It trains.")]
+    default = {name: question["default"] for name, question in questions().items() if "default" in question}
+    listed = [
+        (name, value)
+        for name in questions()
+        if choices(name)
+        for value in values(name)
+        if value != default[name]
+    ]
+    return texts + listed
+
+
+@pytest.fixture(scope="module")
+def base(upstream: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return copied(upstream, tmp_path_factory.mktemp("base") / "project", NEW)
+
+
+@pytest.mark.parametrize(("name", "value"), changes(), ids=str)
+def test_changing_one_answer_is_a_fresh_copy(
+    upstream: Path, base: Path, tmp_path: Path, name: str, value: Any
+) -> None:
+    project = tmp_path / "project"
+    shutil.copytree(base, project)
+    run_update(project, data={name: value}, defaults=True, vcs_ref=VcsRef.CURRENT, overwrite=True, quiet=True)
+    answers = yaml.safe_load((project / ".copier-answers.yml").read_text(encoding="utf-8"))
+    assert answers[name] == value
+    given = {key: answer for key, answer in answers.items() if key[0] != "_"}
+    fresh = tmp_path / "fresh"
+    from copier import run_copy
+
+    run_copy(str(upstream), fresh, data=given, defaults=True, vcs_ref=NEW, quiet=True)
+    assert content(project) == content(fresh)
+
+
+@every_copier
+def test_move_to_another_gpu(upstream: Path, tmp_path: Path, copier: str) -> None:
+    """By the command that README and doctor give."""
+    project = copied(upstream, tmp_path / "project", NEW, copier, gpu="v100")
+    readme, requirements = project / "README.md", project / "pyproject.toml"
+    assert "**fp16**" in readme.read_text(encoding="utf-8")
+    assert '"torch>=2.10,<2.15"' in requirements.read_text(encoding="utf-8")
+    assert "whl/cu126" in requirements.read_text(encoding="utf-8")
+    run_copier(copier, "update", "--defaults", "-r", ":current:", "-d", "gpu=h100", cwd=project)
+    assert "**bf16**" in readme.read_text(encoding="utf-8")
+    assert "**fp16**" not in readme.read_text(encoding="utf-8")
+    assert '"torch>=2.10"' in requirements.read_text(encoding="utf-8")
+    assert "whl/cu130" in requirements.read_text(encoding="utf-8")
+    assert {line[3:] for line in changed(project)} == {
+        ".copier-answers.yml",
+        "Makefile",
+        "README.md",
+        "pyproject.toml",
+    }
+    assert content(project) == content(copied(upstream, tmp_path / "fresh", NEW, copier, gpu="h100"))
+
+
+@every_copier
+def test_move_to_a_gpu_without_the_chosen_precision(upstream: Path, tmp_path: Path, copier: str) -> None:
+    """What the old card could and the new one cannot goes back to auto, and never stays behind unnoticed."""
+    assert impossible({"gpu": "v100", "precision": "bf16"})
+    project = copied(upstream, tmp_path / "project", NEW, copier, gpu="h100", precision="bf16")
+    run_copier(copier, "update", "--defaults", "-r", ":current:", "-d", "gpu=v100", cwd=project)
+    answers = yaml.safe_load((project / ".copier-answers.yml").read_text(encoding="utf-8"))
+    assert (answers["gpu"], answers["precision"]) == ("v100", "auto")
+    assert "**fp16**" in (project / "README.md").read_text(encoding="utf-8")
+
+
+# ---- the environment ---------------------------------------------------------------------------
+
+
+def test_lowest_copier_is_the_one_that_the_template_names() -> None:
+    settings = yaml.safe_load((REPOSITORY / "copier.yml").read_text(encoding="utf-8"))
+    shown = subprocess.run([LOWEST, "--version"], capture_output=True, text=True, check=True).stdout
+    assert shown.split()[-1] == settings["_min_copier_version"]
+
+
+@every_copier
+def test_copy_with_the_answers_of_a_project(upstream: Path, base: Path, tmp_path: Path, copier: str) -> None:
+    """The command that a project's README gives for a second project like it."""
+    (line,) = (
+        line
+        for line in (base / "README.md").read_text(encoding="utf-8").splitlines()
+        if "--data-file" in line
+    )
+    words = line.split()
+    assert words[0] == "copier"
+    assert words[-2] == "gh:org/fasttrain-template"
+    shutil.copy(base / ".copier-answers.yml", tmp_path)
+    run_copier(copier, *words[1:-2], str(upstream), words[-1], cwd=tmp_path)
+    assert content(tmp_path / words[-1]) == content(base)
+
+
+def test_environment_has_no_trust() -> None:
+    assert "COPIER_TRUST" not in os.environ
