@@ -18,7 +18,10 @@ def link(folder: Path, **answers: str) -> Path:
     answers = {name: asked["default"] for name, asked in questions.items() if name[0] != "_"} | answers
     shutil.rmtree(folder / "src", ignore_errors=True)
     for part in [path for path in PACKAGE.rglob("*.*") if path.suffix in {".py", ".jinja"}]:
-        place = folder / "src/my_training" / part.relative_to(PACKAGE)
+        name = jinja2.Template(str(part.relative_to(PACKAGE))).render(answers)
+        place = folder / "src/my_training" / name
+        if place.name == ".jinja":  # a file of other variants
+            continue
         if part.suffix == ".jinja":  # one line: {% include EXPRESSION %}
             expression = part.read_text(encoding="utf-8").removeprefix("{% include ").removesuffix(" %}\n")
             part = ROOT / jinja2.Environment().compile_expression(expression)(**answers)

@@ -95,7 +95,7 @@ def make_norm(sizes: Any) -> nn.Module:
 
 
 class Head(nn.Module):
-    """The last norm, and the loss over the vocabulary; its weight is the embedding's and comes with each call."""
+    """The last norm, and the loss over the vocabulary. Its weight, the embedding's, comes with each call."""
 
     recomputes = False  # nothing comes between its forward and its backward: recomputation would gain nothing
 
@@ -142,7 +142,7 @@ class GPT(nn.Module):
         return [*self.layers, self.head]
 
     def hidden(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
-        """(B, T, C) behind the last block, before the last norm; with a cache, of the tokens behind its own."""
+        """(B, T, C) behind the last block, before the last norm; with a cache, of tokens behind its own."""
         start = 0 if cache is None else cache.length
         place = slice(start, start + tokens.shape[1])
         x = self.embedding(tokens)
@@ -247,8 +247,9 @@ def chunked_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, rows: int)
     x (N, C), weight (V, C), targets (N,). torch 2.13 has an operator for it. The compiler cannot look into
     that one and fuses ours, so a compiled head takes ours, and so does an older torch.
     """
-    if torch.is_autocast_enabled(x.device.type):
-        dtype = torch.get_autocast_dtype(x.device.type)
+    device = x.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
         x, weight = x.to(dtype), weight.to(dtype)
     if hasattr(functional, "linear_cross_entropy") and not torch.compiler.is_compiling():
         options = nn.LinearCrossEntropyOptions(batch_chunk_size=rows, chunking_method=None)

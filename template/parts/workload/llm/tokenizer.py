@@ -94,7 +94,7 @@ class Pairs:
         self.end = self._tokenizer.get_vocab_size()
 
     @classmethod
-    def learn(cls, texts: Iterable[bytes], vocabulary: int) -> Pairs:
+    def learn(cls, texts: Iterable[str], vocabulary: int) -> Pairs:
         """Learns `vocabulary` − 1 tokens; the first 256 are the bytes, so that nothing is unknown."""
         import tokenizers
 
@@ -106,7 +106,7 @@ class Pairs:
             initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         )
-        learner.train_from_iterator((text.decode("utf-8") for text in texts), trainer)
+        learner.train_from_iterator(texts, trainer)
         return cls(learner.to_str())
 
     def encode(self, text: bytes) -> np.ndarray:

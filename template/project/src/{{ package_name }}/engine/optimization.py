@@ -38,6 +38,8 @@ def checkpoint_blocks(blocks: list[nn.Module]) -> None:
     Off in evaluation. `training.gradient_checkpointing`.
     """
     for block in blocks:
+        if not getattr(block, "recomputes", True):  # a head: its backward follows its forward at once
+            continue
         block.forward = _recomputed(block.forward)  # type: ignore[method-assign]
 
 
