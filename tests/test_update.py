@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import yaml
-from copier import VcsRef, run_update
-from rendering import REPOSITORY, copy_template, questions
+from copier import VcsRef, run_copy, run_update
+from rendering import REPOSITORY, copy_template, questions, render
 from variants import choices, impossible, values
 
 OLD, NEW = "0.0.1", "0.0.2"
@@ -31,6 +31,7 @@ def _clean_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         for name in ("HOME", "XDG_CONFIG_HOME"):
             patch.setenv(name, str(home))
         patch.setenv("GIT_CONFIG_NOSYSTEM", "1")
+        patch.delenv("COPIER_SETTINGS_PATH", raising=False)  # may name templates that are trusted
         for role in ("AUTHOR", "COMMITTER"):
             patch.setenv(f"GIT_{role}_NAME", "tests")
             patch.setenv(f"GIT_{role}_EMAIL", "tests@localhost")
@@ -65,7 +66,7 @@ def upstream(tmp_path_factory: pytest.TempPathFactory) -> Path:
     project = folder / "template/project"
     package = project / "src/{{ package_name }}"
     config = project / "config.yaml.jinja"
-    replace(config, "\n  seed: 42\n", "\n  seed: 42\n  # A setting of the new version.\n  new_setting: 1\n")
+    replace(config, "\n  seed: 42\n", "\n  seed: 42\n\n  # A setting of the new version.\n  new_setting: 1\n")
     replace(config, "\n  keep: 2\n", "\n  keep: 3\n")
     schedule = package / "engine/schedule.py"
     schedule.write_text(schedule.read_text(encoding="utf-8") + "\n\nNEW = True\n", encoding="utf-8")
@@ -76,7 +77,7 @@ def upstream(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_copier(which: str, *arguments: str, cwd: Path) -> str:
-    """By the command line, with no terminal to ask on. Fails where Copier does, and where it would need trust."""
+    """By the command line, with no terminal to ask on. Fails where Copier does, or where it speaks of trust."""
     assert not COPIERS[which][0].endswith("copier") or LOWEST.exists(), "`make setup` installs it"
     done = subprocess.run(
         [*COPIERS[which], *arguments], cwd=cwd, capture_output=True, text=True, stdin=subprocess.DEVNULL
@@ -130,15 +131,17 @@ def changed(project: Path) -> list[str]:
 
 
 @every_copier
-@pytest.mark.parametrize("flag", ["--defaults", "--skip-answered"])
-def test_update_without_edits_is_a_fresh_copy(upstream: Path, tmp_path: Path, copier: str, flag: str) -> None:
+@pytest.mark.parametrize("more", [[], ["--skip-answered"]], ids=str)
+def test_update_without_edits_is_a_fresh_copy(
+    upstream: Path, tmp_path: Path, copier: str, more: list[str]
+) -> None:
     answers = {"gpu": "rtx_4090", "loader": "memmap", "extras": list(choices("extras"))}
     project = copied(upstream, tmp_path / "project", which=copier, **answers)
-    run_copier(copier, "update", "--defaults", flag, cwd=project)
+    run_copier(copier, "update", "--defaults", *more, cwd=project)
     assert content(project) == content(copied(upstream, tmp_path / "fresh", NEW, copier, **answers))
     assert yaml.safe_load((project / ".copier-answers.yml").read_text(encoding="utf-8"))["_commit"] == NEW
     commit(project)
-    run_copier(copier, "update", "--defaults", flag, cwd=project)
+    run_copier(copier, "update", "--defaults", *more, cwd=project)
     assert changed(project) == [], "the second update changes nothing"
 
 
@@ -153,7 +156,8 @@ def test_nothing_new_changes_nothing(upstream: Path, tmp_path: Path, copier: str
 def test_edits_survive(upstream: Path, tmp_path: Path, copier: str) -> None:
     project = copied(upstream, tmp_path / "project", which=copier)
     config, package = project / "config.yaml", project / "src/my_training"
-    replace(config, "\n  seed: 42\n", "\n  seed: 7\n")  # the new setting comes right behind it
+    replace(config, "\n  seed: 42\n", "\n  seed: 7\n")  # the new setting comes right behind it,
+    replace(config, "\n  deterministic: false\n", "\n  deterministic: true\n")  # and right before it
     replace(config, "\n  epochs: 10\n", "\n  epochs: 20\n")
     (package / "model.py").write_text(
         '"""My own model."""\n', encoding="utf-8"
@@ -169,8 +173,7 @@ def test_edits_survive(upstream: Path, tmp_path: Path, copier: str) -> None:
     assert git(project, "ls-files", "-u") == ""
     assert not list(project.rglob("*.rej"))
     settings = yaml.safe_load(config.read_text(encoding="utf-8"))
-    assert settings["reproducibility"]["seed"] == 7
-    assert settings["reproducibility"]["new_setting"] == 1
+    assert settings["reproducibility"] == {"seed": 7, "new_setting": 1, "deterministic": True}
     assert settings["training"]["epochs"] == 20
     assert settings["checkpoint"]["keep"] == 3
     assert (package / "model.py").read_text(encoding="utf-8") == '"""My own model."""\n'
@@ -210,6 +213,36 @@ def test_project_in_a_folder_of_a_repository(upstream: Path, tmp_path: Path) -> 
     assert content(project) == content(copied(upstream, tmp_path / "fresh", NEW))
 
 
+def test_any_new_setting_merges_beside_any_edited_one(tmp_path: Path) -> None:
+    """Between two settings of config.yaml are an empty line and a comment: edits on either side do not touch."""
+    config = (render() / "config.yaml").read_text(encoding="utf-8")
+    paragraphs = config.split("\n\n")
+    edited = [
+        number for number, text in enumerate(paragraphs) if re.search(r"^  \w+: \S+$", text, re.MULTILINE)
+    ]
+    assert len(edited) > 40
+    old, mine, new = (tmp_path / name for name in ("old", "mine", "new"))
+    old.write_text(config, encoding="utf-8")
+    for number in edited:
+        text = re.sub(r"^(  \w+): \S+$", r"\1: 12345", paragraphs[number], flags=re.MULTILINE)
+        mine.write_text(
+            "\n\n".join([*paragraphs[:number], text, *paragraphs[number + 1 :]]), encoding="utf-8"
+        )
+        for place in (number, number + 1):  # in front of it, behind it
+            paragraph = "  # A setting of the new version.\n  new_setting: 1"
+            if place == len(paragraphs):
+                continue
+            new.write_text(
+                "\n\n".join([*paragraphs[:place], paragraph, *paragraphs[place:]]), encoding="utf-8"
+            )
+            merged = subprocess.run(
+                ["git", "merge-file", "-p", mine, old, new], capture_output=True, text=True
+            )
+            assert merged.returncode == 0, merged.stdout
+            assert "new_setting: 1" in merged.stdout
+            assert ": 12345" in merged.stdout
+
+
 # ---- other answers -----------------------------------------------------------------------------
 
 
@@ -243,8 +276,6 @@ def test_changing_one_answer_is_a_fresh_copy(
     assert answers[name] == value
     given = {key: answer for key, answer in answers.items() if key[0] != "_"}
     fresh = tmp_path / "fresh"
-    from copier import run_copy
-
     run_copy(str(upstream), fresh, data=given, defaults=True, vcs_ref=NEW, quiet=True)
     assert content(project) == content(fresh)
 
@@ -305,7 +336,3 @@ def test_copy_with_the_answers_of_a_project(upstream: Path, base: Path, tmp_path
     shutil.copy(base / ".copier-answers.yml", tmp_path)
     run_copier(copier, *words[1:-2], str(upstream), words[-1], cwd=tmp_path)
     assert content(tmp_path / words[-1]) == content(base)
-
-
-def test_environment_has_no_trust() -> None:
-    assert "COPIER_TRUST" not in os.environ

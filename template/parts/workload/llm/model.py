@@ -244,14 +244,15 @@ def _initialize(module: nn.Module) -> None:
 def chunked_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, rows: int) -> Tensor:
     """The sum of cross-entropies, () float32, with the logits of `rows` targets in memory at a time.
 
-    x (N, C), weight (V, C), targets (N,). torch 2.13 has an operator for it. The compiler cannot look into
-    that one and fuses ours, so a compiled head takes ours, and so does an older torch.
+    x (N, C), weight (V, C), targets (N,). torch 2.13 has an operator for it. The compiler and the counter of
+    FLOPs cannot look into that one, so they get ours, and so does an older torch.
     """
     device = x.device.type
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         x, weight = x.to(dtype), weight.to(dtype)
-    if hasattr(functional, "linear_cross_entropy") and not torch.compiler.is_compiling():
+    looked_into = torch.compiler.is_compiling() or device == "meta"
+    if hasattr(functional, "linear_cross_entropy") and not looked_into:
         options = nn.LinearCrossEntropyOptions(batch_chunk_size=rows, chunking_method=None)
         return functional.linear_cross_entropy(
             x, weight, targets, reduction="sum", ignore_index=IGNORE, options=options

@@ -25,7 +25,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `predict`."""
     add = parser.add_argument
     add("--run", metavar="RUN", help="name or path of the run (default: the newest)")
-    add("--split", default="test", metavar="SPLIT", help="train, validation or test (default: test)")
+    add("--split", choices=["train", "validation", "test"], default="test", help="(default: test)")
     add("--input", metavar="FILE", help="CSV file of new rows, with or without the target")
     add("--delimiter", default=",", choices=[",", ";", "|", "tab"], help="between cells (default: comma)")
     add("--checkpoint", choices=["best", "last"], default="best", help="(default: best)")

@@ -12,11 +12,11 @@ from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..engine.errors import UserError
-from ..engine.sources import near
 
 if TYPE_CHECKING:
     import numpy as np
@@ -194,8 +194,8 @@ def survey(source: Source, arguments: argparse.Namespace) -> tuple[dict[str, str
         if not count:
             for name in [target, *arguments.category, *arguments.drop]:
                 if name not in names:
-                    likely = near(name, dict(zip(names, names, strict=True)), cutoff=0.6)
-                    hint = f"did you mean '{likely}'?" if likely else f"it has {', '.join(names[:20])}"
+                    likely = get_close_matches(name, names, 1)
+                    hint = f"did you mean '{likely[0]}'?" if likely else f"it has {', '.join(names[:20])}"
                     hint = "see --delimiter: there is only one column" if len(names) == 1 else hint
                     raise UserError(f"no column '{name}'", str(source.path), hint)
         for name, cells in zip(names, columns, strict=True):

@@ -81,11 +81,14 @@ def assemble(settings: Any, distributed: Any, store: Store) -> Project:
     reproducibility.seed_everything(settings.reproducibility.seed)
     reproducibility.set_deterministic(deterministic, training.cudnn_benchmark)
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
-    resolved, why = resolve_precision(training.precision, capability, hip=torch.version.hip is not None)
+    emulate = training.fp8_emulation
+    resolved, why = resolve_precision(
+        training.precision, capability, hip=torch.version.hip is not None, emulate=emulate
+    )
     precision = Precision(resolved, device)
 
     model: Any = build_model(settings, store.facts).to(device)  # 1
-    blocks: dict[str, Any] = {"fp8": convert(model) if resolved == "fp8" else 0}  # 2
+    blocks: dict[str, Any] = {"fp8": convert(model, emulate) if resolved == "fp8" else 0}  # 2
     if training.gradient_checkpointing:  # 3
         optimization.checkpoint_blocks(model.blocks())
     enabled, blocks["why"] = optimization.compiles(settings, device)

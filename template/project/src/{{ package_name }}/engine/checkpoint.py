@@ -157,7 +157,7 @@ def newest_valid(folder: Path) -> tuple[dict[str, Any] | None, list[str]]:
 
 
 def _first_valid(paths: list[Path], tensors: bool = True) -> tuple[dict[str, Any] | None, list[str]]:
-    skipped = []
+    skipped: list[str] = []
     for path in paths:
         try:
             return {"path": path, **_read_folder(path, tensors)}, skipped

@@ -35,7 +35,8 @@ def set_deterministic(enabled: bool, cudnn_benchmark: bool) -> None:
 def random_state() -> dict[str, Any]:
     """State of all generators in types that `torch.load(weights_only=True)` accepts."""
     version, internal, gauss = random.getstate()
-    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    numbers: Any = np.random.get_state(legacy=True)
+    name, keys, position, has_gauss, cached = numbers
     return {
         "python": [version, list(internal), gauss],
         "numpy": [

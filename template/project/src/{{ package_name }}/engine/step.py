@@ -102,8 +102,8 @@ class Step:
     @property
     def last(self) -> dict[str, Tensor]:
         """Loss per target over all ranks and gradient norm of the group that closed last, on the device."""
-        loss = sum(loss * weight for loss, weight in self.group)
-        weight = sum(weight for _, weight in self.group)
+        loss = torch.stack([loss * weight for loss, weight in self.group]).sum()
+        weight = torch.stack([weight for _, weight in self.group]).sum()
         both = self.distributed.sum(torch.stack([loss, weight]))
         return {"loss": both[0] / both[1].clamp(min=1), "gradient_norm": self._norm / self._divisor}
 
