@@ -13,7 +13,14 @@ from variants import name, products
 
 CELLS = products("workload", "loader", "framework", "precision")
 # Small enough for seconds, large enough to learn: flags of each workload for its synthetic data.
-TINY = {"tabular": ("--data.batch_size", "128", "--model.width", "32", "--schedule.warmup_steps", "10")}
+TINY = {
+    "tabular": ("--data.batch_size", "128", "--model.width", "32", "--schedule.warmup_steps", "10"),
+    "llm": (
+        *("--data.sample_mb", "0.2", "--data.block_size", "32", "--data.batch_size", "8"),
+        *("--model.layers", "1", "--model.width", "128", "--schedule.warmup_steps", "10"),
+        *("--training.fp8_emulation", "true", "--optimizer.learning_rate", "0.003"),
+    ),
+}
 STEPS = 60  # of 110 or more in an epoch
 EVERY_STEP = ("--monitor.every_steps", "1", "--training.max_steps", str(STEPS))
 

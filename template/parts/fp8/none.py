@@ -1,4 +1,4 @@
-"""No fp8: chosen by the answer `precision`, because it needs a library and code that this project does without."""
+"""No fp8: it needs a library and code that only a project with the answer `precision: fp8` has."""
 
 from __future__ import annotations
 

@@ -38,7 +38,9 @@ def convert(model: Any, emulate: bool = False) -> int:
     converted = 0
     for block in model.blocks():
         convert_to_float8_training(
-            block, config=Float8LinearConfig(emulate=emulate), module_filter_fn=lambda layer, name: fits(layer)
+            block,
+            config=Float8LinearConfig(emulate=emulate),
+            module_filter_fn=lambda layer, name: fits(layer),
         )
         for layer in block.modules():
             if type(layer) is Float8Linear:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -72,9 +71,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     text = tokenizer.decode(
         prompt + added[: (added.index(tokenizer.end) if tokenizer.end in added else None)]
     )
-    sys.stdout.flush()
-    sys.stdout.buffer.write(text + b"\n")
-    sys.stdout.flush()
+    print(text.decode("utf-8", "replace"))
     if arguments.output:
         try:
             with replacing(Path(arguments.output)) as file:
