@@ -1,4 +1,4 @@
-"""The workload `tabular`: what becomes of a CSV file, what the model makes of a batch, and a real data set."""
+"""The workload `tabular`: what becomes of a CSV file, what the model makes of a batch, real data sets."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -59,7 +60,7 @@ def contents(folder: Path) -> dict[str, bytes | dict]:
 
 
 def table(count: int = 60, seed: int = 0, **columns: list) -> str:
-    """A CSV of size, age, colour and price, a few cells of `age` and `colour` empty; `columns` replace or add."""
+    """A CSV of size, age, colour and price, some cells of age and colour empty; `columns` replace or add."""
     random = np.random.default_rng(seed)
     size, age = random.normal(100, 20, count), random.normal(2010, 5, count)
     colour = random.choice(["red", "green", "blue"], count)
@@ -135,7 +136,7 @@ BAD = {
         ["column 'code'", "--max-levels"],
     ),
     "ragged": (table() + "1,2,red\n", (), ["3 cells where the header has 4", "line 62"]),
-    "open quote": (table() + '"1,2,red,4\n', (), ["not a readable CSV", "line 62"]),
+    "open quote": (table() + '"1,2,red,4\n', (), ["not a readable CSV"]),
     "not UTF-8": (table().replace("red", "röd").encode("latin-1"), (), ["not UTF-8"]),
     "UTF-16": (table().encode("utf-16"), (), ["not UTF-8"]),
     "cut gzip": (gzip.compress(table().encode())[:-30], (), ["not a readable CSV"]),
@@ -487,9 +488,10 @@ def test_the_scaler_travels_with_the_weights(opened) -> None:
 
 
 def test_losses_are_float32_under_autocast(opened) -> None:
+    model, batch = built(opened), batch_of(opened, "train")
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        output = built(opened)(batch_of(opened, "train"))
-    assert output.loss.dtype == output.weight.dtype == torch.float32
+        output, raw = model(batch), model.outputs(batch)
+    assert output.loss.dtype == output.weight.dtype == raw.dtype == torch.float32
 
 
 def test_blocks_are_classes_of_the_project() -> None:
@@ -513,6 +515,7 @@ def test_only_categories_is_a_table_too(tmp_path: Path) -> None:
 def test_synthetic_data_are_the_same_every_time(tmp_path: Path) -> None:
     for name in ("a", "b"):
         module("dataset").synthesize(tmp_path / name, None)
+        time.sleep(1.1)  # HDF5 can keep times, in seconds
     assert contents_of(tmp_path / "a") == contents_of(tmp_path / "b")
     opened = module("engine.store").Store.open(tmp_path / "a")
     assert opened.facts["categories"]
@@ -687,10 +690,10 @@ def test_documented_example_is_as_good_as_scikit_learn(tmp_path: Path) -> None:
     found = []
     verbs = commands()
     assert list(verbs) == ["prepare", "train", "evaluate", "predict"]
+    assert verbs["evaluate"] == ["evaluate"]  # what evaluation() runs
     assert run(render(), *verbs["prepare"], cwd=tmp_path).code == 0
     for seed in SEEDS:
         assert run(render(), *verbs["train"], "--reproducibility.seed", str(seed), cwd=tmp_path).code == 0
-        assert run(render(), *verbs["evaluate"], cwd=tmp_path).code == 0
         found.append(evaluation(tmp_path))
     assert run(render(), *verbs["predict"], cwd=tmp_path).code == 0
     assert len((tmp_path / "predictions.csv").read_text().splitlines()) == 443
@@ -699,11 +702,10 @@ def test_documented_example_is_as_good_as_scikit_learn(tmp_path: Path) -> None:
         scores = scikit_learn(store(tmp_path), lambda seed: MLPRegressor(max_iter=1000, random_state=seed))
     theirs = np.mean(scores)
     ours = np.mean([result["metrics"]["mse_original"] for result in found])
-    print(
-        f"ours {ours:.0f}, scikit-learn {theirs:.0f}, mean {found[0]['baselines']['mean']['mse_original']:.0f}"
-    )
+    mean = found[0]["baselines"]["mean"]["mse_original"]
+    print(f"ours {ours:.0f}, scikit-learn {theirs:.0f}, mean {mean:.0f}")
     assert ours <= 1.05 * theirs
-    assert ours < 0.8 * found[0]["baselines"]["mean"]["mse_original"]
+    assert ours < 0.8 * mean
 
 
 def test_wine_is_told_apart_as_well_as_by_scikit_learn(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 from copier import VcsRef, run_copy, run_update
-from rendering import REPOSITORY, copy_template, questions, render
+from rendering import REPOSITORY, questions, render, template
 from variants import choices, impossible, values
 
 OLD, NEW = "0.0.1", "0.0.2"
@@ -62,7 +63,8 @@ def replace(path: Path, old: str, new: str) -> None:
 @pytest.fixture(scope="module")
 def upstream(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The template as it stands, tagged OLD, and a later version of it, tagged NEW."""
-    folder = commit(copy_template(tmp_path_factory.mktemp("upstream") / "fasttrain-template"), OLD)
+    folder = tmp_path_factory.mktemp("upstream") / "fasttrain-template"
+    commit(shutil.copytree(template(), folder), OLD)
     project = folder / "template/project"
     package = project / "src/{{ package_name }}"
     config = project / "config.yaml.jinja"
@@ -77,7 +79,7 @@ def upstream(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_copier(which: str, *arguments: str, cwd: Path) -> str:
-    """By the command line, with no terminal to ask on. Fails where Copier does, or where it speaks of trust."""
+    """By the command line, without a terminal to ask on. Fails where Copier does, or speaks of trust."""
     assert not COPIERS[which][0].endswith("copier") or LOWEST.exists(), "`make setup` installs it"
     done = subprocess.run(
         [*COPIERS[which], *arguments], cwd=cwd, capture_output=True, text=True, stdin=subprocess.DEVNULL
@@ -88,11 +90,9 @@ def run_copier(which: str, *arguments: str, cwd: Path) -> str:
 
 
 def flags(answers: dict[str, Any]) -> list[str]:
-    return [
-        word
-        for name, value in answers.items()
-        for word in ("-d", f"{name}={yaml.safe_dump(value).split(chr(10))[0]}")
-    ]
+    """`-d name=value` for each; a list as YAML writes it in one line."""
+    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in answers.items()}
+    return [word for name, text in texts.items() for word in ("-d", f"{name}={text}")]
 
 
 def copied(upstream: Path, folder: Path, version: str = OLD, which: str = "newest", **answers: Any) -> Path:
@@ -109,6 +109,12 @@ def copied(upstream: Path, folder: Path, version: str = OLD, which: str = "newes
         cwd=folder.parent,
     )
     return commit(folder)
+
+
+def fresh(upstream: Path, folder: Path, **answers: Any) -> Path:
+    """A project of the new version that was never updated."""
+    run_copy(str(upstream), folder, data=answers, defaults=True, vcs_ref=NEW, quiet=True)
+    return folder
 
 
 def content(project: Path) -> dict[str, str]:
@@ -138,7 +144,7 @@ def test_update_without_edits_is_a_fresh_copy(
     answers = {"gpu": "rtx_4090", "loader": "memmap", "extras": list(choices("extras"))}
     project = copied(upstream, tmp_path / "project", which=copier, **answers)
     run_copier(copier, "update", "--defaults", *more, cwd=project)
-    assert content(project) == content(copied(upstream, tmp_path / "fresh", NEW, copier, **answers))
+    assert content(project) == content(fresh(upstream, tmp_path / "fresh", **answers))
     assert yaml.safe_load((project / ".copier-answers.yml").read_text(encoding="utf-8"))["_commit"] == NEW
     commit(project)
     run_copier(copier, "update", "--defaults", *more, cwd=project)
@@ -210,11 +216,11 @@ def test_project_in_a_folder_of_a_repository(upstream: Path, tmp_path: Path) -> 
     run_copier("newest", "copy", "--defaults", "-r", OLD, str(upstream), str(project), cwd=tmp_path)
     commit(tmp_path / "all")
     run_copier("newest", "update", "--defaults", cwd=project)
-    assert content(project) == content(copied(upstream, tmp_path / "fresh", NEW))
+    assert content(project) == content(fresh(upstream, tmp_path / "fresh"))
 
 
 def test_any_new_setting_merges_beside_any_edited_one(tmp_path: Path) -> None:
-    """Between two settings of config.yaml are an empty line and a comment: edits on either side do not touch."""
+    """Between two settings of config.yaml are an empty line and a comment: their edits never touch."""
     config = (render() / "config.yaml").read_text(encoding="utf-8")
     paragraphs = config.split("\n\n")
     edited = [
@@ -262,28 +268,24 @@ def changes() -> list[tuple[str, Any]]:
 
 @pytest.fixture(scope="module")
 def base(upstream: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return copied(upstream, tmp_path_factory.mktemp("base") / "project", NEW)
+    return copied(upstream, tmp_path_factory.mktemp("base") / "project")
 
 
 @pytest.mark.parametrize(("name", "value"), changes(), ids=str)
-def test_changing_one_answer_is_a_fresh_copy(
-    upstream: Path, base: Path, tmp_path: Path, name: str, value: Any
-) -> None:
+def test_changing_one_answer_is_a_fresh_copy(base: Path, tmp_path: Path, name: str, value: Any) -> None:
     project = tmp_path / "project"
     shutil.copytree(base, project)
     run_update(project, data={name: value}, defaults=True, vcs_ref=VcsRef.CURRENT, overwrite=True, quiet=True)
     answers = yaml.safe_load((project / ".copier-answers.yml").read_text(encoding="utf-8"))
     assert answers[name] == value
     given = {key: answer for key, answer in answers.items() if key[0] != "_"}
-    fresh = tmp_path / "fresh"
-    run_copy(str(upstream), fresh, data=given, defaults=True, vcs_ref=NEW, quiet=True)
-    assert content(project) == content(fresh)
+    assert content(project) == content(render(**given))
 
 
 @every_copier
 def test_move_to_another_gpu(upstream: Path, tmp_path: Path, copier: str) -> None:
     """By the command that README and doctor give."""
-    project = copied(upstream, tmp_path / "project", NEW, copier, gpu="v100")
+    project = copied(upstream, tmp_path / "project", which=copier, gpu="v100")
     readme, requirements = project / "README.md", project / "pyproject.toml"
     assert "**fp16**" in readme.read_text(encoding="utf-8")
     assert '"torch>=2.10,<2.15"' in requirements.read_text(encoding="utf-8")
@@ -299,14 +301,14 @@ def test_move_to_another_gpu(upstream: Path, tmp_path: Path, copier: str) -> Non
         "README.md",
         "pyproject.toml",
     }
-    assert content(project) == content(copied(upstream, tmp_path / "fresh", NEW, copier, gpu="h100"))
+    assert content(project) == content(render(gpu="h100"))
 
 
 @every_copier
 def test_move_to_a_gpu_without_the_chosen_precision(upstream: Path, tmp_path: Path, copier: str) -> None:
     """What the old card could and the new one cannot goes back to auto, and never stays behind unnoticed."""
     assert impossible({"gpu": "v100", "precision": "bf16"})
-    project = copied(upstream, tmp_path / "project", NEW, copier, gpu="h100", precision="bf16")
+    project = copied(upstream, tmp_path / "project", which=copier, gpu="h100", precision="bf16")
     run_copier(copier, "update", "--defaults", "-r", ":current:", "-d", "gpu=v100", cwd=project)
     answers = yaml.safe_load((project / ".copier-answers.yml").read_text(encoding="utf-8"))
     assert (answers["gpu"], answers["precision"]) == ("v100", "auto")
@@ -323,16 +325,13 @@ def test_lowest_copier_is_the_one_that_the_template_names() -> None:
 
 
 @every_copier
-def test_copy_with_the_answers_of_a_project(upstream: Path, base: Path, tmp_path: Path, copier: str) -> None:
+def test_copy_with_the_answers_of_a_project(upstream: Path, tmp_path: Path, copier: str) -> None:
     """The command that a project's README gives for a second project like it."""
-    (line,) = (
-        line
-        for line in (base / "README.md").read_text(encoding="utf-8").splitlines()
-        if "--data-file" in line
-    )
-    words = line.split()
-    assert words[0] == "copier"
-    assert words[-2] == "gh:org/fasttrain-template"
-    shutil.copy(base / ".copier-answers.yml", tmp_path)
-    run_copier(copier, *words[1:-2], str(upstream), words[-1], cwd=tmp_path)
-    assert content(tmp_path / words[-1]) == content(base)
+    answers = {"gpu": "h100", "framework": "lightning", "extras": ["pre_commit"]}
+    project = copied(upstream, tmp_path / "project", which=copier, **answers)
+    lines = (project / "README.md").read_text(encoding="utf-8").splitlines()
+    (command,) = (line.split() for line in lines if "--data-file" in line)
+    assert command[0] == "copier"
+    assert command[-2] == "gh:org/fasttrain-template"
+    run_copier(copier, *command[1:-2], str(upstream), command[-1], cwd=project)
+    assert content(project / command[-1]) == content(fresh(upstream, tmp_path / "fresh", **answers))

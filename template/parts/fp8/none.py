@@ -1,4 +1,4 @@
-"""No fp8: it needs a library and code that only a project with the answer `precision: fp8` has."""
+"""No fp8. The answer `precision: fp8` brings it, with the library that it needs."""
 
 from __future__ import annotations
 

@@ -20,8 +20,7 @@ from .engine.session import Session
 
 
 class RestOfEpoch:
-    """What is left of the current epoch. With a length, Lightning does not fetch a batch ahead of the
-    step."""
+    """What is left of the current epoch. It has a length, else Lightning would fetch one batch ahead."""
 
     def __init__(self, session: Session):
         self.session, self.progress = session, session.progress

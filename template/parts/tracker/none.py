@@ -1,5 +1,4 @@
-"""No experiment tracker: `metrics.jsonl`, `metrics.csv` and `curves.png` of the run folder are always
-written."""
+"""No experiment tracker: the run folder has `metrics.jsonl`, `metrics.csv` and `curves.png` anyway."""
 
 from __future__ import annotations
 

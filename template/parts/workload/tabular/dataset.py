@@ -157,7 +157,7 @@ def write(
             arrays["features"] = writer.create("features", (len(order), len(table.features)), dtype)
         if table.categories:
             arrays["categories"] = writer.create("categories", (len(order), len(table.categories)), "int32")
-        if table.target is not None:
+        if isinstance(table.target, np.ndarray):
             arrays["target"] = writer.create("target", (len(order),), str(table.target.dtype))
         for start in range(0, len(order), WRITE_ROWS):
             rows = order[start : start + WRITE_ROWS]
@@ -168,7 +168,7 @@ def write(
                 arrays["features"][part] = np.stack(values, 1)
             if table.categories:
                 arrays["categories"][part] = np.stack([c.codes[rows] for c in table.categories.values()], 1)
-            if table.target is not None:
+            if isinstance(table.target, np.ndarray):
                 arrays["target"][part] = table.target[rows]
         writer.facts, writer.source = facts, source or {}
         writer.splits = {name: borders[place : place + 2] for place, name in enumerate(splits)}

@@ -100,9 +100,11 @@ def as_npz(found: dict[str, np.ndarray], facts: dict[str, Any]) -> bytes:
     """Arrays `prediction`, `target` (N,); of classes also `probability` (N, K) and their names `classes`."""
     import numpy as np
 
-    names = {"classes": np.array(facts["target"]["classes"])} if "probability" in found else {}
+    arrays: dict[str, Any] = dict(found)
+    if "probability" in found:
+        arrays["classes"] = np.array(facts["target"]["classes"])
     file = io.BytesIO()
-    np.savez(file, **found, **names)
+    np.savez(file, **arrays)
     return file.getvalue()
 
 

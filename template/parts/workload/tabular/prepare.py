@@ -27,6 +27,7 @@ MISSING = ("", "NA")
 BLOCK_ROWS = 4096
 OTHERWISE = "leave it empty where the value is missing, or prepare with --category or --drop for it"
 FLOAT32_MAX = 3.4e38
+TEXT, BEYOND = -math.inf, math.inf
 MOSTLY = 0.5  # a column with this share of numbers is numeric, and a text in it a mistake
 
 
@@ -129,12 +130,11 @@ class Source(NamedTuple):
                 if rows:
                     yield before, names, _columns(rows)
                 bar.update(size - bar.n)
-            except UnicodeDecodeError as error:
-                where = f"{self.path}, after line {reader.line_num if reader else 0}"
-                raise UserError("not UTF-8 text", where, "convert it, for example with iconv") from error
-            except (csv.Error, gzip.BadGzipFile, EOFError, zlib.error) as error:
-                where = f"{self.path}, line {reader.line_num if reader else 0}"
-                raise UserError(f"not a readable CSV file ({error})", where, "mend the file") from error
+            except (UnicodeDecodeError, csv.Error, gzip.BadGzipFile, EOFError, zlib.error) as error:
+                what = f"not a readable CSV file ({error})"
+                what = "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else what
+                where = f"{self.path}, line {reader.line_num + 1 if reader else 1} or later"
+                raise UserError(what, where, "mend or convert the file") from error
             except OSError as error:
                 what = f"cannot read the file ({error.strerror or error})"
                 raise UserError(what, str(self.path), "check --input") from error
@@ -158,29 +158,28 @@ def _columns(rows: list[list[str]]) -> list[tuple[str, ...]]:
     return [tuple(map(str.strip, cells)) for cells in zip(*rows, strict=True)]
 
 
-def number(cell: str) -> float | None:
-    """A cell's number; NaN where it is missing, None for a text, inf for a written nan or infinity."""
+def number(cell: str) -> float:
+    """A cell's number, NaN where it is missing, `TEXT`, or `BEYOND` for nan, infinity and beyond float32."""
     if cell in MISSING:
         return math.nan
     try:
-        value = float(cell)
+        value = float(cell.replace("_", "x"))  # Python reads 1_2 as 12
     except ValueError:
-        return None
-    if "_" in cell:  # Python reads 1_2 as 12
-        return None
-    return value if abs(value) < FLOAT32_MAX else math.inf
+        return TEXT
+    return value if abs(value) < FLOAT32_MAX else BEYOND
 
 
-def numbers(source: Source, cells: tuple[str, ...], before: int, column: str, remedy: str) -> np.ndarray:
-    """(rows,) float32 of a numeric column's cells; refuses text, NaN and infinity."""
+def parse(cells: tuple[str, ...]) -> np.ndarray:
+    """(rows,) float64, `number` of each cell; five times as fast where all of them are numbers."""
     import numpy as np
 
-    values = [number(cell) for cell in cells]
-    for row, value in enumerate(values):
-        if value is None or value == math.inf:
-            what = f"'{cells[row]}' is not a {'number' if value is None else 'finite number'}"
-            raise source.error(what, before + row, column, f"mend the cell, {remedy}")
-    return np.array(values, np.float32)
+    try:
+        values = np.array(list(map(float, cells)))
+        if (np.abs(values) < FLOAT32_MAX).all() and "_" not in "".join(cells):
+            return values
+    except ValueError:
+        pass
+    return np.array([number(cell) for cell in cells])
 
 
 def survey(source: Source, arguments: argparse.Namespace) -> tuple[dict[str, str], int]:
@@ -189,7 +188,7 @@ def survey(source: Source, arguments: argparse.Namespace) -> tuple[dict[str, str
     A column is numeric if every cell that is not missing is a finite number.
     """
     counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])  # numbers, texts
-    target, names, count = arguments.target, [], 0
+    target, count = arguments.target, 0
     for before, names, columns in source.blocks("checking"):
         if not count:
             for name in [target, *arguments.category, *arguments.drop]:
@@ -199,15 +198,17 @@ def survey(source: Source, arguments: argparse.Namespace) -> tuple[dict[str, str
                     hint = "see --delimiter: there is only one column" if len(names) == 1 else hint
                     raise UserError(f"no column '{name}'", str(source.path), hint)
         for name, cells in zip(names, columns, strict=True):
-            values = [number(cell) for cell in cells]
-            texts = values.count(None)
-            counts[name][0] += sum(value == value for value in values) - texts
-            counts[name][1] += texts
+            values = parse(cells)
+            counts[name][0] += int((values > TEXT).sum())
+            counts[name][1] += int((values == TEXT).sum())
         count = before + len(columns[0])
     if not count:
         raise UserError("no rows under the header", str(source.path), "it needs at least two")
-    kinds = {name: _kind(*counts[name]) for name in names}
-    kinds.update(dict.fromkeys(arguments.category, "category"))
+    kinds = {
+        name: "category" if texts and found < MOSTLY * (found + texts) else "number"
+        for name, (found, texts) in counts.items()
+    }
+    kinds |= dict.fromkeys(arguments.category, "category")
     kinds[target] = "number" if arguments.task == "regression" else "category"
     for name in arguments.drop:
         kinds.pop(name, None)
@@ -216,16 +217,6 @@ def survey(source: Source, arguments: argparse.Namespace) -> tuple[dict[str, str
     if len(kinds) == 1:
         raise UserError("no column besides the target", str(source.path), "a model needs something to go by")
     return kinds, count
-
-
-def _kind(count: int, texts: int) -> str:
-    return "category" if texts and count < MOSTLY * (count + texts) else "number"
-
-
-def _refuse_missing(source: Source, cells: tuple[str, ...], before: int, column: str) -> None:
-    for row, cell in enumerate(cells, before):
-        if cell in MISSING or cell.lower() == "nan":
-            raise source.error("the target is missing", row, column, "fill it in, or remove the row")
 
 
 def read_table(
@@ -254,11 +245,18 @@ def read_table(
             raise UserError(f"no column '{absent[0]}'", str(source.path), "the model was trained with it")
         for name in kinds:
             cells, place = columns[names.index(name)], places[name]
-            if name == target:
-                _refuse_missing(source, cells, before, name)
+            gaps = (row for row, cell in enumerate(cells) if cell in MISSING or cell.lower() == "nan")
+            if name == target and (row := next(gaps, None)) is not None:
+                raise source.error(
+                    "the target is missing", before + row, name, "fill it in, or remove the row"
+                )
             if kinds[name] == "number":
-                remedy = "or use --task classification" if name == target else OTHERWISE
-                values[name].append(numbers(source, cells, before, name, remedy))
+                values[name].append(parse(cells).astype(np.float32))
+                if (wrong := np.flatnonzero(np.isinf(values[name][-1]))).size:
+                    cell = cells[wrong[0]]
+                    what = f"'{cell}' is not a {'number' if number(cell) == TEXT else 'finite number'}"
+                    remedy = "or use --task classification" if name == target else OTHERWISE
+                    raise source.error(what, before + wrong[0], name, f"mend the cell, {remedy}")
             elif known is not None:
                 codes[name].extend(place.setdefault(cell, 0) for cell in cells)
             else:

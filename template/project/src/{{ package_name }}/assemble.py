@@ -74,8 +74,10 @@ def open_store(settings: Any) -> Store:
 
 
 def assemble(settings: Any, distributed: Any, store: Store) -> Project:
-    """Builds a project with fresh weights from the seed. Raises `UserError` for a precision the device
-    lacks."""
+    """Builds a project with fresh weights from the seed.
+
+    Raises `UserError` for a precision that the device lacks.
+    """
     device, training = distributed.device, settings.training
     deterministic = settings.reproducibility.deterministic
     reproducibility.seed_everything(settings.reproducibility.seed)

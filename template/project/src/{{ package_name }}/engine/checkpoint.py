@@ -10,6 +10,7 @@ skipped ones are named.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -57,10 +58,8 @@ class Checkpoint:
             aliases = _save_model(self.parts["model"].state_dict(), partial / MODEL)
             _save_state({**state, "extra": extra or {}}, partial / STATE)
             hashes = {name: sha256(partial / name) for name in (MODEL, STATE)}
-            write_json(
-                partial / MANIFEST,
-                {"format": FORMAT, "step": step, "facts": self.facts, "aliases": aliases, "sha256": hashes},
-            )
+            manifest = {"step": step, "facts": self.facts, "aliases": aliases, "sha256": hashes}
+            write_json(partial / MANIFEST, {"format": FORMAT, "seal": _seal(manifest), **manifest})
             sync_folder(partial)
             _remove(target)  # the same step again, after a resume
             os.replace(partial, target)
@@ -206,11 +205,18 @@ def _save_state(state: dict[str, Any], path: Path) -> None:
         os.fsync(file.fileno())
 
 
+def _seal(manifest: dict[str, Any]) -> str:
+    """The manifest's own sha256: a flipped bit in it would be another step, fact or tied weight."""
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
 def _read_folder(path: Path, tensors: bool = True) -> dict[str, Any]:
     """A checkpoint's content. Raises ValueError or OSError where it is not whole."""
     manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-    if manifest["format"] != FORMAT:
-        raise ValueError(f"format {manifest['format']}")
+    if (number := manifest.pop("format", None)) != FORMAT:
+        raise ValueError(f"format {number}")
+    if manifest.pop("seal", None) != _seal(manifest):
+        raise ValueError(f"{MANIFEST} does not match its seal")
     for name, expected in manifest["sha256"].items():
         if sha256(path / name) != expected:
             raise ValueError(f"{name} does not match its sha256")

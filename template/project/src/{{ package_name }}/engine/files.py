@@ -1,5 +1,4 @@
-"""Writes that are whole or absent, whatever dies in between: temporary name, fsync, rename, fsync of the
-folder."""
+"""Writes that are whole or absent: a temporary name, fsync, rename, fsync of the folder."""
 
 from __future__ import annotations
 

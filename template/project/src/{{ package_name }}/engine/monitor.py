@@ -1,5 +1,4 @@
-"""What a run says of itself: a bar or plain lines, `metrics.jsonl`, `metrics.csv`, and a check for losses
-gone bad.
+"""What a run says of itself: a bar or lines, `metrics.jsonl`, `metrics.csv`, and whether losses are sound.
 
 Device values are read at logging steps only. In between the loop leaves references here, and nothing waits.
 """
@@ -82,8 +81,7 @@ class Monitor:
     def step(
         self, number: int, epoch: int, batches: tuple[int, int], step: Step, learning_rate: float
     ) -> None:
-        """After optimizer step `number` (from 1) over micro-batches `batches` of `epoch`; a row when its
-        turn comes."""
+        """After optimizer step `number` (from 1) over the micro-batches [first, last + 1) of `epoch`."""
         self._pending.append((number, epoch, batches, step.group))
         if number % self.every == 0 or number == self.total:
             self._log(number, epoch, step, learning_rate)

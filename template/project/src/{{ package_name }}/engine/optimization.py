@@ -14,8 +14,6 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from .errors import UserError
-
 FP8 = "evaluation in bf16; without compile and on small models it loses time"
 COMPILE_CAPABILITY = (
     8,
@@ -114,25 +112,6 @@ def freeze_garbage() -> None:
     """
     gc.collect()
     gc.freeze()
-
-
-def out_of_memory(settings: Any, device: torch.device) -> UserError:
-    """The ladder of settings to try, mildest first."""
-    batch = settings.data.batch_size
-    steps = []
-    if batch > 1:
-        halved, accumulation = batch // 2, settings.training.gradient_accumulation_steps * 2
-        steps.append(
-            f"--data.batch_size {halved} --training.gradient_accumulation_steps {accumulation} (same result)"
-        )
-    if not settings.training.gradient_checkpointing:
-        steps.append("--training.gradient_checkpointing true (half of the activations, a fifth more time)")
-    if settings.data.chunk_size_gb != "auto":
-        steps.append(f"--data.chunk_size_gb {settings.data.chunk_size_gb * 0.8:.2f}")
-    steps.append("--profile low_memory")
-    free, total = (size / 2**30 for size in torch.cuda.mem_get_info(device))
-    where = f"{torch.cuda.get_device_name(device)}, {free:.1f} of {total:.1f} GB free"
-    return UserError("out of GPU memory", where, "try, in this order: " + "; ".join(steps))
 
 
 def describe(

@@ -55,8 +55,7 @@ class Order:
         return len(self._lanes(0)[0]) if self.kind == "lanes" else -(-len(self.samples) // self.slots)
 
     def epoch(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Sample numbers (batches, B) int64 and, of the same shape, whether a row starts without a
-        carried state."""
+        """(batches, B) int64 sample numbers, and (batches, B) bool: whether a row starts without a state."""
         if self.kind == "lanes":
             numbers, fresh = self._lanes(number)
         else:
@@ -96,8 +95,7 @@ class Order:
         return np.concatenate([part[np.argsort(lengths[part], kind="stable")] for part in pools])
 
     def _lanes(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Training: one stretch of time a slot. Evaluation: every sample once, as `stride` interleaved
-        lanes."""
+        """Training: a stretch of time a slot. Evaluation: all samples, as `stride` interleaved lanes."""
         count, stride = len(self.samples), self.stride
         if self.train:
             steps = max(count // stride, 1)
@@ -119,8 +117,7 @@ class Order:
 
 
 def _subset(length: int, fraction: float, contiguous: bool) -> np.ndarray:
-    """The same share of the samples every time: evenly spaced, or the newest where neighbours belong
-    together."""
+    """The same samples every time: evenly spaced, or the newest where neighbours belong together."""
     count = max(1, round(length * fraction)) if length else 0
     if contiguous:
         return np.arange(length - count, length)

@@ -37,8 +37,7 @@ class Precision:
         return torch.autocast(self.device.type, self.dtype) if self.dtype else nullcontext()
 
     def calibrate(self, weight: float) -> None:
-        """Starts the scale right for gradients of a sum over `weight` targets; else the first ~10 steps
-        overflow."""
+        """Fits the scale to gradients of a sum over `weight` targets; else the first ~10 steps overflow."""
         if self.scaler is not None:
             self.scaler = torch.amp.GradScaler(
                 self.device.type, init_scale=SCALE / 2 ** math.ceil(math.log2(max(weight, 1.0)))

@@ -11,8 +11,7 @@ import torch
 
 
 def seed_everything(seed: int) -> None:
-    """Seeds Python, NumPy, PyTorch and CUDA; PYTHONHASHSEED for children (it changes nothing in this
-    process)."""
+    """Seeds Python, NumPy, PyTorch and CUDA; PYTHONHASHSEED for children, as it changes nothing in here."""
     os.environ["PYTHONHASHSEED"] = str(seed)
     random.seed(seed)
     np.random.seed(seed)

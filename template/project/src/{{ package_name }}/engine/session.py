@@ -1,5 +1,4 @@
-"""A run around its loop: folder, resume, evaluations, checkpoints, signals, and an end that always leaves
-a report.
+"""A run around its loop: folder, resume, evaluations, checkpoints, signals, and always a report.
 
 The loop itself stands in `train.py`; each framework's loop calls the same few methods here.
 """
@@ -24,9 +23,10 @@ from .checkpoint import Checkpoint, DiskFull, newest_valid
 from .environment import device_line, git_state, versions
 from .errors import UserError
 from .evaluation import evaluate, timed
+from .failures import explain
 from .files import write_json, write_text
-from .monitor import Monitor, NonFinite
-from .optimization import freeze_garbage, out_of_memory
+from .monitor import Monitor
+from .optimization import freeze_garbage
 from .report import changed_settings, write_report
 from .reproducibility import random_state, set_random_state
 from .schedule import Schedule
@@ -100,8 +100,7 @@ class Session:
             signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        """Only notes it: the loop saves at the next step. A second signal ends at once; checkpoints stay
-        whole."""
+        """Only notes it: the loop saves after its step. A second one ends at once, which harms nothing."""
         if self.signal:
             os._exit(128 + number)
         self.signal = number
@@ -118,10 +117,10 @@ class Session:
         self._status(state, self._reason(error))
         with contextlib.suppress(OSError):  # a full disk must not hide the error that is on its way
             write_report(self.run)
-        if isinstance(error, torch.cuda.OutOfMemoryError):
-            raise out_of_memory(self.settings, self.project.device) from error
-        if isinstance(error, NonFinite):
-            raise self._non_finite(error) from error
+        if hasattr(self, "loader"):
+            explained = explain(error, self.project.settings, self.project.device, self.loader.order)
+            if explained is not None:
+                raise explained from error
 
     def _close_parts(self) -> None:
         for name in ("loader", "validation", "monitor"):
@@ -135,14 +134,6 @@ class Session:
         if self.signal:
             return signal.Signals(self.signal).name
         return "" if self.finished else "--max-steps or --phase"
-
-    def _non_finite(self, error: NonFinite) -> UserError:
-        numbers = self.loader.order.epoch(error.epoch)[0][slice(*error.batches)].ravel()
-        shown = ", ".join(map(str, numbers[numbers >= 0][:64]))
-        remedy = (
-            "look at them; lower optimizer.learning_rate, longer schedule.warmup_steps, or precision fp32"
-        )
-        return UserError(str(error), f"epoch {error.epoch + 1}, training samples {shown}", remedy)
 
     @property
     def exit_code(self) -> int:
@@ -222,10 +213,9 @@ class Session:
         self._introduce()
 
     def _dry_run(self) -> None:
-        """One forward and backward before step 0: memory, compile errors and the loss scale, at once and
-        not hours in.
+        """One forward and backward before step 0, so that memory and compile errors show now, not at night.
 
-        Leaves no trace: random state, buffers and gradients are put back.
+        Finds the loss scale, too. Leaves no trace: random state, buffers and gradients are put back.
         """
         project, state = self.project, random_state()
         buffers = {name: buffer.clone() for name, buffer in project.model.named_buffers()}
@@ -246,14 +236,12 @@ class Session:
     def _restore(self) -> None:
         """The newest valid checkpoint of this phase, else the weights that the phase before it left."""
         progress = self.progress
-        newest, _ = newest_valid(self.run / "checkpoints")
-        if newest is None:
-            return
-        if newest["facts"]["phase"] < progress.phase:
+        if progress.phase_start and progress.step == progress.phase_start:  # this call has just begun it
             self.checkpoint.load_model("last")
             return
-        found = self.checkpoint.load("last")
-        assert found is not None
+        found = self.checkpoint.load("last") if self.resumed else None
+        if found is None:
+            return
         set_random_state(found["extra"]["random"])
         self._saved = found["step"]
         if progress.best_step == found["step"]:  # killed between saving and marking
@@ -262,8 +250,7 @@ class Session:
     # --- between two steps
 
     def advance(self, batches: tuple[int, int]) -> None:
-        """After a group of micro-batches [first, last + 1) has been stepped: progress, log, next learning
-        rate."""
+        """After a step over the micro-batches [first, last + 1): progress, log, next learning rate."""
         progress, epoch = self.progress, self.progress.epoch
         progress.step += 1
         progress.batch = batches[1]
@@ -286,8 +273,7 @@ class Session:
         return bool(self.validation and progress.step > progress.evaluated and due)
 
     def evaluate(self) -> None:
-        """A pass over the validation split; the best so far is saved and marked. A signal leaves it for
-        the resume."""
+        """A pass over the validation split; the best is saved. A signal leaves it to the resume."""
         progress, project = self.progress, self.project
         stop = lambda: bool(self.signal)  # noqa: E731
         metrics, seconds = timed(
@@ -317,8 +303,7 @@ class Session:
         return self._saved != self.progress.step and (due or self.over)
 
     def save(self) -> None:
-        """Saves, unless a loss has gone bad. A full disk costs this checkpoint, not the run: only the
-        last save must hold."""
+        """Saves, unless a loss has gone bad. A full disk costs this one; only the last must hold."""
         self.monitor.check()
         step = self.progress.step
         try:

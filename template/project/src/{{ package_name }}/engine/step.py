@@ -31,8 +31,7 @@ class Carry:
             batch["carry"] = _each(self.state, lambda state: _masked(state, keep))
 
     def keep(self, output: Output) -> None:
-        """Remembers the state; a state of another batch size never meets the next batch, as all batches
-        are full."""
+        """Remembers the state. It fits the next batch, because all batches are full."""
         if output.carry is not None:
             self.state = _each(output.carry, Tensor.detach)
 

@@ -45,8 +45,7 @@ class Array:
         return int(np.prod(self.shape[1:], dtype=np.int64)) * self.stored.itemsize
 
     def rows(self) -> np.ndarray:
-        """(N, *row) mapped copy-on-write: nothing is read before it is touched, and a read-only folder
-        will do."""
+        """(N, *row) mapped copy-on-write: read when touched, and a read-only folder will do."""
         if 0 in self.shape:
             return np.empty(self.shape, self.stored)
         return np.memmap(self.path, self.stored, mode="c", offset=self.offset, shape=self.shape)
@@ -129,6 +128,7 @@ class StoreWriter:
         properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
         properties.set_layout(h5py.h5d.CONTIGUOUS)
         properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+        properties.set_obj_track_times(False)  # the same data are the same bytes, whenever they were prepared
         stored = np.dtype("uint16" if dtype == "bfloat16" else dtype)
         kind = h5py.h5t.py_create(stored, logical=True)
         dataset = h5py.h5d.create(

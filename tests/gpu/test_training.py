@@ -1,0 +1,139 @@
+"""Tier C: what only a GPU can show. `pytest -m gpu`; every test is skipped where there is none.
+
+The projects are rendered here, or taken from the folder in FASTTRAIN_PROJECTS on a machine without Copier
+(`python tools/gpu.py` fills one).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
+]
+LOADERS, FRAMEWORKS = ("dataloader", "memmap"), ("pytorch", "lightning")
+OPTIONS = ("--monitor.every_steps", "1", "--training.max_steps", "60", "--schedule.warmup_steps", "10")
+
+
+def project(**answers: str) -> Path:
+    """The rendered project of these answers."""
+    carried = os.environ.get("FASTTRAIN_PROJECTS")
+    if carried:
+        return Path(carried).resolve() / "-".join(answers.values())
+    from rendering import render
+
+    return render(**answers)
+
+
+def train(
+    folder: Path, *words: str, code: int = 0, before: str = "", **answers: str
+) -> subprocess.CompletedProcess[str]:
+    """`python -m my_training WORDS` in `folder`; `before` is Python that runs first."""
+    answers = {"loader": "memmap", "framework": "pytorch"} | answers
+    root = project(**answers)
+    (folder / "config.yaml").write_text((root / "config.yaml").read_text())
+    start = f"import sys; sys.path.insert(0, {str(root / 'src')!r})\n{before}\n"
+    start += "from my_training.__main__ import main; sys.exit(main(sys.argv[1:]))"
+    done = subprocess.run(
+        [sys.executable, "-c", start, *words], cwd=folder, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == code, done.stderr[-3000:]
+    return done
+
+
+def rows(folder: Path) -> list[dict]:
+    newest = max((folder / "runs").iterdir(), key=lambda path: path.stat().st_mtime)
+    found = map(json.loads, (newest / "metrics.jsonl").read_text().splitlines())
+    return [row for row in found if "split" not in row]
+
+
+def losses(folder: Path) -> list[float]:
+    return [row["loss"] for row in rows(folder)]
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("loader", LOADERS)
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
+def test_learns_and_resumes(precision: str, loader: str, framework: str, tmp_path: Path) -> None:
+    """Deterministic mode, so that a resumed run must repeat the other one bit for bit on the GPU as well."""
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    words = (*OPTIONS, "--training.precision", precision, "--reproducibility.deterministic", "true")
+    for folder in (whole, parts):
+        folder.mkdir()
+    answers = {"loader": loader, "framework": framework}
+    train(whole, "train", *words, **answers)
+    train(parts, "train", *words, "--max-steps", "33", **answers)
+    train(parts, "train", "--resume", **answers)
+    assert losses(parts) == losses(whole)
+    assert losses(whole)[-1] <= 0.9 * losses(whole)[0]
+
+
+def test_precisions_agree_with_fp32(tmp_path: Path) -> None:
+    """After 60 steps within a few per cent: number formats change rounding, not learning."""
+    found = {}
+    for precision in ("fp32", "tf32", "bf16", "fp16"):
+        folder = tmp_path / precision
+        folder.mkdir()
+        train(folder, "train", *OPTIONS, "--training.precision", precision)
+        found[precision] = sum(losses(folder)[-10:]) / 10
+    for precision, loss in found.items():
+        assert loss == pytest.approx(found["fp32"], rel=0.05), precision
+
+
+def test_auto_is_bf16_from_sm_80(tmp_path: Path) -> None:
+    out = train(tmp_path, "train", *OPTIONS, "--max-steps", "2").stdout
+    capability = torch.cuda.get_device_capability()
+    assert ("bf16" if capability >= (8, 0) else "fp16") in out.split("precision")[1].split("\n")[0]
+
+
+def test_compiled_blocks_equal_eager(tmp_path: Path) -> None:
+    found = {}
+    for enabled in ("true", "false"):
+        folder = tmp_path / enabled
+        folder.mkdir()
+        words = ("--compile.enabled", enabled, "--training.precision", "fp32", "--model.dropout", "0")
+        train(folder, "train", *OPTIONS, *words)
+        found[enabled] = losses(folder)
+    assert found["true"] == pytest.approx(found["false"], rel=1e-3)
+
+
+def test_the_step_never_waits_for_the_gpu(tmp_path: Path) -> None:
+    """torch raises at any synchronising call inside the step."""
+    guard = """
+import torch
+from my_training.engine import step
+real = step.Step.__call__
+def guarded(self, batch, closes):
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        return real(self, batch, closes)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+step.Step.__call__ = guarded
+"""
+    for precision in ("fp32", "bf16", "fp16"):
+        folder = tmp_path / precision
+        folder.mkdir()
+        train(folder, "train", *OPTIONS, "--training.precision", precision, before=guard)
+
+
+def test_out_of_memory_names_the_ladder(tmp_path: Path) -> None:
+    limit = "import torch; torch.cuda.set_per_process_memory_fraction(0.002)"
+    words = ("--model.width", "8192", "--model.depth", "8")
+    done = train(tmp_path, "train", *OPTIONS, *words, before=limit, code=2)
+    assert "out of GPU memory" in done.stderr
+    assert "--training.gradient_checkpointing true" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_doctor_knows_the_card(tmp_path: Path) -> None:
+    state = json.loads(train(tmp_path, "doctor", "--json").stdout)
+    assert state["ok"], state

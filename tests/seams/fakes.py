@@ -1,0 +1,228 @@
+"""Stores, samples and models of every shape that the seams allow, and nothing of a real workload.
+
+A part that holds for these holds for workloads that do not exist yet: windows that overlap, ragged
+sequences, several spans for a sample, spans that are absent, models that carry a state.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from importing import imported
+from rendering import render
+from torch import Tensor, nn
+from variants import choices
+
+CPU = torch.device("cpu")
+LOADERS = choices("loader")
+ORDERS = ("time", "block", "full", "lanes", "bucket", "random_start")
+DTYPES = ("float32", "float16", "bfloat16", "uint16", "int32")
+ROWS = 160  # of every array
+COUNT = 61  # samples: no multiple of any batch size here
+K, WIDTH = 3, 7  # most spans of a sample in one array, most rows of a span
+ARRAYS = {"one": (), "wide": (3,), "square": (2, 2)}  # shapes of a row
+
+
+def engine(module: str, **answers: str) -> ModuleType:
+    """A module of a rendered project's engine: `engine("step").Step`."""
+    return imported(render(**answers), f"engine.{module}")
+
+
+def content(row: tuple[int, ...]) -> np.ndarray:
+    """(ROWS, *row) whole numbers from 1 to 251: exact in every dtype, and never the zero of padding."""
+    return (np.arange(ROWS * int(np.prod(row))).reshape(ROWS, *row) * 7) % 251 + 1
+
+
+def as_stored(values: np.ndarray, dtype: str) -> np.ndarray:
+    if dtype != "bfloat16":
+        return values.astype(dtype)
+    return torch.tensor(values).bfloat16().view(torch.int16).numpy().view(np.uint16)
+
+
+def write_store(folder: Path, loader: str, dtype: str = "float32") -> Any:
+    """The opened store with all `ARRAYS` in one dtype."""
+    store = engine("store", loader=loader)
+    with store.StoreWriter(folder, "fake") as writer:
+        for name, row in ARRAYS.items():
+            writer.create(name, (ROWS, *row), dtype)[...] = as_stored(content(row), dtype)
+        writer.splits = {"train": [0, COUNT]}
+    return store.Store.open(folder, "fake")
+
+
+def settings(seed: int = 3, evaluation_batch_size: int = 0, **data: Any) -> SimpleNamespace:
+    """What a loader reads of the settings, with keys of `data:` in their real form."""
+    section = engine("sections").LoaderSettings(**{"batch_size": 4, "num_workers": 0} | data)
+    return SimpleNamespace(
+        data=section,
+        reproducibility=SimpleNamespace(seed=seed),
+        evaluation=SimpleNamespace(batch_size=evaluation_batch_size),
+    )
+
+
+class Samples:
+    """Samples whose spans stand in tables: starts and lengths, (N,) or (N, K), for each array.
+
+    shift: moves the starts with the epoch, as `random_start` does. tight: the width is the batch's own.
+    An absent span starts far behind the array's end, as nobody may look there.
+    """
+
+    stride = 4
+
+    def __init__(self, tables: dict[str, tuple[np.ndarray, np.ndarray]], tight: bool, shift: bool = False):
+        self.tables, self.tight, self.shift = tables, tight, shift
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def lengths(self) -> np.ndarray:
+        return sum(lengths.reshape(COUNT, -1).sum(1) for _, lengths in self.tables.values())
+
+    def spans(self, indices: np.ndarray, epoch: int) -> dict[str, Any]:
+        found = {}
+        for name, (starts, lengths) in self.tables.items():
+            present = (indices >= 0).reshape(-1, *[1] * (starts.ndim - 1))
+            taken = np.where(present, lengths[indices], 0)
+            first = starts[indices] + ((indices * 31 + epoch * 17) % 5).reshape(present.shape) * self.shift
+            width = max(int(taken.max(initial=0)), 1) if self.tight else WIDTH
+            if not self.tight and (lengths == lengths.flat[0]).all():
+                width = int(lengths.flat[0])
+            found[name] = engine("seams").Spans(np.where(taken > 0, first, 10**9), taken, width)
+        return found
+
+    def batch(self, rows: dict[str, Any]) -> dict[str, Tensor]:
+        batch = {name: part.values for name, part in rows.items()}
+        return batch | {f"{name}.lengths": part.lengths for name, part in rows.items()}
+
+    def expected(self, numbers: np.ndarray, epoch: int) -> dict[str, np.ndarray]:
+        """What `batch` must hold, read row by row."""
+        found = {}
+        for name, (starts, lengths, width) in self.spans(numbers, epoch).items():
+            source = content(ARRAYS[name]).astype(np.int64)
+            values = np.zeros((*starts.shape, width, *ARRAYS[name]), np.int64)
+            for place in np.ndindex(starts.shape):
+                values[place][: lengths[place]] = source[starts[place] : starts[place] + lengths[place]]
+            found |= {name: values, f"{name}.lengths": lengths}
+        return found
+
+
+class Augmented(Samples):
+    """Samples with work on the CPU: what it adds depends on sample and epoch, not on who does it."""
+
+    def host(self, rows: dict[str, Any], indices: np.ndarray, epoch: int) -> dict[str, Any]:
+        added = torch.from_numpy((indices * 7 + epoch * 3) % 11)
+        wide = rows["wide"]
+        noise = added.view(-1, *[1] * (wide.values.dim() - 1)).to(wide.values.dtype)
+        return {**rows, "wide": wide._replace(values=wide.values + noise)}
+
+
+def shapes() -> dict[str, Samples]:
+    """Every form of sample, over the same store."""
+    random = np.random.default_rng(0)
+    first = np.arange(COUNT)
+    ones = np.ones(COUNT, np.int64)
+    ragged = random.integers(0, WIDTH + 1, COUNT)
+    days = random.integers(0, WIDTH + 1, (COUNT, K)) * random.integers(0, 2, (COUNT, K))  # half are absent
+    days[5] = 0  # and one sample has none at all
+    somewhere = random.integers(0, ROWS - WIDTH, (COUNT, K))
+    return {
+        "rows": Samples({name: (first, ones) for name in ARRAYS}, tight=False),
+        "windows": Samples({"wide": (first, ones * WIDTH), "one": (first + 9, ones)}, tight=False),
+        "shifted": Samples({"wide": (first, ones * WIDTH)}, tight=False, shift=True),
+        "ragged": Samples({"one": (first, ragged), "square": (first * 2, ragged[::-1])}, tight=True),
+        "padded": Samples({"one": (first, ragged)}, tight=False),
+        "days": Samples({"wide": (somewhere, days), "one": (first, ones)}, tight=True),
+        "panel": Samples({"square": (somewhere, np.full((COUNT, K), WIDTH))}, tight=False),
+        "host": Augmented({"wide": (first, ones * WIDTH), "one": (first, ragged)}, tight=False),
+    }
+
+
+def frozen(batch: dict[str, Tensor]) -> dict[str, Any]:
+    """A batch's content as plain values that outlive it and compare by ==."""
+    return {
+        name: (str(tensor.dtype), tuple(tensor.shape), tensor.view(_bits(tensor)).tolist())
+        for name, tensor in batch.items()
+    }
+
+
+def _bits(tensor: Tensor) -> torch.dtype:
+    return {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+
+
+def epoch_of(loader: Any, number: int = 0, start: int = 0) -> list[dict[str, Any]]:
+    return [frozen(batch) for batch in loader.epoch(number, start)]
+
+
+class OneOf:
+    """Process `rank` of `world`: a sum over all of them is `total(tensor)`."""
+
+    def __init__(self, world: int = 1, rank: int = 0, total: Any = lambda tensor: tensor):
+        self.world, self.rank, self.sum, self.device, self.is_main = world, rank, total, CPU, rank == 0
+
+
+class Ragged(nn.Module):
+    """Mean squared error over the present values of padded sequences: `weight` differs by batch.
+
+    A batch is {"x": (B, W, F), "y": (B, W), "lengths": (B,)}.
+    """
+
+    def __init__(self, features: int = 3, dtype: torch.dtype = torch.float64):
+        super().__init__()
+        torch.manual_seed(1)
+        self.layer = nn.Linear(features, 4, dtype=dtype)
+        self.head = nn.Linear(4, 1, dtype=dtype)
+
+    def forward(self, batch: dict[str, Tensor]) -> Any:
+        y = batch["y"]
+        error = self.head(self.layer(batch["x"]).tanh()).squeeze(-1).to(y.dtype) - y
+        present = torch.arange(y.shape[1]) < batch["lengths"][:, None]
+        weight = present.sum().to(y.dtype)
+        squares = torch.where(present, error, 0.0).square().sum()
+        return engine("seams").Output(squares / weight.clamp(min=1), weight)
+
+
+def ragged_batch(count: int = 24, dtype: torch.dtype = torch.float64, seed: int = 0) -> dict[str, Tensor]:
+    """Sequences of length 0 to 7; values behind a length are garbage."""
+    random = torch.Generator().manual_seed(seed)
+    return {
+        "x": torch.randn(count, WIDTH, 3, generator=random, dtype=dtype),
+        "y": 3 * torch.randn(count, WIDTH, generator=random, dtype=dtype) + 2,
+        "lengths": torch.randint(0, WIDTH + 1, (count,), generator=random),
+        "index": torch.arange(count),
+        "fresh": torch.ones(count, dtype=torch.bool),
+    }
+
+
+def cut(batch: dict[str, Tensor], borders: list[int]) -> list[dict[str, Tensor]]:
+    """The batch in micro-batches that end at `borders` and at its end."""
+    ends = [*borders, len(batch["index"])]
+    return [
+        {name: tensor[start:end] for name, tensor in batch.items()}
+        for start, end in zip([0, *borders], ends, strict=True)
+    ]
+
+
+class Summing(nn.Module):
+    """A stateful model: each lane's running sum of {"x": (B,)}, which is also its prediction.
+
+    Its weight enters the state, so that a state that was not cut off drags the old graph along.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(1.0))
+        self.seen: list[Any] = []
+
+    def forward(self, batch: dict[str, Tensor]) -> Any:
+        before = batch.get("carry", {"sum": torch.zeros(len(batch["x"]))})["sum"]
+        self.seen.append(before.detach().clone() if "carry" in batch else None)
+        total = before + self.weight * batch["x"]
+        present = batch["index"] >= 0
+        weight = present.sum(dtype=torch.float32)
+        value = torch.where(present, total, 0.0).sum()
+        metrics = {} if self.training else {"sum": (value.detach(), weight)}
+        loss = value / weight.clamp(min=1)
+        return engine("seams").Output(loss, weight, metrics, {"sum": total})

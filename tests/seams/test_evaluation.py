@@ -1,0 +1,139 @@
+"""A full pass: sums in float64 over present samples, each metric by its own denominator, and no trace left."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fakes import COUNT, CPU, LOADERS, OneOf, Summing, engine, settings, shapes, write_store
+from torch import Tensor, nn
+
+
+class Batches:
+    """A loader of these batches."""
+
+    def __init__(self, batches: list[dict[str, Tensor]]):
+        self.batches = batches
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def epoch(self, number: int, start_batch: int = 0) -> Any:
+        return iter(self.batches[start_batch:])
+
+
+class Squares(nn.Module):
+    """Loss: mean of x² over present samples. Metrics: `all` over samples, `even` over even numbers alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(0.5)
+        self.register_buffer("passes", torch.zeros(()))
+
+    def forward(self, batch: dict[str, Tensor]) -> Any:
+        if self.training:
+            self.passes += 1
+        x, present = self.dropout(batch["x"]), batch["index"] >= 0
+        even = present & (batch["index"] % 2 == 0)
+        weight = present.sum(dtype=torch.float32)
+        total = torch.where(present, x.square(), 0.0).sum()
+        metrics = {
+            "all": (torch.where(present, x, 0.0).sum(), weight),
+            "even": (torch.where(even, x, 0.0).sum(), even.sum(dtype=torch.float32)),
+        }
+        return engine("seams").Output(total / weight.clamp(min=1), weight, metrics)
+
+
+def evaluate(model: nn.Module, loader: Any, distributed: Any = None, **more: Any) -> Any:
+    precision = engine("precision").Precision("fp32", CPU)
+    return engine("evaluation").evaluate(model, loader, precision, distributed or OneOf(), **more)
+
+
+def numbered(values: np.ndarray, batch: int) -> list[dict[str, Tensor]]:
+    """Batches of `values`, the last one filled up with nan; one more is nothing but filling."""
+    full = (len(values) // batch + 2) * batch
+    x = np.full(full, np.nan, np.float32)
+    x[: len(values)] = values
+    index = np.where(np.arange(full) < len(values), np.arange(full), -1)
+    return [
+        {
+            "x": torch.from_numpy(x[start : start + batch]),
+            "index": torch.from_numpy(index[start : start + batch]),
+            "fresh": torch.ones(batch, dtype=torch.bool),
+        }
+        for start in range(0, full, batch)
+    ]
+
+
+def test_sums_equal_a_direct_computation_in_float64() -> None:
+    """One large batch before many small ones: added in float32, the small ones would all be lost."""
+    values = np.full(16 * 200 + 5, 0.5, np.float32)
+    values[:16] = 2.0**13
+    found = evaluate(Squares(), Batches(numbered(values, 16)))
+    exact = values.astype(np.float64)
+    assert found["loss"] == pytest.approx(np.mean(exact**2), rel=1e-12)
+    assert found["all"] == pytest.approx(exact.mean(), rel=1e-12)
+    assert found["even"] == pytest.approx(exact[::2].mean(), rel=1e-12)
+
+
+def test_ranks_are_added_before_the_division() -> None:
+    values = np.arange(20, dtype=np.float32)
+    both = OneOf(world=2, total=lambda sums: sums + torch.tensor([[0.0, 10.0], [30.0, 10.0], [0.0, 0.0]]))
+    found = evaluate(Squares(), Batches(numbered(values, 8)), both)
+    assert found["loss"] == pytest.approx((values**2).sum() / 30)
+    assert found["all"] == pytest.approx((values.sum() + 30) / 30)
+    assert found["even"] == pytest.approx(values[::2].mean())
+
+
+def test_without_any_target_nothing_is_divided_by_zero() -> None:
+    found = evaluate(Squares(), Batches(numbered(np.zeros(0, np.float32), 4)))
+    assert set(found.values()) == {0.0}
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("end", ["whole", "stopped", "broken"])
+def test_no_trace_is_left(training: bool, end: str) -> None:
+    """Whether it ends, is stopped by a signal or breaks: mode, buffers, gradients, random numbers."""
+    model, before = Squares().train(training), torch.get_rng_state()
+    batches, asked = numbered(np.ones(40, np.float32), 8), iter(range(100))
+    if end == "broken":
+        batches[2]["index"] = None
+        with pytest.raises(TypeError):
+            evaluate(model, Batches(batches))
+    else:
+        found = evaluate(model, Batches(batches), stop=lambda: end == "stopped" and next(asked) == 3)
+        assert (found is None) == (end == "stopped")
+        assert found is None or found["all"] == 1.0, "dropout was off"
+    assert model.training is training
+    assert model.passes == 0
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.is_grad_enabled()
+
+
+def test_training_and_evaluation_keep_their_states_apart() -> None:
+    """An evaluation starts every lane anew, and no lane of the next one remembers it."""
+    model = Summing()
+    loader = Batches(numbered(np.ones(8, np.float32), 4))
+    first = evaluate(model, loader)
+    assert evaluate(model, loader) == first
+    assert model.seen[0] is None
+    assert model.seen[len(loader)] is None
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_carried_states_meet_their_own_lanes(loader: str, tmp_path: Any) -> None:
+    """Running sums over lanes, against sums over every `stride`-th sample."""
+    samples = shapes()["rows"]
+    samples.batch = lambda rows: {"x": rows["one"].values[:, 0].float()}
+    part = engine("loader", loader=loader).Loader
+    store = write_store(tmp_path / "data", loader)
+    made = part(samples, store, settings(batch_size=3, order="lanes"), CPU, train=False)
+    found = evaluate(Summing(), made)
+    x = store.arrays["one"].rows()[:COUNT].astype(np.float64)
+    running = np.concatenate([np.cumsum(x[lane :: samples.stride]) for lane in range(samples.stride)])
+    assert math.isclose(found["sum"], running.mean(), rel_tol=1e-6)
+    assert math.isclose(found["loss"], running.mean(), rel_tol=1e-6)
+    made.close()

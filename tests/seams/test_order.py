@@ -1,0 +1,200 @@
+"""Which sample when, as a pure function: what must hold for any size, batch size, rank and seed."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from fakes import ORDERS, engine
+from hypothesis import assume, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as some
+
+quickly = hypothesis_settings(max_examples=60, deadline=None, derandomize=True, database=None)
+SHUFFLING = [kind for kind in ORDERS if kind != "time"]
+
+
+@some.composite
+def orders(draw: Any, kinds: tuple[str, ...] = ORDERS, train: bool | None = None) -> dict[str, Any]:
+    """Arguments of an Order, all its ranks to come."""
+    length = draw(some.integers(1, 150))
+    return {
+        "kind": draw(some.sampled_from(kinds)),
+        "length": length,
+        "batch_size": draw(some.integers(1, 9)),
+        "world": draw(some.integers(1, 3)),
+        "seed": draw(some.integers(0, 2**32 - 1)),
+        "train": draw(some.booleans()) if train is None else train,
+        "fraction": draw(some.sampled_from([1.0, 0.5, 0.01])),
+        "block": draw(some.integers(1, 40)),
+        "stride": draw(some.integers(1, 12)),
+        "lengths": np.array(draw(some.lists(some.integers(0, 30), min_size=length, max_size=length))),
+    }
+
+
+def make(chosen: dict[str, Any], **changed: Any) -> Any:
+    return engine("order").Order(**chosen | changed)
+
+
+def ranks(chosen: dict[str, Any]) -> list[Any]:
+    return [make(chosen, rank=rank) for rank in range(chosen["world"])]
+
+
+def together(chosen: dict[str, Any], epoch: int) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers and fresh (batches, B × world) of all ranks side by side."""
+    parts = [order.epoch(epoch) for order in ranks(chosen)]
+    return tuple(np.concatenate(each, 1) for each in zip(*parts, strict=True))
+
+
+@given(orders(), some.integers(0, 5))
+@quickly
+def test_every_rank_runs_equally_many_full_batches(chosen: dict[str, Any], epoch: int) -> None:
+    for order in ranks(chosen):
+        numbers, fresh = order.epoch(epoch)
+        assert numbers.shape == fresh.shape == (len(order), chosen["batch_size"])
+        assert (numbers.dtype, fresh.dtype) == (np.int64, bool)
+        assert fresh[numbers < 0].all()
+        assert fresh[:1].all(), "nothing precedes an epoch"
+    assert len({len(order) for order in ranks(chosen)}) == 1
+
+
+@given(orders(), some.integers(0, 5))
+@quickly
+def test_an_epoch_has_each_sample_once(chosen: dict[str, Any], epoch: int) -> None:
+    """In training of the fraction, in evaluation of all; lanes step over the samples in between."""
+    numbers, _ = together(chosen, epoch)
+    assert numbers.min() >= -1
+    seen = np.sort(numbers[numbers >= 0])
+    assert len(np.unique(seen)) == len(seen)
+    part = make(chosen).samples
+    if not chosen["train"]:
+        assert seen.tolist() == list(range(chosen["length"]))
+    elif chosen["kind"] != "lanes":
+        assert seen.tolist() == part.tolist()
+        assert (numbers < 0).sum() < numbers.shape[1], "filled up by less than a batch"
+    else:
+        assert set(seen) <= set(part)
+        assert len(seen) == max(len(part) // chosen["stride"], 1)
+
+
+@given(orders(train=True))
+@quickly
+def test_fraction_is_a_share_of_the_samples_for_good(chosen: dict[str, Any]) -> None:
+    part = make(chosen).samples
+    assert len(part) == max(1, round(chosen["length"] * chosen["fraction"]))
+    assert len(np.unique(part)) == len(part)
+    assert (np.diff(part) > 0).all()
+    assert 0 <= part[0] <= part[-1] < chosen["length"]
+    assert make(chosen, seed=chosen["seed"] ^ 1).samples.tolist() == part.tolist()
+
+
+@given(orders(), some.integers(0, 5))
+@quickly
+def test_the_number_of_ranks_cuts_the_same_batches(chosen: dict[str, Any], epoch: int) -> None:
+    alone = make(chosen, world=1, batch_size=chosen["batch_size"] * chosen["world"])
+    for parts, whole in zip(together(chosen, epoch), alone.epoch(epoch), strict=True):
+        np.testing.assert_array_equal(parts, whole)
+
+
+@given(orders(), some.permutations(range(4)))
+@quickly
+def test_pure(chosen: dict[str, Any], turn: list[int]) -> None:
+    """No state, whatever was asked before, and no draw from a global generator."""
+    before = random.getstate(), np.random.get_state()[1].tolist()
+    order = make(chosen)
+    first = {epoch: order.epoch(epoch) for epoch in range(4)}
+    for epoch in turn:
+        for again, was in zip(make(chosen).epoch(epoch), first[epoch], strict=True):
+            np.testing.assert_array_equal(again, was)
+        for again, was in zip(order.epoch(epoch), first[epoch], strict=True):
+            np.testing.assert_array_equal(again, was)
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before
+
+
+@given(orders(kinds=("time", "block", "full", "random_start"), train=False), some.integers(0, 5))
+@quickly
+def test_evaluation_runs_in_the_order_of_time(chosen: dict[str, Any], epoch: int) -> None:
+    numbers, _ = together(chosen, epoch)
+    assert numbers[numbers >= 0].tolist() == list(range(chosen["length"]))
+
+
+@pytest.mark.parametrize("kind", SHUFFLING)
+def test_seed_and_epoch_change_a_shuffled_order(kind: str) -> None:
+    chosen = {"kind": kind, "length": 500, "batch_size": 8, "seed": 1, "block": 50, "stride": 16}
+    chosen["lengths"] = np.arange(500) % 37
+    sequences = [make(chosen, seed=seed).epoch(epoch)[0].tolist() for seed in (1, 2) for epoch in (0, 1)]
+    for place, sequence in enumerate(sequences):
+        assert sequence not in sequences[:place]
+
+
+def test_a_full_shuffle_is_uniform() -> None:
+    """Each sample stands in each quarter of an epoch equally often: 4 standard deviations."""
+    order = make({"kind": "full", "length": 64, "batch_size": 16, "seed": 5})
+    epochs = 400
+    counts = np.zeros((4, 64))
+    for epoch in range(epochs):
+        for quarter, batch in enumerate(order.epoch(epoch)[0]):
+            counts[quarter, batch] += 1
+    assert np.abs(counts - epochs / 4).max() < 4.5 * np.sqrt(epochs * 3 / 16)
+
+
+@given(orders(kinds=("block",), train=True), some.integers(0, 5))
+@quickly
+def test_block_reads_stay_local(chosen: dict[str, Any], epoch: int) -> None:
+    """All samples of a block come before the next block begins."""
+    numbers, _ = together(chosen, epoch)
+    part = make(chosen).samples.tolist()
+    blocks = [part.index(number) // chosen["block"] for number in numbers[numbers >= 0].tolist()]
+    changes = sum(left != right for left, right in zip(blocks, blocks[1:], strict=False))
+    assert changes == len(set(blocks)) - 1
+
+
+@given(orders(kinds=("lanes",)), some.integers(0, 5))
+@quickly
+def test_a_lane_goes_on_in_time_and_says_where_it_begins(chosen: dict[str, Any], epoch: int) -> None:
+    """Where a state is carried, the sample `stride` later follows in the same slot."""
+    numbers, fresh = together(chosen, epoch)
+    before, after, carried = numbers[:-1], numbers[1:], ~fresh[1:]
+    assert (before[carried] >= 0).all()
+    assert (after[carried] - before[carried] == chosen["stride"]).all()
+    begun = (fresh & (numbers >= 0)).sum()
+    count = len(make(chosen).samples)
+    lanes = min(numbers.shape[1], max(count // chosen["stride"], 1)) if chosen["train"] else None
+    assert begun == (lanes if chosen["train"] else min(chosen["stride"], count))
+
+
+@given(orders(kinds=("lanes",), train=True), some.integers(0, 5))
+@quickly
+def test_training_lanes_are_stretches_of_like_length(chosen: dict[str, Any], epoch: int) -> None:
+    numbers, _ = together(chosen, epoch)
+    lanes = [lane[lane >= 0] for lane in numbers.T]
+    filled = [lane for lane in lanes if len(lane)]
+    for left, right in zip(filled, filled[1:], strict=False):
+        assert left[-1] < right[0]
+    assert max(map(len, filled)) - min(map(len, filled)) <= 1
+
+
+@pytest.mark.parametrize("kind", [kind for kind in ORDERS if kind != "lanes"])
+def test_without_lanes_no_state_is_carried(kind: str) -> None:
+    order = make({"kind": kind, "length": 30, "batch_size": 4, "seed": 1, "lengths": np.arange(30)})
+    assert order.epoch(0)[1].all()
+
+
+@given(orders(kinds=("bucket",)), some.integers(0, 5))
+@quickly
+def test_buckets_are_cut_from_sorted_lengths(chosen: dict[str, Any], epoch: int) -> None:
+    """Within a pool no two batches overlap in length by more than their borders: the least padding."""
+    module, slots = engine("order"), chosen["batch_size"] * chosen["world"]
+    assume(chosen["length"] <= module.BUCKET_BATCHES * slots)
+    numbers, _ = together(chosen, epoch)
+    present = [chosen["lengths"][batch[batch >= 0]] for batch in numbers]
+    ranges = sorted((lengths.min(), lengths.max()) for lengths in present if len(lengths))
+    assert all(left[1] <= right[0] for left, right in zip(ranges, ranges[1:], strict=False))
+
+
+def test_bucket_without_lengths_is_refused() -> None:
+    order = make({"kind": "bucket", "length": 5, "batch_size": 2, "seed": 1})
+    with pytest.raises(ValueError, match="lengths"):
+        order.epoch(0)

@@ -1,0 +1,122 @@
+"""Number formats: what autocast computes in, the loss scale, and a step that an overflow skips."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from fakes import CPU, Ragged, engine, ragged_batch
+from test_step import OneOf, assert_same, mean_gradient, moved, state
+from torch import nn
+from variants import choices
+
+HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
+PRECISIONS = [name for name in choices("precision") if name not in ("auto", "fp8")]  # fp8 is a part of its own
+
+
+def make(name: str) -> Any:
+    return engine("precision").Precision(name, CPU)
+
+
+def fp16_step(model: nn.Module, weight: float = 1.0, fused: bool = True, clip: float = 0.0) -> Any:
+    precision = make("fp16")
+    precision.calibrate(weight)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=fused)
+    return engine("step").Step(model, optimizer, precision, OneOf(), clip)
+
+
+@pytest.mark.parametrize("name", PRECISIONS)
+def test_flags_follow_the_precision(name: str) -> None:
+    make("tf32" if name == "fp32" else "fp32")  # whatever another one left
+    make(name)
+    allowed = name != "fp32"
+    assert torch.get_float32_matmul_precision() == ("high" if allowed else "highest")
+    assert torch.backends.cuda.matmul.allow_tf32 is allowed
+    assert torch.backends.cudnn.allow_tf32 is allowed
+
+
+@pytest.mark.parametrize("name", PRECISIONS)
+def test_matmuls_run_in_the_precision_and_weights_stay_float32(name: str) -> None:
+    layer = nn.Linear(4, 4)
+    with make(name).autocast():
+        product = layer(torch.ones(2, 4))
+    assert product.dtype == HALF.get(name, torch.float32)
+    product.sum().backward()
+    assert layer.weight.dtype == layer.weight.grad.dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", PRECISIONS)
+def test_only_fp16_scales_its_gradients(name: str) -> None:
+    precision, gradient = make(name), torch.tensor(3.0)
+    precision.calibrate(100.0)
+    assert (precision.scale(gradient).item() != 3.0) == (name == "fp16")
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.5, 1.0, 2.0, 3.0, 32.0, 1000.0, 1e6])
+def test_the_first_scale_fits_a_sum_over_the_weight(weight: float) -> None:
+    """Gradients of a sum over `weight` targets start as large as GradScaler's own of a mean, or half of it."""
+    precision = make("fp16")
+    precision.calibrate(weight)
+    start = torch.amp.GradScaler("cpu").get_scale()
+    assert start / 2 < precision.scale(torch.tensor(max(weight, 1.0))).item() <= start
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.05])
+def test_the_optimizer_sees_the_unscaled_mean_gradient(clip: float) -> None:
+    batch = ragged_batch(24, torch.float32)
+    model = Ragged(dtype=torch.float32)
+    wanted, _ = mean_gradient(model, batch)
+    norm = sum(value.square().sum().item() for value in wanted.values()) ** 0.5
+    if clip:
+        wanted = {name: value * clip / norm for name, value in wanted.items()}
+    step, start = fp16_step(model, weight=1e4, clip=clip), state(model)
+    step.optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    step(batch, closes=True)
+    assert_same(moved(model, start), wanted, 2e-3)  # as exact as a half
+    assert step.last["gradient_norm"].item() == pytest.approx(norm, rel=2e-3)
+
+
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "unfused"])
+@pytest.mark.parametrize("wrapped", [True, False], ids=["wrapped", "plain"])
+@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
+def test_an_overflow_skips_its_step_and_halves_the_scale(fused: bool, wrapped: bool, bad: float) -> None:
+    """Under a framework's wrapper too. Afterwards training goes on as if that batch had not been."""
+    model, batch = Ragged(dtype=torch.float32), ragged_batch(8, torch.float32)
+    twin = copy.deepcopy(model)
+    step, calm = (fp16_step(each, 40.0, fused, clip=1.0) for each in (model, twin))
+    if wrapped:
+        step.optimizer = Wrapper(step.optimizer)
+    for each in (step, calm):
+        each(batch, closes=True)
+    before, scale = state(model), step.precision.scaler.get_scale()
+    hook = model.layer.weight.register_hook(lambda gradient: torch.full_like(gradient, bad))
+    step(batch, closes=True)
+    hook.remove()
+    assert_same(state(model), before, 0.0)
+    assert step.precision.scaler.get_scale() == scale / 2
+    calm.precision.scaler.update(scale / 2)
+    for each in (step, calm):
+        each(batch, closes=True)
+    assert_same(state(model), state(twin), 0.0)
+
+
+class Wrapper:
+    """An optimizer as a framework wraps it: the real one at `.optimizer`."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer):
+        self.optimizer = optimizer
+
+    def step(self) -> None:
+        self.optimizer.step()
+
+
+def test_the_scale_travels_with_the_checkpoint() -> None:
+    first, second = make("fp16"), make("fp16")
+    first.calibrate(1e4)
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    assert second.scale(torch.tensor(1.0)) == first.scale(torch.tensor(1.0))
+    make("fp32").load_state_dict(first.state_dict())  # no scaler there: nothing to take over
+    second.load_state_dict(make("bf16").state_dict())
+    assert second.scale(torch.tensor(1.0)) == first.scale(torch.tensor(1.0))

@@ -1,0 +1,82 @@
+"""Phases: several stages of training in one run folder, each with its own settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from rendering import render
+from running import evaluations, losses, newest_run, one_error, rows, run, weights
+
+OPTIONS = ("--model.width", "16", "--monitor.every_steps", "1", "--schedule.warmup_steps", "2")
+PHASES = [
+    {"name": "short", "steps": 12, "overrides": {"data": {"batch_size": 64}}},
+    {"name": "long", "steps": 15, "overrides": {"data.batch_size": 256, "optimizer.learning_rate": 1e-4}},
+    {"name": "last", "steps": 5, "overrides": {"training.gradient_accumulation_steps": 2}},
+]
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("phases")
+    configure(folder)
+    assert run(render(), "train", *OPTIONS, cwd=folder).code == 0
+    return folder
+
+
+@pytest.fixture
+def place(reference: Path, tmp_path: Path) -> Path:
+    (tmp_path / "data").symlink_to(reference / "data")
+    configure(tmp_path)
+    return tmp_path
+
+
+def configure(folder: Path) -> None:
+    config = yaml.safe_load((render() / "config.yaml").read_text())
+    (folder / "config.yaml").write_text(yaml.safe_dump(config | {"phases": PHASES}))
+
+
+def test_phases_run_in_turn_with_their_settings(reference: Path) -> None:
+    trained = [row for row in rows(reference) if "split" not in row]
+    assert [row["step"] for row in trained] == list(range(1, 33))
+    assert max(row["learning_rate"] for row in trained[:12]) == pytest.approx(1e-3)
+    assert max(row["learning_rate"] for row in trained[12:27]) == pytest.approx(1e-4)
+    assert max(row["learning_rate"] for row in trained[27:]) == pytest.approx(1e-3)
+    assert trained[12]["loss"] < 0.99 * trained[0]["loss"], "a phase begins with the weights of the one before"
+    assert [step for step, _ in evaluations(reference)] == [12, 27, 32]
+
+
+@pytest.mark.parametrize("framework", ["pytorch", "lightning"])
+@pytest.mark.parametrize("stops", [(5, 12, 20, 27, 30), (11, 13), (12,), (27, 28, 31)], ids=str)
+def test_resume_inside_any_phase(framework: str, stops: tuple[int, ...], place: Path, reference: Path) -> None:
+    for number, stop in enumerate(stops):
+        words = ("--resume",) if number else OPTIONS
+        result = run(render(framework=framework), "train", *words, "--max-steps", str(stop), cwd=place)
+        assert result.code == 0, result.err
+        assert losses(place)[-1][0] == stop
+    assert run(render(framework=framework), "train", "--resume", cwd=place).code == 0
+    assert losses(place) == losses(reference)
+    assert evaluations(place) == evaluations(reference)
+    assert weights(place) == weights(reference)
+
+
+def test_one_phase_at_a_time(place: Path, reference: Path) -> None:
+    project = render()
+    for number, steps in ((1, 12), (2, 27), (3, 32)):
+        words = OPTIONS if number == 1 else ()
+        result = run(project, "train", *words, "--phase", str(number), cwd=place)
+        assert result.code == 0, result.err
+        assert losses(place)[-1][0] == steps
+    assert len(list((place / "runs").iterdir())) == 1
+    assert losses(place) == losses(reference)
+    assert weights(place) == weights(reference)
+
+
+def test_a_phase_waits_for_the_one_before(place: Path) -> None:
+    project = render()
+    one_error(run(project, "train", "--phase", "2", cwd=place), "no run yet")
+    assert run(project, "train", *OPTIONS, "--phase", "1", "--max-steps", "7", cwd=place).code == 0
+    one_error(run(project, "train", "--phase", "4", cwd=place), "no phase 4")
+    one_error(run(project, "train", "--phase", "2", cwd=place), "phase 1 is not finished", "step 7 of 12")
+    assert newest_run(place).exists()
