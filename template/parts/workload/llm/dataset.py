@@ -170,7 +170,8 @@ def synthesize(folder: Path, settings: Any) -> None:
     root = Path(sysconfig.get_path("stdlib"))
     kept = [path for path in sorted(root.rglob("*.py")) if not LEFT_OUT & set(path.relative_to(root).parts)]
     random.Random(0).shuffle(kept)
-    files, size = [], 0
+    files: list[Path] = []
+    size = 0
     for path in kept:
         if size < settings.data.sample_mb * 1e6 or len(files) < FEWEST:
             files.append(path)

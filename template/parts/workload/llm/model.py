@@ -217,7 +217,8 @@ class Cache:
     """Keys and values of the tokens that a model has seen, for each layer (B, H, length, D)."""
 
     def __init__(self) -> None:
-        self.length, self._layers = 0, {}
+        self.length = 0
+        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
 
     def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Adds those of new tokens to `layer` and returns all."""

@@ -114,7 +114,7 @@ class Pairs:
 
     def decode(self, tokens: Sequence[int]) -> bytes:
         letters = _bytes_of_letters()
-        words = (self._tokenizer.id_to_token(int(token)) for token in tokens if token < self.end)
+        words = (self._tokenizer.id_to_token(int(token)) or "" for token in tokens if token < self.end)
         return bytes(letters[letter] for word in words for letter in word)
 
     def facts(self) -> dict[str, Any]:
