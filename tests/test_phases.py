@@ -43,13 +43,17 @@ def test_phases_run_in_turn_with_their_settings(reference: Path) -> None:
     assert max(row["learning_rate"] for row in trained[:12]) == pytest.approx(1e-3)
     assert max(row["learning_rate"] for row in trained[12:27]) == pytest.approx(1e-4)
     assert max(row["learning_rate"] for row in trained[27:]) == pytest.approx(1e-3)
-    assert trained[12]["loss"] < 0.99 * trained[0]["loss"], "a phase begins with the weights of the one before"
+    assert trained[12]["loss"] < 0.99 * trained[0]["loss"], (
+        "a phase begins with the weights of the one before"
+    )
     assert [step for step, _ in evaluations(reference)] == [12, 27, 32]
 
 
 @pytest.mark.parametrize("framework", ["pytorch", "lightning"])
 @pytest.mark.parametrize("stops", [(5, 12, 20, 27, 30), (11, 13), (12,), (27, 28, 31)], ids=str)
-def test_resume_inside_any_phase(framework: str, stops: tuple[int, ...], place: Path, reference: Path) -> None:
+def test_resume_inside_any_phase(
+    framework: str, stops: tuple[int, ...], place: Path, reference: Path
+) -> None:
     for number, stop in enumerate(stops):
         words = ("--resume",) if number else OPTIONS
         result = run(render(framework=framework), "train", *words, "--max-steps", str(stop), cwd=place)

@@ -206,7 +206,9 @@ def test_paths_with_spaces_and_other_letters_and_read_only_data(reference: Path,
 
 def test_missing_foreign_and_changed_data(place: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     project = render()
-    one_error(run(project, "train", "--data.path", "nowhere", cwd=place), "no prepared data", "nowhere", "prepare")
+    one_error(
+        run(project, "train", "--data.path", "nowhere", cwd=place), "no prepared data", "nowhere", "prepare"
+    )
     other = tmp_path_factory.mktemp("other")
     manifest = json.loads((place / "data/synthetic/manifest.json").read_text())
     for change, words in (
@@ -239,7 +241,14 @@ def test_resume_on_other_data_is_refused(place: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("framework", ["pytorch", "lightning"])
 def test_a_loss_that_is_not_finite_names_its_samples(framework: str, place: Path) -> None:
     """Nothing is saved after it; the samples are those of the step where it began, not where it was seen."""
-    words = ("--monitor.every_steps", "10", "--data.order", "time", "--training.gradient_accumulation_steps", "1")
+    words = (
+        "--monitor.every_steps",
+        "10",
+        "--data.order",
+        "time",
+        "--training.gradient_accumulation_steps",
+        "1",
+    )
 
     def poison() -> None:
         from my_training import dataset
@@ -266,7 +275,14 @@ def test_a_loss_that_is_not_finite_names_its_samples(framework: str, place: Path
 def test_early_stop_and_best_checkpoint(place: Path) -> None:
     """A learning rate too high to gain: the run stops after `patience` evaluations, `evaluate` takes the best one."""
     words = (*OPTIONS, "--evaluation.every_steps", "3", "--evaluation.patience", "2")
-    words += ("--optimizer.learning_rate", "0.5", "--schedule.name", "constant", "--schedule.warmup_steps", "0")
+    words += (
+        "--optimizer.learning_rate",
+        "0.5",
+        "--schedule.name",
+        "constant",
+        "--schedule.warmup_steps",
+        "0",
+    )
     result = run(render(), "train", *words, cwd=place)
     assert result.code == 0, result.err
     assert "early stop" in result.out

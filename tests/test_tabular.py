@@ -27,7 +27,7 @@ SMALL = (
     "--model.width",
     "16",
     "--data.batch_size",
-    "16",
+    "8",
     "--training.max_steps",
     "30",
     "--schedule.warmup_steps",
@@ -104,6 +104,7 @@ BAD = {
     "no name": (table().replace("age", ""), (), ["column 2 has no name", "index=False"]),
     "text in a number": (replaced(7, "age", "old"), (), ["'old' is not a number", "row 7, column 'age'"]),
     "underscore": (replaced(7, "age", "1_0"), (), ["'1_0' is not a number", "row 7, column 'age'"]),
+    "underscore among numbers": (replaced(7, "size", "1_0"), (), ["'1_0' is not a number", "row 7"]),
     "nan": (replaced(9, "size", "nan"), (), ["'nan' is not a finite number", "row 9, column 'size'"]),
     "infinity": (replaced(9, "size", "-inf"), (), ["'-inf' is not a finite number", "row 9, column 'size'"]),
     "too large": (replaced(9, "size", "1e39"), (), ["'1e39' is not a finite number", "row 9, column 'size'"]),
@@ -558,6 +559,11 @@ def test_predictions_of_new_rows_equal_those_of_the_split(tmp_path: Path, loader
     )
     for other in found[1:]:
         np.testing.assert_array_equal(other["prediction"], found[0]["prediction"])
+    assert run(project, "predict", "--split", "train", "--output", "p.npz", cwd=tmp_path).code == 0
+    with np.load(tmp_path / "p.npz") as file:  # more batches than a loader has buffers
+        np.testing.assert_allclose(
+            file["target"], [float(row.split(",")[-1]) for row in rows[:42]], rtol=1e-6
+        )
     assert run(project, "predict", "--output", "p.csv", cwd=tmp_path).code == 0
     with open(tmp_path / "p.csv", newline="") as file:
         lines = list(csv.DictReader(file))

@@ -20,6 +20,7 @@ TINY = {
         *("--model.layers", "1", "--model.width", "128", "--schedule.warmup_steps", "10"),
         *("--training.fp8_emulation", "true", "--optimizer.learning_rate", "0.003"),
     ),
+    "timeseries": ("--model.width", "16", "--optimizer.learning_rate", "0.01", "--schedule.warmup_steps", "10"),
 }
 STEPS = 60  # of 110 or more in an epoch
 EVERY_STEP = ("--monitor.every_steps", "1", "--training.max_steps", str(STEPS))

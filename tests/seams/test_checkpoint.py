@@ -266,7 +266,7 @@ def test_a_full_disk_is_said_and_leaves_the_others_whole(
     for name in ("save_file", "_save_state", "write_json", "sync_folder"):
         with monkeypatch.context() as patch:
             patch.setattr(module, name, full)
-            with pytest.raises(module.DiskFull, match="No space left.*need"):
+            with pytest.raises(module.DiskFull, match=r"No space left.*need"):
                 save(tmp_path, 3)
         assert sorted(path.name for path in tmp_path.rglob("*")) == before, name
     assert_content(tmp_path, 2)

@@ -1,4 +1,4 @@
-"""A full pass: sums in float64 over present samples, each metric by its own denominator, and no trace left."""
+"""A full pass: sums in float64 over present samples, each metric by its own denominator; no trace is left."""
 
 from __future__ import annotations
 

@@ -12,8 +12,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fakes import ARRAYS, CPU, DTYPES, LOADERS, ORDERS, Samples, as_stored, content, engine, epoch_of
-from fakes import frozen, settings, shapes, write_store
+from fakes import (
+    ARRAYS,
+    CPU,
+    DTYPES,
+    LOADERS,
+    ORDERS,
+    Samples,
+    as_stored,
+    content,
+    engine,
+    epoch_of,
+    frozen,
+    settings,
+    shapes,
+    write_store,
+)
 
 every_loader = pytest.mark.parametrize("loader", LOADERS)
 every_order = pytest.mark.parametrize("order", ORDERS)
@@ -117,7 +131,12 @@ def test_rows_keep_their_stored_dtype(loader: str, dtype: str, shape: str, make)
 @every_loader
 @pytest.mark.parametrize(
     ("order", "shape"),
-    [*((order, "host") for order in ORDERS), ("bucket", "ragged"), ("random_start", "shifted"), ("lanes", "days")],
+    [
+        *((order, "host") for order in ORDERS),
+        ("bucket", "ragged"),
+        ("random_start", "shifted"),
+        ("lanes", "days"),
+    ],
 )
 def test_machine_settings_and_the_choice_of_loader_change_no_batch(
     loader: str, order: str, shape: str, make

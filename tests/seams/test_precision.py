@@ -7,13 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from fakes import CPU, Ragged, engine, ragged_batch
+from fakes import CPU, PRECISIONS, Ragged, engine, ragged_batch
 from test_step import OneOf, assert_same, mean_gradient, moved, state
 from torch import nn
-from variants import choices
 
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
-PRECISIONS = [name for name in choices("precision") if name not in ("auto", "fp8")]  # fp8 is a part of its own
 
 
 def make(name: str) -> Any:
@@ -56,7 +54,7 @@ def test_only_fp16_scales_its_gradients(name: str) -> None:
 
 @pytest.mark.parametrize("weight", [0.0, 0.5, 1.0, 2.0, 3.0, 32.0, 1000.0, 1e6])
 def test_the_first_scale_fits_a_sum_over_the_weight(weight: float) -> None:
-    """Gradients of a sum over `weight` targets start as large as GradScaler's own of a mean, or half of it."""
+    """Gradients of a sum start as large as those of a mean under GradScaler's own scale, or half of it."""
     precision = make("fp16")
     precision.calibrate(weight)
     start = torch.amp.GradScaler("cpu").get_scale()

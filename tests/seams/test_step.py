@@ -1,4 +1,4 @@
-"""One optimizer step: accumulated by weight, clipped by the norm of the mean gradient, stateful where asked."""
+"""One optimizer step: accumulated by weight, clipped by the norm of the mean gradient, stateful if asked."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ def moved(model: nn.Module, start: dict[str, Tensor]) -> dict[str, Tensor]:
 def mean_gradient(model: nn.Module, batch: dict[str, Tensor]) -> tuple[dict[str, Tensor], float]:
     """Gradient of the mean loss of one whole batch, and that loss, by nothing but autograd in float64."""
     reference = copy.deepcopy(model).double()
-    whole = {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in batch.items()}
+    whole = {
+        name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in batch.items()
+    }
     loss = reference(whole).loss
     loss.backward()
     return {name: parameter.grad for name, parameter in reference.named_parameters()}, loss.item()
@@ -55,7 +57,9 @@ def state(model: nn.Module) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-@given(borders=some.lists(some.integers(1, 23), unique=True, max_size=6).map(sorted), seed=some.integers(0, 9))
+@given(
+    borders=some.lists(some.integers(1, 23), unique=True, max_size=6).map(sorted), seed=some.integers(0, 9)
+)
 @hypothesis_settings(max_examples=25, deadline=None, derandomize=True, database=None)
 def test_a_group_of_ragged_batches_equals_one_big_batch(
     dtype: torch.dtype, borders: list[int], seed: int

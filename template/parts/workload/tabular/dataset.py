@@ -93,11 +93,8 @@ def describe(table: Table, train: np.ndarray) -> tuple[Table, dict[str, Any]]:
     if isinstance(target, Levels):
         classes = _known(target, train)
         if (lost := np.flatnonzero(classes.codes == 0)).size:
-            value = target.values[target.codes[lost[0]] - 1]
-            what, where = (
-                f"class '{value}' is in no training row",
-                f"column '{table.target_name}', row {lost[0] + 1}",
-            )
+            what = f"class '{target.values[target.codes[lost[0]] - 1]}' is in no training row"
+            where = f"row {lost[0] + 1}, column '{table.target_name}'"
             raise UserError(what, where, "leave its rows out, or try another --seed")
         target = classes.codes.astype(np.int64) - 1
         facts["target"]["classes"] = classes.values

@@ -247,9 +247,7 @@ def read_table(
             cells, place = columns[names.index(name)], places[name]
             gaps = (row for row, cell in enumerate(cells) if cell in MISSING or cell.lower() == "nan")
             if name == target and (row := next(gaps, None)) is not None:
-                raise source.error(
-                    "the target is missing", before + row, name, "fill it in, or remove the row"
-                )
+                raise source.error("the target is missing", before + row, name, "remove the row")
             if kinds[name] == "number":
                 values[name].append(parse(cells).astype(np.float32))
                 if (wrong := np.flatnonzero(np.isinf(values[name][-1]))).size:

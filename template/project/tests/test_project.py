@@ -1,0 +1,55 @@
+"""What must stay true whatever you put into model.py and dataset.py. All of it runs on synthetic data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from conftest import ROOT, module
+
+CONFIG = ROOT / "config.yaml"
+PROFILES = list(yaml.safe_load(CONFIG.read_text(encoding="utf-8"))["profiles"])
+SHORT = ("--training.max_steps", "60", "--schedule.warmup_steps", "5", "--monitor.every_steps", "1")
+
+
+def losses(run: str) -> list[float]:
+    """Training losses of a run, one for each step."""
+    rows = (json.loads(line) for line in Path("runs", run, "metrics.jsonl").read_text().splitlines())
+    return [row["loss"] for row in rows if "split" not in row]
+
+
+@pytest.mark.parametrize("profile", [None, *PROFILES])
+def test_configuration_loads(profile: str | None) -> None:
+    settings = module("config").load(CONFIG, profile)
+    assert settings.resolved()["reproducibility"]["seed"] >= 0
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_an_epoch_has_each_sample_once(train: bool) -> None:
+    settings = module("config").load(CONFIG)
+    store = module("assemble").open_store(settings)
+    samples = module("dataset").Samples(store, settings, "train" if train else "validation")
+    loader = module("engine.loader").Loader(samples, store, settings, torch.device("cpu"), train=train)
+    seen = torch.cat([batch["index"].clone() for batch in loader.epoch(0)])
+    loader.close()
+    assert sorted(seen[seen >= 0].tolist()) == list(range(len(samples)))
+
+
+def test_training_learns_and_resumes_bit_for_bit(run: Callable[..., str]) -> None:
+    run("train", "--config", str(CONFIG), "--name", "whole", *SHORT)
+    whole = losses("whole")
+    assert len(whole) == 60
+    assert sum(whole[-5:]) < 0.9 * sum(whole[:5])
+
+    run("train", "--config", str(CONFIG), "--name", "parts", "--max-steps", "25", *SHORT)
+    assert losses("parts") == whole[:25]
+    run("train", "--resume", "parts")
+    assert losses("parts") == whole
+
+    run("evaluate", "--run", "parts")
+    evaluation = json.loads(Path("runs/parts/evaluation.json").read_text(encoding="utf-8"))
+    assert evaluation["metrics"]["loss"] < whole[0]

@@ -1,0 +1,100 @@
+"""Compile, recomputation and the optimizer's groups, on blocks of every kind."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+import pytest
+import torch
+from fakes import engine
+from importing import imported
+from rendering import render
+from torch import Tensor, nn
+
+COMPILER = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+
+
+class Own(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.linear(x).relu()
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(4, 4, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lstm(x)[0]
+
+
+def settings(**changed: Any) -> Any:
+    overrides = [(key.replace("__", "."), str(value)) for key, value in changed.items()]
+    return imported(render(), "config").load(None, None, overrides, {})
+
+
+@pytest.mark.skipif(COMPILER is None, reason="torch.compile needs a C++ compiler on the CPU")
+def test_own_blocks_compile_others_are_named_and_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch._inductor.config, "compile_threads", 1)
+    blocks = [Own(), Recurrent(), nn.Linear(4, 4)]
+    names = [list(block.state_dict()) for block in blocks]
+    x = torch.randn(3, 5, 4)
+    eager = [block(x) for block in blocks]
+    compiled, skipped = engine("optimization").compile_blocks(blocks, settings())
+    assert compiled == 1
+    assert [line.split()[0] for line in skipped] == ["Recurrent", "Linear"]
+    torch._dynamo.utils.counters.clear()
+    for block, wanted in zip(blocks, eager, strict=True):
+        torch.testing.assert_close(block(x), wanted)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    assert [list(block.state_dict()) for block in blocks] == names
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize(
+    ("enabled", "device", "capability", "wanted"),
+    [
+        ("auto", "cpu", None, False),
+        ("auto", "cuda", (7, 5), False),
+        ("auto", "cuda", (8, 0), True),
+        ("auto", "cuda", (12, 0), True),
+        ("true", "cpu", None, True),
+        ("false", "cuda", (9, 0), False),
+    ],
+)
+def test_whether_blocks_compile(
+    enabled: str, device: str, capability: Any, wanted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
+    on, why = engine("optimization").compiles(settings(compile__enabled=enabled), torch.device(device))
+    assert on is wanted
+    assert ("auto" in why) == (enabled == "auto")
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_each_weight_is_optimized_once_and_only_matrices_decay(fused: bool) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
+    model[2].weight = nn.Parameter(torch.ones(2, 4), requires_grad=False)
+    chosen = settings(optimizer__weight_decay=0.25, optimizer__fused=str(fused).lower()).optimizer
+    optimizer = engine("optimization").make_optimizer(model, chosen)
+    found = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    assert sorted(map(id, found)) == sorted(id(p) for p in model.parameters() if p.requires_grad)
+    for group in optimizer.param_groups:
+        assert {p.dim() >= 2 for p in group["params"]} == {group["weight_decay"] > 0}
+    assert {group["lr"] for group in optimizer.param_groups} == {chosen.learning_rate}
+
+
+def test_recomputation_is_off_where_no_gradient_is_wanted() -> None:
+    block, calls = Own(), []
+    block.linear.register_forward_hook(lambda *_: calls.append(1))
+    engine("optimization").checkpoint_blocks([block])
+    with torch.no_grad():
+        block(torch.ones(2, 4))
+    assert len(calls) == 1
+    block(torch.ones(2, 4, requires_grad=True)).sum().backward()
+    assert len(calls) == 3, "once in forward, once more in backward"

@@ -1,0 +1,245 @@
+"""What only a whole run shows, under each framework: carried states, the dry run, an overflow.
+
+A fault replaces `forward` of whatever the workload's `build_model` returns, in the forked child.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import random
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rendering import render
+from running import evaluations, losses, newest_run, rows, run, weights
+from test_tier_b import TINY
+from torch import Tensor
+from variants import choices, name, products
+
+BATCHES, EPOCHS = 6, 3  # of an epoch, about; of a run
+RUN = (
+    *("--monitor.every_steps", "1", "--training.epochs", str(EPOCHS)),
+    *("--compile.enabled", "false", "--training.precision", "fp32"),
+)
+every_framework = pytest.mark.parametrize("cell", products("workload", "framework"), ids=name)
+
+
+@functools.cache
+def data(workload: str, base: Path) -> tuple[Path, tuple[str, ...]]:
+    """Synthetic data of a workload, and flags for the share of it that makes `BATCHES` batches."""
+    folder = base / workload
+    result = run(render(workload=workload), "train", "--max-steps", "1", *TINY[workload], *RUN, cwd=folder)
+    assert result.code == 0, result.err
+    share = min((BATCHES - 0.5) * EPOCHS / steps(folder), 1.0)
+    return folder / "data", ("--data.fraction", f"{share:.6f}")
+
+
+def steps(folder: Path) -> int:
+    """How many steps the run that went last in `folder` has, as it said at its start."""
+    return int(re.search(r"([\d,]+) steps of", (folder / ".out").read_text())[1].replace(",", ""))
+
+
+@pytest.fixture
+def train(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """train(cell, *words, before=…, resume=folder) → the folder in which it ran."""
+    base = tmp_path_factory.getbasetemp() / "session-data"
+
+    def call(
+        cell: dict[str, str], *words: str, before: Callable[[], Any] | None = None, resume: Path | None = None
+    ) -> Path:
+        folder, options = resume, ("--resume",)
+        if folder is None:
+            folder = tmp_path_factory.mktemp("run")
+            source, share = data(cell["workload"], base)
+            (folder / "data").symlink_to(source)
+            options = (*TINY[cell["workload"]], *RUN, *share)
+
+        def prepare() -> None:
+            from my_training.engine import report  # type: ignore[import-not-found]
+
+            report.draw = lambda *_: False  # takes longer than these runs
+            if before is not None:
+                before()
+
+        result = run(render(**cell), "train", *options, *words, cwd=folder, before=prepare)
+        assert result.code == 0, result.err[-3000:]
+        return folder
+
+    return call
+
+
+def change_model(change: Callable[[Any], None]) -> None:
+    """Calls `change` on every model that the project builds."""
+    from my_training import model as module  # type: ignore[import-not-found]
+
+    real = module.build_model
+
+    def build(*arguments: Any) -> Any:
+        model = real(*arguments)
+        change(model)
+        return model
+
+    module.build_model = build
+
+
+def replace_forward(change: Callable[[Any, Callable[..., Any], dict[str, Tensor]], Any]) -> None:
+    """Puts change(model, real forward, batch) in the place of every model's forward."""
+    change_model(lambda model: setattr(model, "forward", functools.partial(change, model, model.forward)))
+
+
+def note(file: str, **values: Any) -> None:
+    """Appends to a file of the run's working folder."""
+    with open(file, "a") as out:
+        out.write(json.dumps(values) + "\n")
+
+
+def noted(folder: Path, file: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / file).read_text().splitlines()]
+
+
+def stateful() -> None:
+    """Every lane goes on through the epoch, and the state changes the loss of what follows."""
+    from my_training.engine import order  # type: ignore[import-not-found]
+
+    real = order.Order.epoch
+
+    def one_lane(self: Any, number: int) -> Any:
+        numbers, fresh = real(self, number)
+        return numbers, np.arange(len(fresh))[:, None].repeat(fresh.shape[1], 1) == 0
+
+    def forward(model: Any, real: Any, batch: dict[str, Tensor]) -> Any:
+        note("carries", training=model.training and torch.is_grad_enabled(), carried="carry" in batch)
+        carry = batch.pop("carry", {"probe": torch.zeros(len(batch["index"]))})
+        before = carry["probe"]
+        if "own" in carry:
+            batch["carry"] = carry["own"]
+        output = real(batch)
+        carry = {"probe": 0.5 * before + output.loss}
+        if output.carry is not None:
+            carry["own"] = output.carry
+        return output._replace(loss=output.loss * (1 + 0.1 * before.mean()), carry=carry)
+
+    order.Order.epoch = one_lane
+    replace_forward(forward)
+
+
+@every_framework
+def test_a_state_is_dropped_at_an_epochs_end_and_survives_a_stop(cell: dict[str, str], train) -> None:
+    folder = train(cell, before=stateful)
+    carried = [row["carried"] for row in noted(folder, "carries") if row["training"]]
+    dry_run, *training = carried
+    assert not dry_run
+    batches = steps(folder) // EPOCHS
+    assert batches > 1
+    assert training == EPOCHS * [False, *(batches - 1) * [True]]
+    measured = [row["carried"] for row in noted(folder, "carries") if not row["training"]]
+    passes = measured.count(False)
+    assert passes == len(evaluations(folder)) == EPOCHS
+    assert measured == passes * [False, *(len(measured) // passes - 1) * [True]]
+
+    stopped = train(cell, "--max-steps", str(batches + 2), before=stateful)  # inside the second epoch
+    train(cell, resume=stopped, before=stateful)
+    assert losses(stopped) == losses(folder)
+    assert weights(stopped) == weights(folder)
+
+
+def restless() -> None:
+    """A model that draws from every generator and keeps running statistics, as dropout and BatchNorm do."""
+
+    def forward(model: Any, real: Any, batch: dict[str, Tensor]) -> Any:
+        output = real(batch)
+        if not model.training:
+            return output._replace(loss=output.loss + 0.1 * model.statistic)
+        model.seen += 1
+        model.statistic.lerp_(output.loss.detach(), 0.1)
+        noise = torch.rand(()) + random.random() + np.random.rand()
+        return output._replace(loss=output.loss * (1 + 0.1 * noise) + 0.1 * model.statistic)
+
+    replace_forward(forward)
+    change_model(lambda model: model.register_buffer("statistic", torch.zeros(())))
+    change_model(lambda model: model.register_buffer("seen", torch.zeros((), dtype=torch.int64)))
+
+
+def without_dry_run() -> None:
+    restless()
+    from my_training.engine.session import Session  # type: ignore[import-not-found]
+
+    Session._dry_run = lambda self: None
+
+
+def test_the_dry_run_leaves_no_trace(train) -> None:
+    """Random numbers, buffers, gradients and the optimizer: the run is the same bit for bit without it."""
+    for workload in choices("workload"):
+        with_it, without = (
+            train({"workload": workload}, before=each) for each in (restless, without_dry_run)
+        )
+        assert losses(with_it) == losses(without)
+        assert len(losses(with_it)) == steps(with_it)
+        assert evaluations(with_it) == evaluations(without)
+        assert weights(with_it) == weights(without)
+
+
+OVERFLOW = 8  # the step, from 1, whose gradient becomes infinite
+
+
+def overflowing() -> None:
+    """One infinite gradient, and a note of each optimizer step's effect."""
+    from my_training.engine.precision import Precision  # type: ignore[import-not-found]
+
+    step, backwards = Precision.step, iter(range(10**6))  # 0 is the dry run's
+
+    def spoil(gradient: Tensor) -> Tensor:
+        return gradient * float("inf") if next(backwards) == OVERFLOW else gradient
+
+    def watched(self: Any, optimizer: Any, parameters: list[Tensor], *rest: Any) -> Any:
+        before = [parameter.detach().clone() for parameter in parameters]
+        scale = self.scaler.get_scale()
+        result = step(self, optimizer, parameters, *rest)
+        same = all(torch.equal(old, new) for old, new in zip(before, parameters, strict=True))
+        finite = all(bool(new.isfinite().all()) for new in parameters)
+        raw = getattr(optimizer, "optimizer", optimizer)
+        counts = {int(state["step"]) for state in raw.state.values()}
+        halved = self.scaler.get_scale() < scale
+        note("steps", same=same, finite=finite, halved=halved, counts=sorted(counts))
+        return result
+
+    Precision.step = watched
+    change_model(lambda model: list(model.parameters())[-1].register_hook(spoil))
+    import lightning
+
+    fit = lightning.Trainer.fit
+
+    def counted(trainer: Any, *arguments: Any) -> None:
+        fit(trainer, *arguments)
+        note("global_step", value=trainer.global_step)
+
+    lightning.Trainer.fit = counted
+
+
+@every_framework
+@pytest.mark.parametrize("fused", ["true", "false"])
+def test_an_overflow_under_fp16_skips_one_update_and_no_step(cell: dict[str, str], fused: str, train) -> None:
+    folder = train(cell, "--training.precision", "fp16", "--optimizer.fused", fused, before=overflowing)
+    done, total = noted(folder, "steps"), steps(folder)
+    assert len(done) == total > OVERFLOW
+    assert all(step["finite"] for step in done)
+    skipped = [number for number, step in enumerate(done, start=1) if step["same"]]
+    assert skipped == [number for number, step in enumerate(done, start=1) if step["halved"]] == [OVERFLOW]
+    updates = [number - (number >= OVERFLOW) for number in range(1, total + 1)]
+    assert [step["counts"] for step in done] == [[update] for update in updates], "Adam's own count"
+
+    logged = [row for row in rows(folder) if "split" not in row]
+    assert [row["step"] for row in logged] == list(range(1, total + 1))
+    assert json.loads((newest_run(folder) / "status.json").read_text())["step"] == total
+    calm = train(cell, "--training.precision", "fp16", "--optimizer.fused", fused)
+    rates = [row["learning_rate"] for row in rows(calm) if "split" not in row]
+    assert [row["learning_rate"] for row in logged] == rates
+    assert losses(folder)[:OVERFLOW] == losses(calm)[:OVERFLOW]
+    if cell["framework"] == "lightning" and fused == "true":
+        assert noted(folder, "global_step") == [{"value": total}]

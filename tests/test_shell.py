@@ -1,0 +1,123 @@
+"""The shells around the code: Makefile and tests of a rendered project, tools and documents of this one."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import budget
+import pytest
+from link import link
+from rendering import REPOSITORY, questions, render, render_into
+from variants import choices, gpus
+
+# The environment of the tests, found by name as a user's active one is.
+SHELL = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+
+
+def shell(folder: Path, *command: str) -> str:
+    done = subprocess.run(command, cwd=folder, env=SHELL, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("answers", [{}, {"framework": "lightning", "loader": "memmap"}], ids=str)
+def test_own_tests_of_a_project_pass(answers: dict[str, str], tmp_path: Path) -> None:
+    project = render_into(tmp_path / "a project of größe", **answers)
+    assert "passed" in shell(project, "make", "lint", "test")
+
+
+def test_targets_of_a_project(tmp_path: Path) -> None:
+    """The README's first three commands; set-up as far as it goes without an index of packages."""
+    project = render_into(tmp_path / "project")
+    short = "ARGS=--training.max_steps 20 --schedule.warmup_steps 5"
+    shell(project, "make", "train", short)
+    shell(project, "make", "train-baseline", short)
+    assert "r2" in shell(project, "make", "evaluate")
+    (newest,) = (
+        project / line for line in shell(project, "make", "report").splitlines() if line.startswith("runs/")
+    )
+    assert newest.read_text(encoding="utf-8").startswith("# ")
+    listed = shell(project, "make")
+    targets = re.findall(
+        r"^([a-z-]+):", (project / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE
+    )
+    assert [line.split()[0] for line in listed.splitlines()] == targets
+
+
+@pytest.mark.parametrize(
+    ("gpu", "arguments"),
+    [
+        ("auto", '"torch>=2.10" '),
+        ("v100", '"torch>=2.10,<2.15" --index-url https://download.pytorch.org/whl/cu126'),
+        ("h100", '"torch>=2.10" --index-url https://download.pytorch.org/whl/cu130'),
+        ("cpu", '"torch>=2.10" --index-url https://download.pytorch.org/whl/cpu'),
+    ],
+)
+def test_set_up_takes_torch_from_where_the_card_has_it(gpu: str, arguments: str) -> None:
+    lines = shell(render(gpu=gpu), "make", "--dry-run", "setup").splitlines()
+    assert [line for line in lines if "torch" in line] == [f".venv/bin/python -m pip install {arguments}"]
+
+
+def test_linked_parts_run_in_place(tmp_path: Path) -> None:
+    link(tmp_path, framework="lightning")
+    train = tmp_path / "src/my_training/train.py"
+    assert train.resolve() == REPOSITORY / "template/parts/framework/lightning.py"
+    command = [sys.executable, "-m", "my_training", "--help"]
+    environment = {**os.environ, "PYTHONPATH": "src", "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert "train" in done.stdout
+    assert len((REPOSITORY / "tools/link.py").read_text(encoding="utf-8").splitlines()) <= 30
+
+
+def test_code_lines_are_counted_without_prose() -> None:
+    source = (
+        '"""Doc.\n\nMore."""\n\n# why\nx = 1  # what\n\n\ndef f():\n    """Doc."""\n    return """a\nb"""\n'
+    )
+    assert budget.code_lines(source) == 4
+    assert budget.measure(render()).files == len(
+        [p for p in render().rglob("*") if p.is_file() and not {"tests", "__pycache__"} & set(p.parts)]
+    )
+
+
+def documents() -> list[Path]:
+    return [
+        REPOSITORY / "README.md",
+        REPOSITORY / "CHANGELOG.md",
+        *sorted((REPOSITORY / "docs").rglob("*.md")),
+    ]
+
+
+@pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
+def test_links_between_documents_lead_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)", path.read_text(encoding="utf-8")):
+        assert (path.parent / target).exists(), target
+
+
+def test_package_indexes_are_named_by_no_document() -> None:
+    for path in documents():
+        hosts = set(re.findall(r"https?://([^/\s\"')>]+)", path.read_text(encoding="utf-8")))
+        assert hosts <= {"download.pytorch.org", "github.com"}, path
+
+
+def test_figures_of_the_documents() -> None:
+    readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    assert f" {len(gpus())} cards " in readme
+    asked = [question for question in questions().values() if "gpu ==" not in str(question.get("when"))]
+    assert f"asks {len(asked)} questions" in (REPOSITORY / "docs/start.md").read_text(encoding="utf-8")
+    for question in ("workload", "precision", "loader", "framework", "extras"):
+        (row,) = re.findall(rf"^\| {question} \| (.+?) \|", readme, flags=re.MULTILINE)
+        assert re.findall(r"`(\w+)`", row) == list(choices(question))
+
+
+def test_continuous_integration_calls_the_command_of_the_readme() -> None:
+    script = REPOSITORY / ".ci/run"
+    assert os.access(script, os.X_OK)
+    assert "make test" in script.read_text(encoding="utf-8")
+    assert "make test" in (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    shell(REPOSITORY, "bash", "-n", str(script))
+    assert shutil.which("make")
