@@ -126,7 +126,8 @@ def ours(torch: Any, package: str, data: list[tuple[Any, Any]], folder: Path) ->
         optimizer = optimization.make_optimizer(model, settings.optimizer)
         store = SimpleNamespace(fingerprint="", source={}, splits={}, files={}, folder=folder)
         return SimpleNamespace(
-            settings=settings, store=store, work=lambda *_: throughput.Work(), device=distributed.device, distributed=distributed, model=model,
+            work=lambda *_: throughput.Work(),
+            settings=settings, store=store, device=distributed.device, distributed=distributed, model=model,
             wrapped=model, optimizer=optimizer, optimizations=[], loader=lambda *_, **__: InMemory(),
             precision=precision.Precision("fp32", distributed.device),
         )  # fmt: skip

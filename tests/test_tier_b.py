@@ -19,6 +19,7 @@ TINY = {
         *("--data.sample_mb", "0.2", "--data.block_size", "32", "--data.batch_size", "8"),
         *("--model.layers", "1", "--model.width", "128", "--schedule.warmup_steps", "10"),
         *("--training.fp8_emulation", "true", "--optimizer.learning_rate", "0.003"),
+        *("--evaluation.batch_size", "64"),
     ),
     "timeseries": ("--model.width", "16", "--optimizer.learning_rate", "0.01", "--schedule.warmup_steps", "10"),
 }
