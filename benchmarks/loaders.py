@@ -476,8 +476,8 @@ def main() -> None:
     before = os.getloadavg()[0]
     found = measure(arguments.folder, arguments.rounds, arguments.cold)
     machine = (
-        f"{time.strftime('%Y-%m-%d')}, {platform.machine()}, {os.cpu_count()} cores, load {before:.1f} before, "
-        f"Linux {platform.release()}, Python {platform.python_version()}, torch {torch.__version__}, "
+        f"{time.strftime('%Y-%m-%d')}, {platform.machine()}, {os.cpu_count()} cores, load {before:.1f},"
+        f" Linux {platform.release()}, Python {platform.python_version()}, torch {torch.__version__}, "
         f"h5py {h5py.__version__} (HDF5 {h5py.version.hdf5_version}), numpy {np.__version__}, "
         f"{arguments.rounds} rounds."
     )

@@ -155,7 +155,7 @@ def main() -> None:
     from rendering import render
 
     torch.set_num_threads(1)
-    project = render(framework=arguments.framework)
+    project = render(workload="tabular", loader="memmap", framework=arguments.framework)
     sys.path.insert(0, str(project / "src"))
     data = batches(torch)
     ratios, bare_us, ours_us = [], [], []
@@ -174,14 +174,12 @@ def main() -> None:
     ratios.sort()
     low, high = ratios[max(len(ratios) // 2 - 2, 0)], ratios[min(len(ratios) // 2 + 2, len(ratios) - 1)]
     print(f"torch {torch.__version__}, Python {platform.python_version()}, 1 thread, {platform.machine()}")
-    print(
-        f"{STEPS} steps, batch {BATCH}, MLP {WIDTH}-{WIDTH}-{WIDTH}, {len(ratios)} interleaved rounds after 1 of warm-up"
-    )
+    print(f"{STEPS} steps, batch {BATCH}, MLP {WIDTH}-{WIDTH}-{WIDTH}")
+    print(f"{len(ratios)} interleaved rounds after 1 of warm-up")
     print(f"bare loop       {statistics.median(bare_us):8.1f} us/step (median)")
     print(f"{arguments.framework:<16}{statistics.median(ours_us):8.1f} us/step (median)")
-    print(
-        f"ratio           {statistics.median(ratios):8.3f} (about 95 % interval of the median {low:.3f} to {high:.3f})"
-    )
+    interval = f"about 95 % interval of the median {low:.3f} to {high:.3f}"
+    print(f"ratio           {statistics.median(ratios):8.3f} ({interval})")
 
 
 if __name__ == "__main__":

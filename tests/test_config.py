@@ -68,7 +68,7 @@ FILES = [
     ("model: {width: [1, 2]}", "model.width", "[1, 2]"),
     ("model:\n  width:\n", "model.width", "empty"),
     ("schedule: {name: cosin}", "'cosin'", "cosine, onecycle, linear or constant"),
-    ("data: {order: lanes}", "'lanes'", "time, block or full"),
+    ("data: {order: bucket}", "'bucket'", "time, block, full or lanes"),
     ("data: {batch_size: 0}", "data.batch_size", "at least 1"),
     ("optimizer: {learning_rate: 5}", "optimizer.learning_rate", "above 0 and at most 1"),
     ("data: {num_workers: 257}", "257", "from 0 to 256 or auto"),
@@ -455,7 +455,7 @@ def test_print_config_shows_the_source_of_each_value(monkeypatch, capsys):
         "width: 5": "config.yaml profile fast",
         "seed: 8": "$SEED",
         "depth: 2": "--model.depth",
-        "dropout: 0.1": "default",
+        "order: full": "default",
     }
     assert shown.items() >= expected.items()
     assert len(re.findall(r"  # ", output.out)) == len(config.SETTINGS)

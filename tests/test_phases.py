@@ -21,7 +21,7 @@ PHASES = [
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("phases")
     configure(folder)
-    assert run(render(), "train", *OPTIONS, cwd=folder).code == 0
+    assert run(render(workload="tabular"), "train", *OPTIONS, cwd=folder).code == 0
     return folder
 
 
@@ -33,7 +33,7 @@ def place(reference: Path, tmp_path: Path) -> Path:
 
 
 def configure(folder: Path) -> None:
-    config = yaml.safe_load((render() / "config.yaml").read_text())
+    config = yaml.safe_load((render(workload="tabular") / "config.yaml").read_text())
     (folder / "config.yaml").write_text(yaml.safe_dump(config | {"phases": PHASES}))
 
 
@@ -56,17 +56,24 @@ def test_resume_inside_any_phase(
 ) -> None:
     for number, stop in enumerate(stops):
         words = ("--resume",) if number else OPTIONS
-        result = run(render(framework=framework), "train", *words, "--max-steps", str(stop), cwd=place)
+        result = run(
+            render(workload="tabular", framework=framework),
+            "train",
+            *words,
+            "--max-steps",
+            str(stop),
+            cwd=place,
+        )
         assert result.code == 0, result.err
         assert losses(place)[-1][0] == stop
-    assert run(render(framework=framework), "train", "--resume", cwd=place).code == 0
+    assert run(render(workload="tabular", framework=framework), "train", "--resume", cwd=place).code == 0
     assert losses(place) == losses(reference)
     assert evaluations(place) == evaluations(reference)
     assert weights(place) == weights(reference)
 
 
 def test_one_phase_at_a_time(place: Path, reference: Path) -> None:
-    project = render()
+    project = render(workload="tabular")
     for number, steps in ((1, 12), (2, 27), (3, 32)):
         words = OPTIONS if number == 1 else ()
         result = run(project, "train", *words, "--phase", str(number), cwd=place)
@@ -78,7 +85,7 @@ def test_one_phase_at_a_time(place: Path, reference: Path) -> None:
 
 
 def test_a_phase_waits_for_the_one_before(place: Path) -> None:
-    project = render()
+    project = render(workload="tabular")
     one_error(run(project, "train", "--phase", "2", cwd=place), "no run yet")
     assert run(project, "train", *OPTIONS, "--phase", "1", "--max-steps", "7", cwd=place).code == 0
     one_error(run(project, "train", "--phase", "4", cwd=place), "no phase 4")

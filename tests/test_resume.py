@@ -26,7 +26,7 @@ POINTS = 20
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that nothing disturbed; its data are shared."""
     folder = tmp_path_factory.mktemp("reference")
-    result = run(render(), "train", *OPTIONS, cwd=folder)
+    result = run(render(workload="tabular"), "train", *OPTIONS, cwd=folder)
     assert result.code == 0, result.err
     return folder
 
@@ -60,7 +60,7 @@ def die_in(function: str, hit: int) -> None:
 def finish(folder: Path, framework: str = "pytorch") -> None:
     """Resumes until the run is at its end; one that died before its settings were written starts again."""
     words = ("--resume",) if list(folder.glob("runs/*/config.resolved.yaml")) else OPTIONS
-    result = run(render(framework=framework), "train", *words, cwd=folder)
+    result = run(render(workload="tabular", framework=framework), "train", *words, cwd=folder)
     assert result.code == 0, result.err
 
 
@@ -71,7 +71,7 @@ def test_sigkill_at_a_random_point(point: int, place: Path, reference: Path) -> 
     framework = "lightning" if point % 5 == 4 else "pytorch"
     if point % 3 == 0:
         wanted = chance.randrange(1, 90)
-        running = start(render(framework=framework), "train", *OPTIONS, cwd=place)
+        running = start(render(workload="tabular", framework=framework), "train", *OPTIONS, cwd=place)
         deadline = time.monotonic() + 60
         while running.rows() < wanted and time.monotonic() < deadline:
             time.sleep(0.001)
@@ -80,7 +80,7 @@ def test_sigkill_at_a_random_point(point: int, place: Path, reference: Path) -> 
     else:
         function = ("replace", "fsync")[point % 2]
         result = run(
-            *(render(framework=framework), "train", *OPTIONS),
+            *(render(workload="tabular", framework=framework), "train", *OPTIONS),
             cwd=place,
             before=lambda: die_in(function, chance.randrange(2, 30)),
         )
@@ -97,7 +97,7 @@ def test_signal_saves_reports_and_resumes(
 ) -> None:
     for wanted in (5, 40):  # the second one hits the resumed run
         words = ("--resume",) if wanted > 5 else OPTIONS
-        running = start(render(framework=framework), "train", *words, cwd=place)
+        running = start(render(workload="tabular", framework=framework), "train", *words, cwd=place)
         while running.rows() < wanted:
             time.sleep(0.001)
         running.kill(number)
@@ -123,7 +123,7 @@ def test_signal_inside_an_evaluation_repeats_it(place: Path, reference: Path) ->
 
         session.evaluate = evaluate
 
-    result = run(render(), "train", *OPTIONS, cwd=place, before=signal_in_evaluation)
+    result = run(render(workload="tabular"), "train", *OPTIONS, cwd=place, before=signal_in_evaluation)
     assert result.code == 143
     assert losses(place)[-1][0] == 20
     assert evaluations(place) == []
@@ -132,13 +132,13 @@ def test_signal_inside_an_evaluation_repeats_it(place: Path, reference: Path) ->
 
 
 def test_damaged_checkpoints_are_skipped_and_named(place: Path, reference: Path) -> None:
-    assert run(render(), "train", *OPTIONS, "--max-steps", "30", cwd=place).code == 0
+    assert run(render(workload="tabular"), "train", *OPTIONS, "--max-steps", "30", cwd=place).code == 0
     newest = max((newest_run(place) / "checkpoints").glob("step-*"))
     weights_file = newest / "model.safetensors"
     content = bytearray(weights_file.read_bytes())
     content[len(content) // 2] ^= 1
     weights_file.write_bytes(bytes(content))
-    resumed = run(render(), "train", "--resume", cwd=place)
+    resumed = run(render(workload="tabular"), "train", "--resume", cwd=place)
     assert resumed.code == 0, resumed.err
     assert f"skipped a damaged checkpoint: {newest.name}" in resumed.out
     same(place, reference)
@@ -147,7 +147,7 @@ def test_damaged_checkpoints_are_skipped_and_named(place: Path, reference: Path)
 @pytest.mark.parametrize("name", ["model.safetensors", "state.pt", "manifest.json"])
 def test_no_damage_loads(name: str, place: Path) -> None:
     """Every checkpoint cut or with one bit flipped: one line, exit code 2, by every command that loads."""
-    assert run(render(), "train", *OPTIONS, "--max-steps", "21", cwd=place).code == 0
+    assert run(render(workload="tabular"), "train", *OPTIONS, "--max-steps", "21", cwd=place).code == 0
     chance = random.Random(name)
     folders = list((newest_run(place) / "checkpoints").glob("step-*"))
     assert len(folders) >= 2
@@ -159,7 +159,7 @@ def test_no_damage_loads(name: str, place: Path) -> None:
             content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
         (folder / name).write_bytes(bytes(content))
     for words in (("evaluate",), ("train", "--resume"), ("predict",)):
-        line = one_error(run(render(), *words, cwd=place), "no valid checkpoint")
+        line = one_error(run(render(workload="tabular"), *words, cwd=place), "no valid checkpoint")
         assert all(folder.name in line for folder in folders)
     assert losses(place)[-1][0] == 21
 
@@ -171,12 +171,12 @@ def limit_file_size(size: int) -> None:
 
 
 def test_full_disk_keeps_the_last_checkpoint(place: Path, reference: Path) -> None:
-    assert run(render(), "train", *OPTIONS, "--max-steps", "21", cwd=place).code == 0
+    assert run(render(workload="tabular"), "train", *OPTIONS, "--max-steps", "21", cwd=place).code == 0
     run_folder = newest_run(place)
     before = {path.name for path in (run_folder / "checkpoints").iterdir()}
     size = max(path.stat().st_size for path in run_folder.rglob("*.pt"))
     full = run(
-        *(render(), "train", "--resume", "--max-steps", "35"),
+        *(render(workload="tabular"), "train", "--resume", "--max-steps", "35"),
         cwd=place,
         before=lambda: limit_file_size(size * 3 // 4),
     )
@@ -191,7 +191,7 @@ def test_full_disk_keeps_the_last_checkpoint(place: Path, reference: Path) -> No
 
 def test_output_folder_that_cannot_be_written(place: Path) -> None:
     (place / "runs").write_text("a file where a folder should be")
-    one_error(run(render(), "train", *OPTIONS, cwd=place), "runs")
+    one_error(run(render(workload="tabular"), "train", *OPTIONS, cwd=place), "runs")
 
 
 def test_paths_with_spaces_and_other_letters_and_read_only_data(reference: Path, tmp_path: Path) -> None:
@@ -200,12 +200,12 @@ def test_paths_with_spaces_and_other_letters_and_read_only_data(reference: Path,
     (folder / "data").symlink_to(reference / "data")
     for file in (reference / "data").rglob("*"):
         file.chmod(0o555 if file.is_dir() else 0o444)
-    assert run(render(loader="memmap"), "train", *OPTIONS, cwd=folder).code == 0
+    assert run(render(workload="tabular", loader="memmap"), "train", *OPTIONS, cwd=folder).code == 0
     assert losses(folder) == losses(reference)
 
 
 def test_missing_foreign_and_changed_data(place: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    project = render()
+    project = render(workload="tabular")
     one_error(
         run(project, "train", "--data.path", "nowhere", cwd=place), "no prepared data", "nowhere", "prepare"
     )
@@ -224,7 +224,7 @@ def test_missing_foreign_and_changed_data(place: Path, tmp_path_factory: pytest.
 
 
 def test_resume_on_other_data_is_refused(place: Path, tmp_path: Path) -> None:
-    project = render()
+    project = render(workload="tabular")
     assert run(project, "train", *OPTIONS, "--max-steps", "8", cwd=place).code == 0
     source = (place / "data/synthetic").resolve()
     other = tmp_path / "other"
@@ -265,7 +265,9 @@ def test_a_loss_that_is_not_finite_names_its_samples(framework: str, place: Path
 
         dataset.Samples.batch = batch
 
-    result = run(render(framework=framework), "train", *OPTIONS, *words, cwd=place, before=poison)
+    result = run(
+        render(workload="tabular", framework=framework), "train", *OPTIONS, *words, cwd=place, before=poison
+    )
     one_error(result, "loss of step 4 is not finite", "epoch 1, training samples 384, 385", "learning_rate")
     assert "failed" in (newest_run(place) / "status.json").read_text()
     assert [row for row in rows(place) if row["step"] > 4] == []
@@ -273,7 +275,7 @@ def test_a_loss_that_is_not_finite_names_its_samples(framework: str, place: Path
 
 
 def test_early_stop_and_best_checkpoint(place: Path) -> None:
-    """A learning rate too high to gain: the run stops after `patience` evaluations, `evaluate` takes the best one."""
+    """A learning rate too high ends the run after `patience` evaluations; `evaluate` takes the best one."""
     words = (*OPTIONS, "--evaluation.every_steps", "3", "--evaluation.patience", "2")
     words += (
         "--optimizer.learning_rate",
@@ -283,15 +285,15 @@ def test_early_stop_and_best_checkpoint(place: Path) -> None:
         "--schedule.warmup_steps",
         "0",
     )
-    result = run(render(), "train", *words, cwd=place)
+    result = run(render(workload="tabular"), "train", *words, cwd=place)
     assert result.code == 0, result.err
     assert "early stop" in result.out
     measured = [(float.fromhex(loss), step) for step, loss in evaluations(place)]
     assert losses(place)[-1][0] < 90
     best = min(measured)[1]
-    assert run(render(), "evaluate", "--split", "validation", cwd=place).code == 0
+    assert run(render(workload="tabular"), "evaluate", "--split", "validation", cwd=place).code == 0
     evaluation = json.loads((newest_run(place) / "evaluation.json").read_text())
     assert evaluation["step"] == best
     assert evaluation["metrics"]["loss"] == pytest.approx(min(measured)[0], abs=1e-6)
-    assert run(render(), "train", "--resume", cwd=place).code == 0  # stays stopped
+    assert run(render(workload="tabular"), "train", "--resume", cwd=place).code == 0  # stays stopped
     assert losses(place)[-1][0] < 90

@@ -206,7 +206,7 @@ def test_paths_with_spaces_and_letters_of_all_kinds(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "größe 1.csv.gz").write_bytes(gzip.compress(table(größe=["1", "2"] * 30).encode()))
     result = run(
-        render(),
+        render(workload="tabular"),
         "prepare",
         "--input",
         "größe 1.csv.gz",
@@ -509,7 +509,7 @@ def test_only_categories_is_a_table_too(tmp_path: Path) -> None:
     columns = {"a": ["x", "y"] * 20, "b": ["p", "q", "", "r"] * 10, "price": list(range(40))}
     assert prepare(tmp_path, lines(columns)).code == 0
     for loader in LOADERS:
-        result = run(render(loader=loader), "train", *SMALL, cwd=tmp_path)
+        result = run(render(workload="tabular", loader=loader), "train", *SMALL, cwd=tmp_path)
         assert result.code == 0, result.err
 
 
@@ -538,7 +538,7 @@ def trained(folder: Path, project: Path, content: str, *flags: str) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("loader", LOADERS)
 def test_predictions_of_new_rows_equal_those_of_the_split(tmp_path: Path, loader: str, dtype: str) -> None:
-    project = render(loader=loader)
+    project = render(workload="tabular", loader=loader)
     trained(tmp_path, project, table(), "--keep-order", "--dtype", dtype)
     header, *rows = table().splitlines()
     order = [3, 2, 1, 0]  # other columns' order, a column more; the target may be there or not
@@ -573,7 +573,7 @@ def test_predictions_of_new_rows_equal_those_of_the_split(tmp_path: Path, loader
 
 def test_predictions_of_classes_have_names_and_probabilities(tmp_path: Path) -> None:
     kinds = ["cat" if row % 3 else "emu" for row in range(60)]
-    project = render()
+    project = render(workload="tabular")
     trained(tmp_path, project, table(kind=kinds), *CLASSES, "--keep-order")
     (tmp_path / "new.csv").write_text(replaced(2, "colour", "pink"))
     result = run(project, "predict", "--input", "new.csv", "--output", "p.csv", cwd=tmp_path)
@@ -593,7 +593,7 @@ def test_predictions_of_classes_have_names_and_probabilities(tmp_path: Path) -> 
 
 
 def test_bad_predictions_are_one_line(tmp_path: Path) -> None:
-    project = render()
+    project = render(workload="tabular")
     one_error(run(project, "predict", cwd=tmp_path), "no run")
     trained(tmp_path, project, table())
     files = {"text.csv": replaced(5, "age", "old"), "less.csv": table().replace("age", "years")}
@@ -624,9 +624,9 @@ def test_trains_on_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     data.chmod(0o555)
     try:
         for loader in LOADERS:
-            result = run(render(loader=loader), "train", *SMALL, cwd=tmp_path)
+            result = run(render(workload="tabular", loader=loader), "train", *SMALL, cwd=tmp_path)
             assert result.code == 0, result.err
-            assert run(render(loader=loader), "evaluate", cwd=tmp_path).code == 0
+            assert run(render(workload="tabular", loader=loader), "evaluate", cwd=tmp_path).code == 0
     finally:
         data.chmod(0o755)
     assert {path.name: path.stat().st_mtime_ns for path in data.iterdir()} == before
@@ -642,14 +642,16 @@ def test_learns_what_the_columns_say_and_nothing_from_shuffled_targets(tmp_path:
     for name, rows in {"honest": honest, "shuffled": shuffled}.items():
         trained_on = "\n".join(map(",".join, rows))
         assert prepare(tmp_path / name, trained_on).code == 0
-        assert run(render(), "train", "--training.epochs", "20", cwd=tmp_path / name).code == 0
+        assert (
+            run(render(workload="tabular"), "train", "--training.epochs", "20", cwd=tmp_path / name).code == 0
+        )
         r2[name] = evaluation(tmp_path / name)["metrics"]["r2"]
     assert r2["honest"] > 0.9
     assert r2["shuffled"] < 0.2
 
 
 def evaluation(folder: Path) -> dict:
-    result = run(render(), "evaluate", cwd=folder)
+    result = run(render(workload="tabular"), "evaluate", cwd=folder)
     assert result.code == 0, result.err
     newest = max((folder / "runs").iterdir(), key=lambda path: path.stat().st_mtime)
     return json.loads((newest / "evaluation.json").read_text())
@@ -697,11 +699,16 @@ def test_documented_example_is_as_good_as_scikit_learn(tmp_path: Path) -> None:
     verbs = commands()
     assert list(verbs) == ["prepare", "train", "evaluate", "predict"]
     assert verbs["evaluate"] == ["evaluate"]  # what evaluation() runs
-    assert run(render(), *verbs["prepare"], cwd=tmp_path).code == 0
+    assert run(render(workload="tabular"), *verbs["prepare"], cwd=tmp_path).code == 0
     for seed in SEEDS:
-        assert run(render(), *verbs["train"], "--reproducibility.seed", str(seed), cwd=tmp_path).code == 0
+        assert (
+            run(
+                render(workload="tabular"), *verbs["train"], "--reproducibility.seed", str(seed), cwd=tmp_path
+            ).code
+            == 0
+        )
         found.append(evaluation(tmp_path))
-    assert run(render(), *verbs["predict"], cwd=tmp_path).code == 0
+    assert run(render(workload="tabular"), *verbs["predict"], cwd=tmp_path).code == 0
     assert len((tmp_path / "predictions.csv").read_text().splitlines()) == 443
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # 1,000 iterations nearly converge
@@ -726,7 +733,10 @@ def test_wine_is_told_apart_as_well_as_by_scikit_learn(tmp_path: Path) -> None:
     found = []
     for seed in SEEDS:
         words = commands()["train"]
-        assert run(render(), *words, "--reproducibility.seed", str(seed), cwd=tmp_path).code == 0
+        assert (
+            run(render(workload="tabular"), *words, "--reproducibility.seed", str(seed), cwd=tmp_path).code
+            == 0
+        )
         found.append(evaluation(tmp_path)["metrics"]["accuracy"])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # 200 iterations do not converge

@@ -21,7 +21,14 @@ TINY = {
         *("--training.fp8_emulation", "true", "--optimizer.learning_rate", "0.003"),
         *("--evaluation.batch_size", "64"),
     ),
-    "timeseries": ("--model.width", "16", "--optimizer.learning_rate", "0.01", "--schedule.warmup_steps", "10"),
+    "timeseries": (
+        "--model.width",
+        "16",
+        "--optimizer.learning_rate",
+        "0.01",
+        "--schedule.warmup_steps",
+        "10",
+    ),
 }
 STEPS = 60  # of 110 or more in an epoch
 EVERY_STEP = ("--monitor.every_steps", "1", "--training.max_steps", str(STEPS))
@@ -107,7 +114,11 @@ def test_accumulation_last_short_group_steps_and_resumes(place) -> None:
         *("--training.gradient_accumulation_steps", "4"),
     )
     for framework in ("pytorch", "lightning"):
-        project, whole, parts = render(framework=framework), place("tabular"), place("tabular")
+        project, whole, parts = (
+            render(workload="tabular", framework=framework),
+            place("tabular"),
+            place("tabular"),
+        )
         assert run(project, "train", *options, cwd=whole).code == 0
         assert [step for step, _ in losses(whole)] == list(range(1, 29))
         for stop in ("13", "14", "15", "28"):
@@ -128,7 +139,7 @@ def test_workers_and_hash_seed_change_nothing(place, monkeypatch: pytest.MonkeyP
 
 
 def test_a_changed_schedule_is_refused(place) -> None:
-    folder, project = place("tabular"), render()
+    folder, project = place("tabular"), render(workload="tabular")
     assert run(project, "train", *flags("tabular"), "--max-steps", "20", cwd=folder).code == 0
     refused = run(project, "train", "--resume", "--training.max_steps", "80", cwd=folder)
     one_error(refused, "schedule", "60", "80")

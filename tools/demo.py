@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 # Threads would wait for each other longer than they work on matrices as small as these.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": "src"}
-TRAIN = ("--data.batch_size", "256", "--model.width", "256", "--model.depth", "4", "--training.epochs", "100")
+TRAIN = ("--training.epochs", "15")
 
 
 def main(folder: Path) -> None:

@@ -222,7 +222,7 @@ FAULTS = (
     Fault(
         "an absent window is read",
         "engine/rows.py",
-        "flat[torch.from_numpy(~present)] = 0",
+        "flat[torch.from_numpy(np.flatnonzero(~present)).to(source.device)] = 0",
         "pass",
         LOADER + "test_batches_hold_the_rows_of_their_samples[train-rows-time-memmap]",
     ),

@@ -84,7 +84,9 @@ class Forecaster(nn.Module):
 
     def forecast(self, batch: Batch) -> tuple[Tensor, dict[str, State]]:
         """(B, H, G) float32 in standard deviations, also under autocast, and the states to carry on."""
-        encoded, carry, known = [], {}, batch.get("carry", {})
+        encoded: list[Tensor] = []
+        carry: dict[str, State] = {}
+        known: Any = batch.get("carry", {})
         first = None
         for name, encoder, carried in zip(self.names, self.encoders, self.carried, strict=True):
             x = (batch[name] - getattr(self, f"mean_{name}")) / getattr(self, f"std_{name}")  # (B, T, C)

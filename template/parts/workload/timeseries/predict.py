@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
 
     history = found.pop("history")
     npz, picture = io.BytesIO(), plot(found, history, project.store.facts)
-    np.savez(npz, **found)
+    np.savez(npz, allow_pickle=False, **found)
     try:
         for path, content in ((output, npz.getvalue()), (output.with_suffix(".png"), picture)):
             with replacing(path) as file:

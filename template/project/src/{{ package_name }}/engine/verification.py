@@ -89,7 +89,8 @@ class Verification:
     """`verify` in a thread beside the first epoch; a context for one run."""
 
     def __init__(self, store: Store):
-        self._stopped, self._error = threading.Event(), None
+        self._stopped = threading.Event()
+        self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, args=(store,), name="verification", daemon=True)
         self._thread.start()
 
