@@ -15,6 +15,12 @@ CELLS = products("workload", "loader", "framework", "precision")
 # Small enough for seconds, large enough to learn: flags of each workload for its synthetic data.
 TINY = {
     "tabular": ("--data.batch_size", "128", "--model.width", "32", "--schedule.warmup_steps", "10"),
+    "llm": (
+        *("--data.sample_mb", "0.2", "--data.block_size", "32", "--data.batch_size", "8"),
+        *("--model.layers", "1", "--model.width", "128", "--schedule.warmup_steps", "10"),
+        *("--training.fp8_emulation", "true", "--optimizer.learning_rate", "0.003"),
+        *("--evaluation.batch_size", "64"),
+    ),
     "timeseries": (
         "--model.width",
         "16",

@@ -383,4 +383,32 @@ FAULTS = (
         "if name in closed else None])",
         "test_timeseries.py::test_noise_behind_the_training_border_changes_neither_scaler_nor_losses",
     ),
+    Fault(
+        "unshifted tokens",
+        "parts/workload/llm/dataset.py",
+        "targets = values[:, 1:].masked_fill",
+        "targets = values[:, :-1].masked_fill",
+        "test_llm.py::test_each_token_but_the_first_is_the_target_of_the_one_before_it_once[7-memmap]",
+    ),
+    Fault(
+        "a token sees the later ones",
+        "parts/workload/llm/model.py",
+        "is_causal=time > 1",
+        "is_causal=False",
+        "test_llm.py::test_no_token_sees_a_later_one",
+    ),
+    Fault(
+        "evaluation starts at random places, too",
+        "parts/workload/llm/dataset.py",
+        "if self.training and self.random_start:",
+        "if self.random_start:",
+        "test_llm.py::test_random_start_shifts_in_training_only",
+    ),
+    Fault(
+        "a cached token stands at the first position",
+        "parts/workload/llm/model.py",
+        "start = 0 if cache is None else cache.length",
+        "start = 0",
+        "test_llm.py::test_generating_with_a_cache_equals_without[5-flags0]",
+    ),
 )

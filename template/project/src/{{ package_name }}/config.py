@@ -44,9 +44,12 @@ class Schedule(Section):
 class Training(Section):
     """How long, in which precision, and what a step is made of."""
 
-    precision: Literal["auto", "fp32", "tf32", "fp16", "bf16"] = Field(
-        "auto", description="auto is bf16 from compute capability 8.0, fp16 on 7.x, else fp32"
+    precision: Literal["auto", "fp32", "tf32", "fp16", "bf16", "fp8"] = Field(
+        "auto",
+        description="auto is bf16 from compute capability 8.0, fp16 on 7.x, else fp32; fp8 from 8.9 on"
+        " gains for large compiled models only and loses for small ones",
     )
+    fp8_emulation: bool = Field(False, description="round as fp8 does on any device, slowly, to test")
     epochs: int = Field(10, ge=1, description="passes over the training samples")
     max_steps: int = Field(0, ge=0, description="optimizer steps of the run; 0 goes by epochs")
     gradient_accumulation_steps: int = Field(1, ge=1, description="micro-batches to an optimizer step")
