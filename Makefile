@@ -28,6 +28,7 @@ test: $(READY) $(LOWEST) ## all tests; ARGS="-k update -x" for some of them
 lint: $(READY) ## style and types of the repository and of every part
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/python tools/link.py build/linked
 	$(BIN)/mypy
 
 # torch goes first and by its exact version: as a dependency of another package pip would take the newest

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -13,6 +14,7 @@ import yaml
 from copier import run_copy
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+ORIGIN = Path(os.environ.get("FASTTRAIN_TEMPLATE", REPOSITORY))  # another one with a fault: see mutants/
 TEMPLATE = ("copier.yml", "template")
 DEFAULTS = {"project_name": "my-training"}
 
@@ -20,7 +22,7 @@ DEFAULTS = {"project_name": "my-training"}
 @functools.cache
 def questions() -> dict[str, dict[str, Any]]:
     """The questions of copier.yml by name, in asking order, without the computed ones."""
-    content = yaml.safe_load((REPOSITORY / "copier.yml").read_text(encoding="utf-8"))
+    content = yaml.safe_load((ORIGIN / "copier.yml").read_text(encoding="utf-8"))
     return {
         name: question
         for name, question in content.items()
@@ -40,7 +42,7 @@ def copy_template(folder: Path) -> Path:
     """Copies the template's own files into `folder`, without what Python leaves beside them."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in TEMPLATE:
-        source = REPOSITORY / name
+        source = ORIGIN / name
         if source.is_dir():
             shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__", ".*_cache"))
         else:

@@ -12,7 +12,8 @@ from pathlib import Path
 import budget
 import pytest
 from link import link
-from rendering import REPOSITORY, render, render_into
+from rendering import REPOSITORY, questions, render, render_into
+from variants import choices, gpus
 
 # The environment of the tests, found by name as a user's active one is.
 SHELL = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
@@ -101,6 +102,16 @@ def test_package_indexes_are_named_by_no_document() -> None:
     for path in documents():
         hosts = set(re.findall(r"https?://([^/\s\"')>]+)", path.read_text(encoding="utf-8")))
         assert hosts <= {"download.pytorch.org", "github.com"}, path
+
+
+def test_figures_of_the_documents() -> None:
+    readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    assert f" {len(gpus())} cards " in readme
+    asked = [question for question in questions().values() if "gpu ==" not in str(question.get("when"))]
+    assert f"asks {len(asked)} questions" in (REPOSITORY / "docs/start.md").read_text(encoding="utf-8")
+    for question in ("workload", "precision", "loader", "framework", "extras"):
+        (row,) = re.findall(rf"^\| {question} \| (.+?) \|", readme, flags=re.MULTILINE)
+        assert re.findall(r"`(\w+)`", row) == list(choices(question))
 
 
 def test_continuous_integration_calls_the_command_of_the_readme() -> None:

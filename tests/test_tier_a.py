@@ -108,7 +108,7 @@ def test_no_leftovers_of_the_template() -> None:
 
 
 def test_no_artefacts_of_rendering() -> None:
-    """As a person would have typed it: one newline at the end, no blanks at line ends, no empty lines in heaps."""
+    """As if typed by hand: one newline at the end, no blanks at line ends, no empty lines in heaps."""
     for key, path in distinct().items():
         text = path.read_text(encoding="utf-8")
         if not text:
@@ -219,7 +219,6 @@ def test_parts_are_rendered_byte_for_byte_and_none_is_dead() -> None:
     unused = {path for path in (TEMPLATE / "parts").rglob("*.py") if "__pycache__" not in path.parts}
     for answers in all_variants():
         project = render(**answers)
-        known = {question: value for question, value in answers.items() if isinstance(value, str)}
         for path in PACKAGE.rglob("*.jinja"):
             expression = INCLUDE.fullmatch(path.read_text(encoding="utf-8"))[1]
             part = REPOSITORY / jinja2.Environment().compile_expression(expression)(

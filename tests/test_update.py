@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -335,3 +336,28 @@ def test_copy_with_the_answers_of_a_project(upstream: Path, tmp_path: Path, copi
     assert command[-2] == "gh:org/fasttrain-template"
     run_copier(copier, *command[1:-2], str(upstream), command[-1], cwd=project)
     assert content(project / command[-1]) == content(fresh(upstream, tmp_path / "fresh", **answers))
+
+
+def documented() -> list[str]:
+    """Every Copier command of the documents and of a rendered README."""
+    pages = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md")), render() / "README.md"]
+    lines = [line for page in pages for line in page.read_text(encoding="utf-8").splitlines()]
+    commands = [line.partition("  #")[0] for line in map(str.strip, lines) if line.startswith("copier ")]
+    return sorted({command.strip() for command in commands})
+
+
+@pytest.mark.parametrize("command", documented())
+def test_documented_command_works(upstream: Path, base: Path, tmp_path: Path, command: str) -> None:
+    words = [str(upstream) if word == "gh:org/fasttrain-template" else word for word in shlex.split(command)]
+    project = tmp_path / "project"
+    shutil.copytree(base, project)
+    if "--defaults" not in words:  # asked on a terminal
+        words.insert(2, "--defaults")
+    done = subprocess.run([*COPIERS["newest"], *words[1:]], cwd=project, capture_output=True, text=True)
+    if "gpu=v100" in words and "precision=bf16" in words:  # shown as an example of a refusal
+        page = (REPOSITORY / "docs/another-gpu.md").read_text(encoding="utf-8")
+        assert done.stderr.strip().rpartition(": ")[2] in page
+        assert changed(project) == []
+    else:
+        assert done.returncode == 0, done.stderr
+        assert changed(project)

@@ -20,7 +20,7 @@ def link(folder: Path, **answers: str) -> None:
         place = folder / "src/my_training" / part.relative_to(PACKAGE)
         if part.suffix == ".jinja":  # one line: {% include EXPRESSION %}
             expression = part.read_text(encoding="utf-8").removeprefix("{% include ").removesuffix(" %}\n")
-            part = ROOT / jinja2.Environment().compile_expression(expression)(**answers)
+            part = ROOT / str(jinja2.Environment().compile_expression(expression)(**answers))
             place = place.with_suffix("")
         place.parent.mkdir(parents=True, exist_ok=True)
         place.symlink_to(part)

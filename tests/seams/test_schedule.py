@@ -28,7 +28,7 @@ def optimizer() -> torch.optim.Optimizer:
     return torch.optim.SGD([{"params": [torch.zeros(1)]}, {"params": [torch.zeros(2)]}], lr=PEAK)
 
 
-def schedule(name: str, total: int, warmup: int = 0, final: float = 0.1, target: Any = None) -> Any:
+def schedule(name: str, total: int, warmup: int | str = 0, final: float = 0.1, target: Any = None) -> Any:
     settings = SimpleNamespace(
         schedule=SimpleNamespace(name=name, warmup_steps=warmup, final_factor=final),
         optimizer=SimpleNamespace(learning_rate=PEAK),
@@ -55,9 +55,9 @@ def torch_rates(scheduler: Any, steps: int) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize(("total", "warmup"), [(100, 0), (100, 30), (1000, 0), (40, 10), (200, 50)])
-def test_onecycle_is_that_of_torch(total: int, warmup: int) -> None:
-    share = warmup / total or 0.3
+@pytest.mark.parametrize(("total", "warmup"), [(100, "auto"), (100, 30), (1000, "auto"), (40, 10), (200, 50)])
+def test_onecycle_is_that_of_torch(total: int, warmup: int | str) -> None:
+    share = 0.3 if warmup == "auto" else warmup / total
     reference = lr_scheduler.OneCycleLR(optimizer(), PEAK, total_steps=total, pct_start=share)
     assert rates(schedule("onecycle", total, warmup), total) == pytest.approx(
         [*torch_rates(reference, total - 1), reference.get_last_lr()[0]]

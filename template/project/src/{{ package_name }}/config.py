@@ -34,7 +34,10 @@ class Schedule(Section):
     """How the learning rate moves over the run."""
 
     name: Literal["cosine", "onecycle", "linear", "constant"] = Field("cosine", description="shape")
-    warmup_steps: int = Field(100, ge=0, description="optimizer steps from 0 up to the peak")
+    warmup_steps: Annotated[int, Field(ge=0)] | Auto = Field(
+        "auto",
+        description="steps from 0 up to the peak; auto is 100, a tenth of a shorter run, 0.3 of onecycle",
+    )
     final_factor: float = Field(0.1, ge=0, le=1, description="last learning rate as a share of the peak")
 
 

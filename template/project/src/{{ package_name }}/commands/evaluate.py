@@ -15,7 +15,8 @@ from ..engine.runs import find_run
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of the verb beside the common ones."""
     parser.add_argument("--run", help="name or path of the run (default: the newest)")
-    parser.add_argument("--split", default="test", help="train, validation or test (default: test)")
+    splits = ("train", "validation", "test")
+    parser.add_argument("--split", choices=splits, default="test", help="default: test")
     parser.add_argument("--checkpoint", choices=("best", "last"), default="best", help="default: best")
 
 

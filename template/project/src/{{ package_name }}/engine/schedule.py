@@ -20,13 +20,12 @@ ONECYCLE_END = ONECYCLE_START / 1e4
 def factor(name: str, step: int, total: int, warmup: int, final: float) -> float:
     """Learning rate of step `step` (from 0) over its peak, for a run of `total` steps.
 
-    warmup: steps of linear rise; OneCycle takes 30 % of the run where it is 0. final: value at the end.
+    warmup: steps of rise, linear but for OneCycle. final: value at the end; OneCycle has its own.
     """
     if name == "onecycle":
-        rise = warmup or round(0.3 * total)
-        if step < rise:
-            return _cosine(ONECYCLE_START, 1.0, step / max(rise - 1, 1))
-        return _cosine(1.0, ONECYCLE_END, (step - rise + 1) / max(total - rise, 1))
+        if step < warmup:
+            return _cosine(ONECYCLE_START, 1.0, step / max(warmup - 1, 1))
+        return _cosine(1.0, ONECYCLE_END, (step - warmup + 1) / max(total - warmup, 1))
     if step < warmup:
         return (step + 1) / warmup
     passed = min((step - warmup) / max(total - warmup, 1), 1.0)
@@ -41,6 +40,13 @@ def _cosine(start: float, end: float, passed: float) -> float:
     return end + (start - end) * (1 + math.cos(math.pi * min(passed, 1.0))) / 2
 
 
+def warmup_steps(schedule: Any, total: int) -> int:
+    """Steps of rise; `auto` leaves a short run time to decay: 100, or a tenth, and 30 % for OneCycle."""
+    if schedule.warmup_steps != "auto":
+        return schedule.warmup_steps
+    return round(0.3 * total) if schedule.name == "onecycle" else min(100, total // 10)
+
+
 class Schedule:
     """Sets the learning rate of every parameter group; `total` steps is the run's length."""
 
@@ -48,12 +54,13 @@ class Schedule:
         self.optimizer = optimizer  # not its groups: loading a state puts new ones in their place
         self.settings, self.total = settings.schedule, total
         self.peak = settings.optimizer.learning_rate
+        self.warmup = warmup_steps(self.settings, total)
         self.learning_rate = self.peak
 
     def set(self, step: int) -> None:
         """Prepares the optimizer for step number `step` (from 0)."""
         schedule = self.settings
-        share = factor(schedule.name, step, self.total, schedule.warmup_steps, schedule.final_factor)
+        share = factor(schedule.name, step, self.total, self.warmup, schedule.final_factor)
         self.learning_rate = self.peak * share
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate

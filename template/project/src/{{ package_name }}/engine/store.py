@@ -142,17 +142,18 @@ class StoreWriter:
         }
         return h5py.Dataset(dataset)
 
-    def __exit__(self, kind: Any, *rest: Any) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         try:
             self._file.close()
-            if kind is None:
+            if error is None:
                 self._commit()
-        except OSError as error:
-            raise UserError(
-                f"the data could not be written ({error})", str(self.folder), "free some space"
-            ) from error
+        except OSError as failure:
+            error = failure
         finally:
             self._partial.unlink(missing_ok=True)
+        if isinstance(error, OSError):  # also from the block's own writes
+            what = f"the data could not be written ({error})"
+            raise UserError(what, str(self.folder), "free some space") from error
 
     def _commit(self) -> None:
         digest, blocks = checksums(self._partial)

@@ -1,0 +1,93 @@
+"""Each fault of `faults.py` in a copy of the template: the test that it names must fail there.
+
+A suite that stays green over a broken engine protects nobody. The tests run in a fork of this process,
+where torch is loaded, with `FASTTRAIN_TEMPLATE` pointing at the copy.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import running  # noqa: F401 - loads for all forks what each would load for itself
+from faults import FAULTS, Fault
+from rendering import REPOSITORY, copy_template
+
+TESTS = REPOSITORY / "tests"
+SECONDS = 120  # until a mutant that hangs is killed
+
+
+def faulty(fault: Fault, folder: Path) -> Path:
+    """A copy of the template with the fault in it. Raises LookupError where the fault has no place."""
+    template = copy_template(folder) / "template"
+    (package,) = (template / "project/src").iterdir()
+    found = [path for path in (template / fault.file, package / fault.file) if path.is_file()]
+    if len(found) != 1:
+        raise LookupError(f"{fault.file} is not there: bring the fault '{fault.name}' up to date")
+    text = found[0].read_text(encoding="utf-8")
+    if text.count(fault.old) != 1:
+        raise LookupError(f"{fault.file} has {text.count(fault.old)} times: {fault.old!r}")
+    text = text.replace(fault.old, fault.new)
+    compile(text, found[0], "exec")  # a fault that does not parse would prove nothing
+    found[0].write_text(text, encoding="utf-8")
+    return folder
+
+
+def outcome(test: str, template: Path, folder: Path) -> tuple[int, str]:
+    """Exit code and output of pytest over one test, rendered from `template`."""
+    log = folder / "output"
+    sys.stdout.flush()
+    sys.stderr.flush()
+    child = os.fork()
+    if child == 0:
+        code = 99
+        try:
+            code = _child(test, template, folder, log)
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status), log.read_text()
+
+
+def _child(test: str, template: Path, folder: Path, log: Path) -> int:
+    signal.alarm(SECONDS)
+    handle = os.open(log, os.O_WRONLY | os.O_CREAT)
+    os.dup2(handle, 1)
+    os.dup2(handle, 2)
+    sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
+    os.environ["FASTTRAIN_TEMPLATE"] = str(template)
+    tempfile.tempdir = str(folder)
+    # What was rendered and imported so far came from the true template.
+    for name, module in list(sys.modules.items()):
+        if Path(getattr(module, "__file__", None) or "/").is_relative_to(TESTS) or name.startswith(
+            "rendered_"
+        ):
+            del sys.modules[name]
+    options = ("-x", "-q", "-p", "no:cacheprovider", f"--basetemp={folder / 'pytest'}")
+    return int(pytest.main([*options, f"--rootdir={REPOSITORY}", str(TESTS / test)]))
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name.replace(" ", "-"))
+def test_the_suite_notices(fault: Fault, tmp_path: Path) -> None:
+    template = faulty(fault, tmp_path / "template")
+    code, output = outcome(fault.test, template, tmp_path)
+    assert code == pytest.ExitCode.TESTS_FAILED, output[-3000:]
+    shutil.rmtree(tmp_path)
+
+
+def test_without_a_fault_a_test_passes_in_the_same_way(tmp_path: Path) -> None:
+    """Else every fault would seem to be noticed."""
+    template = copy_template(tmp_path / "template")
+    code, output = outcome(FAULTS[0].test, template, tmp_path)
+    assert code == pytest.ExitCode.OK, output[-3000:]
+
+
+def test_faults_have_names_of_their_own() -> None:
+    names = [fault.name for fault in FAULTS]
+    assert len(set(names)) == len(names)
+    assert all(fault.old != fault.new for fault in FAULTS)
