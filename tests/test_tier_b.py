@@ -13,7 +13,13 @@ from variants import name, products
 
 CELLS = products("workload", "loader", "framework", "precision")
 # Small enough for seconds, large enough to learn: flags of each workload for its synthetic data.
-TINY = {"tabular": ("--data.batch_size", "128", "--model.width", "32", "--schedule.warmup_steps", "10")}
+TINY = {
+    "tabular": ("--data.batch_size", "128", "--model.width", "32", "--schedule.warmup_steps", "10"),
+    "graph": (
+        *("--data.batch_size", "4", "--model.width", "16", "--model.temporal_layers", "1"),
+        *("--schedule.warmup_steps", "10", "--optimizer.learning_rate", "3e-3"),
+    ),
+}
 STEPS = 60  # of 110 or more in an epoch
 EVERY_STEP = ("--monitor.every_steps", "1", "--training.max_steps", str(STEPS))
 

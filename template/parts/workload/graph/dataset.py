@@ -167,8 +167,7 @@ def panel(stocks: dict[str, Stock], plan: Plan) -> Panel:
         returns[place[1:], number] = values[1:, 0]
         rows[place[plan.window - 1 :], number] = first + np.arange(plan.window - 1, len(place))
         first += len(place)
-    known = np.isfinite(daily)
-    targets = [np.concatenate([t[p, n] for n, p in enumerate(places)]) for t in _futures(daily, known, plan)]
+    targets = [np.concatenate([t[p, n] for n, p in enumerate(places)]) for t in _futures(daily, plan)]
     days = np.flatnonzero((rows >= 0).any(1))
     seats = _seats(rows[days])
     refresh = calendar.astype(np.int64) // plan.refresh  # counts from 1970: the same for any first day
@@ -190,16 +189,16 @@ def panel(stocks: dict[str, Stock], plan: Plan) -> Panel:
     return Panel(calendar[days], arrays)
 
 
-def _futures(daily: np.ndarray, known: np.ndarray, plan: Plan) -> list[np.ndarray]:
+def _futures(daily: np.ndarray, plan: Plan) -> list[np.ndarray]:
     """For each horizon (D, S) what the next days bring: the sum of returns, the mean range, the root mean
     square of returns. NaN where one of those days is missing."""
     found, total = {}, np.zeros_like(daily)
     for ahead in range(1, max(plan.horizons) + 1):
-        next_days = np.full_like(daily, np.nan)
-        next_days[:-ahead] = np.where(known, daily, np.nan)[ahead:]
-        total = total + (next_days**2 if plan.target == "volatility" else next_days)
-        mean = total / ahead
-        found[ahead] = {"return": total, "range": mean, "volatility": np.sqrt(mean)}[plan.target]
+        coming = np.full_like(daily, np.nan)
+        coming[:-ahead] = daily[ahead:]
+        total = total + (coming**2 if plan.target == "volatility" else coming)
+        mean = total / (1 if plan.target == "return" else ahead)
+        found[ahead] = np.sqrt(mean) if plan.target == "volatility" else mean
     return [found[ahead] for ahead in plan.horizons]
 
 
@@ -325,13 +324,13 @@ def split_days(days: int, sizes: list[int], ahead: int) -> dict[str, list[int]]:
 
 def synthesize(folder: Path, settings: Any) -> None:
     """Writes 32 made-up stocks over 900 days, always the same: sectors, a market, calm and wild months."""
-    random, stocks, days = np.random.default_rng(20), 32, 900
-    log_scale = np.zeros((days, stocks))
+    random, stocks, days = np.random.default_rng(21), 32, 900
+    sector, log_scale = np.arange(stocks) % 4, np.zeros((days, stocks))
     for day in range(1, days):
-        shock = 0.15 * random.standard_normal() + 0.15 * random.standard_normal(stocks)
-        log_scale[day] = 0.96 * log_scale[day - 1] + shock
+        shock = random.standard_normal(4)[sector] + random.standard_normal(stocks)
+        log_scale[day] = 0.9 * log_scale[day - 1] + 0.15 * shock
     factors = random.standard_normal((days, 5))
-    common = 0.6 * factors[:, :1] + 0.6 * factors[:, 1 + np.arange(stocks) % 4]
+    common = 0.6 * factors[:, :1] + 0.6 * factors[:, 1 + sector]
     returns = 0.01 * np.exp(log_scale) * (common + 0.5 * random.standard_normal((days, stocks)))
     close = 50 * np.exp(np.cumsum(returns, 0))
     opening = close * np.exp(-returns)

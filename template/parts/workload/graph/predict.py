@@ -112,7 +112,7 @@ def as_npz(found: dict[str, Any]) -> bytes:
     import numpy as np
 
     file = io.BytesIO()
-    np.savez(file, **{**found, "date": found["date"].astype(str)})
+    np.savez(file, **{**found, "date": found["date"].astype("U10")})
     return file.getvalue()
 
 
