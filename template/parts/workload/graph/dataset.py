@@ -27,6 +27,7 @@ DAILY = {"return": 0, "range": 1, "volatility": 3}  # the feature that is a targ
 WEEK, MONTH = 5, 22  # trading days
 VOLUME_DAYS = 20
 GRAPHS_AT_ONCE = 16
+STILL = 1e-9  # a variance that is this share of the squares is rounding
 
 
 class Samples:
@@ -89,21 +90,34 @@ def correlated(returns: Tensor, count: int, overlap: int) -> Tensor:
     have `overlap` of them. A return that never changes correlates with nothing.
     """
     known = ~returns.isnan()
-    x = torch.where(known, returns, 0.0).double()
-    days = known.double()
-    shared = days.mT @ days  # (…, S, S): days that both have
-    enough = shared >= max(overlap, 2)
-    shared = shared.clamp(min=1)
-    total, squares = x.mT @ days, (x * x).mT @ days  # sums of the one stock over the days of both
-    variance = (squares - total**2 / shared).clamp(min=0)
-    covariance = x.mT @ x - total * total.mT / shared
-    moves = variance > 1e-9 * squares
-    strength = covariance.abs() / (variance * variance.mT).sqrt().clamp(min=1e-300)
-    usable = enough & moves & moves.mT
-    usable &= ~torch.eye(usable.shape[-1], dtype=torch.bool, device=usable.device)
-    best = torch.where(usable, strength, -1.0).topk(min(count, returns.shape[-1]), -1)
+    # Waits for the device, and usually saves three of four products.
+    strength = _complete(returns.double()) if known.all() else _pairwise(returns.double(), known, overlap)
+    strength.diagonal(dim1=-2, dim2=-1).fill_(-1)
+    best = strength.topk(min(count, returns.shape[-1]), -1)
     found = torch.where(best.values < 0, -1, best.indices)
     return torch.nn.functional.pad(found, (0, count - found.shape[-1]), value=-1)
+
+
+def _complete(returns: Tensor) -> Tensor:
+    """(…, S, S) size of the correlations of returns (…, L, S) without gaps; −1 where one never changes."""
+    x = returns - returns.mean(-2, keepdim=True)
+    squares = x.square().sum(-2, keepdim=True)
+    moves = squares > STILL * returns.square().sum(-2, keepdim=True)
+    x = torch.where(moves, x / squares.sqrt(), torch.nan)
+    return (x.mT @ x).abs_().nan_to_num_(nan=-1)
+
+
+def _pairwise(returns: Tensor, known: Tensor, overlap: int) -> Tensor:
+    """The same over the days that both of a pair have; −1 also where those are fewer than `overlap`."""
+    x, days = returns.where(known, 0.0), known.double()
+    shared = days.mT @ days  # (…, S, S): days that both have
+    total, squares = x.mT @ days, x.square().mT @ days  # sums of the one stock over the days of both
+    enough = shared >= max(overlap, 2)
+    shared.clamp_(min=1)
+    variance = squares - total**2 / shared
+    moves = enough & (variance > STILL * squares)
+    covariance = x.mT @ x - total * total.mT / shared
+    return torch.where(moves & moves.mT, covariance.abs() / (variance * variance.mT).sqrt(), -1.0)
 
 
 class Stock(NamedTuple):
