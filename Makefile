@@ -1,5 +1,5 @@
 # Two commands do everything, set-up included, on a machine with Python 3.10 or later: `make demo`, `make test`.
-# Without a GPU, TORCH_INDEX=https://download.pytorch.org/whl/cpu saves gigabytes of CUDA libraries.
+# Without a GPU, TORCH_INDEX=<address of PyTorch's CPU wheels> saves gigabytes of CUDA libraries.
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
@@ -34,7 +34,7 @@ lint: $(READY) ## style and types of the repository and of every part
 # torch goes first and by its exact version: as a dependency of another package pip would take the newest
 # one and all of CUDA with it.
 $(READY): pyproject.toml
-	$(PYTHON) -c 'import sys; sys.exit("Python 3.10 or later is needed: make PYTHON=python3.12 ..." * (sys.version_info < (3, 10)))'
+	$(PYTHON) -c 'import sys; sys.exit("Python 3.10 or later is needed: make PYTHON=python3.12 ..." * (sys.version_info < (3, 10)) or 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install "$(TORCH)" $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 	$(BIN)/python -m pip install --editable ".[dev]"

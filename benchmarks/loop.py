@@ -123,7 +123,7 @@ def ours(torch: Any, package: str, data: list[tuple[Any, Any]], folder: Path) ->
     def assemble(settings: Any) -> Any:
         model = Wrapped()
         optimizer = optimization.make_optimizer(model, settings.optimizer)
-        store = SimpleNamespace(fingerprint="", source={}, splits={})
+        store = SimpleNamespace(fingerprint="", source={}, splits={}, files={}, folder=folder)
         return SimpleNamespace(
             settings=settings, store=store, device=distributed.device, distributed=distributed, model=model,
             wrapped=model, optimizer=optimizer, optimizations=[], loader=lambda *_, **__: InMemory(),

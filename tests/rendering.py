@@ -73,7 +73,9 @@ def render_into(folder: Path, *, source: Path | None = None, **answers: Any) -> 
 
 @functools.cache
 def _render(answers: tuple[tuple[str, Any], ...]) -> Path:
-    given = {name: list(value) if isinstance(value, tuple) else value for name, value in answers}
+    given: dict[str, Any] = {
+        name: list(value) if isinstance(value, tuple) else value for name, value in answers
+    }
     return render_into(Path(tempfile.mkdtemp(prefix="render-", dir=scratch())), **given)
 
 

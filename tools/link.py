@@ -14,10 +14,15 @@ PACKAGE = ROOT / "template/project/src/{{ package_name }}"
 def link(folder: Path, **answers: str) -> None:
     """Links one variant into `folder`/src/my_training; questions that `answers` omits are as by default."""
     questions = yaml.safe_load((ROOT / "copier.yml").read_text(encoding="utf-8"))
-    answers = {name: asked["default"] for name, asked in questions.items() if name[0] != "_"} | answers
+    for name, asked in questions.items():
+        if "choices" in asked and name not in answers:  # a default may depend on the answers before it
+            answers[name] = jinja2.Template(str(asked["default"])).render(answers)
     shutil.rmtree(folder / "src", ignore_errors=True)
     for part in [path for path in PACKAGE.rglob("*.*") if path.suffix in {".py", ".jinja"}]:
-        place = folder / "src/my_training" / part.relative_to(PACKAGE)
+        name = jinja2.Template(part.name).render(answers)  # empty, but for .jinja, where a condition is false
+        if name == ".jinja":
+            continue
+        place = folder / "src/my_training" / part.relative_to(PACKAGE).with_name(name)
         if part.suffix == ".jinja":  # one line: {% include EXPRESSION %}
             expression = part.read_text(encoding="utf-8").removeprefix("{% include ").removesuffix(" %}\n")
             part = ROOT / str(jinja2.Environment().compile_expression(expression)(**answers))

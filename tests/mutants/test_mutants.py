@@ -6,20 +6,26 @@ where torch is loaded, with `FASTTRAIN_TEMPLATE` pointing at the copy.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import shutil
 import signal
 import sys
 import tempfile
+import time
 from pathlib import Path
 
+import h5py  # noqa: F401 - these are loaded once, for all forks
+import hypothesis.strategies  # noqa: F401
 import pytest
-import running  # noqa: F401 - loads for all forks what each would load for itself
+import running  # noqa: F401
+import safetensors.torch  # noqa: F401
 from faults import FAULTS, Fault
 from rendering import REPOSITORY, copy_template
 
 TESTS = REPOSITORY / "tests"
-SECONDS = 120  # until a mutant that hangs is killed
+SECONDS = 120  # until a test that hangs is killed, with the processes that it started
 
 
 def faulty(fault: Fault, folder: Path) -> Path:
@@ -39,7 +45,7 @@ def faulty(fault: Fault, folder: Path) -> Path:
 
 
 def outcome(test: str, template: Path, folder: Path) -> tuple[int, str]:
-    """Exit code and output of pytest over one test, rendered from `template`."""
+    """Exit code and output of pytest over one test, rendered from `template`; negative where it hung."""
     log = folder / "output"
     sys.stdout.flush()
     sys.stderr.flush()
@@ -47,28 +53,34 @@ def outcome(test: str, template: Path, folder: Path) -> tuple[int, str]:
     if child == 0:
         code = 99
         try:
+            os.setpgid(0, 0)
             code = _child(test, template, folder, log)
         finally:
             os._exit(code)
-    _, status = os.waitpid(child, 0)
+    deadline, ended, status = time.monotonic() + SECONDS, 0, 0
+    while not ended:
+        if time.monotonic() > deadline:
+            os.killpg(child, signal.SIGKILL)
+        ended, status = os.waitpid(child, os.WNOHANG)
+        time.sleep(0.01)
+    with contextlib.suppress(ProcessLookupError):  # what a failed test left running
+        os.killpg(child, signal.SIGKILL)
     return os.waitstatus_to_exitcode(status), log.read_text()
 
 
 def _child(test: str, template: Path, folder: Path, log: Path) -> int:
-    signal.alarm(SECONDS)
+    gc.freeze()
     handle = os.open(log, os.O_WRONLY | os.O_CREAT)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
     sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
     os.environ["FASTTRAIN_TEMPLATE"] = str(template)
     tempfile.tempdir = str(folder)
-    # What was rendered and imported so far came from the true template.
-    for name, module in list(sys.modules.items()):
-        if Path(getattr(module, "__file__", None) or "/").is_relative_to(TESTS) or name.startswith(
-            "rendered_"
-        ):
+    for name, module in list(sys.modules.items()):  # so far all came from the true template
+        file = getattr(module, "__file__", None)
+        if name.startswith("rendered_") or (file and Path(file).is_relative_to(TESTS)):
             del sys.modules[name]
-    options = ("-x", "-q", "-p", "no:cacheprovider", f"--basetemp={folder / 'pytest'}")
+    options = ("-x", "-q", "--tb=line", "-p", "no:cacheprovider", f"--basetemp={folder / 'pytest'}")
     return int(pytest.main([*options, f"--rootdir={REPOSITORY}", str(TESTS / test)]))
 
 

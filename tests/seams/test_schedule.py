@@ -102,6 +102,7 @@ def test_a_loaded_optimizer_is_still_the_one_that_is_set() -> None:
     """Loading a state puts new groups in place of the old ones."""
     target = optimizer()
     made = schedule("linear", 10, target=target)
+    made.set(0)
     target.load_state_dict(optimizer().state_dict())
     made.set(5)
     assert {group["lr"] for group in target.param_groups} == {made.learning_rate} != {PEAK}

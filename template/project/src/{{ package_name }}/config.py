@@ -203,10 +203,12 @@ class Settings(Sections):
 
 
 class Switches(Section):
-    """Two yes/no names that older projects have; each stands for a value of a setting."""
+    """Names that older projects have; each stands for a value of a setting, or for nothing any more."""
 
     use_amp: bool | None = Field(None, description="0 is fp32; 1 turns fp32 or tf32 into auto")
     allow_unsafe_dataloader: bool | None = Field(None, description="0 reads without worker processes")
+    use_chunk_loader: bool | None = Field(None, description="no effect: the loader is an answer")
+    empty_cache_every_n_epochs: int | None = Field(None, ge=0, description="no effect: it frees nothing live")
 
 
 SETTINGS = catalogue(Settings)
@@ -229,8 +231,17 @@ ALIASES = {
     **{f"train.batch.{name}": f"data.{name}" for name in _LOADER_KEYS},
     **{f"training.{name}": f"data.{name}" for name in _LOADER_KEYS},
     "data.gradient_accumulation_steps": "training.gradient_accumulation_steps",
-    "data.use_amp": "use_amp",
-    "training.use_amp": "use_amp",
+    **{
+        f"{section}.{name}": key
+        for section in ("data", "training")
+        for name, key in (
+            ("use_amp", "use_amp"),
+            ("use_chunk_loader", "use_chunk_loader"),
+            ("empty_cache_every_n_epochs", "empty_cache_every_n_epochs"),
+            ("log_gpu_stats_every_n_batches", "monitor.every_steps"),
+        )
+    },
+    "training.chunk_size_gb": "data.chunk_size_gb",
 }
 """Other spellings that are accepted, from configurations that people already have."""
 
@@ -335,6 +346,12 @@ def _without_switches(sources: Sources, layer: Layer, below: Layer, notes: list[
         if "data.num_workers" in layer:
             notes.append(f"{origin} is 0, so {layer['data.num_workers'].origin} has no effect")
         layer["data.num_workers"] = Given(0, origin)
+    if switches.use_chunk_loader is not None:
+        origin = asked["use_chunk_loader"].origin
+        notes.append(f"{origin}: use_chunk_loader has no effect: `copier update -d loader=chunk` decides")
+    if switches.empty_cache_every_n_epochs:
+        origin = asked["empty_cache_every_n_epochs"].origin
+        notes.append(f"{origin}: emptying the GPU's cache takes time and frees nothing live; it is not done")
     return layer
 
 

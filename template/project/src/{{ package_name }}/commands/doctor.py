@@ -55,6 +55,7 @@ class Card(NamedTuple):
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
+    parser.add_argument("--verify", action="store_true", help="compare all stored data with their checksums")
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> int:
@@ -73,6 +74,8 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> int:
         "data": lambda: check_data(settings),
         "compile": lambda: check_compile(settings, card),
     }
+    if arguments.verify:
+        checks["checksums"] = lambda: check_sums(settings)
     found = {name: attempt(check) for name, check in checks.items()}
     state = report_state(settings, card) | versions()
     failed = any(result == "failed" for result, _ in found.values())
@@ -305,6 +308,15 @@ def check_data(settings: Any) -> Found:
     loader.close()
     rate = f"{samples / seconds:,.0f} samples/s" if samples else "a single batch"
     return "ok", f"{rate} from {store.folder}"
+
+
+def check_sums(settings: Any) -> Found:
+    """Reads all stored data, also what is known to be good."""
+    from ..assemble import open_store
+    from ..engine.verification import verify
+
+    store = open_store(settings)
+    return "ok", f"{verify(store, again=True) / 1e9:,.2f} GB in {store.folder} are as `prepare` wrote them"
 
 
 def check_compile(settings: Any, card: Card) -> Found:

@@ -35,7 +35,7 @@ class Gpu:
     sm_count: int  # streaming multiprocessors (AMD: compute units)
     tflops: dict[str, float]  # precision -> TFLOPS; absent = not in the hardware, or never published
     torch: str  # releases with code for it, as pip writes a range
-    wheel: str  # their index below https://download.pytorch.org/whl/
+    wheel: str  # their folder in PyTorch's wheel index
     triton: bool  # whether Triton supports it, and with it torch.compile
     unverified: tuple[str, ...]  # cells without a vendor's document
 

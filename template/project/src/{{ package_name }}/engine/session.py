@@ -32,6 +32,7 @@ from .reproducibility import random_state, set_random_state
 from .schedule import Schedule
 from .step import Step
 from .tracker import Tracker
+from .verification import Verification
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -123,7 +124,7 @@ class Session:
                 raise explained from error
 
     def _close_parts(self) -> None:
-        for name in ("loader", "validation", "monitor"):
+        for name in ("loader", "validation", "monitor", "verification"):
             part = getattr(self, name, None)
             if part is not None:
                 part.close()
@@ -204,6 +205,7 @@ class Session:
         )
         self._dry_run()
         self._restore()
+        self.verification = Verification(project.store)
         self.schedule.set(self.progress.step - self.progress.phase_start)
         samples = self.loader.order.slots * self.accumulation
         self.monitor.start(self.progress.step, self.end, samples)
@@ -246,6 +248,7 @@ class Session:
 
     def advance(self, batches: tuple[int, int]) -> None:
         """After a step over the micro-batches [first, last + 1): progress, log, next learning rate."""
+        self.verification.check()
         progress, epoch = self.progress, self.progress.epoch
         progress.step += 1
         progress.batch = batches[1]

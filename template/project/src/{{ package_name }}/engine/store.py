@@ -1,8 +1,9 @@
-"""The store: named arrays in one contiguous HDF5 file, and a manifest that says what they are.
+"""The store: named arrays in contiguous HDF5 files, and a manifest that says what they are.
 
 The manifest holds the data's facts (sizes, scaler, vocabulary), the split borders, the byte offset of
 each array and checksums of each file. It is written last, so a folder with a manifest is whole. Every
-loader reads the same bytes at the same offsets: flipping `loader` needs no new `prepare`.
+loader reads the same bytes at the same offsets: flipping `loader` needs no new `prepare`. An HDF5 file
+that is there already stays where it is: the manifest names it.
 """
 
 from __future__ import annotations
@@ -26,14 +27,18 @@ ALIGNMENT = 4096  # arrays start on a page, so that a mapped row never straddles
 
 @dataclass(frozen=True)
 class Array:
-    """One named array: `shape[0]` rows in `dtype` (a numpy name, or "bfloat16") at `offset` bytes of
-    `path`."""
+    """One named array: `shape[0]` rows in `dtype` (a numpy name, or "bfloat16") at `offset` bytes of `path`.
+
+    offset: None where the bytes in the file are not those in memory: packed, in pieces, or of the other
+    byte order; then only HDF5 can read them, from `dataset`.
+    """
 
     name: str
     path: Path
-    offset: int
+    offset: int | None
     shape: tuple[int, ...]
     dtype: str
+    dataset: str = ""
 
     @property
     def stored(self) -> np.dtype:
@@ -44,11 +49,29 @@ class Array:
     def row_bytes(self) -> int:
         return int(np.prod(self.shape[1:], dtype=np.int64)) * self.stored.itemsize
 
+    def where(self, row: int, size: int) -> str:
+        """The place of `size` bytes from `row` on, for an error."""
+        return f"{self.path}, {self.name} rows {row} to {row + max(size // self.row_bytes, 1) - 1}"
+
     def rows(self) -> np.ndarray:
         """(N, *row) mapped copy-on-write: read when touched, and a read-only folder will do."""
         if 0 in self.shape:
             return np.empty(self.shape, self.stored)
+        if self.offset is None:
+            remedy = "use the loader chunk, or `prepare --dtype` to store it anew"
+            raise UserError(
+                f"dataset '{self.dataset}' is packed and cannot be mapped", str(self.path), remedy
+            )
         return np.memmap(self.path, self.stored, mode="c", offset=self.offset, shape=self.shape)
+
+    def read(self, first: int, last: int) -> np.ndarray:
+        """Rows [first, last), wherever they lie."""
+        if self.offset is not None:
+            return self.rows()[first:last]
+        import h5py
+
+        with h5py.File(self.path) as file:
+            return file[self.dataset].astype(self.dtype)[first:last]
 
 
 class Store:
@@ -62,7 +85,14 @@ class Store:
         self.source: dict[str, Any] = manifest["source"]
         self.files: dict[str, Any] = manifest["files"]
         self.arrays = {
-            name: Array(name, folder / entry["file"], entry["offset"], tuple(entry["shape"]), entry["dtype"])
+            name: Array(
+                name,
+                folder / entry["file"],
+                entry["offset"],
+                tuple(entry["shape"]),
+                entry["dtype"],
+                entry.get("dataset", ""),
+            )
             for name, entry in manifest["arrays"].items()
         }
         digests = [entry["sha256"] for entry in self.files.values()]
@@ -112,6 +142,7 @@ class StoreWriter:
         self.splits: dict[str, list[int]] = {}
         self.source: dict[str, Any] = {}
         self._arrays: dict[str, dict[str, Any]] = {}
+        self._others: dict[str, dict[str, Any]] = {}  # files that stay where they are
 
     def __enter__(self) -> StoreWriter:
         import h5py
@@ -134,13 +165,16 @@ class StoreWriter:
         dataset = h5py.h5d.create(
             self._file.id, name.encode(), kind, h5py.h5s.create_simple(shape), properties
         )
-        self._arrays[name] = {
-            "file": "",
-            "offset": dataset.get_offset() or 0,
-            "shape": list(shape),
-            "dtype": dtype,
-        }
+        self._arrays[name] = {"offset": dataset.get_offset() or 0, "shape": list(shape), "dtype": dtype}
         return h5py.Dataset(dataset)
+
+    def refer(self, name: str, array: Array) -> None:
+        """Takes an array as it lies in another file, which is read once for its checksums."""
+        path = str(array.path.resolve())
+        if path not in self._others:
+            self._others[path] = _file_entry(array.path)
+        entry = {"file": path, "offset": array.offset, "shape": list(array.shape), "dtype": array.dtype}
+        self._arrays[name] = {**entry, "dataset": array.dataset}
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         try:
@@ -156,24 +190,26 @@ class StoreWriter:
             raise UserError(what, str(self.folder), "free some space") from error
 
     def _commit(self) -> None:
-        digest, blocks = checksums(self._partial)
-        name = f"store-{digest[:12]}.h5"
-        size = self._partial.stat().st_size
+        entry = _file_entry(self._partial)
+        name = f"store-{entry['sha256'][:12]}.h5"
         sync_file(self._partial)
         os.replace(self._partial, self.folder / name)
         sync_folder(self.folder)
-        for entry in self._arrays.values():
-            entry["file"] = name
         manifest = {
             "format": FORMAT,
             "workload": self.workload,
             "source": self.source,
             "facts": self.facts,
             "splits": self.splits,
-            "arrays": self._arrays,
-            "files": {name: {"bytes": size, "sha256": digest, "crc32": blocks}},
+            "arrays": {array: {"file": name, **fields} for array, fields in self._arrays.items()},
+            "files": {name: entry, **self._others},
         }
         write_json(self.folder / MANIFEST, manifest)
         for old in self.folder.glob("store-*.h5"):  # the manifest no longer names them
             if old.name != name:
                 old.unlink()
+
+
+def _file_entry(path: Path) -> dict[str, Any]:
+    digest, blocks = checksums(path)
+    return {"bytes": path.stat().st_size, "sha256": digest, "crc32": blocks}

@@ -1,0 +1,493 @@
+"""How fast loaders deliver, as a share of what the machine can read: raw `preadv` into a reused buffer.
+
+8,192 rows of 360 × 167 float32 with 36 targets, 1.97 GB, in batches of 256; file in the page cache. Every
+case runs in a process of its own: one epoch to warm up, then three that count. A round has every case once,
+each ratio is taken within its round, and the table gives the median over the rounds and their span. Every
+epoch's batches are checked: each row once, with its own target.
+
+    python benchmarks/loaders.py [--rounds 5] [--folder /tmp/benchmark] [--cold] [--write]
+
+--cold drops the page cache before some epochs: needs root, and slows whoever shares the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tools"))
+
+ROWS, SHAPE, TARGETS, BATCH, CHUNK = 8192, (360, 167), 36, 256, 1024
+STEP = 0.015  # seconds: stands for the GPU's work on a batch
+ROW_BYTES = 4 * SHAPE[0] * SHAPE[1]
+BLOCK = 32 << 20
+
+
+# ---- the data ------------------------------------------------------------------------------------
+
+
+def write(path: Path, rows: int) -> None:
+    """Contiguous HDF5; the first number of each row and of its targets is the row's own."""
+    import h5py
+
+    with h5py.File(path, "w") as file:
+        features = file.create_dataset("features", (rows, *SHAPE), "f4")
+        targets = file.create_dataset("targets", (rows, TARGETS), "f4")
+        random = np.random.default_rng(0).normal(size=(CHUNK, *SHAPE)).astype("f4")
+        for start in range(0, rows, CHUNK):
+            numbers = np.arange(start, start + CHUNK, dtype="f4")
+            random[:, 0, 0] = numbers
+            features[start : start + CHUNK] = random
+            targets[start : start + CHUNK] = numbers[:, None]
+
+
+def offset_of(path: Path, name: str = "features") -> int:
+    import h5py
+
+    with h5py.File(path) as file:
+        return file[name].id.get_offset()
+
+
+# ---- cases: functions of (path, epoch) that yield (features, targets) batch by batch --------------
+
+
+def raw(path: Path, threads: int) -> float:
+    """Seconds to read all features into reused buffers, block by block, in `threads` threads."""
+    first, size = offset_of(path), ROWS * ROW_BYTES
+    file = os.open(path, os.O_RDONLY)
+    blocks = iter(range(0, size, BLOCK))
+    lock = threading.Lock()
+
+    def work(buffer: memoryview) -> None:
+        while True:
+            with lock:
+                start = next(blocks, None)
+            if start is None:
+                return
+            view = buffer[: min(BLOCK, size - start)]
+            while view:
+                count = os.preadv(file, [view], first + start)
+                view, start = view[count:], start + count
+
+    buffers = [memoryview(np.ones(BLOCK, np.uint8)) for _ in range(threads)]
+    workers = [threading.Thread(target=work, args=(buffer,)) for buffer in buffers]
+    begun = time.perf_counter()
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    os.close(file)
+    return time.perf_counter() - begun
+
+
+class Windows:
+    """Rows of both arrays as samples."""
+
+    def __init__(self, spans: Any, rows: int):
+        self.Spans, self.rows = spans, rows
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def lengths(self) -> None:
+        return None
+
+    def spans(self, indices: np.ndarray, epoch: int) -> dict[str, Any]:
+        present = indices >= 0
+        span = self.Spans(np.where(present, indices, 0), present.astype(np.int64), 1)
+        return {"features": span, "targets": span}
+
+    def batch(self, rows: dict[str, Any]) -> dict[str, Any]:
+        return {name: part.values[:, 0] for name, part in rows.items()}
+
+
+def ours(path: Path, loader: str, order: str, rows: int = ROWS) -> Any:
+    """A loader of the template, over links to its parts."""
+    import torch
+    from link import link
+
+    folder = Path(tempfile.mkdtemp())
+    sys.path.insert(0, str(link(folder, workload="timeseries", loader=loader) / "src"))
+    from my_training.engine.hdf5 import hdf5_arrays
+    from my_training.engine.loader import Loader
+    from my_training.engine.seams import Spans
+
+    data = SimpleNamespace(
+        order=order, batch_size=BATCH, fraction=1.0, shuffle_block=CHUNK, stride=0, chunk_size_gb="auto",
+        pin_memory=True, num_workers=2, prefetch_factor=2, persistent_workers=True,
+    )  # fmt: skip
+    settings = SimpleNamespace(
+        data=data, evaluation=SimpleNamespace(batch_size=0), reproducibility=SimpleNamespace(seed=0)
+    )
+    store = SimpleNamespace(arrays=hdf5_arrays(path, "features", "targets"))
+    return Loader(Windows(Spans, rows), store, settings, torch.device("cpu"))
+
+
+def template(path: Path, loader: str, order: str) -> Callable[[int], Iterator[Any]]:
+    made = ours(path, loader, order)
+
+    def epoch(number: int) -> Iterator[Any]:
+        for batch in made.epoch(number):
+            yield batch["features"], batch["targets"]
+
+    return epoch
+
+
+def plain_chunks(path: Path, shuffled: bool) -> Callable[[int], Iterator[Any]]:
+    """The chunk loader that one writes first: read a chunk with h5py, copy it to the device, cut it."""
+    import h5py
+    import torch
+
+    file = h5py.File(path)
+
+    def epoch(number: int) -> Iterator[Any]:
+        for start in range(0, ROWS, CHUNK):
+            features = torch.from_numpy(file["features"][start : start + CHUNK]).clone()
+            targets = torch.from_numpy(file["targets"][start : start + CHUNK]).clone()
+            order = torch.randperm(CHUNK) if shuffled else None
+            for first in range(0, CHUNK, BATCH):
+                if order is None:
+                    yield features[first : first + BATCH], targets[first : first + BATCH]
+                else:
+                    yield features[order[first : first + BATCH]], targets[order[first : first + BATCH]]
+
+    return epoch
+
+
+class MapStyle:
+    """One row at a time, from a file that is opened once in each process."""
+
+    def __init__(self, path: Path):
+        self.path, self.file = path, None
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, row: int) -> Any:
+        import h5py
+        import torch
+
+        if self.file is None:
+            self.file = h5py.File(self.path)
+        return torch.from_numpy(self.file["features"][row]), torch.from_numpy(self.file["targets"][row])
+
+
+def map_style(path: Path, workers: int) -> Callable[[int], Iterator[Any]]:
+    """PyTorch's DataLoader over rows, shuffled as the order `full` is."""
+    from torch.utils.data import DataLoader
+
+    class Shuffled:
+        number = 0
+
+        def __len__(self) -> int:
+            return ROWS
+
+        def __iter__(self) -> Iterator[int]:
+            return iter(np.random.default_rng([0, self.number]).permutation(ROWS).tolist())
+
+    sampler = Shuffled()
+    loader = DataLoader(
+        MapStyle(path), BATCH, sampler=sampler, num_workers=workers, persistent_workers=workers > 0
+    )
+
+    def epoch(number: int) -> Iterator[Any]:
+        sampler.number = number
+        return iter(loader)
+
+    return epoch
+
+
+def lstm(path: Path) -> dict[str, float]:
+    """One training step of the template's LSTM on the loader's batches: Step against a bare loop."""
+    import torch
+
+    loader = ours(path, "chunk", "full")
+    from my_training import model as models
+    from my_training.engine import precision, step
+    from my_training.engine.optimization import make_optimizer
+
+    torch.set_num_threads(1)
+    sizes = SimpleNamespace(width=64, depth=1, dropout=0.0, subtract_last=False, linear_path=False)
+    settings = SimpleNamespace(model=sizes, data=SimpleNamespace(order="full"))
+    scale = {"mean": [0.0] * SHAPE[1], "std": [1.0] * SHAPE[1]}
+    frame = {"name": "features", "history": SHAPE[0], "step": 1, **scale}
+    facts = {"frames": [frame], "targets": None, "horizon": TARGETS}
+    facts |= {"target_mean": [[0.0]] * TARGETS, "target_std": [[1e4]] * TARGETS}
+    optimizing = SimpleNamespace(
+        weight_decay=0.01, learning_rate=1e-3, beta1=0.9, beta2=0.999, epsilon=1e-8, fused=True
+    )
+    distributed = SimpleNamespace(world=1, sum=lambda tensor: tensor)
+    batch = {name: value[:32].clone() for name, value in next(loader.epoch(0)).items()}
+    batch["target"] = batch.pop("targets")[:, :, None]
+    seconds: dict[str, list[float]] = {"bare": [], "ours": []}
+    model = models.build_model(settings, facts)
+    optimizer = make_optimizer(model, optimizing)
+    whole = step.Step(model, optimizer, precision.Precision("fp32", torch.device("cpu")), distributed, 1.0)
+
+    def bare() -> None:
+        loss = model(batch).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    for number in range(24):
+        for name, run in (("bare", bare), ("ours", lambda: whole(batch, True))):
+            start = time.perf_counter()
+            run()
+            if number >= 4:
+                seconds[name].append(time.perf_counter() - start)
+    loader.close()
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+# ---- a case in its own process -------------------------------------------------------------------
+
+
+def case(path: Path, name: str) -> Callable[[int], Iterator[Any]]:
+    if name.startswith("map"):
+        return map_style(path, int(name[-1]))
+    if name.startswith("plain"):
+        return plain_chunks(path, name.endswith("shuffled"))
+    loader, order = name.split()
+    return template(path, loader, order)
+
+
+def memory() -> int:
+    """Bytes of this process now."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def drop_caches() -> None:
+    os.sync()
+    Path("/proc/sys/vm/drop_caches").write_text("3")
+
+
+def child(path: Path, name: str, step: float, cold: bool) -> dict[str, Any]:
+    """Seconds of epochs, first batch and CPU of a case."""
+    if name == "lstm":
+        return lstm(path)
+    if name.startswith("raw"):
+        threads = int(name[-1])
+        if cold:
+            drop_caches()
+            return {"epoch": raw(path, threads)}
+        return {"epoch": min(raw(path, threads) for _ in range(4))}
+    import torch
+
+    torch.set_num_threads(1)
+    start_memory = memory()
+    epoch = case(path, name)
+    found: dict[str, list[float]] = {"epoch": [], "first": [], "cpu": []}
+    peak = 0
+    for number in range(2 if cold else 4):
+        if cold:
+            drop_caches()
+        seen = np.zeros(ROWS, bool)
+        begun, cpu = time.perf_counter(), time.process_time()
+        for place, (features, targets) in enumerate(epoch(number)):
+            if place == 0:
+                found["first"].append(time.perf_counter() - begun)
+            rows = features[:, 0, 0].numpy().astype(int)
+            assert not seen[rows].any()
+            assert (targets[:, -1].numpy() == rows).all()
+            seen[rows] = True
+            peak = max(peak, memory())
+            if step:
+                time.sleep(step)
+        found["epoch"].append(time.perf_counter() - begun)
+        found["cpu"].append(time.process_time() - cpu)
+        assert seen.all()
+    counted = {key: statistics.median(values[1:]) for key, values in found.items()}
+    return counted | {"memory": peak - start_memory}
+
+
+def growth(path: Path, rows: int) -> dict[str, Any]:
+    """Peak of host memory over the start, and the time from asking to the first batch at some places."""
+    loader = ours(path, "chunk", "full", rows)
+    start, peak, resumed = memory(), 0, []
+    for batch in loader.epoch(0):
+        batch["features"].sum()
+        peak = max(peak, memory())
+    for place in (3, rows // BATCH // 2, rows // BATCH - 2):
+        begun = time.perf_counter()
+        batches = loader.epoch(0, place)
+        next(batches)
+        resumed.append(time.perf_counter() - begun)
+        batches.close()
+    loader.close()
+    return {"memory": peak - start, "resumed": max(resumed)}
+
+
+# ---- rounds and table ----------------------------------------------------------------------------
+
+WARM = ("raw 1", "raw 2", "chunk time", "chunk block", "chunk full", "memmap full", "dataloader full",
+        "plain sequential", "plain shuffled", "map 0", "map 2")  # fmt: skip
+STEPPED = ("chunk time", "chunk full", "plain sequential", "map 0", "map 2")
+
+
+def spawn(path: Path, *words: str) -> dict[str, Any]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, __file__, "--folder", str(path.parent), "--child", *words]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def measure(folder: Path, rounds: int, cold: bool) -> list[dict[str, Any]]:
+    path = folder / "benchmark.h5"
+    if not path.exists():
+        write(path, ROWS)
+    found = []
+    for number in range(rounds):
+        row: dict[str, Any] = {name: spawn(path, name) for name in WARM}
+        row |= {f"{name} + step": spawn(path, name, "--step", str(STEP)) for name in STEPPED}
+        row["lstm"] = spawn(path, "lstm")
+        if cold:
+            row |= {
+                f"{name} cold": spawn(path, name, "--cold") for name in ("raw 2", "chunk time", "chunk full")
+            }
+        found.append(row)
+        print(f"round {number + 1} of {rounds}", file=sys.stderr)
+    small, large = folder / "small.h5", folder / "large.h5"
+    for file, rows in ((small, ROWS // 2), (large, 2 * ROWS)):
+        write(file, rows)
+        found[-1][file.stem] = spawn(file, "growth", "--rows", str(rows))
+        file.unlink()
+    return found
+
+
+def table(rounds: list[dict[str, Any]]) -> str:
+    """Markdown: what, target, median and span over the rounds."""
+
+    def ratio(function: Callable[[dict[str, Any]], float]) -> list[float]:
+        return sorted(function(row) for row in rounds)
+
+    threads = min(os.cpu_count() or 1, 2)
+    base = f"raw {threads}"
+    chunk_seconds = CHUNK / ROWS  # of a raw epoch: one chunk's read
+
+    def share(name: str) -> list[float]:
+        return ratio(lambda row: row[base]["epoch"] / row[name]["epoch"])
+
+    def ideal(name: str) -> list[float]:
+        return ratio(
+            lambda row: row[f"{name} + step"]["epoch"] / max(ROWS / BATCH * STEP, row[base]["epoch"])
+        )
+
+    def saved(name: str) -> list[float]:
+        return ratio(lambda row: 1 - row["chunk full + step"]["epoch"] / row[f"{name} + step"]["epoch"])
+
+    lines = [
+        ("sequential, of raw preadv", "≥ 0.90", share("chunk time")),
+        ("block shuffle, of raw preadv", "≥ 0.75", share("chunk block")),
+        ("full shuffle, of raw preadv", "≥ 0.80", share("chunk full")),
+        (
+            "sequential, times a plain h5py chunk loader",
+            "≥ 4.5",
+            ratio(lambda row: row["plain sequential"]["epoch"] / row["chunk time"]["epoch"]),
+        ),
+        (
+            "full shuffle, times a plain one that shuffles in its chunk",
+            "≥ 4",
+            ratio(lambda row: row["plain shuffled"]["epoch"] / row["chunk full"]["epoch"]),
+        ),
+        ("epoch with a 15 ms step, of ideal, sequential", "≤ 1.10", ideal("chunk time")),
+        ("the same, full shuffle", "≤ 1.10", ideal("chunk full")),
+        ("time saved against a map-style DataLoader, 0 workers", "≥ 0.70", saved("map 0")),
+        ("the same, 2 workers", "≥ 0.55", saved("map 2")),
+        (
+            f"first batch, of one chunk's read ({CHUNK} rows)",
+            "≤ 0.4",
+            ratio(lambda row: row["chunk time"]["first"] / (row[base]["epoch"] * chunk_seconds)),
+        ),
+        ("LSTM step, of a bare loop", "≤ 1.03", ratio(lambda row: row["lstm"]["ours"] / row["lstm"]["bare"])),
+        ("memmap, full shuffle, of raw preadv", "", share("memmap full")),
+        ("dataloader, 2 workers, full shuffle, of raw preadv", "", share("dataloader full")),
+        (
+            "CPU seconds per GB, chunk, sequential",
+            "≤ 0.13",
+            ratio(lambda row: row["chunk time"]["cpu"] / 1.97),
+        ),
+    ]
+    if "raw 2 cold" in rounds[0]:
+        for order, wanted in (("time", "≥ 0.95"), ("full", "")):
+            cold = ratio(
+                lambda row, order=order: row["raw 2 cold"]["epoch"] / row[f"chunk {order} cold"]["epoch"]
+            )
+            lines.append((f"cold, order {order}, of cold raw preadv", wanted, cold))
+    last = rounds[-1]
+    blocks = [last[size]["memory"] / (BATCH * ROW_BYTES) for size in ("small", "large")]
+    lines.append(("host memory of 1 GB and of 4 GB, in blocks of 62 MB", "≤ 4", blocks))
+    resumed = last["large"]["resumed"] / (
+        statistics.median(row[base]["epoch"] for row in rounds) * chunk_seconds
+    )
+    lines.append(("resuming at any batch, of one chunk's read", "< 1", [resumed]))
+    text = ["| measure | wanted | median | span |", "|---|---|---|---|"]
+    for name, wanted, values in lines:
+        middle, span = statistics.median(values), f"{min(values):.2f} to {max(values):.2f}"
+        text.append(f"| {name} | {wanted} | {middle:.2f} | {span} |")
+    speeds = {name: statistics.median(1.97 / row[name]["epoch"] for row in rounds) for name in WARM}
+    text += ["", "| loader, no step | GB/s |", "|---|---|"]
+    return "\n".join(text + [f"| {name} | {speed:.2f} |" for name, speed in speeds.items()]) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "fasttrain-benchmark")
+    parser.add_argument("--cold", action="store_true")
+    parser.add_argument("--write", action="store_true", help="into docs/benchmarks/loaders.md")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--step", type=float, default=0.0, help=argparse.SUPPRESS)
+    parser.add_argument("--rows", type=int, default=0, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child == "growth":
+        path = arguments.folder / ("small.h5" if arguments.rows < ROWS else "large.h5")
+        print(json.dumps(growth(path, arguments.rows)))
+        return
+    if arguments.child:
+        path = arguments.folder / "benchmark.h5"
+        print(json.dumps(child(path, arguments.child, arguments.step, arguments.cold)))
+        return
+    import h5py
+    import torch
+
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    before = os.getloadavg()[0]
+    found = measure(arguments.folder, arguments.rounds, arguments.cold)
+    machine = (
+        f"{time.strftime('%Y-%m-%d')}, {platform.machine()}, {os.cpu_count()} cores, load {before:.1f} before, "
+        f"Linux {platform.release()}, Python {platform.python_version()}, torch {torch.__version__}, "
+        f"h5py {h5py.__version__} (HDF5 {h5py.version.hdf5_version}), numpy {np.__version__}, "
+        f"{arguments.rounds} rounds."
+    )
+    text = f"{machine}\n\n{table(found)}"
+    print(text)
+    if arguments.write:
+        document = ROOT / "docs/benchmarks/loaders.md"
+        kept = document.read_text(encoding="utf-8").partition("<!-- measured -->")[0]
+        document.write_text(f"{kept}<!-- measured -->\n\n{text}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""Arrays of an HDF5 file that somebody else wrote: where they lie, and what can be wrong with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import ceil, prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .errors import UserError
+from .store import Array
+
+DTYPES = ("float16", "float32", "float64", "uint8", "int8", "int16", "int32", "int64", "uint16")
+LOCKED = (11, 35)  # EAGAIN on Linux and macOS
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Any]:
+    """The file, open for reading. Raises `UserError` where it is missing, locked, cut short or no HDF5."""
+    import h5py
+
+    if not path.is_file():
+        raise UserError("there is no such file", str(path), "check --input")
+    try:
+        file = h5py.File(path)
+    except OSError as error:
+        if error.errno in LOCKED or "unable to lock" in str(error):
+            raise UserError(
+                "another process is writing the file", str(path), "wait until it has closed it"
+            ) from error
+        if "truncated" in str(error):
+            what = f"the file is cut short, it has {path.stat().st_size} bytes"
+            raise UserError(what, str(path), "copy it again") from error
+        if not h5py.is_hdf5(path):
+            raise UserError("not an HDF5 file", str(path), "it takes .h5 and .csv files") from error
+        raise UserError(f"cannot open the file ({error})", str(path), "copy it again") from error
+    with file:
+        yield file
+
+
+def hdf5_arrays(path: str | Path, *names: str) -> dict[str, Array]:
+    """The datasets `names` as arrays that loaders can read, with a note for each that is slow to read.
+
+    Raises `UserError` for a file or a dataset that cannot be trained on.
+    """
+    path = Path(path)
+    with opened(path) as file:
+        return {name: _array(path, file, name) for name in names}
+
+
+def _array(path: Path, file: Any, name: str) -> Array:
+    import h5py
+
+    where, dataset = f"{path}, dataset '{name}'", file.get(name)
+    if not isinstance(dataset, h5py.Dataset):
+        found: list[str] = []
+        file.visititems(lambda name, item: found.append(name) if isinstance(item, h5py.Dataset) else None)
+        raise UserError(f"no dataset '{name}'", str(path), f"it has {', '.join(found) or 'none'}")
+    if dataset.dtype.name not in DTYPES:
+        raise UserError(f"cannot train on dtype {dataset.dtype}", where, f"it takes {', '.join(DTYPES)}")
+    if dataset.ndim < 1 or 0 in dataset.shape:
+        raise UserError(f"no rows: its shape is {dataset.shape}", where, "rows are the first axis")
+    if not dataset.id.get_storage_size():
+        raise UserError(
+            "nothing was ever written into it", where, "it would be all fill values; write it first"
+        )
+    offset = _offset(dataset)
+    if offset is None:
+        _check_filters(dataset, where)
+        print(
+            f"note: {where}: {_slow(dataset)}; `prepare --dtype` stores it anew, for several times the speed"
+        )
+    elif offset + dataset.nbytes > path.stat().st_size:
+        raise UserError("the file is cut short", where, "copy it again")
+    return Array(name, path, offset, dataset.shape, dataset.dtype.name, name)
+
+
+def _offset(dataset: Any) -> int | None:
+    """First byte of a dataset whose bytes lie in the file as in memory."""
+    if (
+        dataset.chunks
+        or dataset.is_virtual
+        or dataset.external
+        or dataset.dtype != dataset.dtype.newbyteorder("=")
+    ):
+        return None
+    return dataset.id.get_offset()
+
+
+def _check_filters(dataset: Any, where: str) -> None:
+    import h5py
+
+    properties = dataset.id.get_create_plist()
+    for number in range(properties.get_nfilters()):
+        code, _, _, name = properties.get_filter(number)
+        if not h5py.h5z.filter_avail(code):
+            title = f"filter {code} ({name.decode(errors='replace')})"
+            raise UserError(
+                f"it is packed by {title}, which is not installed", where, "pip install hdf5plugin"
+            )
+
+
+def _slow(dataset: Any) -> str:
+    """Why it is slow to read, and what one row costs."""
+    if not dataset.chunks:
+        return "its bytes are converted while reading"
+    row, chunk = dataset.shape[1:], dataset.chunks
+    touched = prod(ceil(length / size) for length, size in zip(row, chunk[1:], strict=True))
+    megabytes = touched * prod(chunk) * np.dtype(dataset.dtype).itemsize / 1e6
+    packed = f", packed by {dataset.compression}" if dataset.compression else ""
+    return f"chunks of {chunk}{packed}, so that one row touches {touched:,} of them, {megabytes:,.1f} MB"

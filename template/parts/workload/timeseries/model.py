@@ -1,0 +1,148 @@
+"""An LSTM forecaster for one or several time frames. Replace it with your own: `build_model` is all that
+the engine calls.
+
+Shapes: `B` windows in a batch, `T` rows of history, `C` columns, `H` horizons, `G` target columns.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from .engine.seams import Batch, Output
+
+State = tuple[Tensor, Tensor]
+
+
+class Encoder(nn.Module):
+    """The LSTM of one time frame. Recomputed if asked to, never compiled: that gains nothing for cuDNN's."""
+
+    def __init__(self, columns: int, width: int, depth: int):
+        super().__init__()
+        self.lstm = nn.LSTM(columns, width, depth, batch_first=True)
+
+    def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        """(B, T, C) and a state of twice (depth, B, width), to the last output (B, width) and a new state."""
+        with bfloat16_for_float16(x.device):
+            outputs, state = self.lstm(x, state)
+        return outputs[:, -1].float(), state
+
+
+def bfloat16_for_float16(device: torch.device) -> Any:
+    """The CPU has no float16 LSTM; the loss scaling stays, so that such runs are tried there all the same."""
+    if (
+        device.type == "cpu"
+        and torch.is_autocast_enabled("cpu")
+        and torch.get_autocast_dtype("cpu") == torch.float16
+    ):
+        return torch.autocast("cpu", torch.bfloat16)
+    return nullcontext()
+
+
+class Forecaster(nn.Module):
+    """Frames to encoders to all horizons at once. The scalers are part of it: batches hold original units.
+
+    A state is carried through the frames whose history is no longer than the step of a lane: a longer
+    one would meet the same rows twice.
+    """
+
+    target_mean: Tensor
+    target_std: Tensor
+
+    def __init__(self, settings: Any, facts: dict[str, Any]):
+        super().__init__()
+        sizes, self.horizon = settings.model, facts["horizon"]
+        self.names = [frame["name"] for frame in facts["frames"]]
+        self.dropout = sizes.dropout
+        self.targets: list[int] | None = facts["targets"]  # columns of the first frame; None: not among them
+        self.subtract = sizes.subtract_last and self.targets is not None
+        for frame in facts["frames"]:
+            self.register_buffer(f"mean_{frame['name']}", torch.tensor(frame["mean"]))
+            self.register_buffer(f"std_{frame['name']}", torch.tensor(frame["std"]))
+        self.register_buffer("target_mean", torch.tensor(facts["target_mean"]))  # (1, G), or (H, 1)
+        self.register_buffer("target_std", torch.tensor(facts["target_std"]))
+        columns = [len(frame["mean"]) for frame in facts["frames"]]
+        self.encoders = nn.ModuleList(Encoder(count, sizes.width, sizes.depth) for count in columns)
+        self.outputs = len(self.targets) if self.targets else 1
+        self.head = nn.Linear(sizes.width * len(columns), self.horizon * self.outputs)
+        base = facts["frames"][0]
+        with_line = sizes.linear_path and self.targets is not None
+        self.line = nn.Linear(base["history"], self.horizon) if with_line else None
+        lane = base["history"] * base["step"]
+        self.carried = [
+            settings.data.order == "lanes" and frame["history"] * frame["step"] <= lane
+            for frame in facts["frames"]
+        ]
+
+    def blocks(self) -> list[nn.Module]:
+        """The encoders, for recomputation and sharding one by one."""
+        return list(self.encoders)
+
+    def forecast(self, batch: Batch) -> tuple[Tensor, dict[str, State]]:
+        """(B, H, G) float32 in standard deviations, also under autocast, and the states to carry on."""
+        encoded, carry, known = [], {}, batch.get("carry", {})
+        first = None
+        for name, encoder, carried in zip(self.names, self.encoders, self.carried, strict=True):
+            x = (batch[name] - getattr(self, f"mean_{name}")) / getattr(self, f"std_{name}")  # (B, T, C)
+            first = x if first is None else first
+            if self.subtract:
+                x = x - x[:, -1:]
+            state = _layers_first(known[name]) if name in known else None
+            output, state = encoder(x, state)
+            encoded.append(output)
+            if carried:
+                carry[name] = _batch_first(state)
+        hidden = torch.cat(encoded, 1)
+        if self.dropout:
+            hidden = functional.dropout(hidden, self.dropout, self.training)
+        forecast = self.head(hidden).float().unflatten(1, (self.horizon, self.outputs))
+        if self.targets is not None and first is not None:
+            series = first[:, :, self.targets]  # (B, T, G)
+            last = series[:, -1:]
+            if self.line is not None:
+                change = self.line((series - last).transpose(1, 2))  # (B, G, H)
+                forecast = forecast + change.float().transpose(1, 2)
+            if self.subtract:
+                forecast = forecast + last
+        return forecast, carry
+
+    def forward(self, batch: Batch) -> Output:
+        forecast, carry = self.forecast(batch)
+        target = (batch["target"] - self.target_mean) / self.target_std  # (B, H, G)
+        present = batch["index"] >= 0
+        weight = present.sum(dtype=torch.float32) * (self.horizon * self.outputs)
+        error = (forecast - target) * present[:, None, None]
+        squares = error.square()
+        loss = squares.sum() / weight.clamp(min=1)
+        if self.training:
+            return Output(loss, weight, carry=carry or None)
+        sums = {
+            "mse": squares.sum(),
+            "mae": error.abs().sum(),
+            "mse_original": (squares * self.target_std**2).sum(),
+            "mae_original": (error.abs() * self.target_std).sum(),
+        }
+        return Output(loss, weight, {name: (value, weight) for name, value in sums.items()}, carry or None)
+
+    def predict(self, batch: Batch) -> dict[str, Tensor]:
+        """`prediction` (B, H, G) in the targets' own units."""
+        forecast, _ = self.forecast(batch)
+        return {"prediction": forecast * self.target_std + self.target_mean}
+
+
+def _batch_first(state: State) -> State:
+    """(depth, B, width) to (B, depth, width), which the engine can mask by lane and shard by rank."""
+    return state[0].transpose(0, 1).float(), state[1].transpose(0, 1).float()
+
+
+def _layers_first(state: State) -> State:
+    return state[0].transpose(0, 1).contiguous(), state[1].transpose(0, 1).contiguous()
+
+
+def build_model(settings: Any, facts: dict[str, Any]) -> nn.Module:
+    """The forecaster that fits the data's facts: their frames, scalers, targets and horizon."""
+    return Forecaster(settings, facts)

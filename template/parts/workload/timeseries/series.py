@@ -1,0 +1,208 @@
+"""A series in memory: read from a CSV file, checked, and resampled into bars of other time frames."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import math
+import zlib
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from .engine.errors import UserError
+from .engine.sources import near
+
+UPDATE_LINES = 8192  # of the progress bar
+FLOAT32_MAX = 3.4e38
+EMPTY = ("", "NA", "nan", "NaN")
+RULES = ("first", "max", "min", "last", "sum")
+BY_NAME = {"open": "first", "high": "max", "low": "min", "close": "last", "volume": "sum"}  # others: last
+REDUCE = {"max": np.maximum, "min": np.minimum, "sum": np.add}
+
+
+@dataclass(frozen=True)
+class Series:
+    """Rows in the order of time; a row is known `step` seconds after its time, when its bar closes."""
+
+    names: list[str]
+    times: np.ndarray  # (N,) int64, seconds since 1970, or row numbers
+    values: np.ndarray  # (N, C) float32
+    step: int
+
+    def __len__(self) -> int:
+        return len(self.times)
+
+
+def resample(series: Series, step: int, how: dict[str, str]) -> Series:
+    """Bars of `step` seconds, each with the time of its beginning; only bars that the data close."""
+    bars, begins = np.unique(series.times // step, return_index=True)
+    last = series.times[-1] + series.step
+    columns = []
+    for name, column in zip(series.names, series.values.T, strict=True):
+        rule = how.get(name) or BY_NAME.get(name.lower(), "last")
+        if rule in REDUCE:
+            columns.append(REDUCE[rule].reduceat(column, begins))
+        else:
+            columns.append(column[begins if rule == "first" else np.append(begins[1:], len(column)) - 1])
+    whole = bars * step + step <= last
+    return Series(series.names, bars[whole] * step, np.stack(columns, 1)[whole], step)
+
+
+def bars_closed(series: Series, bars: Series) -> np.ndarray:
+    """(N,) how many of `bars` have closed by the time at which each row of `series` is known."""
+    return np.searchsorted(bars.times + bars.step, series.times + series.step, "right")
+
+
+class Source(NamedTuple):
+    """A CSV file, plain or gzipped."""
+
+    path: Path
+    delimiter: str = ","
+
+    def rows(self) -> Iterator[tuple[int, list[str]]]:
+        """(line, stripped cells) of the header and of each row; blank lines are skipped."""
+        from tqdm import tqdm
+
+        reader = None
+        with ExitStack() as stack:
+            try:
+                raw = stack.enter_context(open(self.path, "rb"))
+                packed = raw.peek(2)[:2] == b"\x1f\x8b"
+                plain = gzip.GzipFile(fileobj=raw) if packed else raw
+                text = stack.enter_context(io.TextIOWrapper(plain, "utf-8-sig", newline=""))
+                size = self.path.stat().st_size
+                bar = stack.enter_context(
+                    tqdm(None, "reading", size, unit="B", unit_scale=True, disable=None)
+                )
+                reader = csv.reader(text, delimiter=self.delimiter, strict=True)
+                width = 0
+                for row in reader:
+                    width = width or len(row)
+                    if row and len(row) != width:
+                        what = f"{len(row)} cells where the header has {width}"
+                        raise UserError(what, f"{self.path}, line {reader.line_num}", "mend the line")
+                    if row:
+                        yield reader.line_num, [cell.strip() for cell in row]
+                    if reader.line_num % UPDATE_LINES == 0:
+                        bar.update(raw.tell() - bar.n)
+            except UnicodeDecodeError as error:
+                where = f"{self.path}, after line {reader.line_num if reader else 0}"
+                raise UserError("not UTF-8 text", where, "convert it, for example with iconv") from error
+            except (csv.Error, gzip.BadGzipFile, EOFError, zlib.error) as error:
+                where = f"{self.path}, line {reader.line_num if reader else 0}"
+                raise UserError(f"not a readable CSV file ({error})", where, "mend the file") from error
+            except OSError as error:
+                what = f"cannot read the file ({error.strerror or error})"
+                raise UserError(what, str(self.path), "check --input") from error
+
+    def series(
+        self, time_column: str | None, drop: list[str], fill: str | None, only: list[str] | None = None
+    ) -> Series:
+        """The whole file, or some columns of it. Raises `UserError`, with row and column, for no series."""
+        rows = self.rows()
+        names = self._header(next(rows, (0, []))[1])
+        for name in [*drop, *([time_column] if time_column not in (None, "none") else [])]:
+            check_column(name, names, self.path)
+        time_name = names[0] if time_column is None else time_column
+        if only is None:
+            only = [name for name in names if name != time_name and name not in drop]
+        for name in only:
+            check_column(name, names, self.path)
+        columns = [names.index(name) for name in only]
+        if not columns:
+            raise UserError("no column of numbers", str(self.path), "it needs a time and one or more numbers")
+        cells, values = [], []
+        times = names.index(time_name) if time_name in names else None
+        for line, row in rows:
+            cells.append("" if times is None else row[times])
+            values.append([self._number(row[place], line, names[place], fill) for place in columns])
+        if not values:
+            raise UserError("no rows under the header", str(self.path), "there is nothing to learn from")
+        table = np.array(values, np.float64)
+        self._fill(table, only)
+        if times is None:
+            stamps, step = np.arange(len(table)), 1
+        else:
+            stamps, step = self._times(cells, time_name)
+        return Series(only, stamps, table.astype(np.float32), step)
+
+    def _header(self, names: list[str]) -> list[str]:
+        if not names:
+            raise UserError("the file is empty", str(self.path), "it needs a header line and rows")
+        for place, name in enumerate(names):
+            if not name or name in names[:place]:
+                what = f"two columns are named '{name}'" if name else f"column {place + 1} has no name"
+                raise UserError(what, f"{self.path}, line 1", "name it; from pandas, export with index=False")
+        return names
+
+    def _number(self, cell: str, line: int, column: str, fill: str | None) -> float:
+        if cell in EMPTY:
+            if fill:
+                return math.nan
+            where = f"{self.path}, line {line}, column '{column}'"
+            raise UserError("an empty cell", where, "--fill last takes the last known value instead")
+        try:
+            value = float(cell)
+        except ValueError:
+            where = f"{self.path}, line {line}, column '{column}'"
+            raise UserError(f"'{cell}' is not a number", where, f"mend it, or --drop '{column}'") from None
+        if not abs(value) < FLOAT32_MAX:
+            where = f"{self.path}, line {line}, column '{column}'"
+            raise UserError(f"'{cell}' is not a finite number", where, f"mend it, or --drop '{column}'")
+        return value
+
+    def _fill(self, table: np.ndarray, names: list[str]) -> None:
+        """Fills gaps with the value before them, never with a later one."""
+        for name, column in zip(names, table.T, strict=True):
+            gaps = np.isnan(column)
+            if not gaps.any():
+                continue
+            if gaps[0]:
+                where = f"{self.path}, first row, column '{name}'"
+                raise UserError(
+                    "nothing to fill an empty cell with", where, "cut the file where the column begins"
+                )
+            known = np.maximum.accumulate(np.where(gaps, 0, np.arange(len(column))))
+            column[:] = column[known]
+            filled = f"{gaps.sum():,} empty cells ({gaps.mean():.1%})"
+            print(f"note: column '{name}': {filled} filled with the last value")
+
+    def _times(self, cells: list[str], column: str) -> tuple[np.ndarray, int]:
+        """Seconds since 1970 of each row, and the step between most rows."""
+        try:
+            whole = all(cell.lstrip("-").isdecimal() for cell in cells[:1])
+            times = np.array(cells, np.int64 if whole else "datetime64[s]").astype(np.int64)
+        except ValueError as error:
+            where = f"{self.path}, column '{column}'"
+            raise UserError(
+                f"not a time ({error})", where, "2016-07-01 00:00:00, or seconds; see --time-column"
+            ) from error
+        steps = np.diff(times)
+        for row in np.flatnonzero(steps <= 0)[:1]:
+            what = "the time goes back" if steps[row] else "the same time twice"
+            where = f"{self.path}, row {row + 2}, '{cells[row + 1]}' after '{cells[row]}'"
+            raise UserError(
+                what, where, "sort the rows by time, one for each" if steps[row] else "keep one of the two"
+            )
+        found, counts = np.unique(steps, return_counts=True)
+        step = int(found[counts.argmax()]) if len(found) else 1
+        if (gaps := np.flatnonzero(steps > step)).size:
+            longest = gaps[steps[gaps].argmax()]
+            length, after = steps[longest] / step, f"row {longest + 1} ({cells[longest]})"
+            print(f"note: {gaps.size:,} gaps in time, the longest of {length:,.0f} steps after {after};")
+            print("      windows run across them as if nothing were missing")
+        return times, step
+
+
+def check_column(name: str, names: list[str], path: Path) -> None:
+    """Raises `UserError` for a column that is not there, with the one that was probably meant."""
+    if name not in names:
+        likely = near([name], dict(zip(names, names, strict=True)), cutoff=0.6)
+        hint = f"did you mean '{likely}'?" if likely else f"it has {', '.join(names[:20])}"
+        raise UserError(f"no column '{name}'", str(path), hint)
