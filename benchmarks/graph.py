@@ -9,7 +9,7 @@ Graphs: training and validation of the model on 256 stocks with 10 neighbours ea
 `prepare` cached the graphs; rebuilt for each batch by the project (`graph_builder.use_in_training`); and
 rebuilt by a loop in Python, stock by stock. On a GPU where there is one, else on one thread of the CPU.
 
-    python benchmarks/graph.py [attention|memory|graphs] [--rounds 60] [--batches 10]
+    python benchmarks/graph.py [attention|memory|graphs] [--rounds 60] [--passes 4]
 
 `attention` and `memory` need `pip install torch_geometric`.
 """
@@ -24,6 +24,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ from torch import Tensor  # noqa: E402
 
 HEADS, WIDTH, INPUTS = 8, 8, 64
 SIZES = {"2,708 nodes, 10,556 edges": (2708, 10556, 1), "256 nodes, 2,560 edges × 32 days": (256, 2560, 32)}
-STOCKS, NEIGHBORS, DAYS, BATCH = 256, 10, 320, 32
+STOCKS, NEIGHBORS, DAYS, BATCH = 256, 10, 400, 32
 
 
 def module(name: str) -> Any:
@@ -70,13 +71,29 @@ def layers() -> dict[str, Any]:
     return {"ours": ours, "PyG": theirs}
 
 
+def dense(layer: Any, copies: int) -> Callable[[Tensor, Tensor], Tensor]:
+    """The same with a masked (N, N) of scores for each graph and head. Counts double edges once."""
+
+    def forward(x: Tensor, edges: Tensor) -> Tensor:
+        size = len(x) // copies
+        apart = torch.zeros(copies, size, size, dtype=torch.bool)
+        apart[edges[1] // size, edges[1] % size, edges[0] % size] = True
+        values = layer.linear(x).view(copies, size, HEADS, WIDTH)
+        leaving, arriving = ((values * part).sum(3).mT for part in (layer.source, layer.target))  # (B, H, N)
+        scores = torch.nn.functional.leaky_relu(leaving.unsqueeze(2) + arriving.unsqueeze(3), layer.slope)
+        shares = scores.masked_fill(~apart.unsqueeze(1), -torch.inf).softmax(3)  # (B, H, N, N)
+        return (shares @ values.transpose(1, 2)).transpose(1, 2).flatten(0, 1).flatten(1)
+
+    return forward
+
+
 def call(layer: Any, x: Tensor, edges: Tensor) -> tuple[float, Tensor, Tensor]:
-    """Seconds of forward and backward, output, gradient of x."""
+    """Seconds of this process in forward and backward, output, gradient of x."""
     x = x.clone().requires_grad_()
-    start = time.perf_counter()
+    start = time.process_time()  # other processes do not count
     out = layer(x, edges)
     out.square().sum().backward()
-    return time.perf_counter() - start, out.detach(), x.grad
+    return time.process_time() - start, out.detach(), x.grad
 
 
 def attention(rounds: int) -> None:
@@ -101,6 +118,9 @@ def attention(rounds: int) -> None:
             f"| {title} | {middle['PyG']:.2f} | {middle['ours']:.2f} | {statistics.median(ratios):.2f} "
             f"| {low:.2f} to {high:.2f} | {apart:.0e} |"
         )
+
+    masked = [1e3 * call(dense(both["ours"], size[2]), x, edges)[0] for _ in range(4)]
+    print(f"\nThe last one with a masked matrix instead of edges: {statistics.median(masked[1:]):.0f} ms")
 
 
 def interval(ratios: list[float]) -> tuple[float, float]:
@@ -176,7 +196,7 @@ def python_loop(returns: Tensor, count: int, overlap: int) -> Tensor:
     return torch.from_numpy(found).to(returns.device)
 
 
-def graphs(batches: int) -> None:
+def graphs(rounds: int) -> None:
     dataset, config, assembly = module("dataset"), module("config"), module("assemble")
     step_class = module("engine.step").Step
     distributed = module("engine.distributed").Distributed()
@@ -186,45 +206,57 @@ def graphs(batches: int) -> None:
         table = stocks()
         panel = dataset.panel(table, plan)
         count = len(panel.dates) - 1
-        splits = dataset.split_days(count, [count // 2, count - count // 2, 0], 1)
+        # Late days, so that each graph has all of its past.
+        borders = [count - 6 * BATCH, count - 3 * BATCH, count, count]
+        names = ("train", "validation", "test")
+        splits = {name: borders[place : place + 2] for place, name in enumerate(names)}
         facts = dataset.describe(panel.arrays, list(table), plan, slice(*splits["train"]))
         dataset.write(Path(folder), panel, facts, splits)
         store = module("engine.store").Store.open(folder)
-        print(
-            "| graphs | training s/it | samples/s | validation s/it | samples/s | graph's share |\n"
-            "|---|---|---|---|---|---|"
-        )
-        bare = None
-        for title in ("none", "cached", "rebuilt, vectorised", "rebuilt, Python loop"):
-            rebuild = "true" if "rebuilt" in title else "false"
+        rows = {
+            "none": None,
+            "cached": None,
+            "rebuilt, vectorised": vectorised,
+            "rebuilt, Python loop over stocks": python_loop,
+        }
+        ready, times = {}, {title: defaultdict(list) for title in rows}
+        for title, builder in rows.items():
             overrides = {
                 "data.path": folder,
                 "data.batch_size": str(BATCH),
                 "data.num_workers": "0",
-                "graph_builder.use_in_training": rebuild,
+                "graph_builder.use_in_training": "true" if builder else "false",
             }
-            dataset.correlated = python_loop if "Python" in title else vectorised
-            settings = config.load(overrides=overrides.items())
-            project = assembly.assemble(settings, distributed, store)
+            project = assembly.assemble(config.load(overrides=overrides.items()), distributed, store)
             step = step_class(project.wrapped, project.optimizer, project.precision, distributed, 1.0)
-            loader = project.loader("train", train=True)
-            if title == "none":
-                forget(loader.samples)
-            # Batches alone, then with a step behind each.
-            loading = seconds_of(loader, lambda batch: None, batches)
-            if title == "none":
-                bare = loading
-                continue
-            training = seconds_of(loader, lambda batch, step=step: step(batch, True), batches)
-            project.model.eval()
-            with torch.no_grad():
-                validation = seconds_of(loader, project.model, batches)
-            share = (loading - bare) / training
-            print(
-                f"| {title} | {training:.3f} | {BATCH / training:,.0f} "
-                f"| {validation:.3f} | {BATCH / validation:,.0f} | {share:.1%} |"
-            )
+            ready[title] = project.loader("train", train=True), step, project.model
+        forget(ready["none"][0].samples)
+        for number in range(-1, rounds):  # the first one warms up
+            for title, builder in rows.items():
+                dataset.correlated, (loader, step, model) = builder, ready[title]
+                found = times[title] if number >= 0 else defaultdict(list)
+                found["loading"] += seconds_of(loader, lambda batch: None)
+                if title == "none":
+                    continue
+                found["training"] += seconds_of(loader, lambda batch, step=step: step(batch, True))
+                with torch.no_grad():
+                    found["validation"] += seconds_of(loader, model.eval())
+                model.train()
         dataset.correlated = vectorised
+    print(
+        "| graphs | training s/it | samples/s | validation s/it | samples/s | graph ms | of the step |\n"
+        "|---|---|---|---|---|---|---|"
+    )
+    middle = {
+        title: {name: statistics.median(v) for name, v in found.items()} for title, found in times.items()
+    }
+    for title, row in list(middle.items())[1:]:
+        cost = row["loading"] - middle["none"]["loading"]
+        print(
+            f"| {title} | {row['training']:.3f} | {BATCH / row['training']:,.0f} "
+            f"| {row['validation']:.3f} | {BATCH / row['validation']:,.0f} "
+            f"| {1e3 * cost:.1f} | {cost / row['training']:.1%} |"
+        )
 
 
 def forget(samples: Any) -> None:
@@ -238,20 +270,17 @@ def forget(samples: Any) -> None:
     }
 
 
-def seconds_of(loader: Any, work: Callable[[Any], Any], count: int) -> float:
-    """Median seconds of a batch and of `work` on it."""
-    times: list[float] = []
-    while len(times) <= count:
-        start = time.perf_counter()
-        for batch in loader.epoch(0):
-            work(batch)
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
-            times.append(time.perf_counter() - start)
-            if len(times) > count:
-                break
-            start = time.perf_counter()
-    return statistics.median(times[1:])  # the first one warms up
+def seconds_of(loader: Any, work: Callable[[Any], Any]) -> list[float]:
+    """Seconds of each batch of an epoch and of `work` on it; on a CPU those of this process."""
+    clock = time.perf_counter if torch.cuda.is_available() else time.process_time
+    times, start = [], clock()
+    for batch in loader.epoch(0):
+        work(batch)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        times.append(clock() - start)
+        start = clock()
+    return times
 
 
 def main() -> None:
@@ -260,7 +289,7 @@ def main() -> None:
     )
     parser.add_argument("part", nargs="?", choices=["attention", "memory", "graphs"], help="(default: all)")
     parser.add_argument("--rounds", type=int, default=60, help="pairs of calls (default: 60)")
-    parser.add_argument("--batches", type=int, default=10, help="timed batches of each row (default: 10)")
+    parser.add_argument("--passes", type=int, default=4, help="over three batches with each row (default: 4)")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()}, 1 thread"
@@ -268,7 +297,7 @@ def main() -> None:
     parts = {
         "attention": lambda: attention(arguments.rounds),
         "memory": memory,
-        "graphs": lambda: graphs(arguments.batches),
+        "graphs": lambda: graphs(arguments.passes),
     }
     for name, part in parts.items():
         if arguments.part in (None, name):
