@@ -123,7 +123,8 @@ def ours(path: Path, loader: str, order: str, rows: int = ROWS) -> Any:
     from link import link
 
     folder = Path(tempfile.mkdtemp())
-    sys.path.insert(0, str(link(folder, workload="timeseries", loader=loader) / "src"))
+    link(folder, workload="timeseries", loader=loader)
+    sys.path.insert(0, str(folder / "src"))
     from my_training.engine.hdf5 import hdf5_arrays
     from my_training.engine.loader import Loader
     from my_training.engine.seams import Spans
