@@ -12,10 +12,10 @@ LOWEST := .venv-copier-lowest/.ready
 LOWEST_VERSION := $(shell sed -n 's/^_min_copier_version: "\([0-9.]*\)".*/\1/p' copier.yml)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint
+.PHONY: help setup demo test lint bench-gpu
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-8s%s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-11s%s\n", $$1, $$2 }' Makefile
 
 setup: $(READY) $(LOWEST) ## the environments of the other targets: .venv and .venv-copier-lowest
 
@@ -24,6 +24,9 @@ demo: $(READY) ## render the default project into build/demo, train it for a min
 
 test: $(READY) $(LOWEST) ## all tests; ARGS="-k update -x" for some of them
 	$(BIN)/python -m pytest $(ARGS)
+
+bench-gpu: $(READY) ## measure on this machine's GPU: make bench-gpu PART=llm ARGS="--output benchmark_results"
+	$(BIN)/python benchmarks/gpu/$(PART).py $(ARGS)
 
 lint: $(READY) ## style and types of the repository and of every part
 	$(BIN)/ruff check

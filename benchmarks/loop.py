@@ -84,6 +84,7 @@ def ours(torch: Any, package: str, data: list[tuple[Any, Any]], folder: Path) ->
     config = importlib.import_module(f"{package}.config")
     optimization = importlib.import_module(f"{package}.engine.optimization")
     precision = importlib.import_module(f"{package}.engine.precision")
+    throughput = importlib.import_module(f"{package}.engine.throughput")
     distributed = importlib.import_module(f"{package}.engine.distributed").Distributed()
     count = torch.tensor(float(BATCH * WIDTH))
 
@@ -97,7 +98,7 @@ def ours(torch: Any, package: str, data: list[tuple[Any, Any]], folder: Path) ->
 
     class InMemory:
         WITHOUT_EFFECT = ()
-        order = SimpleNamespace(slots=BATCH)
+        samples, order = None, SimpleNamespace(slots=BATCH)
 
         def __len__(self) -> int:
             return STEPS
@@ -125,6 +126,7 @@ def ours(torch: Any, package: str, data: list[tuple[Any, Any]], folder: Path) ->
         optimizer = optimization.make_optimizer(model, settings.optimizer)
         store = SimpleNamespace(fingerprint="", source={}, splits={}, files={}, folder=folder)
         return SimpleNamespace(
+            work=lambda *_: throughput.Work(),
             settings=settings, store=store, device=distributed.device, distributed=distributed, model=model,
             wrapped=model, optimizer=optimizer, optimizations=[], loader=lambda *_, **__: InMemory(),
             precision=precision.Precision("fp32", distributed.device),

@@ -36,16 +36,29 @@ def cases() -> list[tuple[str, str]]:
     return [(gpu, precision) for gpu in choices("gpu") for precision in choices("precision")]
 
 
-REFUSED = [case for case in cases() if impossible({"gpu": case[0], "precision": case[1]})]
+def refused(workload: str) -> list[tuple[str, str]]:
+    return [
+        case for case in cases() if impossible({"workload": workload, "gpu": case[0], "precision": case[1]})
+    ]
+
+
+REFUSED = refused("llm")
 
 
 @pytest.mark.parametrize(("gpu", "precision"), REFUSED)
 def test_impossible_precision_is_refused_with_its_reason(gpu: str, precision: str, tmp_path: Path) -> None:
-    message = refusal(tmp_path, gpu=gpu, precision=precision)
+    message = refusal(tmp_path, workload="llm", gpu=gpu, precision=precision)
     row = gpus().get(gpu)
     card = f"{row['label']} (sm {row['sm']})" if row else "A CPU"
-    advice = "fp16" if row and row["tflops"]["fp16"] else "fp32"
-    missing = {"tf32": "has no TF32", "bf16": "has no bf16 tensor cores"}[precision]
+    if gpu == "other":
+        card, row = "your GPU (sm 8.0)", {"tflops": {"bf16": 1, "fp16": 1}}
+    tensor_cores = [name for name in ("bf16", "fp16") if row and row["tflops"][name]]
+    advice = (tensor_cores or ["fp32"])[0]
+    missing = {
+        "tf32": "has no TF32",
+        "bf16": "has no bf16 tensor cores",
+        "fp8": "has no fp8 tensor cores",
+    }[precision]
     assert message == f"Invalid choice for 'precision': {card} {missing}; choose {advice}"
 
 
@@ -55,7 +68,13 @@ def test_possible_precisions_are_taken() -> None:
     assert {("v100", "fp16"), ("cpu", "bf16"), ("gtx_1080_ti", "fp16")} <= rendered
     assert not rendered & set(REFUSED)
     for gpu, precision in rendered:
-        render(gpu=gpu, precision=precision)
+        render(workload="llm", gpu=gpu, precision=precision)
+
+
+def test_fp8_is_refused_where_no_product_is_large(tmp_path: Path) -> None:
+    message = refusal(tmp_path, workload="tabular", gpu="h100", precision="fp8")
+    assert "workload tabular has none" in message
+    assert message.endswith("; choose bf16")
 
 
 @pytest.mark.parametrize(
@@ -141,7 +160,8 @@ def test_reserved_names_hold_every_module_of_python_and_every_dependency() -> No
     modules = {module for module, owners in modules_of.items() if declared & {o.lower() for o in owners}}
     modules = {module for module in modules if module[0] != "_" and "/" not in module}
     assert {"torch", "yaml", "lightning"} <= modules
-    assert modules - {"torchgen", "functorch", "pylab", "mpl_toolkits"} <= set(reserved["dependencies"])
+    modules -= {"torchgen", "functorch", "pylab", "mpl_toolkits"}
+    assert modules <= {*reserved["dependencies"], *reserved["standard_library"]}  # torchao has a `test`
 
 
 def pyproject_dependencies(project: Path) -> list[str]:

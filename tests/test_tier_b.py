@@ -15,14 +15,17 @@ CELLS = products("workload", "loader", "framework", "precision")
 # Small enough for seconds, large enough to learn: flags of each workload for its synthetic data.
 TINY = {
     "tabular": ("--data.batch_size", "128", "--model.width", "32", "--schedule.warmup_steps", "10"),
-    "timeseries": (
-        "--model.width",
-        "16",
-        "--optimizer.learning_rate",
-        "0.01",
-        "--schedule.warmup_steps",
-        "10",
+    "llm": (
+        *("--data.sample_mb", "0.2", "--data.block_size", "32", "--data.batch_size", "8"),
+        *("--model.layers", "1", "--model.width", "128", "--schedule.warmup_steps", "10"),
+        *("--training.fp8_emulation", "true", "--optimizer.learning_rate", "0.003"),
+        *("--evaluation.batch_size", "64"),
     ),
+    "graph": (
+        *("--data.batch_size", "4", "--model.width", "16", "--model.temporal_layers", "1"),
+        *("--schedule.warmup_steps", "10", "--optimizer.learning_rate", "3e-3"),
+    ),
+    "timeseries": ("--model.width", "16", "--optimizer.learning_rate", "0.01", "--schedule.warmup_steps", "10"),
 }
 STEPS = 60  # of 110 or more in an epoch
 EVERY_STEP = ("--monitor.every_steps", "1", "--training.max_steps", str(STEPS))

@@ -13,6 +13,8 @@ from rendering import REPOSITORY, questions
 
 Answers = dict[str, Any]
 
+LARGE_PRODUCTS = ("llm",)  # workloads that fp8 is offered for
+
 # These change few lines, or files that no other file knows, so they vary pairwise with the rest. Every other
 # question with choices is structural: all combinations are rendered.
 PAIRWISE = ("gpu", "tracker", "extras")
@@ -62,10 +64,14 @@ def kind(gpu: str) -> object:
 
 
 def impossible(answers: Mapping[str, Any]) -> bool:
-    """Whether the chosen GPU cannot compute in the chosen precision."""
+    """Whether the chosen GPU cannot compute in the chosen precision, or the workload gains nothing by it."""
     precision, gpu = answers.get("precision", "auto"), answers.get("gpu", "auto")
+    if precision == "fp8" and answers.get("workload", "tabular") not in LARGE_PRODUCTS:
+        return True
     if gpu == "cpu":
         return precision in ("tf32", "fp8")
+    if gpu == "other":  # of sm 8.0, where the answer is as by default
+        return precision == "fp8"
     if gpu not in gpus() or precision not in ("tf32", "bf16", "fp8"):
         return False
     return gpus()[gpu]["tflops"][precision] is None

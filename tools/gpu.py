@@ -34,6 +34,7 @@ def main(python: str = "3.12") -> None:
             loader=loader,
             framework=framework,
         )
+    render_into(folder / "projects" / "llm", workload="llm", loader="memmap", precision="fp8")
     wheels = ("--python-version", python, "--only-binary=:all:", "--quiet", "--dest", str(folder / "wheels"))
     subprocess.run([sys.executable, "-m", "pip", "download", *wheels, *PACKAGES], check=True)
     (folder / "check.sh").write_text(CHECK.format(packages=" ".join(PACKAGES)))

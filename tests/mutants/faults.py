@@ -102,7 +102,7 @@ FAULTS = (
         "engine/session.py",
         "self.step.carry.drop()",
         "pass",
-        SESSION + "test_a_state_is_dropped_at_an_epochs_end_and_survives_a_stop[default]",
+        SESSION + "test_a_state_is_dropped_at_an_epochs_end_and_survives_a_stop[pytorch]",
     ),
     # --- number formats
     Fault(
@@ -241,6 +241,13 @@ FAULTS = (
         LOADER + "test_any_position_can_be_resumed[0-time-dataloader]",
     ),
     Fault(
+        "a resumed epoch reads the chunks of its beginning",
+        "parts/loader/chunk.py",
+        "self._chunks(numbers, number, start_batch)",
+        "self._chunks(numbers, number, 0)",
+        LOADER + "test_any_position_can_be_resumed[0-time-chunk]",
+    ),
+    Fault(
         "the DataLoader draws from the global generator",
         "parts/loader/dataloader.py",
         "generator=torch.Generator(),",
@@ -354,5 +361,54 @@ FAULTS = (
         'table, facts = describe(table, splits["train"])',
         "table, facts = describe(table, order)",
         "test_tabular.py::test_facts_come_from_the_training_rows_alone",
+    ),
+    Fault(
+        "a window sees an open bar",
+        "parts/workload/timeseries/dataset.py",
+        'closed[rows - 1], present, frame["history"], 0)',
+        'closed[rows], present, frame["history"], 0)',
+        "test_timeseries.py::test_a_window_sees_no_open_bar",
+    ),
+    Fault(
+        "the history holds the first target",
+        "parts/workload/timeseries/dataset.py",
+        'batch = {base["name"]: both[:, : base["history"]], **values}',
+        'batch = {base["name"]: both[:, 1 : base["history"] + 1], **values}',
+        "test_timeseries.py::test_a_window_belongs_to_the_split_that_holds_all_its_targets",
+    ),
+    Fault(
+        "the series' scaler has seen validation and test",
+        "parts/workload/timeseries/dataset.py",
+        "if name in closed else border])",
+        "if name in closed else None])",
+        "test_timeseries.py::test_noise_behind_the_training_border_changes_neither_scaler_nor_losses",
+    ),
+    Fault(
+        "unshifted tokens",
+        "parts/workload/llm/dataset.py",
+        "targets = values[:, 1:].masked_fill",
+        "targets = values[:, :-1].masked_fill",
+        "test_llm.py::test_each_token_but_the_first_is_the_target_of_the_one_before_it_once[7-memmap]",
+    ),
+    Fault(
+        "a token sees the later ones",
+        "parts/workload/llm/model.py",
+        "is_causal=time > 1",
+        "is_causal=False",
+        "test_llm.py::test_no_token_sees_a_later_one",
+    ),
+    Fault(
+        "evaluation starts at random places, too",
+        "parts/workload/llm/dataset.py",
+        "if self.training and self.random_start:",
+        "if self.random_start:",
+        "test_llm.py::test_random_start_shifts_in_training_only",
+    ),
+    Fault(
+        "a cached token stands at the first position",
+        "parts/workload/llm/model.py",
+        "start = 0 if cache is None else cache.length",
+        "start = 0",
+        "test_llm.py::test_generating_with_a_cache_equals_without[5-flags0]",
     ),
 )

@@ -21,6 +21,7 @@ from .engine.gpus import resolve_precision
 from .engine.loader import Loader
 from .engine.precision import Precision
 from .engine.store import MANIFEST, Store
+from .engine.throughput import Work, measure
 from .model import build_model
 from .settings import WORKLOAD
 
@@ -42,12 +43,18 @@ class Project:
     def device(self) -> torch.device:
         return self.distributed.device
 
+    def work(self, samples: Any, batch: dict[str, torch.Tensor]) -> Work:
+        """Tokens and FLOPs of a sample, against the device's peak."""
+        build = lambda: build_model(self.settings, self.store.facts)  # noqa: E731
+        return measure(samples, build, batch, self.device, self.precision.name)
+
     def loader(self, split: str, train: bool = False) -> Loader:
         """Batches of a split; training order with `train`, every sample once in time order without.
 
         Raises `UserError` where the split has no samples.
         """
-        samples = dataset.Samples(self.store, self.settings, split)
+        samples: Any = dataset.Samples(self.store, self.settings, split)
+        samples.training = train
         if not len(samples):
             raise UserError(
                 f"the {split} split has no samples", str(self.store.folder), "prepare with another --split"
@@ -76,11 +83,14 @@ def assemble(settings: Any, distributed: Any, store: Store) -> Project:
     reproducibility.seed_everything(settings.reproducibility.seed)
     reproducibility.set_deterministic(deterministic, training.cudnn_benchmark)
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
-    resolved, why = resolve_precision(training.precision, capability, hip=torch.version.hip is not None)
+    emulate = training.fp8_emulation
+    resolved, why = resolve_precision(
+        training.precision, capability, hip=torch.version.hip is not None, emulate=emulate
+    )
     precision = Precision(resolved, device)
 
     model: Any = build_model(settings, store.facts).to(device)  # 1
-    blocks: dict[str, Any] = {"fp8": convert(model) if resolved == "fp8" else 0}  # 2
+    blocks: dict[str, Any] = {"fp8": convert(model, emulate) if resolved == "fp8" else 0}  # 2
     if training.gradient_checkpointing:  # 3
         optimization.checkpoint_blocks(model.blocks())
     enabled, blocks["why"] = optimization.compiles(settings, device)

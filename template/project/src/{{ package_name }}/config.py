@@ -15,7 +15,7 @@ from pydantic import Field, PrivateAttr
 from .engine.errors import UserError
 from .engine.sections import Auto, Section, catalogue, defaults
 from .engine.sources import Given, Layer, Sources, annotated_yaml, near_misses
-from .settings import LEARNING_RATE, Data, Model
+from .settings import LEARNING_RATE, Sections
 
 
 class Optimizer(Section):
@@ -44,9 +44,12 @@ class Schedule(Section):
 class Training(Section):
     """How long, in which precision, and what a step is made of."""
 
-    precision: Literal["auto", "fp32", "tf32", "fp16", "bf16"] = Field(
-        "auto", description="auto is bf16 from compute capability 8.0, fp16 on 7.x, else fp32"
+    precision: Literal["auto", "fp32", "tf32", "fp16", "bf16", "fp8"] = Field(
+        "auto",
+        description="auto is bf16 from compute capability 8.0, fp16 on 7.x, else fp32; fp8 from 8.9 on"
+        " gains for large compiled models only and loses for small ones",
     )
+    fp8_emulation: bool = Field(False, description="round as fp8 does on any device, slowly, to test")
     epochs: int = Field(10, ge=1, description="passes over the training samples")
     max_steps: int = Field(0, ge=0, description="optimizer steps of the run; 0 goes by epochs")
     gradient_accumulation_steps: int = Field(1, ge=1, description="micro-batches to an optimizer step")
@@ -107,11 +110,9 @@ class Phase(Section):
     overrides: Any = None
 
 
-class Settings(Section):
+class Settings(Sections):
     """Every setting of a run. Made by `load`, which also says where each value came from."""
 
-    data: Data = defaults(Data)
-    model: Model = defaults(Model)
     optimizer: Optimizer = defaults(Optimizer)
     schedule: Schedule = defaults(Schedule)
     training: Training = defaults(Training)

@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> int:
     )
     loader.close()
     metrics = dataset.finish(metrics, project.store, arguments.split)
-    baselines = dataset.baselines(project.store, settings, arguments.split)
+    baselines = dataset.baselines(project.store, project.settings, arguments.split)
     result = {"split": arguments.split, "step": step, "metrics": metrics, "baselines": baselines}
     write_json(folder / "evaluation.json", result)
     count = len(loader.order.samples)
@@ -59,6 +59,9 @@ def open_run(folder: Path, settings: Any, which: str) -> tuple[Any, int]:
     from ..engine.optimization import prepare_process
 
     prepare_process()
+    if settings.phases:  # a phase may have had other data, another block size
+        number = Checkpoint(folder / "checkpoints").peek(which).get("phase", 0)
+        settings = settings.phase(number + 1)
     store = open_store(settings)
     project = assemble(settings, Distributed(), store)
     checkpoint = Checkpoint(folder / "checkpoints", model=project.model)

@@ -111,6 +111,11 @@ class Checkpoint:
         load_model(self.parts["model"], found["tensors"], found["path"])
         return {"step": found["manifest"]["step"], "path": found["path"], "facts": found["manifest"]["facts"]}
 
+    def peek(self, which: str = "best") -> dict[str, Any]:
+        """The facts that `load_model(which)` would find, without its weights; empty where there is none."""
+        found = self._read(which, tensors=False)
+        return found["manifest"]["facts"] if found else {}
+
     def best(self) -> str | None:
         """Name of the best checkpoint's folder, if one is marked and there."""
         try:
@@ -119,12 +124,12 @@ class Checkpoint:
             return None
         return name if (self.folder / name).is_dir() else None
 
-    def _read(self, which: str) -> dict[str, Any] | None:
+    def _read(self, which: str, tensors: bool = True) -> dict[str, Any] | None:
         best = self.best()
         ordered = folders(self.folder)
         if which == "best" and best:
             ordered = [self.folder / best, *(path for path in ordered if path.name != best)]
-        found, self.skipped = _first_valid(ordered)
+        found, self.skipped = _first_valid(ordered, tensors)
         if found is None and self.skipped:
             raise UserError("no valid checkpoint", "; ".join(self.skipped), f"restore one into {self.folder}")
         return found

@@ -125,18 +125,23 @@ def fits_memory(gpu: Gpu, memory_gb: float | None) -> bool:
     return memory_gb is None or 0.89 * gpu.memory_gb <= memory_gb <= 1.05 * gpu.memory_gb
 
 
-def resolve_precision(name: str, capability: Capability | None, hip: bool = False) -> tuple[str, str]:
+def resolve_precision(
+    name: str, capability: Capability | None, hip: bool = False, emulate: bool = False
+) -> tuple[str, str]:
     """The precision to run for the setting `training.precision`, and one sentence why.
 
     Args:
         name: auto, fp32, tf32, fp16, bf16 or fp8.
         capability: of the GPU; None is a CPU.
         hip: whether torch is a ROCm build (`torch.version.hip`), which numbers AMD's chips its own way.
+        emulate: whether fp8 may be emulated (`training.fp8_emulation`).
 
     Raises UserError for bf16 and fp8 on a GPU that lacks them. tf32 there becomes fp32 instead: it
     differs in speed alone. `torch.cuda.is_bf16_supported()` is no help, it counts emulation that is up
     to 20 times slower (T4, V100).
     """
+    if name == "fp8" and emulate:
+        return name, "emulated by training.fp8_emulation: it tests, it does not speed up"
     if capability is None:
         return on_cpu(name)
     card = ("ROCm " if hip else "sm ") + ".".join(map(str, capability))

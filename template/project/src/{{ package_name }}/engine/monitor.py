@@ -20,6 +20,7 @@ from tqdm import tqdm
 
 from .files import write_text
 from .step import Step
+from .throughput import Work
 
 T = TypeVar("T")
 
@@ -48,9 +49,9 @@ class Monitor:
         self._file: io.TextIOBase | Any = io.StringIO()  # until `start`, and on ranks that write nothing
         self._pending: list[tuple[int, int, tuple[int, int], list]] = []
 
-    def start(self, step: int, total: int, samples: int) -> None:
+    def start(self, step: int, total: int, samples: int, work: Work | None = None, devices: int = 1) -> None:
         """Begins (or goes on) at `step`; rows behind it, of a run that died later, are dropped."""
-        self.total, self.samples = total, samples
+        self.total, self.samples, self.work, self.devices = total, samples, work or Work(), devices
         self._trim(step)
         if self.main:
             self._file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115
@@ -102,6 +103,7 @@ class Monitor:
             "eta_s": (self.total - number) * seconds / steps,
             "time": time.time(),
         }
+        row |= self.work.rates(row["samples_per_second"], self.devices)
         if self.device.type == "cuda":
             row["memory_mb"] = torch.cuda.max_memory_allocated(self.device) / 2**20
         self.write(row)
@@ -157,7 +159,9 @@ class Monitor:
 
     def say(self, row: dict[str, Any]) -> None:
         """The row for a reader."""
-        rate = f"{row['samples_per_second']:,.0f} samples/s"
+        unit = "tokens" if "tokens_per_second" in row else "samples"
+        rate = f"{row[f'{unit}_per_second']:,.0f} {unit}/s"
+        rate += f"  MFU {row['mfu']:.1%}" if "mfu" in row else ""
         memory = f"  {row['memory_mb']:,.0f} MB" if "memory_mb" in row else ""
         if self.bar is not None:
             self.bar.set_postfix_str(

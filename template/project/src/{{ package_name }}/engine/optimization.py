@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+FP8 = "evaluation in bf16; without compile and on small models it loses time"
 COMPILE_CAPABILITY = (
     8,
     0,
@@ -36,6 +37,8 @@ def checkpoint_blocks(blocks: list[nn.Module]) -> None:
     Off in evaluation. `training.gradient_checkpointing`.
     """
     for block in blocks:
+        if not getattr(block, "recomputes", True):  # a head: its backward follows its forward at once
+            continue
         block.forward = _recomputed(block.forward)
 
 
@@ -132,6 +135,7 @@ def describe(
             _on(torch.backends.cudnn.benchmark),
             "training.cudnn_benchmark; pays for convolutions only",
         ),
+        *([("fp8", f"{blocks['fp8']} layers", FP8)] if blocks["fp8"] else []),
         ("compile", compiled, blocks["why"] + skipped),
         ("fused optimizer", _on(settings.optimizer.fused), "optimizer.fused"),
         ("recomputation", _on(blocks["checkpointed"]), "training.gradient_checkpointing"),

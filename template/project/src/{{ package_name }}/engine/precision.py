@@ -1,10 +1,11 @@
-"""Number formats of the step: fp32, tf32, fp16 with loss scaling, bf16.
+"""Number formats of the step: fp32, tf32, fp16 with loss scaling, bf16, fp8.
 
 What each does, when it hurts, how to turn it off (`training.precision`):
 * tf32: matmuls on tensor cores with 10 bits of mantissa, about 3.3 digits; memory and reproducibility
   are those of fp32. Peak 8x on A100, 1x on GeForce 30/40/50, none before sm 8.0.
 * bf16: same range as fp32, about 2.4 digits; no loss scaling. Emulated, thus slow, before sm 8.0.
 * fp16: same speed as bf16, narrow range; gradients are scaled, and a step that overflows is skipped.
+* fp8: bf16, and linear layers inside blocks multiply in fp8 (`engine/fp8.py`, only where it was chosen).
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ SCALE = 65536.0  # GradScaler's own start for a mean loss; ours is a sum over `w
 class Precision:
     """Autocast, loss scaling and the guarded optimizer step of one resolved precision.
 
-    name: fp32 | tf32 | fp16 | bf16 (`gpus.resolve_precision` has already turned `auto` into one).
+    name: fp32 | tf32 | fp16 | bf16 | fp8 (`gpus.resolve_precision` has already turned `auto` into one).
     """
 
     def __init__(self, name: str, device: torch.device):
         self.name, self.device = name, device
-        self.dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(name)
+        self.dtype = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.bfloat16}.get(name)
         self.scaler = torch.amp.GradScaler(device.type, init_scale=SCALE) if name == "fp16" else None
         set_tf32(name == "tf32" or self.dtype is not None)
 

@@ -46,7 +46,12 @@ class Output(NamedTuple):
 
 
 class Samples(Protocol):
-    """`dataset.Samples(store, settings, split)`: what a sample is. Host methods are pure numpy."""
+    """`dataset.Samples(store, settings, split)`: what a sample is. Host methods are pure numpy.
+
+    `training` is set to whether a loader takes the samples to train; `random_start` shifts only then.
+    """
+
+    training: bool
 
     def __len__(self) -> int: ...
 
@@ -59,6 +64,7 @@ class Samples(Protocol):
     def batch(self, rows: dict[str, Rows]) -> Batch:
         """On the device: split, shift, cast, mask. The loader adds `index` and `fresh`."""
 
+    # Optional: `tokens`, how many targets a full sample has, where a workload counts in tokens.
     # Optional: host(rows, indices, epoch) -> rows runs in the worker or reader thread: real CPU
     # work per sample, such as augmentation, seeded by (seed, epoch, index) alone.
 

@@ -149,6 +149,9 @@ class Session:
         only: run this one phase (from 1), from the checkpoint that the one before it left.
         """
         phases = self.settings.phases
+        if 0 < only <= self.progress.phase:
+            where = f"the run is in phase {self.progress.phase + 1}"
+            raise UserError(f"phase {only} is finished", where, "--resume goes on with it")
         for number in range(self.progress.phase, len(phases) or 1):
             self.begin(self.settings.phase(number + 1) if phases else self.settings)
             if only and number == only - 2 and not self._phase_done:
@@ -208,7 +211,7 @@ class Session:
         self.verification = Verification(project.store)
         self.schedule.set(self.progress.step - self.progress.phase_start)
         samples = self.loader.order.slots * self.accumulation
-        self.monitor.start(self.progress.step, self.end, samples)
+        self.monitor.start(self.progress.step, self.end, samples, self.work, project.distributed.world)
         self._introduce()
 
     def _dry_run(self) -> None:
@@ -219,8 +222,10 @@ class Session:
         project, state = self.project, random_state()
         buffers = {name: buffer.clone() for name, buffer in project.model.named_buffers()}
         batches = self.loader.epoch(0)
+        batch = next(batches)
+        self.work = project.work(self.loader.samples, batch)
         with project.precision.autocast():
-            output = project.wrapped(next(batches))
+            output = project.wrapped(batch)
         output.loss.backward(gradient=output.weight)
         batches.close()
         project.precision.calibrate(output.weight.item())
@@ -333,7 +338,10 @@ class Session:
             line(f"  {entry['name']:<18}{entry['state']:<14}{entry['why']}")
         parameters = sum(parameter.numel() for parameter in project.model.parameters())
         samples = self.loader.order.slots * self.accumulation
-        line(f"  {parameters:,} parameters, {self.total:,} steps of {samples:,} samples")
+        tokens = f" of {self.work.tokens:,} tokens" if self.work.tokens else ""
+        line(f"  {parameters:,} parameters, {self.total:,} steps of {samples:,} samples{tokens}")
+        if self.work.tokens:
+            line(f"  MFU {self.work.why}")
         for note in self.notes:
             line(f"note: {note}")
         environment = {

@@ -1,0 +1,228 @@
+"""A language model's step on a CPU: a rendered project's loop against one of nanoGPT's structure.
+
+nanoGPT's small setting: 4 layers, 4 heads, 128 wide, block 64, batch 12, character level, fp32, no dropout.
+Both sides start from the same weights (logits equal to 1e-5), draw their own batches from a mapped token
+file, clip to norm 1, follow warm-up + cosine and log the loss every 10 steps. Rounds are interleaved; a
+round's figure is the tenth percentile of its step times, which a busy machine moves least.
+
+    python benchmarks/llm.py [--threads 1] [--rounds 9] [--steps 100]
+    python benchmarks/llm.py --windows        # gathering windows against a copy per row
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import itertools
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+BLOCK, BATCH, EVERY, WARMUP, RATE = 64, 12, 10, 20, 1e-3
+FLAGS = {
+    "data.block_size": BLOCK,
+    "data.batch_size": BATCH,
+    "data.order": "random_start",
+    "model.layers": 4,
+    "model.heads": 4,
+    "model.width": 128,
+    "model.positions": "learned",
+    "model.context": BLOCK,
+    "optimizer.learning_rate": RATE,
+    "optimizer.beta2": 0.99,
+    "optimizer.weight_decay": 0.1,
+    "schedule.warmup_steps": WARMUP,
+    "monitor.every_steps": EVERY,
+    "monitor.progress": "false",
+    "evaluation.every_steps": 10**9,
+    "checkpoint.every_steps": 10**9,
+}
+
+
+def prepare(folder: Path) -> None:
+    """The standard library's text, character by character."""
+    dataset = importlib.import_module("my_training.dataset")
+    tokenizer = importlib.import_module("my_training.tokenizer")
+    source = Path(os.__file__).parent
+    text = b"".join(path.read_bytes() for path in sorted(source.glob("*.py")))
+    kept = bytes(byte for byte in text if byte < 128)[:1_200_000]
+    (folder / "text").write_bytes(kept)
+    characters = "".join(sorted(set(kept.decode())))
+    borders = lambda ends: [int(0.9 * ends[-1]), int(0.95 * ends[-1]), int(ends[-1])]  # noqa: E731
+    dataset.write(folder / "data", tokenizer.Character(characters), [folder / "text"], borders)
+
+
+class Theirs:
+    """nanoGPT's loop, its steps timed one by one."""
+
+    def __init__(self, torch: Any, project: Any, data: Any, steps: int):
+        import nanogpt
+
+        self.torch, self.nanogpt, self.data, self.steps = torch, nanogpt, data, steps
+        vocabulary = project.model.embedding.num_embeddings
+        self.model = nanogpt.GPT(nanogpt.Config(BLOCK, vocabulary, 4, 4, 128))
+        nanogpt.load_ours(self.model, project.model)
+        tokens = torch.from_numpy(data[: BATCH * BLOCK].astype("int64")).view(BATCH, BLOCK)
+        with torch.no_grad():
+            expected, found = self.model(tokens)[0], project.model.logits(tokens)
+        apart = (expected[..., : found.shape[-1]] - found).abs().max().item()
+        assert apart < 1e-5, f"not the same function: logits differ by {apart}"
+        self.optimizer = self.model.configure_optimizers(0.1, RATE, (0.9, 0.99), "cpu")
+
+    def run(self) -> list[float]:
+        """Milliseconds of each step."""
+        torch, times = self.torch, []
+        X, Y = self.nanogpt.get_batch(self.data, BATCH, BLOCK, "cpu")
+        for iteration in range(self.steps):
+            start = time.perf_counter()
+            rate = self.nanogpt.get_lr(iteration, RATE, WARMUP, self.steps, RATE / 10)
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate
+            _, loss = self.model(X, Y)
+            X, Y = self.nanogpt.get_batch(self.data, BATCH, BLOCK, "cpu")
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+            if iteration % EVERY == 0:
+                loss.item()
+            times.append(1000 * (time.perf_counter() - start))
+        return times
+
+
+class Ours:
+    """A rendered project's own `fit`, its steps timed by what the loop calls after each."""
+
+    def __init__(self, folder: Path, number: int, steps: int):
+        load = importlib.import_module("my_training.config").load
+        assembling = importlib.import_module("my_training.assemble")
+        distributed = importlib.import_module("my_training.engine.distributed").Distributed()
+        self.fit = importlib.import_module("my_training.train").fit
+        flags = FLAGS | {"data.path": folder / "data", "training.max_steps": steps}
+        settings = load(overrides=[(key, str(value)) for key, value in flags.items()])
+        self.store = assembling.open_store(settings)
+        (folder / f"run{number}").mkdir()
+        self.session = importlib.import_module("my_training.engine.session").Session(
+            folder / f"run{number}",
+            settings,
+            lambda settings: assembling.assemble(settings, distributed, self.store),
+        )
+
+    def run(self) -> list[float]:
+        stamps = []
+        advance = self.session.advance
+
+        def timed(batches: tuple[int, int]) -> None:
+            advance(batches)
+            stamps.append(time.perf_counter())
+
+        self.session.advance, self.session.evaluate, self.session.save = timed, lambda: None, lambda: None
+        stamps.append(time.perf_counter())
+        self.fit(self.session)
+        return [1000 * (after - before) for before, after in itertools.pairwise(stamps)]
+
+
+def compare(torch: Any, folder: Path, rounds: int, steps: int) -> None:
+    """Interleaved rounds; prints both medians and the median ratio."""
+    import numpy as np
+
+    tenth = lambda times: float(np.percentile(times[5:], 10))  # noqa: E731 - the first steps warm up
+    found = []
+    with open(os.devnull, "w") as nothing:
+        for number in range(-1, rounds):
+            stdout, sys.stdout = sys.stdout, nothing
+            ours = Ours(folder, number, steps)
+            with ours.session as session:
+                for project in session.phases():
+                    split = project.store.splits["train"]
+                    data = np.asarray(project.store.arrays["tokens"].rows()[slice(*split)])
+                    theirs = Theirs(torch, project, data, steps)
+                    both = [theirs.run, ours.run] if number % 2 else [ours.run, theirs.run]
+                    figures = {call.__self__.__class__.__name__: tenth(call()) for call in both}
+            sys.stdout = stdout
+            if number >= 0:  # the first round warms up
+                found.append((figures["Ours"], figures["Theirs"]))
+                print(
+                    f"round {number + 1}: ours %.3f ms, nanoGPT's structure %.3f ms" % found[-1], flush=True
+                )
+    ours, theirs = (statistics.median(side) for side in zip(*found, strict=True))
+    ratios = sorted(one / other for one, other in found)
+    low, high = ratios[max(len(ratios) // 2 - 2, 0)], ratios[min(len(ratios) // 2 + 2, len(ratios) - 1)]
+    print(f"ours                {ours:8.3f} ms/step (median of {rounds} rounds' tenth percentiles)")
+    print(f"nanoGPT's structure {theirs:8.3f} ms/step")
+    interval = f"about 95 % interval of the median {low:.3f} to {high:.3f}"
+    print(f"ratio               {statistics.median(ratios):8.3f} ({interval})")
+
+
+def windows(torch: Any, folder: Path) -> None:
+    """Blocks of the mapped tokens into a reused buffer, against `torch.stack` of a copy per row."""
+    import numpy as np
+
+    rows = importlib.import_module("my_training.engine.rows")
+    seams = importlib.import_module("my_training.engine.seams")
+    array = importlib.import_module("my_training.engine.store").Store.open(folder / "data").arrays["tokens"]
+    source, data = rows.mapped(array), np.asarray(array.rows())
+    for block, batch in ((64, 12), (64, 256), (256, 64), (1024, 12)):
+        starts = np.random.default_rng(0).integers(0, len(data) - block - 1, batch)
+        spans = seams.Spans(starts, np.full(batch, block + 1), block + 1)
+        out = torch.empty((batch, block + 1), dtype=source.dtype)
+
+        def gathered(spans: Any = spans, out: Any = out) -> Any:
+            return rows.gather(source, spans, out)
+
+        def copied(starts: Any = starts, block: int = block) -> Any:
+            x = torch.stack([torch.from_numpy(data[i : i + block].astype(np.int64)) for i in starts])
+            y = torch.stack([torch.from_numpy(data[i + 1 : i + 1 + block].astype(np.int64)) for i in starts])
+            return x, y
+
+        figures = []
+        for call in (gathered, copied):
+            times = []
+            for _ in range(300):
+                start = time.perf_counter()
+                call()
+                times.append(1e6 * (time.perf_counter() - start))
+            figures.append(float(np.percentile(times, 10)))
+        ours, theirs = figures
+        print(
+            f"block {block:>5}, batch {batch:>4}:"
+            f" gathered {ours:8.1f} us, row by row {theirs:8.1f} us, {theirs / ours:.1f} times"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--windows", action="store_true")
+    arguments = parser.parse_args()
+    import torch
+    from rendering import render
+
+    torch.set_num_threads(arguments.threads)
+    sys.path.insert(0, str(render(workload="llm") / "src"))
+    versions = f"torch {torch.__version__}, Python {platform.python_version()}, {platform.machine()}"
+    print(f"{versions}, {arguments.threads} threads")
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        prepare(folder)
+        if arguments.windows:
+            windows(torch, folder)
+        else:
+            compare(torch, folder, arguments.rounds, arguments.steps)
+
+
+if __name__ == "__main__":
+    main()

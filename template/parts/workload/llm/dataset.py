@@ -1,0 +1,229 @@
+"""What a sample is: a block of tokens, and the same block one token later as its targets.
+
+The store holds one array, `tokens` (N,), uint16 or uint32 by the vocabulary; the splits are ranges of
+it, and each document ends with the tokenizer's token `end`. Blocks are cut when they are read, so
+another `data.block_size` needs no new `prepare`.
+
+Shapes: `B` blocks in a batch, `T` tokens of a block.
+"""
+
+from __future__ import annotations
+
+import gzip
+import random
+import sysconfig
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from .engine.errors import UserError
+from .engine.seams import Batch, Rows, Spans
+from .engine.store import Store, StoreWriter
+from .settings import WORKLOAD
+from .tokenizer import Byte, Tokenizer, byte_counts, restore
+
+IGNORE = -100
+"""Target that is none; F.cross_entropy leaves it out by default."""
+
+PIECE = 8 << 20  # bytes of text that are tokenized at once
+COUNTED = 32 << 20  # tokens of training text that the count model learns from; more hardly changes its figure
+LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
+FEWEST = 20  # modules of the sample text, so that each split has one
+
+
+class Samples:
+    """The blocks of one split: block i starts at token i × T. See `engine.seams.Samples`."""
+
+    training = False  # set by the loader's maker; only then does `random_start` shift
+
+    def __init__(self, store: Store, settings: Any, split: str):
+        self.first, self.last = store.splits[split]
+        self.block, self.seed = settings.data.block_size, settings.reproducibility.seed
+        self.random_start = settings.data.order == "random_start"
+        count = self.last - self.first
+        if 0 < count <= self.block:
+            what = f"the {split} split has {count} tokens and a block needs {self.block + 1}"
+            raise UserError(
+                what, str(store.folder), "lower data.block_size, or prepare more text or another --split"
+            )
+
+    @property
+    def tokens(self) -> int:
+        """Targets of a sample, for tokens per second."""
+        return self.block
+
+    def __len__(self) -> int:
+        """Every token but the first is a target once, so that the last block may be a shorter one."""
+        return -(-max(self.last - self.first - 1, 0) // self.block)
+
+    def lengths(self) -> np.ndarray | None:
+        return None
+
+    def spans(self, indices: np.ndarray, epoch: int) -> dict[str, Spans]:
+        """Rows i × T to i × T + T, both included: the last one is a target only."""
+        present = indices >= 0
+        starts = self.first + indices * self.block
+        if self.training and self.random_start:
+            shifts = shift(self.seed, epoch, indices) % np.uint64(self.block)
+            starts = np.minimum(starts + shifts.astype(np.int64), self.last - self.block - 1)
+        starts = np.where(present, starts, 0)
+        lengths = np.where(present, np.minimum(self.last - starts, self.block + 1), 0)
+        return {"tokens": Spans(starts, lengths, self.block + 1)}
+
+    def batch(self, rows: dict[str, Rows]) -> Batch:
+        """`tokens` and `targets` (B, T) int64; a target behind the end of the text is IGNORE."""
+        values, lengths = rows["tokens"]
+        values = values.to(torch.int64)
+        place = torch.arange(1, values.shape[1], device=values.device)
+        targets = values[:, 1:].masked_fill(place >= lengths[:, None], IGNORE)
+        return {"tokens": values[:, :-1], "targets": targets}
+
+
+def shift(seed: int, epoch: int, indices: np.ndarray) -> np.ndarray:
+    """(B,) uint64 from (seed, epoch, index): splitmix64, the same for every loader and any worker."""
+    with np.errstate(over="ignore"):
+        mixed = np.array([seed, epoch], np.uint64) * np.array(
+            [0x9E3779B97F4A7C15, 0xD1B54A32D192ED03], np.uint64
+        )
+        value = indices.astype(np.uint64) * np.uint64(0xBF58476D1CE4E5B9) + mixed.sum()
+        for places, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            value = (value ^ (value >> np.uint64(places))) * np.uint64(factor)
+        return value ^ (value >> np.uint64(31))
+
+
+def pieces(path: Path) -> Iterator[tuple[int, bytes]]:
+    """(offset, text) of a file, plain or gzipped, in pieces that end with a line or at least a character."""
+    with open(path, "rb") as raw:
+        file = gzip.GzipFile(fileobj=raw) if raw.peek(2)[:2] == b"\x1f\x8b" else raw
+        offset, rest = 0, b""
+        while block := file.read(PIECE):
+            text = rest + block
+            cut = text.rfind(b"\n") + 1 or len(text) - _unfinished(text)
+            yield offset, text[:cut]
+            offset, rest = offset + cut, text[cut:]
+        if rest:
+            yield offset, rest
+
+
+def _unfinished(text: bytes) -> int:
+    """Bytes at the end of `text` that begin a UTF-8 character and do not end it."""
+    for length in range(1, min(len(text), 3) + 1):
+        if (byte := text[-length]) >= 0xC0:
+            return length if length < (2 if byte < 0xE0 else 3 if byte < 0xF0 else 4) else 0
+        if byte < 0x80:
+            break
+    return 0
+
+
+def write(
+    folder: Path,
+    tokenizer: Tokenizer,
+    files: Sequence[Path],
+    borders: Callable[[np.ndarray], list[int]],
+    source: dict[str, Any] | None = None,
+) -> dict[str, list[int]]:
+    """Tokenizes `files` one after the other into a store, one piece in memory at a time; returns the splits.
+
+    borders: from the token at which each file ends to the three tokens at which train, validation and
+    test end. Raises `UserError` with file and byte where a text is not in the tokenizer's encoding.
+    """
+    dtype = np.dtype("uint16" if tokenizer.end < 2**16 else "uint32")
+    ends = []
+    with StoreWriter(folder, WORKLOAD) as writer, tempfile.TemporaryFile(dir=folder) as raw:
+        for path in files:
+            for offset, text in pieces(path):
+                try:
+                    raw.write(tokenizer.encode(text).astype(dtype).tobytes())
+                except UnicodeDecodeError as error:
+                    where = f"{path}, byte {offset + error.start}"
+                    raise UserError("not UTF-8 text", where, "mend it, or use --tokenizer byte") from error
+            raw.write(np.array([tokenizer.end], dtype).tobytes())
+            ends.append(raw.tell() // dtype.itemsize)
+        stops = borders(np.array(ends))
+        tokens = writer.create("tokens", (ends[-1],), str(dtype))
+        raw.seek(0)
+        for start in range(0, ends[-1], PIECE):
+            tokens[start : start + PIECE] = np.frombuffer(raw.read(PIECE * dtype.itemsize), dtype)
+        splits = dict(
+            zip(("train", "validation", "test"), zip([0, *stops], stops, strict=False), strict=True)
+        )
+        writer.facts = {
+            "vocabulary": tokenizer.end + 1,
+            "documents": len(files),
+            "tokenizer": tokenizer.facts(),
+            "token_bytes": byte_counts(tokenizer),
+        }
+        writer.splits = {name: list(border) for name, border in splits.items()}
+        writer.source = source or {}
+    return writer.splits
+
+
+def synthesize(folder: Path, settings: Any) -> None:
+    """Writes the source text of this machine's Python standard library, without its tests: no download.
+
+    The modules are shuffled, always in the same way, and a twentieth of them each validates and tests.
+    """
+    root = Path(sysconfig.get_path("stdlib"))
+    kept = [path for path in sorted(root.rglob("*.py")) if not LEFT_OUT & set(path.relative_to(root).parts)]
+    random.Random(0).shuffle(kept)
+    files: list[Path] = []
+    size = 0
+    for path in kept:
+        if size < settings.data.sample_mb * 1e6 or len(files) < FEWEST:
+            files.append(path)
+            size += path.stat().st_size
+    last = max(len(files) // 20, 1)
+    source = {"kind": "synthetic", "text": "Python's standard library", "bytes": size}
+    write(folder, Byte(), files, lambda ends: ends[[-1 - 2 * last, -1 - last, -1]].tolist(), source)
+
+
+def finish(metrics: dict[str, float], store: Store, split: str) -> dict[str, float]:
+    """Adds `perplexity`, e to the mean loss of a token."""
+    return {**metrics, "perplexity": float(np.exp(metrics["loss"]))}
+
+
+def baselines(store: Store, settings: Any, split: str) -> dict[str, dict[str, float]]:
+    """What one reaches by counting which byte follows which two, in the training text."""
+    tokenizer = restore(store.facts["tokenizer"])
+    train, measured = (_symbols(store, tokenizer, name) for name in ("train", split))
+    if len(measured) < 3:
+        return {}
+    return {"order-2 counts": {"bits_per_byte": order_2(train, measured)}}
+
+
+def _symbols(store: Store, tokenizer: Tokenizer, split: str) -> np.ndarray:
+    """(N,) bytes of a split's text as int64, 256 at the end of a document."""
+    first, last = store.splits[split]
+    tokens = np.asarray(store.arrays["tokens"].rows()[first : min(last, first + COUNTED)]).astype(np.int64)
+    if tokenizer.kind == "byte":
+        return tokens
+    parts = []
+    for document in np.split(tokens, np.flatnonzero(tokens == tokenizer.end) + 1):
+        parts.append(np.frombuffer(tokenizer.decode(document.tolist()), np.uint8).astype(np.int64))
+        parts.append(np.full(int((document[-1:] == tokenizer.end).sum()), 256))
+    return np.concatenate(parts)
+
+
+def order_2(train: np.ndarray, text: np.ndarray, symbols: int = 257) -> float:
+    """Bits per byte of `text` by counts of `train`, two symbols of context, as Witten & Bell (1991) mix them.
+
+    A context seen n times with d different followers gives a weight of n ÷ (n + d) to what it counted and
+    the rest to the context one shorter. `end` (256) is predicted too and counts as no byte.
+    """
+    share = np.full(len(text) - 2, 1 / symbols)
+    for order in range(3):
+        seen, asked = train[order:].copy(), text[2:].copy()
+        for back in range(1, order + 1):
+            seen += train[order - back : len(train) - back] * symbols**back
+            asked += text[2 - back : len(text) - back] * symbols**back
+        counts = np.bincount(seen, minlength=symbols ** (order + 1))
+        pairs = counts.reshape(-1, symbols)
+        context, followers = pairs.sum(1), (pairs > 0).sum(1)
+        total = (context + followers)[asked // symbols]
+        mixed = (counts[asked] + followers[asked // symbols] * share) / np.maximum(total, 1)
+        share = np.where(total > 0, mixed, share)
+    return float(-np.log2(share).sum() / max((text[2:] < 256).sum(), 1))

@@ -1,0 +1,81 @@
+"""Let a trained run continue a text."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..engine.errors import UserError
+from ..engine.files import replacing
+from ..engine.runs import find_run
+from .evaluate import open_run
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of `generate`."""
+    add = parser.add_argument
+    add("--prompt", default="", metavar="TEXT", help="how the text begins (default: a new document)")
+    add("--tokens", type=int, default=200, metavar="N", help="how many to add (default: 200)")
+    add(
+        "--temperature",
+        type=float,
+        default=0.8,
+        metavar="X",
+        help="0 is the likeliest token each time, 1 the model's own spread (default: 0.8)",
+    )
+    add(
+        "--top-k",
+        type=int,
+        default=0,
+        metavar="N",
+        help="draw from the N likeliest tokens only (default: all)",
+    )
+    add("--seed", type=int, default=0, metavar="N", help="the same seed, the same text (default: 0)")
+    add("--run", metavar="RUN", help="name or path of the run (default: the newest)")
+    add("--checkpoint", choices=["best", "last"], default="best", help="(default: best)")
+    add("--output", metavar="FILE", help="write the text there too")
+
+
+def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
+    """Prints prompt and continuation, up to the end of the document that the model writes."""
+    for name, value in (("tokens", arguments.tokens), ("top-k", arguments.top_k), ("seed", arguments.seed)):
+        if value < 0:
+            raise UserError(f"a negative number {value}", f"--{name}", "give 0 or more")
+    if not 0 <= arguments.temperature < float("inf"):
+        raise UserError(f"temperature {arguments.temperature}", "--temperature", "give 0 or more")
+    folder = find_run(arguments.run)
+    project, _ = open_run(folder, load(folder / "config.resolved.yaml"), arguments.checkpoint)
+
+    import torch
+
+    from ..tokenizer import restore
+
+    tokenizer = restore(project.store.facts["tokenizer"])
+    # A document's end comes before each new one, so that is how a text begins.
+    try:
+        prompt = [tokenizer.end, *tokenizer.encode(os.fsencode(arguments.prompt)).tolist()]
+    except UnicodeDecodeError:
+        raise UserError("not UTF-8 text", "--prompt", f"tokenizer {tokenizer.kind} needs it") from None
+    with torch.inference_mode(), project.precision.autocast():
+        found = project.model.generate(
+            torch.tensor([prompt], device=project.device),
+            arguments.tokens,
+            arguments.temperature,
+            arguments.top_k,
+            arguments.seed,
+        )[0].tolist()
+    added = found[len(prompt) :]
+    text = tokenizer.decode(
+        prompt + added[: (added.index(tokenizer.end) if tokenizer.end in added else None)]
+    )
+    print(text.decode("utf-8", "replace"))
+    if arguments.output:
+        try:
+            with replacing(Path(arguments.output)) as file:
+                file.write(text + b"\n")
+        except OSError as error:
+            where = f"--output {arguments.output}"
+            raise UserError(f"cannot write the file ({error.strerror})", where) from error

@@ -1,0 +1,295 @@
+"""A decoder-only transformer. Replace it with your own: `build_model` is all that the engine calls.
+
+Shapes: `B` texts, `T` tokens, `C` width, `H` heads, `D` = C / H, `V` padded vocabulary, `N` = B × T targets.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from .dataset import IGNORE
+from .engine.errors import UserError
+from .engine.seams import Batch, Output
+
+PAD = 64  # the vocabulary becomes a multiple of it: tensor cores take whole tiles (nanoGPT: 25 % on A100)
+LOGITS_BYTES = 256 << 20  # float32 logits that a chunk of the loss may hold
+ROTARY_BASE = 10_000.0  # Su et al. 2021, section 3.2.2
+
+
+def build_model(settings: Any, facts: dict[str, Any]) -> GPT:
+    """Raises `UserError` where the settings do not fit the data or each other."""
+    sizes = settings.model
+    if 0 < sizes.vocabulary < facts["vocabulary"]:
+        what = f"a vocabulary of {sizes.vocabulary} is smaller than the data's {facts['vocabulary']}"
+        raise UserError(what, "model.vocabulary", "raise it, or set it to 0")
+    if sizes.positions == "learned" and settings.data.block_size > sizes.context:
+        what = f"a block of {settings.data.block_size} is longer than the table of {sizes.context} positions"
+        raise UserError(what, "data.block_size", "raise model.context, or use model.positions rotary")
+    return GPT(sizes, settings.data.block_size, facts)
+
+
+class Attention(nn.Module):
+    """Causal self-attention, (B, T, C) to (B, T, C), by PyTorch's fused kernels."""
+
+    def __init__(self, sizes: Any):
+        super().__init__()
+        _, self.heads, width = sizes.shape
+        self.qkv = nn.Linear(width, 3 * width, bias=sizes.bias)
+        self.out = nn.Linear(width, width, bias=sizes.bias)
+        self.dropout = sizes.dropout
+
+    def forward(
+        self, x: Tensor, rotation: Tensor | None, cache: Cache | None = None, layer: int = 0
+    ) -> Tensor:
+        batch, time, width = x.shape
+        qkv = self.qkv(x).view(batch, time, 3, self.heads, width // self.heads)
+        query, key, value = qkv.unbind(2)  # each (B, T, H, D)
+        if rotation is not None:
+            query, key = rotate(qkv[:, :, :2], rotation).unbind(2)
+        query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)  # (B, H, T, D)
+        if cache is not None:
+            key, value = cache.extend(layer, key, value)
+        mixed = functional.scaled_dot_product_attention(
+            query, key, value, dropout_p=self.dropout if self.training else 0.0, is_causal=time > 1
+        )
+        return self.out(mixed.transpose(1, 2).reshape(batch, time, width))
+
+
+def rotate(x: Tensor, rotation: Tensor) -> Tensor:
+    """Turns each pair (d, d + D/2) of x (B, T, 2, H, D) by its angle; rotation (T, D/2, 2) is cos and sin."""
+    cos, sin = rotation[:, None, None].unbind(-1)  # (T, 1, 1, D/2)
+    first, second = x.chunk(2, -1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).type_as(x)
+
+
+class Block(nn.Module):
+    """Attention and a hidden layer of 4 × C units, each added to what came in."""
+
+    def __init__(self, sizes: Any):
+        super().__init__()
+        width = sizes.shape.width
+        self.attention_norm, self.hidden_norm = make_norm(sizes), make_norm(sizes)
+        self.attention = Attention(sizes)
+        self.hidden = nn.Linear(width, 4 * width, bias=sizes.bias)
+        self.out = nn.Linear(4 * width, width, bias=sizes.bias)
+        self.dropout = sizes.dropout
+
+    def forward(
+        self, x: Tensor, rotation: Tensor | None, cache: Cache | None = None, layer: int = 0
+    ) -> Tensor:
+        x = x + self._dropped(self.attention(self.attention_norm(x), rotation, cache, layer))
+        return x + self._dropped(self.out(functional.gelu(self.hidden(self.hidden_norm(x)))))
+
+    def _dropped(self, x: Tensor) -> Tensor:
+        return functional.dropout(x, self.dropout, self.training) if self.dropout else x
+
+
+def make_norm(sizes: Any) -> nn.Module:
+    width = sizes.shape.width
+    return nn.RMSNorm(width) if sizes.norm == "rms" else nn.LayerNorm(width, bias=sizes.bias)
+
+
+class Head(nn.Module):
+    """The last norm, and the loss over the vocabulary. Its weight, the embedding's, comes with each call."""
+
+    recomputes = False  # nothing comes between its forward and its backward: recomputation would gain nothing
+
+    def __init__(self, sizes: Any):
+        super().__init__()
+        self.norm, self.chunked = make_norm(sizes), sizes.chunked_loss
+
+    def forward(self, x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+        """The sum of cross-entropies, () float32, of x (B, T, C) by weight (V, C) against targets (B, T)."""
+        x, targets = self.norm(x).flatten(0, 1), targets.flatten()
+        rows = max(LOGITS_BYTES // (4 * len(weight)), 1)
+        if self.chunked and len(x) > rows:
+            return chunked_cross_entropy(x, weight, targets, rows)
+        return functional.cross_entropy(
+            functional.linear(x, weight).float(), targets, reduction="sum", ignore_index=IGNORE
+        )
+
+
+class GPT(nn.Module):
+    """Tokens to the loss of the tokens after them. Embedding and head share one weight."""
+
+    rotation: Tensor
+    token_bytes: Tensor
+
+    def __init__(self, sizes: Any, block_size: int, facts: dict[str, Any]):
+        super().__init__()
+        layers, heads, width = sizes.shape
+        self.block_size, self.vocabulary = block_size, facts["vocabulary"]
+        padded = -(-max(sizes.vocabulary, self.vocabulary) // PAD) * PAD
+        self.embedding = nn.Embedding(padded, width)
+        self.positions = nn.Embedding(sizes.context, width) if sizes.positions == "learned" else None
+        self.layers = nn.ModuleList(Block(sizes) for _ in range(layers))
+        self.head = Head(sizes)
+        self.dropout = sizes.dropout
+        self.register_buffer("rotation", rotation_table(block_size, width // heads), persistent=False)
+        self.register_buffer("token_bytes", torch.tensor(facts["token_bytes"]), persistent=False)
+        self.apply(_initialize)
+        for name, parameter in self.named_parameters():
+            if name.endswith("out.weight"):  # two to a block add up along the depth: GPT-2, section 2.3
+                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * layers))
+
+    def blocks(self) -> list[nn.Module]:
+        """The repeated layers and the head, for compiling, checkpointing and sharding one by one."""
+        return [*self.layers, self.head]
+
+    def hidden(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
+        """(B, T, C) behind the last block, before the last norm; with a cache, of tokens behind its own."""
+        start = 0 if cache is None else cache.length
+        place = slice(start, start + tokens.shape[1])
+        x = self.embedding(tokens)
+        rotation = self.rotation[place] if self.positions is None else None
+        if self.positions is not None:
+            x = x + self.positions.weight[place]
+        if self.dropout:
+            x = functional.dropout(x, self.dropout, self.training)
+        for number, layer in enumerate(self.layers):
+            x = layer(x, rotation) if cache is None else layer(x, rotation, cache, number)
+        if cache is not None:
+            cache.length = place.stop
+        return x
+
+    def logits(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
+        """(B, T, vocabulary): of the token after each; what pads the vocabulary is left out."""
+        x = self.head.norm(self.hidden(tokens, cache))
+        return functional.linear(x, self.embedding.weight)[..., : self.vocabulary]
+
+    def forward(self, batch: Batch) -> Output:
+        targets = batch["targets"]
+        total = self.head(self.hidden(batch["tokens"]), self.embedding.weight, targets)
+        present = targets != IGNORE
+        weight = present.sum(dtype=torch.float32)
+        loss = total / weight.clamp(min=1)
+        if self.training:
+            return Output(loss, weight)
+        text = targets.masked_fill(~present, self.vocabulary - 1)  # the end of a document has no bytes
+        return Output(loss, weight, {"bits_per_byte": (total / math.log(2), self.token_bytes[text].sum())})
+
+    def predict(self, batch: Batch) -> dict[str, Tensor]:
+        """`prediction` (B, T) int64, the likeliest next token at each place."""
+        return {"prediction": self.logits(batch["tokens"]).argmax(-1)}
+
+    @torch.no_grad()
+    def generate(
+        self,
+        tokens: Tensor,
+        count: int,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        seed: int = 0,
+        cached: bool = True,
+    ) -> Tensor:
+        """Continues tokens (B, T) by `count` more: (B, T + count).
+
+        temperature: 0 takes the likeliest token. top_k: draws from so many likeliest tokens; 0 is from all.
+        The model sees `block_size` tokens. When they are full, it goes on from the newer half of them: the
+        cache is filled anew once in block_size / 2 tokens, and gives what computing without one gives.
+        """
+        random = torch.Generator(tokens.device).manual_seed(seed)
+        cache = Cache() if cached else None
+        start = max(tokens.shape[1] - self.block_size, 0)
+        for _ in range(count):
+            if tokens.shape[1] - start > self.block_size:
+                start = tokens.shape[1] - max(self.block_size // 2, 1)
+                cache = Cache() if cached else None
+            known = 0 if cache is None else cache.length
+            logits = self.logits(tokens[:, start + known :], cache)[:, -1].float()
+            if temperature == 0:
+                token = logits.argmax(-1, keepdim=True)
+            else:
+                if 0 < top_k < self.vocabulary:
+                    least = logits.topk(top_k).values[:, -1:]
+                    logits = logits.masked_fill(logits < least, -math.inf)
+                token = torch.multinomial((logits / temperature).softmax(-1), 1, generator=random)
+            tokens = torch.cat([tokens, token], 1)
+        return tokens
+
+
+class Cache:
+    """Keys and values of the tokens that a model has seen, for each layer (B, H, length, D)."""
+
+    def __init__(self) -> None:
+        self.length = 0
+        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Adds those of new tokens to `layer` and returns all."""
+        if layer in self._layers:
+            key, value = (torch.cat(pair, 2) for pair in zip(self._layers[layer], (key, value), strict=True))
+        self._layers[layer] = (key, value)
+        return key, value
+
+
+def rotation_table(time: int, width: int) -> Tensor:
+    """(T, D/2, 2): cosine and sine of each position's angle in each pair."""
+    frequencies = ROTARY_BASE ** (-torch.arange(0, width, 2) / width)
+    angles = torch.outer(torch.arange(time), frequencies)
+    return torch.stack([angles.cos(), angles.sin()], -1)
+
+
+def _initialize(module: nn.Module) -> None:
+    if isinstance(module, (nn.Linear, nn.Embedding)):
+        nn.init.normal_(module.weight, std=0.02)
+    if isinstance(module, nn.Linear) and module.bias is not None:
+        nn.init.zeros_(module.bias)
+
+
+def chunked_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, rows: int) -> Tensor:
+    """The sum of cross-entropies, () float32, with the logits of `rows` targets in memory at a time.
+
+    x (N, C), weight (V, C), targets (N,). torch 2.13 has an operator for it. The compiler and the counter of
+    FLOPs cannot look into that one, so they get ours, and so does an older torch.
+    """
+    device = x.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+        x, weight = x.to(dtype), weight.to(dtype)
+    looked_into = torch.compiler.is_compiling() or device == "meta"
+    if hasattr(functional, "linear_cross_entropy") and not looked_into:
+        options = nn.LinearCrossEntropyOptions(batch_chunk_size=rows, chunking_method=None)
+        return functional.linear_cross_entropy(
+            x, weight, targets, reduction="sum", ignore_index=IGNORE, options=options
+        ).float()
+    return ChunkedCrossEntropy.apply(x, weight, targets, rows)
+
+
+class ChunkedCrossEntropy(torch.autograd.Function):
+    """Computes each chunk's gradients beside its loss, so that backward needs no logits again."""
+
+    @staticmethod
+    def forward(context: Any, x: Tensor, weight: Tensor, targets: Tensor, rows: int) -> Tensor:
+        total, x_gradient, weight_gradient = x.new_zeros((), dtype=torch.float32), [], None
+        for part, target in zip(x.split(rows), targets.split(rows), strict=True):
+            present = (target != IGNORE)[:, None]
+            index = target.clamp(min=0)[:, None]
+            logits = (part @ weight.t()).float()  # (rows, V)
+            normalizer = logits.logsumexp(1, keepdim=True)
+            total = total + ((normalizer - logits.gather(1, index)) * present).sum()
+            if any(context.needs_input_grad):
+                share = (logits - normalizer).exp()
+                share = share.scatter_add(1, index, share.new_full(index.shape, -1.0)) * present
+                share = share.to(x.dtype)
+                x_gradient.append(share @ weight)
+                product = (share.t() @ part).float()
+                weight_gradient = product if weight_gradient is None else weight_gradient + product
+        if any(context.needs_input_grad):
+            context.save_for_backward(torch.cat(x_gradient), weight_gradient)
+        return total
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> Any:
+        x_gradient, weight_gradient = context.saved_tensors
+        return (
+            x_gradient * gradient.to(x_gradient.dtype),
+            weight_gradient * gradient.to(weight_gradient.dtype),
+            None,
+            None,
+        )

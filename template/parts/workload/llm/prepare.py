@@ -1,0 +1,184 @@
+"""Turn text files into the tokens that training reads."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import random
+from collections.abc import Callable, Iterator
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..engine.errors import UserError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ..tokenizer import Tokenizer
+
+BYTES = 257  # the smallest vocabulary of byte pairs: all bytes, and the end of a document
+FEW_FILES = 20  # with fewer, shares of files are coarse: the text is split by position
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of `prepare`."""
+    add = parser.add_argument
+    add("--input", required=True, metavar="PATH", help="text file (also .gz) or a folder of them")
+    add("--glob", default="*", metavar="PATTERN", help="files of a folder, at any depth (default: all)")
+    add(
+        "--tokenizer",
+        choices=["byte", "char", "bpe", "gpt2"],
+        default="byte",
+        help="a token for each byte or char; byte pairs of this text; those of GPT-2 (default: byte)",
+    )
+    add("--vocabulary", type=int, default=8192, metavar="N", help="tokens that bpe learns (default: 8192)")
+    add(
+        "--split",
+        default="0.9,0.05,0.05",
+        metavar="TRAIN,VALIDATION,TEST",
+        help="shares that add up to 1, or numbers of tokens or files; test may be 0 (default: %(default)s)",
+    )
+    add(
+        "--split-by",
+        choices=["auto", "position", "file"],
+        default="auto",
+        help=f"one text after the other, or whole shuffled files; auto is by file from {FEW_FILES} files on",
+    )
+    add("--seed", type=int, default=0, metavar="N", help="of the files' shuffle (default: 0)")
+
+
+def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
+    """Reads each file twice: to find copies and learn the vocabulary, then to write its tokens."""
+    from ..dataset import write
+    from ..engine.files import writable_folder
+
+    folder = Path(load().data.path)
+    shares = split_shares(arguments.split)
+    if arguments.tokenizer == "bpe" and arguments.vocabulary <= BYTES:
+        where, remedy = f"--vocabulary {arguments.vocabulary}", "give more, such as 8192"
+        raise UserError(f"byte pairs need a vocabulary above {BYTES}", where, remedy)
+    files, copies = find_files(Path(arguments.input), arguments.glob)
+    by_file = arguments.split_by == "file" or (arguments.split_by == "auto" and len(files) >= FEW_FILES)
+    if by_file:
+        random.Random(arguments.seed).shuffle(files)
+    sizes = split_sizes(shares, len(files), "file", arguments.split) if by_file else []
+    tokenizer = make_tokenizer(arguments, files, sizes[0] if by_file else 0)
+
+    def borders(ends: np.ndarray) -> list[int]:
+        if by_file:
+            return [int(ends[count - 1]) for count in accumulate(sizes)]
+        return list(accumulate(split_sizes(shares, int(ends[-1]), "token", arguments.split)))
+
+    source = {
+        "file": Path(arguments.input).name,
+        "files": len(files),
+        "split_by": "file" if by_file else "position",
+    }
+    splits = write(writable_folder(folder, "choose another data.path"), tokenizer, files, borders, source)
+    parts = [f"{last - first:,} {name}" for name, (first, last) in splits.items()]
+    left_out = f", {copies} copies left out" if copies else ""
+    print(f"{'files:':14}{len(files):,}{left_out}, split by {source['split_by']}")
+    print(f"{'vocabulary:':14}{tokenizer.end + 1:,} ({tokenizer.kind})")
+    print(f"{'tokens:':14}{', '.join(parts)}")
+    print(f"{'written to:':14}{folder}")
+
+
+def find_files(path: Path, pattern: str) -> tuple[list[Path], int]:
+    """Files with text, in the order of their names, each content once; and how many copies were left out.
+
+    A copy in another split would let a model pass by heart. Raises `UserError` where nothing is left.
+    """
+    if not path.exists():
+        raise UserError("no such file or folder", str(path), "check --input")
+    found = sorted(entry for entry in path.rglob(pattern) if entry.is_file()) if path.is_dir() else [path]
+    found = [file for file in found if not any(part[0] == "." for part in file.relative_to(path).parts)]
+    if not found:
+        raise UserError(f"no file is like '{pattern}'", str(path), "check --input and --glob")
+    seen: dict[bytes, Path] = {}
+    empty = 0
+    for file in found:
+        digest, size = hashlib.sha256(), 0
+        for _, text in readable(file):
+            digest.update(text)
+            size += len(text)
+        if size:
+            seen.setdefault(digest.digest(), file)
+        empty += not size
+    if not seen:
+        raise UserError("no text in it", str(path), "give a file that is not empty")
+    return list(seen.values()), len(found) - empty - len(seen)
+
+
+def readable(path: Path) -> Iterator[tuple[int, bytes]]:
+    """`dataset.pieces` with one line where a file cannot be read."""
+    import zlib
+
+    from ..dataset import pieces
+
+    try:
+        yield from pieces(path)
+    except (EOFError, zlib.error, OSError) as error:
+        raise UserError(f"cannot read the file ({error})", str(path), "check --input") from error
+
+
+def decoded(path: Path) -> Iterator[str]:
+    """The text of a file, piece by piece. Raises `UserError` with the byte that is not UTF-8."""
+    for offset, text in readable(path):
+        try:
+            yield text.decode("utf-8")
+        except UnicodeDecodeError as error:
+            where = f"{path}, byte {offset + error.start}"
+            raise UserError("not UTF-8 text", where, "mend it, or use --tokenizer byte") from error
+
+
+def make_tokenizer(arguments: argparse.Namespace, files: list[Path], training: int) -> Tokenizer:
+    """The tokenizer that is asked for.
+
+    Byte pairs are learnt from the first `training` files, or from all where 0: where a text is split by
+    position, its end helps to choose them. Characters are those of all files, as another one could not
+    be written at all.
+    """
+    from ..tokenizer import Byte, Character, Gpt2, Pairs
+
+    if arguments.tokenizer == "byte":
+        return Byte()
+    if arguments.tokenizer == "gpt2":
+        return Gpt2.fetch()
+    if arguments.tokenizer == "char":
+        return Character(
+            "".join(sorted({letter for file in files for text in decoded(file) for letter in text}))
+        )
+    texts = (text for file in files[: training or len(files)] for text in decoded(file))
+    return Pairs.learn(texts, arguments.vocabulary)
+
+
+def split_shares(split: str) -> list[float]:
+    """`0.9,0.05,0.05` or three numbers, the last of which may be left out."""
+    try:
+        parts = [float(part) for part in split.split(",")]
+        parts += [0.0] * (3 - len(parts))
+        counts = all(part == int(part) for part in parts)
+        if len(parts) != 3 or min(parts) < 0 or not (counts or abs(sum(parts) - 1) < 1e-6):
+            raise ValueError
+    except (ValueError, OverflowError):
+        remedy = "give three shares that add up to 1, such as 0.9,0.05,0.05, or three whole numbers"
+        raise UserError(f"'{split}' splits nothing", "--split", remedy) from None
+    return parts
+
+
+def split_sizes(parts: list[float], count: int, unit: str, split: str) -> list[int]:
+    """How many of `count` tokens or files train, validate and test."""
+    if abs(sum(parts) - 1) < 1e-6:
+        last, middle = (round(count * part) for part in (parts[2], parts[1]))
+        sizes = [count - middle - last, middle, last]
+    else:
+        sizes = [int(part) for part in parts]
+    for name, size in zip(("training", "validation"), sizes, strict=False):
+        if size < 1:
+            raise UserError(
+                f"no {unit} is left for {name}", f"--split {split}, {count} {unit}s", "give it one"
+            )
+    if sum(sizes) > count:
+        raise UserError(f"the split needs {sum(sizes)} {unit}s", f"--split {split}", f"there are {count}")
+    return sizes

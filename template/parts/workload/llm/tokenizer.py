@@ -1,0 +1,184 @@
+"""Text to token numbers and back. Each tokenizer is plain data in the manifest: a run needs no other file.
+
+All end a document with one more token of their own, `end`, which stands for no text.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from .engine.errors import UserError
+
+GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
+"""How GPT-2 cuts text before it looks for pairs (openai/gpt-2, encoder.py; possessive form of tiktoken)."""
+
+
+class Tokenizer(Protocol):
+    """What prepare, training and generate know of one."""
+
+    kind: str
+    end: int  # its own token, and the last one: the vocabulary has end + 1
+
+    def encode(self, text: bytes) -> np.ndarray:
+        """(T,) token numbers. Raises `UnicodeDecodeError` where the tokenizer needs UTF-8 and this is none,
+        `UserError` for a character it does not know."""
+
+    def decode(self, tokens: Sequence[int]) -> bytes:
+        """The text of the tokens; `end` is none."""
+
+    def facts(self) -> dict[str, Any]:
+        """What `restore` makes it from."""
+
+
+class Byte:
+    """One token a byte: 256, any input, nothing to train."""
+
+    kind, end = "byte", 256
+
+    def encode(self, text: bytes) -> np.ndarray:
+        return np.frombuffer(text, np.uint8)
+
+    def decode(self, tokens: Sequence[int]) -> bytes:
+        return bytes(token for token in tokens if token < self.end)
+
+    def facts(self) -> dict[str, Any]:
+        return {"kind": self.kind}
+
+
+class Character:
+    """One token a character of the training text."""
+
+    kind = "char"
+
+    def __init__(self, characters: str):
+        self.characters, self.end = characters, len(characters)
+        codes = np.array(list(map(ord, characters)), np.int64)
+        self._numbers = np.full(int(codes.max(initial=0)) + 1, -1, np.int64)
+        self._numbers[codes] = np.arange(len(codes))
+
+    def encode(self, text: bytes) -> np.ndarray:
+        decoded = text.decode("utf-8")
+        codes = np.frombuffer(decoded.encode("utf-32-le"), np.uint32).astype(np.int64)
+        known = codes < len(self._numbers)
+        numbers = np.where(known, self._numbers[np.where(known, codes, 0)], -1)
+        if (numbers < 0).any():
+            unknown = decoded[int(np.argmax(numbers < 0))]
+            what = f"character {unknown!r} is not in the vocabulary of the training text"
+            raise UserError(what, "tokenizer char", "leave it out, or prepare with --tokenizer byte")
+        return numbers
+
+    def decode(self, tokens: Sequence[int]) -> bytes:
+        return "".join(self.characters[token] for token in tokens if token < self.end).encode()
+
+    def facts(self) -> dict[str, Any]:
+        return {"kind": self.kind, "characters": self.characters}
+
+
+class Pairs:
+    """Byte pairs learnt from the training text by the `tokenizers` library."""
+
+    kind = "bpe"
+
+    def __init__(self, definition: str):
+        import tokenizers
+
+        self._definition = definition
+        self._tokenizer = tokenizers.Tokenizer.from_str(definition)
+        self.end = self._tokenizer.get_vocab_size()
+
+    @classmethod
+    def learn(cls, texts: Iterable[str], vocabulary: int) -> Pairs:
+        """Learns `vocabulary` − 1 tokens; the first 256 are the bytes, so that nothing is unknown."""
+        import tokenizers
+
+        learner = tokenizers.Tokenizer(tokenizers.models.BPE())
+        learner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        learner.decoder = tokenizers.decoders.ByteLevel()
+        trainer = tokenizers.trainers.BpeTrainer(
+            vocab_size=vocabulary - 1,
+            initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+        learner.train_from_iterator(texts, trainer)
+        return cls(learner.to_str())
+
+    def encode(self, text: bytes) -> np.ndarray:
+        return np.array(self._tokenizer.encode(text.decode("utf-8")).ids, np.int64)
+
+    def decode(self, tokens: Sequence[int]) -> bytes:
+        letters = _bytes_of_letters()
+        words = (self._tokenizer.id_to_token(int(token)) or "" for token in tokens if token < self.end)
+        return bytes(letters[letter] for word in words for letter in word)
+
+    def facts(self) -> dict[str, Any]:
+        return {"kind": self.kind, "definition": self._definition}
+
+
+class Gpt2:
+    """The 50,256 byte pairs of GPT-2, by tiktoken."""
+
+    kind = "gpt2"
+
+    def __init__(self, ranks: dict[bytes, int]):
+        import tiktoken
+
+        self._ranks, self.end = ranks, len(ranks)
+        self._encoding = tiktoken.Encoding(
+            "gpt2", pat_str=GPT2_PATTERN, mergeable_ranks=ranks, special_tokens={"<|endoftext|>": self.end}
+        )
+
+    @classmethod
+    def fetch(cls) -> Gpt2:
+        """Loads the vocabulary once into TIKTOKEN_CACHE_DIR; tiktoken checks its sha256 each time."""
+        import tiktoken_ext.openai_public
+
+        folder = os.environ.setdefault("TIKTOKEN_CACHE_DIR", str(Path.home() / ".cache" / "tiktoken"))
+        try:
+            return cls(tiktoken_ext.openai_public.gpt2()["mergeable_ranks"])
+        except (OSError, ValueError) as error:  # requests' errors are OSErrors; a wrong hash is a ValueError
+            reason = str(error).partition("\n")[0][:120]
+            remedy = f"go online once, or fill the folder on another machine: {folder}"
+            raise UserError(
+                f"GPT-2's vocabulary could not be loaded ({reason})", "--tokenizer gpt2", remedy
+            ) from error
+
+    def encode(self, text: bytes) -> np.ndarray:
+        return np.array(self._encoding.encode_ordinary(text.decode("utf-8")), np.int64)
+
+    def decode(self, tokens: Sequence[int]) -> bytes:
+        return self._encoding.decode_bytes([int(token) for token in tokens if token < self.end])
+
+    def facts(self) -> dict[str, Any]:
+        ordered = sorted(self._ranks, key=self._ranks.__getitem__)
+        return {"kind": self.kind, "ranks": [base64.b64encode(pair).decode() for pair in ordered]}
+
+
+def restore(facts: dict[str, Any]) -> Tokenizer:
+    """The tokenizer that `prepare` put into the manifest."""
+    if facts["kind"] == "char":
+        return Character(facts["characters"])
+    if facts["kind"] == "bpe":
+        return Pairs(facts["definition"])
+    if facts["kind"] == "gpt2":
+        return Gpt2({base64.b64decode(pair): rank for rank, pair in enumerate(facts["ranks"])})
+    return Byte()
+
+
+def byte_counts(tokenizer: Tokenizer) -> list[int]:
+    """How many bytes of text each token stands for: bits per byte compare models of any vocabulary."""
+    return [len(tokenizer.decode([token])) for token in range(tokenizer.end + 1)]
+
+
+@cache
+def _bytes_of_letters() -> dict[str, int]:
+    """The printable letter by which byte-level BPE writes each byte (openai/gpt-2, bytes_to_unicode)."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}

@@ -1,0 +1,73 @@
+"""Tokens per second and MFU: which share of the GPU's peak the model's own arithmetic makes up.
+
+FLOPs are counted, not estimated: matrix products and attention of one forward and backward, run by
+`torch.utils.flop_counter` on the meta device, where nothing is computed. Recomputed activations do not
+count, a causal mask halves nothing (PaLM, appendix B), and the peak is the dense one of `gpus.yml`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from .gpus import match
+
+
+class Work(NamedTuple):
+    """What one sample is, and what one device can do."""
+
+    tokens: int = 0  # targets of a full sample; 0 where a workload does not count in tokens
+    flops: float = 0.0  # of forward and backward
+    peak: float = 0.0  # FLOP/s; 0 where it is not known
+    why: str = ""
+
+    def rates(self, samples_per_second: float, devices: int) -> dict[str, float]:
+        """Metrics of a training that takes so many samples a second on all devices together."""
+        rates = {"tokens_per_second": samples_per_second * self.tokens} if self.tokens else {}
+        return rates | (
+            {"mfu": samples_per_second * self.flops / (self.peak * devices)}
+            if self.peak and self.flops
+            else {}
+        )
+
+
+def measure(
+    samples: Any, build: Callable[[], Any], batch: dict[str, Tensor], device: torch.device, precision: str
+) -> Work:
+    """The work of one sample. build: gives the model, plain and without its optimizations."""
+    tokens = getattr(samples, "tokens", 0)
+    if not tokens:
+        return Work()
+    peak, why = peak_of(device, precision)
+    return Work(tokens, count_flops(build, batch) if peak else 0.0, peak, why)
+
+
+def count_flops(build: Callable[[], Any], batch: dict[str, Tensor]) -> float:
+    """FLOPs of forward and backward over one sample; `batch` gives shapes only."""
+    with torch.device("meta"):
+        model = build()
+    first = {name: torch.empty_like(value[:1], device="meta") for name, value in batch.items()}
+    with FlopCounterMode(display=False) as counter:
+        model(first).loss.backward()
+    return float(counter.get_total_flops())
+
+
+def peak_of(device: torch.device, precision: str) -> tuple[float, str]:
+    """Dense FLOP/s of the device in this precision, and a sentence; 0 where it is not known.
+
+    fp8 has none: some layers multiply in fp8 and others in bf16, so no single peak fits.
+    """
+    if device.type != "cuda":
+        return 0.0, "n/a: there is no GPU"
+    if precision == "fp8":
+        return 0.0, "n/a: fp8 and bf16 layers have different peaks"
+    properties = torch.cuda.get_device_properties(device)
+    memory = properties.total_memory / 2**30
+    gpu, why = match(properties.name, properties.multi_processor_count, memory)
+    if gpu is None or precision not in gpu.tflops:
+        return 0.0, f"n/a: {why if gpu is None else f'no published {precision} peak'}"
+    return gpu.tflops[precision] * 1e12, f"of {gpu.tflops[precision]:g} TFLOPS, {gpu.label} dense {precision}"
