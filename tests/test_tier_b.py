@@ -25,7 +25,10 @@ TINY = {
         *("--data.batch_size", "4", "--model.width", "16", "--model.temporal_layers", "1"),
         *("--schedule.warmup_steps", "10", "--optimizer.learning_rate", "3e-3"),
     ),
-    "timeseries": ("--model.width", "16", "--optimizer.learning_rate", "0.01", "--schedule.warmup_steps", "10"),
+    "timeseries": (
+        *("--model.width", "16"),
+        *("--optimizer.learning_rate", "0.01", "--schedule.warmup_steps", "10"),
+    ),
 }
 STEPS = 60  # of 110 or more in an epoch
 EVERY_STEP = ("--monitor.every_steps", "1", "--training.max_steps", str(STEPS))

@@ -303,7 +303,7 @@ FAULTS = (
         "engine/session.py",
         "buffer.copy_(buffers[name])",
         "pass",
-        SESSION + "test_the_dry_run_leaves_no_trace",
+        SESSION + "test_the_dry_run_leaves_no_trace[tabular]",
     ),
     Fault(
         "the last short group is not counted",
