@@ -21,13 +21,13 @@ TINY = {
         *("--training.fp8_emulation", "true", "--optimizer.learning_rate", "0.003"),
         *("--evaluation.batch_size", "64"),
     ),
+    "graph": (
+        *("--data.batch_size", "4", "--model.width", "16", "--model.temporal_layers", "1"),
+        *("--schedule.warmup_steps", "10", "--optimizer.learning_rate", "3e-3"),
+    ),
     "timeseries": (
-        "--model.width",
-        "16",
-        "--optimizer.learning_rate",
-        "0.01",
-        "--schedule.warmup_steps",
-        "10",
+        *("--model.width", "16"),
+        *("--optimizer.learning_rate", "0.01", "--schedule.warmup_steps", "10"),
     ),
 }
 STEPS = 60  # of 110 or more in an epoch

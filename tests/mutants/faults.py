@@ -102,7 +102,7 @@ FAULTS = (
         "engine/session.py",
         "self.step.carry.drop()",
         "pass",
-        SESSION + "test_a_state_is_dropped_at_an_epochs_end_and_survives_a_stop[default]",
+        SESSION + "test_a_state_is_dropped_at_an_epochs_end_and_survives_a_stop[pytorch]",
     ),
     # --- number formats
     Fault(
@@ -241,6 +241,13 @@ FAULTS = (
         LOADER + "test_any_position_can_be_resumed[0-time-dataloader]",
     ),
     Fault(
+        "a resumed epoch reads the chunks of its beginning",
+        "parts/loader/chunk.py",
+        "self._chunks(numbers, number, start_batch)",
+        "self._chunks(numbers, number, 0)",
+        LOADER + "test_any_position_can_be_resumed[0-time-chunk]",
+    ),
+    Fault(
         "the DataLoader draws from the global generator",
         "parts/loader/dataloader.py",
         "generator=torch.Generator(),",
@@ -296,7 +303,7 @@ FAULTS = (
         "engine/session.py",
         "buffer.copy_(buffers[name])",
         "pass",
-        SESSION + "test_the_dry_run_leaves_no_trace",
+        SESSION + "test_the_dry_run_leaves_no_trace[tabular]",
     ),
     Fault(
         "the last short group is not counted",
@@ -354,6 +361,27 @@ FAULTS = (
         'table, facts = describe(table, splits["train"])',
         "table, facts = describe(table, order)",
         "test_tabular.py::test_facts_come_from_the_training_rows_alone",
+    ),
+    Fault(
+        "a window sees an open bar",
+        "parts/workload/timeseries/dataset.py",
+        'closed[rows - 1], present, frame["history"], 0)',
+        'closed[rows], present, frame["history"], 0)',
+        "test_timeseries.py::test_a_window_sees_no_open_bar",
+    ),
+    Fault(
+        "the history holds the first target",
+        "parts/workload/timeseries/dataset.py",
+        'batch = {base["name"]: both[:, : base["history"]], **values}',
+        'batch = {base["name"]: both[:, 1 : base["history"] + 1], **values}',
+        "test_timeseries.py::test_a_window_belongs_to_the_split_that_holds_all_its_targets",
+    ),
+    Fault(
+        "the series' scaler has seen validation and test",
+        "parts/workload/timeseries/dataset.py",
+        "if name in closed else border])",
+        "if name in closed else None])",
+        "test_timeseries.py::test_noise_behind_the_training_border_changes_neither_scaler_nor_losses",
     ),
     Fault(
         "unshifted tokens",

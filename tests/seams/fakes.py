@@ -20,7 +20,6 @@ from variants import choices
 CPU = torch.device("cpu")
 LOADERS = choices("loader")
 PRECISIONS = [name for name in choices("precision") if name not in ("auto", "fp8")]  # fp8 needs a part
-ORDERS = ("time", "block", "full", "lanes", "bucket", "random_start")
 DTYPES = ("float32", "float16", "bfloat16", "uint16", "int32")
 ROWS = 160  # of every array
 COUNT = 61  # samples: no multiple of any batch size here
@@ -31,6 +30,9 @@ ARRAYS = {"one": (), "wide": (3,), "square": (2, 2)}  # shapes of a row
 def engine(module: str, **answers: str) -> ModuleType:
     """A module of a rendered project's engine: `engine("step").Step`."""
     return imported(render(**answers), f"engine.{module}")
+
+
+ORDERS = engine("order").KINDS
 
 
 def content(row: tuple[int, ...]) -> np.ndarray:

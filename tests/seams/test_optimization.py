@@ -91,7 +91,7 @@ def test_each_weight_is_optimized_once_and_only_matrices_decay(fused: bool) -> N
 
 def test_recomputation_is_off_where_no_gradient_is_wanted() -> None:
     block, calls = Own(), []
-    block.linear.register_forward_hook(lambda *_: calls.append(1))
+    block.linear.register_forward_pre_hook(lambda *_: calls.append(1))
     engine("optimization").checkpoint_blocks([block])
     with torch.no_grad():
         block(torch.ones(2, 4))

@@ -16,18 +16,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rendering import render
+from rendering import questions, render
 from running import evaluations, losses, newest_run, rows, run, weights
 from test_tier_b import TINY
 from torch import Tensor
-from variants import choices, name, products
+from variants import choices
 
 BATCHES, EPOCHS = 6, 3  # of an epoch, about; of a run
 RUN = (
     *("--monitor.every_steps", "1", "--training.epochs", str(EPOCHS)),
     *("--compile.enabled", "false", "--training.precision", "fp32"),
 )
-every_framework = pytest.mark.parametrize("cell", products("workload", "framework"), ids=name)
+every_framework = pytest.mark.parametrize("framework", choices("framework"))
+WORKLOAD = questions()["workload"]["default"]
 
 
 @functools.cache
@@ -47,18 +48,23 @@ def steps(folder: Path) -> int:
 
 @pytest.fixture
 def train(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """train(cell, *words, before=…, resume=folder) → the folder in which it ran."""
+    """train(*words, before=…, resume=folder, framework=…) → the folder in which it ran."""
     base = tmp_path_factory.getbasetemp() / "session-data"
 
     def call(
-        cell: dict[str, str], *words: str, before: Callable[[], Any] | None = None, resume: Path | None = None
+        *words: str,
+        before: Callable[[], Any] | None = None,
+        resume: Path | None = None,
+        workload: str = WORKLOAD,
+        framework: str = choices("framework")[0],
     ) -> Path:
-        folder, options = resume, ("--resume",)
+        folder, options = resume, ["--resume"]
         if folder is None:
             folder = tmp_path_factory.mktemp("run")
-            source, share = data(cell["workload"], base)
+            source, share = data(workload, base)
             (folder / "data").symlink_to(source)
-            options = (*TINY[cell["workload"]], *RUN, *share)
+            options = [*TINY[workload], *RUN, *share]
+        project = render(workload=workload, framework=framework)
 
         def prepare() -> None:
             from my_training.engine import report  # type: ignore[import-not-found]
@@ -67,7 +73,7 @@ def train(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
             if before is not None:
                 before()
 
-        result = run(render(**cell), "train", *options, *words, cwd=folder, before=prepare)
+        result = run(project, "train", *options, *words, cwd=folder, before=prepare)
         assert result.code == 0, result.err[-3000:]
         return folder
 
@@ -130,8 +136,8 @@ def stateful() -> None:
 
 
 @every_framework
-def test_a_state_is_dropped_at_an_epochs_end_and_survives_a_stop(cell: dict[str, str], train) -> None:
-    folder = train(cell, before=stateful)
+def test_a_state_is_dropped_at_an_epochs_end_and_survives_a_stop(framework: str, train) -> None:
+    folder = train(before=stateful, framework=framework)
     carried = [row["carried"] for row in noted(folder, "carries") if row["training"]]
     dry_run, *training = carried
     assert not dry_run
@@ -143,8 +149,10 @@ def test_a_state_is_dropped_at_an_epochs_end_and_survives_a_stop(cell: dict[str,
     assert passes == len(evaluations(folder)) == EPOCHS
     assert measured == passes * [False, *(len(measured) // passes - 1) * [True]]
 
-    stopped = train(cell, "--max-steps", str(batches + 2), before=stateful)  # inside the second epoch
-    train(cell, resume=stopped, before=stateful)
+    stopped = train(
+        "--max-steps", str(batches + 2), before=stateful, framework=framework
+    )  # inside the second epoch
+    train(resume=stopped, before=stateful, framework=framework)
     assert losses(stopped) == losses(folder)
     assert weights(stopped) == weights(folder)
 
@@ -166,23 +174,28 @@ def restless() -> None:
     change_model(lambda model: model.register_buffer("seen", torch.zeros((), dtype=torch.int64)))
 
 
-def without_dry_run() -> None:
+def restless_and_tried_thrice() -> None:
     restless()
     from my_training.engine.session import Session  # type: ignore[import-not-found]
 
-    Session._dry_run = lambda self: None
+    once = Session._dry_run
+
+    def thrice(self: Any) -> None:
+        for _ in range(3):
+            once(self)
+
+    Session._dry_run = thrice
 
 
-def test_the_dry_run_leaves_no_trace(train) -> None:
-    """Random numbers, buffers, gradients and the optimizer: the run is the same bit for bit without it."""
-    for workload in choices("workload"):
-        with_it, without = (
-            train({"workload": workload}, before=each) for each in (restless, without_dry_run)
-        )
-        assert losses(with_it) == losses(without)
-        assert len(losses(with_it)) == steps(with_it)
-        assert evaluations(with_it) == evaluations(without)
-        assert weights(with_it) == weights(without)
+@pytest.mark.parametrize("workload", choices("workload"))
+def test_the_dry_run_leaves_no_trace(workload: str, train) -> None:
+    """Random numbers, buffers, gradients, optimizer: however often it is done, the run is the same."""
+    once = train(before=restless, workload=workload)
+    thrice = train(before=restless_and_tried_thrice, workload=workload)
+    assert losses(once) == losses(thrice)
+    assert len(losses(once)) == steps(once)
+    assert evaluations(once) == evaluations(thrice)
+    assert weights(once) == weights(thrice)
 
 
 OVERFLOW = 8  # the step, from 1, whose gradient becomes infinite
@@ -224,8 +237,9 @@ def overflowing() -> None:
 
 @every_framework
 @pytest.mark.parametrize("fused", ["true", "false"])
-def test_an_overflow_under_fp16_skips_one_update_and_no_step(cell: dict[str, str], fused: str, train) -> None:
-    folder = train(cell, "--training.precision", "fp16", "--optimizer.fused", fused, before=overflowing)
+def test_an_overflow_under_fp16_skips_one_update_and_no_step(framework: str, fused: str, train) -> None:
+    words = ("--training.precision", "fp16", "--optimizer.fused", fused)
+    folder = train(*words, before=overflowing, framework=framework)
     done, total = noted(folder, "steps"), steps(folder)
     assert len(done) == total > OVERFLOW
     assert all(step["finite"] for step in done)
@@ -237,9 +251,9 @@ def test_an_overflow_under_fp16_skips_one_update_and_no_step(cell: dict[str, str
     logged = [row for row in rows(folder) if "split" not in row]
     assert [row["step"] for row in logged] == list(range(1, total + 1))
     assert json.loads((newest_run(folder) / "status.json").read_text())["step"] == total
-    calm = train(cell, "--training.precision", "fp16", "--optimizer.fused", fused)
+    calm = train(*words)
     rates = [row["learning_rate"] for row in rows(calm) if "split" not in row]
     assert [row["learning_rate"] for row in logged] == rates
     assert losses(folder)[:OVERFLOW] == losses(calm)[:OVERFLOW]
-    if cell["framework"] == "lightning" and fused == "true":
+    if framework == "lightning" and fused == "true":
         assert noted(folder, "global_step") == [{"value": total}]

@@ -195,7 +195,7 @@ def test_recomputation_changes_neither_losses_nor_gradients(workload: str) -> No
         project = assemble(workload, training__gradient_checkpointing=recompute)
         model, calls = project.model.train(), []
         inner = next(part for part in model.blocks()[0].children())
-        inner.register_forward_hook(lambda *_, calls=calls: calls.append(1))
+        inner.register_forward_pre_hook(lambda *_, calls=calls: calls.append(1))
         torch.manual_seed(5)
         output = model(read(workload, [0, 1, 2, 3], "train"))
         before = len(calls)

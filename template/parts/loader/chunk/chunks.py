@@ -7,7 +7,7 @@ as views or gathered windows. On a CPU three chunks take turns, on a GPU two, ea
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -128,7 +128,7 @@ class Chunks:
         self.dry = trains and size is None and holder.type == "cuda"
         self.capacity, self.batches_planned, self.chunks, self.read_bytes = 0, 1, 0, 0
 
-    def __call__(self, numbers: np.ndarray, epoch: int, start: int) -> Iterator[dict[str, Rows]]:
+    def __call__(self, numbers: np.ndarray, epoch: int, start: int) -> Generator[dict[str, Rows]]:
         """The rows of each batch of `numbers` (batches, B) from `start` on."""
         self._settle()
         while self.resident and start < len(numbers):

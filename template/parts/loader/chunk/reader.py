@@ -109,7 +109,7 @@ class Plain:
     threads = 64  # may read at the same time
 
     def __init__(self, array: Array):
-        self.array = array
+        self.array, self._origin = array, array.offset or 0
         try:
             self._file = os.open(array.path, os.O_RDONLY)
         except OSError as error:
@@ -119,7 +119,7 @@ class Plain:
 
     def read(self, row: int, into: memoryview) -> None:
         """Fills `into` with the bytes of whole rows from `row` on."""
-        array, position, missing = self.array, self.array.offset + row * self.array.row_bytes, into
+        array, position, missing = self.array, self._origin + row * self.array.row_bytes, into
         try:
             while missing:
                 count = os.preadv(self._file, [missing], position)
@@ -224,7 +224,7 @@ class Reader:
         )
 
     def _directly(self, memory: Tensor, block: Block, free: Any) -> None:
-        _read(block, memoryview(memory.numpy()), 0)
+        _read(block, memory.numpy().data, 0)
 
     def _through_host(self, memory: Tensor, block: Block, free: Any) -> Any:
         own = self._own
@@ -234,7 +234,7 @@ class Reader:
         host, copied = own.blocks[own.turn % BLOCKS_PER_THREAD]
         own.turn += 1
         copied.synchronize()  # the copy out of this block, two blocks ago
-        _read(block, memoryview(host.numpy()), block.first)
+        _read(block, host.numpy().data, block.first)
         with torch.cuda.stream(own.stream):
             if free is not None:
                 own.stream.wait_event(free)

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from .engine.sections import BatchSize, LoaderSettings, Section
+from .engine.sections import BatchSize, LoaderSettings, Section, defaults
 
 WORKLOAD = "tabular"
 """What the data in a store are for; another project refuses them."""
@@ -31,3 +31,10 @@ class Model(Section):
     depth: int = Field(3, ge=1, description="hidden layers; all but the first are residual blocks")
     dropout: float = Field(0.1, ge=0, lt=1, description="share of a block's units dropped in training")
     category_width: int = Field(8, ge=1, description="numbers that stand for one category")
+
+
+class Sections(Section):
+    """The sections of config.yaml that belong to this workload."""
+
+    data: Data = defaults(Data)
+    model: Model = defaults(Model)

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from .engine.sections import BatchSize, LoaderSettings, Section
+from .engine.sections import BatchSize, LoaderSettings, Section, defaults
 
 WORKLOAD = "timeseries"
 """What the data in a store are for; another project refuses them."""
@@ -32,3 +32,10 @@ class Model(Section):
     dropout: float = Field(0.2, ge=0, lt=1, description="share of the units dropped before the last layer")
     subtract_last: bool = Field(True, description="forecast the change against the last known value")
     linear_path: bool = Field(True, description="add a linear map of the history, shared by all targets")
+
+
+class Sections(Section):
+    """The sections of config.yaml that belong to this workload."""
+
+    data: Data = defaults(Data)
+    model: Model = defaults(Model)

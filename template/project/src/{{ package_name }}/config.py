@@ -15,7 +15,7 @@ from pydantic import Field, PrivateAttr
 from .engine.errors import UserError
 from .engine.sections import Auto, Section, catalogue, defaults
 from .engine.sources import Given, Layer, Sources, annotated_yaml, near_misses
-from .settings import LEARNING_RATE, Data, Model
+from .settings import LEARNING_RATE, Sections
 
 
 class Optimizer(Section):
@@ -110,11 +110,9 @@ class Phase(Section):
     overrides: Any = None
 
 
-class Settings(Section):
+class Settings(Sections):
     """Every setting of a run. Made by `load`, which also says where each value came from."""
 
-    data: Data = defaults(Data)
-    model: Model = defaults(Model)
     optimizer: Optimizer = defaults(Optimizer)
     schedule: Schedule = defaults(Schedule)
     training: Training = defaults(Training)

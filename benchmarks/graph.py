@@ -1,0 +1,280 @@
+"""Graph attention against PyTorch Geometric's GATConv, and cached graphs against rebuilt ones.
+
+Attention: forward and backward of one layer, 8 heads × 8, on a citation graph's size and on 32 days of
+256 stocks; the same edges for both, loops among them, weights alike. Calls are interleaved and each pair's
+ratio is taken on its own, so that a drifting machine cancels out. Memory: the peak above what the graph
+and the layer hold, each size in a fresh process, and again with twice the nodes and edges.
+
+Graphs: training and validation of the model on 256 stocks with 10 neighbours each, 2,560 edges a day, as
+`prepare` cached the graphs; rebuilt for each batch by the project (`graph_builder.use_in_training`); and
+rebuilt by a loop in Python, stock by stock. On a GPU where there is one, else on one thread of the CPU.
+
+    python benchmarks/graph.py [attention|memory|graphs] [--rounds 60] [--batches 10]
+
+`attention` and `memory` need `pip install torch_geometric`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import platform
+import re
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+from importing import imported  # noqa: E402
+from rendering import render  # noqa: E402
+from torch import Tensor  # noqa: E402
+
+HEADS, WIDTH, INPUTS = 8, 8, 64
+SIZES = {"2,708 nodes, 10,556 edges": (2708, 10556, 1), "256 nodes, 2,560 edges × 32 days": (256, 2560, 32)}
+STOCKS, NEIGHBORS, DAYS, BATCH = 256, 10, 320, 32
+
+
+def module(name: str) -> Any:
+    return imported(render(workload="graph"), name)
+
+
+# ---- attention ---------------------------------------------------------------------------------
+
+
+def graph(nodes: int, edges: int, copies: int = 1) -> tuple[Tensor, Tensor]:
+    """Features and edges of `copies` graphs side by side, each node with its own loop."""
+    torch.manual_seed(0)
+    found = torch.cat([torch.randint(nodes, (2, edges)) + copy * nodes for copy in range(copies)], 1)
+    loops = torch.arange(nodes * copies).expand(2, -1)
+    return torch.randn(nodes * copies, INPUTS), torch.cat([found, loops], 1).contiguous()
+
+
+def layers() -> dict[str, Any]:
+    """Both layers with the same weights."""
+    from torch_geometric.nn import GATConv
+
+    ours, theirs = (
+        module("model").GraphAttention(INPUTS, WIDTH, HEADS),
+        GATConv(INPUTS, WIDTH, HEADS, add_self_loops=False),
+    )
+    theirs.lin.weight.data = ours.linear.weight.data.clone()
+    theirs.att_src.data, theirs.att_dst.data = ours.source.data[None].clone(), ours.target.data[None].clone()
+    return {"ours": ours, "PyG": theirs}
+
+
+def call(layer: Any, x: Tensor, edges: Tensor) -> tuple[float, Tensor, Tensor]:
+    """Seconds of forward and backward, output, gradient of x."""
+    x = x.clone().requires_grad_()
+    start = time.perf_counter()
+    out = layer(x, edges)
+    out.square().sum().backward()
+    return time.perf_counter() - start, out.detach(), x.grad
+
+
+def attention(rounds: int) -> None:
+    print("| graph | PyG ms | ours ms | ratio | 95 % | largest difference |\n|---|---|---|---|---|---|")
+    both = layers()
+    for title, size in SIZES.items():
+        x, edges = graph(*size)
+        results = [call(layer, x, edges) for layer in both.values()]
+        apart = max(float((a - b).abs().max()) for a, b in zip(results[0][1:], results[1][1:], strict=True))
+        assert apart < 1e-4, f"not the same work: results differ by {apart}"
+        times: dict[str, list[float]] = {name: [] for name in both}
+        for number in range(-5, rounds):  # five warm up
+            turn = list(both.items())
+            for name, layer in turn if number % 2 else reversed(turn):
+                seconds = call(layer, x, edges)[0]
+                if number >= 0:
+                    times[name].append(1e3 * seconds)
+        ratios = sorted(a / b for a, b in zip(times["ours"], times["PyG"], strict=True))
+        low, high = interval(ratios)
+        middle = {name: statistics.median(values) for name, values in times.items()}
+        print(
+            f"| {title} | {middle['PyG']:.2f} | {middle['ours']:.2f} | {statistics.median(ratios):.2f} "
+            f"| {low:.2f} to {high:.2f} | {apart:.0e} |"
+        )
+
+
+def interval(ratios: list[float]) -> tuple[float, float]:
+    """About 95 % of the median, by order statistics."""
+    reach = round(0.98 * len(ratios) ** 0.5)
+    return ratios[max(len(ratios) // 2 - reach, 0)], ratios[min(len(ratios) // 2 + reach, len(ratios) - 1)]
+
+
+# ---- memory ------------------------------------------------------------------------------------
+
+
+def memory() -> None:
+    print("| graph | PyG MB | ours MB | PyG twice | ours twice |\n|---|---|---|---|---|")
+    for title, (nodes, edges, copies) in SIZES.items():
+        row = []
+        for scale in (1, 2):
+            for name in ("PyG", "ours"):
+                row.append(in_child(peak, name, nodes * scale, edges * scale, copies))
+        print(
+            f"| {title} | {row[0]:.1f} | {row[1]:.1f} | × {row[2] / row[0]:.2f} | × {row[3] / row[1]:.2f} |"
+        )
+
+
+def peak(name: str, *size: int) -> float:
+    """MB that one forward and backward needs at most, beyond what was there before."""
+    layer, (x, edges) = layers()[name], graph(*size)
+    call(layer, *graph(64, 256))  # libraries make their own buffers
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts from here
+    before = resident("VmRSS")
+    call(layer, x, edges)
+    return resident("VmHWM") - before
+
+
+def resident(name: str) -> float:
+    (kilobytes,) = re.findall(rf"{name}:\s+(\d+)", Path("/proc/self/status").read_text())
+    return int(kilobytes) / 1024
+
+
+def in_child(function: Callable[..., float], *arguments: Any) -> float:
+    with multiprocessing.get_context("spawn").Pool(1, torch.set_num_threads, (1,)) as pool:
+        return pool.apply(function, arguments)
+
+
+# ---- cached and rebuilt graphs -----------------------------------------------------------------
+
+
+def stocks() -> dict[str, Any]:
+    """Random walks with a common factor."""
+    random, dataset = np.random.default_rng(0), module("dataset")
+    dates, found = np.datetime64("2020-01-01") + np.arange(DAYS), {}
+    market = random.standard_normal(DAYS)
+    for number in range(STOCKS):
+        close = 50 * np.exp(np.cumsum(0.01 * (market + random.standard_normal(DAYS))))
+        prices = np.stack([close, 1.01 * close, 0.99 * close, close], 1)
+        found[f"{number:03d}"] = dataset.Stock(dates, prices, close, random.integers(1000, 9000, DAYS) + 0.0)
+    return found
+
+
+def python_loop(returns: Tensor, count: int, overlap: int) -> Tensor:
+    """What `dataset.correlated` gives, day by day and stock by stock."""
+    found = np.full((*returns.shape[::2], count), -1)
+    np.seterr(invalid="ignore")  # 0 / 0 of a day that fills up the last batch
+    for day, window in enumerate(returns.cpu().numpy().astype(np.float64)):
+        window = window[~np.isnan(window).any(1)]
+        if len(window) < overlap:
+            continue
+        window = window - window.mean(0)
+        sizes = np.sqrt((window**2).sum(0))
+        for stock in range(window.shape[1]):
+            strength = np.abs(window[:, stock] @ window) / (sizes[stock] * sizes)
+            strength[stock] = -1
+            found[day, stock] = np.argsort(-strength)[:count]
+    return torch.from_numpy(found).to(returns.device)
+
+
+def graphs(batches: int) -> None:
+    dataset, config, assembly = module("dataset"), module("config"), module("assemble")
+    step_class = module("engine.step").Step
+    distributed = module("engine.distributed").Distributed()
+    plan = dataset.Plan(neighbors=NEIGHBORS)
+    vectorised = dataset.correlated
+    with tempfile.TemporaryDirectory() as folder:
+        table = stocks()
+        panel = dataset.panel(table, plan)
+        count = len(panel.dates) - 1
+        splits = dataset.split_days(count, [count // 2, count - count // 2, 0], 1)
+        facts = dataset.describe(panel.arrays, list(table), plan, slice(*splits["train"]))
+        dataset.write(Path(folder), panel, facts, splits)
+        store = module("engine.store").Store.open(folder)
+        print(
+            "| graphs | training s/it | samples/s | validation s/it | samples/s | graph's share |\n"
+            "|---|---|---|---|---|---|"
+        )
+        bare = None
+        for title in ("none", "cached", "rebuilt, vectorised", "rebuilt, Python loop"):
+            rebuild = "true" if "rebuilt" in title else "false"
+            overrides = {
+                "data.path": folder,
+                "data.batch_size": str(BATCH),
+                "data.num_workers": "0",
+                "graph_builder.use_in_training": rebuild,
+            }
+            dataset.correlated = python_loop if "Python" in title else vectorised
+            settings = config.load(overrides=overrides.items())
+            project = assembly.assemble(settings, distributed, store)
+            step = step_class(project.wrapped, project.optimizer, project.precision, distributed, 1.0)
+            loader = project.loader("train", train=True)
+            if title == "none":
+                forget(loader.samples)
+            # Batches alone, then with a step behind each.
+            loading = seconds_of(loader, lambda batch: None, batches)
+            if title == "none":
+                bare = loading
+                continue
+            training = seconds_of(loader, lambda batch, step=step: step(batch, True), batches)
+            project.model.eval()
+            with torch.no_grad():
+                validation = seconds_of(loader, project.model, batches)
+            share = (loading - bare) / training
+            print(
+                f"| {title} | {training:.3f} | {BATCH / training:,.0f} "
+                f"| {validation:.3f} | {BATCH / validation:,.0f} | {share:.1%} |"
+            )
+        dataset.correlated = vectorised
+
+
+def forget(samples: Any) -> None:
+    """Samples without a graph: what reading and joining one costs is the difference."""
+    spans = samples.spans
+    samples.spans = lambda *arguments: {k: v for k, v in spans(*arguments).items() if k != "neighbors"}
+    samples.batch = lambda rows: {
+        "features": rows["features"].values,
+        "target": rows["target"].values[:, :, 0],
+        "listed": rows["features"].lengths > 0,
+    }
+
+
+def seconds_of(loader: Any, work: Callable[[Any], Any], count: int) -> float:
+    """Median seconds of a batch and of `work` on it."""
+    times: list[float] = []
+    while len(times) <= count:
+        start = time.perf_counter()
+        for batch in loader.epoch(0):
+            work(batch)
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            times.append(time.perf_counter() - start)
+            if len(times) > count:
+                break
+            start = time.perf_counter()
+    return statistics.median(times[1:])  # the first one warms up
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("part", nargs="?", choices=["attention", "memory", "graphs"], help="(default: all)")
+    parser.add_argument("--rounds", type=int, default=60, help="pairs of calls (default: 60)")
+    parser.add_argument("--batches", type=int, default=10, help="timed batches of each row (default: 10)")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()}, 1 thread"
+    print(f"torch {torch.__version__}, Python {platform.python_version()}, {device}")
+    parts = {
+        "attention": lambda: attention(arguments.rounds),
+        "memory": memory,
+        "graphs": lambda: graphs(arguments.batches),
+    }
+    for name, part in parts.items():
+        if arguments.part in (None, name):
+            print()
+            part()
+
+
+if __name__ == "__main__":
+    main()

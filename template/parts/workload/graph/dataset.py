@@ -1,0 +1,369 @@
+"""What a sample is: a trading day with all stocks that were listed then. Replace it with your own,
+together with `commands/prepare.py`.
+
+The rows of the store are days of one stock, stock after stock; a day's sample is a span of `window` rows
+for each stock. Nothing in a row is later than its day, except `target`.
+
+Shapes: `D` days, `S` stocks, `R` rows, `F` features, `P` horizons, `B` samples, `K` seats for stocks of
+a day, `G` graphs, `k` neighbours, `L` days that a correlation looks back.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .engine.errors import UserError
+from .engine.seams import Batch, Rows, Spans
+from .engine.store import Store, StoreWriter
+from .settings import WORKLOAD
+
+FEATURES = ("return", "range", "body", "size", "volume", "week", "month")
+DAILY = {"return": 0, "range": 1, "volatility": 3}  # the feature that is a target's value of one day
+WEEK, MONTH = 5, 22  # trading days
+VOLUME_DAYS = 20
+GRAPHS_AT_ONCE = 16
+STILL = 1e-9  # a variance that is this share of the squares is rounding
+
+
+class Samples:
+    """The days of one split. See `engine.seams.Samples`."""
+
+    def __init__(self, store: Store, settings: Any, split: str):
+        self.store = store
+        self.first, self.last = first, last = store.splits[split]
+        self.facts, self.rebuild = store.facts, settings.graph_builder.use_in_training
+        self.days = store.arrays["days"].rows()[first:last]  # (samples, 2): the day's graph, the graph's day
+        self.seats = store.arrays["seats"].rows()[first:last]  # (samples, K): row of each stock, −1 for none
+        self.stocks = store.arrays["stock"].rows()  # (R,): which stock a row is of
+
+    def __len__(self) -> int:
+        return len(self.days)
+
+    def lengths(self) -> np.ndarray | None:
+        return None
+
+    def spans(self, indices: np.ndarray, epoch: int) -> dict[str, Spans]:
+        window, stocks = self.facts["window"], len(self.facts["tickers"])
+        rows = np.where((indices >= 0)[:, None], self.seats[indices], -1).astype(np.int64)  # (B, K)
+        listed = (rows >= 0).astype(np.int64)
+        rows, days = rows.clip(min=0), self.days[indices].astype(np.int64)
+        one = Spans(rows, listed, 1)
+        spans = {
+            "features": Spans((rows - window + 1) * listed, listed * window, window),
+            "target": one,
+            "stock": one,
+        }
+        if self.rebuild:
+            back = self.facts["correlation_days"]
+            return {**spans, "returns": Spans(days[:, 1], (indices >= 0) * np.int64(back), back)}
+        return {**spans, "neighbors": Spans((days[:, :1] * stocks + self.stocks[rows]) * listed, listed, 1)}
+
+    def batch(self, rows: dict[str, Rows]) -> Batch:
+        """`features` (B, K, T, F), `target` (B, K, P), `listed` (B, K), `neighbors` (B, K, k) seats or −1."""
+        features, listed = rows["features"].values, rows["features"].lengths > 0
+        absent = len(self.facts["tickers"])
+        stock = rows["stock"].values[:, :, 0].long().masked_fill(~listed, absent)  # (B, K)
+        if self.rebuild:
+            found = correlated(rows["returns"].values, self.facts["neighbors"], self.facts["overlap"])
+            found = torch.cat([found, found.new_full((len(found), 1, found.shape[2]), -1)], 1)
+            found = found.gather(1, stock.unsqueeze(2).expand(-1, -1, found.shape[2]))
+        else:
+            found = rows["neighbors"].values[:, :, 0].long().masked_fill(~listed.unsqueeze(2), -1)
+        # From stocks to seats; a stock without a seat today is nobody's neighbour.
+        chairs = torch.arange(stock.shape[1], device=stock.device).expand_as(stock)
+        seat = stock.new_full((len(stock), absent + 1), -1).scatter_(1, stock, chairs)
+        seat[:, absent] = -1
+        chosen = seat.gather(1, found.masked_fill(found < 0, absent).flatten(1)).view_as(found)
+        target = rows["target"].values[:, :, 0]
+        return {"features": features, "target": target, "listed": listed, "neighbors": chosen}
+
+
+def correlated(returns: Tensor, count: int, overlap: int) -> Tensor:
+    """The `count` stocks most correlated with each, either way: (…, S, count) int64, −1 where too few.
+
+    returns (…, L, S), NaN where a stock has none. A pair counts only the days that both have, and must
+    have `overlap` of them. A return that never changes correlates with nothing.
+    """
+    known = ~returns.isnan()
+    # Waits for the device, and usually saves three of four products.
+    strength = _complete(returns.double()) if known.all() else _pairwise(returns.double(), known, overlap)
+    strength.diagonal(dim1=-2, dim2=-1).fill_(-1)
+    best = strength.topk(min(count, returns.shape[-1]), -1)
+    found = torch.where(best.values < 0, -1, best.indices)
+    return torch.nn.functional.pad(found, (0, count - found.shape[-1]), value=-1)
+
+
+def _complete(returns: Tensor) -> Tensor:
+    """(…, S, S) size of the correlations of returns (…, L, S) without gaps; −1 where one never changes."""
+    x = returns - returns.mean(-2, keepdim=True)
+    squares = x.square().sum(-2, keepdim=True)
+    moves = squares > STILL * returns.square().sum(-2, keepdim=True)
+    x = torch.where(moves, x / squares.sqrt(), torch.nan)
+    return (x.mT @ x).abs_().nan_to_num_(nan=-1)
+
+
+def _pairwise(returns: Tensor, known: Tensor, overlap: int) -> Tensor:
+    """The same over the days that both of a pair have; −1 also where those are fewer than `overlap`."""
+    x, days = returns.where(known, 0.0), known.double()
+    shared = days.mT @ days  # (…, S, S): days that both have
+    total, squares = x.mT @ days, x.square().mT @ days  # sums of the one stock over the days of both
+    enough = shared >= max(overlap, 2)
+    shared.clamp_(min=1)
+    variance = squares - total**2 / shared
+    moves = enough & (variance > STILL * squares)
+    covariance = x.mT @ x - total * total.mT / shared
+    return torch.where(moves & moves.mT, covariance.abs() / (variance * variance.mT).sqrt(), -1.0)
+
+
+class Stock(NamedTuple):
+    """What is known of one stock, by date."""
+
+    dates: np.ndarray  # (n,) datetime64[D], rising
+    prices: np.ndarray  # (n, 4) open, high, low, close
+    adjusted: np.ndarray  # (n,) close with dividends and splits taken out
+    volume: np.ndarray  # (n,) NaN where unknown
+
+
+class Plan(NamedTuple):
+    """What `prepare` was asked for."""
+
+    target: str = "range"
+    horizons: tuple[int, ...] = (1,)
+    window: int = 20
+    neighbors: int = 10
+    refresh: int = 30  # days of the calendar between two graphs
+    correlation_days: int = 120
+    overlap: int = 30
+
+
+class Panel(NamedTuple):
+    """All stocks as the arrays of a store. Samples are days on which a stock has a whole window."""
+
+    dates: np.ndarray  # (samples,) datetime64[D]
+    arrays: dict[str, np.ndarray]
+
+
+def describe_days(stock: Stock, kind: str) -> np.ndarray:
+    """(n, F) features of each day of a stock, from that day and earlier ones."""
+    opening, high, low, close = np.log(stock.prices.T)
+    returns = np.diff(np.log(stock.adjusted), prepend=np.log(stock.adjusted[:1]))
+    volume = np.log1p(stock.volume)
+    usual = _mean_of_last(np.nan_to_num(volume), VOLUME_DAYS) / np.maximum(
+        _mean_of_last(~np.isnan(volume), VOLUME_DAYS), 1e-9
+    )
+    features = [returns, high - low, close - opening, np.abs(returns), np.nan_to_num(volume - usual)]
+    daily = features[DAILY[kind]]
+    return np.stack([*features, _mean_of_last(daily, WEEK), _mean_of_last(daily, MONTH)], 1)
+
+
+def _mean_of_last(values: np.ndarray, count: int) -> np.ndarray:
+    """(n,) mean of each value and the ones before it, `count` at most."""
+    sums = np.convolve(values, np.ones(count))[: len(values)]  # each of its own terms: no error adds up
+    return sums / np.minimum(np.arange(1, len(values) + 1), count)
+
+
+def panel(stocks: dict[str, Stock], plan: Plan) -> Panel:
+    """Features, targets, seats and graphs of stocks in the order of their names."""
+    calendar = np.unique(np.concatenate([stock.dates for stock in stocks.values()]))
+    places = [np.searchsorted(calendar, stock.dates) for stock in stocks.values()]  # days of each row
+    features = [describe_days(stock, plan.target) for stock in stocks.values()]
+    shape = (len(calendar), len(stocks))
+    daily, returns, rows = np.full(shape, np.nan), np.full(shape, np.nan), np.full(shape, -1)
+    first = 0
+    for number, (place, values) in enumerate(zip(places, features, strict=True)):
+        begin = 0 if plan.target == "range" else 1  # a stock's first day has no return
+        daily[place[begin:], number] = values[begin:, DAILY[plan.target]]
+        returns[place[1:], number] = values[1:, 0]
+        rows[place[plan.window - 1 :], number] = first + np.arange(plan.window - 1, len(place))
+        first += len(place)
+    targets = [np.concatenate([t[p, n] for n, p in enumerate(places)]) for t in _futures(daily, plan)]
+    days = np.flatnonzero((rows >= 0).any(1))
+    seats = _seats(rows[days])
+    refresh = calendar.astype(np.int64) // plan.refresh  # counts from 1970: the same for any first day
+    opens = np.flatnonzero(np.diff(refresh, prepend=-1))
+    graph = np.searchsorted(opens, days, "right") - 1
+    used, graph = np.unique(graph, return_inverse=True)
+    # Row `d` of the padded returns is the day L − 1 before day d, so `L` rows from `d` on end with day d.
+    padded = np.concatenate([np.full((plan.correlation_days - 1, len(stocks)), np.nan), returns])
+    padded = padded.astype(np.float32)
+    arrays = {
+        "features": np.concatenate(features).astype(np.float32),
+        "target": np.stack(targets, 1).astype(np.float32),
+        "stock": np.repeat(np.arange(len(stocks)), [len(place) for place in places]).astype(np.int32),
+        "seats": seats.astype(np.int32),
+        "days": np.stack([graph, opens[used][graph]], 1).astype(np.int32),
+        "returns": padded,
+        "neighbors": _graphs(padded, opens[used], plan),
+    }
+    return Panel(calendar[days], arrays)
+
+
+def _futures(daily: np.ndarray, plan: Plan) -> list[np.ndarray]:
+    """For each horizon (D, S) what the next days bring: the sum of returns, the mean range, the root mean
+    square of returns. NaN where one of those days is missing."""
+    found, total = {}, np.zeros_like(daily)
+    for ahead in range(1, max(plan.horizons) + 1):
+        coming = np.full_like(daily, np.nan)
+        coming[:-ahead] = daily[ahead:]
+        total = total + (coming**2 if plan.target == "volatility" else coming)
+        mean = total / (1 if plan.target == "return" else ahead)
+        found[ahead] = np.sqrt(mean) if plan.target == "volatility" else mean
+    return [found[ahead] for ahead in plan.horizons]
+
+
+def _seats(rows: np.ndarray) -> np.ndarray:
+    """(D, K): the rows of each day that are there, in the order of stocks, then −1."""
+    order = np.argsort(rows < 0, axis=1, kind="stable")[:, : (rows >= 0).sum(1).max(initial=1)]
+    return np.take_along_axis(rows, order, 1)
+
+
+def _graphs(padded: np.ndarray, days: np.ndarray, plan: Plan) -> np.ndarray:
+    """(G·S, k) int32: the neighbours of each stock as of each of `days`, in blocks of graphs."""
+    windows = np.lib.stride_tricks.sliding_window_view(padded, plan.correlation_days, axis=0).swapaxes(1, 2)
+    found = [
+        correlated(torch.from_numpy(windows[part]), plan.neighbors, plan.overlap).flatten(0, 1)
+        for part in np.array_split(days, -(-len(days) // GRAPHS_AT_ONCE))
+    ]
+    return torch.cat(found).numpy().astype(np.int32)
+
+
+def scale(values: np.ndarray) -> dict[str, float]:
+    """Mean and standard deviation of the known values; 1 where they are all equal."""
+    known = values[np.isfinite(values)].astype(np.float64)
+    spread = float(known.std()) if known.size else 0.0
+    return {"mean": float(known.mean()) if known.size else 0.0, "std": spread if spread > 1e-12 else 1.0}
+
+
+def describe(arrays: dict[str, np.ndarray], tickers: list[str], plan: Plan, train: slice) -> dict[str, Any]:
+    """The facts that a model is built from, of the training days alone."""
+    seats = arrays["seats"][train]
+    target = arrays["target"][seats[seats >= 0]]
+    if not np.isfinite(target).any(0).all():
+        raise UserError("no training day has a target", "--horizons", "use more days, or shorter horizons")
+    rows = arrays["features"][np.unique(seats[seats >= 0])]
+    horizons = [{"days": days, **scale(target[:, n])} for n, days in enumerate(plan.horizons)]
+    return {
+        "tickers": tickers,
+        "features": [{"name": name, **scale(rows[:, n])} for n, name in enumerate(FEATURES)],
+        "target": {"kind": plan.target, "horizons": horizons},
+        **{name: value for name, value in plan._asdict().items() if name not in ("target", "horizons")},
+    }
+
+
+def write(
+    folder: Path,
+    found: Panel,
+    facts: dict[str, Any],
+    splits: dict[str, list[int]],
+    source: dict[str, Any] | None = None,
+) -> None:
+    """Writes a panel as a store; `dates` goes with it, as days since 1970."""
+    with StoreWriter(folder, WORKLOAD) as writer:
+        dates = found.dates.astype(np.int64)
+        for name, values in {**found.arrays, "dates": dates}.items():
+            writer.create(name, values.shape, str(values.dtype))[...] = values
+        writer.facts, writer.splits, writer.source = facts, splits, source or {}
+
+
+def _columns(store: Store, split: str) -> tuple[np.ndarray, np.ndarray]:
+    """Features (n, F) and targets (n, P), float64, of each stock on each day of a split."""
+    first, last = store.splits[split]
+    seats = store.arrays["seats"].rows()[first:last]
+    rows = seats[seats >= 0]
+    return tuple(store.arrays[name].rows()[rows].astype(np.float64) for name in ("features", "target"))
+
+
+def finish(metrics: dict[str, float], store: Store, split: str) -> dict[str, float]:
+    """Adds `r2`: 1 − squared error ÷ variance of the split's own targets, all horizons together."""
+    target = _columns(store, split)[1]
+    variance = np.nansum((target - np.nanmean(target, 0)) ** 2) / max(np.isfinite(target).sum(), 1)
+    return {**metrics, "r2": 1 - metrics["mse_original"] / float(variance)} if variance > 0 else metrics
+
+
+def baselines(store: Store, settings: Any, split: str) -> dict[str, dict[str, float]]:
+    """What one reaches without a network: the mean, the last day, the last five, and HAR (Corsi 2009),
+    a ridge regression on the means of the last day, week and month, one for all stocks."""
+    facts = store.facts["target"]
+    horizons, daily = facts["horizons"], DAILY[facts["kind"]]
+    (seen, past), (x, target) = _columns(store, "train"), _columns(store, split)
+    har, has = [daily, 5, 6], np.isfinite(target)
+    if not has.any():
+        return {}
+    steps = np.array([h["days"] if facts["kind"] == "return" else 1 for h in horizons])
+    found = {
+        "mean": np.tile([h["mean"] for h in horizons], (len(x), 1)),
+        "last value": x[:, [daily]] * steps,
+        "mean of 5 days": x[:, [5]] * steps,
+        "HAR ridge": np.stack([_ridge(seen[:, har], past[:, n], x[:, har]) for n in range(len(horizons))], 1),
+    }
+    return {name: finish(_errors(guess, target, facts), store, split) for name, guess in found.items()}
+
+
+def _errors(guess: np.ndarray, target: np.ndarray, facts: dict[str, Any]) -> dict[str, float]:
+    """The metrics of a guess (n, P), as the model has them."""
+    std = np.array([horizon["std"] for horizon in facts["horizons"]])
+    known = np.isfinite(target)
+    error, scaled = (guess - target)[known], ((guess - target) / std)[known]
+    metrics = {"mse": np.mean(scaled**2), "mae": np.mean(np.abs(scaled))}
+    metrics |= {"mse_original": np.mean(error**2), "mae_original": np.mean(np.abs(error))}
+    moved = known & (target != 0)
+    if facts["kind"] == "return" and moved.any():
+        metrics["direction_accuracy"] = np.mean(((guess > 0) == (target > 0))[moved])
+    return {name: float(value) for name, value in metrics.items()}
+
+
+def _ridge(x: np.ndarray, y: np.ndarray, new: np.ndarray, penalty: float = 1.0) -> np.ndarray:
+    """Ridge regression on standardised columns: predictions for `new`."""
+    x, y = x[np.isfinite(y)], y[np.isfinite(y)]
+    mean, std = x.mean(0), np.maximum(x.std(0), 1e-12)
+    z = (x - mean) / std
+    weights = np.linalg.solve(z.T @ z + penalty * np.eye(z.shape[1]), z.T @ (y - y.mean()))
+    return y.mean() + (new - mean) / std @ weights
+
+
+def split_days(days: int, sizes: list[int], ahead: int) -> dict[str, list[int]]:
+    """Borders of the splits. A split loses its last `ahead` days, whose targets lie in the next one."""
+    starts = np.cumsum([0, *sizes[:2]]).tolist()
+    ends = [starts[1] - ahead, starts[2] - ahead if sizes[2] else starts[2], starts[2] + sizes[2]]
+    return {
+        name: [start, max(start, end)]
+        for name, start, end in zip(("train", "validation", "test"), starts, ends, strict=True)
+    }
+
+
+def synthesize(folder: Path, settings: Any) -> None:
+    """Writes 32 made-up stocks over 900 days, always the same: sectors, a market, calm and wild months."""
+    random, stocks, days = np.random.default_rng(21), 32, 900
+    sector, log_scale = np.arange(stocks) % 4, np.zeros((days, stocks))
+    for day in range(1, days):
+        shock = random.standard_normal(4)[sector] + random.standard_normal(stocks)
+        log_scale[day] = 0.9 * log_scale[day - 1] + 0.15 * shock
+    factors = random.standard_normal((days, 5))
+    common = 0.6 * factors[:, :1] + 0.6 * factors[:, 1 + sector]
+    returns = 0.01 * np.exp(log_scale) * (common + 0.5 * random.standard_normal((days, stocks)))
+    close = 50 * np.exp(np.cumsum(returns, 0))
+    opening = close * np.exp(-returns)
+    reach = 0.01 * np.exp(log_scale)[:, :, None] * np.abs(random.standard_normal((days, stocks, 2)))
+    high = np.maximum(opening, close) * np.exp(reach[:, :, 0])
+    low = np.minimum(opening, close) * np.exp(-reach[:, :, 1])
+    volume = np.exp(13 + log_scale + 0.3 * random.standard_normal((days, stocks)))
+    dates = np.datetime64("2015-01-01") + np.arange(days)
+    listed = {
+        number: slice(200 if number % 8 == 7 else 0, 700 if number % 8 == 6 else days)
+        for number in range(stocks)
+    }
+    prices = np.stack([opening, high, low, close], 2)
+    table = {
+        f"stock {n:02d}": Stock(dates[s], prices[s, n], close[s, n], volume[s, n]) for n, s in listed.items()
+    }
+    plan = Plan(neighbors=6)
+    found = panel(table, plan)
+    count = len(found.dates) - 1  # the last day has no target
+    splits = split_days(count, [count * 7 // 10, count * 15 // 100, count * 15 // 100], 1)
+    facts = describe(found.arrays, list(table), plan, slice(*splits["train"]))
+    write(folder, found, facts, splits, {"kind": "synthetic"})

@@ -1,0 +1,251 @@
+"""Temporal fusion of each stock and graph attention between stocks. Replace it with your own:
+`build_model` is all that the engine calls.
+
+Shapes: `B` days in a batch, `K` seats for stocks, `T` days of the window, `F` features, `P` horizons,
+`N` nodes, `E` edges, `H` heads, `C` units of a head, `W` units of the model.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from .engine.seams import Batch, Output
+
+CPU_EDGES = 8192
+"""Edges summed at a time on a CPU: their messages stay in its cache. A GPU takes all at once."""
+
+
+class SegmentAttention(torch.autograd.Function):
+    """out[i] = Σ softmax(scores of the edges into i) · values[their sources], for any order of edges.
+
+    Backward makes the messages again, as flash attention does: what lies in memory in between is a
+    number for each edge and head, not C of them. A node without an edge gets 0, and so does one
+    whose scores are all −inf.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, scores: Tensor, source: Tensor, target: Tensor) -> Tensor:
+        """(N, H, C) from values (N, H, C), scores (E, H), and source and target (E,) of each edge."""
+        nodes, heads = values.shape[:2]
+        limits = torch.finfo(scores.dtype)
+        peak = scores.new_full((nodes, heads), limits.min)
+        peak.scatter_reduce_(0, target.unsqueeze(1).expand(-1, heads), scores, "amax")
+        weights = (scores - peak.index_select(0, target)).exp_()
+        totals = torch.zeros_like(peak).index_add_(0, target, weights).clamp_(min=limits.tiny)
+        weights /= totals.index_select(0, target)
+        out = torch.zeros_like(values)
+        for sources, targets, shares in _blocks(source, target, weights):
+            messages = values.index_select(0, sources).mul_(shares.unsqueeze(2))  # (≤ CPU_EDGES, H, C)
+            out.index_add_(0, targets, messages)
+        ctx.save_for_backward(values, weights, source, target, out)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        values, weights, source, target, out = ctx.saved_tensors
+        to_values, to_scores = torch.zeros_like(values), torch.empty_like(weights)
+        blocks = _blocks(source, target, weights, to_scores)
+        for sources, targets, shares, to_score in blocks:
+            arriving = gradient.index_select(0, targets)  # (≤ CPU_EDGES, H, C)
+            torch.sum(values.index_select(0, sources).mul_(arriving), 2, out=to_score)
+            to_values.index_add_(0, sources, arriving.mul_(shares.unsqueeze(2)))
+        mean = (gradient * out).sum(2)  # (N, H): softmax's own term, Σ share · derivative
+        to_scores.sub_(mean.index_select(0, target)).mul_(weights)
+        return to_values, to_scores, None, None
+
+
+def _blocks(*tensors: Tensor) -> Any:
+    """The tensors cut along the edges, together."""
+    size = CPU_EDGES if tensors[0].device.type == "cpu" else max(len(tensors[0]), 1)
+    return zip(*(tensor.split(size) for tensor in tensors), strict=True)
+
+
+class GraphAttention(nn.Module):
+    """Graph attention over any graph (Veličković et al. 2018), heads side by side: (N, inputs) to (N, H·C).
+
+    Memory grows with the edges; N × N never exists. An edge takes part in its target's neighbourhood;
+    a node is in its own only if `edges` has its loop, and with no edge at all gets the bias alone.
+    """
+
+    def __init__(self, inputs: int, width: int, heads: int = 1, slope: float = 0.2):
+        super().__init__()
+        self.heads, self.slope = heads, slope
+        self.linear = nn.Linear(inputs, heads * width, bias=False)
+        self.source = nn.Parameter(nn.init.xavier_uniform_(torch.empty(heads, width)))
+        self.target = nn.Parameter(nn.init.xavier_uniform_(torch.empty(heads, width)))
+        self.bias = nn.Parameter(torch.zeros(heads * width))
+
+    def forward(self, x: Tensor, edges: Tensor, present: Tensor | None = None) -> Tensor:
+        """x (N, inputs); edges (2, E) int64, from row 0 to row 1; present (E,) bool: the edges that count."""
+        assert edges.shape[:-1] == (2,), "edges are two rows of node numbers"
+        source, target = edges.unbind()
+        values = self.linear(x).float().unflatten(1, (self.heads, -1))  # (N, H, C)
+        # As products of the weights, so that a score costs `inputs` multiplications and not H·C more.
+        weight = self.linear.weight.view(self.heads, -1, x.shape[1])
+        vectors = torch.cat([(weight * part.unsqueeze(2)).sum(1) for part in (self.source, self.target)])
+        scores = functional.linear(x, vectors).float()  # (N, 2H)
+        leaving, arriving = scores.split(self.heads, 1)
+        scores = leaving.index_select(0, source) + arriving.index_select(0, target)  # (E, H)
+        scores = functional.leaky_relu(scores, self.slope, inplace=True)
+        if present is not None:
+            scores = scores.masked_fill(~present.unsqueeze(1), -torch.inf)
+        return SegmentAttention.apply(values, scores, source, target).flatten(1) + self.bias
+
+
+class FrequencyNormalization(nn.Module):
+    """Parts a window into its strongest frequencies and the rest, each window by its own (Ye et al. 2024).
+
+    The strong part holds level and cycles, which drift; the rest is steadier from year to year.
+    """
+
+    def __init__(self, count: int):
+        super().__init__()
+        self.count = count
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(main, rest), both (N, T, F) float32, from (N, T, F)."""
+        with torch.autocast(x.device.type, enabled=False):  # half precision has no transform for every T
+            spectrum = torch.fft.rfft(x.float(), dim=1)  # (N, T // 2 + 1, F)
+            size = spectrum.abs()
+            count = min(self.count, size.shape[1])
+            kept = torch.zeros_like(size).scatter_(1, size.topk(count, dim=1).indices, 1.0)
+            main = torch.fft.irfft(spectrum * kept, n=x.shape[1], dim=1)
+            return main, x - main
+
+
+class GatedResidual(nn.Module):
+    """norm(x + gate · change): a layer that can switch itself off (Lim et al. 2021). (…, W) to (…, W)."""
+
+    def __init__(self, width: int, dropout: float):
+        super().__init__()
+        self.first, self.second = nn.Linear(width, width), nn.Linear(width, 2 * width)
+        self.norm, self.dropout = nn.LayerNorm(width), dropout
+
+    def forward(self, x: Tensor, change: Tensor | None = None) -> Tensor:
+        change = functional.elu(self.first(x if change is None else change))
+        change = functional.dropout(change, self.dropout, self.training)
+        return self.norm(x + functional.glu(self.second(change), -1))
+
+
+class TemporalBlock(nn.Module):
+    """Attention of each day to itself and to the days before it, then a gated layer: (N, T, W) to itself."""
+
+    def __init__(self, width: int, heads: int, dropout: float):
+        super().__init__()
+        self.heads, self.dropout = heads, dropout
+        self.queries = nn.Linear(width, 3 * width)
+        self.attended, self.gated = GatedResidual(width, dropout), GatedResidual(width, dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.queries(x).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # (3, N, H, T, C)
+        query, key, value = parts.unbind()
+        dropout = self.dropout if self.training else 0.0
+        mixed = functional.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
+        return self.gated(self.attended(x, mixed.transpose(1, 2).flatten(2)))
+
+
+class Forecaster(nn.Module):
+    """The stocks of a day, each by its window and its neighbours, at every horizon.
+
+    The scaler is part of it: batches hold features as measured. No stock has weights of its own, so
+    predictions do not depend on the order of stocks, and a new listing needs no training.
+    """
+
+    mean: Tensor
+    std: Tensor
+    target_mean: Tensor
+    target_std: Tensor
+
+    def __init__(self, settings: Any, facts: dict[str, Any]):
+        super().__init__()
+        sizes, width = settings.model, settings.model.width
+        features, targets = facts["features"], facts["target"]["horizons"]
+        self.is_return = facts["target"]["kind"] == "return"
+        for name, columns in (("", features), ("target_", targets)):
+            self.register_buffer(f"{name}mean", torch.tensor([column["mean"] for column in columns]))
+            self.register_buffer(f"{name}std", torch.tensor([column["std"] for column in columns]))
+        self.normalization = FrequencyNormalization(sizes.frequencies) if sizes.frequencies else None
+        inputs = len(features) * (2 if sizes.frequencies else 1)
+        self.first = nn.Linear(inputs, width)
+        self.place = nn.Parameter(0.02 * torch.randn(facts["window"], width))
+        blocks = [TemporalBlock(width, sizes.heads, sizes.dropout) for _ in range(sizes.temporal_layers)]
+        self.temporal = nn.ModuleList(blocks)
+        layers = [GraphAttention(width, width // sizes.heads, sizes.heads) for _ in range(sizes.graph_layers)]
+        self.graph = nn.ModuleList(layers)
+        self.joined = nn.ModuleList(GatedResidual(width, sizes.dropout) for _ in layers)
+        self.head = nn.Linear(width + len(features), len(targets))
+
+    def blocks(self) -> list[nn.Module]:
+        """The layers over time, for compiling, checkpointing and sharding one by one."""
+        return list(self.temporal)
+
+    def outputs(self, batch: Batch) -> Tensor:
+        """(B, K, P) float32, also under autocast; of no meaning in empty seats."""
+        features, neighbors = batch["features"], batch["neighbors"]  # (B, K, T, F), (B, K, k)
+        days, seats = features.shape[:2]
+        x = ((features - self.mean) / self.std).clamp(-10, 10).flatten(0, 1)  # (N, T, F)
+        last = x[:, -1]
+        if self.normalization is not None:
+            x = torch.cat(self.normalization(x), 2)  # (N, T, 2F)
+        x = self.first(x) + self.place
+        for block in self.temporal:
+            x = block(x)
+        x = x[:, -1]  # (N, W): attention has seen the whole window
+        edges, present = disjoint_graph(neighbors)
+        for attend, join in zip(self.graph, self.joined, strict=True):
+            x = join(x, functional.elu(attend(x, edges, present)))
+        return self.head(torch.cat([x, last], 1)).float().view(days, seats, -1)
+
+    def forward(self, batch: Batch) -> Output:
+        prediction = self.outputs(batch)
+        target = (batch["target"] - self.target_mean) / self.target_std  # (B, K, P), NaN where unknown
+        known = batch["listed"].unsqueeze(2) & target.isfinite()
+        weight = known.sum(dtype=torch.float32)
+        error = torch.where(known, prediction - target, 0.0)
+        squares = error.square()
+        loss = squares.sum() / weight.clamp(min=1)
+        if self.training:
+            return Output(loss, weight)
+        sums = {
+            "mse": squares.sum(),
+            "mae": error.abs().sum(),
+            "mse_original": (squares * self.target_std**2).sum(),
+            "mae_original": (error.abs() * self.target_std).sum(),
+        }
+        metrics = {name: (value, weight) for name, value in sums.items()}
+        if self.is_return:
+            moved = known & (batch["target"] != 0)
+            guessed = (prediction * self.target_std + self.target_mean > 0) == (batch["target"] > 0)
+            metrics["direction_accuracy"] = ((guessed & moved).sum(), moved.sum())
+        return Output(loss, weight, metrics)
+
+    def predict(self, batch: Batch) -> dict[str, Tensor]:
+        """`prediction` (B, K, P) in the target's own units, NaN in seats without a stock."""
+        prediction = self.outputs(batch) * self.target_std + self.target_mean
+        return {"prediction": prediction.where(batch["listed"].unsqueeze(2), torch.nan)}
+
+
+def disjoint_graph(neighbors: Tensor) -> tuple[Tensor, Tensor]:
+    """Days side by side as one graph that no edge leaves: edges (2, E) and which are present (E,).
+
+    neighbors (B, K, k): seats that each seat listens to, −1 for none. E is always B·K·k, so that the
+    shapes stay and the host need not wait for a count.
+    """
+    days, seats, count = neighbors.shape
+    nodes = torch.arange(days * seats, device=neighbors.device)
+    target = nodes.repeat_interleave(count)
+    first = (nodes - nodes % seats).repeat_interleave(count)
+    source = neighbors.flatten()
+    present = source >= 0
+    return torch.stack([first + source.clamp(min=0), target]), present
+
+
+def build_model(settings: Any, facts: dict[str, Any]) -> nn.Module:
+    """The network that fits the data's facts: their features, window, horizons and scaler."""
+    return Forecaster(settings, facts)

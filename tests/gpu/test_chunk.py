@@ -1,0 +1,126 @@
+"""The chunk loader where it belongs: copies beside the step, chunks that bound the device's memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from importing import imported
+from test_training import project
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
+]
+ROWS, SHAPE, BATCH = 2000, (64, 70), 32
+BATCH_BYTES = 4 * BATCH * 64 * 70
+
+
+def module(name: str, loader: str = "chunk") -> Any:
+    return imported(project(loader=loader, framework="pytorch"), name)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place, random = tmp_path_factory.mktemp("store"), np.random.default_rng(1)
+    with module("engine.store").StoreWriter(place, "fake") as writer:
+        writer.create("pages", (ROWS, *SHAPE), "float32")[...] = random.normal(size=(ROWS, *SHAPE))
+        writer.create("series", (ROWS + 50, 3), "float16")[...] = random.normal(size=(ROWS + 50, 3))
+        writer.create("tokens", (40 * ROWS,), "uint16")[...] = random.integers(0, 60_000, 40 * ROWS)
+        writer.splits = {"train": [0, ROWS]}
+    return place
+
+
+class Samples:
+    """A page, a window of a series and a ragged text for each sample."""
+
+    stride = 3
+
+    def __init__(self, spans: Any):
+        self.Spans = spans
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def lengths(self) -> np.ndarray:
+        return 1 + np.arange(ROWS) * 7 % 40
+
+    def spans(self, indices: np.ndarray, epoch: int) -> dict[str, Any]:
+        present = indices >= 0
+        rows = np.where(present, indices, 0)
+        text = np.where(present, self.lengths()[indices], 0)
+        return {
+            "pages": self.Spans(rows, present.astype(np.int64), 1),
+            "series": self.Spans(rows, np.where(present, 50, 0), 50),
+            "tokens": self.Spans(40 * rows, text, max(int(text.max()), 1)),
+        }
+
+    def batch(self, rows: dict[str, Any]) -> dict[str, torch.Tensor]:
+        flat = {name: part.values for name, part in rows.items()}
+        return flat | {f"{name}.lengths": part.lengths for name, part in rows.items()}
+
+
+def make(loader: str, folder: Path, device: str, order: str, size: float | str = "auto") -> Any:
+    data = SimpleNamespace(
+        order=order, batch_size=BATCH, fraction=1.0, shuffle_block=300, stride=0, chunk_size_gb=size,
+        pin_memory=True, num_workers=0, prefetch_factor=2, persistent_workers=True,
+    )  # fmt: skip
+    settings = SimpleNamespace(
+        data=data, evaluation=SimpleNamespace(batch_size=0), reproducibility=SimpleNamespace(seed=3)
+    )
+    store = module("engine.store", loader).Store.open(folder)
+    samples = Samples(module("engine.seams", loader).Spans)
+    return module("engine.loader", loader).Loader(samples, store, settings, torch.device(device))
+
+
+@pytest.mark.parametrize("order", ["time", "block", "full", "lanes", "bucket"])
+@pytest.mark.parametrize("size", ["auto", 20 * BATCH_BYTES / 1e9, 3 * BATCH_BYTES / 1e9, 1e-9])
+def test_batches_are_those_of_memmap_beside_steps(order: str, size: float | str, folder: Path) -> None:
+    """A batch is used long after the loader has gone on reading; three epochs, the last from its middle."""
+    expected, found = make("memmap", folder, "cpu", order), make("chunk", folder, "cuda", order, size)
+    weight = torch.randn(2048, 2048, device="cuda")
+    for epoch, start in ((0, 0), (1, 0), (2, 20)):
+        batches = zip(expected.epoch(epoch, start), found.epoch(epoch, start), strict=True)
+        for one, other in batches:
+            for _ in range(20):
+                weight = weight @ weight / 100  # the copies below are queued behind this
+            for name, value in one.items():
+                assert other[name].is_cuda
+                assert other[name].dtype == value.dtype
+                assert other[name].cpu().view(torch.uint8).equal(value.contiguous().view(torch.uint8)), name
+    stats = found.stats()
+    assert stats["resident"] == (size == "auto")
+    if size != "auto":
+        assert stats["chunk_bytes"] <= max(size * 1e9, 6 * BATCH_BYTES)
+    assert stats["block_bytes"] <= 8 * (32 << 20)
+    for loader in (expected, found):
+        loader.close()
+
+
+def test_auto_leaves_a_quarter_of_what_is_free(folder: Path) -> None:
+    chunks = module("engine.chunks")
+    free, _ = torch.cuda.mem_get_info()
+    assert 0.7 * free < chunks.free_for_chunks(torch.device("cuda")) <= 0.76 * free + (64 << 20)
+
+
+def test_no_page_locked_memory_is_no_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """First smaller blocks, at last ordinary memory; the batches are the same."""
+    empty, asked = torch.empty, []
+
+    def refuse(*shape: Any, pin_memory: bool = False, **more: Any) -> torch.Tensor:
+        if pin_memory:
+            asked.append(shape[0])
+            raise RuntimeError("CUDA error: out of memory")
+        return empty(*shape, **more)
+
+    monkeypatch.setattr(torch, "empty", refuse)
+    found = make("chunk", folder, "cuda", "full", 20 * BATCH_BYTES / 1e9)
+    assert asked == [32 << 20, 16 << 20, 8 << 20]
+    expected = make("memmap", folder, "cpu", "full")
+    for one, other in zip(expected.epoch(0), found.epoch(0), strict=True):
+        assert other["pages"].cpu().equal(one["pages"])
+    found.close()
