@@ -150,8 +150,11 @@ def test_noise_behind_the_training_border_changes_neither_scaler_nor_losses(tmp_
 
 
 def test_a_window_sees_no_open_bar(tmp_path: Path) -> None:
-    """Whatever changes from a row on, windows whose targets begin there or earlier have the same history."""
-    table, row = values(600), 400
+    """Whatever changes from a row on, windows whose targets begin there or earlier have the same history.
+
+    The row is the last hour of both a bar of four hours and one of a day: they close with it, not before.
+    """
+    table, row = values(600), 407
     changed = table.copy()
     changed[row:] += 1e6
     histories = []
@@ -159,7 +162,7 @@ def test_a_window_sees_no_open_bar(tmp_path: Path) -> None:
         assert prepare(tmp_path / name, text(content), *FRAMES, "--split", "0.5,0.5,0").code == 0
         first = store(tmp_path / name).splits["validation"][0]
         histories.append(windows(tmp_path / name, "validation")[: row - first + 1])
-    assert len(histories[0]) == 101
+    assert len(histories[0]) == 108
     for one, other in zip(*histories, strict=True):
         for frame in ("H1", "H4", "D1"):
             assert one[frame].equal(other[frame])

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import Field
 
-from .engine.sections import BatchSize, LoaderSettings, Section
+from .engine.sections import BatchSize, LoaderSettings, Section, defaults
 
 WORKLOAD = "llm"
 """What the data in a store are for; another project refuses them."""
@@ -86,3 +86,10 @@ class Model(Section):
 
 def _given(model: Model) -> list[str]:
     return [f"model.{name}" for name in ("size", "heads", "width") if name in model.model_fields_set]
+
+
+class Sections(Section):
+    """The sections of config.yaml that belong to this workload."""
+
+    data: Data = defaults(Data)
+    model: Model = defaults(Model)
