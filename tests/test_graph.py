@@ -45,7 +45,7 @@ def test_noise_after_the_border_changes_nothing_before_it(tmp_path: Path) -> Non
     flags = ("--horizons", "1,3", "--split", "120,40,30")
     clean = prepared(tmp_path / "clean", *flags)
     opened = store(clean)
-    border = opened.arrays["dates"].rows()[opened.splits["train"][1] + 3].astype("datetime64[D]")
+    border = opened.arrays["dates"].rows()[opened.splits["validation"][0]].astype("datetime64[D]")
     first = int(np.searchsorted(dates(220), border))
     random = np.random.default_rng(1)
     table = prices()

@@ -411,4 +411,40 @@ FAULTS = (
         "start = 0",
         "test_llm.py::test_generating_with_a_cache_equals_without[5-flags0]",
     ),
+    # --- the workload graph
+    Fault(
+        "training targets lie behind the border",
+        "parts/workload/graph/dataset.py",
+        "starts[1] - ahead",
+        "starts[1]",
+        "test_graph.py::test_noise_after_the_border_changes_nothing_before_it",
+    ),
+    Fault(
+        "a graph knows the next refresh date",
+        "parts/workload/graph/dataset.py",
+        'np.searchsorted(opens, days, "right") - 1',
+        'np.searchsorted(opens, days, "right").clip(max=len(opens) - 1)',
+        "test_graph.py::test_graphs_are_those_of_the_past_correlations",
+    ),
+    Fault(
+        "scaled by all days",
+        "parts/workload/graph/dataset.py",
+        'seats = arrays["seats"][train]',
+        'seats = arrays["seats"]',
+        "test_graph.py::test_noise_after_the_border_changes_nothing_before_it",
+    ),
+    Fault(
+        "edges lead into the next day of a batch",
+        "parts/workload/graph/model.py",
+        "(nodes - nodes % seats)",
+        "(0 * nodes)",
+        "test_graph_attention.py::test_days_of_a_batch_do_not_see_each_other",
+    ),
+    Fault(
+        "the derivative of a softmax without its mean",
+        "parts/workload/graph/model.py",
+        "to_scores.sub_(mean.index_select(0, target)).mul_(weights)",
+        "to_scores.mul_(weights)",
+        "test_graph_attention.py::test_derivatives_are_those_of_the_function",
+    ),
 )
