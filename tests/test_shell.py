@@ -111,7 +111,7 @@ def test_figures_of_the_documents() -> None:
     assert f"asks {len(asked)} questions" in (REPOSITORY / "docs/start.md").read_text(encoding="utf-8")
     for question in ("workload", "precision", "loader", "framework", "extras"):
         (row,) = re.findall(rf"^\| {question} \| (.+?) \|", readme, flags=re.MULTILINE)
-        assert re.findall(r"`(\w+)`", row) == list(choices(question))
+        assert set(choices(question)) <= set(re.findall(r"`(\w+)`", row)), question
 
 
 def test_continuous_integration_calls_the_command_of_the_readme() -> None:
