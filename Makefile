@@ -23,7 +23,7 @@ demo: $(READY) ## render the default project into build/demo, train it for a min
 	$(BIN)/python tools/demo.py build/demo
 
 test: $(READY) $(LOWEST) ## all tests; ARGS="-k update -x" for some of them
-	$(BIN)/python -m pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
 bench-gpu: $(READY) ## measure on this machine's GPU: make bench-gpu PART=llm ARGS="--output benchmark_results"
 	$(BIN)/python benchmarks/gpu/$(PART).py $(ARGS)

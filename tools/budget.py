@@ -25,7 +25,7 @@ class Size(NamedTuple):
     dependencies: int
 
 
-DEFAULT = Size(46, 3300, 8)  # the default project may have this much
+DEFAULT = Size(58, 4800, 8)  # the default project may have this much
 LARGEST = Size(62, 5500, 13)  # any project; more dependencies come with lightning, a tracker, a tokenizer
 
 

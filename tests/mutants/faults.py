@@ -189,7 +189,7 @@ FAULTS = (
         "engine/order.py",
         "mine = slice(self.rank * self.batch_size, (self.rank + 1) * self.batch_size)",
         "mine = slice(0, self.batch_size)",
-        ORDER + "test_the_number_of_ranks_cuts_the_same_batches",
+        LOADER + "test_two_ranks_share_an_epoch[train-full-memmap]",
     ),
     Fault(
         "a lane begins with another one's state",

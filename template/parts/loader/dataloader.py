@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from .errors import UserError
 from .rows import deliver, gather, mapped, order_of, stored_dtype
@@ -49,7 +49,8 @@ class Reader(Dataset):
             array = self.store.arrays[name]
             if name not in self._maps:
                 self._maps[name] = mapped(array)
-            values = gather(self._maps[name], spans).view(stored_dtype(array))
+            values = gather(self._maps[name], spans, _shared(self._maps[name], spans))
+            values = values.view(stored_dtype(array))
             rows[name] = Rows(values, torch.from_numpy(spans.lengths))
         if self.host is not None:
             rows = self.host(rows, work.numbers, work.epoch)
@@ -127,6 +128,15 @@ class Loader:
 
     def close(self) -> None:
         self._loader._iterator = None  # ends persistent workers
+
+
+def _shared(source: Tensor, spans: Spans) -> Tensor | None:
+    """In a worker: memory that the main process sees too, as `default_collate` has it; saves a copy."""
+    if get_worker_info() is None:
+        return None
+    shape = torch.Size((*spans.starts.shape, spans.width, *source.shape[1:]))
+    storage = torch.UntypedStorage._new_shared(shape.numel() * source.element_size())
+    return source.new_empty(0).set_(storage).view(shape)
 
 
 def _as_it_is(rows: Any) -> Any:

@@ -188,31 +188,28 @@ class Reader:
 
     def __init__(self, device: torch.device, sources: Sequence[Plain | Filtered], pin: bool):
         cores = 4 if (os.cpu_count() or 1) >= 8 else min(os.cpu_count() or 1, 2)
-        self.device = device
+        self.device, self.waited = device, 0.0
         self.threads = min([cores, *(source.threads for source in sources)])
-        self.block_bytes, self.waited = BLOCK_BYTES, 0.0
-        self.notes: list[str] = []
-        self._staging = self._allocate(pin) if device.type == "cuda" else []
+        row = max(source.array.row_bytes for source in sources)
+        self.block_bytes = max(BLOCK_BYTES, row)
+        self._staging = self._allocate(pin, max(SMALLEST_BLOCK, row)) if device.type == "cuda" else []
         self.host_bytes = sum(block.nbytes for block in self._staging)
         self._own = threading.local()
         self._pool = ThreadPoolExecutor(self.threads, "chunk-reader")
 
-    def _allocate(self, pin: bool) -> list[Tensor]:
+    def _allocate(self, pin: bool, least: int) -> list[Tensor]:
         """Page-locked blocks; smaller ones where the system refuses, at last ordinary memory, with a note."""
-        count = self.threads * BLOCKS_PER_THREAD
-        while pin and self.block_bytes >= SMALLEST_BLOCK:
+        count, size = self.threads * BLOCKS_PER_THREAD, self.block_bytes
+        while pin and size >= least:
             try:
-                return [
-                    torch.empty(self.block_bytes, dtype=torch.uint8, pin_memory=True) for _ in range(count)
-                ]
+                blocks = [torch.empty(size, dtype=torch.uint8, pin_memory=True) for _ in range(count)]
+                self.block_bytes = size
+                return blocks
             except RuntimeError:
-                self.block_bytes //= 2
+                size //= 2
         if pin:
-            self.notes.append(
-                "no page-locked memory to be had: copies to the GPU will not overlap with the step"
-            )
-        self.block_bytes = BLOCK_BYTES
-        return [host_memory(BLOCK_BYTES) for _ in range(count)]
+            print("note: no page-locked memory to be had, so copies to the GPU do not overlap with the step")
+        return [host_memory(self.block_bytes) for _ in range(count)]
 
     def fill(self, memory: Tensor, block: Block, free: Any) -> Future:
         """Starts reading `block` into `memory` (bytes); the result is a CUDA event, or None on a CPU.

@@ -22,13 +22,15 @@ COMPILE_CAPABILITY = (
 
 
 def prepare_process() -> None:
-    """Before CUDA starts: an allocator that grows segments in place, so that odd shapes do not fragment
-    memory.
+    """Before anything large is allocated: how torch takes memory from CUDA and from the system.
 
-    Instead of `empty_cache()`, which costs time and frees nothing live. Both names, old and new.
+    Segments that grow in place, so that odd shapes do not fragment memory: instead of `empty_cache()`,
+    which costs time and frees nothing live. Both names, old and new. And huge pages for large tensors on
+    the host: filling a new one takes a tenth of the time (1 against 10 GB/s where they are `madvise`).
     """
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         os.environ.setdefault(name, "expandable_segments:True")
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
 def checkpoint_blocks(blocks: list[nn.Module]) -> None:

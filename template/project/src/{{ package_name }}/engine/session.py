@@ -6,7 +6,6 @@ The loop itself stands in `train.py`; each framework's loop calls the same few m
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import sys
@@ -27,7 +26,7 @@ from .failures import explain
 from .files import write_json, write_text
 from .monitor import Monitor
 from .optimization import freeze_garbage
-from .report import changed_settings, write_report
+from .report import changed_settings, read_json, write_report
 from .reproducibility import random_state, set_random_state
 from .schedule import Schedule
 from .step import Step
@@ -352,27 +351,19 @@ class Session:
             "changed": changed_settings(self.settings),
             "notes": self.notes,
             "parameters": parameters,
-            "started": _read(self.run / "env.json").get("started", time.time()),
+            "started": read_json(self.run / "env.json").get("started", time.time()),
             "argv": sys.argv[1:],
         }
         write_json(self.run / "env.json", environment)
         self._status("running", "")
 
     def _status(self, state: str, reason: str) -> None:
-        resumes = _read(self.run / "status.json").get("resumes", [])
+        resumes = read_json(self.run / "status.json").get("resumes", [])
         if state == "running" and self.resumed:
             resumes.append(self.progress.step)
         value = {"state": state, "reason": reason, "step": self.progress.step, "resumes": resumes}
         with contextlib.suppress(OSError):  # what ended the run matters more than its status
             write_json(self.run / "status.json", value)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """A JSON object of the run folder; empty where there is none."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
 
 
 def _has_rows(store: Any, split: str) -> bool:
