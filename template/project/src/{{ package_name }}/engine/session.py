@@ -337,10 +337,7 @@ class Session:
             line(f"  {entry['name']:<18}{entry['state']:<14}{entry['why']}")
         parameters = sum(parameter.numel() for parameter in project.model.parameters())
         samples = self.loader.order.slots * self.accumulation
-        tokens = f" of {self.work.tokens:,} tokens" if self.work.tokens else ""
-        line(f"  {parameters:,} parameters, {self.total:,} steps of {samples:,} samples{tokens}")
-        if self.work.tokens:
-            line(f"  MFU {self.work.why}")
+        line(f"  {parameters:,} parameters, {self.total:,} steps of {samples:,} samples{self.work.sentence}")
         for note in self.notes:
             line(f"note: {note}")
         environment = {

@@ -25,6 +25,11 @@ class Work(NamedTuple):
     peak: float = 0.0  # FLOP/s; 0 where it is not known
     why: str = ""
 
+    @property
+    def sentence(self) -> str:
+        """What a run's start says of it; nothing where a workload does not count in tokens."""
+        return f" of {self.tokens:,} tokens; MFU {self.why}" if self.tokens else ""
+
     def rates(self, samples_per_second: float, devices: int) -> dict[str, float]:
         """Metrics of a training that takes so many samples a second on all devices together."""
         rates = {"tokens_per_second": samples_per_second * self.tokens} if self.tokens else {}
