@@ -87,6 +87,7 @@ def test_one_phase_at_a_time(place: Path, reference: Path) -> None:
 def test_a_phase_waits_for_the_one_before(place: Path) -> None:
     project = render(workload="tabular")
     one_error(run(project, "train", "--phase", "2", cwd=place), "no run yet")
+    one_error(run(project, "train", "--phase", "9", cwd=place), "no phase 9", "3")
     assert run(project, "train", *OPTIONS, "--phase", "1", "--max-steps", "7", cwd=place).code == 0
     one_error(run(project, "train", "--phase", "4", cwd=place), "no phase 4")
     one_error(run(project, "train", "--phase", "2", cwd=place), "phase 1 is not finished", "step 7 of 12")

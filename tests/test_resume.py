@@ -194,6 +194,12 @@ def test_output_folder_that_cannot_be_written(place: Path) -> None:
     one_error(run(render(workload="tabular"), "train", *OPTIONS, cwd=place), "runs")
 
 
+def test_a_mistake_before_the_first_step_leaves_no_run(place: Path) -> None:
+    words = (*OPTIONS, "--training.precision", "fp8")
+    one_error(run(render(workload="tabular"), "train", *words, cwd=place), "fp8", "training.precision")
+    assert list((place / "runs").iterdir()) == []
+
+
 def test_paths_with_spaces_and_other_letters_and_read_only_data(reference: Path, tmp_path: Path) -> None:
     folder = tmp_path / "Übung mit Leerzeichen 数据"
     folder.mkdir()

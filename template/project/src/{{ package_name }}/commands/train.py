@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..engine.runs import find_run, new_run, newest
+from ..engine.runs import all_runs, find_run, new_run, newest
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,6 +45,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> int:
     """Trains; returns 0, or 128 + the signal that ended it (143 SIGTERM, 130 SIGINT)."""
+    if arguments.phase and not all_runs():
+        load().phase(arguments.phase)  # "there is no such phase" says more than "there is no run"
     folder = _existing(arguments)
     settings = load(folder / "config.resolved.yaml" if folder else None)
     if arguments.phase:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import sys
 import time
@@ -113,6 +114,9 @@ class Session:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         self._close_parts()
+        if isinstance(error, UserError) and not (self.resumed or (self.run / "env.json").exists()):
+            shutil.rmtree(self.run, ignore_errors=True)  # a mistake found before the start leaves nothing
+            return
         state = "failed" if error else "finished" if self.finished else "stopped"
         self._status(state, self._reason(error))
         with contextlib.suppress(OSError):  # a full disk must not hide the error that is on its way
