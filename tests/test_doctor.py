@@ -87,7 +87,7 @@ def report(capsys, monkeypatch, folder: Path, **overrides: str) -> tuple[int, di
     """Exit code and the JSON of `doctor --json`, run in this process."""
     monkeypatch.chdir(folder)
     settings = config.load(overrides=[(key.replace("__", "."), value) for key, value in overrides.items()])
-    code = doctor.run(argparse.Namespace(json=True), lambda: settings)
+    code = doctor.run(argparse.Namespace(json=True, verify=False), lambda: settings)
     return code, json.loads(capsys.readouterr().out)
 
 
