@@ -21,6 +21,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -483,7 +484,7 @@ def main() -> None:
         f"h5py {h5py.__version__} (HDF5 {h5py.version.hdf5_version}), numpy {np.__version__}, "
         f"{arguments.rounds} rounds."
     )
-    text = f"{machine}\n\n{table(found)}"
+    text = f"{textwrap.fill(machine, 118)}\n\n{table(found)}"
     print(text)
     if arguments.write:
         document = ROOT / "docs/benchmarks/loaders.md"
