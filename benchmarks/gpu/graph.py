@@ -45,9 +45,8 @@ def training(folder: Path, steps: int = 300) -> None:
     (run,) = (folder / "runs").iterdir()
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     rates = [row["samples_per_second"] for row in rows if "split" not in row][1:]
-    print(
-        f"training, batch 32 days: {statistics.median(rates):,.1f} days/s, GPU {statistics.median(busy)} % (median)"
-    )
+    rate, share = statistics.median(rates), statistics.median(busy)
+    print(f"training, batch 32 days: {rate:,.1f} days/s, GPU busy {share} % of the time (medians)")
 
 
 def main() -> None:
