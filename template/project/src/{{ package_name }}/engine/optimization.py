@@ -15,10 +15,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 FP8 = "evaluation in bf16; without compile and on small models it loses time"
-COMPILE_CAPABILITY = (
-    8,
-    0,
-)  # Triton supports sm 8.0 and later; older cards run its kernels by luck (triton#10918)
+# Triton supports sm 8.0 and later; older cards run its kernels by luck (triton#10918).
+COMPILE_CAPABILITY = (8, 0)
 
 
 def prepare_process() -> None:
