@@ -35,6 +35,7 @@ def main(python: str = "3.12") -> None:
             framework=framework,
         )
     render_into(folder / "projects" / "llm", workload="llm", loader="memmap", precision="fp8")
+    render_into(folder / "projects" / "timeseries", workload="timeseries", loader="chunk")
     wheels = ("--python-version", python, "--only-binary=:all:", "--quiet", "--dest", str(folder / "wheels"))
     subprocess.run([sys.executable, "-m", "pip", "download", *wheels, *PACKAGES], check=True)
     (folder / "check.sh").write_text(CHECK.format(packages=" ".join(PACKAGES)))
