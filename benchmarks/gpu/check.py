@@ -1,6 +1,6 @@
-"""Is all of it right on this machine's GPU? Runs the GPU tier of the tests, eight at a time; minutes, no figures.
+"""Is all of it right on this machine's GPU? Runs the GPU tier of the tests; minutes, no figures.
 
-make bench-gpu PART=check ARGS="-k workloads"
+`make bench-gpu PART=check ARGS="-k workloads"`
 """
 
 from __future__ import annotations

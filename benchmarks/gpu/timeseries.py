@@ -6,7 +6,7 @@ what the machine allows: reading the cached file, copying from page-locked memor
 windows in the same order. Each row is written when it ends. Takes about 6 minutes and 13 GB of disk.
 
     make bench-gpu PART=timeseries ARGS="--output benchmark_results"
-    python benchmarks/gpu/timeseries.py --project build/gpu/projects/timeseries-chunk-pytorch   # see tools/gpu.py
+    python benchmarks/gpu/timeseries.py --project build/gpu/projects/timeseries-chunk-pytorch
     python benchmarks/gpu/timeseries.py --rehearse     # every row in small on a CPU, without worth as figures
 """
 
