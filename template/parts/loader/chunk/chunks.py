@@ -151,7 +151,7 @@ class Chunks:
                         name: part.take(spans[name], part.layout.starts[place], self.outputs)
                         for name, part in chunk.parts.items()
                     }
-                    # After the wait for these rows: planning holds the interpreter, which the readers need too.
+                    # After the wait for these rows: planning holds the interpreter, which readers need too.
                     while start < len(numbers) and len(ahead) < len(self.buffers):
                         ahead.append(self._begin(numbers[start:], epoch))
                         start += len(ahead[-1].spans)
