@@ -22,6 +22,7 @@ from .engine.sources import near
 
 CONFIG = Path("config.yaml")
 COMMANDS = Path(__file__).parent / "commands"
+RANK = os.environ.get("RANK", "0")  # of a run's processes, 0 says what all of them know
 INTERRUPTED = 128 + 2  # as shells count SIGINT
 
 
@@ -33,8 +34,9 @@ def main(words: list[str] | None = None) -> int:
     except UserError as error:
         if "--debug" in words:
             raise
-        for line in getattr(error, "errors", [error]):
-            print(f"error: {line}", file=sys.stderr)
+        if not error.told and (RANK == "0" or not isinstance(error, UserErrors)):
+            for line in getattr(error, "errors", [error]):
+                print("error: " + ("" if RANK == "0" else f"rank {RANK}: ") + str(line), file=sys.stderr)
         return error.code
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -82,7 +84,7 @@ def loading(arguments: argparse.Namespace, overrides: list[tuple[str, str]]) -> 
     def load_settings(base: Path | None = None) -> Settings:
         config = base or arguments.config or (CONFIG if CONFIG.exists() else None)
         settings = load(config, arguments.profile, overrides, os.environ)
-        for note in settings.notes:
+        for note in settings.notes if RANK == "0" else ():
             print(f"note: {note}", file=sys.stderr)
         return settings
 

@@ -98,6 +98,8 @@ def assemble(settings: Any, distributed: Any, store: Store) -> Project:
     blocks["compiled"], blocks["skipped"] = compiled
     blocks["checkpointed"] = training.gradient_checkpointing
     wrapped = distributed.wrap(model)  # 5
+    if distributed.rank:  # the same weights on every rank, but dropout of its own
+        reproducibility.seed_everything((settings.reproducibility.seed + distributed.rank) % 2**32)
     optimizer = optimization.make_optimizer(model, settings.optimizer)  # 6
 
     described = optimization.describe(settings, device, (resolved, why), blocks)

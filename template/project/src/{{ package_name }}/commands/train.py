@@ -61,10 +61,13 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> int:
     prepare_process()
     distributed = Distributed()
     try:
-        open_store(settings)  # before the run's folder: a mistake leaves nothing behind
-        resumed, folder = folder is not None, folder or new_run(arguments.name)
+        # Before the run's folder: a mistake leaves nothing behind. Rank 0 makes what others wait for.
+        distributed.together(lambda: open_store(settings), main_first=True)
+        resumed, make = folder is not None, distributed.is_main and folder is None
+        made = distributed.together(lambda: new_run(arguments.name) if make else folder)
+        folder = distributed.gather(made)[0]
         build = lambda settings: assemble(settings, distributed, open_store(settings))  # noqa: E731
-        with Session(folder, settings, build, arguments.max_steps, resumed) as session:
+        with Session(folder, settings, build, arguments.max_steps, resumed, distributed.rank) as session:
             for _ in session.phases(arguments.phase):
                 fit(session)
         return session.exit_code

@@ -15,6 +15,7 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,15 @@ MODEL, STATE, MANIFEST, BEST = "model.safetensors", "state.pt", "manifest.json",
 NAME = re.compile(r"step-(\d{8})")
 
 
+class Alone:
+    """One process, where nobody says otherwise."""
+
+    is_main = True
+
+    def together(self, work: Callable[[], Any]) -> Any:
+        return work()
+
+
 class DiskFull(UserError):
     """A checkpoint could not be written; the ones before it are untouched."""
 
@@ -41,22 +51,35 @@ class Checkpoint:
     compared on loading (data, settings that must not change).
     """
 
-    def __init__(self, folder: Path, keep: int = 2, facts: dict[str, Any] | None = None, **parts: Any):
+    def __init__(
+        self,
+        folder: Path,
+        keep: int = 2,
+        facts: dict[str, Any] | None = None,
+        distributed: Any = None,
+        **parts: Any,
+    ):
         self.folder, self.keep, self.facts, self.parts = folder, max(keep, 2), facts or {}, parts
+        self.distributed = distributed or Alone()
         self.skipped: list[str] = []
 
     def save(self, step: int, extra: dict[str, Any] | None = None) -> Path:
         """Writes the checkpoint of `step`, then prunes old ones. Raises `DiskFull`; nothing is half-written.
 
-        extra: plain data kept beside the parts (random state, for one).
+        extra: plain data kept beside the parts. Every rank calls it, rank 0 writes.
         """
+        state = {name: part.state_dict() for name, part in self.parts.items() if name != "model"}
+        write = lambda: self._write(step, {**state, "extra": extra or {}})  # noqa: E731
+        self.distributed.together(write if self.distributed.is_main else lambda: None)
+        return self.folder / f"step-{step:08d}"
+
+    def _write(self, step: int, state: dict[str, Any]) -> None:
         target, partial = self.folder / f"step-{step:08d}", self.folder / ".saving"
         shutil.rmtree(partial, ignore_errors=True)
-        state = {name: part.state_dict() for name, part in self.parts.items() if name != "model"}
         try:
             partial.mkdir(parents=True)
             aliases = _save_model(self.parts["model"].state_dict(), partial / MODEL)
-            _save_state({**state, "extra": extra or {}}, partial / STATE)
+            _save_state(state, partial / STATE)
             hashes = {name: sha256(partial / name) for name in (MODEL, STATE)}
             manifest = {"step": step, "facts": self.facts, "aliases": aliases, "sha256": hashes}
             write_json(partial / MANIFEST, {"format": FORMAT, "seal": _seal(manifest), **manifest})
@@ -76,7 +99,6 @@ class Checkpoint:
                 ) from error
             raise
         self._prune(target)
-        return target
 
     def mark_best(self, path: Path, loss: float) -> None:
         """Names the checkpoint with the lowest evaluation loss; pruning spares it."""
