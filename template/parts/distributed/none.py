@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -30,8 +31,8 @@ class Distributed:
             raise UserError("this project trains in one process", f"WORLD_SIZE={world}", remedy)
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
-    def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
-        """The model that the step calls."""
+    def wrap(self, model: torch.nn.Module, dtype: torch.dtype | None = None) -> torch.nn.Module:
+        """The model that the step calls; `dtype` is that of its products."""
         return model
 
     def no_sync(self) -> Any:
@@ -53,6 +54,13 @@ class Distributed:
     def agree(self, number: int) -> int:
         """The largest number of all ranks: a signal to one of them stops all after the same step."""
         return number
+
+    def take_shards(self, state: dict[str, Any]) -> dict[str, Tensor]:
+        """Takes out of a checkpoint's state what each rank has for itself: nothing."""
+        return {}
+
+    def give_shards(self, state: dict[str, Any], folder: Path, shapes: dict[str, list[int]]) -> None:
+        """Puts it back."""
 
     def close(self) -> None:
         """Leaves the process group."""

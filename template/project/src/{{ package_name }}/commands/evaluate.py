@@ -65,11 +65,11 @@ def open_run(folder: Path, settings: Any, which: str) -> tuple[Any, int]:
     distributed = Distributed()
     line = print if distributed.is_main else lambda text: None
     if settings.phases:  # a phase may have had other data, another block size
-        number = Checkpoint(folder / "checkpoints").peek(which).get("phase", 0)
+        number = Checkpoint(folder / "checkpoints", distributed).peek(which).get("phase", 0)
         settings = settings.phase(number + 1)
     store = open_store(settings)
     project = assemble(settings, distributed, store)
-    checkpoint = Checkpoint(folder / "checkpoints", distributed=distributed, model=project.model)
+    checkpoint = Checkpoint(folder / "checkpoints", distributed, model=project.model)
     found = checkpoint.load_model(which)
     for skipped in checkpoint.skipped:
         line(f"note: skipped a damaged checkpoint: {skipped}")

@@ -197,9 +197,9 @@ class Session:
         self.monitor = Monitor(self.run, settings, project.distributed, tracker)
         self.checkpoint = Checkpoint(
             self.run / "checkpoints",
+            project.distributed,
             settings.checkpoint.keep,
             {"data": project.store.fingerprint, "phase": self.progress.phase},
-            project.distributed,
             model=project.model,
             optimizer=project.optimizer,
             schedule=self.schedule,
@@ -208,7 +208,7 @@ class Session:
             ranks=Ranks(project.distributed, self.progress, self.step, self.loader.order, self.accumulation),
         )
         project.distributed.together(self._dry_run)
-        self._restore()
+        project.distributed.together(self._restore)
         self.verification = Verification(project.store, self.main)
         self.schedule.set(self.progress.step - self.progress.phase_start)
         samples = self.loader.order.slots * self.accumulation
