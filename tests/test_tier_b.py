@@ -116,7 +116,7 @@ def test_accumulation_last_short_group_steps_and_resumes(place) -> None:
         ),
         *("--training.gradient_accumulation_steps", "4"),
     )
-    for framework in ("pytorch", "lightning"):
+    for framework in choices("framework"):
         project, whole, parts = (
             render(workload="tabular", framework=framework),
             place("tabular"),

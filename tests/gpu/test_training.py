@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
 ]
-LOADERS, FRAMEWORKS = ("dataloader", "chunk", "memmap"), ("pytorch", "lightning")
+LOADERS, FRAMEWORKS = ("dataloader", "chunk", "memmap"), ("pytorch", "lightning", "accelerate")
 OPTIONS = ("--monitor.every_steps", "1", "--training.max_steps", "60", "--schedule.warmup_steps", "10")
 
 
