@@ -171,8 +171,8 @@ class OneOf:
     def together(self, work: Any, main_first: bool = False) -> Any:
         return work()
 
-    def take_shards(self, state: dict[str, Any]) -> dict[str, Any]:
-        return {}
+    def take_shards(self, state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        return state, {}
 
     def give_shards(self, state: dict[str, Any], folder: Path, shapes: dict[str, Any]) -> None:
         pass

@@ -62,15 +62,19 @@ class Distributed(Group):
         if self._model is not None:
             self._model.set_requires_gradient_sync(True)
 
-    def take_shards(self, state: dict[str, Any]) -> dict[str, Tensor]:
-        """Takes what is sharded out of a checkpoint's state: {"optimizer/state/0/exp_avg": tensor}."""
-        found: dict[str, Tensor] = {}
-        for key, value in list(state.items()):
+    def take_shards(self, state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """A checkpoint's state apart: what rank 0 writes, and {"optimizer/state/0/exp_avg": DTensor}."""
+        rest: dict[str, Any] = {}
+        shards: dict[str, Any] = {}
+        for key, value in state.items():
             if isinstance(value, DTensor):
-                found[str(key)] = state.pop(key)
+                shards[str(key)] = value
             elif isinstance(value, dict):
-                found |= {f"{key}/{name}": tensor for name, tensor in self.take_shards(value).items()}
-        return found
+                rest[key], found = self.take_shards(value)
+                shards |= {f"{key}/{name}": tensor for name, tensor in found.items()}
+            else:
+                rest[key] = value
+        return rest, shards
 
     def give_shards(self, state: dict[str, Any], folder: Path, shapes: dict[str, list[int]]) -> None:
         """Puts the rows of this rank back, read from the files of all ranks that saved."""

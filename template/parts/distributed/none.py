@@ -55,9 +55,9 @@ class Distributed:
         """The largest number of all ranks: a signal to one of them stops all after the same step."""
         return number
 
-    def take_shards(self, state: dict[str, Any]) -> dict[str, Tensor]:
-        """Takes out of a checkpoint's state what each rank has for itself: nothing."""
-        return {}
+    def take_shards(self, state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """A checkpoint's state apart: what rank 0 writes, and what each rank has for itself, nothing."""
+        return state, {}
 
     def give_shards(self, state: dict[str, Any], folder: Path, shapes: dict[str, list[int]]) -> None:
         """Puts it back."""

@@ -63,7 +63,7 @@ class Checkpoint:
         """
         ranks, partial = self.distributed, self.folder / ".saving"
         state = {name: part.state_dict() for name, part in self.parts.items()} | {"extra": extra or {}}
-        shards = ranks.take_shards(state)
+        state, shards = ranks.take_shards(state)
 
         def stage(work: Callable[[], Any], main: bool = True) -> Any:
             return ranks.together(lambda: self._checked(step, work) if ranks.is_main or not main else None)

@@ -226,10 +226,9 @@ class Session:
         batch = next(batches)
         self.work = project.work(self.loader.samples, batch)
         try:
-            with project.distributed.no_sync():
-                with project.precision.autocast():
-                    output = project.wrapped(batch)
-                output.loss.backward(gradient=output.weight)
+            with project.precision.autocast():
+                output = project.model(batch)  # as it is: without the exchange of gradients
+            output.loss.backward(gradient=output.weight)
         except torch.cuda.OutOfMemoryError as error:
             raise out_of_memory(project.settings, project.device) from error
         batches.close()
