@@ -46,7 +46,8 @@ class Part:
 def make(folder: Path, seed: int = 0, keep: int = 2, **facts: Any) -> Any:
     """A Checkpoint of a small run whose content `seed` decides."""
     model = Tied(seed)
-    return engine("checkpoint").Checkpoint(folder, OneOf(), keep, facts, model=model, other=Part([seed, "x", None]))
+    parts = {"model": model, "other": Part([seed, "x", None])}
+    return engine("checkpoint").Checkpoint(folder, OneOf(), keep, facts, **parts)
 
 
 def saved(folder: Path) -> list[int]:

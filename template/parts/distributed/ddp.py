@@ -14,15 +14,16 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from .group import Group
+from .group import Group, devices
 
-LIGHTNING: dict[str, Any] = {"devices": 1}
+LIGHTNING: dict[str, Any] = {"devices": devices()}
 ACCELERATE: dict[str, Any] = {}
 
 
 class Distributed(Group):
     """Rank, world and device of this process; averages gradients."""
 
+    forward_exchanges = False  # whether a model's forward waits for other ranks: `project.model` does not
     _model: Any = None
 
     def wrap(self, model: torch.nn.Module, dtype: torch.dtype | None = None) -> torch.nn.Module:

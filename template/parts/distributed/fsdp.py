@@ -21,9 +21,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, Shard
 
-from .group import Group
+from .group import Group, devices
 
-LIGHTNING: dict[str, Any] = {"devices": 1}
+LIGHTNING: dict[str, Any] = {"devices": devices()}
 ACCELERATE: dict[str, Any] = {}
 METHODS = ("predict", "generate")  # of a model, called beside its forward
 
@@ -31,6 +31,7 @@ METHODS = ("predict", "generate")  # of a model, called beside its forward
 class Distributed(Group):
     """Rank, world and device of this process; shards the model."""
 
+    forward_exchanges = True
     _model: Any = None
     _mesh: Any = None
 
@@ -81,7 +82,7 @@ class Distributed(Group):
         files = [safe_open(path, "pt") for path in sorted(folder.glob("shard-*.safetensors"))]
         for key, shape in shapes.items():
             *path, name = (int(part) if part.isdigit() else part for part in key.split("/"))
-            place = state
+            place: Any = state
             for part in path:
                 place = place[part]
             first, last = rows(shape[0], self.rank, self.world)

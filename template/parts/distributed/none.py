@@ -23,6 +23,7 @@ class Distributed:
     """Rank, world and device of this process, and what all of them must agree on."""
 
     rank, world, is_main = 0, 1, True
+    forward_exchanges = False  # whether a model's forward waits for other ranks
 
     def __init__(self) -> None:
         world = os.environ.get("WORLD_SIZE", "1")

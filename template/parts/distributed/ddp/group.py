@@ -52,7 +52,7 @@ class Group:
             dist.init_process_group(backend, timeout=TIMEOUT)
         except (ValueError, dist.DistError) as error:
             what = f"the {self.world} processes do not find each other ({str(error).splitlines()[0]})"
-            raise UserError(what, where, "start all of them with torchrun, with the same addresses") from error
+            raise UserError(what, where, "start all of them by torchrun with one address") from error
 
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum over all ranks, the same on each."""
@@ -115,3 +115,8 @@ def number(name: str, default: int) -> int:
     if not text.isdigit():
         raise UserError(f"{text!r} is not a number", f"${name}", "let torchrun set it")
     return int(text)
+
+
+def devices() -> list[int] | int:
+    """This process's device, as Lightning counts them: to it, each rank is a run of one process."""
+    return [number("LOCAL_RANK", 0)] if torch.cuda.is_available() else 1

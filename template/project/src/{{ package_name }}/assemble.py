@@ -96,7 +96,7 @@ def assemble(settings: Any, distributed: Any, store: Store) -> Project:
     enabled, blocks["why"] = optimization.compiles(settings, device)
     compiled = optimization.compile_blocks(model.blocks(), settings) if enabled else (0, [])  # 4
     blocks["compiled"], blocks["skipped"] = compiled
-    blocks["checkpointed"] = training.gradient_checkpointing
+    blocks["checkpointed"], blocks["world"] = training.gradient_checkpointing, distributed.world
     wrapped = distributed.wrap(model, precision.dtype)  # 5
     if distributed.rank:  # the same weights on every rank, but dropout of its own
         reproducibility.seed_everything((settings.reproducibility.seed + distributed.rank) % 2**32)

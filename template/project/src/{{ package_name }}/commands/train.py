@@ -63,11 +63,12 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> int:
     try:
         # Before the run's folder: a mistake leaves nothing behind. Rank 0 makes what others wait for.
         distributed.together(lambda: open_store(settings), main_first=True)
-        resumed, make = folder is not None, distributed.is_main and folder is None
+        make = folder is None and distributed.is_main
         made = distributed.together(lambda: new_run(arguments.name) if make else folder)
-        folder = distributed.gather(made)[0]
+        run_folder = distributed.gather(made)[0]
+        limit = arguments.max_steps
         build = lambda settings: assemble(settings, distributed, open_store(settings))  # noqa: E731
-        with Session(folder, settings, build, arguments.max_steps, resumed, distributed.rank) as session:
+        with Session(run_folder, settings, build, limit, folder is not None, distributed.rank) as session:
             for _ in session.phases(arguments.phase):
                 fit(session)
         return session.exit_code

@@ -68,10 +68,11 @@ class Checkpoint:
         def stage(work: Callable[[], Any], main: bool = True) -> Any:
             return ranks.together(lambda: self._checked(step, work) if ranks.is_main or not main else None)
 
-        stage(lambda: (shutil.rmtree(partial, ignore_errors=True), partial.mkdir(parents=True)))
+        stage(lambda: _empty(partial))
         hashes = {}
         if shards:
-            mine, path = {key: tensor.to_local() for key, tensor in shards.items()}, partial / SHARD.format(ranks.rank)
+            mine = {key: tensor.to_local() for key, tensor in shards.items()}
+            path = partial / SHARD.format(ranks.rank)
             stage(lambda: _save_model(mine, path), main=False)
             hashes = dict(ranks.gather((path.name, sha256(path))))
         shapes = {key: list(tensor.shape) for key, tensor in shards.items()}
@@ -214,6 +215,11 @@ def load_model(model: torch.nn.Module, tensors: dict[str, torch.Tensor], path: P
         first = " ".join(str(error).split("\n\t")[1:2]).strip()
         what = f"the checkpoint does not fit the model ({first})"
         raise UserError(what, str(path), "keep the model's settings, or start a new run") from error
+
+
+def _empty(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
 
 
 def _save_model(tensors: dict[str, torch.Tensor], path: Path) -> dict[str, str]:

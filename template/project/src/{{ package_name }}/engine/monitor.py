@@ -142,7 +142,8 @@ class Monitor:
         clean = {name: None if _bad(value) else value for name, value in row.items()}
         self._file.write(json.dumps(clean) + "\n")
         self._file.flush()
-        self.tracker.log(row["step"], {name: value for name, value in row.items() if isinstance(value, float)})
+        numbers = {name: value for name, value in row.items() if isinstance(value, float)}
+        self.tracker.log(row["step"], numbers)
 
     def write_csv(self) -> None:
         """The same rows as a table, all columns that occur."""

@@ -61,7 +61,8 @@ class Precision:
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         norm = _whole(torch.nn.utils.get_total_norm(gradients))
         # One pass over the gradients for both: g / divisor, and g / norm * clip where that is smaller.
-        torch._foreach_div_(list(map(_own, gradients)), torch.maximum(divisor, norm / clip) if clip else divisor)
+        whole = torch.maximum(divisor, norm / clip) if clip else divisor
+        torch._foreach_div_([_own(gradient) for gradient in gradients], whole)
         if self.scaler is None:
             optimizer.step()
         else:

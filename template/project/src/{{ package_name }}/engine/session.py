@@ -207,7 +207,8 @@ class Session:
             progress=self.progress,
             ranks=Ranks(project.distributed, self.progress, self.step, self.loader.order, self.accumulation),
         )
-        project.distributed.together(self._dry_run)
+        weight = project.distributed.together(self._dry_run)
+        project.precision.calibrate(max(project.distributed.gather(weight)))
         project.distributed.together(self._restore)
         self.verification = Verification(project.store, self.main)
         self.schedule.set(self.progress.step - self.progress.phase_start)
@@ -215,10 +216,10 @@ class Session:
         self.monitor.start(self.progress.step, self.end, samples, self.work, project.distributed.world)
         self._introduce()
 
-    def _dry_run(self) -> None:
+    def _dry_run(self) -> float:
         """One forward and backward before step 0, so that memory and compile errors show now, not at night.
 
-        Finds the loss scale, too. Leaves no trace: random state, buffers and gradients are put back.
+        Leaves no trace: random state, buffers and gradients are put back. Returns the batch's weight.
         """
         project, state = self.project, random_state()
         buffers = {name: buffer.clone() for name, buffer in project.model.named_buffers()}
@@ -230,14 +231,16 @@ class Session:
                 output = project.model(batch)  # as it is: without the exchange of gradients
             output.loss.backward(gradient=output.weight)
         except torch.cuda.OutOfMemoryError as error:
+            if project.distributed.forward_exchanges:  # the others wait inside it: ending ends them
+                raise
             raise out_of_memory(project.settings, project.device) from error
         batches.close()
-        project.precision.calibrate(max(project.distributed.gather(output.weight.item())))
         project.optimizer.zero_grad(set_to_none=True)
         with torch.no_grad():
             for name, buffer in project.model.named_buffers():
                 buffer.copy_(buffers[name])
         set_random_state(state)
+        return output.weight.item()
 
     def _restore(self) -> None:
         """The newest valid checkpoint of this phase, else the weights that the phase before it left."""
