@@ -8,6 +8,8 @@ import functools
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -333,3 +335,43 @@ def test_what_runs_in_one_process_says_so(place) -> None:
         result = run(render(workload="tabular", **answers), verb, cwd=folder, before=before)
         one_error(result, "one process", "WORLD_SIZE=2", "without torchrun")
         assert not (folder / "runs").exists()
+
+
+def torchrun(project: Path, *words: str, cwd: Path, restarts: int = 0) -> subprocess.Popen:
+    """torchrun itself with two processes, as the guide has it."""
+    (cwd / "config.yaml").write_text((project / "config.yaml").read_text())
+    environment = {**os.environ, "PYTHONPATH": str(project / "src"), "OMP_NUM_THREADS": "1"}
+    command = (
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"),
+        *(f"--max-restarts={restarts}", "-m", "my_training", "train", *words),
+    )
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=cwd, env=environment, stdout=pipe, stderr=pipe, text=True)
+
+
+def children(process: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
+def rank_of(process: int) -> str:
+    environment = Path(f"/proc/{process}/environ").read_bytes().decode().split("\0")
+    return next(entry for entry in environment if entry.startswith("RANK="))
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds processes in Linux's /proc")
+def test_an_elastic_run_survives_the_kill_of_a_rank(place, undisturbed: Path) -> None:
+    """SIGKILL of one of two ranks: torchrun starts both anew, and the run ends as if nothing had been."""
+    project, folder = render(workload="tabular", distributed="ddp"), place("tabular")
+    running = torchrun(project, *TABULAR, cwd=folder, restarts=1)
+    deadline = time.monotonic() + 90
+    metrics = lambda: next(folder.glob("runs/*/metrics.jsonl"), None)  # noqa: E731
+    while not (metrics() and metrics().read_text().count("\n") >= 12) and time.monotonic() < deadline:
+        time.sleep(0.002)
+    (victim,) = (child for child in children(running.pid) if rank_of(child) == "RANK=1")
+    os.kill(victim, signal.SIGKILL)
+    out, error = running.communicate(timeout=120)
+    assert running.returncode == 0, error[:6000]
+    assert out.count("resumed at step") == 1, "rank 0 says it, once"
+    (found,) = (folder / "runs").iterdir()
+    assert json.loads((found / "status.json").read_text())["resumes"] == [8]
+    assert_same(folder, undisturbed)

@@ -9,6 +9,7 @@ import contextlib
 import os
 import socket
 import time
+import uuid
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -49,7 +50,11 @@ class Group:
         backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
         where = f"MASTER_ADDR={os.environ.get('MASTER_ADDR')}, MASTER_PORT={os.environ.get('MASTER_PORT')}"
         try:
-            dist.init_process_group(backend, timeout=TIMEOUT)
+            store = next(dist.rendezvous("env://", timeout=TIMEOUT))[0]
+            fresh = dist.PrefixStore(meet(store, self.rank, self.world), store)
+            dist.init_process_group(
+                backend, store=fresh, rank=self.rank, world_size=self.world, timeout=TIMEOUT
+            )
         except (ValueError, dist.DistError) as error:
             what = f"the {self.world} processes do not find each other ({str(error).splitlines()[0]})"
             raise UserError(what, where, "start all of them by torchrun with one address") from error
@@ -107,6 +112,31 @@ class Group:
                 # those threads under the GIL: time for them to come first (else torch 2.13 hangs at times).
                 time.sleep(0.1)
                 dist.destroy_process_group()
+
+
+def meet(store: Any, rank: int, world: int) -> str:
+    """A name that these processes alone know, for their keys in the store.
+
+    torchrun keeps its store when it starts processes anew, with the addresses of the dead ones in it. So
+    each rank asks with a word of its own, and rank 0 answers whatever word it finds until all have heard.
+    """
+    word = uuid.uuid4().hex
+    if rank:
+        store.set(f"ask/{rank}", word)
+        name = store.get(f"answer/{word}").decode()
+        store.set(f"heard/{name}/{rank}", "")
+        return name
+    missing, deadline = set(range(1, world)), time.monotonic() + TIMEOUT.total_seconds()
+    while missing:
+        for other in sorted(missing):
+            if store.check([f"heard/{word}/{other}"]):
+                missing.remove(other)
+            elif store.check([f"ask/{other}"]):
+                store.set(f"answer/{store.get(f'ask/{other}').decode()}", word)
+        if time.monotonic() > deadline:
+            raise dist.DistStoreError(f"ranks {sorted(missing)} did not come within {TIMEOUT}")
+        time.sleep(0.01)
+    return word
 
 
 def number(name: str, default: int) -> int:
