@@ -345,9 +345,8 @@ def table(found: dict[str, list[float]]) -> str:
             ratios = sorted(a / b for a, b in zip(found[mine], found[theirs], strict=True))
             low, high = interval(ratios)
             wanted = f"≤ {limit:.2f}" if limit else ""
-            lines.append(
-                f"| `{mine}` | {theirs} | {statistics.median(ratios):.3f} | {low:.3f} to {high:.3f} | {wanted} |"
-            )
+            median = f"{statistics.median(ratios):.3f} | {low:.3f} to {high:.3f}"
+            lines.append(f"| `{mine}` | {theirs} | {median} | {wanted} |")
     return "\n".join(lines)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from accelerate import Accelerator
+from accelerate.utils import GradientAccumulationPlugin
 
 from .engine.distributed import ACCELERATE
 from .engine.session import Session
@@ -20,8 +21,9 @@ def prepare(session: Session) -> None:
     options: dict[str, Any] = {
         "cpu": project.device.type == "cpu",
         "device_placement": False,  # all of it is there
-        "mixed_precision": "no",  # the step's own precision does it; also against `accelerate launch`
-        "gradient_accumulation_steps": 1,  # the step's own, by weight
+        "mixed_precision": "no",  # the step's own precision does it, whatever `accelerate launch` says
+        # The step accumulates by weight. As a plugin: `accelerate launch` outranks the number alone.
+        "gradient_accumulation_plugin": GradientAccumulationPlugin(num_steps=1),
     }
     accelerator = Accelerator(**options | ACCELERATE)
     # As if to evaluate: several processes are the project's own matter, and wrapped twice is averaged twice.
