@@ -25,6 +25,7 @@ import lightning  # noqa: F401 - what a child would otherwise import for itself,
 import matplotlib.pyplot  # noqa: F401
 import torch
 import torch._dynamo
+import transformers.models.t5.modeling_t5  # noqa: F401
 
 torch.set_num_threads(1)
 PACKAGE = "my_training"

@@ -13,7 +13,7 @@ from rendering import REPOSITORY, questions
 
 Answers = dict[str, Any]
 
-LARGE_PRODUCTS = ("llm",)  # workloads that fp8 is offered for
+LARGE_PRODUCTS = ("llm", "seq2seq")  # workloads that fp8 is offered for
 
 # These change few lines, or files that no other file knows, so they vary pairwise with the rest. Every other
 # question with choices is structural: all combinations are rendered.

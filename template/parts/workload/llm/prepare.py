@@ -15,7 +15,7 @@ from ..engine.errors import UserError
 if TYPE_CHECKING:
     import numpy as np
 
-    from ..tokenizer import Tokenizer
+    from ..bytepairs import Tokenizer
 
 BYTES = 257  # the smallest vocabulary of byte pairs: all bytes, and the end of a document
 FEW_FILES = 20  # with fewer, shares of files are coarse: the text is split by position
@@ -139,7 +139,8 @@ def make_tokenizer(arguments: argparse.Namespace, files: list[Path], training: i
     position, its end helps to choose them. Characters are those of all files, as another one could not
     be written at all.
     """
-    from ..tokenizer import Byte, Character, Gpt2, Pairs
+    from ..bytepairs import Byte, Pairs
+    from ..tokenizer import Character, Gpt2
 
     if arguments.tokenizer == "byte":
         return Byte()

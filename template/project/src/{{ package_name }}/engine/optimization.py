@@ -85,18 +85,22 @@ def compile_blocks(blocks: list[nn.Module], settings: Any) -> tuple[int, list[st
 
 
 def make_optimizer(model: nn.Module, settings: Any) -> torch.optim.Optimizer:
-    """AdamW; weight decay on matrices only, because biases, norms and scales have no reason to shrink.
+    """AdamW or Adafactor; weight decay on matrices only: biases, norms and scales have no reason to shrink.
 
     fused: one kernel for all parameters, on CUDA and CPU, which also takes fp16's overflow flag on the
-    device.
+    device. Adafactor (Shazeer & Stern 2018) has none, and takes the learning rate relative to the size of
+    each weight; betas and epsilon have no effect on it.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
         {"params": [p for p in trained if p.dim() >= 2], "weight_decay": settings.weight_decay},
         {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
     ]
+    groups = [group for group in groups if group["params"]]
+    if settings.name == "adafactor":
+        return torch.optim.Adafactor(groups, lr=settings.learning_rate)
     return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
+        groups,
         lr=settings.learning_rate,
         betas=(settings.beta1, settings.beta2),
         eps=settings.epsilon,
@@ -137,7 +141,11 @@ def describe(
         ),
         *([("fp8", f"{blocks['fp8']} layers", FP8)] if blocks["fp8"] else []),
         ("compile", compiled, blocks["why"] + skipped),
-        ("fused optimizer", _on(settings.optimizer.fused), "optimizer.fused"),
+        (
+            "fused optimizer",
+            _on(settings.optimizer.fused and settings.optimizer.name == "adamw"),
+            f"optimizer.fused, {settings.optimizer.name}",
+        ),
         ("recomputation", _on(blocks["checkpointed"]), "training.gradient_checkpointing"),
         ("accumulation", str(accumulation), f"{settings.data.batch_size} × {accumulation} samples a step"),
         ("gradient clip", str(training.gradient_clip or "off"), "training.gradient_clip"),
