@@ -110,7 +110,9 @@ class Pair(NamedTuple):
     target_bytes: int
 
 
-def tokenize(tokenizer: Tokenizer, source: str, target: str, limits: Sequence[int]) -> tuple[Pair, list[bool]]:
+def tokenize(
+    tokenizer: Tokenizer, source: str, target: str, limits: Sequence[int]
+) -> tuple[Pair, list[bool]]:
     """A pair cut to at most `limits` tokens, `end` included; and which of its two sides were cut."""
     sides, cut = [], []
     for text, limit in zip((source, target), limits, strict=True):
@@ -118,7 +120,7 @@ def tokenize(tokenizer: Tokenizer, source: str, target: str, limits: Sequence[in
         cut.append(len(tokens) >= limit)
         sides.append(np.append(tokens[: limit - 1], tokenizer.end))
     size = len(tokenizer.decode(sides[1][:-1].tolist()) if cut[1] else target.encode())
-    return Pair(*sides, size), cut
+    return Pair(sides[0], sides[1], size), cut
 
 
 def write(
@@ -192,7 +194,7 @@ def finish(metrics: dict[str, float], store: Store, split: str) -> dict[str, flo
 
 
 def baselines(store: Store, settings: Any, split: str) -> dict[str, dict[str, float]]:
-    """What one reaches without the source, by counting which byte follows which two in the training targets."""
+    """What one reaches without the source: counts of which byte follows which two in the training targets."""
     train, measured = (_bytes(store, name) for name in ("train", split))
     if len(measured) < 3:
         return {}

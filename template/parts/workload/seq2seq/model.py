@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import (
@@ -33,6 +34,8 @@ from .engine.seams import Batch, Output
 
 PAD = 64  # the vocabulary becomes a multiple of it: tensor cores take whole tiles (nanoGPT: 25 % on A100)
 ATTENTION = "one_bias"  # the name that the library knows `attend` by
+UNFUSED = {"cpu"}  # PyTorch's fused kernel has neither dropout nor a gradient of the bias there
+CONFIG = "config.json"
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 
@@ -43,7 +46,8 @@ def build_model(settings: Any, facts: dict[str, Any]) -> Seq2Seq:
     if sizes.pretrained:
         return Seq2Seq(load_pretrained(sizes, facts), facts)
     size = sizes.shape
-    config = T5Config(
+    of_tokens = {"decoder_start_token_id": facts["start"], "eos_token_id": facts["end"]}
+    config: Any = T5Config(
         vocab_size=-(-facts["vocabulary"] // PAD) * PAD,
         d_model=size.width,
         d_kv=size.head,
@@ -53,8 +57,7 @@ def build_model(settings: Any, facts: dict[str, Any]) -> Seq2Seq:
         feed_forward_proj=sizes.feed_forward,
         dropout_rate=sizes.dropout,
         pad_token_id=facts["start"],
-        decoder_start_token_id=facts["start"],
-        eos_token_id=facts["end"],
+        **of_tokens,
     )
     config._attn_implementation = ATTENTION
     return Seq2Seq(T5ForConditionalGeneration(config), facts)
@@ -65,30 +68,27 @@ def load_pretrained(sizes: Any, facts: dict[str, Any]) -> T5ForConditionalGenera
 
     Weights are safetensors; a pickle only where `model.allow_pickle` says so, as loading it can run code.
     """
-    where, folder = f"model.pretrained {sizes.pretrained}", Path(sizes.pretrained)
-    if folder.is_dir():
-        check_folder(folder, sizes.allow_pickle, where)
+    name, where = sizes.pretrained, f"model.pretrained {sizes.pretrained}"
+    check_folder(Path(name), sizes.allow_pickle, where)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+    library: Any = T5ForConditionalGeneration
     try:
-        config = T5Config.from_pretrained(sizes.pretrained, dropout_rate=sizes.dropout)
-        check_fit(config, facts, where)
+        config: Any = T5Config.from_pretrained(name, dropout_rate=sizes.dropout)
         config._attn_implementation = ATTENTION
+        check_fit(config, facts, where)
         if torch.get_default_device().type == "meta":  # to count FLOPs
-            return T5ForConditionalGeneration(config)
+            return library(config)
         safe = None if sizes.allow_pickle else True
-        model, report = T5ForConditionalGeneration.from_pretrained(
-            sizes.pretrained,
-            config=config,
-            use_safetensors=safe,
-            dtype=torch.float32,
-            attn_implementation=ATTENTION,
-            output_loading_info=True,
+        model, report = library.from_pretrained(
+            name, config=config, use_safetensors=safe, dtype=torch.float32, output_loading_info=True
         )
-    except (OSError, ValueError, RuntimeError) as error:
-        reason = str(error).strip().partition("\n")[0][:160]
-        remedy = "give a folder with a whole T5, or go online once; of weights in a pickle see model.allow_pickle"
-        raise UserError(f"the pretrained model could not be loaded ({reason})", where, remedy) from error
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        reason = " ".join(str(error).split())[:160]
+        remedy = (
+            "give a folder with a whole T5, or go online once; of weights in a pickle see model.allow_pickle"
+        )
+        raise UserError(f"the pretrained model cannot be loaded ({reason})", where, remedy) from error
     if missing := sorted(report["missing_keys"]):
         what = f"the pretrained weights lack {len(missing)} of the model's, such as {missing[0]}"
         raise UserError(what, where, "give the whole checkpoint")
@@ -97,23 +97,22 @@ def load_pretrained(sizes: Any, facts: dict[str, Any]) -> T5ForConditionalGenera
 
 def check_folder(folder: Path, allow_pickle: bool, where: str) -> None:
     """Raises `UserError` where a file is missing, or the weights are a pickle that nobody allowed."""
-    names = {path.name for path in folder.iterdir()}
-    if "config.json" not in names:
-        raise UserError("the pretrained folder is incomplete: no config.json", where, "copy all of its files")
-    if not names.isdisjoint(WEIGHTS) or (allow_pickle and not names.isdisjoint(PICKLES)):
-        return
-    if names.isdisjoint(PICKLES):
-        what = f"the pretrained folder is incomplete: no {WEIGHTS[0]}"
-        raise UserError(what, where, "copy all of its files")
-    what = "the pretrained weights are a pickle, which can run code of its author"
-    raise UserError(what, where, "convert them to safetensors, or set model.allow_pickle true if you trust them")
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else {CONFIG, *WEIGHTS}
+    lacking = CONFIG if CONFIG not in names else WEIGHTS[0] if names.isdisjoint(WEIGHTS + PICKLES) else ""
+    if lacking:
+        what = f"the pretrained folder is incomplete: no {lacking}"
+        raise UserError(what, where, "copy all of the model's files")
+    if names.isdisjoint(WEIGHTS) and not allow_pickle:
+        what = "the pretrained weights are a pickle, which can run code of its author"
+        remedy = "convert them to safetensors, or set model.allow_pickle true if you trust them"
+        raise UserError(what, where, remedy)
 
 
-def check_fit(config: T5Config, facts: dict[str, Any], where: str) -> None:
+def check_fit(config: Any, facts: dict[str, Any], where: str) -> None:
     """Raises `UserError` where the checkpoint is no T5, or the data's token numbers are not its own."""
     if config.model_type != "t5":
         raise UserError(f"the pretrained model is a {config.model_type}, not a T5", where, "choose a T5")
-    theirs = (config.vocab_size, config.eos_token_id, config.decoder_start_token_id)
+    theirs = (config.vocab_size, config.eos_token_id, getattr(config, "decoder_start_token_id", None))
     ours = (facts["vocabulary"], facts["end"], facts["start"])
     if theirs != ours:
         what = f"vocabulary, end and start are {ours} in the data and {theirs} in the pretrained model"
@@ -121,28 +120,20 @@ def check_fit(config: T5Config, facts: dict[str, Any], where: str) -> None:
 
 
 def attend(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    dropout: float = 0.0,
-    scaling: float = 1.0,
-    position_bias: Tensor | None = None,
-    **_: Any,
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **named: Any
 ) -> tuple[Tensor, None]:
-    """Attention with positions and mask as one bias; query (B, H, T, D) to (B, T, H, D).
+    """Attention with positions and mask as one bias; query (B, H, T, D) to (B, T, H, D). T5 scales nothing.
 
     The library's decoding hands them over apart, our training already added up.
     """
-    assert position_bias is not None
-    bias = (position_bias if attention_mask is None else position_bias + attention_mask).to(query.dtype)
-    if query.device.type == "cpu":  # the fused kernel has neither dropout nor a gradient of the bias there
-        weights = (query @ key.mT * scaling if scaling != 1 else query @ key.mT).add_(bias).softmax(-1)
+    bias, dropout = named["position_bias"], named["dropout"]
+    bias = (bias if attention_mask is None else bias + attention_mask).to(query.dtype)
+    if query.device.type in UNFUSED:
+        weights = (query @ key.mT).add_(bias).softmax(-1)
         mixed = functional.dropout(weights, dropout) @ value
     else:
         mixed = functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=bias, dropout_p=dropout, scale=scaling
+            query, key, value, attn_mask=bias, dropout_p=dropout, scale=1.0
         )
     return mixed.transpose(1, 2), None
 
@@ -151,29 +142,25 @@ AttentionInterface.register(ATTENTION, attend)
 AttentionMaskInterface.register(ATTENTION, eager_mask)
 
 
-class EncoderLayer(T5Block):
-    """The library's layer as a class of its own, so that what is compiled of it is not the decoder's."""
+class Layer(T5Block):
+    """A layer of the library's, of encoder or decoder, as the engine knows it."""
 
-    def forward(self, *inputs: Any, **named: Any) -> Any:
-        return super().forward(*inputs, **named)
-
-
-class DecoderLayer(T5Block):
-    """The same with attention over the source."""
-
-    def forward(self, *inputs: Any, **named: Any) -> Any:
-        return super().forward(*inputs, **named)
+    ragged = True  # batches have many lengths: compiled for any of them
 
 
 class Seq2Seq(nn.Module):
     """Source tokens to the loss of the target's. One weight is embedding of both sides and head."""
 
-    def __init__(self, t5: T5ForConditionalGeneration, facts: dict[str, Any]):
+    def __init__(self, t5: Any, facts: dict[str, Any]):
         super().__init__()
-        self.t5, self.vocabulary, self.end, self.longest = t5, facts["vocabulary"], facts["end"], facts["longest"]
-        for stack, kind in ((t5.encoder, EncoderLayer), (t5.decoder, DecoderLayer)):
-            for layer in stack.block:
-                layer.__class__ = kind
+        self.t5, self.vocabulary, self.end, self.longest = (
+            t5,
+            facts["vocabulary"],
+            facts["end"],
+            facts["longest"],
+        )
+        for layer in self.blocks():
+            layer.__class__ = Layer
         unused = list(range(self.vocabulary, t5.config.vocab_size))  # what pads the vocabulary
         t5.generation_config = GenerationConfig(
             eos_token_id=self.end,
@@ -253,7 +240,7 @@ class Seq2Seq(nn.Module):
         return functional.pad(found, (0, longest - found.shape[1]), value=self.end)
 
 
-def _positions(stack: nn.Module, length: int) -> Tensor:
+def _positions(stack: Any, length: int) -> Tensor:
     """(1, H, length, length) bias of the relative positions, in the dtype that attention computes in."""
     attention = stack.block[0].layer[0].SelfAttention
     bias = attention.compute_bias(length, length)

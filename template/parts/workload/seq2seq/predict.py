@@ -40,38 +40,38 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
         raise UserError("there is no such folder", f"--output {output}", "make it first")
     if arguments.beams < 1 or arguments.max_tokens < 0:
         raise UserError("not a number of beams or tokens", "--beams, --max-tokens", "give 1 or more")
-    sources = None
-    if arguments.text is not None or arguments.input:
-        sources = [arguments.text] if arguments.text is not None else read_sources(arguments)
-        if not any(source.strip() for source in sources):
-            raise UserError("no source to predict from", "--text" if arguments.text is not None else "--input")
+    sources = read_sources(arguments)
     project, step = open_run(folder, load(folder / "config.resolved.yaml"), arguments.checkpoint)
-    longest = arguments.max_tokens or project.store.facts["longest"]
     with tempfile.TemporaryDirectory() as temporary:
-        loader = (
-            project.loader(arguments.split) if sources is None else loader_of(sources, project, Path(temporary))
-        )
-        rows = predict(project, loader, longest, arguments.beams)
-    if sources is not None:
-        rows = [{"source": text, "prediction": row["prediction"]} for text, row in zip(sources, rows, strict=True)]
+        new = sources and loader_of(sources, project, Path(temporary))
+        rows = predict(project, new or project.loader(arguments.split), arguments)
+    for row, text in zip(rows, sources, strict=False):
+        del row["target"]
+        row["source"] = text
     if arguments.text is not None:
         print(rows[0]["prediction"])
-    if arguments.text is None or arguments.output:
-        as_line = as_tab if output.suffix == ".tsv" else lambda row: json.dumps(row, ensure_ascii=False)
-        try:
-            with replacing(output) as file:
-                file.write("".join(as_line(row) + "\n" for row in rows).encode())
-        except OSError as error:
-            raise UserError(f"cannot write the file ({error.strerror})", f"--output {output}") from error
-        print(f"{len(rows):,} predictions of step {step} written to {output}")
+        return
+    as_line = as_tab if output.suffix == ".tsv" else lambda row: json.dumps(row, ensure_ascii=False)
+    try:
+        with replacing(output) as file:
+            file.write("".join(as_line(row) + "\n" for row in rows).encode())
+    except OSError as error:
+        raise UserError(f"cannot write the file ({error.strerror})", f"--output {output}") from error
+    print(f"{len(rows):,} predictions of step {step} written to {output}")
 
 
 def read_sources(arguments: argparse.Namespace) -> list[str]:
-    """The sources of a file, a line each."""
-    path, key = Path(arguments.input), arguments.source_key
-    lines = read_lines(path)
+    """New sources; none where a split is asked for."""
+    if arguments.text is not None:
+        return [arguments.text]
+    if arguments.input is None:
+        return []
+    path, keys = Path(arguments.input), (arguments.source_key,)
+    lines = list(read_lines(path))
+    if not lines:
+        raise UserError("no source in it", str(path), "give a file that is not empty")
     if ".jsonl" in path.suffixes[-2:]:
-        return [parse_json(line, f"{path}, line {number}", key, key)[0] for number, line in lines]
+        return [parse_json(line, f"{path}, line {number}", keys)[0] for number, line in lines]
     return [line.partition("\t")[0] if ".tsv" in path.suffixes[-2:] else line for _, line in lines]
 
 
@@ -88,7 +88,7 @@ def loader_of(sources: list[str], project: Any, folder: Path) -> Any:
     facts = project.store.facts
     tokenizer = restore(facts["tokenizer"])
     found = [tokenize(tokenizer, facts["prefix"] + text, "", facts["limits"]) for text in sources]
-    if long := sum(cut[0] for _, cut in found):
+    if long := sum(is_long for _, (is_long, _) in found):
         print(f"note: {long:,} sources cut to {facts['limits'][0]:,} tokens")
     write(folder, tokenizer, {"input": [pair for pair, _ in found]}, facts)
     store = Store.open(folder)
@@ -96,7 +96,7 @@ def loader_of(sources: list[str], project: Any, folder: Path) -> Any:
     return Loader(samples, store, project.settings, project.device, train=False)
 
 
-def predict(project: Any, loader: Any, longest: int, beams: int) -> list[dict[str, str]]:
+def predict(project: Any, loader: Any, arguments: argparse.Namespace) -> list[dict[str, str]]:
     """`source`, `prediction` and `target` of each pair of the loader, in the order of the store."""
     import torch
     from tqdm import tqdm
@@ -104,6 +104,7 @@ def predict(project: Any, loader: Any, longest: int, beams: int) -> list[dict[st
     from ..tokenizer import restore
 
     tokenizer = restore(project.store.facts["tokenizer"])
+    longest = arguments.max_tokens or project.store.facts["longest"]
 
     def text(tokens: list[int]) -> str:
         end = tokens.index(tokenizer.end) if tokenizer.end in tokens else len(tokens)
@@ -113,13 +114,12 @@ def predict(project: Any, loader: Any, longest: int, beams: int) -> list[dict[st
     with torch.no_grad():
         for batch in tqdm(loader.epoch(0), "predicting", len(loader), leave=False, disable=None):
             with project.precision.autocast():
-                found = project.model.generate(batch["source"], batch["present"], longest, beams)
-            names = ("source", "targets")
-            lists = [value.tolist() for value in (found, *(batch[name] for name in names))]
-            for number, prediction, source, target in zip(batch["index"].tolist(), *lists, strict=True):
+                found = project.model.generate(batch["source"], batch["present"], longest, arguments.beams)
+            parts = {"source": batch["source"], "prediction": found, "target": batch["targets"]}
+            lists = {name: tokens.tolist() for name, tokens in parts.items()}
+            for place, number in enumerate(batch["index"].tolist()):
                 if number >= 0:
-                    parts = {"source": source, "prediction": prediction, "target": target}
-                    rows[number] = {name: text(tokens) for name, tokens in parts.items()}
+                    rows[number] = {name: text(tokens[place]) for name, tokens in lists.items()}
     loader.close()
     return [rows[number] for number in sorted(rows)]
 

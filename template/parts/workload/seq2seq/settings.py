@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from pydantic import Field
@@ -13,7 +12,7 @@ WORKLOAD = "seq2seq"
 """What the data in a store are for; another project refuses them."""
 
 LEARNING_RATE = 1e-3
-"""Default of optimizer.learning_rate; it belongs to the model, so it stands here. 1e-4 suits pretrained weights."""
+"""Default of optimizer.learning_rate; it belongs to the model, so it stands here. Less suits pretrained ones."""
 
 
 class Data(LoaderSettings):
@@ -29,7 +28,7 @@ class Data(LoaderSettings):
 
 
 class Size(NamedTuple):
-    """Layers of encoder and of decoder, attention heads, width, numbers of a head, units of a hidden layer."""
+    """Layers of encoder and of decoder, heads, width, numbers of a head, units of a hidden layer."""
 
     layers: int
     heads: int
@@ -74,12 +73,6 @@ class Model(Section):
         size = SIZES[self.size]
         given = {"layers": self.layers, "heads": self.heads, "width": self.width, "hidden": self.hidden}
         return size._replace(**{name: value for name, value in given.items() if value})
-
-    def conflicts(self) -> Iterator[tuple[str, list[str], str]]:
-        """Values that are fine alone and wrong together."""
-        if self.allow_pickle and not self.pretrained:
-            what = "model.allow_pickle has no weights to load"
-            yield what, ["model.allow_pickle", "model.pretrained"], "set model.pretrained, or take it out"
 
 
 class Sections(Section):

@@ -69,12 +69,13 @@ def compile_blocks(blocks: list[nn.Module], settings: Any) -> tuple[int, list[st
 
     Per block: a fifth of the whole model's compile time, and state_dict keys stay as they are. cuDNN's
     RNNs are left alone: Dynamo breaks the graph there, and nothing is faster. Stock modules compile to
-    nothing in place, silently, hence `fullgraph`.
+    nothing in place, silently, hence `fullgraph`. A block that calls itself `ragged` has other shapes in
+    each batch: any shape from the start on, else torch gives up at the ninth that it compiles for.
     """
     options = settings.compile
-    dynamic = None if options.dynamic == "auto" else options.dynamic
     skipped = []
     for block in blocks:
+        dynamic = getattr(block, "ragged", None) if options.dynamic == "auto" else options.dynamic
         if any(isinstance(part, nn.RNNBase) for part in block.modules()):
             skipped.append(f"{type(block).__name__} (an RNN)")
         elif type(block).__module__.startswith("torch.nn"):
