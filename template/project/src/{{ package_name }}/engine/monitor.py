@@ -26,11 +26,11 @@ T = TypeVar("T")
 
 
 class NonFinite(Exception):
-    """A loss became nan or inf; `epoch` and `batches` (first, last + 1) say where it happened."""
+    """A loss became nan or inf; `epoch`, `batches` (first, last + 1) and `rank` say where it happened."""
 
-    def __init__(self, step: int, epoch: int, batches: tuple[int, int]):
+    def __init__(self, step: int, epoch: int, batches: tuple[int, int], rank: int = 0):
         super().__init__(f"the loss of step {step} is not finite")
-        self.step, self.epoch, self.batches = step, epoch, batches
+        self.step, self.epoch, self.batches, self.rank = step, epoch, batches, rank
 
 
 class Monitor:
@@ -39,14 +39,15 @@ class Monitor:
     `start` says where: total steps of the run, and training samples of one full step over all ranks.
     """
 
-    def __init__(self, run: Path, settings: Any, device: torch.device, tracker: Any, main: bool = True):
+    def __init__(self, run: Path, settings: Any, distributed: Any, tracker: Any):
         self.path, self.csv = run / "metrics.jsonl", run / "metrics.csv"
-        self.every, self.device, self.tracker, self.main = settings.monitor.every_steps, device, tracker, main
+        self.every, self.device, self.tracker = settings.monitor.every_steps, distributed.device, tracker
+        self.distributed, self.main = distributed, distributed.is_main
         shown = sys.stderr.isatty() if settings.monitor.progress == "auto" else settings.monitor.progress
-        self.show_bar = shown and main
+        self.show_bar = shown and self.main
         self.bar: tqdm | None = None
         self.waited = 0.0
-        self._file: io.TextIOBase | Any = io.StringIO()  # until `start`, and on ranks that write nothing
+        self._file: io.TextIOBase | Any = io.StringIO()  # until `start`
         self._pending: list[tuple[int, int, tuple[int, int], list]] = []
 
     def start(self, step: int, total: int, samples: int, work: Work | None = None, devices: int = 1) -> None:
@@ -116,11 +117,11 @@ class Monitor:
         """Raises `NonFinite` for the first bad loss since the last look (host sync)."""
         pending, self._pending = self._pending, []
         losses = [loss for *_, group in pending for loss, _ in group]
-        if not losses or torch.stack(losses).isfinite().all():
+        if not losses or not self.distributed.sum((~torch.stack(losses).isfinite()).sum()):
             return
-        for number, epoch, batches, group in pending:
-            if not torch.stack([loss for loss, _ in group]).isfinite().all():
-                raise NonFinite(number, epoch, batches)
+        bad = [entry for entry in pending if not torch.stack([loss for loss, _ in entry[3]]).isfinite().all()]
+        found = self.distributed.gather((*bad[0][:3], self.distributed.rank) if bad else None)
+        raise NonFinite(*min(filter(None, found)))
 
     def evaluation(
         self, step: int, split: str, metrics: dict[str, float], seconds: float, best: bool
@@ -138,15 +139,14 @@ class Monitor:
 
     def write(self, row: dict[str, Any]) -> None:
         """Appends one object; flushed, so that a killed run loses no row. nan becomes null."""
+        if not self.main:
+            return
         clean = {name: None if _bad(value) else value for name, value in row.items()}
         self._file.write(json.dumps(clean) + "\n")
         self._file.flush()
-        if self.main:
-            group = row.get("split", "train")
-            numbers = {
-                name: value for name, value in clean.items() if isinstance(value, float) and name != "time"
-            }
-            self.tracker.log(row["step"], {f"{group}/{name}": value for name, value in numbers.items()})
+        group = row.get("split", "train")
+        numbers = {name: value for name, value in clean.items() if isinstance(value, float) and name != "time"}
+        self.tracker.log(row["step"], {f"{group}/{name}": value for name, value in numbers.items()})
 
     def write_csv(self) -> None:
         """The same rows as a table, all columns that occur."""
