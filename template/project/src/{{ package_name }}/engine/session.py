@@ -69,13 +69,20 @@ class Session:
     """One call of `train` on one run folder; a context manager.
 
     assemble: settings → Project. limit: stop this call after that step, whatever the run's length.
+    trial: metrics only, no evaluation, checkpoint or report.
     """
 
     def __init__(
-        self, run: Path, settings: Any, assemble: Callable[[Any], Any], limit: int = 0, resumed: bool = False
+        self,
+        run: Path,
+        settings: Any,
+        assemble: Callable[[Any], Any],
+        limit: int = 0,
+        resumed: bool = False,
+        trial: bool = False,
     ):
         self.run, self.settings, self.assemble, self.limit = run, settings, assemble, limit
-        self.resumed = resumed
+        self.resumed, self.trial = resumed, trial
         self.progress = Progress()
         self.signal = 0
         self._saved = -1
@@ -120,7 +127,8 @@ class Session:
         state = "failed" if error else "finished" if self.finished else "stopped"
         self._status(state, self._reason(error))
         with contextlib.suppress(OSError):  # a full disk must not hide the error that is on its way
-            write_report(self.run)
+            if not self.trial:
+                write_report(self.run)
         if hasattr(self, "loader"):
             explained = explain(error, self.project.settings, self.project.device, self.loader.order)
             if explained is not None:
@@ -276,7 +284,7 @@ class Session:
     def evaluation_due(self) -> bool:
         progress = self.progress
         due = progress.step >= self.end or self._due(self.project.settings.evaluation.every_steps)
-        return bool(self.validation and progress.step > progress.evaluated and due)
+        return bool(self.validation and progress.step > progress.evaluated and due and not self.trial)
 
     def evaluate(self) -> None:
         """A pass over the validation split; the best is saved. A signal leaves it to the resume."""
@@ -305,8 +313,8 @@ class Session:
 
     @property
     def save_due(self) -> bool:
-        due = self._due(self.project.settings.checkpoint.every_steps)
-        return self._saved != self.progress.step and (due or self.over)
+        due = not self.trial and (self._due(self.project.settings.checkpoint.every_steps) or self.over)
+        return due and self._saved != self.progress.step
 
     def save(self) -> None:
         """Saves, unless a loss has gone bad. A full disk costs this one; only the last must hold."""
