@@ -17,7 +17,13 @@ from variants import choices, gpus
 
 # The environment of the tests, found by name as a user's active one is.
 SHELL = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-for inherited in ("ARGS", "MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "MFLAGS"):  # of the `make test` around it
+for inherited in (
+    "ARGS",
+    "MAKEFLAGS",
+    "MAKELEVEL",
+    "MAKEOVERRIDES",
+    "MFLAGS",
+):  # of the `make test` around it
     SHELL.pop(inherited, None)
 
 
