@@ -72,15 +72,7 @@ class Session:
     trial: metrics only, no evaluation, checkpoint or report.
     """
 
-    def __init__(
-        self,
-        run: Path,
-        settings: Any,
-        assemble: Callable[[Any], Any],
-        limit: int = 0,
-        resumed: bool = False,
-        trial: bool = False,
-    ):
+    def __init__(self, run: Path, settings: Any, assemble: Callable, limit=0, resumed=False, trial=False):
         self.run, self.settings, self.assemble, self.limit = run, settings, assemble, limit
         self.resumed, self.trial = resumed, trial
         self.progress = Progress()
