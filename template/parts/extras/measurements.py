@@ -31,8 +31,10 @@ MARGIN = 0.01  # by which the loss to reach is above the lowest that every proce
 SMOOTH = 10  # logged losses of which the target table takes the mean
 LIMIT = 3.0  # spreads of fp32's loss between seeds that a row may be away from it
 # What changes speed behind the settings' back.
-SPEED = """TORCH_ALLOW_TF32_CUBLAS_OVERRIDE NVIDIA_TF32_OVERRIDE OMP_NUM_THREADS MKL_NUM_THREADS
-PYTORCH_ALLOC_CONF PYTORCH_CUDA_ALLOC_CONF CUBLAS_WORKSPACE_CONFIG CUDA_VISIBLE_DEVICES""".split()
+SPEED = [
+    *("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "NVIDIA_TF32_OVERRIDE", "OMP_NUM_THREADS", "MKL_NUM_THREADS"),
+    *("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "CUBLAS_WORKSPACE_CONFIG", "CUDA_VISIBLE_DEVICES"),
+]
 QUERY = "driver_version,power.limit,clocks.max.sm,clocks.max.mem"
 
 
