@@ -42,7 +42,8 @@ class Session:
     """One call of `train` on one run folder; a context manager.
 
     assemble: settings → Project. limit: stop this call after that step, whatever the run's length.
-    rank: of this process; only rank 0 writes and prints.
+    rank: of this process; only rank 0 writes and prints. trial: metrics only, no evaluation, checkpoint or
+    report.
     """
 
     def __init__(
@@ -53,9 +54,10 @@ class Session:
         limit: int = 0,
         resumed: bool = False,
         rank: int = 0,
+        trial: bool = False,
     ):
         self.run, self.settings, self.assemble, self.limit = run, settings, assemble, limit
-        self.resumed, self.main = resumed, rank == 0
+        self.resumed, self.main, self.trial = resumed, rank == 0, trial
         self.progress = Progress()
         self.signal = 0  # that this process got
         self.stop = 0  # that all ranks know of
@@ -120,7 +122,8 @@ class Session:
         state = "failed" if error else "finished" if self.finished else "stopped"
         self._status(state, self._reason(error))
         with contextlib.suppress(OSError):  # a full disk must not hide the error that is on its way
-            write_report(self.run)
+            if not self.trial:
+                write_report(self.run)
 
     def _close_parts(self) -> None:
         for name in ("loader", "validation", "monitor", "verification"):
@@ -279,7 +282,7 @@ class Session:
     def evaluation_due(self) -> bool:
         progress = self.progress
         due = progress.step >= self.end or self._due(self.project.settings.evaluation.every_steps)
-        return bool(self.validation and progress.step > progress.evaluated and due)
+        return bool(self.validation and progress.step > progress.evaluated and due and not self.trial)
 
     def evaluate(self) -> None:
         """A pass over the validation split; the best is saved. A signal leaves it to the resume."""
@@ -309,8 +312,8 @@ class Session:
 
     @property
     def save_due(self) -> bool:
-        due = self._due(self.project.settings.checkpoint.every_steps)
-        return self._saved != self.progress.step and (due or self.over)
+        due = not self.trial and (self._due(self.project.settings.checkpoint.every_steps) or self.over)
+        return due and self._saved != self.progress.step
 
     def save(self) -> None:
         """Saves, unless a loss has gone bad. A full disk costs this one; only the last must hold."""
