@@ -9,14 +9,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
-from contextlib import suppress
 from datetime import datetime
 from itertools import accumulate
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from .files import replacing, write_text
+from .files import read_rows, replacing, write_text
 from .sections import catalogue
 
 Row = dict[str, Any]
@@ -67,15 +66,7 @@ def read_json(path: Path) -> Row:
 
 def read_metrics(path: Path) -> tuple[list[Row], list[Row]]:
     """(training steps, evaluations); lines that a crash cut off are left out."""
-    rows = []
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        with suppress(ValueError):
-            rows.append(json.loads(line))
-    rows = [row for row in rows if isinstance(row, dict) and isinstance(row.get("step"), int)]
+    rows = read_rows(path)
     return [row for row in rows if "split" not in row], [row for row in rows if "split" in row]
 
 

@@ -195,9 +195,7 @@ class Session:
             project.wrapped, project.optimizer, project.precision, project.distributed, training.gradient_clip
         )
         self.schedule = Schedule(project.optimizer, settings, self.total)
-        self.monitor = Monitor(
-            self.run, settings, project.device, Tracker(self.run, settings), project.distributed.is_main
-        )
+        self.monitor = Monitor(self.run, project, Tracker(self.run, settings), self.loader)
         self.checkpoint = Checkpoint(
             self.run / "checkpoints",
             settings.checkpoint.keep,
@@ -214,7 +212,7 @@ class Session:
         self.verification = Verification(project.store)
         self.schedule.set(self.progress.step - self.progress.phase_start)
         samples = self.loader.order.slots * self.accumulation
-        self.monitor.start(self.progress.step, self.end, samples, self.work, project.distributed.world)
+        self.monitor.start(self.progress.step, self.end, samples, self.work)
         self._introduce()
 
     def _dry_run(self) -> None:
@@ -316,6 +314,7 @@ class Session:
             _, seconds = timed(lambda: self.checkpoint.save(step, {"random": random_state()}))
             self._saved = step
             self.monitor.exclude(seconds)
+            self.monitor.event(step, "checkpoint", seconds=seconds)
         except DiskFull as error:
             if self.over:
                 raise
