@@ -351,6 +351,7 @@ class Session:
             "changed": changed_settings(self.settings),
             "notes": self.notes,
             "parameters": parameters,
+            "price_per_hour": self.settings.monitor.price_per_hour,
             "started": read_json(self.run / "env.json").get("started", time.time()),
             "argv": sys.argv[1:],
         }

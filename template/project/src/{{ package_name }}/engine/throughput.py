@@ -59,7 +59,8 @@ def roof_of(
     gpu, _ = card_of(device)
     if gpu is None:
         return 0.0
-    from .estimate import card, count  # seconds to import; not for a CPU
+    from .costs import count  # seconds to import; not for a CPU
+    from .estimate import card
 
     try:
         costs = count(build, batch, precision)
