@@ -7,6 +7,7 @@ import logging
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from ..engine.files import replacing, write_json, write_text
 from ..engine.runs import find_run
 from .evaluate import open_run, table
 
-EXAMPLE = '''"""Predicts with an exported model: python {name} (made by the verb export of {package})."""
+EXAMPLE = '''"""Predicts with an exported model: python load.py (made by the verb export of $package)."""
 
 from pathlib import Path
 
@@ -29,22 +30,22 @@ HERE = Path(__file__).parent
 
 
 def load_weights() -> dict[str, torch.Tensor]:
-    """All weights in float32; int8 ones are numbers of -128 to 127 and a scale for each row."""
-    stored = load_file(HERE / "{weights}")
-    scales = {{name: stored.pop(name) for name in list(stored) if name.endswith(".scale")}}
-    return {{n: w * scales[f"{{n}}.scale"] if f"{{n}}.scale" in scales else w for n, w in stored.items()}}
+    """All weights in float; those in int8 are whole numbers and a scale for each row."""
+    stored = load_file(HERE / "$weights")
+    scales = {name: stored.pop(name) for name in list(stored) if name.endswith(".scale")}
+    return {n: w * scales[n + ".scale"] if n + ".scale" in scales else w for n, w in stored.items()}
 
 
 def load_with_project() -> torch.nn.Module:
-    """The model as this project builds it; `{package}` must be installed or on PYTHONPATH."""
+    """The model as the project builds it; `$package` must be installed or on PYTHONPATH."""
     import json
 
-    from {package}.config import load
-    from {package}.model import build_model
+    from $package.config import load
+    from $package.model import build_model
 
     facts = json.loads((HERE / "facts.json").read_text())
     model = build_model(load(HERE / "config.resolved.yaml"), facts)
-    model.load_state_dict(load_weights(), strict=False)  # tied weights and what is made anew have one name
+    model.load_state_dict(load_weights(), strict=False)  # tied weights are stored under one of their names
     return model.eval()
 
 
@@ -116,7 +117,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
         lines += [f"note: {line}" for line in notes]
     loader.close()
     package = (__package__ or "").partition(".")[0]
-    write_text(output / "load.py", EXAMPLE.format(name="load.py", package=package, weights=weights))
+    write_text(output / "load.py", Template(EXAMPLE).substitute(package=package, weights=weights))
     print("\n".join([f"{output}:", *lines, f"load.py: an example, `python {output}/load.py`"]))
     print(table(metrics) if metrics else "", end="\n" if metrics else "")
 
@@ -137,7 +138,7 @@ def write_weights(path: Path, model: nn.Module, rounded: dict[str, tuple[Tensor,
     return len(content)
 
 
-def write_program(path: Path, model: nn.Module, batch: dict[str, Tensor]) -> str:
+def write_program(path: Path, model: Any, batch: dict[str, Tensor]) -> str:
     """`predict` by torch.export for any batch size, compared with the model; or a line why there is none."""
     path.unlink(missing_ok=True)
     shapes = ({name: {0: torch.export.Dim.AUTO} for name in batch},)
@@ -164,14 +165,17 @@ def quantize(model: Any, batch: dict[str, Tensor]) -> tuple[dict[str, tuple[Tens
     from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
     logging.disable(logging.NOTSET)
-    rounded, notes = {}, []
+    rounded: dict[str, tuple[Tensor, Tensor]] = {}
+    notes = []
     for prefix, layer in model.named_modules():
         if isinstance(layer, nn.RNNBase):
             notes.append(f"{prefix}: smaller, not faster: torchao has no int8 for {type(layer).__name__}")
             weights = {name: weight for name, weight in layer.named_parameters() if weight.dim() == 2}
             rounded |= {f"{prefix}.{name}": round_rows(weight) for name, weight in weights.items()}
     quantize_(model, Int8WeightOnlyConfig())
-    layers = {prefix: layer for prefix, layer in model.named_modules() if isinstance(layer, nn.Linear)}
+    layers: dict[str, Any] = {
+        prefix: layer for prefix, layer in model.named_modules() if isinstance(layer, nn.Linear)
+    }
     rounded |= {f"{name}.weight": (layer.weight.qdata, layer.weight.scale) for name, layer in layers.items()}
     if not rounded:
         raise UserError("the model has no linear layer and no LSTM", "--int8", "export it without")

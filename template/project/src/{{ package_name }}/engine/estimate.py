@@ -83,16 +83,16 @@ def this_cpu(precision: str = "fp32") -> Device:
     return Device(
         "cpu",
         precision,
-        products / _fastest(lambda: square @ square),
-        products / _fastest(lambda: halves @ halves),
-        moved.bytes / _fastest(mixed),
+        products / fastest(lambda: square @ square),
+        products / fastest(lambda: halves @ halves),
+        moved.bytes / fastest(mixed),
         0.0,
-        _fastest(small) / launched.kernels,
+        fastest(small) / launched.kernels,
         is_host=True,
     )
 
 
-def _fastest(function: Callable[[], Any], seconds: float = 0.4) -> float:
+def fastest(function: Callable[[], Any], seconds: float = 0.4) -> float:
     """Seconds of the fastest call: what else runs on the machine only adds."""
     function()
     end, best = time.perf_counter() + seconds, float("inf")
