@@ -9,10 +9,11 @@ ARGS ?=
 BIN := .venv/bin
 READY := .venv/.ready
 LOWEST := .venv-copier-lowest/.ready
+PEERS := .venv-peers/.ready
 LOWEST_VERSION := $(shell sed -n 's/^_min_copier_version: "\([0-9.]*\)".*/\1/p' copier.yml)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench-gpu
+.PHONY: help setup demo test lint bench bench-gpu
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-11s%s\n", $$1, $$2 }' Makefile
@@ -24,6 +25,9 @@ demo: $(READY) ## render the default project into build/demo, train it for a min
 
 test: $(READY) $(LOWEST) ## all tests; ARGS="-k update -x" for some of them
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
+
+bench: $(READY) $(PEERS) ## measure on this machine's CPU, against the peers: make bench PART=loaders ARGS="--rounds 3 --write"
+	for part in $(or $(PART),loop llm graph loaders); do OMP_NUM_THREADS=1 $(BIN)/python benchmarks/$$part.py $(ARGS) || exit 1; done
 
 bench-gpu: $(READY) ## measure on this machine's GPU: make bench-gpu PART=llm ARGS="--output benchmark_results"
 	$(BIN)/python benchmarks/gpu/$(PART).py $(ARGS)
@@ -41,6 +45,12 @@ $(READY): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install "$(TORCH)" $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 	$(BIN)/python -m pip install --editable ".[dev]"
+	touch $@
+
+$(PEERS): Makefile
+	test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/python -m pip install --quiet "$(TORCH)" $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
+	.venv-peers/bin/python -m pip install --quiet "$(TORCH)" h5py webdataset mosaicml-streaming
 	touch $@
 
 $(LOWEST): copier.yml

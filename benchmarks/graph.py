@@ -9,7 +9,7 @@ Graphs: training and validation of the model on 256 stocks with 10 neighbours ea
 `prepare` cached the graphs; rebuilt for each batch by the project (`graph_builder.use_in_training`); and
 rebuilt by a loop in Python, stock by stock. On a GPU where there is one, else on one thread of the CPU.
 
-    python benchmarks/graph.py [attention|memory|graphs] [--rounds 60] [--passes 4]
+    python benchmarks/graph.py [attention|memory|graphs] [--rounds 60] [--passes 4] [--write]
 
 `attention` and `memory` need `pip install torch_geometric`.
 """
@@ -30,11 +30,12 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from importing import imported  # noqa: E402
+from publish import machine, publish  # noqa: E402
 from rendering import render  # noqa: E402
 from torch import Tensor  # noqa: E402
 
@@ -96,9 +97,8 @@ def call(layer: Any, x: Tensor, edges: Tensor) -> tuple[float, Tensor, Tensor]:
     return time.process_time() - start, out.detach(), x.grad
 
 
-def attention(rounds: int) -> None:
-    print("| graph | PyG ms | ours ms | ratio | 95 % | largest difference |\n|---|---|---|---|---|---|")
-    both = layers()
+def attention(rounds: int) -> dict[str, Any]:
+    both, rows = layers(), []
     for title, size in SIZES.items():
         x, edges = graph(*size)
         results = [call(layer, x, edges) for layer in both.values()]
@@ -114,13 +114,14 @@ def attention(rounds: int) -> None:
         ratios = sorted(a / b for a, b in zip(times["ours"], times["PyG"], strict=True))
         low, high = interval(ratios)
         middle = {name: statistics.median(values) for name, values in times.items()}
-        print(
-            f"| {title} | {middle['PyG']:.2f} | {middle['ours']:.2f} | {statistics.median(ratios):.2f} "
-            f"| {low:.2f} to {high:.2f} | {apart:.0e} |"
+        sides = (f"{middle[name]:.2f}" for name in ("PyG", "ours"))
+        rows.append(
+            [title, *sides, f"{statistics.median(ratios):.2f}", f"{low:.2f} to {high:.2f}", f"{apart:.0e}"]
         )
-
     masked = [1e3 * call(dense(both["ours"], size[2]), x, edges)[0] for _ in range(4)]
-    print(f"\nThe last one with a masked matrix instead of edges: {statistics.median(masked[1:]):.0f} ms")
+    milliseconds = f"{statistics.median(masked[1:]):.0f}"
+    rows.append(["the last one, a masked matrix instead of edges", "", milliseconds, "", "", ""])
+    return {"columns": ["graph", "PyG ms", "ours ms", "ratio", "95 %", "largest difference"], "rows": rows}
 
 
 def interval(ratios: list[float]) -> tuple[float, float]:
@@ -132,16 +133,16 @@ def interval(ratios: list[float]) -> tuple[float, float]:
 # ---- memory ------------------------------------------------------------------------------------
 
 
-def memory() -> None:
-    print("| graph | PyG MB | ours MB | PyG twice | ours twice |\n|---|---|---|---|---|")
+def memory() -> dict[str, Any]:
+    rows = []
     for title, (nodes, edges, copies) in SIZES.items():
         row = []
         for scale in (1, 2):
             for name in ("PyG", "ours"):
                 row.append(in_child(peak, name, nodes * scale, edges * scale, copies))
-        print(
-            f"| {title} | {row[0]:.1f} | {row[1]:.1f} | × {row[2] / row[0]:.2f} | × {row[3] / row[1]:.2f} |"
-        )
+        growth = (f"× {row[2] / row[0]:.2f}", f"× {row[3] / row[1]:.2f}")
+        rows.append([title, f"{row[0]:.1f}", f"{row[1]:.1f}", *growth])
+    return {"columns": ["graph", "PyG MB", "ours MB", "PyG twice", "ours twice"], "rows": rows}
 
 
 def peak(name: str, *size: int) -> float:
@@ -196,7 +197,7 @@ def python_loop(returns: Tensor, count: int, overlap: int) -> Tensor:
     return torch.from_numpy(found).to(returns.device)
 
 
-def graphs(rounds: int) -> None:
+def graphs(rounds: int) -> dict[str, Any]:
     dataset, config, assembly = module("dataset"), module("config"), module("assemble")
     step_class = module("engine.step").Step
     distributed = module("engine.distributed").Distributed()
@@ -243,20 +244,28 @@ def graphs(rounds: int) -> None:
                     found["validation"] += seconds_of(loader, model.eval())
                 model.train()
         dataset.correlated = vectorised
-    print(
-        "| graphs | training s/it | samples/s | validation s/it | samples/s | graph ms | of the step |\n"
-        "|---|---|---|---|---|---|---|"
-    )
     middle = {
         title: {name: statistics.median(v) for name, v in found.items()} for title, found in times.items()
     }
+    lines = []
     for title, row in list(middle.items())[1:]:
         cost = row["loading"] - middle["none"]["loading"]
-        print(
-            f"| {title} | {row['training']:.3f} | {BATCH / row['training']:,.0f} "
-            f"| {row['validation']:.3f} | {BATCH / row['validation']:,.0f} "
-            f"| {1e3 * cost:.1f} | {cost / row['training']:.1%} |"
-        )
+        speeds = [
+            text
+            for name in ("training", "validation")
+            for text in (f"{row[name]:.3f}", f"{BATCH / row[name]:,.0f}")
+        ]
+        lines.append([title, *speeds, f"{1e3 * cost:.1f}", f"{cost / row['training']:.1%}"])
+    columns = [
+        "graphs",
+        "training s/it",
+        "samples/s",
+        "validation s/it",
+        "samples/s",
+        "graph ms",
+        "of the step",
+    ]
+    return {"columns": columns, "rows": lines}
 
 
 def forget(samples: Any) -> None:
@@ -290,10 +299,11 @@ def main() -> None:
     parser.add_argument("part", nargs="?", choices=["attention", "memory", "graphs"], help="(default: all)")
     parser.add_argument("--rounds", type=int, default=60, help="pairs of calls (default: 60)")
     parser.add_argument("--passes", type=int, default=4, help="over three batches with each row (default: 4)")
+    parser.add_argument("--write", action="store_true", help="into docs/benchmarks/graph.md")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()}, 1 thread"
-    print(f"torch {torch.__version__}, Python {platform.python_version()}, {device}")
+    protocol = machine("torch_geometric", device=device)
     parts = {
         "attention": lambda: attention(arguments.rounds),
         "memory": memory,
@@ -301,8 +311,7 @@ def main() -> None:
     }
     for name, part in parts.items():
         if arguments.part in (None, name):
-            print()
-            part()
+            publish("graph", name, protocol, part(), write=arguments.write)
 
 
 if __name__ == "__main__":

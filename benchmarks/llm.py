@@ -5,8 +5,8 @@ Both sides start from the same weights (logits equal to 1e-5), draw their own ba
 file, clip to norm 1, follow warm-up + cosine and log the loss every 10 steps. Rounds are interleaved; a
 round's figure is the tenth percentile of its step times, which a busy machine moves least.
 
-    python benchmarks/llm.py [--threads 1] [--rounds 9] [--steps 100]
-    python benchmarks/llm.py --windows        # gathering windows against a copy per row
+    python benchmarks/llm.py [step] [--threads 1 2] [--rounds 9] [--steps 100] [--write]
+    python benchmarks/llm.py windows        # gathering windows against a copy per row
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import argparse
 import importlib
 import itertools
 import os
-import platform
 import statistics
 import sys
 import tempfile
@@ -24,8 +23,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests"))
-sys.path.insert(0, str(ROOT / "benchmarks"))
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
+
+from publish import machine, publish  # noqa: E402
 
 BLOCK, BATCH, EVERY, WARMUP, RATE = 64, 12, 10, 20, 1e-3
 CLOCK = time.perf_counter
@@ -132,8 +132,8 @@ class Ours:
         return [1000 * (after - before) for before, after in itertools.pairwise(stamps)]
 
 
-def compare(torch: Any, folder: Path, rounds: int, steps: int) -> None:
-    """Interleaved rounds; prints both medians and the median ratio."""
+def compare(torch: Any, folder: Path, threads: int, rounds: int, steps: int) -> list[str]:
+    """Interleaved rounds; threads, both medians, the median ratio and its interval."""
     import numpy as np
 
     tenth = lambda times: float(np.percentile(times[5:], 10))  # noqa: E731 - the first steps warm up
@@ -158,13 +158,12 @@ def compare(torch: Any, folder: Path, rounds: int, steps: int) -> None:
     ours, theirs = (statistics.median(side) for side in zip(*found, strict=True))
     ratios = sorted(one / other for one, other in found)
     low, high = ratios[max(len(ratios) // 2 - 2, 0)], ratios[min(len(ratios) // 2 + 2, len(ratios) - 1)]
-    print(f"ours                {ours:8.3f} ms/step (median of {rounds} rounds' tenth percentiles)")
-    print(f"nanoGPT's structure {theirs:8.3f} ms/step")
-    interval = f"about 95 % interval of the median {low:.3f} to {high:.3f}"
-    print(f"ratio               {statistics.median(ratios):8.3f} ({interval})")
+    clock = "CPU time" if CLOCK is time.process_time else "wall"
+    middle, interval = statistics.median(ratios), f"{low:.3f} to {high:.3f}"
+    return [str(threads), clock, f"{ours:.1f} ms", f"{theirs:.1f} ms", f"{middle:.3f}", interval]
 
 
-def windows(torch: Any, folder: Path) -> None:
+def windows(torch: Any, folder: Path) -> list[list[str]]:
     """Blocks of the mapped tokens into a reused buffer, against `torch.stack` of a copy per row."""
     import numpy as np
 
@@ -172,6 +171,7 @@ def windows(torch: Any, folder: Path) -> None:
     seams = importlib.import_module("my_training.engine.seams")
     array = importlib.import_module("my_training.engine.store").Store.open(folder / "data").arrays["tokens"]
     source, data = rows.mapped(array), np.asarray(array.rows())
+    lines = []
     for block, batch in ((64, 12), (64, 256), (256, 64), (1024, 12)):
         starts = np.random.default_rng(0).integers(0, len(data) - block - 1, batch)
         spans = seams.Spans(starts, np.full(batch, block + 1), block + 1)
@@ -194,20 +194,21 @@ def windows(torch: Any, folder: Path) -> None:
                 times.append(1e6 * (time.perf_counter() - start))
             figures.append(float(np.percentile(times, 10)))
         ours, theirs = figures
-        print(
-            f"block {block:>5}, batch {batch:>4}:"
-            f" gathered {ours:8.1f} us, row by row {theirs:8.1f} us, {theirs / ours:.1f} times"
+        lines.append(
+            [f"{block:,}", str(batch), f"{ours:.1f} µs", f"{theirs:.1f} µs", f"{theirs / ours:.1f}×"]
         )
+    return lines
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--windows", action="store_true")
+    parser.add_argument("part", nargs="?", choices=["step", "windows"], help="(default: both)")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--write", action="store_true", help="into docs/benchmarks/llm.md")
     parser.add_argument(
         "--cpu-time", action="store_true", help="of one thread; for a machine that others use too"
     )
@@ -218,17 +219,32 @@ def main() -> None:
     if arguments.cpu_time:
         global CLOCK
         CLOCK = time.process_time
-    torch.set_num_threads(arguments.threads)
     sys.path.insert(0, str(render(workload="llm") / "src"))
-    versions = f"torch {torch.__version__}, Python {platform.python_version()}, {platform.machine()}"
-    print(f"{versions}, {arguments.threads} threads")
+    protocol = machine()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         prepare(folder)
-        if arguments.windows:
-            windows(torch, folder)
-        else:
-            compare(torch, folder, arguments.rounds, arguments.steps)
+        if arguments.part != "windows":
+            rows = []
+            for threads in arguments.threads:
+                torch.set_num_threads(threads)
+                rows.append(compare(torch, folder, threads, arguments.rounds, arguments.steps))
+            columns = [
+                "threads",
+                "clock",
+                "this project",
+                "nanoGPT's structure",
+                "ratio, median",
+                "95 % interval",
+            ]
+            how = f"{protocol}, {arguments.rounds} rounds of {arguments.steps} steps"
+            publish("llm", "step", how, {"columns": columns, "rows": rows}, write=arguments.write)
+        if arguments.part != "step":
+            torch.set_num_threads(1)
+            columns = ["block", "batch", "gathered", "row by row", ""]
+            rows = windows(torch, folder)
+            how = f"{protocol}, tenth percentile of 300 calls"
+            publish("llm", "windows", how, {"columns": columns, "rows": rows}, write=arguments.write)
 
 
 if __name__ == "__main__":

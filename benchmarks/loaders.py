@@ -15,13 +15,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import resource
 import statistics
 import subprocess
 import sys
 import tempfile
-import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -32,12 +30,16 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tools"))
+sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "benchmarks")]
+
+from publish import machine, publish  # noqa: E402
 
 ROWS, SHAPE, TARGETS, BATCH, CHUNK = 8192, (360, 167), 36, 256, 1024
 STEP = 0.015  # seconds: stands for the GPU's work on a batch
 ROW_BYTES = 4 * SHAPE[0] * SHAPE[1]
 BLOCK = 32 << 20
+PEERS = ("streaming", "webdataset")
+PEERS_PYTHON = ROOT / ".venv-peers/bin/python"  # `make bench` makes it
 
 
 # ---- the data ------------------------------------------------------------------------------------
@@ -68,26 +70,31 @@ def offset_of(path: Path, name: str = "features") -> int:
 # ---- cases: functions of (path, epoch) that yield (features, targets) batch by batch --------------
 
 
-def raw(path: Path, threads: int) -> float:
-    """Seconds to read all features into reused buffers, block by block, in `threads` threads."""
+def raw(path: Path, threads: int, reused: int = CHUNK * ROW_BYTES) -> float:
+    """Seconds to read all features, block by block in `threads` threads, into `reused` bytes of memory.
+
+    A chunk's worth of memory, as a loader has to hold that hands out batches of 62 MB. Memory that fits in
+    the CPU's cache is filled faster, without reaching the memory at all: that says nothing about loaders.
+    """
     first, size = offset_of(path), ROWS * ROW_BYTES
     file = os.open(path, os.O_RDONLY)
     blocks = iter(range(0, size, BLOCK))
+    memory = memoryview(np.ones(reused, np.uint8))
     lock = threading.Lock()
 
-    def work(buffer: memoryview) -> None:
+    def work() -> None:
         while True:
             with lock:
                 start = next(blocks, None)
             if start is None:
                 return
-            view = buffer[: min(BLOCK, size - start)]
+            place = start % (reused // BLOCK * BLOCK)
+            view = memory[place : place + min(BLOCK, size - start)]
             while view:
                 count = os.preadv(file, [view], first + start)
                 view, start = view[count:], start + count
 
-    buffers = [memoryview(np.ones(BLOCK, np.uint8)) for _ in range(threads)]
-    workers = [threading.Thread(target=work, args=(buffer,)) for buffer in buffers]
+    workers = [threading.Thread(target=work) for _ in range(threads)]
     begun = time.perf_counter()
     for worker in workers:
         worker.start()
@@ -265,6 +272,10 @@ def lstm(path: Path) -> dict[str, float]:
 def case(path: Path, name: str) -> Callable[[int], Iterator[Any]]:
     if name.startswith("map"):
         return map_style(path, int(name[-1]))
+    if name.startswith(PEERS):
+        import peers
+
+        return getattr(peers, name.split()[0])(path, BATCH, int(name[-1]))
     if name.startswith("plain"):
         return plain_chunks(path, name.endswith("shuffled"))
     loader, order = name.split()
@@ -286,11 +297,11 @@ def child(path: Path, name: str, step: float, cold: bool) -> dict[str, Any]:
     if name == "lstm":
         return lstm(path)
     if name.startswith("raw"):
-        threads = int(name[-1])
+        threads, reused = int(name[4]), 2 * BLOCK if name.endswith("cache") else CHUNK * ROW_BYTES
         if cold:
             drop_caches()
             return {"epoch": raw(path, threads)}
-        return {"epoch": min(raw(path, threads) for _ in range(4))}
+        return {"epoch": statistics.median([raw(path, threads, reused) for _ in range(4)][1:])}
     import torch
 
     torch.set_num_threads(1)
@@ -298,7 +309,7 @@ def child(path: Path, name: str, step: float, cold: bool) -> dict[str, Any]:
     epoch = case(path, name)
     found: dict[str, list[float]] = {"epoch": [], "first": [], "cpu": []}
     peak = 0
-    quick = not name.startswith(("map", "dataloader", "plain"))
+    quick = not name.startswith(("map", "dataloader", "plain", *PEERS))
     for number in range(4 if quick and not cold else 2):
         if cold:
             drop_caches()
@@ -340,14 +351,20 @@ def growth(path: Path, rows: int) -> dict[str, Any]:
 
 # ---- rounds and table ----------------------------------------------------------------------------
 
-WARM = ("raw 1", "raw 2", "chunk time", "chunk block", "chunk full", "memmap full", "dataloader full",
-        "plain sequential", "plain shuffled", "map 0", "map 2")  # fmt: skip
+WARM = ("raw 1", "raw 2", "raw 2 in cache", "chunk time", "chunk block", "chunk full", "memmap full",
+        "dataloader full", "plain sequential", "plain shuffled", "map 0", "map 2")  # fmt: skip
 STEPPED = ("chunk time", "chunk full", "plain sequential", "map 0", "map 2")
+
+
+def beside() -> tuple[str, ...]:
+    """The peers' cases, where their environment is."""
+    return tuple(f"{peer} {workers}" for peer in PEERS for workers in (0, 2)) if PEERS_PYTHON.exists() else ()
 
 
 def spawn(path: Path, *words: str) -> dict[str, Any]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, __file__, "--folder", str(path.parent), "--child", *words]
+    python = str(PEERS_PYTHON) if words[0].startswith(PEERS) else sys.executable
+    command = [python, __file__, "--folder", str(path.parent), "--child", *words]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(done.stderr)
@@ -360,7 +377,7 @@ def measure(folder: Path, rounds: int, cold: bool) -> list[dict[str, Any]]:
         write(path, ROWS)
     found = []
     for number in range(rounds):
-        row: dict[str, Any] = {name: spawn(path, name) for name in WARM}
+        row: dict[str, Any] = {name: spawn(path, name) for name in (*WARM, *beside())}
         row |= {f"{name} + step": spawn(path, name, "--step", str(STEP)) for name in STEPPED}
         row["lstm"] = spawn(path, "lstm")
         if cold:
@@ -377,8 +394,8 @@ def measure(folder: Path, rounds: int, cold: bool) -> list[dict[str, Any]]:
     return found
 
 
-def table(rounds: list[dict[str, Any]]) -> str:
-    """Markdown: what, target, median and span over the rounds."""
+def tables(rounds: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What, target, median and span over the rounds; and the speeds."""
 
     def ratio(function: Callable[[dict[str, Any]], float]) -> list[float]:
         return sorted(function(row) for row in rounds)
@@ -422,6 +439,14 @@ def table(rounds: list[dict[str, Any]]) -> str:
             ratio(lambda row: row["chunk time"]["first"] / (row[base]["epoch"] * chunk_seconds)),
         ),
         ("LSTM step, of a bare loop", "≤ 1.03", ratio(lambda row: row["lstm"]["ours"] / row["lstm"]["bare"])),
+        *(
+            (
+                f"full shuffle, times {peer}",
+                "",
+                ratio(lambda row, peer=peer: row[peer]["epoch"] / row["chunk full"]["epoch"]),
+            )
+            for peer in beside()
+        ),
         ("memmap, full shuffle, of raw preadv", "", share("memmap full")),
         ("dataloader, 2 workers, full shuffle, of raw preadv", "", share("dataloader full")),
         (
@@ -443,13 +468,18 @@ def table(rounds: list[dict[str, Any]]) -> str:
         statistics.median(row[base]["epoch"] for row in rounds) * chunk_seconds
     )
     lines.append(("resuming at any batch, of one chunk's read", "< 1", [resumed]))
-    text = ["| measure | wanted | median | span |", "|---|---|---|---|"]
-    for name, wanted, values in lines:
-        middle, span = statistics.median(values), f"{min(values):.2f} to {max(values):.2f}"
-        text.append(f"| {name} | {wanted} | {middle:.2f} | {span} |")
-    speeds = {name: statistics.median(1.97 / row[name]["epoch"] for row in rounds) for name in WARM}
-    text += ["", "| loader, no step | GB/s |", "|---|---|"]
-    return "\n".join(text + [f"| {name} | {speed:.2f} |" for name, speed in speeds.items()]) + "\n"
+    measures = [
+        [name, wanted, f"{statistics.median(values):.2f}", f"{min(values):.2f} to {max(values):.2f}"]
+        for name, wanted, values in lines
+    ]
+    speeds = [
+        [name, f"{statistics.median(1.97 / row[name]['epoch'] for row in rounds):.2f}"]
+        for name in (*WARM, *beside())
+    ]
+    return (
+        {"columns": ["measure", "wanted", "median", "span"], "rows": measures},
+        {"columns": ["loader, no step", "GB/s"], "rows": speeds},
+    )
 
 
 def main() -> None:
@@ -472,24 +502,10 @@ def main() -> None:
         path = arguments.folder / "benchmark.h5"
         print(json.dumps(child(path, arguments.child, arguments.step, arguments.cold)))
         return
-    import h5py
-    import torch
-
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    before = os.getloadavg()[0]
+    protocol = machine("h5py", "numpy") + f", {arguments.rounds} rounds"
     found = measure(arguments.folder, arguments.rounds, arguments.cold)
-    machine = (
-        f"{time.strftime('%Y-%m-%d')}, {platform.machine()}, {os.cpu_count()} cores, load {before:.1f},"
-        f" Linux {platform.release()}, Python {platform.python_version()}, torch {torch.__version__}, "
-        f"h5py {h5py.__version__} (HDF5 {h5py.version.hdf5_version}), numpy {np.__version__}, "
-        f"{arguments.rounds} rounds."
-    )
-    text = f"{textwrap.fill(machine, 118)}\n\n{table(found)}"
-    print(text)
-    if arguments.write:
-        document = ROOT / "docs/benchmarks/loaders.md"
-        kept = document.read_text(encoding="utf-8").partition("<!-- measured -->")[0]
-        document.write_text(f"{kept}<!-- measured -->\n\n{text}", encoding="utf-8")
+    publish("loaders", "loaders", protocol, *tables(found), write=arguments.write)
 
 
 if __name__ == "__main__":

@@ -1,25 +1,35 @@
-"""The training loop's own cost: ours against a bare PyTorch loop that does the same work.
+"""The training loop's own cost: ours against a bare PyTorch loop, and against each framework's own.
 
 A 64-64-64 MLP, batch 32, 2,000 steps, one thread: a step of about a quarter of a millisecond, so that
-every microsecond around it shows. Both sides clip to norm 1, follow warm-up + cosine, use fused AdamW
-and log the loss every 50 steps; both take the same batches from memory. Rounds are interleaved,
-and each round's ratio is taken on its own, so a drifting machine cancels out.
+every microsecond around it shows. All sides clip to norm 1, follow warm-up + cosine, use fused AdamW,
+log the loss every 50 steps and take the same batches from memory; their losses must agree. Rounds are
+interleaved, and each round's ratio is taken on its own, so a drifting machine cancels out. Times are
+seconds of the process, so that other work on the machine counts little.
 
-    python benchmarks/loop.py [--framework pytorch|lightning] [--rounds 9]
+    python benchmarks/loop.py [--rounds 9] [--only pytorch lightning ...] [--write]
+
+HF Trainer takes part where `transformers` is installed.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
+import contextlib
+import datetime
+import gc
+import importlib.metadata
+import importlib.util
 import json
+import logging
 import math
+import os
 import platform
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,159 +37,361 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-STEPS, BATCH, WIDTH, EVERY, WARMUP = 2000, 32, 64, 50, 100
+import torch  # noqa: E402
+from importing import imported  # noqa: E402
+from rendering import render  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
+from torch.nn.functional import mse_loss  # noqa: E402
+
+STEPS, BATCH, WIDTH, EVERY, WARMUP, FINAL = 2000, 32, 64, 50, 100, 0.1
+CLIP, RATE, DECAY = 1.0, 1e-3, 0.01
+DOCUMENT = ROOT / "docs/benchmarks/loop.md"
+Data = list[tuple[Tensor, Tensor]]
+Result = tuple[float, list[float]]  # seconds of the process, and the losses that were logged
 
 
-def batches(torch: Any, count: int = 64) -> list[tuple[Any, Any]]:
-    """A ring of batches that both loops read."""
+def batches(count: int = 64) -> Data:
+    """A ring of batches that all loops read."""
     torch.manual_seed(0)
     return [(torch.randn(BATCH, WIDTH), torch.randn(BATCH, WIDTH)) for _ in range(count)]
 
 
-def network(torch: Any) -> Any:
+def network() -> nn.Module:
     torch.manual_seed(1)
-    nn = torch.nn
     return nn.Sequential(
         nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH)
     )
 
 
-def bare(torch: Any, data: list[tuple[Any, Any]]) -> tuple[float, list[float]]:
-    """Seconds of the loop that one would write by hand, and the losses it logged."""
-    model = network(torch)
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    """Weight decay on matrices only, as everywhere."""
     matrices, vectors = (
         [p for p in model.parameters() if (p.dim() > 1) is wanted] for wanted in (True, False)
     )
-    groups = [{"params": matrices, "weight_decay": 0.01}, {"params": vectors, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=1e-3, fused=True)
+    groups = [{"params": matrices, "weight_decay": DECAY}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=RATE, fused=True)
 
-    def factor(step: int) -> float:
-        if step < WARMUP:
-            return (step + 1) / WARMUP
-        return 0.1 + 0.9 * (1 + math.cos(math.pi * (step - WARMUP) / (STEPS - WARMUP))) / 2
 
+def factor(step: int) -> float:
+    if step < WARMUP:
+        return (step + 1) / WARMUP
+    return FINAL + (1 - FINAL) * (1 + math.cos(math.pi * (step - WARMUP) / (STEPS - WARMUP))) / 2
+
+
+class Ring:
+    """An epoch of the batches."""
+
+    def __init__(self, data: Data):
+        self.data = data
+
+    def __len__(self) -> int:
+        return STEPS
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return (self.data[step % len(self.data)] for step in range(STEPS))
+
+
+# ---- the sides ---------------------------------------------------------------------------------
+
+
+def bare_pytorch(data: Data, folder: Path) -> Result:
+    """The loop that one would write by hand."""
+    model = network()
+    optimizer = adamw(model)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
     losses = []
-    start = time.perf_counter()
-    for step in range(STEPS):
-        x, y = data[step % len(data)]
-        loss = torch.nn.functional.mse_loss(model(x), y)
+    start = time.process_time()
+    for step, (x, y) in enumerate(Ring(data), start=1):
+        loss = mse_loss(model(x), y)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         scheduler.step()
-        if (step + 1) % EVERY == 0:
+        if step % EVERY == 0:
             losses.append(loss.item())
-    return time.perf_counter() - start, losses
+    return time.process_time() - start, losses
 
 
-def ours(torch: Any, package: str, data: list[tuple[Any, Any]], folder: Path) -> tuple[float, list[float]]:
-    """Seconds of a rendered project's `fit` around the same network and batches, and the losses it logged."""
-    seams, train = (
-        importlib.import_module(f"{package}.engine.seams"),
-        importlib.import_module(f"{package}.train"),
-    )
-    session_module = importlib.import_module(f"{package}.engine.session")
-    config = importlib.import_module(f"{package}.config")
-    optimization = importlib.import_module(f"{package}.engine.optimization")
-    precision = importlib.import_module(f"{package}.engine.precision")
-    throughput = importlib.import_module(f"{package}.engine.throughput")
-    distributed = importlib.import_module(f"{package}.engine.distributed").Distributed()
-    count = torch.tensor(float(BATCH * WIDTH))
+def bare_accelerate(data: Data, folder: Path) -> Result:
+    """The loop of Accelerate's own examples (huggingface/accelerate, examples/nlp_example.py), with clipping.
 
-    class Wrapped(torch.nn.Module):
+    Its batches are not prepared, only model, optimizer and scheduler are: that spares it work.
+    """
+    from accelerate import Accelerator
+
+    accelerator, model = Accelerator(cpu=True), network()
+    optimizer = adamw(model)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+    model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
+    losses = []
+    start = time.process_time()
+    for step, (x, y) in enumerate(Ring(data), start=1):
+        loss = mse_loss(model(x), y)
+        accelerator.backward(loss)
+        accelerator.clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+        if step % EVERY == 0:
+            losses.append(loss.item())
+    return time.process_time() - start, losses
+
+
+def bare_lightning(data: Data, folder: Path, log: bool = True) -> Result:
+    """Lightning's Trainer with its automatic optimization, clipping, a scheduler, and `self.log` into CSV.
+
+    log: without, it has no logger and `training_step` says nothing; less than what the others do.
+    """
+    import lightning
+    from lightning.pytorch.loggers import CSVLogger
+
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="lightning")
+    losses = []
+
+    class Module(lightning.LightningModule):
         def __init__(self) -> None:
             super().__init__()
-            self.network = network(torch)
+            self.network = network()
 
-        def forward(self, batch: Any) -> Any:
-            return seams.Output(torch.nn.functional.mse_loss(self.network(batch["x"]), batch["y"]), count)
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            x, y = batch
+            loss = mse_loss(self.network(x), y)
+            if log:
+                self.log("loss", loss)
+            if (batch_idx + 1) % EVERY == 0:
+                losses.append(loss.detach())
+            return loss
 
-    class InMemory:
-        WITHOUT_EFFECT = ()
-        samples, order = None, SimpleNamespace(slots=BATCH)
+        def configure_optimizers(self) -> Any:
+            optimizer = adamw(self)
+            scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
-        def __len__(self) -> int:
-            return STEPS
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        max_epochs=1,
+        gradient_clip_val=CLIP,
+        logger=CSVLogger(folder) if log else False,
+        log_every_n_steps=EVERY,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    module = Module()
+    start = time.process_time()
+    trainer.fit(module, Ring(data))
+    return time.process_time() - start, [loss.item() for loss in losses]
 
-        def epoch(self, number: int, start_batch: int = 0) -> Iterator[Any]:
-            fresh = torch.ones(BATCH, dtype=torch.bool)
-            for step in range(start_batch, STEPS):
-                x, y = data[step % len(data)]
-                yield {"x": x, "y": y, "fresh": fresh}
 
-        def close(self) -> None:
-            """Nothing is open."""
+def lightning_without_log(data: Data, folder: Path) -> Result:
+    return bare_lightning(data, folder, log=False)
 
-    settings = config.load(
-        overrides=[
-            ("training.max_steps", str(STEPS)),
-            ("monitor.every_steps", str(EVERY)),
-            ("monitor.progress", "false"),
-            ("schedule.warmup_steps", str(WARMUP)),
-        ]
+
+def hf_trainer(data: Data, folder: Path) -> Result:
+    """Trainer of transformers, with batches that are ready instead of a collator."""
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = network()
+
+        def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+            return {"loss": mse_loss(self.network(x), labels)}
+
+    class Own(Trainer):
+        def get_train_dataloader(self) -> Any:
+            pairs = [{"x": x, "labels": y} for x, y in Ring(data)]
+            return torch.utils.data.DataLoader(pairs, batch_size=None, sampler=range(STEPS))
+
+    class Losses(TrainerCallback):
+        def on_log(self, *_: Any, logs: dict[str, Any], **__: Any) -> None:
+            if "loss" in logs:
+                losses.append(float(logs["loss"]))
+
+    losses: list[float] = []
+    model = Model()
+    optimizer = adamw(model)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+    options = TrainingArguments(
+        output_dir=str(folder), max_steps=STEPS, logging_steps=EVERY, max_grad_norm=CLIP, use_cpu=True,
+        save_strategy="no", report_to=[], disable_tqdm=True, log_level="error",
+    )  # fmt: skip
+    trainer = Own(model=model, args=options, train_dataset=[0] * STEPS, optimizers=(optimizer, scheduler))
+    trainer.add_callback(Losses())
+    start = time.process_time()
+    trainer.train()
+    return time.process_time() - start, losses  # means over 50 steps: not compared
+
+
+def ours(framework: str) -> Callable[[Data, Path], Result]:
+    """A rendered project's `fit` around the same network and batches."""
+
+    def side(data: Data, folder: Path) -> Result:
+        project = render(workload="tabular", loader="memmap", framework=framework)
+        get = lambda name: imported(project, name)  # noqa: E731
+        seams, throughput = get("engine.seams"), get("engine.throughput")
+        distributed = get("engine.distributed").Distributed()
+        count = torch.tensor(float(BATCH * WIDTH))
+
+        class Wrapped(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.network = network()
+
+            def forward(self, batch: Any) -> Any:
+                return seams.Output(mse_loss(self.network(batch["x"]), batch["y"]), count)
+
+        class InMemory:
+            WITHOUT_EFFECT = ()
+            samples, order = None, SimpleNamespace(slots=BATCH)
+
+            def __len__(self) -> int:
+                return STEPS
+
+            def epoch(self, number: int, start_batch: int = 0) -> Iterator[Any]:
+                fresh = torch.ones(BATCH, dtype=torch.bool)
+                for x, y in Ring(data):
+                    yield {"x": x, "y": y, "fresh": fresh}
+
+            def close(self) -> None:
+                """Nothing is open."""
+
+        values = {
+            "training.max_steps": STEPS, "training.gradient_clip": CLIP, "training.precision": "fp32",
+            "monitor.every_steps": EVERY, "monitor.progress": "false", "schedule.warmup_steps": WARMUP,
+            "schedule.final_factor": FINAL, "optimizer.learning_rate": RATE, "optimizer.weight_decay": DECAY,
+        }  # fmt: skip
+        settings = get("config").load(overrides=[(key, str(value)) for key, value in values.items()])
+
+        def assemble(settings: Any) -> Any:
+            model = Wrapped()
+            optimizer = get("engine.optimization").make_optimizer(model, settings.optimizer)
+            store = SimpleNamespace(fingerprint="", source={}, splits={}, files={}, folder=folder)
+            return SimpleNamespace(
+                work=lambda *_: throughput.Work(), settings=settings, store=store, device=distributed.device,
+                distributed=distributed, model=model, wrapped=model, optimizer=optimizer, optimizations=[],
+                loader=lambda *_, **__: InMemory(),
+                precision=get("engine.precision").Precision("fp32", distributed.device),
+            )  # fmt: skip
+
+        folder.mkdir()
+        seconds = 0.0
+        with get("engine.session").Session(folder, settings, assemble) as session:
+            for _ in session.phases():
+                session.save = lambda: None  # the other loops keep no checkpoint
+                start = time.process_time()
+                get("train").fit(session)
+                seconds = time.process_time() - start
+        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        return seconds, [row["loss"] for row in rows]
+
+    return side
+
+
+SIDES: dict[str, Callable[[Data, Path], Result]] = {
+    "bare PyTorch": bare_pytorch,
+    "pytorch": ours("pytorch"),
+    "bare Accelerate": bare_accelerate,
+    "accelerate": ours("accelerate"),
+    "bare Lightning": bare_lightning,
+    "bare Lightning, nothing logged": lightning_without_log,
+    "lightning": ours("lightning"),
+    "HF Trainer": hf_trainer,
+}
+PAIRS = [  # ours, theirs, at most
+    ("pytorch", "bare PyTorch", 1.05),
+    ("accelerate", "bare Accelerate", 1.0),
+    ("lightning", "bare Lightning", 1.0),
+    ("lightning", "bare Lightning, nothing logged", None),
+    ("pytorch", "HF Trainer", 1.0),
+]
+
+
+# ---- the measurement ---------------------------------------------------------------------------
+
+
+def measure(sides: list[str], rounds: int) -> dict[str, list[float]]:
+    """Microseconds a step of each side in each round; the first round warms up and does not count."""
+    data, found = batches(), {side: [] for side in sides}
+    with tempfile.TemporaryDirectory() as temporary:
+        for number in range(-1, rounds):
+            order = sides if number % 2 else sides[::-1]
+            expected: list[float] = []
+            for side in ["bare PyTorch", *(side for side in order if side != "bare PyTorch")]:
+                gc.collect()
+                with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+                    seconds, losses = SIDES[side](data, Path(temporary) / f"{number} {side}")
+                expected = expected or losses
+                if side != "HF Trainer":
+                    apart = max(abs(a - b) for a, b in zip(expected, losses, strict=True))
+                    assert apart < 1e-4, f"not the same work: losses of {side} differ by {apart}"
+                if number >= 0:
+                    found[side].append(1e6 * seconds / STEPS)
+    return found
+
+
+def table(found: dict[str, list[float]]) -> str:
+    """Times, then ratios with the interval that holds the median with about 95 %."""
+    lines = ["| loop | µs a step, median | fastest | slowest |", "|---|---|---|---|"]
+    for side, times in found.items():
+        name = f"`{side}`, ours" if side in ("pytorch", "accelerate", "lightning") else side
+        lines.append(f"| {name} | {statistics.median(times):.1f} | {min(times):.1f} | {max(times):.1f} |")
+    lines += ["", "| ours | against | ratio, median | 95 % interval | wanted |", "|---|---|---|---|---|"]
+    for mine, theirs, limit in PAIRS:
+        if mine in found and theirs in found:
+            ratios = sorted(a / b for a, b in zip(found[mine], found[theirs], strict=True))
+            low, high = interval(ratios)
+            wanted = f"≤ {limit:.2f}" if limit else ""
+            median = f"{statistics.median(ratios):.3f} | {low:.3f} to {high:.3f}"
+            lines.append(f"| `{mine}` | {theirs} | {median} | {wanted} |")
+    return "\n".join(lines)
+
+
+def interval(ordered: list[float]) -> tuple[float, float]:
+    """Order statistics around the median, by the binomial distribution; the whole range below 6 values."""
+    count = len(ordered)
+    skip = max(k for k in range(count // 2 + 1) if k == 0 or outside(count, k) <= 0.05)
+    return ordered[max(skip - 1, 0)], ordered[min(count - skip, count - 1)]
+
+
+def outside(count: int, k: int) -> float:
+    """Chance that fewer than k, or more than count − k, of `count` values lie below the median."""
+    return 2 * sum(math.comb(count, i) for i in range(k)) / 2**count
+
+
+def protocol(rounds: int) -> str:
+    installed = [name for name in ("torch", "lightning", "accelerate", "transformers") if available(name)]
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in installed)
+    return (
+        f"{datetime.date.today()}, {versions}, Python {platform.python_version()}, one thread of a "
+        f"{platform.machine()} CPU,\n{rounds} interleaved rounds after one of warm-up."
     )
 
-    def assemble(settings: Any) -> Any:
-        model = Wrapped()
-        optimizer = optimization.make_optimizer(model, settings.optimizer)
-        store = SimpleNamespace(fingerprint="", source={}, splits={}, files={}, folder=folder)
-        return SimpleNamespace(
-            work=lambda *_: throughput.Work(),
-            settings=settings, store=store, device=distributed.device, distributed=distributed, model=model,
-            wrapped=model, optimizer=optimizer, optimizations=[], loader=lambda *_, **__: InMemory(),
-            precision=precision.Precision("fp32", distributed.device),
-        )  # fmt: skip
 
-    folder.mkdir()
-    seconds = 0.0
-    with session_module.Session(folder, settings, assemble) as session:
-        for _ in session.phases():
-            session.save = lambda: None  # the bare loop keeps no checkpoint
-            start = time.perf_counter()
-            train.fit(session)
-            seconds = time.perf_counter() - start
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return seconds, [row["loss"] for row in rows]
+def available(name: str) -> bool:
+    return importlib.util.find_spec(name) is not None
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--framework", default="pytorch")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--only", nargs="+", choices=list(SIDES), metavar="LOOP", help=", ".join(SIDES))
+    parser.add_argument("--write", action="store_true", help=f"into {DOCUMENT.relative_to(ROOT)}")
     arguments = parser.parse_args()
-    import torch
-    from rendering import render
-
     torch.set_num_threads(1)
-    project = render(workload="tabular", loader="memmap", framework=arguments.framework)
-    sys.path.insert(0, str(project / "src"))
-    data = batches(torch)
-    ratios, bare_us, ours_us = [], [], []
-    with tempfile.TemporaryDirectory() as temporary:
-        stdout, sys.stdout = sys.stdout, open("/dev/null", "w")  # noqa: SIM115 - the loop's own lines
-        for number in range(-1, arguments.rounds):
-            first, expected = bare(torch, data)
-            second, losses = ours(torch, "my_training", data, Path(temporary) / str(number))
-            apart = max(abs(a - b) for a, b in zip(expected, losses, strict=True))
-            assert apart < 1e-4, f"not the same work: losses differ by {apart}"
-            if number >= 0:  # the first round warms up
-                ratios.append(second / first)
-                bare_us.append(1e6 * first / STEPS)
-                ours_us.append(1e6 * second / STEPS)
-        sys.stdout = stdout
-    ratios.sort()
-    low, high = ratios[max(len(ratios) // 2 - 2, 0)], ratios[min(len(ratios) // 2 + 2, len(ratios) - 1)]
-    print(f"torch {torch.__version__}, Python {platform.python_version()}, 1 thread, {platform.machine()}")
-    print(f"{STEPS} steps, batch {BATCH}, MLP {WIDTH}-{WIDTH}-{WIDTH}")
-    print(f"{len(ratios)} interleaved rounds after 1 of warm-up")
-    print(f"bare loop       {statistics.median(bare_us):8.1f} us/step (median)")
-    print(f"{arguments.framework:<16}{statistics.median(ours_us):8.1f} us/step (median)")
-    interval = f"about 95 % interval of the median {low:.3f} to {high:.3f}"
-    print(f"ratio           {statistics.median(ratios):8.3f} ({interval})")
+    sides = [side for side in SIDES if side != "HF Trainer" or available("transformers")]
+    if arguments.only:
+        sides = [side for side in sides if side in ("bare PyTorch", *arguments.only)]
+    text = f"{protocol(arguments.rounds)}\n\n{table(measure(sides, arguments.rounds))}\n"
+    print(text)
+    if arguments.write:
+        kept = DOCUMENT.read_text(encoding="utf-8").partition("<!-- measured -->")[0]
+        DOCUMENT.write_text(f"{kept}<!-- measured -->\n\n{text}", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,8 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # a child of a fork cannot use its parent's pool of threads
 
-import lightning  # noqa: F401 - what a child would otherwise import for itself, every time
+import accelerate  # noqa: F401 - what a child would otherwise import for itself, every time
+import lightning  # noqa: F401
 import matplotlib.pyplot  # noqa: F401
 import torch
 import torch._dynamo

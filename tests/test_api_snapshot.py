@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 from rendering import REPOSITORY, questions, render
-from variants import all_variants, choices
+from variants import all_variants, choices, products
 
 SNAPSHOT = Path(__file__).with_suffix(".json").with_name("api_snapshot.json")
 PRINT_NAMES = """
@@ -36,8 +36,8 @@ def current() -> dict[str, Any]:
     profiles: set[str] = set()
     targets: set[str] = set()
     verbs: set[str] = set()
-    for workload in choices("workload"):
-        project = render(workload=workload)
+    for answers in products("workload") + products("tracker"):
+        project = render(**answers)
         environment = {**os.environ, "PYTHONPATH": "src", "PYTHONDONTWRITEBYTECODE": "1"}
         done = subprocess.run(
             [sys.executable, "-c", PRINT_NAMES], cwd=project, env=environment, capture_output=True, text=True

@@ -19,6 +19,7 @@ from importing import imported
 from rendering import render
 from running import Result, evaluations, losses, newest_run, one_error, rows, run, weights
 from torch.nn import functional
+from variants import choices
 
 LOADERS = ("memmap", "dataloader")
 TEXT = "".join(
@@ -558,7 +559,7 @@ def test_a_run_goes_through_its_phases(in_phases: Path) -> None:
     assert run(project(), "generate", "--prompt", "Line", "--tokens", "5", cwd=in_phases).code == 0
 
 
-@pytest.mark.parametrize("framework", ["pytorch", "lightning"])
+@pytest.mark.parametrize("framework", choices("framework"))
 @pytest.mark.parametrize("stops", [(5,), (12,), (13,), (17,), (22,), (26,), (4, 12, 15, 22, 23, 30)], ids=str)
 def test_resuming_in_any_phase_equals_no_stop(
     stops: tuple[int, ...], framework: str, in_phases: Path, tmp_path: Path

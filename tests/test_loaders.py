@@ -303,3 +303,25 @@ def test_a_worker_that_dies_is_one_line(folder: Path) -> None:
     ):
         next(loader.epoch(0))
     loader.close()
+
+
+@pytest.mark.parametrize("userblock", [0, 512])
+def test_chunks_of_whole_rows_are_read_by_a_table(userblock: int, tmp_path: Path) -> None:
+    """Any rows, over the borders of chunks; HDF5 itself reads where a chunk was never written."""
+    import h5py
+
+    values = np.random.default_rng(0).normal(size=(103, 5, 3)).astype("f4")
+    with h5py.File(tmp_path / "some.h5", "w", userblock_size=userblock) as file:
+        file.create_dataset("rows", data=values, chunks=(10, 5, 3))
+        file.create_dataset("holes", (103, 5, 3), "f4", chunks=(10, 5, 3), fillvalue=2.0)[:20] = values[:20]
+    reader = module("engine.reader")
+    arrays = module("engine.hdf5").hdf5_arrays(tmp_path / "some.h5", "rows", "holes")
+    expected = {"rows": values, "holes": np.concatenate([values[:20], np.full((83, 5, 3), 2, "f4")])}
+    for name, kind in (("rows", reader.Tabled), ("holes", reader.Filtered)):
+        source = reader.open_source(arrays[name])
+        assert type(source) is kind
+        for first, last in ((0, 103), (9, 11), (10, 20), (57, 58), (95, 103)):
+            into = np.empty((last - first, 5, 3), "f4")
+            source.read(first, memoryview(into).cast("B"))
+            np.testing.assert_array_equal(into, expected[name][first:last])
+        source.close()

@@ -8,6 +8,7 @@ import pytest
 import yaml
 from rendering import render
 from running import evaluations, losses, newest_run, one_error, rows, run, weights
+from variants import choices
 
 OPTIONS = ("--model.width", "16", "--monitor.every_steps", "1", "--schedule.warmup_steps", "2")
 PHASES = [
@@ -49,7 +50,7 @@ def test_phases_run_in_turn_with_their_settings(reference: Path) -> None:
     assert [step for step, _ in evaluations(reference)] == [12, 27, 32]
 
 
-@pytest.mark.parametrize("framework", ["pytorch", "lightning"])
+@pytest.mark.parametrize("framework", choices("framework"))
 @pytest.mark.parametrize("stops", [(5, 12, 20, 27, 30), (11, 13), (12,), (27, 28, 31)], ids=str)
 def test_resume_inside_any_phase(
     framework: str, stops: tuple[int, ...], place: Path, reference: Path

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from rendering import render
 from running import evaluations, losses, newest_run, one_error, rows, run, start, weights
+from variants import choices
 
 OPTIONS = (
     *("--data.batch_size", "128", "--model.width", "16", "--model.depth", "2", "--monitor.every_steps", "1"),
@@ -68,7 +69,7 @@ def finish(folder: Path, framework: str = "pytorch") -> None:
 def test_sigkill_at_a_random_point(point: int, place: Path, reference: Path) -> None:
     """Seeded points: after a row of metrics, inside a rename, inside an fsync."""
     chance = random.Random(point)
-    framework = "lightning" if point % 5 == 4 else "pytorch"
+    framework = choices("framework")[max(point % 5 - 2, 0)]
     if point % 3 == 0:
         wanted = chance.randrange(1, 90)
         running = start(render(workload="tabular", framework=framework), "train", *OPTIONS, cwd=place)
@@ -91,7 +92,7 @@ def test_sigkill_at_a_random_point(point: int, place: Path, reference: Path) -> 
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-@pytest.mark.parametrize("framework", ["pytorch", "lightning"])
+@pytest.mark.parametrize("framework", choices("framework"))
 def test_signal_saves_reports_and_resumes(
     framework: str, number: int, code: int, place: Path, reference: Path
 ) -> None:
@@ -244,7 +245,7 @@ def test_resume_on_other_data_is_refused(place: Path, tmp_path: Path) -> None:
     one_error(run(project, "evaluate", "--data.path", str(other), cwd=place), "other data")
 
 
-@pytest.mark.parametrize("framework", ["pytorch", "lightning"])
+@pytest.mark.parametrize("framework", choices("framework"))
 def test_a_loss_that_is_not_finite_names_its_samples(framework: str, place: Path) -> None:
     """Nothing is saved after it; the samples are those of the step where it began, not where it was seen."""
     words = (

@@ -17,7 +17,13 @@ from variants import choices, gpus
 
 # The environment of the tests, found by name as a user's active one is.
 SHELL = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-for inherited in ("ARGS", "MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "MFLAGS"):  # of the `make test` around it
+for inherited in (
+    "ARGS",
+    "MAKEFLAGS",
+    "MAKELEVEL",
+    "MAKEOVERRIDES",
+    "MFLAGS",
+):  # of the `make test` around it
     SHELL.pop(inherited, None)
 
 
@@ -111,7 +117,7 @@ def test_figures_of_the_documents() -> None:
     assert f" {len(gpus())} cards " in readme
     asked = [question for question in questions().values() if "gpu ==" not in str(question.get("when"))]
     assert f"asks {len(asked)} questions" in (REPOSITORY / "docs/start.md").read_text(encoding="utf-8")
-    for question in ("workload", "precision", "loader", "framework", "extras"):
+    for question in ("workload", "precision", "loader", "framework", "tracker", "extras"):
         (row,) = re.findall(rf"^\| {question} \| (.+?) \|", readme, flags=re.MULTILINE)
         assert set(choices(question)) <= set(re.findall(r"`(\w+)`", row)), question
 

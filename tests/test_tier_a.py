@@ -17,6 +17,7 @@ import pytest
 import yaml
 from budget import DEFAULT, FILE_LINES, LARGEST, SCREEN, TRAIN_LINES, measure, python_files
 from link import link
+from packaging.requirements import Requirement
 from rendering import REPOSITORY, render, render_into, scratch, template
 from variants import Answers, all_variants, choices, name, pairwise, structural
 
@@ -27,6 +28,8 @@ else:
 
 TEMPLATE = template() / "template"  # as it stood when the tests began
 PACKAGE = TEMPLATE / "project/src/{{ package_name }}"
+# What a tracker's library imports and does not depend on: torch.utils.tensorboard, mlflow's database.
+INDIRECT = {"tensorboard": {"tensorboard"}, "mlflow": {"alembic"}}
 INCLUDE = re.compile(r"{% include (.+) %}\n")
 
 every_variant = pytest.mark.parametrize("answers", all_variants(), ids=name)
@@ -173,7 +176,28 @@ def test_dependencies_are_what_is_imported(answers: Answers) -> None:
     project = render(**answers)
     modules = imported(project)
     assert "my_training" not in modules, "inside the package imports are relative"
-    assert {owners().get(module, module) for module in modules} == declared(project)
+    indirect = INDIRECT.get(answers.get("tracker", "none"), set())
+    assert {owners().get(module, module) for module in modules} | indirect == declared(project)
+
+
+@every_variant
+def test_a_project_knows_no_framework_and_no_tracker_but_its_own(answers: Answers) -> None:
+    project, own = render(**answers), {answers["framework"], answers.get("tracker", "none")}
+    others = {"lightning", "accelerate", "tensorboard", "wandb", "mlflow"} - own
+    assert not others & {name.removesuffix("-skinny") for name in declared(project) | imported(project)}
+
+
+def test_stolen_releases_of_lightning_are_excluded() -> None:
+    """2.6.2 and 2.6.3 sent credentials away on import (GHSA-w37p-236h-pfx3)."""
+    ours = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    theirs = render(framework="lightning") / "pyproject.toml"
+    required = tomllib.loads(theirs.read_text(encoding="utf-8"))["project"]["dependencies"]
+    for lines in (ours["optional-dependencies"]["dev"], required):
+        (lightning,) = (Requirement(line) for line in lines if line.startswith("lightning"))
+        assert [v for v in ("2.6.1", "2.6.2", "2.6.3", "2.6.4") if v in lightning.specifier] == [
+            "2.6.1",
+            "2.6.4",
+        ]
 
 
 @every_variant

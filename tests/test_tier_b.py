@@ -116,7 +116,7 @@ def test_accumulation_last_short_group_steps_and_resumes(place) -> None:
         ),
         *("--training.gradient_accumulation_steps", "4"),
     )
-    for framework in ("pytorch", "lightning"):
+    for framework in choices("framework"):
         project, whole, parts = (
             render(workload="tabular", framework=framework),
             place("tabular"),
@@ -129,6 +129,30 @@ def test_accumulation_last_short_group_steps_and_resumes(place) -> None:
             assert run(project, "train", *words, "--max-steps", stop, cwd=parts).code == 0
         assert losses(parts) == losses(whole)
         assert weights(parts) == weights(whole)
+
+
+def test_a_run_goes_on_under_another_framework(place) -> None:
+    expected, measured = uninterrupted("tabular", "fp16", place)
+    folder, words = place("tabular"), flags("tabular")
+    for framework, stop in zip(choices("framework"), ("21", "42", "60"), strict=True):
+        project = render(workload="tabular", precision="fp16", framework=framework)
+        done = run(project, "train", *words, "--max-steps", stop, cwd=folder)
+        assert done.code == 0, done.err
+        words = ("--resume",)
+    assert losses(folder) == expected
+    assert evaluations(folder) == measured
+
+
+def test_the_number_format_of_accelerate_launch_changes_nothing(
+    place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`accelerate launch --mixed_precision bf16` and its accumulation say so through the environment."""
+    expected = uninterrupted("tabular", "fp32", place)[0]
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
+    folder, project = place("tabular"), render(workload="tabular", precision="fp32", framework="accelerate")
+    assert run(project, "train", *flags("tabular"), "--max-steps", "12", cwd=folder).code == 0
+    assert losses(folder) == expected[:12]
 
 
 @pytest.mark.parametrize("workload", choices("workload"))

@@ -492,8 +492,13 @@ def test_rows_that_do_not_overlap_leave_no_gap(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "layout",
-    [{"chunks": (4, 16, 3)}, {"chunks": True, "compression": "gzip"}, {"dtype": ">f4"}],
-    ids=["chunks", "gzip", "big-endian"],
+    [
+        {"chunks": (7, 16, 3)},
+        {"chunks": (4, 8, 3)},
+        {"chunks": True, "compression": "gzip"},
+        {"dtype": ">f4"},
+    ],
+    ids=["whole rows", "pieces", "gzip", "big-endian"],
 )
 def test_packed_hdf5_trains_alike_with_a_note_of_its_cost(layout: dict[str, Any], tmp_path: Path) -> None:
     plain = hdf5(tmp_path / "plain")
@@ -502,7 +507,8 @@ def test_packed_hdf5_trains_alike_with_a_note_of_its_cost(layout: dict[str, Any]
     for name in ("plain", "packed"):
         result = run(project(), *HDF5, cwd=tmp_path / name)
         assert result.code == 0, result.err
-        assert ("note: " in result.out) == (name == "packed")
+        slow = name == "packed" and layout.get("chunks") != (7, 16, 3)  # whole rows are read as they are
+        assert ("note: " in result.out) == slow
         result = run(project(), "train", *SMALL, cwd=tmp_path / name)
         assert result.code == 0, result.err
     assert losses(tmp_path / "plain") == losses(tmp_path / "packed")

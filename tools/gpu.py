@@ -11,33 +11,44 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
-PACKAGES = ("pydantic", "pyyaml", "safetensors", "tqdm", "pytest", "matplotlib")
+PACKAGES = ("pydantic", "pyyaml", "safetensors", "tqdm", "pytest", "pytest-xdist", "matplotlib")
+BARE = ("torchao",)  # without their own dependencies: torch is there
 CHECK = """#!/bin/sh
 # Runs in the repository's root. The Python is the machine's own, with its PyTorch.
 set -e
 python3 -m pip install --quiet --no-index --find-links build/gpu/wheels {packages}
-FASTTRAIN_PROJECTS=build/gpu/projects python3 -m pytest -m gpu tests/gpu -p no:cacheprovider "$@"
+python3 -m pip install --quiet --no-index --find-links build/gpu/wheels --no-deps {bare}
+FASTTRAIN_PROJECTS=build/gpu/projects python3 -m pytest -n 8 -m gpu tests/gpu -p no:cacheprovider "$@"
 """
 
 
 def main(python: str = "3.12") -> None:
     """python: version of the other machine's Python."""
-    from rendering import render_into
-    from variants import choices
+    import jinja2
+    from rendering import questions, render_into
+    from variants import LARGE_PRODUCTS, choices
 
     folder = ROOT / "build/gpu"
     shutil.rmtree(folder, ignore_errors=True)
-    for loader, framework in itertools.product(choices("loader"), choices("framework")):
+    cells = [("tabular", *cell) for cell in itertools.product(choices("loader"), choices("framework"))]
+    usual = jinja2.Template(questions()["loader"]["default"])
+    cells += [
+        (workload, usual.render(workload=workload), "pytorch")
+        for workload in choices("workload")
+        if workload != "tabular"
+    ]
+    for workload, loader, framework in cells:
         render_into(
-            folder / "projects" / f"{loader}-{framework}",
-            workload="tabular",
+            folder / "projects" / f"{workload}-{loader}-{framework}",
+            workload=workload,
             loader=loader,
             framework=framework,
+            **({"precision": "fp8"} if workload in LARGE_PRODUCTS else {}),
         )
-    render_into(folder / "projects" / "llm", workload="llm", loader="memmap", precision="fp8")
     wheels = ("--python-version", python, "--only-binary=:all:", "--quiet", "--dest", str(folder / "wheels"))
-    subprocess.run([sys.executable, "-m", "pip", "download", *wheels, *PACKAGES], check=True)
-    (folder / "check.sh").write_text(CHECK.format(packages=" ".join(PACKAGES)))
+    for packages in (PACKAGES, ("--no-deps", *BARE)):
+        subprocess.run([sys.executable, "-m", "pip", "download", *wheels, *packages], check=True)
+    (folder / "check.sh").write_text(CHECK.format(packages=" ".join(PACKAGES), bare=" ".join(BARE)))
     print(f"ready: carry the repository with {folder.relative_to(ROOT)}, there run sh build/gpu/check.sh")
 
 

@@ -53,9 +53,9 @@ def main() -> None:
     if not torch.cuda.is_available():
         sys.exit("no GPU here: run this on the machine that has one")
     import graph
+    from publish import machine, publish
 
-    print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}", flush=True)
-    graph.graphs(4)
+    publish("graph", "graphs", machine(device=torch.cuda.get_device_name()), graph.graphs(4))
     with tempfile.TemporaryDirectory() as folder:
         training(Path(folder))
 

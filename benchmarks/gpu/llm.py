@@ -6,7 +6,7 @@ starts from the same weights. All rows see the same tokens in the same order. Ea
 ends, so that a lost machine loses one row only. Takes about 8 minutes on an H200.
 
     make bench-gpu PART=llm ARGS="--output benchmark_results"
-    python benchmarks/gpu/llm.py --project build/gpu/projects/llm     # without Copier, see tools/gpu.py
+    python benchmarks/gpu/llm.py --project build/gpu/projects/llm-memmap-pytorch
     python benchmarks/gpu/llm.py --rehearse        # every row in small on a CPU, without worth as figures
 """
 

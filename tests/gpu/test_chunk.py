@@ -21,7 +21,7 @@ BATCH_BYTES = 4 * BATCH * 64 * 70
 
 
 def module(name: str, loader: str = "chunk") -> Any:
-    return imported(project(loader=loader, framework="pytorch"), name)
+    return imported(project(loader=loader), name)
 
 
 @pytest.fixture(scope="module")
@@ -103,8 +103,10 @@ def test_batches_are_those_of_memmap_beside_steps(order: str, size: float | str,
 
 def test_auto_leaves_a_quarter_of_what_is_free(folder: Path) -> None:
     chunks = module("engine.chunks")
-    free, _ = torch.cuda.mem_get_info()
-    assert 0.7 * free < chunks.free_for_chunks(torch.device("cuda")) <= 0.76 * free + (64 << 20)
+    before, _ = torch.cuda.mem_get_info()
+    found = chunks.free_for_chunks(torch.device("cuda"))
+    after, _ = torch.cuda.mem_get_info()  # tests beside this one take memory and free it
+    assert 0.7 * min(before, after) < found <= 0.76 * max(before, after) + (64 << 20)
 
 
 def test_no_page_locked_memory_is_no_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,25 +19,26 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
 ]
-LOADERS, FRAMEWORKS = ("dataloader", "chunk", "memmap"), ("pytorch", "lightning")
+LOADERS, FRAMEWORKS = ("dataloader", "chunk", "memmap"), ("pytorch", "lightning", "accelerate")
+FP8 = ("llm", "seq2seq")
 OPTIONS = ("--monitor.every_steps", "1", "--training.max_steps", "60", "--schedule.warmup_steps", "10")
 
 
-def project(**answers: str) -> Path:
-    """The rendered project of these answers."""
+def project(workload: str = "tabular", loader: str = "memmap", framework: str = "pytorch") -> Path:
+    """The rendered project of these answers, with code for fp8 where the workload has it."""
     carried = os.environ.get("FASTTRAIN_PROJECTS")
     if carried:
-        return Path(carried).resolve() / "-".join(answers.values())
+        return Path(carried).resolve() / f"{workload}-{loader}-{framework}"
     from rendering import render
 
-    return render(**answers)
+    more = {"precision": "fp8"} if workload in FP8 else {}
+    return render(workload=workload, loader=loader, framework=framework, **more)
 
 
 def train(
     folder: Path, *words: str, code: int = 0, before: str = "", **answers: str
 ) -> subprocess.CompletedProcess[str]:
     """`python -m my_training WORDS` in `folder`; `before` is Python that runs first."""
-    answers = {"loader": "memmap", "framework": "pytorch"} | answers
     root = project(**answers)
     (folder / "config.yaml").write_text((root / "config.yaml").read_text())
     start = f"import sys; sys.path.insert(0, {str(root / 'src')!r})\n{before}\n"
@@ -69,6 +70,7 @@ def test_learns_and_resumes(precision: str, loader: str, framework: str, tmp_pat
     for folder in (whole, parts):
         folder.mkdir()
     answers = {"loader": loader, "framework": framework}
+    pytest.importorskip(framework.replace("pytorch", "torch"))
     train(whole, "train", *words, **answers)
     train(parts, "train", *words, "--max-steps", "33", **answers)
     train(parts, "train", "--resume", **answers)

@@ -140,6 +140,71 @@ FAULTS = (
         '"high"',
         PRECISION + "test_flags_follow_the_precision",
     ),
+    Fault(
+        "an overflow passes an unfused optimizer",
+        "engine/precision.py",
+        "raw.zero_grad(set_to_none=True)  # no gradients, no update; a framework counts the step",
+        "pass",
+        SESSION + "test_an_overflow_under_fp16_skips_one_update_and_no_step[false-accelerate]",
+    ),
+    # --- frameworks
+    Fault(
+        "a short last group waits under Lightning",
+        "parts/framework/lightning.py",
+        " or self.number == len(session.loader)",
+        "",
+        "test_tier_b.py::test_accumulation_last_short_group_steps_and_resumes",
+    ),
+    Fault(
+        "Lightning keeps the signals",
+        "parts/framework/lightning.py",
+        "self.session.listen()  # Lightning has just put its own signal handlers in place",
+        "pass",
+        "test_resume.py::test_signal_saves_reports_and_resumes[lightning-Signals.SIGTERM-143]",
+    ),
+    Fault(
+        "Accelerate casts a second time",
+        "parts/framework/accelerate.py",
+        '"mixed_precision": "no",',
+        "",
+        "test_tier_b.py::test_the_number_format_of_accelerate_launch_changes_nothing",
+    ),
+    Fault(
+        "Accelerate divides by its own accumulation",
+        "parts/framework/accelerate.py",
+        '"gradient_accumulation_plugin": GradientAccumulationPlugin(num_steps=1),',
+        "",
+        "test_tier_b.py::test_the_number_format_of_accelerate_launch_changes_nothing",
+    ),
+    # --- trackers
+    Fault(
+        "a resumed run is tracked as a new one",
+        "parts/tracker/mlflow.py",
+        'read_json(self.folder / IDENTITY).get("id", "")',
+        '""',
+        "test_trackers.py::test_a_run_its_resume_and_its_evaluation_arrive_and_no_secret_does[mlflow]",
+    ),
+    Fault(
+        "rows are drawn twice after a kill",
+        "parts/tracker/tensorboard.py",
+        "step + 1 if step else None",
+        "None",
+        "test_trackers.py::test_rows_that_come_again_after_a_kill_are_drawn_once",
+    ),
+    Fault(
+        "an error line shows a password",
+        "parts/tracker/_tracking.py",
+        "if SECRET.search(name) and len(value) > 3:",
+        "if not name:",
+        "test_trackers.py::test_a_tracker_that_fails_midway_costs_one_line_and_no_step[tensorboard]",
+    ),
+    Fault(
+        "validation losses are drawn into the training curve",
+        "engine/monitor.py",
+        'row.get("split", "train")',
+        '"train"',
+        "test_trackers.py::test_a_run_its_resume_and_its_evaluation_arrive_and_no_secret_does[tensorboard]",
+    ),
     # --- learning rates
     Fault(
         "the warm-up begins at nothing",

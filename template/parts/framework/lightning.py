@@ -42,6 +42,13 @@ class Module(lightning.LightningModule):
         self.first = 0  # first micro-batch of the open group
         self.number = 0  # micro-batches of this epoch so far
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Lightning notes 34 times a step which hook it is in; nn.Module would look for weights in each."""
+        if name == "_current_fx_name":
+            object.__setattr__(self, name, value)
+        else:
+            super().__setattr__(name, value)
+
     def configure_optimizers(self) -> Any:
         return self.session.project.optimizer
 

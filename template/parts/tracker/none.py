@@ -6,15 +6,25 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from .sections import Section
+
+
+class Sections(Section):
+    """The section of config.yaml that belongs to a tracker; none here."""
+
 
 class Tracker:
     """Gets every row that the run folder gets."""
 
-    def __init__(self, run: Path, settings: Any):
-        """Opens the run named as its folder."""
+    def __init__(self, folder: Path, settings: Any):
+        """For the run of this folder; opens nothing yet."""
+
+    def open(self, step: int | None = None) -> str:
+        """Begins, or goes on at `step`; returns where to look, if anywhere. None is beside training."""
+        return ""
 
     def log(self, step: int, row: Mapping[str, float]) -> None:
-        """Numbers of a logged step."""
+        """Numbers of a logged step: `train/loss`, `validation/loss`."""
 
     def close(self) -> None:
         """Sends what is pending."""

@@ -141,15 +141,21 @@ class Chunks:
         ahead: deque[Chunk] = deque()
         try:
             while ahead or start < len(numbers):
-                while start < len(numbers) and len(ahead) < len(self.buffers):
+                if not ahead:
                     ahead.append(self._begin(numbers[start:], epoch))
                     start += len(ahead[-1].spans)
-                for place, spans in enumerate(ahead[0].spans):
+                chunk = ahead[0]
+                for place, spans in enumerate(chunk.spans):
                     self.outputs.turn += 1
-                    yield {
+                    rows = {
                         name: part.take(spans[name], part.layout.starts[place], self.outputs)
-                        for name, part in ahead[0].parts.items()
+                        for name, part in chunk.parts.items()
                     }
+                    # After the wait for these rows: planning holds the interpreter, which readers need too.
+                    while start < len(numbers) and len(ahead) < len(self.buffers):
+                        ahead.append(self._begin(numbers[start:], epoch))
+                        start += len(ahead[-1].spans)
+                    yield rows
                 self.released[ahead.popleft().turn] = self._event()  # the loop asked for what comes after
         finally:
             for chunk in ahead:

@@ -70,9 +70,9 @@ def _array(path: Path, file: Any, name: str) -> Array:
     offset = _offset(dataset)
     if offset is None:
         _check_filters(dataset, where)
-        print(
-            f"note: {where}: {_slow(dataset)}; `prepare --dtype` stores it anew, for several times the speed"
-        )
+        if not _whole_rows(dataset):
+            remedy = "`prepare --dtype` stores it anew, for several times the speed"
+            print(f"note: {where}: {_slow(dataset)}; {remedy}")
     elif offset + dataset.nbytes > path.stat().st_size:
         raise UserError("the file is cut short", where, "copy it again")
     return Array(name, path, offset, dataset.shape, dataset.dtype.name, name)
@@ -80,14 +80,38 @@ def _array(path: Path, file: Any, name: str) -> Array:
 
 def _offset(dataset: Any) -> int | None:
     """First byte of a dataset whose bytes lie in the file as in memory."""
-    if (
-        dataset.chunks
-        or dataset.is_virtual
-        or dataset.external
-        or dataset.dtype != dataset.dtype.newbyteorder("=")
-    ):
+    if dataset.chunks or dataset.is_virtual or dataset.external or not _native(dataset):
         return None
     return dataset.id.get_offset()
+
+
+def _native(dataset: Any) -> bool:
+    return dataset.dtype == dataset.dtype.newbyteorder("=")
+
+
+def _whole_rows(dataset: Any) -> bool:
+    """Whether its chunks hold whole rows as they are in memory, so that a table of them replaces HDF5."""
+    plain = not dataset.id.get_create_plist().get_nfilters() and _native(dataset)
+    return bool(dataset.chunks) and plain and dataset.chunks[1:] == dataset.shape[1:]
+
+
+def chunk_table(array: Array) -> tuple[int, np.ndarray] | None:
+    """Rows of a chunk and the byte where each chunk begins; None where only HDF5 can read the array.
+
+    That is so for packed or converted data, rows cut into pieces, and chunks that were never written.
+    """
+    with opened(array.path) as file:
+        dataset = file.get(array.dataset)
+        if dataset is None or not _whole_rows(dataset):
+            return None
+        rows = dataset.chunks[0]
+        places = np.zeros(ceil(len(dataset) / rows), np.int64)
+
+        def note(chunk: Any) -> None:
+            places[chunk.chunk_offset[0] // rows] = chunk.byte_offset
+
+        dataset.id.chunk_iter(note)
+    return (rows, places) if places.all() else None
 
 
 def _check_filters(dataset: Any, where: str) -> None:

@@ -1,7 +1,8 @@
 """From spans to rows in reused memory: which reads a chunk needs, and the threads that carry them out.
 
-h5py only says where an array lies. The bytes come by `preadv`, which holds neither HDF5's lock nor
-Python's, and land in memory that was allocated once: fresh memory costs five times what reading does.
+h5py only says where an array, or each of its chunks, lies. The bytes come by `preadv`, which holds
+neither HDF5's lock nor Python's, and land in memory that was allocated once: fresh memory costs five
+times what reading does.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from .errors import UserError
+from .hdf5 import chunk_table
 from .seams import Spans
 from .store import Array
 
@@ -119,20 +121,39 @@ class Plain:
 
     def read(self, row: int, into: memoryview) -> None:
         """Fills `into` with the bytes of whole rows from `row` on."""
-        array, position, missing = self.array, self._origin + row * self.array.row_bytes, into
+        self._fill(self._origin + row * self.array.row_bytes, row, into)
+
+    def _fill(self, position: int, row: int, into: memoryview) -> None:
+        missing = into
         try:
-            while missing:
-                count = os.preadv(self._file, [missing], position)
+            while (count := os.preadv(self._file, [missing], position)) != len(missing):
                 if not count:
-                    raise UserError("the file ends too early", array.where(row, len(into)), CHANGED)
+                    where = self.array.where(row, len(into))
+                    raise UserError("the file ends too early", where, CHANGED)
                 missing, position = missing[count:], position + count
         except OSError as error:
-            raise UserError(
-                f"the disk cannot read ({error.strerror})", array.where(row, len(into)), "check it"
-            ) from error
+            where = self.array.where(row, len(into))
+            raise UserError(f"the disk cannot read ({error.strerror})", where, "check it") from error
 
     def close(self) -> None:
         os.close(self._file)
+
+
+class Tabled(Plain):
+    """An array in chunks of whole rows that are in the file as in memory: a table says where each begins."""
+
+    def __init__(self, array: Array, rows: int, places: np.ndarray):
+        super().__init__(array)
+        self._rows, self._places = rows, places.tolist()
+
+    def read(self, row: int, into: memoryview) -> None:
+        """Fills `into` with the bytes of whole rows from `row` on."""
+        size = self.array.row_bytes
+        while into:
+            chunk, inside = divmod(row, self._rows)
+            count = min(self._rows - inside, len(into) // size)
+            self._fill(self._places[chunk] + inside * size, row, into[: count * size])
+            row, into = row + count, into[count * size :]
 
 
 class Filtered:
@@ -167,7 +188,10 @@ class Filtered:
 
 def open_source(array: Array) -> Plain | Filtered:
     """Raises `UserError` where the file cannot be opened."""
-    return Plain(array) if array.offset is not None else Filtered(array)
+    if array.offset is not None:
+        return Plain(array)
+    table = chunk_table(array)
+    return Tabled(array, *table) if table else Filtered(array)
 
 
 class Block(NamedTuple):

@@ -15,6 +15,7 @@ from pydantic import Field, PrivateAttr
 from .engine.errors import UserError
 from .engine.sections import Auto, Section, catalogue, defaults
 from .engine.sources import Given, Layer, Sources, annotated_yaml, near_misses
+from .engine.tracker import Sections as TrackerSections
 from .settings import LEARNING_RATE, Sections
 
 
@@ -114,7 +115,7 @@ class Phase(Section):
     overrides: Any = None
 
 
-class Settings(Sections):
+class Settings(TrackerSections, Sections):
     """Every setting of a run. Made by `load`, which also says where each value came from."""
 
     optimizer: Optimizer = defaults(Optimizer)

@@ -27,6 +27,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> int:
 
     from .. import dataset
     from ..engine.evaluation import evaluate, timed
+    from ..engine.tracker import Tracker
 
     project, step = open_run(folder, settings, arguments.checkpoint)
     loader = project.loader(arguments.split)
@@ -40,6 +41,10 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> int:
     baselines = dataset.baselines(project.store, project.settings, arguments.split)
     result = {"split": arguments.split, "step": step, "metrics": metrics, "baselines": baselines}
     write_json(folder / "evaluation.json", result)
+    tracker = Tracker(folder, project.settings)
+    tracker.open()
+    tracker.log(step, {f"{arguments.split}/{name}": value for name, value in metrics.items()})
+    tracker.close()
     count = len(loader.order.samples)
     print(f"{folder}: {arguments.split} split, checkpoint of step {step}")
     print(f"{count:,} samples in {seconds:.1f} s, {count / seconds:,.0f} samples/s")

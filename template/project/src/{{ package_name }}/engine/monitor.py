@@ -65,6 +65,8 @@ class Monitor:
         self._trim(step)
         if self.main:
             self._file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115
+            if where := self.tracker.open(step):
+                self.line(f"tracked in {where}")
         if self.show_bar:
             self.bar = tqdm(total=total, initial=step, unit="step", dynamic_ncols=True)
         self._restart(step)
@@ -183,9 +185,11 @@ class Monitor:
         self._file.write(json.dumps(clean) + "\n")
         self._file.flush()
         if self.main:
-            self.tracker.log(
-                row["step"], {name: value for name, value in row.items() if isinstance(value, float)}
-            )
+            group = row.get("split", "train")
+            numbers = {
+                name: value for name, value in clean.items() if isinstance(value, float) and name != "time"
+            }
+            self.tracker.log(row["step"], {f"{group}/{name}": value for name, value in numbers.items()})
 
     def write_csv(self) -> None:
         """The same rows as a table, all columns that occur."""
@@ -231,6 +235,8 @@ class Monitor:
         self._file.close()
         if self.bar is not None:
             self.bar.close()
+        if self.main:
+            self.tracker.close()
 
 
 def _bad(value: Any) -> bool:

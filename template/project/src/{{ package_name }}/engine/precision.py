@@ -81,7 +81,9 @@ class Precision:
             raw.grad_scale, raw.found_inf = None, overflow
             optimizer.step()
             raw.found_inf = None
-        elif not overflow:  # host sync: the price of an unfused optimizer under fp16
+        else:
+            if overflow:  # host sync: the price of an unfused optimizer under fp16
+                raw.zero_grad(set_to_none=True)  # no gradients, no update; a framework counts the step
             optimizer.step()
         self.scaler.update()
 

@@ -1,0 +1,79 @@
+"""Figures of the benchmarks: kept as JSON in docs/benchmarks, from which the tables of its pages are made.
+
+A page NAME.md has a place `<!-- measured: PART -->` … `<!-- end -->` for each part of NAME.json; what stands
+there is written by this file alone.
+
+    python benchmarks/publish.py        # writes the tables of all pages anew
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import textwrap
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+PAGES = Path(__file__).resolve().parent.parent / "docs/benchmarks"
+WIDTH = 118
+EMPTY = "not measured yet"
+
+
+def machine(*packages: str, device: str = "") -> str:
+    """Date, machine, its load now, and versions; take it before the measurement."""
+    found = [time.strftime("%Y-%m-%d"), device or f"{platform.machine()}, {os.cpu_count()} cores"]
+    found += [f"load {os.getloadavg()[0]:.1f}", f"Linux {platform.release()}"]
+    found += [f"Python {platform.python_version()}"]
+    for package in ("torch", *packages):
+        try:
+            found.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            continue
+    return ", ".join(found)
+
+
+def tables(figures: dict[str, Any]) -> str:
+    """Markdown of one part: its tables, then how they were taken."""
+    text = []
+    for table in figures["tables"]:
+        columns, rows = table["columns"], table["rows"]
+        text += ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+        text += [
+            "| " + " | ".join(EMPTY if cell is None else str(cell) for cell in row) + " |" for row in rows
+        ]
+        text.append("")
+    return "\n".join(text) + "\n" + textwrap.fill(figures["protocol"] + ".", WIDTH) + "\n"
+
+
+def publish(page: str, part: str, protocol: str, *found: dict[str, Any], write: bool = False) -> None:
+    """Prints the tables (`columns`, `rows`) of a part and, with `write`, keeps them on the page."""
+    figures = {"protocol": protocol, "tables": list(found)}
+    print(tables(figures), flush=True)
+    if write:
+        path = PAGES / f"{page}.json"
+        known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        known[part] = figures
+        path.write_text(json.dumps(known, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        page_of(path)
+
+
+def page_of(path: Path) -> None:
+    """Writes the tables of a JSON file into its page. Raises `ValueError` where that has no such place."""
+    page = path.with_suffix(".md")
+    text = page.read_text(encoding="utf-8")
+    for part, figures in json.loads(path.read_text(encoding="utf-8")).items():
+        begin, end = f"<!-- measured: {part} -->\n", "<!-- end -->"
+        made = f"{begin}\n{tables(figures)}\n{end}"
+        text, count = re.subn(f"{re.escape(begin)}.*?{end}", lambda _, made=made: made, text, flags=re.DOTALL)
+        if count != 1:
+            raise ValueError(f"{page} has {count} places for '{part}'")
+    page.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    for figures in sorted(PAGES.glob("*.json")):
+        page_of(figures)

@@ -1,0 +1,35 @@
+"""TensorBoard: event files in the run folder; nothing leaves the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from .sections import Section
+from .tracking import Guarded
+
+
+class Sections(Section):
+    """The section of config.yaml that belongs to a tracker; TensorBoard needs none."""
+
+
+class Tracker(Guarded):
+    """Curves and settings of one run, however often it is resumed."""
+
+    REMEDY = "make room in the run folder"
+
+    def connect(self, step: int | None) -> str:
+        from torch.utils.tensorboard import SummaryWriter
+
+        # Rows behind the step of a resume come again: TensorBoard hides those of before.
+        self.writer = SummaryWriter(str(self.folder / "tensorboard"), purge_step=step + 1 if step else None)
+        if step == 0:
+            self.writer.add_text("config", "    " + self.settings.to_yaml().replace("\n", "\n    "), 0)
+        return f"{self.folder / 'tensorboard'}: `tensorboard --logdir {self.folder.parent}`"
+
+    def send(self, step: int, row: Mapping[str, float]) -> None:
+        for name, value in row.items():
+            self.writer.add_scalar(name, value, step)
+        self.writer.flush()  # a killed run loses no row
+
+    def finish(self, failed: bool) -> None:
+        self.writer.close()

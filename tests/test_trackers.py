@@ -1,0 +1,301 @@
+"""Trackers, by their own libraries and without a network: what arrives, what never does, and failures."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import mlflow  # what each child would otherwise import for itself
+import pytest
+import torch.utils.tensorboard  # noqa: F401
+import wandb  # noqa: F401
+import yaml
+from rendering import render
+from running import Result, losses, newest_run, one_error, rows, run, start
+from variants import choices
+
+TRACKERS = choices("tracker")[1:]
+SERVERS = tuple(tracker for tracker in TRACKERS if tracker != "tensorboard")
+OPTIONS = (
+    *("--data.batch_size", "128", "--model.width", "16", "--model.depth", "2", "--monitor.every_steps", "2"),
+    *("--training.max_steps", "40", "--schedule.warmup_steps", "5", "--evaluation.every_steps", "20"),
+    *("--checkpoint.every_steps", "10"),
+)
+SECRET = "f00dfacef00dfacef00dfacef00dfacef00dface"  # 40 characters, as a key of W&B has
+NOWHERE = "127.0.0.1:9"  # nobody listens there
+KEYS = {
+    "WANDB_API_KEY": SECRET,
+    "MLFLOW_TRACKING_USERNAME": "somebody",
+    "MLFLOW_TRACKING_PASSWORD": SECRET,
+    "MLFLOW_TRACKING_TOKEN": SECRET,
+}
+AWAY = {
+    "wandb": {"WANDB_BASE_URL": f"http://{NOWHERE}", "WANDB_INIT_TIMEOUT": "3"},
+    "mlflow": {
+        "MLFLOW_TRACKING_URI": f"http://somebody:{SECRET}@{NOWHERE}",
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run without a tracker; its data are shared."""
+    folder = tmp_path_factory.mktemp("reference")
+    assert run(render(workload="tabular"), "train", *OPTIONS, cwd=folder).code == 0
+    return folder
+
+
+@pytest.fixture
+def place(reference: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with data, and an environment without trackers' names."""
+    for name in [name for name in os.environ if name.startswith(("WANDB_", "MLFLOW_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "data").symlink_to(reference / "data")
+    return tmp_path
+
+
+def train(place: Path, tracker: str, *words: str, before: Callable[[], Any] | None = None) -> Result:
+    words = words or OPTIONS
+    return run(render(workload="tabular", tracker=tracker), "train", *words, cwd=place, before=before)
+
+
+# ---- what a tracker has, by its own library ----------------------------------------------------
+
+
+Series = dict[str, list[tuple[int, float]]]
+
+
+def tracked(place: Path, tracker: str) -> tuple[dict[str, str], Series]:
+    """Configuration and (step, value) by name of the one tracked run."""
+    return {"tensorboard": from_tensorboard, "wandb": from_wandb, "mlflow": from_mlflow}[tracker](place)
+
+
+def from_tensorboard(place: Path) -> tuple[dict[str, str], Series]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    accumulator = EventAccumulator(str(newest_run(place) / "tensorboard"), {"scalars": 0, "tensors": 0})
+    accumulator.Reload()
+    series = {
+        name: [(event.step, event.value) for event in accumulator.Scalars(name)]
+        for name in accumulator.Tags()["scalars"]
+    }
+    (text,) = accumulator.Tensors("config/text_summary")
+    config = yaml.safe_load(text.tensor_proto.string_val[0])
+    return {f"{section}.{name}": str(value) for section, name, value in flat(config)}, series
+
+
+def flat(config: dict[str, Any]) -> Iterator[tuple[str, str, Any]]:
+    for section, values in config.items():
+        if isinstance(values, dict):
+            yield from ((section, name, value) for name, value in values.items())
+
+
+def from_wandb(place: Path) -> tuple[dict[str, str], Series]:
+    """All offline parts of the run, as `wandb sync` would send them."""
+    config: dict[str, str] = {}
+    series: Series = {}
+    files = sorted(
+        newest_run(place).glob("wandb/offline-run-*/run-*.wandb"), key=lambda path: path.stat().st_mtime
+    )
+    assert len({path.name for path in files}) == 1, "one identity, whatever number of parts"
+    for record in (record for path in files for record in wandb_records(path)):
+        if record.HasField("run"):
+            assert record.run.display_name == newest_run(place).name
+            assert record.run.project == "my_training"
+            given = {update.key: json.loads(update.value_json) for update in record.run.config.update}
+            config |= {f"{section}.{name}": str(value) for section, name, value in flat(given)}
+        for step, items in ((record.history.step.num, record.history.item), (-1, record.summary.update)):
+            for item in items:
+                name = item.key or "/".join(item.nested_key)
+                if name[0] != "_":
+                    series.setdefault(name, []).append((step, json.loads(item.value_json)))
+    return config, series
+
+
+def wandb_records(path: Path) -> Iterator[Any]:
+    """Records of a .wandb file: 7 bytes, then LevelDB's log format with blocks of 32 KiB."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    content, position, whole = path.read_bytes(), 7, b""
+    while position + 7 <= len(content):
+        if 32768 - position % 32768 < 7:
+            position += 32768 - position % 32768
+            continue
+        length, kind = struct.unpack("<HB", content[position + 4 : position + 7])
+        whole += content[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):  # whole, or the last piece
+            yield Record.FromString(whole)
+            whole = b""
+
+
+def from_mlflow(place: Path) -> tuple[dict[str, str], Series]:
+    client = mlflow.MlflowClient(f"sqlite:///{place / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("my_training")
+    (found,) = client.search_runs([experiment.experiment_id])
+    assert found.info.run_name == newest_run(place).name
+    assert found.info.status == "FINISHED"
+    series = {
+        name: [(metric.step, metric.value) for metric in client.get_metric_history(found.info.run_id, name)]
+        for name in found.data.metrics
+    }
+    return found.data.params, series
+
+
+def secrets_in(place: Path) -> list[str]:
+    """Files below the folder that hold the secret; data are a link and left out."""
+    paths = [path for path in place.rglob("*") if path.is_file() and not path.is_symlink()]
+    assert paths
+    return [str(path) for path in paths if SECRET.encode() in path.read_bytes()]
+
+
+# ---- tests -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tracker", TRACKERS)
+def test_a_run_its_resume_and_its_evaluation_arrive_and_no_secret_does(
+    tracker: str, place: Path, reference: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in KEYS.items():
+        monkeypatch.setenv(name, value)
+    offline = ("--tracker.offline", "true") if tracker in SERVERS else ()
+    assert train(place, tracker, *OPTIONS, *offline, "--max-steps", "16").code == 0
+    resumed = train(place, tracker, "--resume")
+    assert resumed.code == 0, resumed.err
+    assert "tracked in" in resumed.out
+    project = render(workload="tabular", tracker=tracker)
+    assert run(project, "evaluate", cwd=place).code == 0
+
+    assert losses(place) == losses(reference)
+    config, series = tracked(place, tracker)
+    assert config["model.depth"] == "2"
+    assert float(config["optimizer.learning_rate"]) == 1e-3
+    written = [(row.get("split", "train"), row) for row in rows(place)]
+    for group in ("train", "validation"):
+        expected = [(row["step"], row["loss"]) for split, row in written if split == group]
+        assert [step for step, _ in expected] == (list(range(2, 41, 2)) if group == "train" else [20, 40])
+        found = [point for point in series[f"{group}/loss"] if point[0] >= 0]
+        assert [step for step, _ in found] == [step for step, _ in expected]
+        assert [value for _, value in found] == pytest.approx([value for _, value in expected], rel=1e-6)
+    assert {"train/learning_rate", "train/samples_per_second", "train/gradient_norm"} <= set(series)
+    evaluation = json.loads((newest_run(place) / "evaluation.json").read_text())
+    for name, value in evaluation["metrics"].items():
+        assert series[f"test/{name}"][-1][1] == pytest.approx(value, rel=1e-6)
+
+    assert secrets_in(place) == []
+
+
+def test_rows_that_come_again_after_a_kill_are_drawn_once(place: Path, reference: Path) -> None:
+    """In TensorBoard; with W&B and MLflow the same numbers stand at the same steps."""
+    running = start(render(workload="tabular", tracker="tensorboard"), "train", *OPTIONS, cwd=place)
+    deadline = time.monotonic() + 60
+    while running.rows() < 8 and time.monotonic() < deadline:  # step 14 or 16; the checkpoint is of step 10
+        time.sleep(0.001)
+    running.kill()
+    running.wait()
+    assert train(place, "tensorboard", "--resume").code == 0
+    assert losses(place) == losses(reference)
+    steps = [step for step, _ in tracked(place, "tensorboard")[1]["train/loss"]]
+    assert steps == list(range(2, 41, 2))
+
+
+def break_midway() -> None:
+    """Every library's way of taking numbers raises from the third time on, with a key in its message."""
+    count = iter(range(10**6))
+
+    def breaking(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            if next(count) > 2:
+                raise ConnectionError(f"lost http://somebody:{SECRET}@{NOWHERE}")
+            return real(*arguments, **named)
+
+        return call
+
+    from my_training.engine.tracker import Tracker  # type: ignore[import-not-found]
+
+    Tracker.send = breaking(Tracker.send)
+
+
+@pytest.mark.parametrize("tracker", TRACKERS)
+def test_a_tracker_that_fails_midway_costs_one_line_and_no_step(
+    tracker: str, place: Path, reference: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOME_TOKEN", SECRET)
+    done = train(place, tracker, before=break_midway)
+    assert done.code == 0, done.err
+    (line,) = [line for line in done.out.splitlines() if "tracker failed" in line]
+    assert line.startswith("note: ")
+    assert "lost http" in line
+    assert SECRET not in done.out + done.err
+    assert losses(place) == losses(reference)
+    assert secrets_in(place) == []
+
+
+@pytest.mark.parametrize("tracker", SERVERS)
+def test_no_server_is_one_line_before_training_and_a_note_after_it(
+    tracker: str, place: Path, reference: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    online = ("--tracker.offline", "false")
+    nothing = {"wandb": "WANDB_API_KEY is not set", "mlflow": "MLFLOW_TRACKING_URI is not set"}[tracker]
+    one_error(train(place, tracker, *OPTIONS, *online), nothing, "--tracker.offline true")
+    assert not list((place / "runs").iterdir())
+
+    for name, value in (KEYS | AWAY[tracker]).items():
+        monkeypatch.setenv(name, value)
+    refused = train(place, tracker, *OPTIONS, *online)
+    one_error(refused, "tracker cannot be opened", "--tracker.offline true")
+    assert SECRET not in refused.out + refused.err
+    assert not list((place / "runs").iterdir())
+
+    assert train(place, tracker, *OPTIONS, "--tracker.offline", "true", "--max-steps", "10").code == 0
+    resumed = train(place, tracker, "--resume", *online)
+    assert resumed.code == 0, resumed.err
+    assert resumed.out.count("note: the tracker cannot be opened") == 1
+    assert losses(place) == losses(reference)
+    assert SECRET not in resumed.out + resumed.err
+    assert secrets_in(place) == []
+
+
+@pytest.mark.parametrize("tracker", TRACKERS)
+def test_phases_are_one_tracked_run(tracker: str, place: Path) -> None:
+    """Each phase has its own settings, and what a server has of them cannot be changed."""
+    config = yaml.safe_load((render(workload="tabular", tracker=tracker) / "config.yaml").read_text())
+    phases = [
+        {"name": "first", "steps": 6, "overrides": {"data.batch_size": 64}},
+        {"name": "second", "steps": 6, "overrides": {"optimizer.learning_rate": 1e-4}},
+    ]
+    (place / "config.yaml").write_text(yaml.safe_dump(config | {"phases": phases}))
+    done = train(place, tracker, "--model.width", "16", "--monitor.every_steps", "2")
+    assert done.code == 0, done.err
+    assert "tracker failed" not in done.out
+    steps = [step for step, _ in tracked(place, tracker)[1]["train/loss"] if step >= 0]
+    assert steps == [2, 4, 6, 8, 10, 12]
+
+
+def test_a_run_that_fails_is_marked_so(place: Path) -> None:
+    def poison() -> None:
+        from my_training.engine.session import Session  # type: ignore[import-not-found]
+
+        Session.evaluate = lambda self: 1 / 0
+
+    assert train(place, "mlflow", before=poison).code == 1
+    client = mlflow.MlflowClient(f"sqlite:///{place / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("my_training")
+    (found,) = client.search_runs([experiment.experiment_id])
+    assert found.info.status == "FAILED"
+    assert found.data.metrics["train/loss"] > 0
+
+
+def test_a_project_without_a_server_has_no_settings_of_one(place: Path) -> None:
+    for tracker in ("none", "tensorboard"):
+        one_error(train(place, tracker, "--tracker.offline", "true"), "unknown setting 'tracker.offline'")
+        assert "tracker" not in yaml.safe_load(
+            (render(workload="tabular", tracker=tracker) / "config.yaml").read_text()
+        )
