@@ -7,8 +7,8 @@ import json
 import pytest
 import torch
 from importing import imported
-from rendering import render
-from running import one_error, run
+from rendering import REPOSITORY, render
+from running import documented, one_error, run
 from test_tier_b import TINY
 from torch import nn
 from torch.nn import functional
@@ -232,6 +232,13 @@ def branching_model() -> None:
 def test_a_model_that_looks_at_values_is_one_line(tmp_path):
     result = run(render(workload="tabular"), "estimate", cwd=tmp_path, before=branching_model)
     one_error(result, "cannot be counted without data")
+
+
+def test_the_commands_of_the_page(tmp_path):
+    for words in documented(REPOSITORY / "docs/estimate.md"):
+        result = run(render(workload="tabular"), *words, cwd=tmp_path)
+        assert result.code == 0, result.err
+        assert "h100" in result.out
 
 
 # ---- against this machine ----

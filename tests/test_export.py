@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from importing import imported
-from rendering import render
-from running import newest_run, one_error, run
+from rendering import REPOSITORY, render
+from running import documented, newest_run, one_error, run
 from safetensors.torch import load_file
 from test_tier_b import TINY
 from variants import choices
@@ -129,3 +129,12 @@ def test_mistakes_are_one_line(tmp_path) -> None:
     refused = run(project, "export", "--output", "file/below", cwd=tmp_path)
     one_error(refused, "cannot make the folder", "--output")
     one_error(run(project, "export", "--run", "nope", cwd=tmp_path), "no run 'nope'")
+
+
+def test_the_page_names_every_file(tmp_path) -> None:
+    page = REPOSITORY / "docs/export.md"
+    for words in documented(page):
+        result = run(render(workload="tabular", **EXPORT), *words, cwd=tmp_path)
+        assert result.code == 0, result.err
+    for path in (newest_run(tmp_path) / "export").iterdir():
+        assert f"`{path.name}`" in page.read_text(encoding="utf-8")

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from importing import imported
-from rendering import render
-from running import losses, newest_run, run
+from rendering import REPOSITORY, render
+from running import documented, losses, newest_run, run
 from variants import choices
 
 system = imported(render(), "engine.system")
@@ -80,7 +80,7 @@ def test_a_slow_loader_is_told_and_reported_once(framework: str, tmp_path) -> No
     assert [event["text"] for event in events if event["event"] == "alert"] == [alerts[0][len("alert: ") :]]
     assert any(event["event"] == "checkpoint" and event["seconds"] > 0 for event in events)
     report = (folder / "report.md").read_text()
-    assert f"## Alerts\n\n- {alerts[0][len('alert: ') :]}" in report
+    assert f": {alerts[0][len('alert: ') :]}" in report.partition("## Alerts")[2]
     assert "| training process, MB |" in report
     with open(folder / "system.csv", newline="") as file:
         samples = list(csv.DictReader(file))
@@ -234,3 +234,17 @@ def test_a_worker_that_grows_is_named(tmp_path) -> None:
     alerts = [line for line in result.out.splitlines() if line.startswith("alert: memory: ")]
     assert len(alerts) == 2, result.out
     assert all("loader worker " in line and " MB in an epoch" in line for line in alerts)
+
+
+# ---- the page ----
+
+
+def test_the_page_says_what_there_is(tmp_path) -> None:
+    page = REPOSITORY / "docs/monitor.md"
+    for words in documented(page):
+        assert run(render(workload="tabular"), *words, cwd=tmp_path).code == 0
+    text = page.read_text(encoding="utf-8")
+    for column in system.COLUMNS[1:]:
+        assert f"`{column}`" in text
+    assert f"under {system.BUSY:.0%}".replace("%", " %") in text
+    assert f"under {system.ROOF:.0%}".replace("%", " %") in text

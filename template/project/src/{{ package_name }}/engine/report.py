@@ -73,7 +73,9 @@ def write_report(run: Path) -> None:
         (name, state, *([gains.get(name, "")] if gains else []), why)
         for name, state, why in columns(environment, "optimizations", "name", "state", "why")
     ]
-    alerts = [event["text"] for event in events if event.get("event") == "alert" and event.get("text")]
+    alerts = [
+        f"step {event['step']:,}: {event.get('text')}" for event in events if event.get("event") == "alert"
+    ]
     changed = columns(environment, "changed", "name", "value", "default", "origin")
     parts = [
         [f"# Run {run.resolve().name}", "", headline(history, environment, status)],
