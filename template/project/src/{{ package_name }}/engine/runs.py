@@ -58,7 +58,7 @@ def restarts() -> int:
 def restarted_run(name: str | None = None, runs: Path = RUNS) -> Path | None:
     """The run that this job had begun when `torchrun --max-restarts` started its processes anew."""
     for run in reversed(all_runs(runs)):
-        if run.name == name or (run / JOB).exists() and (run / JOB).read_text() == job():
+        if run.name == name or ((run / JOB).exists() and (run / JOB).read_text() == job()):
             return run
     return None
 

@@ -197,7 +197,7 @@ class Session:
         )
         self.schedule = Schedule(project.optimizer, settings, self.total)
         tracker = Tracker(self.run, settings) if self.main else None
-        self.monitor = Monitor(self.run, settings, project.distributed, tracker)
+        self.monitor = Monitor(self.run, project, tracker, self.loader)
         self.checkpoint = Checkpoint(
             self.run / "checkpoints",
             project.distributed,
@@ -216,7 +216,7 @@ class Session:
         self.verification = Verification(project.store, self.main)
         self.schedule.set(self.progress.step - self.progress.phase_start)
         samples = self.loader.order.slots * self.accumulation
-        self.monitor.start(self.progress.step, self.end, samples, self.work, project.distributed.world)
+        self.monitor.start(self.progress.step, self.end, samples, self.work)
         self._introduce()
 
     def _dry_run(self) -> float:
@@ -323,6 +323,7 @@ class Session:
             _, seconds = timed(lambda: self.checkpoint.save(step))
             self._saved = step
             self.monitor.exclude(seconds)
+            self.monitor.event(step, "checkpoint", seconds=seconds)
         except DiskFull as error:
             if self.over:
                 raise
@@ -361,6 +362,7 @@ class Session:
             "changed": changed_settings(self.settings),
             "notes": self.notes,
             "parameters": parameters,
+            "price_per_hour": self.settings.monitor.price_per_hour,
             "started": read_json(self.run / "env.json").get("started", time.time()),
             "argv": sys.argv[1:],
         }
