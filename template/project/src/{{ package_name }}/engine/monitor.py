@@ -145,7 +145,9 @@ class Monitor:
         self._file.write(json.dumps(clean) + "\n")
         self._file.flush()
         group = row.get("split", "train")
-        numbers = {name: value for name, value in clean.items() if isinstance(value, float) and name != "time"}
+        numbers = {
+            name: value for name, value in clean.items() if isinstance(value, float) and name != "time"
+        }
         self.tracker.log(row["step"], {f"{group}/{name}": value for name, value in numbers.items()})
 
     def write_csv(self) -> None:
