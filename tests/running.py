@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a test needs no network, nor waits for one
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # a child of a fork cannot use its parent's pool of threads
 
 import accelerate  # noqa: F401 - what a child would otherwise import for itself, every time
@@ -26,6 +27,7 @@ import lightning  # noqa: F401
 import matplotlib.pyplot  # noqa: F401
 import torch
 import torch._dynamo
+import transformers.models.t5.modeling_t5  # noqa: F401
 
 torch.set_num_threads(1)
 PACKAGE = "my_training"

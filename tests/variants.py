@@ -13,8 +13,7 @@ from rendering import REPOSITORY, questions
 
 Answers = dict[str, Any]
 
-LARGE_PRODUCTS = ("llm",)  # workloads that fp8 is offered for
-LARGE_MODELS = ("llm", "seq2seq")  # and fsdp
+LARGE_PRODUCTS = ("llm", "seq2seq")  # workloads that fp8 and fsdp are offered for
 
 # These change few lines, or files that no other file knows, so they vary pairwise with the rest. Every other
 # question with choices is structural: all combinations are rendered.
@@ -69,7 +68,7 @@ def impossible(answers: Mapping[str, Any]) -> bool:
     precision, gpu = answers.get("precision", "auto"), answers.get("gpu", "auto")
     if precision == "fp8" and answers.get("workload", "tabular") not in LARGE_PRODUCTS:
         return True
-    if answers.get("distributed") == "fsdp" and answers.get("workload", "tabular") not in LARGE_MODELS:
+    if answers.get("distributed") == "fsdp" and answers.get("workload", "tabular") not in LARGE_PRODUCTS:
         return True
     if gpu == "cpu":
         return precision in ("tf32", "fp8")
