@@ -71,6 +71,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> int:
         with Session(run_folder, settings, build, limit, folder is not None, distributed.rank) as session:
             for _ in session.phases(arguments.phase):
                 fit(session)
+        distributed.together(lambda: None)  # who leaves first ends the others: not before rank 0 has reported
         return session.exit_code
     finally:
         distributed.close()
