@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..engine.errors import UserError
-from ..engine.runs import all_runs, find_run, new_run, newest, restarted_run, restarts
+from ..engine.runs import all_runs, find_run, new_run, newest
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,21 +67,18 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> int:
     prepare_process()
     distributed = Distributed()
     try:
-        if folder is None and max(distributed.gather(restarts())):
-            folder = restarted_run(arguments.name)
-            settings = load(folder / "config.resolved.yaml" if folder else None)
+        if folder is None and (folder := distributed.restarted(arguments.name)):
+            settings = load(folder / "config.resolved.yaml")
         # Before the run's folder: a mistake leaves nothing behind. Rank 0 makes what others wait for.
         distributed.together(lambda: open_store(settings), main_first=True)
-        run_folder = folder
-        if run_folder is None:
-            made = distributed.together(lambda: new_run(arguments.name) if distributed.is_main else Path())
-            run_folder = distributed.gather(made)[0]
+        run_folder = folder or distributed.begin(lambda: new_run(arguments.name))
         limit = arguments.max_steps
         build = lambda settings: assemble(settings, distributed, open_store(settings))  # noqa: E731
         rank, resumed, trial = distributed.rank, folder is not None, arguments.trial
         with Session(run_folder, settings, build, limit, resumed, rank, trial) as session:
             for _ in session.phases(arguments.phase):
                 fit(session)
+        distributed.together(lambda: None)  # who leaves first ends the others: not before rank 0 has reported
         return session.exit_code
     finally:
         distributed.close()

@@ -89,10 +89,8 @@ class Session:
             os._exit(128 + number)
         self.signal = number
         if self.main:
-            print(
-                f"{signal.Signals(number).name}: saving after this step; once more to leave at once",
-                file=sys.stderr,
-            )
+            name = signal.Signals(number).name
+            print(f"{name}: saving after this step; once more to leave at once", file=sys.stderr)
 
     def _agree(self) -> bool:
         """Whether a rank has got a signal: every rank asks as often, and all get the same answer."""
@@ -287,11 +285,8 @@ class Session:
     def evaluate(self) -> None:
         """A pass over the validation split; the best is saved. A signal leaves it to the resume."""
         progress, project = self.progress, self.project
-        metrics, seconds = timed(
-            lambda: evaluate(
-                *(project.wrapped, self.validation, project.precision, project.distributed), self._agree
-            )
-        )
+        parts = project.wrapped, self.validation, project.precision, project.distributed
+        metrics, seconds = timed(lambda: evaluate(*parts, self._agree))
         if metrics is None:
             return
         progress.evaluated = progress.step
