@@ -402,7 +402,7 @@ if [ "$1" = show ]; then echo 127.0.0.1; echo node2; else echo "$@" >> requeued;
 
 
 def test_the_slurm_job_saves_requeues_and_resumes(place, undisturbed: Path) -> None:
-    """The script itself; srun and scontrol are stand-ins that start two tasks and note what is asked of them."""
+    """The script itself; srun and scontrol are stand-ins that start two tasks and note what is asked."""
     project, folder = render(workload="tabular", distributed="ddp", extras=["slurm"]), place("tabular")
     script = project / "launch/slurm.sbatch"
     subprocess.run(["bash", "-n", script], check=True)

@@ -125,8 +125,7 @@ class Session:
 
     def _close_parts(self) -> None:
         for name in ("loader", "validation", "monitor", "verification"):
-            part = getattr(self, name, None)
-            if part is not None:
+            if (part := getattr(self, name, None)) is not None:
                 part.close()
 
     def _reason(self, error: BaseException | None) -> str:
@@ -185,7 +184,8 @@ class Session:
         training = settings.training
         self.accumulation = training.gradient_accumulation_steps
         self.loader = project.loader("train", train=True)
-        self.validation = project.loader("validation") if _has_rows(project.store, "validation") else None
+        first, last = project.store.splits.get("validation", (0, 0))
+        self.validation = project.loader("validation") if last > first else None
         groups = -(-len(self.loader) // self.accumulation)
         self.total = training.max_steps or training.epochs * groups
         self.step = Step(
@@ -213,8 +213,8 @@ class Session:
         project.distributed.together(self._restore)
         self.verification = Verification(project.store, self.main)
         self.schedule.set(self.progress.step - self.progress.phase_start)
-        samples = self.loader.order.slots * self.accumulation
-        self.monitor.start(self.progress.step, self.end, samples, self.work)
+        self.samples = self.loader.order.slots * self.accumulation  # of a whole step, over all ranks
+        self.monitor.start(self.progress.step, self.end, self.samples, self.work)
         self._introduce()
 
     def _dry_run(self) -> float:
@@ -273,8 +273,7 @@ class Session:
             freeze_garbage()
 
     def _due(self, every: int) -> bool:
-        progress = self.progress
-        return progress.step % every == 0 if every else progress.batch == 0
+        return self.progress.step % every == 0 if every else self.progress.batch == 0
 
     @property
     def evaluation_due(self) -> bool:
@@ -343,8 +342,8 @@ class Session:
         for entry in project.optimizations:
             line(f"  {entry['name']:<18}{entry['state']:<14}{entry['why']}")
         parameters = sum(parameter.numel() for parameter in project.model.parameters())
-        samples = self.loader.order.slots * self.accumulation
-        line(f"  {parameters:,} parameters, {self.total:,} steps of {samples:,} samples{self.work.sentence}")
+        steps = f"{self.total:,} steps of {self.samples:,} samples"
+        line(f"  {parameters:,} parameters, {steps}{self.work.sentence}")
         for note in self.notes:
             line(f"note: {note}")
         if not self.main:
@@ -371,8 +370,3 @@ class Session:
         value = {"state": state, "reason": reason, "step": self.progress.step, "resumes": resumes}
         with contextlib.suppress(OSError):  # what ended the run matters more than its status
             write_json(self.run / "status.json", value)
-
-
-def _has_rows(store: Any, split: str) -> bool:
-    start, end = store.splits.get(split, (0, 0))
-    return end > start
