@@ -125,10 +125,14 @@ def describe(
     """What is on and why: [{"name", "state", "why"}], printed at the start and kept in `env.json`.
 
     precision: resolved name and reason. blocks: what `assemble` did with them,
-    {"compiled", "skipped", "checkpointed", "why", "fp8"}.
+    {"compiled", "skipped", "checkpointed", "why", "fp8", "world"}.
     """
     training, accumulation = settings.training, settings.training.gradient_accumulation_steps
     tf32 = torch.backends.cuda.matmul.allow_tf32
+    samples, each = (
+        f"{settings.data.batch_size} × {accumulation}",
+        " and process" if blocks["world"] > 1 else "",
+    )
     skipped = f"; left alone: {', '.join(blocks['skipped'])}" if blocks["skipped"] else ""
     compiled = f"{blocks['compiled']} blocks, mode {settings.compile.mode}" if blocks["compiled"] else "off"
     rows = [
@@ -148,7 +152,8 @@ def describe(
             f"optimizer.fused, {settings.optimizer.name}",
         ),
         ("recomputation", _on(blocks["checkpointed"]), "training.gradient_checkpointing"),
-        ("accumulation", str(accumulation), f"{settings.data.batch_size} × {accumulation} samples a step"),
+        *([("processes", str(blocks["world"]), "a device each")] if blocks["world"] > 1 else []),
+        ("accumulation", str(accumulation), f"{samples} samples a step{each}"),
         ("gradient clip", str(training.gradient_clip or "off"), "training.gradient_clip"),
         (
             "pinned memory",
