@@ -1,8 +1,8 @@
-"""T5 on a CPU: a rendered project's loop against loops around the library's own model, and what bucketing gains.
+"""T5 on a CPU: a rendered project's loop against loops around the library's own model, and bucketing.
 
-loop: the project's `fit` against a bare loop around `T5ForConditionalGeneration` with the same weights, on the
-same batches, which it has in memory; both fused AdamW, clipped to norm 1, warm-up + cosine, a loss read every
-10 steps. A round's figure is the tenth percentile of its step times.
+loop: the project's `fit` against a bare loop around `T5ForConditionalGeneration` with the same weights,
+on the same batches, which it has in memory; both fused AdamW, clipped to norm 1, warm-up + cosine, a loss
+read every 10 steps. A round's figure is the tenth percentile of its step times.
 
 epoch: target tokens per second over one epoch of pairs of mixed length: the project as it is by default
 (order bucket), with order full, and transformers' Trainer with its defaults (fused AdamW, shuffled, padded to
@@ -21,20 +21,17 @@ import importlib
 import itertools
 import math
 import os
-import platform
 import statistics
 import sys
 import tempfile
 import time
-from datetime import date
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path += [str(ROOT / "tests"), str(ROOT / "benchmarks")]
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-PAGE = ROOT / "docs/benchmarks/seq2seq.md"
 BATCH, PAIRS, EVERY, WARMUP, RATE = 16, 640, 10, 5, 1e-3
 CLOCK = time.perf_counter
 FLAGS = {
@@ -49,7 +46,7 @@ FLAGS = {
 
 
 def prepare(folder: Path) -> list[Any]:
-    """Pairs of mixed length: log-normal, sources of 8 to 256 tokens and targets of 4 to 96, half correlated."""
+    """Pairs of mixed length: log-normal, sources of 8 to 256 tokens, targets of 4 to 96, half correlated."""
     import numpy as np
 
     dataset = importlib.import_module("my_training.dataset")
@@ -182,35 +179,34 @@ def quiet() -> Any:
         yield
 
 
-def measure_loop(torch: Any, folder: Path, rounds: int, steps: int) -> list[str]:
+def measure_loop(torch: Any, folder: Path, rounds: int, steps: int) -> list[list[str]]:
     import numpy as np
 
     found = []
     for number in range(-1, rounds):
-        with quiet(), Ours(folder, **{"training.max_steps": steps}).session as session:
+        made = Ours(folder, **{"training.max_steps": steps})
+        with quiet(), made.session as session:
             for project in session.phases():
                 batches = []
                 for batch in itertools.islice(session.loader.epoch(0), steps):
                     names = {"input_ids": "source", "attention_mask": "present", "labels": "targets"}
                     kept = {name: batch[ours].clone() for name, ours in names.items()}
                     batches.append(kept | {"attention_mask": kept["attention_mask"].long()})
-                ours = Ours.__new__(Ours)
-                ours.session, ours.fit = session, importlib.import_module("my_training.train").fit
-                calls = [lambda project=project, b=batches: bare(torch, project, b), ours.run]
-                library = [calls[0]()] if number % 2 else []
-                mine = calls[1]()
-                library = library or [calls[0]()]
+                if number % 2:
+                    library, mine = bare(torch, project, batches), made.run()
+                else:
+                    mine, library = made.run(), bare(torch, project, batches)
         if number >= 0:  # the first round warms up
-            both = [1000 * float(np.percentile(times[3:], 10)) for times in (mine, library[0])]
+            both = [1000 * float(np.percentile(times[3:], 10)) for times in (mine, library)]
             found.append(both)
             print(f"round {number + 1}: ours {both[0]:.2f} ms, bare loop {both[1]:.2f} ms", flush=True)
     ratio, low, high = interval([mine / other for mine, other in found])
     ours, theirs = (statistics.median(side) for side in zip(*found, strict=True))
-    line = f"| a step, against the bare loop | {ours:.1f} ms | {theirs:.1f} ms |"
-    return [f"{line} {ratio:.3f} | {low:.3f} to {high:.3f} | at most 1.00 |"]
+    middle = [f"{ours:.1f} ms", f"{theirs:.1f} ms", f"{ratio:.3f}", f"{low:.3f} to {high:.3f}"]
+    return [["a step, against the bare loop", *middle, "at most 1.00"]]
 
 
-def measure_epoch(torch: Any, folder: Path, pairs: list[Any], rounds: int) -> list[str]:
+def measure_epoch(torch: Any, folder: Path, pairs: list[Any], rounds: int) -> list[list[str]]:
     found = []
     tokens = sum(len(pair.target) for pair in pairs)
 
@@ -223,10 +219,9 @@ def measure_epoch(torch: Any, folder: Path, pairs: list[Any], rounds: int) -> li
         raise RuntimeError("the session had no phase")
 
     def theirs() -> float:
-        with quiet():
-            with Ours(folder, **{"training.epochs": 1}).session as session:
-                for project in session.phases():
-                    return tokens / trainer(torch, project, pairs, folder)
+        with quiet(), Ours(folder, **{"training.epochs": 1}).session as session:
+            for project in session.phases():
+                return tokens / trainer(torch, project, pairs, folder)
         raise RuntimeError("the session had no phase")
 
     sides = {"bucket": lambda: ours("bucket"), "full": lambda: ours("full"), "Trainer": theirs}
@@ -261,10 +256,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--cpu-time", action="store_true", help="of one thread, where others use the machine")
-    parser.add_argument("--write", action="store_true", help=f"put the table into {PAGE.relative_to(ROOT)}")
+    parser.add_argument("--write", action="store_true", help="into docs/benchmarks/seq2seq.md")
     arguments = parser.parse_args()
     import torch
     import transformers
+    from publish import machine, publish
     from rendering import render
 
     if arguments.cpu_time:
@@ -273,34 +269,22 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(arguments.threads)
     sys.path.insert(0, str(render(workload="seq2seq", loader="memmap") / "src"))
-    protocol = (
-        f"torch {torch.__version__}, transformers {transformers.__version__}, Python {platform.python_version()},"
-        f" {platform.machine()}, {arguments.threads} thread{'s' * (arguments.threads > 1)},"
-        f" {'CPU' if arguments.cpu_time else 'wall'} time, {arguments.rounds} interleaved rounds"
-        f" of {arguments.steps} steps, {date.today()}"
-    )
-    print(protocol)
+    clock = "CPU time" if arguments.cpu_time else "wall time"
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         pairs = prepare(folder)
-        rows = []
+        steps = min(arguments.steps, PAIRS // BATCH)
+        how = f"{machine()}, transformers {transformers.__version__}, {arguments.threads} thread"
+        how += f"{'s' * (arguments.threads > 1)}, {clock}, {arguments.rounds} rounds"
+        columns = ["", "this project", "the other", "ratio, median", "95 % interval", "aim"]
         if arguments.part != "epoch":
-            rows += measure_loop(torch, folder, arguments.rounds, min(arguments.steps, PAIRS // BATCH))
+            rows = measure_loop(torch, folder, arguments.rounds, steps)
+            found = {"columns": columns, "rows": rows}
+            publish("seq2seq", "loop", f"{how} of {steps} steps", found, write=arguments.write)
         if arguments.part != "loop":
-            rows += measure_epoch(torch, folder, pairs, arguments.rounds)
-    table = "\n".join(
-        [
-            "| | this project | the other | ratio, median | 95 % interval | aim |",
-            "|---|" * 1 + "---|" * 5,
-            *rows,
-        ]
-    )
-    print(table)
-    if arguments.write:
-        before, _, rest = PAGE.read_text(encoding="utf-8").partition("<!-- figures -->\n")
-        after = rest.partition("<!-- end of figures -->\n")[2]
-        text = f"{before}<!-- figures -->\n{table}\n\n{protocol}.\n<!-- end of figures -->\n{after}"
-        PAGE.write_text(text, encoding="utf-8")
+            rows = measure_epoch(torch, folder, pairs, arguments.rounds)
+            found = {"columns": columns, "rows": rows}
+            publish("seq2seq", "epoch", f"{how} of an epoch", found, write=arguments.write)
 
 
 if __name__ == "__main__":
