@@ -56,8 +56,9 @@ class Monitor:
         self._trim(step)
         if self.main:
             self._file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115
-            if where := self.tracker.open(step):
-                self.line(f"tracked in {where}")
+        where = self.distributed.together(lambda: self.tracker.open(step) if self.main else "")
+        if where:
+            self.line(f"tracked in {where}")
         if self.show_bar:
             self.bar = tqdm(total=total, initial=step, unit="step", dynamic_ncols=True)
         self._restart(step)
@@ -145,8 +146,8 @@ class Monitor:
         self._file.write(json.dumps(clean) + "\n")
         self._file.flush()
         group = row.get("split", "train")
-        numbers = {name: value for name, value in clean.items() if isinstance(value, float) and name != "time"}
-        self.tracker.log(row["step"], {f"{group}/{name}": value for name, value in numbers.items()})
+        numbers = [name for name, value in clean.items() if isinstance(value, float) and name != "time"]
+        self.tracker.log(row["step"], {f"{group}/{name}": clean[name] for name in numbers})
 
     def write_csv(self) -> None:
         """The same rows as a table, all columns that occur."""
