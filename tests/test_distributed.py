@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import run_ranks, start_ranks
+from ranks import free_port, run_ranks, start_ranks
 from rendering import render
 from running import evaluations, losses, newest_run, one_error, rows, run, weights
 from test_tier_b import TINY, place  # noqa: F401
@@ -374,4 +375,67 @@ def test_an_elastic_run_survives_the_kill_of_a_rank(place, undisturbed: Path) ->
     assert out.count("resumed at step") == 1, "rank 0 says it, once"
     (found,) = (folder / "runs").iterdir()
     assert json.loads((found / "status.json").read_text())["resumes"] == [8]
+    assert_same(folder, undisturbed)
+
+
+SRUN = """#!/usr/bin/env python3
+# Starts its command as two tasks; once there are $ROWS rows of metrics, each task gets SIGTERM.
+import glob, os, signal, subprocess, sys, time
+command = sys.argv[2:]
+assert sys.argv[1] == "--kill-on-bad-exit=1"
+tasks = []
+for task in ("0", "1"):
+    names = {"SLURM_PROCID": task, "SLURM_LOCALID": task, "SLURM_NTASKS": "2"}
+    tasks.append(subprocess.Popen(command, env={**os.environ, **names}))
+while os.environ.get("ROWS") and all(task.poll() is None for task in tasks):
+    found = glob.glob("runs/*/metrics.jsonl")
+    if found and open(found[0]).read().count("\\n") >= int(os.environ["ROWS"]):
+        for task in tasks:
+            task.send_signal(signal.SIGTERM)
+        break
+    time.sleep(0.002)
+sys.exit(max(task.wait() for task in tasks))
+"""
+SCONTROL = """#!/bin/sh
+if [ "$1" = show ]; then echo 127.0.0.1; echo node2; else echo "$@" >> requeued; fi
+"""
+
+
+def test_the_slurm_job_saves_requeues_and_resumes(place, undisturbed: Path) -> None:
+    """The script itself; srun and scontrol are stand-ins that start two tasks and note what is asked."""
+    project, folder = render(workload="tabular", distributed="ddp", extras=["slurm"]), place("tabular")
+    script = project / "launch/slurm.sbatch"
+    subprocess.run(["bash", "-n", script], check=True)
+    options = dict(re.findall(r"^#SBATCH --([a-z-]+)(?:=(\S+))?", script.read_text(), flags=re.MULTILINE))
+    assert options["signal"].startswith("TERM@")
+    assert options["ntasks-per-node"] == options["gpus-per-node"]
+    assert {"requeue", "time", "output"} <= set(options)
+    for tool, content in (("srun", SRUN), ("scontrol", SCONTROL)):
+        (folder / "bin" / tool).parent.mkdir(exist_ok=True)
+        (folder / "bin" / tool).write_text(content)
+        (folder / "bin" / tool).chmod(0o755)
+    (folder / "src").symlink_to(project / "src")
+    (folder / "config.yaml").write_text((project / "config.yaml").read_text())
+    environment = {
+        **os.environ,
+        **{
+            "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
+            "PYTHON": sys.executable,
+            "OMP_NUM_THREADS": "1",
+        },
+        **{
+            "SLURM_SUBMIT_DIR": str(folder),
+            "SLURM_JOB_ID": str(free_port()),
+            "SLURM_JOB_NODELIST": "node[1-2]",
+        },
+    }
+    job = ["bash", str(script), *TABULAR]
+    first = subprocess.run(job, env={**environment, "ROWS": "5"}, capture_output=True, text=True)
+    assert first.returncode == 143, first.stderr
+    assert (folder / "requeued").read_text() == f"requeue {environment['SLURM_JOB_ID']}\n"
+    assert json.loads((newest_run(folder) / "status.json").read_text())["state"] == "stopped"
+    second = subprocess.run(job, env=environment, capture_output=True, text=True)
+    assert second.returncode == 0, second.stderr
+    assert (folder / "requeued").read_text().count("\n") == 1
+    assert newest_run(folder).name == f"slurm-{environment['SLURM_JOB_ID']}"
     assert_same(folder, undisturbed)

@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from .group import Group, devices
+from .group import Group, number
 
-LIGHTNING: dict[str, Any] = {"devices": devices()}
+# To Lightning each rank is a run of one process.
+LIGHTNING: dict[str, Any] = {"devices": [number("LOCAL_RANK", 0)] if torch.cuda.is_available() else 1}
 ACCELERATE: dict[str, Any] = {}
 
 

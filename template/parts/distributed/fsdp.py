@@ -21,9 +21,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, Shard
 
-from .group import Group, devices
+from .group import Group, number
 
-LIGHTNING: dict[str, Any] = {"devices": devices()}
+# To Lightning each rank is a run of one process.
+LIGHTNING: dict[str, Any] = {"devices": [number("LOCAL_RANK", 0)] if torch.cuda.is_available() else 1}
 ACCELERATE: dict[str, Any] = {}
 METHODS = ("predict", "generate")  # of a model, called beside its forward
 

@@ -32,6 +32,14 @@ class Distributed:
             raise UserError("this project trains in one process", f"WORLD_SIZE={world}", remedy)
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
+    def begin(self, make: Callable[[], Path]) -> Path:
+        """The folder of a new run."""
+        return make()
+
+    def restarted(self, name: str | None = None) -> Path | None:
+        """The run that this job had begun before it was started anew."""
+        return None
+
     def wrap(self, model: torch.nn.Module, dtype: torch.dtype | None = None) -> torch.nn.Module:
         """The model that the step calls; `dtype` is that of its products."""
         return model

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import time
 from pathlib import Path
 
 from .errors import UserError
 
 RUNS = Path("runs")
-JOB = ".job"  # in a run's folder: `job()` of the processes that began it
 # Any of these marks a folder as a run, however early it died.
 MARKS = ("config.resolved.yaml", "status.json", "env.json", "metrics.jsonl", "checkpoints")
 
@@ -42,25 +39,6 @@ def newest(runs: Path = RUNS) -> Path:
     if not found:
         raise UserError("no run yet", f"{runs}/", "start one with the verb train")
     return found[-1]
-
-
-def job() -> str:
-    """What torchrun's restarts of one job have in common; empty without torchrun."""
-    name = os.environ.get("TORCHELASTIC_RUN_ID", "")
-    return name if name != "none" else f"{socket.gethostname()}-{os.getppid()}"  # torchrun's own process
-
-
-def restarts() -> int:
-    """How often torchrun has started this process anew; hosts may count differently."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-
-
-def restarted_run(name: str | None = None, runs: Path = RUNS) -> Path | None:
-    """The run that this job had begun when `torchrun --max-restarts` started its processes anew."""
-    for run in reversed(all_runs(runs)):
-        if run.name == name or (run / JOB).exists() and (run / JOB).read_text() == job():
-            return run
-    return None
 
 
 def find_run(name_or_path: str | Path | None = None, runs: Path = RUNS) -> Path:
@@ -101,8 +79,6 @@ def new_run(name: str | None = None, runs: Path = RUNS) -> Path:
         except OSError as error:
             reason = error.strerror or str(error)
             raise UserError(f"cannot make the run folder: {reason}", str(runs / candidate)) from error
-        if job():
-            (runs / candidate / JOB).write_text(job())
         return runs / candidate
     remedy = f"choose another name, or continue it with --resume {name}"
     raise UserError(f"run '{candidates[0]}' exists already", f"{runs}/", remedy)

@@ -42,7 +42,8 @@ class Session:
     """One call of `train` on one run folder; a context manager.
 
     assemble: settings → Project. limit: stop this call after that step, whatever the run's length.
-    rank: of this process; only rank 0 writes and prints.
+    rank: of this process; only rank 0 writes and prints. trial: metrics only, no evaluation, checkpoint or
+    report.
     """
 
     def __init__(
@@ -53,9 +54,10 @@ class Session:
         limit: int = 0,
         resumed: bool = False,
         rank: int = 0,
+        trial: bool = False,
     ):
         self.run, self.settings, self.assemble, self.limit = run, settings, assemble, limit
-        self.resumed, self.main = resumed, rank == 0
+        self.resumed, self.main, self.trial = resumed, rank == 0, trial
         self.progress = Progress()
         self.signal = 0  # that this process got
         self.stop = 0  # that all ranks know of
@@ -87,10 +89,8 @@ class Session:
             os._exit(128 + number)
         self.signal = number
         if self.main:
-            print(
-                f"{signal.Signals(number).name}: saving after this step; once more to leave at once",
-                file=sys.stderr,
-            )
+            name = signal.Signals(number).name
+            print(f"{name}: saving after this step; once more to leave at once", file=sys.stderr)
 
     def _agree(self) -> bool:
         """Whether a rank has got a signal: every rank asks as often, and all get the same answer."""
@@ -120,12 +120,12 @@ class Session:
         state = "failed" if error else "finished" if self.finished else "stopped"
         self._status(state, self._reason(error))
         with contextlib.suppress(OSError):  # a full disk must not hide the error that is on its way
-            write_report(self.run)
+            if not self.trial:
+                write_report(self.run)
 
     def _close_parts(self) -> None:
         for name in ("loader", "validation", "monitor", "verification"):
-            part = getattr(self, name, None)
-            if part is not None:
+            if (part := getattr(self, name, None)) is not None:
                 part.close()
 
     def _reason(self, error: BaseException | None) -> str:
@@ -184,7 +184,8 @@ class Session:
         training = settings.training
         self.accumulation = training.gradient_accumulation_steps
         self.loader = project.loader("train", train=True)
-        self.validation = project.loader("validation") if _has_rows(project.store, "validation") else None
+        first, last = project.store.splits.get("validation", (0, 0))
+        self.validation = project.loader("validation") if last > first else None
         groups = -(-len(self.loader) // self.accumulation)
         self.total = training.max_steps or training.epochs * groups
         self.step = Step(
@@ -194,7 +195,7 @@ class Session:
         )
         self.schedule = Schedule(project.optimizer, settings, self.total)
         tracker = Tracker(self.run, settings) if self.main else None
-        self.monitor = Monitor(self.run, settings, project.distributed, tracker)
+        self.monitor = Monitor(self.run, project, tracker, self.loader)
         self.checkpoint = Checkpoint(
             self.run / "checkpoints",
             project.distributed,
@@ -212,8 +213,8 @@ class Session:
         project.distributed.together(self._restore)
         self.verification = Verification(project.store, self.main)
         self.schedule.set(self.progress.step - self.progress.phase_start)
-        samples = self.loader.order.slots * self.accumulation
-        self.monitor.start(self.progress.step, self.end, samples, self.work, project.distributed.world)
+        self.samples = self.loader.order.slots * self.accumulation  # of a whole step, over all ranks
+        self.monitor.start(self.progress.step, self.end, self.samples, self.work)
         self._introduce()
 
     def _dry_run(self) -> float:
@@ -272,23 +273,19 @@ class Session:
             freeze_garbage()
 
     def _due(self, every: int) -> bool:
-        progress = self.progress
-        return progress.step % every == 0 if every else progress.batch == 0
+        return self.progress.step % every == 0 if every else self.progress.batch == 0
 
     @property
     def evaluation_due(self) -> bool:
         progress = self.progress
         due = progress.step >= self.end or self._due(self.project.settings.evaluation.every_steps)
-        return bool(self.validation and progress.step > progress.evaluated and due)
+        return bool(self.validation and progress.step > progress.evaluated and due and not self.trial)
 
     def evaluate(self) -> None:
         """A pass over the validation split; the best is saved. A signal leaves it to the resume."""
         progress, project = self.progress, self.project
-        metrics, seconds = timed(
-            lambda: evaluate(
-                *(project.wrapped, self.validation, project.precision, project.distributed), self._agree
-            )
-        )
+        parts = project.wrapped, self.validation, project.precision, project.distributed
+        metrics, seconds = timed(lambda: evaluate(*parts, self._agree))
         if metrics is None:
             return
         progress.evaluated = progress.step
@@ -309,8 +306,8 @@ class Session:
 
     @property
     def save_due(self) -> bool:
-        due = self._due(self.project.settings.checkpoint.every_steps)
-        return self._saved != self.progress.step and (due or self.over)
+        due = not self.trial and (self._due(self.project.settings.checkpoint.every_steps) or self.over)
+        return due and self._saved != self.progress.step
 
     def save(self) -> None:
         """Saves, unless a loss has gone bad. A full disk costs this one; only the last must hold."""
@@ -320,6 +317,7 @@ class Session:
             _, seconds = timed(lambda: self.checkpoint.save(step))
             self._saved = step
             self.monitor.exclude(seconds)
+            self.monitor.event(step, "checkpoint", seconds=seconds)
         except DiskFull as error:
             if self.over:
                 raise
@@ -344,8 +342,8 @@ class Session:
         for entry in project.optimizations:
             line(f"  {entry['name']:<18}{entry['state']:<14}{entry['why']}")
         parameters = sum(parameter.numel() for parameter in project.model.parameters())
-        samples = self.loader.order.slots * self.accumulation
-        line(f"  {parameters:,} parameters, {self.total:,} steps of {samples:,} samples{self.work.sentence}")
+        steps = f"{self.total:,} steps of {self.samples:,} samples"
+        line(f"  {parameters:,} parameters, {steps}{self.work.sentence}")
         for note in self.notes:
             line(f"note: {note}")
         if not self.main:
@@ -358,6 +356,7 @@ class Session:
             "changed": changed_settings(self.settings),
             "notes": self.notes,
             "parameters": parameters,
+            "price_per_hour": self.settings.monitor.price_per_hour,
             "started": read_json(self.run / "env.json").get("started", time.time()),
             "argv": sys.argv[1:],
         }
@@ -371,8 +370,3 @@ class Session:
         value = {"state": state, "reason": reason, "step": self.progress.step, "resumes": resumes}
         with contextlib.suppress(OSError):  # what ended the run matters more than its status
             write_json(self.run / "status.json", value)
-
-
-def _has_rows(store: Any, split: str) -> bool:
-    start, end = store.splits.get(split, (0, 0))
-    return end > start

@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -19,9 +20,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .errors import UserError
+from .runs import RUNS, all_runs, is_run
 
 T = TypeVar("T")
 
+JOB = ".job"  # in a run's folder
 TIMEOUT = timedelta(minutes=10)  # for a rank that hangs; one that dies is noticed at once
 
 
@@ -58,6 +61,22 @@ class Group:
         except (ValueError, dist.DistError) as error:
             what = f"the {self.world} processes do not find each other ({str(error).splitlines()[0]})"
             raise UserError(what, where, "start all of them by torchrun with one address") from error
+
+    def begin(self, make: Callable[[], Path]) -> Path:
+        """The folder of a new run, made by rank 0 and marked with the job."""
+        made = self.together(lambda: make() if self.is_main else Path())
+        if self.is_main and job():
+            (made / JOB).write_text(job())
+        return self.gather(made)[0]
+
+    def restarted(self, name: str | None = None) -> Path | None:
+        """The run that this job had begun before `torchrun --max-restarts` started its processes anew."""
+        if not max(self.gather(number("TORCHELASTIC_RESTART_COUNT", 0))):  # hosts may count differently
+            return None
+        marks = {run: run / JOB for run in reversed(all_runs())}
+        mine = (run for run, mark in marks.items() if mark.exists() and mark.read_text() == job())
+        found = next(mine, RUNS / name if name and is_run(RUNS / name) else None)
+        return self.gather(found)[0]
 
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum over all ranks, the same on each."""
@@ -147,6 +166,7 @@ def number(name: str, default: int) -> int:
     return int(text)
 
 
-def devices() -> list[int] | int:
-    """This process's device, as Lightning counts them: to it, each rank is a run of one process."""
-    return [number("LOCAL_RANK", 0)] if torch.cuda.is_available() else 1
+def job() -> str:
+    """What torchrun's restarts of one job have in common; empty without torchrun."""
+    name = os.environ.get("TORCHELASTIC_RUN_ID", "")
+    return name if name != "none" else f"{socket.gethostname()}-{os.getppid()}"  # torchrun's own process
