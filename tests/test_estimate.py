@@ -192,6 +192,14 @@ def test_a_table_for_people(tmp_path):
     assert "no bf16 tensor cores" in result.out
 
 
+def test_fp8_is_for_cards_that_have_it(tmp_path):
+    words = ("--json", "--training.precision", "fp8", "--data.sample_mb", "0.5", "--gpu", "h100", "a100_80gb")
+    found = rows(run(render(workload="llm"), "estimate", *words, cwd=tmp_path))
+    assert found["h100"]["precision"] == "fp8"
+    assert "no GPU" in found["cpu"]["why"]
+    assert "cannot multiply fp8" in found["a100_80gb"]["why"]
+
+
 def test_what_does_not_fit_is_last_and_said(tmp_path):
     words = ("--model.size", "large", "--data.block_size", "1024", "--data.sample_mb", "0.5")
     result = run(render(workload="llm"), "estimate", *words, "--gpu", "t4", "h200", cwd=tmp_path)
