@@ -139,5 +139,10 @@ def estimates(
         row |= {"card_gb": gpu.memory_gb if gpu else None, "step_ms": 1000 * seconds, "bound": bound}
         row |= {"epoch_hours": seconds * epoch / 3600, "run_hours": seconds * steps / 3600}
         rows.append(row | {"epoch_price": seconds * epoch / 3600 * price if price else None})
-    rows.sort(key=lambda row: (not row["fits"], row.get("epoch_price") or 0.0, row.get("step_ms", 0.0)))
-    return rows
+    return sorted(rows, key=rank)
+
+
+def rank(row: dict[str, Any]) -> tuple:
+    """What is impossible last, before it what does not fit; else by price, or by time where there is none."""
+    price, seconds = row.get("epoch_price"), row.get("step_ms", 0.0)
+    return "why" in row, not row["fits"], price is None, price or 0.0, seconds
