@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from . import dataset
-from .engine import optimization, reproducibility
+from .engine import optimization, plain_loader, reproducibility
 from .engine.errors import UserError
 from .engine.fp8 import convert
 from .engine.gpus import resolve_precision
@@ -60,7 +60,8 @@ class Project:
                 f"the {split} split has no samples", str(self.store.folder), "prepare with another --split"
             )
         rank, world = self.distributed.rank, self.distributed.world
-        return Loader(samples, self.store, self.settings, self.device, rank, world, train)
+        kind: Any = plain_loader.Loader if self.settings.data.plain_loader else Loader
+        return kind(samples, self.store, self.settings, self.device, rank, world, train)
 
 
 def open_store(settings: Any) -> Store:
@@ -96,8 +97,10 @@ def assemble(settings: Any, distributed: Any, store: Store) -> Project:
     enabled, blocks["why"] = optimization.compiles(settings, device)
     compiled = optimization.compile_blocks(model.blocks(), settings) if enabled else (0, [])  # 4
     blocks["compiled"], blocks["skipped"] = compiled
-    blocks["checkpointed"] = training.gradient_checkpointing
-    wrapped = distributed.wrap(model)  # 5
+    blocks["checkpointed"], blocks["world"] = training.gradient_checkpointing, distributed.world
+    wrapped = distributed.wrap(model, precision.dtype)  # 5
+    if distributed.rank:  # the same weights on every rank, but dropout of its own
+        reproducibility.seed_everything((settings.reproducibility.seed + distributed.rank) % 2**32)
     optimizer = optimization.make_optimizer(model, settings.optimizer)  # 6
 
     described = optimization.describe(settings, device, (resolved, why), blocks)

@@ -28,11 +28,11 @@ T = TypeVar("T")
 
 
 class NonFinite(Exception):
-    """A loss became nan or inf; `epoch` and `batches` (first, last + 1) say where it happened."""
+    """A loss became nan or inf; `epoch`, `batches` (first, last + 1) and `rank` say where it happened."""
 
-    def __init__(self, step: int, epoch: int, batches: tuple[int, int]):
+    def __init__(self, step: int, epoch: int, batches: tuple[int, int], rank: int = 0):
         super().__init__(f"the loss of step {step} is not finite")
-        self.step, self.epoch, self.batches = step, epoch, batches
+        self.step, self.epoch, self.batches, self.rank = step, epoch, batches, rank
 
 
 class Monitor:
@@ -45,13 +45,14 @@ class Monitor:
         self.run, self.path, self.csv = run, run / "metrics.jsonl", run / "metrics.csv"
         self.settings, self.device = project.settings, project.device
         self.tracker, self.loader = tracker, loader
-        options, self.main = project.settings.monitor, project.distributed.is_main
-        self.every, self.devices = options.every_steps, project.distributed.world
+        self.distributed, self.main = project.distributed, project.distributed.is_main
+        options, self.devices = project.settings.monitor, project.distributed.world
+        self.every = options.every_steps
         shown = sys.stderr.isatty() if options.progress == "auto" else options.progress
         self.show_bar = shown and self.main
         self.bar: tqdm | None = None
         self.waited = 0.0
-        self._file: io.TextIOBase | Any = io.StringIO()  # until `start`, and on ranks that write nothing
+        self._file: io.TextIOBase | Any = io.StringIO()  # until `start`
         self._pending: list[tuple[int, int, tuple[int, int], list]] = []
         self._judged: tuple[float, float] | None = None  # seconds waited and in all, since the last judgement
         self._alerted: set[str] = set()
@@ -159,11 +160,11 @@ class Monitor:
         """Raises `NonFinite` for the first bad loss since the last look (host sync)."""
         pending, self._pending = self._pending, []
         losses = [loss for *_, group in pending for loss, _ in group]
-        if not losses or torch.stack(losses).isfinite().all():
+        if not losses or not self.distributed.sum((~torch.stack(losses).isfinite()).sum()):
             return
-        for number, epoch, batches, group in pending:
-            if not torch.stack([loss for loss, _ in group]).isfinite().all():
-                raise NonFinite(number, epoch, batches)
+        bad = [entry for entry in pending if not torch.stack([loss for loss, _ in entry[3]]).isfinite().all()]
+        found = self.distributed.gather((*bad[0][:3], self.distributed.rank) if bad else None)
+        raise NonFinite(*min(filter(None, found)))
 
     def evaluation(
         self, step: int, split: str, metrics: dict[str, float], seconds: float, best: bool
@@ -181,15 +182,18 @@ class Monitor:
 
     def write(self, row: dict[str, Any]) -> None:
         """Appends one object; flushed, so that a killed run loses no row. nan becomes null."""
+        if not self.main:
+            return
         clean = {name: None if _bad(value) else value for name, value in row.items()}
         self._file.write(json.dumps(clean) + "\n")
         self._file.flush()
-        if self.main:
-            group = row.get("split", "train")
-            numbers = {
-                name: value for name, value in clean.items() if isinstance(value, float) and name != "time"
-            }
-            self.tracker.log(row["step"], {f"{group}/{name}": value for name, value in numbers.items()})
+        group = row.get("split", "train")
+        numbers = {
+            f"{group}/{name}": value
+            for name, value in clean.items()
+            if isinstance(value, float) and name != "time"
+        }
+        self.tracker.log(row["step"], numbers)
 
     def write_csv(self) -> None:
         """The same rows as a table, all columns that occur."""

@@ -49,6 +49,8 @@ def measure(
     if not tokens:
         return Work(roof=roof)
     peak, why = peak_of(device, precision)
+    if hasattr(samples, "typical"):  # of ragged ones the first is as good as any, and padding is no work
+        batch = samples.typical()
     return Work(tokens, count_flops(build, batch) if peak else 0.0, peak, why, roof)
 
 
