@@ -10,6 +10,7 @@ import importlib
 import json
 import os
 import re
+import shlex
 import signal
 import sys
 import time
@@ -172,3 +173,10 @@ def one_error(result: Result, *parts: str) -> str:
     for part in parts:
         assert re.search(part, lines[0]), (part, lines[0])
     return lines[0]
+
+
+def documented(page: Path) -> list[list[str]]:
+    """The commands of the project in a document, as words."""
+    blocks = re.findall(r"```sh\n(.+?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    lines = "".join(blocks).splitlines()
+    return [shlex.split(line)[3:] for line in lines if line.startswith(f"python -m {PACKAGE} ")]

@@ -18,7 +18,7 @@ from rendering import render
 from variants import choices
 
 CPU = torch.device("cpu")
-LOADERS = choices("loader")
+LOADERS = (*choices("loader"), "plain")  # the last one to compare with, in every project
 ORDERS = ("time", "block", "full", "lanes", "bucket", "random_start")
 
 
@@ -125,9 +125,10 @@ def settings(order: str = "time", chunk_gb: float | str = "auto", workers: int =
 def make(
     loader: str, fake: type[Fake], folder: Path, given: Any, rank: int = 0, world: int = 1, train: bool = True
 ) -> Any:
+    name, loader = ("engine.plain_loader", "chunk") if loader == "plain" else ("engine.loader", loader)
     store = module("engine.store", loader).Store.open(folder)
     samples = fake(module("engine.seams", loader).Spans, train and given.data.order == "random_start")
-    return module("engine.loader", loader).Loader(samples, store, given, CPU, rank, world, train)
+    return module(name, loader).Loader(samples, store, given, CPU, rank, world, train)
 
 
 def delivered(loader: Any, epochs: tuple[int, ...] = (0, 1), start: int = 0) -> list[dict[str, torch.Tensor]]:
@@ -167,14 +168,16 @@ def test_loaders_give_the_same_batches(fake: type[Fake], order: str, folder: Pat
         numbers = torch.cat([batch["index"] for batch in expected[: len(expected) // 2]])
         if not (order == "lanes" and train):
             assert sorted(numbers[numbers >= 0].tolist()) == list(range(Fake.count))
-        assert_equal(delivered(make("dataloader", fake, folder, settings(order), train=train)), expected)
+        for loader in ("dataloader", "plain"):
+            assert_equal(delivered(make(loader, fake, folder, settings(order), train=train)), expected)
         for size in ("auto", SIZES[fake] / 1e9, SIZES[fake] / 8e9, 1e-9):
             assert_equal(delivered(make("chunk", fake, folder, settings(order, size), train=train)), expected)
 
 
 def test_workers_change_nothing(folder: Path) -> None:
     expected = delivered(make("memmap", Pages, folder, settings("full")))
-    assert_equal(delivered(make("dataloader", Pages, folder, settings("full", workers=2))), expected)
+    for loader in ("dataloader", "plain"):
+        assert_equal(delivered(make(loader, Pages, folder, settings("full", workers=2))), expected)
 
 
 @pytest.mark.parametrize("loader", LOADERS)

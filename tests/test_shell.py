@@ -33,7 +33,9 @@ def shell(folder: Path, *command: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("answers", [{}, {"framework": "lightning", "loader": "memmap"}], ids=str)
+@pytest.mark.parametrize(
+    "answers", [{}, {"framework": "lightning", "loader": "memmap", "tracker": "wandb"}], ids=str
+)
 def test_own_tests_of_a_project_pass(answers: dict[str, str], tmp_path: Path) -> None:
     project = render_into(tmp_path / "a project of größe", **answers)
     assert "passed" in shell(project, "make", "lint", "test")

@@ -18,7 +18,7 @@ import yaml
 from budget import DEFAULT, FILE_LINES, LARGEST, SCREEN, TRAIN_LINES, measure, python_files
 from link import link
 from packaging.requirements import Requirement
-from rendering import REPOSITORY, render, render_into, scratch, template
+from rendering import REPOSITORY, questions, render, render_into, scratch, template
 from variants import Answers, all_variants, choices, name, pairwise, structural
 
 if sys.version_info >= (3, 11):
@@ -245,7 +245,7 @@ def test_parts_are_rendered_byte_for_byte_and_none_is_dead() -> None:
     unused = {path for path in (TEMPLATE / "parts").rglob("*.py") if "__pycache__" not in path.parts}
     for answers in all_variants():
         project = render(**answers)
-        known = {"tracker": "none", **answers}
+        known = {"tracker": "none", "extras": questions()["extras"]["default"], **answers}
         for path in PACKAGE.rglob("*.jinja"):
             expression = INCLUDE.fullmatch(path.read_text(encoding="utf-8"))[1]
             part = template() / jinja2.Environment().compile_expression(expression)(**known)

@@ -52,8 +52,14 @@ class Samples:
         return len(self.offsets) - 1
 
     def lengths(self) -> np.ndarray | None:
-        """(P,) tokens of source and target together."""
-        return np.diff(self.offsets, axis=0).sum(1)
+        """(P,) a key by which neighbours have sources and targets of like length.
+
+        Sources by steps of 30 %, and inside a step the targets, upwards and downwards in turn: a quarter less
+        padding than by the sum of both where the two lengths have little to do with each other.
+        """
+        source, target = np.diff(self.offsets, axis=0).T
+        step, most = np.ceil(np.log(source) / np.log(1.3)).astype(np.int64), int(target.max(initial=0))
+        return step * (most + 1) + np.where(step % 2, target, most - target)
 
     @property
     def tokens(self) -> int:

@@ -12,7 +12,7 @@ WORKLOAD = "seq2seq"
 """What the data in a store are for; another project refuses them."""
 
 LEARNING_RATE = 1e-3
-"""Default of optimizer.learning_rate; it belongs to the model, so it stands here. Less suits pretrained ones."""
+"""Default of optimizer.learning_rate; it belongs to the model, so it stands here. For fresh weights."""
 
 
 class Data(LoaderSettings):

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from . import dataset
-from .engine import optimization, reproducibility
+from .engine import optimization, plain_loader, reproducibility
 from .engine.errors import UserError
 from .engine.fp8 import convert
 from .engine.gpus import resolve_precision
@@ -60,7 +60,8 @@ class Project:
                 f"the {split} split has no samples", str(self.store.folder), "prepare with another --split"
             )
         rank, world = self.distributed.rank, self.distributed.world
-        return Loader(samples, self.store, self.settings, self.device, rank, world, train)
+        kind: Any = plain_loader.Loader if self.settings.data.plain_loader else Loader
+        return kind(samples, self.store, self.settings, self.device, rank, world, train)
 
 
 def open_store(settings: Any) -> Store:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ..engine.errors import UserError
 from ..engine.runs import all_runs, find_run, new_run, newest
 
 
@@ -35,6 +36,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="only phase N (from 1), from the end of the one before",
     )
     parser.add_argument(
+        "--trial", action="store_true", help="metrics only: no evaluation, no checkpoint, no report"
+    )
+    parser.add_argument(
         "--no-optimize",
         dest="profile",
         action="store_const",
@@ -49,6 +53,8 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> int:
         load().phase(arguments.phase)  # "there is no such phase" says more than "there is no run"
     folder = _existing(arguments)
     settings = load(folder / "config.resolved.yaml" if folder else None)
+    if arguments.trial and len(settings.phases) > 1 and arguments.phase != 1:
+        raise UserError("phases hand weights on in checkpoints", "--trial", "add --phase 1")
     if arguments.phase:
         settings.phase(arguments.phase)  # one line where there is no such phase
 
@@ -68,7 +74,8 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> int:
         run_folder = folder or distributed.begin(lambda: new_run(arguments.name))
         limit = arguments.max_steps
         build = lambda settings: assemble(settings, distributed, open_store(settings))  # noqa: E731
-        with Session(run_folder, settings, build, limit, folder is not None, distributed.rank) as session:
+        rank, resumed, trial = distributed.rank, folder is not None, arguments.trial
+        with Session(run_folder, settings, build, limit, resumed, rank, trial) as session:
             for _ in session.phases(arguments.phase):
                 fit(session)
         distributed.together(lambda: None)  # who leaves first ends the others: not before rank 0 has reported

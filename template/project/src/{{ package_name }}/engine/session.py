@@ -42,7 +42,8 @@ class Session:
     """One call of `train` on one run folder; a context manager.
 
     assemble: settings → Project. limit: stop this call after that step, whatever the run's length.
-    rank: of this process; only rank 0 writes and prints.
+    rank: of this process; only rank 0 writes and prints. trial: metrics only, no evaluation, checkpoint or
+    report.
     """
 
     def __init__(
@@ -53,9 +54,10 @@ class Session:
         limit: int = 0,
         resumed: bool = False,
         rank: int = 0,
+        trial: bool = False,
     ):
         self.run, self.settings, self.assemble, self.limit = run, settings, assemble, limit
-        self.resumed, self.main = resumed, rank == 0
+        self.resumed, self.main, self.trial = resumed, rank == 0, trial
         self.progress = Progress()
         self.signal = 0  # that this process got
         self.stop = 0  # that all ranks know of
@@ -118,7 +120,8 @@ class Session:
         state = "failed" if error else "finished" if self.finished else "stopped"
         self._status(state, self._reason(error))
         with contextlib.suppress(OSError):  # a full disk must not hide the error that is on its way
-            write_report(self.run)
+            if not self.trial:
+                write_report(self.run)
 
     def _close_parts(self) -> None:
         for name in ("loader", "validation", "monitor", "verification"):
@@ -192,7 +195,7 @@ class Session:
         )
         self.schedule = Schedule(project.optimizer, settings, self.total)
         tracker = Tracker(self.run, settings) if self.main else None
-        self.monitor = Monitor(self.run, settings, project.distributed, tracker)
+        self.monitor = Monitor(self.run, project, tracker, self.loader)
         self.checkpoint = Checkpoint(
             self.run / "checkpoints",
             project.distributed,
@@ -211,7 +214,7 @@ class Session:
         self.verification = Verification(project.store, self.main)
         self.schedule.set(self.progress.step - self.progress.phase_start)
         samples = self.loader.order.slots * self.accumulation
-        self.monitor.start(self.progress.step, self.end, samples, self.work, project.distributed.world)
+        self.monitor.start(self.progress.step, self.end, samples, self.work)
         self._introduce()
 
     def _dry_run(self) -> float:
@@ -277,7 +280,7 @@ class Session:
     def evaluation_due(self) -> bool:
         progress = self.progress
         due = progress.step >= self.end or self._due(self.project.settings.evaluation.every_steps)
-        return bool(self.validation and progress.step > progress.evaluated and due)
+        return bool(self.validation and progress.step > progress.evaluated and due and not self.trial)
 
     def evaluate(self) -> None:
         """A pass over the validation split; the best is saved. A signal leaves it to the resume."""
@@ -304,8 +307,8 @@ class Session:
 
     @property
     def save_due(self) -> bool:
-        due = self._due(self.project.settings.checkpoint.every_steps)
-        return self._saved != self.progress.step and (due or self.over)
+        due = not self.trial and (self._due(self.project.settings.checkpoint.every_steps) or self.over)
+        return due and self._saved != self.progress.step
 
     def save(self) -> None:
         """Saves, unless a loss has gone bad. A full disk costs this one; only the last must hold."""
@@ -315,6 +318,7 @@ class Session:
             _, seconds = timed(lambda: self.checkpoint.save(step))
             self._saved = step
             self.monitor.exclude(seconds)
+            self.monitor.event(step, "checkpoint", seconds=seconds)
         except DiskFull as error:
             if self.over:
                 raise
@@ -353,6 +357,7 @@ class Session:
             "changed": changed_settings(self.settings),
             "notes": self.notes,
             "parameters": parameters,
+            "price_per_hour": self.settings.monitor.price_per_hour,
             "started": read_json(self.run / "env.json").get("started", time.time()),
             "argv": sys.argv[1:],
         }

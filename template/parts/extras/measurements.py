@@ -1,0 +1,331 @@
+"""What `benchmark` has measured: kept in benchmark.json, compared in benchmark.md, drawn in benchmark.png.
+
+A row is compared with the first of its table. Its figures are over the steps of all of its processes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from .files import replacing, write_json, write_text
+from .report import read_json, show, table
+from .trials import Failed, spread
+
+Row = dict[str, Any]
+
+TITLES = {
+    "cumulative": "One upon the other",
+    "leave_one_out": "One changed, against everything on",
+    "target": "To the same loss",
+}
+TARGET = 5  # a run to the target loss is so many times as long as a row's
+MARGIN = 0.01  # by which the loss to reach is above the lowest that every process of the first row reached
+SMOOTH = 10  # logged losses of which the target table takes the mean
+LIMIT = 3.0  # spreads of fp32's loss between seeds that a row may be away from it
+# What changes speed behind the settings' back.
+SPEED = [
+    *("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "NVIDIA_TF32_OVERRIDE", "OMP_NUM_THREADS", "MKL_NUM_THREADS"),
+    *("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "CUBLAS_WORKSPACE_CONFIG", "CUDA_VISIBLE_DEVICES"),
+]
+QUERY = "driver_version,power.limit,clocks.max.sm,clocks.max.mem"
+
+
+class Measurements:
+    """The folder `benchmark_results/`. Figures of another protocol, machine or configuration do not count.
+
+    plans: rows as (table, name, switch, overrides), the first one in strict fp32. A benchmark that was
+    complete begins anew, one that was interrupted goes on.
+    """
+
+    skipped: dict[str, str]
+    headlines: list[Row]
+
+    def __init__(self, folder: Path, plans: list, protocol: Row, environment: Row, state: Row, restart: bool):
+        self.folder, self.plans, self.protocol, self.state = folder, plans, protocol, state
+        self.environment = environment
+        before = read_json(folder / "benchmark.json")
+        same = [before.get(name) for name in ("protocol", "environment", "state")]
+        keep = same == [protocol, environment, state] and not restart and not before["complete"]
+        self.trials: dict[str, list[Row]] = before["trials"] if keep else {}
+
+    def of(self, plan: Any) -> list[Row]:
+        """The row's trials, one for each seed; rows of several tables may share them."""
+        return self.trials.setdefault(
+            json.dumps([plan.table == "target", plan.overrides], sort_keys=True), []
+        )
+
+    def missing(self) -> Iterator[Any]:
+        """Rows to run next: the first process of each before the second of any."""
+        for number in range(self.protocol["processes"]):
+            for plan in self.plans:
+                if len(self.of(plan)) == number and not failure(self.of(plan)):
+                    yield plan
+
+    def measure(self, trials: Any, warmup: int, steps: int) -> None:
+        """Runs what is missing, writes after each process, and draws at the end, also after Ctrl-C."""
+        from tqdm import tqdm
+
+        self.folder.mkdir(exist_ok=True)
+        keys = {id(self.of(plan)): self.of(plan) for plan in self.plans}
+        total = len(keys) * self.protocol["processes"]
+        bar = tqdm(total=total, initial=sum(map(len, keys.values())), unit="run", dynamic_ncols=True)
+        try:
+            for plan in self.missing():
+                done = self.of(plan)
+                bar.set_postfix_str(f"{plan.table.replace('_', ' ')}, {plan.name}")
+                seed = {"reproducibility.seed": self.protocol["first seed"] + len(done)}
+                try:
+                    length = steps * (TARGET if plan.table == "target" else 1)
+                    done.append(trials(plan.overrides | seed, warmup, length))
+                except Failed as error:
+                    done.append({"failed": str(error)})
+                self.write()
+                bar.update()
+        finally:
+            bar.close()
+            draw(self.folder / "benchmark.png", self)
+
+    def rows(self) -> list[Row]:
+        """All rows that have a trial and none that failed."""
+        rows: list[Row] = []
+        firsts: dict[str, Row] = {}  # of each table; empty where that one failed, and there is no gain then
+        strict = [trial["loss"] for trial in self.of(self.plans[0]) if "loss" in trial]
+        target = self.state["target"]
+        for plan in self.plans:
+            if not (trials := self.of(plan)) or failure(trials):
+                firsts.setdefault(plan.table, {})
+                continue
+            row = figures_of(plan, trials)
+            first = firsts.setdefault(plan.table, row)
+            if plan.table == "target":
+                target = target or (1 + MARGIN) * max(min(smooth(trial["curve"])) for trial in trials)
+                row |= reached([trial["curve"] for trial in trials], target)
+                row["gain"] = ratio(first.get("seconds_to_target"), row["seconds_to_target"])
+            else:
+                row["flag"] = strayed([trial["loss"] for trial in trials], strict)
+                row["gain"] = ratio(row["samples_per_second"], first.get("samples_per_second"))
+            rows.append(row)
+        return rows
+
+    def write(self) -> None:
+        """benchmark.json and benchmark.md."""
+        rows = self.rows()
+        failed = {plan.name: failure(self.of(plan)) for plan in self.plans if failure(self.of(plan))}
+        result: Row = {"protocol": self.protocol, "environment": self.environment, "rows": rows}
+        result |= {"headlines": beside(self.headlines, rows), "not_measured": self.skipped | failed}
+        result |= {"complete": not any(self.missing()), "state": self.state, "trials": self.trials}
+        write_json(self.folder / "benchmark.json", result)
+        write_text(self.folder / "benchmark.md", page(result))
+
+
+def failure(trials: list[Row]) -> str:
+    return next((trial["failed"] for trial in trials if "failed" in trial), "")
+
+
+# --- arithmetic
+
+
+def ratio(value: float | None, reference: float | None) -> float | None:
+    return value / reference if value is not None and reference else None
+
+
+def figures_of(plan: Any, trials: list[Row]) -> Row:
+    """A row of the result, not yet compared with others."""
+    step = spread([ms for trial in trials for ms in trial["step_ms"]])
+    row = {
+        "name": plan.name,
+        "table": plan.table,
+        "switch": plan.switch,
+        "overrides": plan.overrides,
+        "precision": trials[0]["state"].get("precision"),
+        "processes": len(trials),
+        "step_ms": step,
+        "samples_per_second": 1000 * trials[0]["samples"] / step["median"],
+        "peak_memory_bytes": max(trial["peak_memory_bytes"] for trial in trials),
+        "flag": None,
+    }
+    for name in ("data_wait_fraction", "start_s", "loss"):
+        row[name] = mean(trial[name] for trial in trials)
+    return row | {name: mean(trial["rates"][name] for trial in trials) for name in trials[0]["rates"]}
+
+
+def strayed(losses: list[float], strict: list[float]) -> str | None:
+    """Why a loss is not fp32's: further from it, over the same seeds, than LIMIT spreads between seeds."""
+    if len(strict) < 2:
+        return None
+    distance, between = abs(mean(a - b for a, b in zip(losses, strict, strict=False))), stdev(strict)
+    if distance <= LIMIT * between:  # and so not for nan
+        return None
+    return f"loss is {show(distance, 2)} from fp32's, whose seeds differ by {show(between, 2)}"
+
+
+def smooth(curve: list) -> list[float]:
+    """Of each place in [(seconds, loss)] from the SMOOTH-th on: the mean of so many losses."""
+    losses = [loss for _, loss in curve]
+    width = min(SMOOTH, len(losses))
+    return [mean(losses[end - width : end]) for end in range(width, len(losses) + 1)]
+
+
+def reached(curves: list[list], target: float) -> Row:
+    """Seconds of training to the target loss, mean over the processes; None where one does not get there."""
+    seconds = []
+    for curve in curves:
+        means = smooth(curve)
+        times = [second for second, _ in curve][len(curve) - len(means) :]
+        seconds.append(next((time for time, loss in zip(times, means, strict=True) if loss <= target), None))
+    there = [time for time in seconds if time is not None]
+    return {"target_loss": target, "seconds_to_target": mean(there) if len(there) == len(seconds) else None}
+
+
+def beside(headlines: list[Row], rows: list[Row]) -> list[Row]:
+    """What others reported, and the same ratio here, with the switch to without it; None if unmeasured."""
+    found = []
+    for claim in headlines:
+        every = [row for row in rows if row["table"] == "cumulative"]
+        single = [row for row in rows if row["table"] == "leave_one_out"]
+        pair = [every[-1], every[0]] if claim["switch"] == "all" and len(every) > 1 else []
+        for row in single[1:]:
+            if row["switch"] == claim["switch"]:
+                pair = [row, single[0]] if row["name"].startswith("with ") else [single[0], row]
+        ours = [row[claim["of"]] for row in pair] or [None, None]
+        found.append(claim | {"measured": ratio(*ours)})
+    return found
+
+
+def environment(card: Any) -> Row:
+    """What decides speed beside the settings. card: as `doctor.this_card` gives it."""
+    from .environment import git_state, versions
+
+    found: Row = {"device": card.name, "capability": card.sm, "memory GB": round(card.memory_gb, 1)}
+    if card.capability:
+        command = ["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader", "--id=0"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+            found |= dict(zip(QUERY.split(","), done.stdout.strip().split(", "), strict=True))
+        except (OSError, subprocess.SubprocessError, ValueError):
+            found["nvidia-smi"] = "not available"
+    found |= versions() | {"cpu": f"{os.cpu_count()} cores, {platform.machine()}", "git": git_state()}
+    installed = {each.metadata["Name"].lower(): each.version for each in metadata.distributions()}
+    names = ("triton", "lightning", "accelerate")
+    found |= {name: installed[name] for name in names if name in installed}
+    return found | {f"${name}": os.environ[name] for name in SPEED if name in os.environ}
+
+
+# --- the page and the picture
+
+
+def page(result: Row) -> str:
+    """benchmark.md."""
+    parts = [["# Benchmark"], ["![the rows](benchmark.png)"]]
+    if not result["complete"]:
+        parts.insert(1, ["Not complete: `benchmark` with the same words goes on."])
+    header = (
+        "",
+        "precision",
+        "ms/step",
+        "p10-p90",
+        "samples/s",
+        "gain",
+        "memory MB",
+        "data wait",
+        "start s",
+        "loss",
+    )
+    for name in ("cumulative", "leave_one_out"):
+        rows = [row for row in result["rows"] if row["table"] == name]
+        parts.append(table(TITLES[name], header, [cells(row) for row in rows]))
+        parts.append([f"**{row['name']}**: {row['flag']}." for row in rows if row["flag"]])
+    names = ("name", "target_loss", "seconds_to_target", "gain")
+    rows = [tuple(row[name] for name in names) for row in result["rows"] if row["table"] == "target"]
+    parts.append(table(TITLES["target"], ("", "loss", "seconds", "gain"), rows))
+    claims = [(c["claim"], c["of"], c["ratio"], c["measured"] or "not measured") for c in result["headlines"]]
+    parts.append(table("Beside what others reported", ("", "ratio of", "there", "here"), claims))
+    parts.append(table("Not measured", ("", "because"), list(result["not_measured"].items())))
+    parts.append(table("Protocol", ("", ""), list(result["protocol"].items())))
+    parts.append(table("Machine", ("", ""), list(result["environment"].items())))
+    return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
+
+
+def cells(row: Row) -> tuple:
+    step = {name: show(value, 3) for name, value in row["step_ms"].items()}
+    gain = "" if row["gain"] is None else f"{row['gain']:.2f}"
+    return (
+        row["name"],
+        row["precision"],
+        step["median"],
+        f"{step['p10']}-{step['p90']}",
+        show(row["samples_per_second"], 3),
+        gain,
+        f"{row['peak_memory_bytes'] / 2**20:,.0f}",
+        f"{row['data_wait_fraction']:.1%}",
+        f"{row['start_s']:.1f}",
+        show(row["loss"], 4) + (" (!)" if row["flag"] else ""),
+    )
+
+
+def draw(path: Path, results: Measurements) -> None:
+    """A panel for each table with more than one row."""
+    from matplotlib.figure import Figure
+
+    rows = results.rows()
+    groups = {name: [row for row in rows if row["table"] == name] for name in TITLES}
+    groups = {name: group for name, group in groups.items() if len(group) > 1}
+    if not groups:
+        return
+    heights = [3.2 if name == "target" else 0.9 + 0.32 * len(group) for name, group in groups.items()]
+    figure = Figure(figsize=(10, 0.4 + sum(heights)), layout="constrained")
+    figure.suptitle("{device}, torch {torch}".format(**results.environment), fontsize=9, color="0.35")
+    panels = figure.subplots(len(groups), 1, height_ratios=heights, squeeze=False)[:, 0]
+    for axes, (name, group) in zip(panels, groups.items(), strict=True):
+        axes.set_title(TITLES[name], loc="left", fontsize=11)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="both" if name == "target" else "x", alpha=0.25, linewidth=0.6)
+        if name == "target":
+            curves = [(p.name, [t["curve"] for t in results.of(p)]) for p in results.plans if p.table == name]
+            draw_curves(axes, curves, group[0]["target_loss"])
+        else:
+            draw_bars(axes, group, change=name == "leave_one_out")
+    with replacing(path) as file:
+        figure.savefig(file, format="png", dpi=120)
+
+
+def draw_bars(axes: Any, rows: list[Row], change: bool) -> None:
+    """samples/s, or its change in per cent; whiskers from the 10th to the 90th percentile of the steps."""
+    first = rows[0]["samples_per_second"]
+    for place, row in enumerate(rows):
+        step, rate = row["step_ms"], row["samples_per_second"]
+        rates = [rate * step["median"] / step[name] for name in ("p90", "median", "p10")]
+        low, value, high = (100 * (x / first - 1) if change else x for x in rates)
+        color = "C3" if row["flag"] else "C0" if place else "0.7"
+        axes.barh(place, value, height=0.6, color=color, zorder=2)
+        axes.errorbar(value, place, xerr=[[value - low], [high - value]], color="0.25", lw=1, capsize=2.5)
+        text = f"{value:+.1f} %" if change else f"{value / first:.2f} x"
+        text = text if place else "reference"
+        text += "  loss strays from fp32's" if row["flag"] else ""
+        spot = (max(high, 0.0), place)
+        axes.annotate(text, spot, (7, 0), textcoords="offset points", va="center", fontsize=9)
+    axes.set_yticks(range(len(rows)), [row["name"] for row in rows], fontsize=9)
+    axes.invert_yaxis()
+    axes.margins(x=0.15)
+    axes.set_xlabel("change of samples/s, %" if change else "samples/s", fontsize=9)
+    axes.xaxis.set_major_formatter("{x:+,g}" if change else "{x:,g}")
+
+
+def draw_curves(axes: Any, curves: list[tuple[str, list]], target: float) -> None:
+    """Smoothed loss over seconds, a line for each process, a colour for each row."""
+    for color, (name, processes) in zip(("0.55", "C0"), curves, strict=True):
+        for number, curve in enumerate(processes):
+            losses = smooth(curve)
+            seconds = [second for second, _ in curve][-len(losses) :]
+            axes.plot(seconds, losses, color=color, label="" if number else name, linewidth=1.3)
+    axes.axhline(target, color="0.3", linewidth=0.9, linestyle="--", label=f"target {show(target, 4)}")
+    axes.set(xlabel="seconds of training", ylabel="loss")
+    axes.legend(frameon=False, fontsize=9)

@@ -1,0 +1,91 @@
+"""The loader to compare with (`data.plain_loader`): PyTorch's DataLoader as most projects use it.
+
+A map-style data set reads one sample at a time and a collate function stacks them; files are opened once.
+Order and batches are those of this project's own loader, only the way to them is the common one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader, Dataset
+
+from .rows import deliver, gather, mapped, order_of, stored_dtype
+from .seams import Batch, Rows
+from .store import Store
+
+
+class Reader(Dataset):
+    """Sample (number, epoch) as its rows by array name, each with a first axis of 1."""
+
+    def __init__(self, samples: Any, store: Store):
+        self.samples, self.store = samples, store
+        self.maps: dict[str, Tensor] = {}
+
+    def __getitem__(self, key: tuple[int, int]) -> dict[str, Rows]:
+        number, epoch = np.array(key[:1]), key[1]
+        rows = {}
+        for name, spans in self.samples.spans(number, epoch).items():
+            if name not in self.maps:
+                self.maps[name] = mapped(self.store.arrays[name])
+            values = gather(self.maps[name], spans).view(stored_dtype(self.store.arrays[name]))
+            rows[name] = Rows(values, torch.from_numpy(spans.lengths))
+        host = getattr(self.samples, "host", None)
+        return rows if host is None else host(rows, number, epoch)
+
+
+class Loader:
+    """See `seams.Loader`."""
+
+    WITHOUT_EFFECT = ("chunk_size_gb",)
+
+    def __init__(self, samples: Any, store: Store, settings: Any, device: Any, rank=0, world=1, train=True):
+        data = settings.data
+        self.samples, self.device = samples, device
+        self.order = order_of(samples, settings, rank, world, train)
+        self.workers = 0 if data.num_workers == "auto" else data.num_workers
+        self.prefetch = data.prefetch_factor if self.workers else None
+        self.pin = data.pin_memory and device.type == "cuda"
+        self._reader, self._batches = Reader(samples, store), 0
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def epoch(self, number: int, start_batch: int = 0) -> Iterator[Batch]:
+        numbers, fresh = self.order.epoch(number)
+        batches = DataLoader(
+            self._reader,
+            batch_size=self.order.batch_size,
+            sampler=[(sample, number) for sample in numbers[start_batch:].ravel().tolist()],
+            num_workers=self.workers,
+            prefetch_factor=self.prefetch,
+            pin_memory=self.pin,
+            collate_fn=stack,
+            generator=torch.Generator(),  # its own: the global one decides on dropout
+        )
+        for batch, rows in enumerate(batches, start_batch):
+            self._batches += 1
+            yield deliver(self.samples, rows, numbers[batch], fresh[batch], self.device)
+
+    def stats(self) -> dict[str, float]:
+        """Batches delivered so far and the number of worker processes."""
+        return {"batches": self._batches, "workers": self.workers}
+
+    def close(self) -> None:
+        self._reader.maps.clear()
+
+
+def stack(samples: list[dict[str, Rows]]) -> dict[str, Rows]:
+    """Samples one upon the other, padded with zeros to the widest."""
+    rows = {}
+    for name, first in samples[0].items():
+        axis = first.lengths.dim()  # of the padded width, behind (B,) or (B, K)
+        parts = [sample[name].values[0].movedim(axis - 1, 0) for sample in samples]
+        values = pad_sequence(parts, batch_first=True).movedim(1, axis)
+        rows[name] = Rows(values, torch.cat([sample[name].lengths for sample in samples]))
+    return rows
