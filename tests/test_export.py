@@ -128,7 +128,17 @@ def test_an_lstm_says_what_int8_is_not(tmp_path) -> None:
     assert 0 < (model.encoder.weight_hh_l0 - before).abs().max() <= 0.5 * scale.max() * 1.01
 
 
-def test_a_head_that_shares_its_weight_with_an_embedding_stays(tmp_path) -> None:
+def test_what_was_compiled_for_training_is_exported_plain(tmp_path) -> None:
+    """As on a GPU, where compile is on; a program of compiled blocks would be none for other machines."""
+    project = trained("tabular", tmp_path)
+    words = ("--compile.enabled", "true", "--training.precision", "bf16")
+    result = run(project, "export", "--int8", *words, cwd=tmp_path)
+    assert result.code == 0, result.err
+    assert "model.pt2: " in result.out
+    assert metrics(result.out)["int8"][0] == pytest.approx(metrics(result.out)["as"][0], rel=0.05)
+
+
+def test_a_head_that_shares_its_weight_with_an_embedding_stays() -> None:
     module = imported(render(workload="timeseries", **EXPORT), "commands.export")
     model = torch.nn.Module()
     model.embedding, model.hidden, model.head = nn.Embedding(64, 32), nn.Linear(32, 32), nn.Linear(32, 64)
@@ -137,9 +147,7 @@ def test_a_head_that_shares_its_weight_with_an_embedding_stays(tmp_path) -> None
     rounded, _ = module.quantize(model, {"x": torch.zeros(2, dtype=torch.int64)})
     assert set(rounded) == {"hidden.weight"}
     assert model.head.weight is model.embedding.weight
-    module.write_weights(tmp_path / "file", model, rounded)
-    stored = load_file(tmp_path / "file")
-    assert set(stored) == {
+    assert set(module.stored(model, rounded)) == {
         "embedding.weight",
         "hidden.weight",
         "hidden.weight.scale",
