@@ -10,6 +10,7 @@ import importlib
 import json
 import os
 import re
+import shlex
 import signal
 import sys
 import time
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a test needs no network, nor waits for one
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # a child of a fork cannot use its parent's pool of threads
 
 import accelerate  # noqa: F401 - what a child would otherwise import for itself, every time
@@ -26,6 +28,7 @@ import lightning  # noqa: F401
 import matplotlib.pyplot  # noqa: F401
 import torch
 import torch._dynamo
+import transformers.models.t5.modeling_t5  # noqa: F401
 
 torch.set_num_threads(1)
 PACKAGE = "my_training"
@@ -48,11 +51,16 @@ class Running:
     """A command under way in a child process."""
 
     def __init__(
-        self, project: Path, words: tuple[str, ...], folder: Path, before: Callable[[], Any] | None = None
+        self,
+        project: Path,
+        words: tuple[str, ...],
+        folder: Path,
+        before: Callable[[], Any] | None = None,
+        name: str = "",
     ):
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        self._out, self._err = folder / ".out", folder / ".err"
+        self._out, self._err = folder / f".out{name}", folder / f".err{name}"
         sys.stdout.flush()
         sys.stderr.flush()
         self.pid = os.fork()
@@ -113,16 +121,18 @@ def _child(
         sys.stderr.flush()
 
 
-def start(project: Path, *words: str, cwd: Path, before: Callable[[], Any] | None = None) -> Running:
+def start(
+    project: Path, *words: str, cwd: Path, before: Callable[[], Any] | None = None, name: str = ""
+) -> Running:
     """Starts `python -m my_training WORDS` of a rendered project in the folder `cwd`.
 
-    before: called in the child first, to put a fault in place.
+    before: called in the child first, to put a fault in place. name: of this process, of several.
     """
     config = project / "config.yaml"
     if config.exists() and not (cwd / "config.yaml").exists():
         cwd.mkdir(parents=True, exist_ok=True)
         (cwd / "config.yaml").write_text(config.read_text())
-    return Running(project, words, cwd, before)
+    return Running(project, words, cwd, before, name)
 
 
 def run(project: Path, *words: str, cwd: Path, before: Callable[[], Any] | None = None) -> Result:
@@ -163,3 +173,10 @@ def one_error(result: Result, *parts: str) -> str:
     for part in parts:
         assert re.search(part, lines[0]), (part, lines[0])
     return lines[0]
+
+
+def documented(page: Path) -> list[list[str]]:
+    """The commands of the project in a document, as words."""
+    blocks = re.findall(r"```sh\n(.+?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    lines = "".join(blocks).splitlines()
+    return [shlex.split(line)[3:] for line in lines if line.startswith(f"python -m {PACKAGE} ")]

@@ -42,7 +42,7 @@ STATE = {
     "cuDNN benchmark",
     "deterministic",
 }
-CHECKS = ["driver", "wheel", "card", "precision", "environment", "disk", "data", "compile"]
+CHECKS = ["driver", "wheel", "card", "precision", "environment", "disk", "limits", "data", "compile"]
 
 
 def row_of(card: Card):
@@ -87,7 +87,8 @@ def report(capsys, monkeypatch, folder: Path, **overrides: str) -> tuple[int, di
     """Exit code and the JSON of `doctor --json`, run in this process."""
     monkeypatch.chdir(folder)
     settings = config.load(overrides=[(key.replace("__", "."), value) for key, value in overrides.items()])
-    code = doctor.run(argparse.Namespace(json=True, verify=False), lambda: settings)
+    words = {"json": True, "verify": False, "estimate": False, "gpu": None, "price": []}
+    code = doctor.run(argparse.Namespace(**words), lambda: settings)
     return code, json.loads(capsys.readouterr().out)
 
 
@@ -362,3 +363,23 @@ def test_variables_that_are_believed_to_set_tf32(environment, state, says):
 def test_room_on_the_disk(tmp_path, monkeypatch, free, state):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
     assert doctor.check_disk(tmp_path, tmp_path / "not yet" / "there")[0] == state
+
+
+@pytest.mark.parametrize(
+    ("shared", "files", "state", "says"),
+    [
+        (8.0, 1 << 20, "ok", "8.0 GB"),
+        (0.06, 1 << 20, "warning", "--shm-size"),  # what Docker gives a container
+        (8.0, 256, "warning", "ulimit -n"),
+        (8.0, -1, "ok", "open files"),  # no limit
+    ],
+)
+def test_limits_of_loader_workers(shared, files, state, says):
+    found = doctor.check_limits(shared, files)
+    assert found[0] == state
+    assert says in found[1]
+
+
+def test_the_disk_is_read_past_the_page_cache(tmp_path):
+    (tmp_path / "file").write_bytes(bytes(1 << 20))
+    assert doctor.raw_speed(tmp_path / "file") > 1e5

@@ -33,7 +33,9 @@ def shell(folder: Path, *command: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("answers", [{}, {"framework": "lightning", "loader": "memmap"}], ids=str)
+@pytest.mark.parametrize(
+    "answers", [{}, {"framework": "lightning", "loader": "memmap", "tracker": "wandb"}], ids=str
+)
 def test_own_tests_of_a_project_pass(answers: dict[str, str], tmp_path: Path) -> None:
     project = render_into(tmp_path / "a project of größe", **answers)
     assert "passed" in shell(project, "make", "lint", "test")
@@ -117,7 +119,7 @@ def test_figures_of_the_documents() -> None:
     assert f" {len(gpus())} cards " in readme
     asked = [question for question in questions().values() if "gpu ==" not in str(question.get("when"))]
     assert f"asks {len(asked)} questions" in (REPOSITORY / "docs/start.md").read_text(encoding="utf-8")
-    for question in ("workload", "precision", "loader", "framework", "tracker", "extras"):
+    for question in ("workload", "precision", "loader", "framework", "distributed", "tracker", "extras"):
         (row,) = re.findall(rf"^\| {question} \| (.+?) \|", readme, flags=re.MULTILINE)
         assert set(choices(question)) <= set(re.findall(r"`(\w+)`", row)), question
 

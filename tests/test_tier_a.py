@@ -268,7 +268,7 @@ def test_each_choice_has_its_part() -> None:
 def test_types(tmp_path: Path) -> None:
     """mypy over links to the parts of a pairwise cover of the variants, each set of parts once."""
     seen = set()
-    for answers in pairwise(*structural()):
+    for answers in pairwise(*structural(), "tracker"):
         folder = tmp_path / name(answers)
         link(folder, **answers)
         parts = frozenset(path.resolve() for path in folder.rglob("*.py"))

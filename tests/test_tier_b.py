@@ -24,6 +24,11 @@ TINY = {
         *("--training.fp8_emulation", "true", "--optimizer.learning_rate", "0.003"),
         *("--evaluation.batch_size", "64"),
     ),
+    "seq2seq": (
+        *("--data.sample_pairs", "300", "--data.batch_size", "2", "--evaluation.batch_size", "32"),
+        *("--model.layers", "1", "--model.hidden", "128", "--schedule.warmup_steps", "10"),
+        *("--training.fp8_emulation", "true", "--optimizer.learning_rate", "0.003"),
+    ),
     "graph": (
         *("--data.batch_size", "4", "--model.width", "16", "--model.temporal_layers", "1"),
         *("--schedule.warmup_steps", "10", "--optimizer.learning_rate", "3e-3"),

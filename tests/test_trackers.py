@@ -15,7 +15,7 @@ import pytest
 import torch.utils.tensorboard  # noqa: F401
 import wandb  # noqa: F401
 import yaml
-from rendering import render
+from rendering import REPOSITORY, render
 from running import Result, losses, newest_run, one_error, rows, run, start
 from variants import choices
 
@@ -244,7 +244,8 @@ def test_no_server_is_one_line_before_training_and_a_note_after_it(
 ) -> None:
     online = ("--tracker.offline", "false")
     nothing = {"wandb": "WANDB_API_KEY is not set", "mlflow": "MLFLOW_TRACKING_URI is not set"}[tracker]
-    one_error(train(place, tracker, *OPTIONS, *online), nothing, "--tracker.offline true")
+    line = one_error(train(place, tracker, *OPTIONS, *online), nothing, "--tracker.offline true")
+    assert line in (REPOSITORY / "docs/trackers.md").read_text(encoding="utf-8") or tracker != "wandb"
     assert not list((place / "runs").iterdir())
 
     for name, value in (KEYS | AWAY[tracker]).items():

@@ -13,11 +13,11 @@ from rendering import REPOSITORY, questions
 
 Answers = dict[str, Any]
 
-LARGE_PRODUCTS = ("llm",)  # workloads that fp8 is offered for
+LARGE_PRODUCTS = ("llm", "seq2seq")  # workloads that fp8 and fsdp are offered for
 
 # These change few lines, or files that no other file knows, so they vary pairwise with the rest. Every other
 # question with choices is structural: all combinations are rendered.
-PAIRWISE = ("gpu", "tracker", "extras")
+PAIRWISE = ("distributed", "gpu", "tracker", "extras")
 
 
 @functools.cache
@@ -68,6 +68,8 @@ def impossible(answers: Mapping[str, Any]) -> bool:
     precision, gpu = answers.get("precision", "auto"), answers.get("gpu", "auto")
     if precision == "fp8" and answers.get("workload", "tabular") not in LARGE_PRODUCTS:
         return True
+    if answers.get("distributed") == "fsdp" and answers.get("workload", "tabular") not in LARGE_PRODUCTS:
+        return True
     if gpu == "cpu":
         return precision in ("tf32", "fp8")
     if gpu == "other":  # of sm 8.0, where the answer is as by default
@@ -110,7 +112,7 @@ def name(answers: Mapping[str, Any]) -> str:
     """A short name for a test's id: the answers that differ from the first choice."""
     parts = []
     for question, answer in answers.items():
-        if question in PAIRWISE[2:]:
+        if question in PAIRWISE[3:]:
             parts += answer
         elif answer != choices(question)[0]:
             parts.append(answer)

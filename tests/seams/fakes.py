@@ -165,6 +165,18 @@ class OneOf:
     def __init__(self, world: int = 1, rank: int = 0, total: Any = lambda tensor: tensor):
         self.world, self.rank, self.sum, self.device, self.is_main = world, rank, total, CPU, rank == 0
 
+    def gather(self, value: Any) -> list[Any]:
+        return [value]
+
+    def together(self, work: Any, main_first: bool = False) -> Any:
+        return work()
+
+    def take_shards(self, state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        return state, {}
+
+    def give_shards(self, state: dict[str, Any], folder: Path, shapes: dict[str, Any]) -> None:
+        pass
+
 
 class Ragged(nn.Module):
     """Mean squared error over the present values of padded sequences: `weight` differs by batch.

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from fakes import engine
+from fakes import OneOf, engine
 from torch import nn
 
 
@@ -46,7 +46,8 @@ class Part:
 def make(folder: Path, seed: int = 0, keep: int = 2, **facts: Any) -> Any:
     """A Checkpoint of a small run whose content `seed` decides."""
     model = Tied(seed)
-    return engine("checkpoint").Checkpoint(folder, keep, facts, model=model, other=Part([seed, "x", None]))
+    parts = {"model": model, "other": Part([seed, "x", None])}
+    return engine("checkpoint").Checkpoint(folder, OneOf(), keep, facts, **parts)
 
 
 def saved(folder: Path) -> list[int]:
@@ -181,7 +182,7 @@ def test_other_facts_are_refused_before_anything_is_loaded(tmp_path: Path) -> No
 
 def test_another_model_is_one_line(tmp_path: Path) -> None:
     save(tmp_path, 1)
-    other = engine("checkpoint").Checkpoint(tmp_path, model=nn.Linear(2, 2))
+    other = engine("checkpoint").Checkpoint(tmp_path, OneOf(), model=nn.Linear(2, 2))
     with pytest.raises(engine("errors").UserError, match="does not fit the model") as caught:
         other.load_model("last")
     assert "\n" not in str(caught.value)

@@ -26,9 +26,10 @@ def prepare(session: Session) -> None:
         "gradient_accumulation_plugin": GradientAccumulationPlugin(num_steps=1),
     }
     accelerator = Accelerator(**options | ACCELERATE)
-    project.wrapped, step.optimizer = accelerator.prepare(project.wrapped, project.optimizer)
+    # As if to evaluate: several processes are the project's own matter, and wrapped twice is averaged twice.
+    project.wrapped = accelerator.prepare_model(project.wrapped, evaluation_mode=True)
+    step.optimizer = accelerator.prepare_optimizer(project.optimizer)
     step.model, step.backward = project.wrapped, accelerator.backward
-    step.no_sync = lambda: accelerator.no_sync(project.wrapped)
 
 
 def fit(session: Session) -> None:

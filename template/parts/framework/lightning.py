@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import lightning
+from lightning.pytorch.plugins.environments import LightningEnvironment
 from torch import Tensor
 
 from .engine.distributed import LIGHTNING
@@ -99,6 +100,7 @@ def fit(session: Session) -> None:
     trainer = lightning.Trainer(
         accelerator="gpu" if session.project.device.type == "cuda" else "cpu",
         **LIGHTNING,
+        plugins=LightningEnvironment(),  # not Slurm's: it would count processes and requeue by itself
         max_epochs=-1,
         precision="32-true",  # the step's own precision does the rest
         logger=False,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from typing import Any
 from uuid import uuid4
 
 from .files import write_json
@@ -28,7 +29,7 @@ class Tracker(Guarded):
         import wandb
 
         key = os.environ.get("WANDB_API_KEY")
-        mode = os.environ.get("WANDB_MODE") or ("online" if key else "offline")
+        mode: Any = os.environ.get("WANDB_MODE") or ("online" if key else "offline")
         if self.settings.tracker.offline != "auto":
             mode = "offline" if self.settings.tracker.offline else "online"
         if mode == "online" and not key:

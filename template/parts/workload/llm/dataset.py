@@ -20,11 +20,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from .bytepairs import Byte, Tokenizer
+from .counts import order_2
 from .engine.errors import UserError
 from .engine.seams import Batch, Rows, Spans
 from .engine.store import Store, StoreWriter
 from .settings import WORKLOAD
-from .tokenizer import Byte, Tokenizer, byte_counts, restore
+from .tokenizer import byte_counts, restore
 
 IGNORE = -100
 """Target that is none; F.cross_entropy leaves it out by default."""
@@ -206,24 +208,3 @@ def _symbols(store: Store, tokenizer: Tokenizer, split: str) -> np.ndarray:
         parts.append(np.frombuffer(tokenizer.decode(document.tolist()), np.uint8).astype(np.int64))
         parts.append(np.full(int((document[-1:] == tokenizer.end).sum()), 256))
     return np.concatenate(parts)
-
-
-def order_2(train: np.ndarray, text: np.ndarray, symbols: int = 257) -> float:
-    """Bits per byte of `text` by counts of `train`, two symbols of context, as Witten & Bell (1991) mix them.
-
-    A context seen n times with d different followers gives a weight of n ÷ (n + d) to what it counted and
-    the rest to the context one shorter. `end` (256) is predicted too and counts as no byte.
-    """
-    share = np.full(len(text) - 2, 1 / symbols)
-    for order in range(3):
-        seen, asked = train[order:].copy(), text[2:].copy()
-        for back in range(1, order + 1):
-            seen += train[order - back : len(train) - back] * symbols**back
-            asked += text[2 - back : len(text) - back] * symbols**back
-        counts = np.bincount(seen, minlength=symbols ** (order + 1))
-        pairs = counts.reshape(-1, symbols)
-        context, followers = pairs.sum(1), (pairs > 0).sum(1)
-        total = (context + followers)[asked // symbols]
-        mixed = (counts[asked] + followers[asked // symbols] * share) / np.maximum(total, 1)
-        share = np.where(total > 0, mixed, share)
-    return float(-np.log2(share).sum() / max((text[2:] < 256).sum(), 1))

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
+from ..splits import split_shares, split_sizes
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from ..tokenizer import Tokenizer
+    from ..bytepairs import Tokenizer
 
 BYTES = 257  # the smallest vocabulary of byte pairs: all bytes, and the end of a document
 FEW_FILES = 20  # with fewer, shares of files are coarse: the text is split by position
@@ -139,7 +140,8 @@ def make_tokenizer(arguments: argparse.Namespace, files: list[Path], training: i
     position, its end helps to choose them. Characters are those of all files, as another one could not
     be written at all.
     """
-    from ..tokenizer import Byte, Character, Gpt2, Pairs
+    from ..bytepairs import Byte, Pairs
+    from ..tokenizer import Character, Gpt2
 
     if arguments.tokenizer == "byte":
         return Byte()
@@ -151,34 +153,3 @@ def make_tokenizer(arguments: argparse.Namespace, files: list[Path], training: i
         )
     texts = (text for file in files[: training or len(files)] for text in decoded(file))
     return Pairs.learn(texts, arguments.vocabulary)
-
-
-def split_shares(split: str) -> list[float]:
-    """`0.9,0.05,0.05` or three numbers, the last of which may be left out."""
-    try:
-        parts = [float(part) for part in split.split(",")]
-        parts += [0.0] * (3 - len(parts))
-        counts = all(part == int(part) for part in parts)
-        if len(parts) != 3 or min(parts) < 0 or not (counts or abs(sum(parts) - 1) < 1e-6):
-            raise ValueError
-    except (ValueError, OverflowError):
-        remedy = "give three shares that add up to 1, such as 0.9,0.05,0.05, or three whole numbers"
-        raise UserError(f"'{split}' splits nothing", "--split", remedy) from None
-    return parts
-
-
-def split_sizes(parts: list[float], count: int, unit: str, split: str) -> list[int]:
-    """How many of `count` tokens or files train, validate and test."""
-    if abs(sum(parts) - 1) < 1e-6:
-        last, middle = (round(count * part) for part in (parts[2], parts[1]))
-        sizes = [count - middle - last, middle, last]
-    else:
-        sizes = [int(part) for part in parts]
-    for name, size in zip(("training", "validation"), sizes, strict=False):
-        if size < 1:
-            raise UserError(
-                f"no {unit} is left for {name}", f"--split {split}, {count} {unit}s", "give it one"
-            )
-    if sum(sizes) > count:
-        raise UserError(f"the split needs {sum(sizes)} {unit}s", f"--split {split}", f"there are {count}")
-    return sizes

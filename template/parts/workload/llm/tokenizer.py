@@ -7,49 +7,17 @@ from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Iterable, Sequence
-from functools import cache
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
+from .bytepairs import Byte, Pairs, Tokenizer
 from .engine.errors import UserError
 
 GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
 """How GPT-2 cuts text before it looks for pairs (openai/gpt-2, encoder.py; possessive form of tiktoken)."""
-
-
-class Tokenizer(Protocol):
-    """What prepare, training and generate know of one."""
-
-    kind: str
-    end: int  # its own token, and the last one: the vocabulary has end + 1
-
-    def encode(self, text: bytes) -> np.ndarray:
-        """(T,) token numbers. Raises `UnicodeDecodeError` where the tokenizer needs UTF-8 and this is none,
-        `UserError` for a character it does not know."""
-
-    def decode(self, tokens: Sequence[int]) -> bytes:
-        """The text of the tokens; `end` is none."""
-
-    def facts(self) -> dict[str, Any]:
-        """What `restore` makes it from."""
-
-
-class Byte:
-    """One token a byte: 256, any input, nothing to train."""
-
-    kind, end = "byte", 256
-
-    def encode(self, text: bytes) -> np.ndarray:
-        return np.frombuffer(text, np.uint8)
-
-    def decode(self, tokens: Sequence[int]) -> bytes:
-        return bytes(token for token in tokens if token < self.end)
-
-    def facts(self) -> dict[str, Any]:
-        return {"kind": self.kind}
 
 
 class Character:
@@ -79,46 +47,6 @@ class Character:
 
     def facts(self) -> dict[str, Any]:
         return {"kind": self.kind, "characters": self.characters}
-
-
-class Pairs:
-    """Byte pairs learnt from the training text by the `tokenizers` library."""
-
-    kind = "bpe"
-
-    def __init__(self, definition: str):
-        import tokenizers
-
-        self._definition = definition
-        self._tokenizer = tokenizers.Tokenizer.from_str(definition)
-        self.end = self._tokenizer.get_vocab_size()
-
-    @classmethod
-    def learn(cls, texts: Iterable[str], vocabulary: int) -> Pairs:
-        """Learns `vocabulary` − 1 tokens; the first 256 are the bytes, so that nothing is unknown."""
-        import tokenizers
-
-        learner = tokenizers.Tokenizer(tokenizers.models.BPE())
-        learner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-        learner.decoder = tokenizers.decoders.ByteLevel()
-        trainer = tokenizers.trainers.BpeTrainer(
-            vocab_size=vocabulary - 1,
-            initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
-            show_progress=False,
-        )
-        learner.train_from_iterator(texts, trainer)
-        return cls(learner.to_str())
-
-    def encode(self, text: bytes) -> np.ndarray:
-        return np.array(self._tokenizer.encode(text.decode("utf-8")).ids, np.int64)
-
-    def decode(self, tokens: Sequence[int]) -> bytes:
-        letters = _bytes_of_letters()
-        words = (self._tokenizer.id_to_token(int(token)) or "" for token in tokens if token < self.end)
-        return bytes(letters[letter] for word in words for letter in word)
-
-    def facts(self) -> dict[str, Any]:
-        return {"kind": self.kind, "definition": self._definition}
 
 
 class Gpt2:
@@ -174,11 +102,3 @@ def restore(facts: dict[str, Any]) -> Tokenizer:
 def byte_counts(tokenizer: Tokenizer) -> list[int]:
     """How many bytes of text each token stands for: bits per byte compare models of any vocabulary."""
     return [len(tokenizer.decode([token])) for token in range(tokenizer.end + 1)]
-
-
-@cache
-def _bytes_of_letters() -> dict[str, int]:
-    """The printable letter by which byte-level BPE writes each byte (openai/gpt-2, bytes_to_unicode)."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}

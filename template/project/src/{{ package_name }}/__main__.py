@@ -22,6 +22,8 @@ from .engine.sources import near
 
 CONFIG = Path("config.yaml")
 COMMANDS = Path(__file__).parent / "commands"
+RANK = os.environ.get("RANK", "0")  # of a run's processes, 0 says what all of them know
+TOGETHER = ("train", "evaluate")  # verbs for several processes
 INTERRUPTED = 128 + 2  # as shells count SIGINT
 
 
@@ -33,8 +35,9 @@ def main(words: list[str] | None = None) -> int:
     except UserError as error:
         if "--debug" in words:
             raise
-        for line in getattr(error, "errors", [error]):
-            print(f"error: {line}", file=sys.stderr)
+        if not error.told and (RANK == "0" or not isinstance(error, UserErrors)):
+            for line in getattr(error, "errors", [error]):
+                print("error: " + ("" if RANK == "0" else f"rank {RANK}: ") + str(line), file=sys.stderr)
         return error.code
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -55,6 +58,9 @@ def run(words: list[str]) -> int:
         guess = near(words[:1], {verb: verb for verb in verbs}) if words else None
         remedy = f"did you mean {guess!r}?" if guess else f"begin with one of {', '.join(verbs)}"
         raise UserError(what, "command line", remedy)
+    if os.environ.get("WORLD_SIZE", "1") != "1" and words[0] not in TOGETHER:
+        where = f"WORLD_SIZE={os.environ['WORLD_SIZE']}"
+        raise UserErrors([UserError(f"{words[0]} runs in one process", where, "start it without torchrun")])
     command = import_module(f".commands.{words[0]}", __package__)
     rest, overrides, mistakes = split_settings(words[1:])
     parser = parser_of(words[0], command)
@@ -82,7 +88,7 @@ def loading(arguments: argparse.Namespace, overrides: list[tuple[str, str]]) -> 
     def load_settings(base: Path | None = None) -> Settings:
         config = base or arguments.config or (CONFIG if CONFIG.exists() else None)
         settings = load(config, arguments.profile, overrides, os.environ)
-        for note in settings.notes:
+        for note in settings.notes if RANK == "0" else ():
             print(f"note: {note}", file=sys.stderr)
         return settings
 

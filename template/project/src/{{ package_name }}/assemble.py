@@ -97,8 +97,10 @@ def assemble(settings: Any, distributed: Any, store: Store) -> Project:
     enabled, blocks["why"] = optimization.compiles(settings, device)
     compiled = optimization.compile_blocks(model.blocks(), settings) if enabled else (0, [])  # 4
     blocks["compiled"], blocks["skipped"] = compiled
-    blocks["checkpointed"] = training.gradient_checkpointing
-    wrapped = distributed.wrap(model)  # 5
+    blocks["checkpointed"], blocks["world"] = training.gradient_checkpointing, distributed.world
+    wrapped = distributed.wrap(model, precision.dtype)  # 5
+    if distributed.rank:  # the same weights on every rank, but dropout of its own
+        reproducibility.seed_everything((settings.reproducibility.seed + distributed.rank) % 2**32)
     optimizer = optimization.make_optimizer(model, settings.optimizer)  # 6
 
     described = optimization.describe(settings, device, (resolved, why), blocks)

@@ -22,7 +22,9 @@ from .settings import LEARNING_RATE, Sections
 class Optimizer(Section):
     """How weights change at each step."""
 
-    name: Literal["adamw"] = Field("adamw", description="update rule")
+    name: Literal["adamw", "adafactor"] = Field(
+        "adamw", description="update rule; adafactor keeps a row and a column of each matrix: less memory"
+    )
     learning_rate: float = Field(LEARNING_RATE, gt=0, le=1, description="peak learning rate")
     weight_decay: float = Field(0.01, ge=0, le=1, description="decoupled weight decay, matrices only")
     beta1: float = Field(0.9, ge=0, lt=1, description="decay of the mean of gradients")
@@ -94,6 +96,10 @@ class Monitor(Section):
 
     every_steps: int = Field(50, ge=1, description="optimizer steps between two lines and rows of metrics")
     progress: bool | Auto = Field("auto", description="progress bar; auto is on in a terminal")
+    system_every_seconds: float = Field(
+        10.0, ge=0, description="seconds between two rows of system.csv, and until an alert; 0 is off"
+    )
+    price_per_hour: float = Field(0.0, ge=0, description="of the machine, for report and estimate; 0 is none")
 
 
 class Reproducibility(Section):

@@ -1,4 +1,4 @@
-"""Check GPU, driver, versions, answers, data and compiler; say what to do about each.
+"""Check GPU, driver, versions, answers, data and compiler; or estimate time and price on any card.
 
 Exits with 0, or with 1 when a check failed. A warning costs speed or deserves a look; nothing breaks.
 """
@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from ..engine import gpus
 from ..engine.errors import UserError
+from . import estimate
 
 ANSWERS = Path(".copier-answers.yml")
 WHEELS = "https://download.pytorch.org/whl/"
@@ -56,10 +57,14 @@ class Card(NamedTuple):
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
     parser.add_argument("--verify", action="store_true", help="compare all stored data with their checksums")
+    parser.add_argument("--estimate", action="store_true", help="fit, time and price of a run on each card")
+    estimate.choices(parser)
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> int:
     """Runs every check, also after one that failed."""
+    if arguments.estimate or arguments.gpu or arguments.price:
+        return estimate.run(arguments, load)
     settings = load()
     card, answers = this_card(), read_answers(ANSWERS)
     row, why = gpus.match(card.name, card.sm_count, card.memory_gb) if card.capability else (None, "")
@@ -71,6 +76,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> int:
         "precision": lambda: check_precision(settings.training.precision, card),
         "environment": lambda: check_environment(os.environ),
         "disk": lambda: check_disk(Path.cwd(), Path(settings.data.path).absolute()),
+        "limits": lambda: check_limits(*limits()),
         "data": lambda: check_data(settings),
         "compile": lambda: check_compile(settings, card),
     }
@@ -284,8 +290,29 @@ def check_disk(*paths: Path) -> Found:
     return "failed" if least < 1 else "warning" if least < 10 else "ok", line
 
 
+def limits() -> tuple[float, int]:
+    """GB that are free in shared memory, and files that a process may open; infinite where nobody counts."""
+    try:
+        import resource
+
+        free = shutil.disk_usage("/dev/shm").free / 1e9
+        return free, resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    except (ImportError, OSError):
+        return float("inf"), 1 << 20
+
+
+def check_limits(shared: float, files: int) -> Found:
+    """What loader workers need: they hand batches over in shared memory, as open files."""
+    line = f"{shared:,.1f} GB of shared memory free, {files:,} open files"
+    if shared < 1:
+        return "warning", f"{line}: start the container with --shm-size=8g, or data.num_workers 0"
+    if 0 <= files < 1024:
+        return "warning", f"{line}: raise it with `ulimit -n 4096`, or data.num_workers 0"
+    return "ok", line
+
+
 def check_data(settings: Any) -> Found:
-    """Reads for a moment what training would read, through the project's own loader."""
+    """Reads for a moment what training would read, through the project's own loader, and then the disk."""
     import torch
 
     from ..assemble import open_store
@@ -306,8 +333,25 @@ def check_data(settings: Any) -> Found:
             break
     seconds = time.perf_counter() - start
     loader.close()
-    rate = f"{samples / seconds:,.0f} samples/s" if samples else "a single batch"
-    return "ok", f"{rate} from {store.folder}"
+    if not samples:
+        return "ok", f"a single batch from {store.folder}"
+    spans = loader.samples.spans(loader.order.samples[:1], 0)
+    size = sum(x.starts.size * x.width * store.arrays[name].row_bytes for name, x in spans.items())
+    rate = f"{samples / seconds:,.0f} samples/s = {samples / seconds * size / 1e6:,.0f} MB/s"
+    largest = max((array.path for array in store.arrays.values()), key=lambda path: path.stat().st_size)
+    return "ok", f"{rate} from {store.folder}; the disk gives {raw_speed(largest) / 1e6:,.0f} MB/s"
+
+
+def raw_speed(path: Path, seconds: float = 0.5) -> float:
+    """Bytes a second of a file read from its beginning, without what the page cache holds of it."""
+    total, start = 0, time.perf_counter()
+    with open(path, "rb", buffering=0) as file:
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        buffer = bytearray(8 << 20)
+        while (count := file.readinto(buffer)) and time.perf_counter() - start < seconds:
+            total += count
+    return total / (time.perf_counter() - start)
 
 
 def check_sums(settings: Any) -> Found:

@@ -37,6 +37,9 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> int:
         )
     )
     loader.close()
+    project.distributed.close()
+    if not project.distributed.is_main:
+        return 0
     metrics = dataset.finish(metrics, project.store, arguments.split)
     baselines = dataset.baselines(project.store, project.settings, arguments.split)
     result = {"split": arguments.split, "step": step, "metrics": metrics, "baselines": baselines}
@@ -64,22 +67,24 @@ def open_run(folder: Path, settings: Any, which: str) -> tuple[Any, int]:
     from ..engine.optimization import prepare_process
 
     prepare_process()
+    distributed = Distributed()
+    line = print if distributed.is_main else lambda text: None
     if settings.phases:  # a phase may have had other data, another block size
-        number = Checkpoint(folder / "checkpoints").peek(which).get("phase", 0)
+        number = Checkpoint(folder / "checkpoints", distributed).peek(which).get("phase", 0)
         settings = settings.phase(number + 1)
     store = open_store(settings)
-    project = assemble(settings, Distributed(), store)
-    checkpoint = Checkpoint(folder / "checkpoints", model=project.model)
+    project = assemble(settings, distributed, store)
+    checkpoint = Checkpoint(folder / "checkpoints", distributed, model=project.model)
     found = checkpoint.load_model(which)
     for skipped in checkpoint.skipped:
-        print(f"note: skipped a damaged checkpoint: {skipped}")
+        line(f"note: skipped a damaged checkpoint: {skipped}")
     if found is None:
         raise UserError("the run has no checkpoint yet", str(folder), "train it further with --resume")
     if found["facts"]["data"] != store.fingerprint:
         what = "the run was trained on other data than these"
         raise UserError(what, str(store.folder), "name the run's data with --data.path")
     for entry in project.optimizations:
-        print(f"  {entry['name']:<18}{entry['state']:<14}{entry['why']}")
+        line(f"  {entry['name']:<18}{entry['state']:<14}{entry['why']}")
     project.model.eval()
     return project, found["step"]
 

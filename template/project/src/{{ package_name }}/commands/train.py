@@ -67,13 +67,18 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> int:
     prepare_process()
     distributed = Distributed()
     try:
-        open_store(settings)  # before the run's folder: a mistake leaves nothing behind
-        resumed, folder = folder is not None, folder or new_run(arguments.name)
+        if folder is None and (folder := distributed.restarted(arguments.name)):
+            settings = load(folder / "config.resolved.yaml")
+        # Before the run's folder: a mistake leaves nothing behind. Rank 0 makes what others wait for.
+        distributed.together(lambda: open_store(settings), main_first=True)
+        run_folder = folder or distributed.begin(lambda: new_run(arguments.name))
+        limit = arguments.max_steps
         build = lambda settings: assemble(settings, distributed, open_store(settings))  # noqa: E731
-        limit, trial = arguments.max_steps, arguments.trial
-        with Session(folder, settings, build, limit, resumed, trial) as session:
+        rank, resumed, trial = distributed.rank, folder is not None, arguments.trial
+        with Session(run_folder, settings, build, limit, resumed, rank, trial) as session:
             for _ in session.phases(arguments.phase):
                 fit(session)
+        distributed.together(lambda: None)  # who leaves first ends the others: not before rank 0 has reported
         return session.exit_code
     finally:
         distributed.close()

@@ -15,6 +15,7 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from .files import sha256, sync_file, sync_folder, write_json
 
 FORMAT = 1
 MODEL, STATE, MANIFEST, BEST = "model.safetensors", "state.pt", "manifest.json", "best.json"
+SHARD = "shard-{:05}.safetensors"  # what a rank has for itself, where the model is sharded
 NAME = re.compile(r"step-(\d{8})")
 
 
@@ -41,31 +43,48 @@ class Checkpoint:
     compared on loading (data, settings that must not change).
     """
 
-    def __init__(self, folder: Path, keep: int = 2, facts: dict[str, Any] | None = None, **parts: Any):
-        self.folder, self.keep, self.facts, self.parts = folder, max(keep, 2), facts or {}, parts
+    def __init__(
+        self,
+        folder: Path,
+        distributed: Any,
+        keep: int = 2,
+        facts: dict[str, Any] | None = None,
+        **parts: Any,
+    ):
+        self.folder, self.distributed, self.keep, self.parts = folder, distributed, max(keep, 2), parts
+        self.facts = facts or {}
         self.skipped: list[str] = []
 
     def save(self, step: int, extra: dict[str, Any] | None = None) -> Path:
         """Writes the checkpoint of `step`, then prunes old ones. Raises `DiskFull`; nothing is half-written.
 
-        extra: plain data kept beside the parts (random state, for one).
+        extra: plain data kept beside the parts. Every rank calls it; rank 0 writes, and another one what
+        it alone has.
         """
-        target, partial = self.folder / f"step-{step:08d}", self.folder / ".saving"
-        shutil.rmtree(partial, ignore_errors=True)
-        state = {name: part.state_dict() for name, part in self.parts.items() if name != "model"}
+        ranks, partial = self.distributed, self.folder / ".saving"
+        state = {name: part.state_dict() for name, part in self.parts.items()} | {"extra": extra or {}}
+        state, shards = ranks.take_shards(state)
+
+        def stage(work: Callable[[], Any], main: bool = True) -> Any:
+            return ranks.together(lambda: self._checked(step, work) if ranks.is_main or not main else None)
+
+        stage(lambda: _empty(partial))
+        hashes = {}
+        if shards:
+            mine = {key: tensor.to_local() for key, tensor in shards.items()}
+            path = partial / SHARD.format(ranks.rank)
+            stage(lambda: _save_model(mine, path), main=False)
+            hashes = dict(ranks.gather((path.name, sha256(path))))
+        shapes = {key: list(tensor.shape) for key, tensor in shards.items()}
+        stage(lambda: self._commit(step, state, hashes, shapes))
+        return self.folder / f"step-{step:08d}"
+
+    def _checked(self, step: int, write: Callable[[], Any]) -> Any:
+        """`write()`, with a line for a full disk."""
         try:
-            partial.mkdir(parents=True)
-            aliases = _save_model(self.parts["model"].state_dict(), partial / MODEL)
-            _save_state({**state, "extra": extra or {}}, partial / STATE)
-            hashes = {name: sha256(partial / name) for name in (MODEL, STATE)}
-            manifest = {"step": step, "facts": self.facts, "aliases": aliases, "sha256": hashes}
-            write_json(partial / MANIFEST, {"format": FORMAT, "seal": _seal(manifest), **manifest})
-            sync_folder(partial)
-            _remove(target)  # the same step again, after a resume
-            os.replace(partial, target)
-            sync_folder(self.folder)
+            return write()
         except OSError as error:
-            shutil.rmtree(partial, ignore_errors=True)
+            shutil.rmtree(self.folder / ".saving", ignore_errors=True)
             need = sum(tensor.nbytes for tensor in self.parts["model"].state_dict().values())
             with contextlib.suppress(OSError):
                 free = shutil.disk_usage(self.folder).free
@@ -75,8 +94,22 @@ class Checkpoint:
                     "free some space; the checkpoints before it are whole",
                 ) from error
             raise
+
+    def _commit(
+        self, step: int, state: dict[str, Any], hashes: dict[str, str], shapes: dict[str, list[int]]
+    ) -> None:
+        """What is not in shards, then the manifest, then the name."""
+        target, partial = self.folder / f"step-{step:08d}", self.folder / ".saving"
+        aliases = _save_model(state.pop("model"), partial / MODEL)
+        _save_state(state, partial / STATE)
+        hashes = hashes | {name: sha256(partial / name) for name in (MODEL, STATE)}
+        manifest = {"step": step, "facts": self.facts, "aliases": aliases, "sha256": hashes, "shards": shapes}
+        write_json(partial / MANIFEST, {"format": FORMAT, "seal": _seal(manifest), **manifest})
+        sync_folder(partial)
+        _remove(target)  # the same step again, after a resume
+        os.replace(partial, target)
+        sync_folder(self.folder)
         self._prune(target)
-        return target
 
     def mark_best(self, path: Path, loss: float) -> None:
         """Names the checkpoint with the lowest evaluation loss; pruning spares it."""
@@ -129,7 +162,16 @@ class Checkpoint:
         ordered = folders(self.folder)
         if which == "best" and best:
             ordered = [self.folder / best, *(path for path in ordered if path.name != best)]
-        found, self.skipped = _first_valid(ordered, tensors)
+        ranks, found = self.distributed, None
+        if ranks.is_main:
+            found, self.skipped = _first_valid(ordered, tensors)
+        # Rank 0 reads all of it against the hashes; the others take the one that it has found.
+        path, self.skipped = ranks.gather((found and found["path"], self.skipped))[0]
+        if path and not ranks.is_main:
+            found = {"path": path, **_read_folder(path, tensors, verify=False)}
+        if found and tensors:
+            everything = {"model": found["tensors"], **found["state"]}
+            ranks.give_shards(everything, path, found["manifest"].get("shards", {}))
         if found is None and self.skipped:
             raise UserError("no valid checkpoint", "; ".join(self.skipped), f"restore one into {self.folder}")
         return found
@@ -175,6 +217,11 @@ def load_model(model: torch.nn.Module, tensors: dict[str, torch.Tensor], path: P
         raise UserError(what, str(path), "keep the model's settings, or start a new run") from error
 
 
+def _empty(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+
+
 def _save_model(tensors: dict[str, torch.Tensor], path: Path) -> dict[str, str]:
     """Writes each tensor once; returns which names are the same tensor as another (tied weights)."""
     unique: dict[str, torch.Tensor] = {}
@@ -210,14 +257,14 @@ def _seal(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
-def _read_folder(path: Path, tensors: bool = True) -> dict[str, Any]:
+def _read_folder(path: Path, tensors: bool = True, verify: bool = True) -> dict[str, Any]:
     """A checkpoint's content. Raises ValueError or OSError where it is not whole."""
     manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
     if (number := manifest.pop("format", None)) != FORMAT:
         raise ValueError(f"format {number}")
     if manifest.pop("seal", None) != _seal(manifest):
         raise ValueError(f"{MANIFEST} does not match its seal")
-    for name, expected in manifest["sha256"].items():
+    for name, expected in manifest["sha256"].items() if verify else ():
         if sha256(path / name) != expected:
             raise ValueError(f"{name} does not match its sha256")
     if not tensors:

@@ -19,6 +19,9 @@ def explain(
         return out_of_memory(settings, device)
     if isinstance(error, NonFinite):
         return non_finite(error, order)
+    if isinstance(error, torch.distributed.DistError) or "gloo" in str(error):
+        remedy = "its own last words say why; `train --resume` goes on from the newest checkpoint"
+        return UserError("another process of this run is gone", str(error).partition("\n")[0], remedy)
     if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
         first = str(error).strip().partition("\n")[0]
         remedy = "--compile.enabled false, or --compile.fullgraph false to compile the parts that can be"
@@ -32,6 +35,7 @@ def explain(
 
 def non_finite(error: NonFinite, order: Order) -> UserError:
     """Names the training samples of the step where the loss went bad."""
+    order.rank = error.rank  # of the process where it happened
     numbers = order.epoch(error.epoch)[0][slice(*error.batches)].ravel()
     shown = ", ".join(map(str, numbers[numbers >= 0][:64]))
     remedy = "look at them; lower optimizer.learning_rate, longer schedule.warmup_steps, or precision fp32"

@@ -7,7 +7,7 @@ import json
 import os
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -52,6 +52,19 @@ def write_text(path: Path, text: str) -> None:
     """Replaces a text file atomically (UTF-8)."""
     with replacing(path) as file:
         file.write(text.encode())
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Objects with a whole number `step`, one a line; what a crash cut off or broke is left out."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    rows = []
+    for line in lines:
+        with suppress(ValueError):
+            rows.append(json.loads(line))
+    return [row for row in rows if isinstance(row, dict) and isinstance(row.get("step"), int)]
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -1,4 +1,4 @@
-"""What a run says of itself: a bar or lines, `metrics.jsonl`, `metrics.csv`, and whether losses are sound.
+"""What a run says of itself: lines, `metrics.jsonl`, `metrics.csv`, alerts, and whether losses are sound.
 
 Device values are read at logging steps only. In between the loop leaves references here, and nothing waits.
 """
@@ -12,25 +12,27 @@ import math
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from tqdm import tqdm
 
-from .files import write_text
+from .files import read_rows, write_text
 from .step import Step
+from .system import Leaks, System, judge
 from .throughput import Work
 
 T = TypeVar("T")
 
 
 class NonFinite(Exception):
-    """A loss became nan or inf; `epoch` and `batches` (first, last + 1) say where it happened."""
+    """A loss became nan or inf; `epoch`, `batches` (first, last + 1) and `rank` say where it happened."""
 
-    def __init__(self, step: int, epoch: int, batches: tuple[int, int]):
+    def __init__(self, step: int, epoch: int, batches: tuple[int, int], rank: int = 0):
         super().__init__(f"the loss of step {step} is not finite")
-        self.step, self.epoch, self.batches = step, epoch, batches
+        self.step, self.epoch, self.batches, self.rank = step, epoch, batches, rank
 
 
 class Monitor:
@@ -39,19 +41,28 @@ class Monitor:
     `start` says where: total steps of the run, and training samples of one full step over all ranks.
     """
 
-    def __init__(self, run: Path, settings: Any, device: torch.device, tracker: Any, main: bool = True):
-        self.path, self.csv = run / "metrics.jsonl", run / "metrics.csv"
-        self.every, self.device, self.tracker, self.main = settings.monitor.every_steps, device, tracker, main
-        shown = sys.stderr.isatty() if settings.monitor.progress == "auto" else settings.monitor.progress
-        self.show_bar = shown and main
+    def __init__(self, run: Path, project: Any, tracker: Any, loader: Any):
+        self.run, self.path, self.csv = run, run / "metrics.jsonl", run / "metrics.csv"
+        self.settings, self.device = project.settings, project.device
+        self.tracker, self.loader = tracker, loader
+        self.distributed, self.main = project.distributed, project.distributed.is_main
+        options, self.devices = project.settings.monitor, project.distributed.world
+        self.every = options.every_steps
+        shown = sys.stderr.isatty() if options.progress == "auto" else options.progress
+        self.show_bar = shown and self.main
         self.bar: tqdm | None = None
         self.waited = 0.0
-        self._file: io.TextIOBase | Any = io.StringIO()  # until `start`, and on ranks that write nothing
+        self._file: io.TextIOBase | Any = io.StringIO()  # until `start`
         self._pending: list[tuple[int, int, tuple[int, int], list]] = []
+        self._judged: tuple[float, float] | None = None  # seconds waited and in all, since the last judgement
+        self._alerted: set[str] = set()
+        self._leaks = Leaks(self.device)
+        self.system: System | None = None
 
-    def start(self, step: int, total: int, samples: int, work: Work | None = None, devices: int = 1) -> None:
+    def start(self, step: int, total: int, samples: int, work: Work) -> None:
         """Begins (or goes on) at `step`; rows behind it, of a run that died later, are dropped."""
-        self.total, self.samples, self.work, self.devices = total, samples, work or Work(), devices
+        self.total, self.samples, self.work = total, samples, work
+        self.system = System(self.run, self.device, self.settings.monitor.system_every_seconds, self.main)
         self._trim(step)
         if self.main:
             self._file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115
@@ -85,6 +96,9 @@ class Monitor:
     ) -> None:
         """After optimizer step `number` (from 1) over the micro-batches [first, last + 1) of `epoch`."""
         self._pending.append((number, epoch, batches, step.group))
+        if batches[0] == 0 and epoch > 0:  # the first epoch, its evaluation and checkpoint fill caches
+            for line in self._leaks.grown():
+                self.alert(number, line.partition(" grew")[0], f"memory: {line}: what keeps it?")
         if number % self.every == 0 or number == self.total:
             self._log(number, epoch, step, learning_rate)
 
@@ -108,19 +122,49 @@ class Monitor:
         row |= self.work.rates(row["samples_per_second"], self.devices)
         if self.device.type == "cuda":
             row["memory_mb"] = torch.cuda.max_memory_allocated(self.device) / 2**20
+            row["memory_reserved_mb"] = torch.cuda.max_memory_reserved(self.device) / 2**20
         self.write(row)
         self.say(row)
+        self._judge(row, seconds)
         self._restart(number)
+
+    def _judge(self, row: dict[str, Any], seconds: float) -> None:
+        """An alert where the device was used badly, once `monitor.system_every_seconds` have passed."""
+        if self._judged is None or self.system is None or not self.system.seconds:
+            self._judged = (0.0, 0.0)  # the first steps compile, and fill caches
+            return
+        waited, passed = self._judged[0] + self.waited, self._judged[1] + seconds
+        self._judged = waited, passed
+        if passed < self.system.seconds:
+            return
+        self._judged = (0.0, 0.0)
+        row = row | {"data_wait_fraction": waited / passed}
+        found = judge(row, self.system.means(), self.settings, self.loader.stats().get("workers"))
+        if found is not None:
+            self.alert(row["step"], *found)
+
+    def alert(self, step: int, kind: str, text: str) -> None:
+        """A line, once for each kind, and an event for the report."""
+        if kind not in self._alerted:
+            self._alerted.add(kind)
+            self.line(f"alert: {text}")
+            self.event(step, "alert", text=text)
+
+    def event(self, step: int, kind: str, **facts: Any) -> None:
+        """Appends what is no metric to `events.jsonl`: a checkpoint and its seconds, an alert."""
+        if self.main:
+            with suppress(OSError), open(self.run / "events.jsonl", "a", encoding="utf-8") as file:
+                file.write(json.dumps({"step": step, "event": kind, **facts, "time": time.time()}) + "\n")
 
     def check(self) -> None:
         """Raises `NonFinite` for the first bad loss since the last look (host sync)."""
         pending, self._pending = self._pending, []
         losses = [loss for *_, group in pending for loss, _ in group]
-        if not losses or torch.stack(losses).isfinite().all():
+        if not losses or not self.distributed.sum((~torch.stack(losses).isfinite()).sum()):
             return
-        for number, epoch, batches, group in pending:
-            if not torch.stack([loss for loss, _ in group]).isfinite().all():
-                raise NonFinite(number, epoch, batches)
+        bad = [entry for entry in pending if not torch.stack([loss for loss, _ in entry[3]]).isfinite().all()]
+        found = self.distributed.gather((*bad[0][:3], self.distributed.rank) if bad else None)
+        raise NonFinite(*min(filter(None, found)))
 
     def evaluation(
         self, step: int, split: str, metrics: dict[str, float], seconds: float, best: bool
@@ -138,21 +182,24 @@ class Monitor:
 
     def write(self, row: dict[str, Any]) -> None:
         """Appends one object; flushed, so that a killed run loses no row. nan becomes null."""
+        if not self.main:
+            return
         clean = {name: None if _bad(value) else value for name, value in row.items()}
         self._file.write(json.dumps(clean) + "\n")
         self._file.flush()
-        if self.main:
-            group = row.get("split", "train")
-            numbers = {
-                name: value for name, value in clean.items() if isinstance(value, float) and name != "time"
-            }
-            self.tracker.log(row["step"], {f"{group}/{name}": value for name, value in numbers.items()})
+        group = row.get("split", "train")
+        numbers = {
+            f"{group}/{name}": value
+            for name, value in clean.items()
+            if isinstance(value, float) and name != "time"
+        }
+        self.tracker.log(row["step"], numbers)
 
     def write_csv(self) -> None:
         """The same rows as a table, all columns that occur."""
         if not self.main:
             return
-        rows = list(read_rows(self.path))
+        rows = read_rows(self.path)
         table = io.StringIO()
         writer = csv.DictWriter(
             table, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n"
@@ -186,24 +233,14 @@ class Monitor:
             tqdm.write(text) if self.bar is not None else print(text, flush=True)
 
     def close(self) -> None:
+        if self.system is not None:
+            self.system.close()
         self.write_csv()
         self._file.close()
         if self.bar is not None:
             self.bar.close()
         if self.main:
             self.tracker.close()
-
-
-def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Rows of a `metrics.jsonl`; a last line cut short by a kill is left out."""
-    if not path.exists():
-        return
-    with open(path, encoding="utf-8") as file:
-        for line in file:
-            try:
-                yield json.loads(line)
-            except ValueError:
-                return
 
 
 def _bad(value: Any) -> bool:

@@ -69,12 +69,13 @@ def compile_blocks(blocks: list[nn.Module], settings: Any) -> tuple[int, list[st
 
     Per block: a fifth of the whole model's compile time, and state_dict keys stay as they are. cuDNN's
     RNNs are left alone: Dynamo breaks the graph there, and nothing is faster. Stock modules compile to
-    nothing in place, silently, hence `fullgraph`.
+    nothing in place, silently, hence `fullgraph`. A block that calls itself `ragged` has other shapes in
+    each batch: any shape from the start on, else torch gives up at the ninth that it compiles for.
     """
     options = settings.compile
-    dynamic = None if options.dynamic == "auto" else options.dynamic
     skipped = []
     for block in blocks:
+        dynamic = getattr(block, "ragged", None) if options.dynamic == "auto" else options.dynamic
         if any(isinstance(part, nn.RNNBase) for part in block.modules()):
             skipped.append(f"{type(block).__name__} (an RNN)")
         elif type(block).__module__.startswith("torch.nn"):
@@ -85,18 +86,22 @@ def compile_blocks(blocks: list[nn.Module], settings: Any) -> tuple[int, list[st
 
 
 def make_optimizer(model: nn.Module, settings: Any) -> torch.optim.Optimizer:
-    """AdamW; weight decay on matrices only, because biases, norms and scales have no reason to shrink.
+    """AdamW or Adafactor; weight decay on matrices only: biases, norms and scales have no reason to shrink.
 
     fused: one kernel for all parameters, on CUDA and CPU, which also takes fp16's overflow flag on the
-    device.
+    device. Adafactor (Shazeer & Stern 2018) has none, and takes the learning rate relative to the size of
+    each weight; betas and epsilon have no effect on it.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
         {"params": [p for p in trained if p.dim() >= 2], "weight_decay": settings.weight_decay},
         {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
     ]
+    groups = [group for group in groups if group["params"]]
+    if settings.name == "adafactor":
+        return torch.optim.Adafactor(groups, lr=settings.learning_rate)
     return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
+        groups,
         lr=settings.learning_rate,
         betas=(settings.beta1, settings.beta2),
         eps=settings.epsilon,
@@ -120,10 +125,14 @@ def describe(
     """What is on and why: [{"name", "state", "why"}], printed at the start and kept in `env.json`.
 
     precision: resolved name and reason. blocks: what `assemble` did with them,
-    {"compiled", "skipped", "checkpointed", "why", "fp8"}.
+    {"compiled", "skipped", "checkpointed", "why", "fp8", "world"}.
     """
     training, accumulation = settings.training, settings.training.gradient_accumulation_steps
     tf32 = torch.backends.cuda.matmul.allow_tf32
+    samples, each = (
+        f"{settings.data.batch_size} × {accumulation}",
+        " and process" if blocks["world"] > 1 else "",
+    )
     skipped = f"; left alone: {', '.join(blocks['skipped'])}" if blocks["skipped"] else ""
     compiled = f"{blocks['compiled']} blocks, mode {settings.compile.mode}" if blocks["compiled"] else "off"
     rows = [
@@ -137,9 +146,14 @@ def describe(
         ),
         *([("fp8", f"{blocks['fp8']} layers", FP8)] if blocks["fp8"] else []),
         ("compile", compiled, blocks["why"] + skipped),
-        ("fused optimizer", _on(settings.optimizer.fused), "optimizer.fused"),
+        (
+            "fused optimizer",
+            _on(settings.optimizer.fused and settings.optimizer.name == "adamw"),
+            f"optimizer.fused, {settings.optimizer.name}",
+        ),
         ("recomputation", _on(blocks["checkpointed"]), "training.gradient_checkpointing"),
-        ("accumulation", str(accumulation), f"{settings.data.batch_size} × {accumulation} samples a step"),
+        *([("processes", str(blocks["world"]), "a device each")] if blocks["world"] > 1 else []),
+        ("accumulation", str(accumulation), f"{samples} samples a step{each}"),
         ("gradient clip", str(training.gradient_clip or "off"), "training.gradient_clip"),
         (
             "pinned memory",

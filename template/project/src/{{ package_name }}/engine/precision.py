@@ -61,7 +61,8 @@ class Precision:
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         norm = _whole(torch.nn.utils.get_total_norm(gradients))
         # One pass over the gradients for both: g / divisor, and g / norm * clip where that is smaller.
-        torch._foreach_div_(gradients, torch.maximum(divisor, norm / clip) if clip else divisor)
+        whole = torch.maximum(divisor, norm / clip) if clip else divisor
+        torch._foreach_div_([_own(gradient) for gradient in gradients], whole)
         if self.scaler is None:
             optimizer.step()
         else:
@@ -103,6 +104,11 @@ def set_tf32(allowed: bool) -> None:
     """
     torch.set_float32_matmul_precision("high" if allowed else "highest")
     torch.backends.cudnn.allow_tf32 = allowed
+
+
+def _own(gradient: Tensor) -> Tensor:
+    """This rank's rows of a sharded model's gradient, in the same memory."""
+    return gradient.to_local() if hasattr(gradient, "to_local") else gradient
 
 
 def _whole(norm: Tensor) -> Tensor:

@@ -6,17 +6,17 @@ its page too. Whatever is missing or cut off is left out.
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 from collections.abc import Iterable
-from contextlib import suppress
 from datetime import datetime
 from itertools import accumulate
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from .files import replacing, write_text
+from .files import read_rows, replacing, write_text
 from .sections import catalogue
 
 Row = dict[str, Any]
@@ -28,6 +28,34 @@ STATES = {
     "running": "Running, or ended without a word (killed, out of memory, power lost)",
 }
 
+BENCHMARK = Path("benchmark_results/benchmark.json")
+# Names of optimizations, and the setting that switches each.
+SWITCHES = {
+    "precision": "training.precision",
+    "compile": "compile.enabled",
+    "fused optimizer": "optimizer.fused",
+    "recomputation": "training.gradient_checkpointing",
+    "accumulation": "training.gradient_accumulation_steps",
+    "pinned memory": "data.pin_memory",
+    "cuDNN benchmark": "training.cudnn_benchmark",
+    "deterministic": "reproducibility.deterministic",
+}
+USE = {
+    "gpu_percent": "GPU busy, %",
+    "gpu_memory_mb": "GPU memory in use, MB",
+    "reserved_mb": "of it reserved by PyTorch, MB",
+    "alloc_retries": "allocations tried again",
+    "power_w": "power, W",
+    "power_limit_w": "power cap, W",
+    "clock_mhz": "clock, MHz",
+    "clock_max_mhz": "highest clock, MHz",
+    "cpu_percent": "all cores busy, %",
+    "process_percent": "training process, % of a core",
+    "host_mb": "training process, MB",
+    "workers_mb": "loader workers together, MB",
+    "worker_max_mb": "largest loader worker, MB",
+}
+
 MARKED_POINTS = 50  # a curve of more has no markers
 MANY_POINTS = 150  # a curve of more is drawn with its moving mean
 
@@ -35,19 +63,32 @@ MANY_POINTS = 150  # a curve of more is drawn with its moving mean
 def write_report(run: Path) -> None:
     """Writes `report.md` and `curves.png` into the folder of a run. Raises OSError where it cannot."""
     history, evaluations = read_metrics(run / "metrics.jsonl")
+    events = read_rows(run / "events.jsonl")
     names = ("env", "status", "evaluation")
     environment, status, result = (read_json(run / f"{name}.json") for name in names)
     notes = [*environment.get("notes", []), *status.get("notes", [])]
     picture = draw(run / "curves.png", history, evaluations, status.get("resumes", []), notes)
-    optimizations = columns(environment, "optimizations", "name", "state", "why")
+    gains = measured(BENCHMARK)
+    optimizations = [
+        (name, state, *([gains.get(name, "")] if gains else []), why)
+        for name, state, why in columns(environment, "optimizations", "name", "state", "why")
+    ]
+    alerts = [
+        f"step {event['step']:,}: {event.get('text')}" for event in events if event.get("event") == "alert"
+    ]
     changed = columns(environment, "changed", "name", "value", "default", "origin")
     parts = [
         [f"# Run {run.resolve().name}", "", headline(history, environment, status)],
+        ["## Alerts", "", *(f"- {line}" for line in alerts)] if alerts else [],
         ["![loss, learning rate, speed and gradient norm over the steps](curves.png)"] if picture else [],
         table("Losses", ("", "loss", "step"), losses(history, evaluations)),
         table(*result_table(result)),
         table("Speed and memory", ("", ""), speed(history)),
-        table("Optimizations", ("", "state", "why"), optimizations),
+        table("Machine in use", ("", "median", "lowest", "highest"), machine_use(run / "system.csv")),
+        table("Time and money", ("", ""), spent(history, evaluations, events, environment)),
+        table(
+            "Optimizations", ("", "state", *(["speed if changed to"] if gains else []), "why"), optimizations
+        ),
         table("Settings that differ from the defaults", ("setting", "value", "default", "from"), changed),
         table("Checkpoints", ("", "step", "MB", ""), checkpoints(run / "checkpoints")),
         table("Machine and versions", ("", ""), machine(environment)),
@@ -67,15 +108,7 @@ def read_json(path: Path) -> Row:
 
 def read_metrics(path: Path) -> tuple[list[Row], list[Row]]:
     """(training steps, evaluations); lines that a crash cut off are left out."""
-    rows = []
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        with suppress(ValueError):
-            rows.append(json.loads(line))
-    rows = [row for row in rows if isinstance(row, dict) and isinstance(row.get("step"), int)]
+    rows = read_rows(path)
     return [row for row in rows if "split" not in row], [row for row in rows if "split" in row]
 
 
@@ -140,12 +173,73 @@ def speed(history: list[Row]) -> list[tuple]:
         ("samples/s, median", "samples_per_second", 1, ""),
         ("time of a step, median", "step_ms", 1, " ms"),
         ("waiting for data, median", "data_wait_fraction", 100, " %"),
+        ("MFU, median", "mfu", 100, " %"),
+        ("of the roof, median", "roof_fraction", 100, " %"),
     ):
         if values := [x for _, x in numbers(steady, name)]:
             rows.append((label, f"{show(median(values) * scale, 3)}{unit}"))
-    if values := [x for _, x in numbers(history, "memory_mb")]:
-        rows.append(("GPU memory, peak", f"{max(values):,.0f} MB"))
+    for label, name in (("GPU memory, peak", "memory_mb"), ("GPU memory, reserved", "memory_reserved_mb")):
+        if values := [x for _, x in numbers(history, name)]:
+            rows.append((label, f"{max(values):,.0f} MB"))
     return rows
+
+
+def machine_use(path: Path) -> list[tuple]:
+    """Median, lowest and highest of each column of `system.csv` that has numbers."""
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            samples = list(csv.DictReader(file))
+    except (OSError, csv.Error, UnicodeDecodeError):
+        return []
+    rows = []
+    for name, label in USE.items():
+        values = sorted(x for x in (number(sample.get(name)) for sample in samples) if x is not None)
+        if values and values[-1] > 0:
+            rows.append((label, *(show(x, 3) for x in (median(values), values[0], values[-1]))))
+    return rows
+
+
+def number(text: Any) -> float | None:
+    try:
+        return float(text)
+    except (TypeError, ValueError):
+        return None
+
+
+def spent(history: list[Row], evaluations: list[Row], events: list[Row], environment: Row) -> list[tuple]:
+    """Where the time went, and what it cost at `monitor.price_per_hour`."""
+    steps = [row for row in history if row.get("step_ms")]
+    done = [
+        row["step"] - before for row, before in zip(steps, [0, *(row["step"] for row in steps)], strict=False)
+    ]
+    training = sum(max(count, 0) * row["step_ms"] / 1000 for count, row in zip(done, steps, strict=True))
+    saves = [event["seconds"] for event in events if number(event.get("seconds")) is not None]
+    parts = {
+        "training": (training, ""),
+        "evaluation": (sum(row.get("seconds") or 0 for row in evaluations), f"{len(evaluations):,} times"),
+        "checkpoints": (sum(saves), f"{len(saves):,} saved"),
+    }
+    total = sum(seconds for seconds, _ in parts.values())
+    if not total:
+        return []
+    rows = [
+        (name, f"{duration(seconds)}, {seconds / total:.1%}{note and ', '}{note}")
+        for name, (seconds, note) in parts.items()
+        if seconds
+    ]
+    price = environment.get("price_per_hour")
+    return rows + ([("money", f"{total / 3600 * price:,.4g} at {price:g} an hour")] if price else [])
+
+
+def measured(path: Path) -> dict[str, str]:
+    """Optimization to the speed without it, or with it where it is off, as `benchmark` measured that."""
+    found: dict[str, str] = {}
+    for row in read_json(path).get("rows", []):
+        if row.get("table") == "leave_one_out" and number(row.get("gain")) is not None:
+            overrides, flag = row.get("overrides", {}), f" ({row['flag']})" if row.get("flag") else ""
+            for name in (name for name, key in SWITCHES.items() if key in overrides):
+                found.setdefault(name, f"{show(overrides[SWITCHES[name]])}: {row['gain']:.2f}×{flag}")
+    return found
 
 
 def changed_settings(settings: Any) -> list[Row]:

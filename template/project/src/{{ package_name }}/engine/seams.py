@@ -64,7 +64,8 @@ class Samples(Protocol):
     def batch(self, rows: dict[str, Rows]) -> Batch:
         """On the device: split, shift, cast, mask. The loader adds `index` and `fresh`."""
 
-    # Optional: `tokens`, how many targets a full sample has, where a workload counts in tokens.
+    # Optional: `tokens`, how many targets a full sample has, where a workload counts in tokens;
+    # `typical()`, a batch of one sample of mean lengths, where they are ragged.
     # Optional: host(rows, indices, epoch) -> rows runs in the worker or reader thread: real CPU
     # work per sample, such as augmentation, seeded by (seed, epoch, index) alone.
 

@@ -12,7 +12,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -23,10 +22,11 @@ from .checkpoint import Checkpoint, DiskFull, newest_valid
 from .environment import device_line, git_state, versions
 from .errors import UserError
 from .evaluation import evaluate, timed
-from .failures import explain
+from .failures import explain, out_of_memory
 from .files import write_json, write_text
-from .monitor import Monitor
+from .monitor import Monitor, NonFinite
 from .optimization import freeze_garbage
+from .progress import Progress, Ranks
 from .report import changed_settings, read_json, write_report
 from .reproducibility import random_state, set_random_state
 from .schedule import Schedule
@@ -35,48 +35,32 @@ from .tracker import Tracker
 from .verification import Verification
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-
-
-@dataclass
-class Progress:
-    """Where a run stands. The unit is the optimizer step: it is never inside an accumulation group."""
-
-    phase: int = 0
-    phase_start: int = 0  # step at which the phase began
-    epoch: int = 0
-    batch: int = 0  # micro-batches of this epoch that are done; 0 after its last one
-    step: int = 0
-    evaluated: int = 0  # step of the last whole evaluation
-    best_loss: float = float("inf")
-    best_step: int = 0
-    without_gain: int = 0  # evaluations since the best one
-    stopped_early: bool = False
-
-    def state_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        for field in fields(self):
-            setattr(self, field.name, state[field.name])
-
-    def next_phase(self) -> None:
-        self.phase, self.phase_start = self.phase + 1, self.step
-        self.epoch, self.batch, self.without_gain, self.stopped_early = 0, 0, 0, False
-        self.best_loss = float("inf")  # another phase, perhaps other data: losses do not compare
+FAILED = 255  # what ranks agree on where one of them has found damaged data; no signal has this number
 
 
 class Session:
     """One call of `train` on one run folder; a context manager.
 
     assemble: settings → Project. limit: stop this call after that step, whatever the run's length.
-    trial: metrics only, no evaluation, checkpoint or report.
+    rank: of this process; only rank 0 writes and prints. trial: metrics only, no evaluation, checkpoint or
+    report.
     """
 
-    def __init__(self, run: Path, settings: Any, assemble: Callable, limit=0, resumed=False, trial=False):
+    def __init__(
+        self,
+        run: Path,
+        settings: Any,
+        assemble: Callable[[Any], Any],
+        limit: int = 0,
+        resumed: bool = False,
+        rank: int = 0,
+        trial: bool = False,
+    ):
         self.run, self.settings, self.assemble, self.limit = run, settings, assemble, limit
-        self.resumed, self.trial = resumed, trial
+        self.resumed, self.main, self.trial = resumed, rank == 0, trial
         self.progress = Progress()
-        self.signal = 0
+        self.signal = 0  # that this process got
+        self.stop = 0  # that all ranks know of
         self._saved = -1
         self._handlers: dict[int, Any] = {}
 
@@ -90,7 +74,7 @@ class Session:
             manifest, skipped = newest_valid(self.run / "checkpoints")
             self.notes += [f"skipped a damaged checkpoint: {name}" for name in skipped]
             self.progress.phase = manifest["facts"]["phase"] if manifest else 0
-        else:
+        elif self.main:
             write_text(self.run / "config.resolved.yaml", self.settings.to_yaml())
         return self
 
@@ -104,45 +88,57 @@ class Session:
         if self.signal:
             os._exit(128 + number)
         self.signal = number
-        print(
-            f"{signal.Signals(number).name}: saving after this step; once more to leave at once",
-            file=sys.stderr,
-        )
+        if self.main:
+            name = signal.Signals(number).name
+            print(f"{name}: saving after this step; once more to leave at once", file=sys.stderr)
+
+    def _agree(self) -> bool:
+        """Whether a rank has got a signal: every rank asks as often, and all get the same answer."""
+        distributed = self.project.distributed
+        self.stop = distributed.agree(FAILED if self.verification.failed else self.signal) or self.stop
+        if self.stop == FAILED:
+            distributed.together(self.verification.check)
+        return bool(self.stop)
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: TracebackType | None) -> None:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         self._close_parts()
+        if self.main:
+            self._conclude(error)
+        if hasattr(self, "loader"):
+            explained = explain(error, self.project.settings, self.project.device, self.loader.order)
+            if explained is not None:
+                explained.told = not self.main and isinstance(error, NonFinite)
+                raise explained from error
+
+    def _conclude(self, error: BaseException | None) -> None:
+        """Status and report; a mistake found before the start leaves nothing."""
         if isinstance(error, UserError) and not (self.resumed or (self.run / "env.json").exists()):
-            shutil.rmtree(self.run, ignore_errors=True)  # a mistake found before the start leaves nothing
+            shutil.rmtree(self.run, ignore_errors=True)
             return
         state = "failed" if error else "finished" if self.finished else "stopped"
         self._status(state, self._reason(error))
         with contextlib.suppress(OSError):  # a full disk must not hide the error that is on its way
             if not self.trial:
                 write_report(self.run)
-        if hasattr(self, "loader"):
-            explained = explain(error, self.project.settings, self.project.device, self.loader.order)
-            if explained is not None:
-                raise explained from error
 
     def _close_parts(self) -> None:
         for name in ("loader", "validation", "monitor", "verification"):
-            part = getattr(self, name, None)
-            if part is not None:
+            if (part := getattr(self, name, None)) is not None:
                 part.close()
 
     def _reason(self, error: BaseException | None) -> str:
         if error is not None:
             return f"{type(error).__name__}: {error}" if not isinstance(error, UserError) else str(error)
-        if self.signal:
-            return signal.Signals(self.signal).name
+        if self.stop:
+            return signal.Signals(self.stop).name
         return "" if self.finished else "--max-steps or --phase"
 
     @property
     def exit_code(self) -> int:
         """0, or 128 + the signal that ended the run (143 SIGTERM, 130 SIGINT)."""
-        return 128 + self.signal if self.signal else 0
+        return 128 + self.stop if self.stop else 0
 
     # --- phases
 
@@ -188,55 +184,64 @@ class Session:
         training = settings.training
         self.accumulation = training.gradient_accumulation_steps
         self.loader = project.loader("train", train=True)
-        self.validation = project.loader("validation") if _has_rows(project.store, "validation") else None
+        first, last = project.store.splits.get("validation", (0, 0))
+        self.validation = project.loader("validation") if last > first else None
         groups = -(-len(self.loader) // self.accumulation)
         self.total = training.max_steps or training.epochs * groups
         self.step = Step(
-            project.wrapped, project.optimizer, project.precision, project.distributed, training.gradient_clip
+            *(project.wrapped, project.optimizer, project.precision, project.distributed),
+            training.gradient_clip,
+            no_sync=project.distributed.no_sync,
         )
         self.schedule = Schedule(project.optimizer, settings, self.total)
-        self.monitor = Monitor(
-            self.run, settings, project.device, Tracker(self.run, settings), project.distributed.is_main
-        )
+        tracker = Tracker(self.run, settings) if self.main else None
+        self.monitor = Monitor(self.run, project, tracker, self.loader)
         self.checkpoint = Checkpoint(
             self.run / "checkpoints",
+            project.distributed,
             settings.checkpoint.keep,
             {"data": project.store.fingerprint, "phase": self.progress.phase},
             model=project.model,
             optimizer=project.optimizer,
             schedule=self.schedule,
             precision=project.precision,
-            step=self.step,
             progress=self.progress,
+            ranks=Ranks(project.distributed, self.progress, self.step, self.loader.order, self.accumulation),
         )
-        self._dry_run()
-        self._restore()
-        self.verification = Verification(project.store)
+        weight = project.distributed.together(self._dry_run)
+        project.precision.calibrate(max(project.distributed.gather(weight)))
+        project.distributed.together(self._restore)
+        self.verification = Verification(project.store, self.main)
         self.schedule.set(self.progress.step - self.progress.phase_start)
-        samples = self.loader.order.slots * self.accumulation
-        self.monitor.start(self.progress.step, self.end, samples, self.work, project.distributed.world)
+        self.samples = self.loader.order.slots * self.accumulation  # of a whole step, over all ranks
+        self.monitor.start(self.progress.step, self.end, self.samples, self.work)
         self._introduce()
 
-    def _dry_run(self) -> None:
+    def _dry_run(self) -> float:
         """One forward and backward before step 0, so that memory and compile errors show now, not at night.
 
-        Finds the loss scale, too. Leaves no trace: random state, buffers and gradients are put back.
+        Leaves no trace: random state, buffers and gradients are put back. Returns the batch's weight.
         """
         project, state = self.project, random_state()
         buffers = {name: buffer.clone() for name, buffer in project.model.named_buffers()}
         batches = self.loader.epoch(0)
         batch = next(batches)
         self.work = project.work(self.loader.samples, batch)
-        with project.precision.autocast():
-            output = project.wrapped(batch)
-        output.loss.backward(gradient=output.weight)
+        try:
+            with project.precision.autocast():
+                output = project.model(batch)  # as it is: without the exchange of gradients
+            output.loss.backward(gradient=output.weight)
+        except torch.cuda.OutOfMemoryError as error:
+            if project.distributed.forward_exchanges:  # the others wait inside it: ending ends them
+                raise
+            raise out_of_memory(project.settings, project.device) from error
         batches.close()
-        project.precision.calibrate(output.weight.item())
         project.optimizer.zero_grad(set_to_none=True)
         with torch.no_grad():
             for name, buffer in project.model.named_buffers():
                 buffer.copy_(buffers[name])
         set_random_state(state)
+        return output.weight.item()
 
     def _restore(self) -> None:
         """The newest valid checkpoint of this phase, else the weights that the phase before it left."""
@@ -247,16 +252,15 @@ class Session:
         found = self.checkpoint.load("last") if self.resumed else None
         if found is None:
             return
-        set_random_state(found["extra"]["random"])
         self._saved = found["step"]
-        if progress.best_step == found["step"]:  # killed between saving and marking
+        if self.main and progress.best_step == found["step"]:  # killed between saving and marking
             self.checkpoint.mark_best(found["path"], progress.best_loss)
 
     # --- between two steps
 
     def advance(self, batches: tuple[int, int]) -> None:
         """After a step over the micro-batches [first, last + 1): progress, log, next learning rate."""
-        self.verification.check()
+        self._agree()
         progress, epoch = self.progress, self.progress.epoch
         progress.step += 1
         progress.batch = batches[1]
@@ -269,8 +273,7 @@ class Session:
             freeze_garbage()
 
     def _due(self, every: int) -> bool:
-        progress = self.progress
-        return progress.step % every == 0 if every else progress.batch == 0
+        return self.progress.step % every == 0 if every else self.progress.batch == 0
 
     @property
     def evaluation_due(self) -> bool:
@@ -281,10 +284,8 @@ class Session:
     def evaluate(self) -> None:
         """A pass over the validation split; the best is saved. A signal leaves it to the resume."""
         progress, project = self.progress, self.project
-        stop = lambda: bool(self.signal)  # noqa: E731
-        metrics, seconds = timed(
-            lambda: evaluate(project.wrapped, self.validation, project.precision, project.distributed, stop)
-        )
+        parts = project.wrapped, self.validation, project.precision, project.distributed
+        metrics, seconds = timed(lambda: evaluate(*parts, self._agree))
         if metrics is None:
             return
         progress.evaluated = progress.step
@@ -299,7 +300,7 @@ class Session:
             self.monitor.line(f"early stop: {patience} evaluations without a better loss")
         if better:
             self.save()
-            if self._saved == progress.step:
+            if self.main and self._saved == progress.step:
                 path = self.run / "checkpoints" / f"step-{progress.step:08d}"
                 self.checkpoint.mark_best(path, metrics["loss"])
 
@@ -313,9 +314,10 @@ class Session:
         self.monitor.check()
         step = self.progress.step
         try:
-            _, seconds = timed(lambda: self.checkpoint.save(step, {"random": random_state()}))
+            _, seconds = timed(lambda: self.checkpoint.save(step))
             self._saved = step
             self.monitor.exclude(seconds)
+            self.monitor.event(step, "checkpoint", seconds=seconds)
         except DiskFull as error:
             if self.over:
                 raise
@@ -324,7 +326,7 @@ class Session:
     @property
     def over(self) -> bool:
         """Whether the loop ends here: the phase's length, --max-steps, a signal, an early stop."""
-        return self._phase_done or bool(self.signal) or bool(self.limit and self.progress.step >= self.limit)
+        return self._phase_done or bool(self.stop) or bool(self.limit and self.progress.step >= self.limit)
 
     # --- what the run says of itself
 
@@ -340,10 +342,12 @@ class Session:
         for entry in project.optimizations:
             line(f"  {entry['name']:<18}{entry['state']:<14}{entry['why']}")
         parameters = sum(parameter.numel() for parameter in project.model.parameters())
-        samples = self.loader.order.slots * self.accumulation
-        line(f"  {parameters:,} parameters, {self.total:,} steps of {samples:,} samples{self.work.sentence}")
+        steps = f"{self.total:,} steps of {self.samples:,} samples"
+        line(f"  {parameters:,} parameters, {steps}{self.work.sentence}")
         for note in self.notes:
             line(f"note: {note}")
+        if not self.main:
+            return
         environment = {
             "versions": versions(),
             "gpu": device_line(project.device),
@@ -352,6 +356,7 @@ class Session:
             "changed": changed_settings(self.settings),
             "notes": self.notes,
             "parameters": parameters,
+            "price_per_hour": self.settings.monitor.price_per_hour,
             "started": read_json(self.run / "env.json").get("started", time.time()),
             "argv": sys.argv[1:],
         }
@@ -365,8 +370,3 @@ class Session:
         value = {"state": state, "reason": reason, "step": self.progress.step, "resumes": resumes}
         with contextlib.suppress(OSError):  # what ended the run matters more than its status
             write_json(self.run / "status.json", value)
-
-
-def _has_rows(store: Any, split: str) -> bool:
-    start, end = store.splits.get(split, (0, 0))
-    return end > start

@@ -28,12 +28,12 @@ class Carry:
         """Puts the last state into `batch["carry"]`, zero where a lane starts afresh."""
         if self.state is not None:
             keep = ~batch["fresh"]
-            batch["carry"] = _each(self.state, lambda state: _masked(state, keep))
+            batch["carry"] = each(self.state, lambda state: _masked(state, keep))
 
     def keep(self, output: Output) -> None:
         """Remembers the state. It fits the next batch, because all batches are full."""
         if output.carry is not None:
-            self.state = _each(output.carry, Tensor.detach)
+            self.state = each(output.carry, Tensor.detach)
 
     def drop(self) -> None:
         """At an epoch's end."""
@@ -118,10 +118,12 @@ def _masked(state: Tensor, keep: Tensor) -> Tensor:
     return torch.where(keep.view(-1, *[1] * (state.dim() - 1)), state, torch.zeros_like(state))
 
 
-def _each(state: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """Applies `function` to every tensor of a nest of tuples, lists and dicts."""
+def each(state: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """Applies `function` to every tensor of a nest of tuples, lists and dicts; None stays None."""
     if isinstance(state, Tensor):
         return function(state)
+    if state is None:
+        return None
     if isinstance(state, dict):
-        return {key: _each(value, function) for key, value in state.items()}
-    return type(state)(_each(value, function) for value in state)
+        return {key: each(value, function) for key, value in state.items()}
+    return type(state)(each(value, function) for value in state)

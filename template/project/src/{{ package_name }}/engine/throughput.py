@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from .gpus import match
+from .gpus import Gpu, match
 
 
 class Work(NamedTuple):
@@ -24,6 +24,7 @@ class Work(NamedTuple):
     flops: float = 0.0  # of forward and backward
     peak: float = 0.0  # FLOP/s; 0 where it is not known
     why: str = ""
+    roof: float = 0.0  # seconds of a sample at the card's roof; 0 where it is not known
 
     @property
     def sentence(self) -> str:
@@ -33,22 +34,41 @@ class Work(NamedTuple):
     def rates(self, samples_per_second: float, devices: int) -> dict[str, float]:
         """Metrics of a training that takes so many samples a second on all devices together."""
         rates = {"tokens_per_second": samples_per_second * self.tokens} if self.tokens else {}
-        return rates | (
-            {"mfu": samples_per_second * self.flops / (self.peak * devices)}
-            if self.peak and self.flops
-            else {}
-        )
+        if self.peak and self.flops:
+            rates["mfu"] = samples_per_second * self.flops / (self.peak * devices)
+        if self.roof:
+            rates["roof_fraction"] = samples_per_second * self.roof / devices
+        return rates
 
 
 def measure(
     samples: Any, build: Callable[[], Any], batch: dict[str, Tensor], device: torch.device, precision: str
 ) -> Work:
     """The work of one sample. build: gives the model, plain and without its optimizations."""
-    tokens = getattr(samples, "tokens", 0)
+    tokens, roof = getattr(samples, "tokens", 0), roof_of(build, batch, device, precision)
     if not tokens:
-        return Work()
+        return Work(roof=roof)
     peak, why = peak_of(device, precision)
-    return Work(tokens, count_flops(build, batch) if peak else 0.0, peak, why)
+    if hasattr(samples, "typical"):  # of ragged ones the first is as good as any, and padding is no work
+        batch = samples.typical()
+    return Work(tokens, count_flops(build, batch) if peak else 0.0, peak, why, roof)
+
+
+def roof_of(
+    build: Callable[[], Any], batch: dict[str, Tensor], device: torch.device, precision: str
+) -> float:
+    """Seconds of a sample at the roof of the device; 0 where the device or the model's work is not known."""
+    gpu, _ = card_of(device)
+    if gpu is None:
+        return 0.0
+    from .costs import count  # seconds to import; not for a CPU
+    from .estimate import card
+
+    try:
+        costs = count(build, batch, precision)
+    except Exception:  # a model that needs values, not shapes, is trained all the same
+        return 0.0
+    return card(gpu, precision).step(costs)[0] / costs.samples
 
 
 def count_flops(build: Callable[[], Any], batch: dict[str, Tensor]) -> float:
@@ -70,9 +90,15 @@ def peak_of(device: torch.device, precision: str) -> tuple[float, str]:
         return 0.0, "n/a: there is no GPU"
     if precision == "fp8":
         return 0.0, "n/a: fp8 and bf16 layers have different peaks"
-    properties = torch.cuda.get_device_properties(device)
-    memory = properties.total_memory / 2**30
-    gpu, why = match(properties.name, properties.multi_processor_count, memory)
+    gpu, why = card_of(device)
     if gpu is None or precision not in gpu.tflops:
         return 0.0, f"n/a: {why if gpu is None else f'no published {precision} peak'}"
     return gpu.tflops[precision] * 1e12, f"of {gpu.tflops[precision]:g} TFLOPS, {gpu.label} dense {precision}"
+
+
+def card_of(device: torch.device) -> tuple[Gpu | None, str]:
+    """The table's row of a device, and a sentence why that one or none."""
+    if device.type != "cuda":
+        return None, "there is no GPU"
+    properties = torch.cuda.get_device_properties(device)
+    return match(properties.name, properties.multi_processor_count, properties.total_memory / 2**30)

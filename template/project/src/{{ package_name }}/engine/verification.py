@@ -86,19 +86,24 @@ def _rows(store: Store, path: Path, block: int) -> str:
 
 
 class Verification:
-    """`verify` in a thread beside the first epoch; a context for one run."""
+    """`verify` in a thread beside the first epoch, in one of the run's processes."""
 
-    def __init__(self, store: Store):
+    def __init__(self, store: Store, main: bool = True):
         self._stopped = threading.Event()
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, args=(store,), name="verification", daemon=True)
-        self._thread.start()
+        if main:
+            self._thread.start()
 
     def _run(self, store: Store) -> None:
         try:
             verify(store, self._stopped.is_set)
         except (UserError, OSError) as error:
             self._error = error
+
+    @property
+    def failed(self) -> bool:
+        return self._error is not None
 
     def check(self) -> None:
         """Raises what was found so far."""
@@ -107,4 +112,5 @@ class Verification:
 
     def close(self) -> None:
         self._stopped.set()
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()

@@ -1,0 +1,198 @@
+"""Write a trained model for use elsewhere: safetensors, a program that needs torch alone, int8 weights."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from ..engine.errors import UserError
+from ..engine.files import replacing, write_json, write_text
+from ..engine.runs import find_run
+from .evaluate import open_run, table
+
+EXAMPLE = '''"""Predicts with an exported model: python load.py (made by the verb export of $package)."""
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+HERE = Path(__file__).parent
+
+
+def load_weights() -> dict[str, torch.Tensor]:
+    """All weights in float; those in int8 are whole numbers and a scale for each row."""
+    stored = load_file(HERE / "$weights")
+    scales = {name: stored.pop(name) for name in list(stored) if name.endswith(".scale")}
+    return {n: w * scales[n + ".scale"] if n + ".scale" in scales else w for n, w in stored.items()}
+
+
+def load_with_project() -> torch.nn.Module:
+    """The model as the project builds it; `$package` must be installed or on PYTHONPATH."""
+    import json
+
+    from $package.config import load
+    from $package.model import build_model
+
+    facts = json.loads((HERE / "facts.json").read_text())
+    model = build_model(load(HERE / "config.resolved.yaml"), facts)
+    model.load_state_dict(load_weights(), strict=False)  # tied weights are stored under one of their names
+    return model.eval()
+
+
+if __name__ == "__main__":
+    batch = load_file(HERE / "example.safetensors")
+    if (HERE / "model.pt2").exists():  # needs torch alone
+        predict = torch.export.load(HERE / "model.pt2").module()
+    else:
+        predict = load_with_project().predict
+    with torch.no_grad():
+        for name, value in predict(batch).items():
+            print(name, tuple(value.shape), value.flatten()[:5].tolist())
+'''
+
+
+class Predictor(nn.Module):
+    """A model whose forward is `predict`, as torch.export wants it."""
+
+    def __init__(self, model: Any):
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        return self.model.predict(batch)
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of `export`."""
+    add = parser.add_argument
+    add("--run", metavar="RUN", help="name or path of the run (default: the newest)")
+    add("--checkpoint", choices=["best", "last"], default="best", help="(default: best)")
+    add("--output", metavar="FOLDER", help="(default: export in the run folder)")
+    add(
+        "--int8",
+        action="store_true",
+        help="weights of products as int8, and what that costs on the test split",
+    )
+
+
+def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
+    """Writes a folder, and says what is in it and how large it is."""
+    from ..engine.evaluation import evaluate
+
+    folder = find_run(arguments.run)
+    project, step = open_run(folder, load(folder / "config.resolved.yaml"), arguments.checkpoint)
+    output = Path(arguments.output) if arguments.output else folder / "export"
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the folder ({error.strerror})", f"--output {output}") from error
+    model, loader = project.model, project.loader("test")
+    batch = {name: value.clone() for name, value in next(loader.epoch(0)).items()}
+    weights = "model.safetensors"
+    size, metrics = write_weights(output / weights, model, {}), {}
+    lines = [f"{weights}: {size / 1e6:,.2f} MB, checkpoint of step {step}"]
+    write_json(output / "facts.json", project.store.facts)
+    write_text(output / "config.resolved.yaml", project.settings.to_yaml())
+    with replacing(output / "example.safetensors") as file:
+        file.write(save({name: value.cpu() for name, value in batch.items()}))
+    lines.append(write_program(output / "model.pt2", model, batch))
+    if arguments.int8:
+        measure = lambda: evaluate(model, loader, project.precision, project.distributed, title="test") or {}  # noqa: E731
+        metrics["as trained"] = measure()
+        rounded, notes = quantize(model, batch)
+        weights = "model.int8.safetensors"
+        small = write_weights(output / weights, model, rounded)
+        metrics["int8"] = measure()
+        lines.append(f"{weights}: {small / 1e6:,.2f} MB, {small / size:.0%}; {len(rounded)} weights in int8")
+        lines += [f"note: {line}" for line in notes]
+    loader.close()
+    package = (__package__ or "").partition(".")[0]
+    write_text(output / "load.py", Template(EXAMPLE).substitute(package=package, weights=weights))
+    print("\n".join([f"{output}:", *lines, f"load.py: an example, `python {output}/load.py`"]))
+    print(table(metrics) if metrics else "", end="\n" if metrics else "")
+
+
+def write_weights(path: Path, model: nn.Module, rounded: dict[str, tuple[Tensor, Tensor]]) -> int:
+    """Writes each weight once, those in `rounded` as int8 and `<name>.scale`; returns the bytes."""
+    tensors: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in model.state_dict().items():
+        if name in rounded:
+            tensors[name], tensors[f"{name}.scale"] = rounded[name]
+        elif not tensor.numel() or tensor.data_ptr() not in seen:  # tied weights have two names
+            seen.add(tensor.data_ptr())
+            tensors[name] = tensor
+    content = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+    with replacing(path) as file:
+        file.write(content)
+    return len(content)
+
+
+def write_program(path: Path, model: Any, batch: dict[str, Tensor]) -> str:
+    """`predict` by torch.export for any batch size, compared with the model; or a line why there is none."""
+    path.unlink(missing_ok=True)
+    shapes = ({name: {0: torch.export.Dim.AUTO} for name in batch},)
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            exported = torch.export.export(Predictor(model), (batch,), dynamic_shapes=shapes, strict=False)
+            torch.export.save(exported, path)
+            found, expected = torch.export.load(path).module()(batch), model.predict(batch)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4, equal_nan=True)
+    except Exception as error:  # whatever a model of yours does that torch.export cannot follow
+        path.unlink(missing_ok=True)
+        return f"note: no model.pt2, torch.export refuses: {str(error).strip().splitlines()[0]}"
+    return f"model.pt2: {path.stat().st_size / 1e6:,.2f} MB, runs with torch alone, on batches of any size"
+
+
+def quantize(model: Any, batch: dict[str, Tensor]) -> tuple[dict[str, tuple[Tensor, Tensor]], list[str]]:
+    """Rounds the weights of linear layers and LSTMs to int8 with a scale for each row.
+
+    Linear layers then multiply from int8, by torchao. It has nothing for nn.LSTM, whose rounded weights
+    are computed with as they were: smaller files, no speed. Returns {name: (int8, scale)} and notes.
+    """
+    logging.disable(logging.WARNING)  # of kernels that this torch has no build of
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+    logging.disable(logging.NOTSET)
+    rounded: dict[str, tuple[Tensor, Tensor]] = {}
+    notes = []
+    for prefix, layer in model.named_modules():
+        if isinstance(layer, nn.RNNBase):
+            notes.append(f"{prefix}: smaller, not faster: torchao has no int8 for {type(layer).__name__}")
+            weights = {name: weight for name, weight in layer.named_parameters() if weight.dim() == 2}
+            rounded |= {f"{prefix}.{name}": round_rows(weight) for name, weight in weights.items()}
+    quantize_(model, Int8WeightOnlyConfig())
+    layers: dict[str, Any] = {
+        prefix: layer for prefix, layer in model.named_modules() if isinstance(layer, nn.Linear)
+    }
+    rounded |= {f"{name}.weight": (layer.weight.qdata, layer.weight.scale) for name, layer in layers.items()}
+    if not rounded:
+        raise UserError("the model has no linear layer and no LSTM", "--int8", "export it without")
+    try:
+        with torch.no_grad():
+            model.predict(batch)
+    except NotImplementedError:  # the model takes a layer's weight itself and not its output
+        for layer in layers.values():
+            layer.weight = nn.Parameter(layer.weight.dequantize())
+        notes.append("linear layers: smaller, not faster: the model uses their weights apart from them")
+    return rounded, notes
+
+
+def round_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Rounds in place; (int8, scale) of which the weight is now the product."""
+    with torch.no_grad():
+        scale = weight.abs().amax(1, keepdim=True).clamp(min=1e-12) / 127
+        whole = (weight / scale).round()
+        weight.copy_(whole * scale)
+    return whole.to(torch.int8), scale

@@ -1,0 +1,221 @@
+"""What a sample is: a pair of texts, a source and the target that is to be made from it.
+
+The store holds the tokens of all sources one after the other, `source` (N,), those of all targets,
+`target` (M,), where each pair begins in both, `offsets` (P + 1, 2), and how many bytes of text each target
+stands for, `target_bytes` (P,). Every text ends with the token `end`. Nothing is padded on the disk.
+
+Shapes: `P` pairs, `B` pairs in a batch, `S` source and `T` target tokens of the longest in it, rounded up.
+"""
+
+from __future__ import annotations
+
+import ast
+import random
+import sysconfig
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from .bytepairs import Byte, Tokenizer
+from .counts import order_2
+from .engine.seams import Batch, Rows, Spans
+from .engine.store import Store, StoreWriter
+from .settings import WORKLOAD
+from .tokenizer import restore
+
+IGNORE = -100
+"""Target that is none; F.cross_entropy leaves it out by default."""
+
+SIDES = ("source", "target")
+MULTIPLE = {"fp8": 16}  # of padded lengths: rows of a matrix in fp8 come in 16s, other tensor cores like 8s
+COUNTED = 32 << 20  # target tokens that the count model learns from; more hardly changes its figure
+SAMPLE_LIMITS = (160, 64)  # bytes of a synthetic source and target
+LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
+
+
+class Samples:
+    """The pairs of one split. See `engine.seams.Samples`."""
+
+    training = False  # set by the loader's maker; evaluation also needs the bytes of each target
+
+    def __init__(self, store: Store, settings: Any, split: str):
+        self.first, last = store.splits[split]
+        self.offsets = store.arrays["offsets"].rows()[self.first : last + 1]
+        self.start = store.facts["start"]
+        self.multiple = MULTIPLE.get(settings.training.precision, 8)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def lengths(self) -> np.ndarray | None:
+        """(P,) a key by which neighbours have sources and targets of like length.
+
+        Sources by steps of 30 %, and inside a step the targets, upwards and downwards in turn: a quarter less
+        padding than by the sum of both where the two lengths have little to do with each other.
+        """
+        source, target = np.diff(self.offsets, axis=0).T
+        step, most = np.ceil(np.log(source) / np.log(1.3)).astype(np.int64), int(target.max(initial=0))
+        return step * (most + 1) + np.where(step % 2, target, most - target)
+
+    @property
+    def tokens(self) -> int:
+        """Targets of a mean sample, for tokens per second: padding is none."""
+        return round(self._mean()[1])
+
+    def typical(self) -> Batch:
+        """One sample of mean lengths, without content, for counting FLOPs."""
+        source, target = (torch.zeros(1, max(round(length), 1), dtype=torch.int64) for length in self._mean())
+        return {"source": source, "present": source == 0, "decoder_input": target, "targets": target}
+
+    def _mean(self) -> np.ndarray:
+        return (self.offsets[-1] - self.offsets[0]) / max(len(self), 1)
+
+    def spans(self, indices: np.ndarray, epoch: int) -> dict[str, Spans]:
+        present = indices >= 0
+        pair = np.where(present, indices, 0)
+        starts = self.offsets[pair]  # (B, 2)
+        lengths = (self.offsets[pair + 1] - starts) * present[:, None]
+        spans = {}
+        for side, name in enumerate(SIDES):
+            width = -(-max(int(lengths[:, side].max()), 1) // self.multiple) * self.multiple
+            spans[name] = Spans(starts[:, side].astype(np.int64), lengths[:, side].astype(np.int64), width)
+        if not self.training:
+            spans["target_bytes"] = Spans(self.first + pair, present.astype(np.int64), 1)
+        return spans
+
+    def batch(self, rows: dict[str, Rows]) -> Batch:
+        """`source` (B, S) and whether a token is `present` (B, S); `decoder_input`, `targets` (B, T) int64.
+
+        A target behind the end is IGNORE. The decoder sees each target one place later, behind `start`.
+        """
+        source, target = (rows[name].values.to(torch.int64) for name in SIDES)
+        place = torch.arange(max(source.shape[1], target.shape[1]), device=source.device)
+        # An absent sample has one token too: attention over nothing would be nan.
+        present = place[: source.shape[1]] < rows["source"].lengths.clamp(min=1)[:, None]
+        behind = place[: target.shape[1]] >= rows["target"].lengths[:, None]
+        batch = {
+            "source": source,
+            "present": present,
+            "decoder_input": functional.pad(target[:, :-1], (1, 0), value=self.start),
+            "targets": target.masked_fill(behind, IGNORE),
+        }
+        if "target_bytes" in rows:
+            batch["target_bytes"] = rows["target_bytes"].values[:, 0]
+        return batch
+
+
+class Pair(NamedTuple):
+    """Token numbers of a source and its target, both with `end`, and the bytes of the target's text."""
+
+    source: np.ndarray
+    target: np.ndarray
+    target_bytes: int
+
+
+def tokenize(
+    tokenizer: Tokenizer, source: str, target: str, limits: Sequence[int]
+) -> tuple[Pair, list[bool]]:
+    """A pair cut to at most `limits` tokens, `end` included; and which of its two sides were cut."""
+    sides, cut = [], []
+    for text, limit in zip((source, target), limits, strict=True):
+        tokens = tokenizer.encode(text.encode())
+        cut.append(len(tokens) >= limit)
+        sides.append(np.append(tokens[: limit - 1], tokenizer.end))
+    size = len(tokenizer.decode(sides[1][:-1].tolist()) if cut[1] else target.encode())
+    return Pair(sides[0], sides[1], size), cut
+
+
+def write(
+    folder: Path,
+    tokenizer: Tokenizer,
+    splits: dict[str, list[Pair]],
+    facts: dict[str, Any],
+    source: dict[str, Any] | None = None,
+) -> None:
+    """Writes pairs as a store. facts: `vocabulary`, `start` and what else `prepare` knows."""
+    dtype = np.dtype("uint16" if facts["vocabulary"] <= 2**16 else "uint32")
+    pairs = [pair for split in splits.values() for pair in split]
+    lengths = np.array([(len(pair.source), len(pair.target)) for pair in pairs]).reshape(-1, 2)
+    offsets = np.concatenate([np.zeros((1, 2), np.int64), np.cumsum(lengths, 0)])
+    with StoreWriter(folder, WORKLOAD) as writer:
+        for side, name in enumerate(SIDES):
+            tokens = writer.create(name, (int(offsets[-1, side]),), str(dtype))
+            tokens[...] = np.concatenate([pair[side] for pair in pairs]).astype(dtype)
+        writer.create("offsets", offsets.shape, "int64")[...] = offsets
+        counts = np.array([pair.target_bytes for pair in pairs], np.int32)
+        writer.create("target_bytes", counts.shape, "int32")[...] = counts
+        longest = int(lengths[: len(splits.get("train", pairs)), 1].max())
+        writer.facts = {"longest": longest, **facts, "end": tokenizer.end, "tokenizer": tokenizer.facts()}
+        stops = np.cumsum([len(split) for split in splits.values()]).tolist()
+        borders = zip([0, *stops], stops, strict=False)
+        writer.splits = dict(zip(splits, map(list, borders), strict=True))
+        writer.source = source or {}
+
+
+def synthesize(folder: Path, settings: Any) -> None:
+    """Writes docstrings of this machine's Python standard library: from the body to its summary line.
+
+    The modules are shuffled, always in the same way; a tenth of the pairs validates and a tenth tests.
+    """
+    count, tokenizer, seen = settings.data.sample_pairs, Byte(), set()
+    pairs: list[Pair] = []
+    for body, summary in docstrings():
+        if len(pairs) < count and (body, summary) not in seen:
+            seen.add((body, summary))
+            pairs.append(tokenize(tokenizer, body, summary, SAMPLE_LIMITS)[0])
+        if len(pairs) == count:
+            break
+    random.Random(0).shuffle(pairs)
+    held = max(len(pairs) // 10, 1)
+    splits = {"train": pairs[2 * held :], "validation": pairs[held : 2 * held], "test": pairs[:held]}
+    facts = {"vocabulary": tokenizer.end + 1, "start": tokenizer.end, "prefix": "", "limits": SAMPLE_LIMITS}
+    write(folder, tokenizer, splits, facts, {"kind": "synthetic", "text": "Python's docstrings"})
+
+
+def docstrings() -> Iterator[tuple[str, str]]:
+    """(body, summary line) of each docstring of the standard library that has both."""
+    root = Path(sysconfig.get_path("stdlib"))
+    kept = [path for path in sorted(root.rglob("*.py")) if not LEFT_OUT & set(path.relative_to(root).parts)]
+    random.Random(0).shuffle(kept)
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    for path in kept:
+        try:
+            tree = ast.parse(path.read_bytes())
+        except (SyntaxError, ValueError):
+            continue
+        for node in ast.walk(tree):
+            text = ast.get_docstring(node) if isinstance(node, documented) else None
+            summary, _, body = (text or "").partition("\n\n")
+            if body.strip() and summary.strip():
+                yield " ".join(body.split()), " ".join(summary.split())
+
+
+def finish(metrics: dict[str, float], store: Store, split: str) -> dict[str, float]:
+    """The metrics are complete as they are."""
+    return metrics
+
+
+def baselines(store: Store, settings: Any, split: str) -> dict[str, dict[str, float]]:
+    """What one reaches without the source: counts of which byte follows which two in the training targets."""
+    train, measured = (_bytes(store, name) for name in ("train", split))
+    if len(measured) < 3:
+        return {}
+    return {"order-2 counts": {"loss_per_byte": order_2(train, measured) * float(np.log(2))}}
+
+
+def _bytes(store: Store, split: str) -> np.ndarray:
+    """(N,) bytes of a split's targets as int64, 256 behind each."""
+    tokenizer, (first, last) = restore(store.facts["tokenizer"]), store.splits[split]
+    start, stop = store.arrays["offsets"].rows()[[first, last], 1].tolist()
+    tokens = np.asarray(store.arrays["target"].rows()[start : min(stop, start + COUNTED)]).astype(np.int64)
+    if tokenizer.kind == "byte":
+        return tokens
+    parts = [np.zeros(0, np.int64)]
+    for target in np.split(tokens, np.flatnonzero(tokens == tokenizer.end) + 1)[:-1]:
+        text = np.frombuffer(tokenizer.decode(target[:-1].tolist()), np.uint8).astype(np.int64)
+        parts.append(np.append(text, 256))
+    return np.concatenate(parts)

@@ -1,0 +1,250 @@
+"""T5 by `transformers`: its layers, weights and decoding. Replace it with your own: `build_model` is all that
+the engine calls.
+
+Training runs the library's layers in a loop of its own, which adds mask and relative positions up once, not
+in every layer; a test compares it with the library's.
+
+Shapes: `B` pairs, `S` source and `T` target tokens, `C` width, `H` heads, `V` padded vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    GenerationConfig,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+from transformers.masking_utils import eager_mask
+from transformers.models.t5.modeling_t5 import T5Block
+from transformers.utils import logging
+
+from .dataset import IGNORE
+from .engine.errors import UserError
+from .engine.seams import Batch, Output
+
+PAD = 64  # the vocabulary becomes a multiple of it: tensor cores take whole tiles (nanoGPT: 25 % on A100)
+ATTENTION = "one_bias"  # the name that the library knows `attend` by
+UNFUSED = {"cpu"}  # PyTorch's fused kernel has neither dropout nor a gradient of the bias there
+CONFIG = "config.json"
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+
+
+def build_model(settings: Any, facts: dict[str, Any]) -> Seq2Seq:
+    """Raises `UserError` where pretrained weights cannot be loaded or do not fit the data."""
+    sizes = settings.model
+    if sizes.pretrained:
+        return Seq2Seq(load_pretrained(sizes, facts), facts)
+    size = sizes.shape
+    of_tokens = {"decoder_start_token_id": facts["start"], "eos_token_id": facts["end"]}
+    config: Any = T5Config(
+        vocab_size=-(-facts["vocabulary"] // PAD) * PAD,
+        d_model=size.width,
+        d_kv=size.head,
+        d_ff=size.hidden,
+        num_layers=size.layers,
+        num_heads=size.heads,
+        feed_forward_proj=sizes.feed_forward,
+        dropout_rate=sizes.dropout,
+        pad_token_id=facts["start"],
+        **of_tokens,
+    )
+    config._attn_implementation = ATTENTION
+    return Seq2Seq(T5ForConditionalGeneration(config), facts)
+
+
+def load_pretrained(sizes: Any, facts: dict[str, Any]) -> T5ForConditionalGeneration:
+    """A T5 from a folder, or from the hub or its cache by name; its own sizes, float32, our dropout.
+
+    Weights are safetensors; a pickle only where `model.allow_pickle` says so, as loading it can run code.
+    """
+    name, where = sizes.pretrained, f"model.pretrained {sizes.pretrained}"
+    check_folder(Path(name), sizes.allow_pickle, where)
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    library: Any = T5ForConditionalGeneration
+    try:
+        config: Any = T5Config.from_pretrained(name, dropout_rate=sizes.dropout)
+        config._attn_implementation = ATTENTION
+        check_fit(config, facts, where)
+        if torch.get_default_device().type == "meta":  # to count FLOPs
+            return library(config)
+        safe = None if sizes.allow_pickle else True
+        model, report = library.from_pretrained(
+            name, config=config, use_safetensors=safe, dtype=torch.float32, output_loading_info=True
+        )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        reason = " ".join(str(error).split())[:160]
+        remedy = (
+            "give a folder with a whole T5, or go online once; of weights in a pickle see model.allow_pickle"
+        )
+        raise UserError(f"the pretrained model cannot be loaded ({reason})", where, remedy) from error
+    if missing := sorted(report["missing_keys"]):
+        what = f"the pretrained weights lack {len(missing)} of the model's, such as {missing[0]}"
+        raise UserError(what, where, "give the whole checkpoint")
+    return model
+
+
+def check_folder(folder: Path, allow_pickle: bool, where: str) -> None:
+    """Raises `UserError` where a file is missing, or the weights are a pickle that nobody allowed."""
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else {CONFIG, *WEIGHTS}
+    lacking = CONFIG if CONFIG not in names else WEIGHTS[0] if names.isdisjoint(WEIGHTS + PICKLES) else ""
+    if lacking:
+        what = f"the pretrained folder is incomplete: no {lacking}"
+        raise UserError(what, where, "copy all of the model's files")
+    if names.isdisjoint(WEIGHTS) and not allow_pickle:
+        what = "the pretrained weights are a pickle, which can run code of its author"
+        remedy = "convert them to safetensors, or set model.allow_pickle true if you trust them"
+        raise UserError(what, where, remedy)
+
+
+def check_fit(config: Any, facts: dict[str, Any], where: str) -> None:
+    """Raises `UserError` where the checkpoint is no T5, or the data's token numbers are not its own."""
+    if config.model_type != "t5":
+        raise UserError(f"the pretrained model is a {config.model_type}, not a T5", where, "choose a T5")
+    theirs = (config.vocab_size, config.eos_token_id, getattr(config, "decoder_start_token_id", None))
+    ours = (facts["vocabulary"], facts["end"], facts["start"])
+    if theirs != ours:
+        what = f"vocabulary, end and start are {ours} in the data and {theirs} in the pretrained model"
+        raise UserError(what, where, "prepare with --tokenizer pretrained and the same --pretrained")
+
+
+def attend(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **named: Any
+) -> tuple[Tensor, None]:
+    """Attention with positions and mask as one bias; query (B, H, T, D) to (B, T, H, D). T5 scales nothing.
+
+    The library's decoding hands them over apart, our training already added up.
+    """
+    bias, dropout = named["position_bias"], named["dropout"]
+    bias = (bias if attention_mask is None else bias + attention_mask).to(query.dtype)
+    if query.device.type in UNFUSED:
+        weights = (query @ key.mT).add_(bias).softmax(-1)
+        mixed = functional.dropout(weights, dropout) @ value
+    else:
+        mixed = functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=bias, dropout_p=dropout, scale=1.0
+        )
+    return mixed.transpose(1, 2), None
+
+
+AttentionInterface.register(ATTENTION, attend)
+AttentionMaskInterface.register(ATTENTION, eager_mask)
+
+
+class Layer(T5Block):
+    """A layer of the library's, of encoder or decoder, as the engine knows it."""
+
+    ragged = True  # batches have many lengths: compiled for any of them
+
+
+class Seq2Seq(nn.Module):
+    """Source tokens to the loss of the target's. One weight is embedding of both sides and head."""
+
+    def __init__(self, t5: Any, facts: dict[str, Any]):
+        super().__init__()
+        self.t5, self.vocabulary, self.end, self.longest = (
+            t5,
+            facts["vocabulary"],
+            facts["end"],
+            facts["longest"],
+        )
+        for layer in self.blocks():
+            layer.__class__ = Layer
+        unused = list(range(self.vocabulary, t5.config.vocab_size))  # what pads the vocabulary
+        t5.generation_config = GenerationConfig(
+            eos_token_id=self.end,
+            pad_token_id=self.end,
+            decoder_start_token_id=facts["start"],
+            suppress_tokens=unused or None,
+        )
+
+    def blocks(self) -> list[nn.Module]:
+        """All layers, for compiling, checkpointing and sharding one by one."""
+        return [*self.t5.encoder.block, *self.t5.decoder.block]
+
+    def forward(self, batch: Batch) -> Output:
+        targets = batch["targets"]
+        memory, bias = self._encode(batch["source"], batch["present"])
+        logits = self._decode(batch["decoder_input"], memory, bias).float()  # (B, T, V)
+        total = functional.cross_entropy(
+            logits.flatten(0, 1), targets.flatten(), reduction="sum", ignore_index=IGNORE
+        )
+        present = targets != IGNORE
+        weight = present.sum(dtype=torch.float32)
+        output = Output(total / weight.clamp(min=1), weight)
+        if self.training:
+            return output
+        right = logits[..., : self.vocabulary].argmax(-1) == targets
+        sample = present.any(1)
+        # Where every token is right after the ones before it, decoding greedily gives exactly these.
+        exact = (right | ~present).all(1) & sample
+        metrics = {
+            "loss_per_byte": (total, batch["target_bytes"].sum()),
+            "token_accuracy": (right.sum(), weight),
+            "exact_match": (exact.sum(), sample.sum()),
+        }
+        return output._replace(metrics=metrics)
+
+    def _encode(self, source: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, S, C), and what keeps attention off the padding, (B, 1, 1, S)."""
+        stack, length = self.t5.encoder, source.shape[1]
+        absent = ~present[:, None, None]
+        bias = _positions(stack, length).masked_fill(absent, -math.inf)
+        x = stack.dropout(stack.embed_tokens(source))
+        for layer in stack.block:
+            x = layer(x, None, bias)[0]
+        closed = torch.zeros_like(absent, dtype=bias.dtype).masked_fill(absent, -math.inf)
+        return stack.dropout(stack.final_layer_norm(x)), closed
+
+    def _decode(self, tokens: Tensor, memory: Tensor, closed: Tensor) -> Tensor:
+        """Logits (B, T, V). No mask for padding: it lies behind all targets."""
+        stack, length = self.t5.decoder, tokens.shape[1]
+        later = torch.ones(length, length, dtype=torch.bool, device=tokens.device).triu(1)
+        bias = _positions(stack, length).masked_fill(later, -math.inf)
+        x = stack.dropout(stack.embed_tokens(tokens))
+        for layer in stack.block:
+            x = layer(x, None, bias, memory, None, closed)[0]
+        x = stack.dropout(stack.final_layer_norm(x))
+        return self.t5.lm_head(x * self.t5.model_dim**-0.5 if self.t5.config.scale_decoder_outputs else x)
+
+    def predict(self, batch: Batch) -> dict[str, Tensor]:
+        """`prediction` (B, longest target of the training pairs) int64, the likeliest token at each place."""
+        return {"prediction": self.generate(batch["source"], batch["present"], self.longest)}
+
+    @torch.no_grad()
+    def generate(self, source: Tensor, present: Tensor, longest: int, beams: int = 1) -> Tensor:
+        """Targets (B, longest) for sources (B, S): greedily, or the best of a search with `beams` beams.
+
+        `end` fills a row up. The library decodes, with a cache of keys and values, eagerly: lengths change
+        with every token.
+        """
+        with torch.compiler.set_stance("force_eager"):
+            found = self.t5.generate(
+                input_ids=source,
+                attention_mask=present.long(),
+                max_new_tokens=longest,
+                num_beams=beams,
+                do_sample=False,
+            )[:, 1:]
+        return functional.pad(found, (0, longest - found.shape[1]), value=self.end)
+
+
+def _positions(stack: Any, length: int) -> Tensor:
+    """(1, H, length, length) bias of the relative positions, in the dtype that attention computes in."""
+    attention = stack.block[0].layer[0].SelfAttention
+    bias = attention.compute_bias(length, length)
+    device = bias.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        return bias.to(torch.get_autocast_dtype(device))
+    return bias

@@ -1,0 +1,270 @@
+"""Turn pairs of texts into the tokens that training reads."""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..engine.errors import UserError
+from ..splits import split_shares, split_sizes
+
+if TYPE_CHECKING:
+    from ..bytepairs import Tokenizer
+    from ..dataset import Pair
+
+BYTES = 257  # the smallest vocabulary of byte pairs: all bytes, and the end of a text
+SPLITS = ("train", "validation", "test")
+Text = tuple[str, str, str]
+"""Source, target, and where they stand."""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of `prepare`."""
+    add = parser.add_argument
+    add("--input", required=True, metavar="FILE", help="pairs: .tsv (source TAB target) or .jsonl, also .gz")
+    add("--validation", metavar="FILE", help="pairs that validate; then --input is not split")
+    add("--test", metavar="FILE", help="pairs that test, beside --validation")
+    add("--source-key", default="source", metavar="NAME", help="of .jsonl (default: source)")
+    add("--target-key", default="target", metavar="NAME", help="of .jsonl (default: target)")
+    add("--prefix", default="", metavar="TEXT", help='before each source, such as "summarize: "')
+    add(
+        "--tokenizer",
+        choices=["byte", "char", "space", "bpe", "pretrained"],
+        default="byte",
+        help="a token for each byte, char or word between spaces; byte pairs of these texts; those of"
+        " --pretrained (default: byte)",
+    )
+    add("--vocabulary", type=int, default=8192, metavar="N", help="tokens that bpe learns (default: 8192)")
+    add("--pretrained", metavar="NAME", help="folder or hub name of the T5 whose tokenizer to take")
+    add("--unknown", action="store_true", help="one token for what training has not, instead of an error")
+    add("--max-source", type=int, default=512, metavar="N", help="tokens of a source (default: 512)")
+    add("--max-target", type=int, default=128, metavar="N", help="tokens of a target (default: 128)")
+    add("--too-long", choices=["cut", "skip", "refuse"], default="cut", help="longer ones (default: cut)")
+    add(
+        "--split",
+        default="0.9,0.05,0.05",
+        metavar="TRAIN,VALIDATION,TEST",
+        help="shares that add up to 1, or numbers of pairs; test may be 0 (default: %(default)s)",
+    )
+    add("--seed", type=int, default=0, metavar="N", help="of the shuffle before the split (default: 0)")
+
+
+def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
+    """Reads all pairs, learns the tokenizer from the training ones, writes tokens; says what was cut."""
+    from ..dataset import Samples, write
+    from ..engine.files import writable_folder
+    from ..engine.store import Store
+
+    settings = load()
+    check(arguments)
+    texts, copies = split_texts(arguments)
+    tokenizer, vocabulary, start = make_tokenizer(arguments, texts["train"])
+    if arguments.tokenizer in ("char", "space") and not arguments.unknown:
+        check_known(tokenizer, texts)
+    limits, counts = [arguments.max_source, arguments.max_target], Counter[str]()
+    splits = {split: encode(arguments, tokenizer, split, texts[split], counts) for split in SPLITS}
+    facts = {"vocabulary": vocabulary, "start": start, "prefix": arguments.prefix, "limits": limits}
+    source = {"file": Path(arguments.input).name, "pairs": sum(map(len, texts.values())), "copies": copies}
+    folder = writable_folder(Path(settings.data.path), "choose another data.path")
+    write(folder, tokenizer, splits, facts, source)
+    lines = [("pairs", ", ".join(f"{len(kept):,} {split}" for split, kept in splits.items()))]
+    lines += [("left out", f"{copies:,} copies of other pairs")] if copies else []
+    action = {"cut": "cut", "skip": "left out, with its pair"}.get(arguments.too_long)
+    lines += [("too long", f"{count:,} {what}: {action}") for what, count in counts.items() if count]
+    lines.append(("vocabulary", f"{vocabulary:,} ({tokenizer.kind})"))
+    samples = Samples(Store.open(folder), settings, "train")
+    for kind in ("bucket", "full"):
+        shares = padding(samples, settings, kind)
+        lines.append(("padding", f"{shares[0]:.0%} of source, {shares[1]:.0%} of target, order {kind}"))
+    print("\n".join(f"{title + ':':14}{line}" for title, line in [*lines, ("written to", folder)]))
+
+
+def check(arguments: argparse.Namespace) -> None:
+    """Raises `UserError` for flags that are wrong alone or together."""
+    if arguments.tokenizer == "bpe" and arguments.vocabulary <= BYTES:
+        where = f"--vocabulary {arguments.vocabulary}"
+        raise UserError(f"byte pairs need a vocabulary above {BYTES}", where, "give more, such as 8192")
+    if (arguments.tokenizer == "pretrained") != (arguments.pretrained is not None):
+        what = "--tokenizer pretrained and --pretrained belong together"
+        raise UserError(what, "command line", "give both, such as --pretrained google-t5/t5-base, or none")
+    if arguments.test and not arguments.validation:
+        raise UserError("a file to test and none to validate", "--test", "give --validation too")
+    if min(arguments.max_source, arguments.max_target) < 2:
+        raise UserError("a text has a token and its end", "--max-source, --max-target", "give 2 or more")
+    if arguments.seed < 0:
+        raise UserError(f"a seed cannot be {arguments.seed}", "--seed", "give a whole number from 0 on")
+
+
+def split_texts(arguments: argparse.Namespace) -> tuple[dict[str, list[Text]], int]:
+    """The pairs of each split, each pair once; and how many copies were left out.
+
+    A copy in another split would let a model pass by heart.
+    """
+    import numpy as np
+
+    shares, seen, count = split_shares(arguments.split), set[tuple[str, str]](), 0
+    found: list[list[Text]] = []
+    for file in filter(None, (arguments.input, arguments.validation, arguments.test)):
+        found.append([])
+        for text in read_pairs(Path(file), arguments.source_key, arguments.target_key):
+            if text[:2] not in seen:
+                found[-1].append(text)
+            seen.add(text[:2])
+            count += 1
+        if not found[-1]:
+            raise UserError("no pair in it", file, "give a file with pairs that the others have not")
+    if not arguments.validation:
+        (rows,) = found
+        borders = np.cumsum(split_sizes(shares, len(rows), "pair", arguments.split))
+        order = np.random.default_rng(arguments.seed).permutation(len(rows))
+        found = [[rows[number] for number in part] for part in np.split(order, borders)]
+    return dict(zip(SPLITS, [*found, []], strict=False)), count - len(seen)
+
+
+def read_pairs(path: Path, *keys: str) -> Iterator[Text]:
+    """The pairs of a file. Raises `UserError`, with the line, for what is no pair."""
+    if not {".tsv", ".jsonl"} & set(path.suffixes[-2:]):
+        raise UserError("pairs come from .tsv or .jsonl, also .gz", str(path), "rename or convert the file")
+    parse = parse_json if ".jsonl" in path.suffixes[-2:] else parse_tab
+    for number, line in read_lines(path):
+        where = f"{path}, line {number}"
+        pair = parse(line, where, keys)
+        for name, text in zip(("source", "target"), pair, strict=True):
+            if not text.strip():
+                raise UserError(f"the {name} is empty", where, "fill it in, or take the line out")
+        yield pair[0], pair[1], where
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """(number, text) of each line that is not blank, of a plain or gzipped UTF-8 file."""
+    from tqdm import tqdm
+
+    number = 0
+    try:
+        with open(path, "rb") as raw:
+            file = gzip.GzipFile(fileobj=raw) if raw.peek(2)[:2] == b"\x1f\x8b" else raw
+            for number, line in enumerate(tqdm(file, path.name, unit="line", leave=False, disable=None), 1):
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+                if text:
+                    yield number, text
+    except UnicodeDecodeError as error:
+        where = f"{path}, line {number}, byte {error.start}"
+        raise UserError("not UTF-8 text", where, "convert the file to UTF-8") from error
+    except (EOFError, zlib.error, OSError) as error:
+        raise UserError(
+            f"cannot read the file ({error})", str(path), "check the path and the file"
+        ) from error
+
+
+def parse_tab(line: str, where: str, keys: tuple[str, ...]) -> tuple[str, ...]:
+    parts = tuple(line.split("\t"))
+    if len(parts) != 2:
+        what = "no tab between source and target" if len(parts) == 1 else f"{len(parts) - 1} tabs in a pair"
+        raise UserError(what, where, "write one pair a line: source, one tab, target")
+    return parts
+
+
+def parse_json(line: str, where: str, keys: tuple[str, ...]) -> tuple[str, ...]:
+    try:
+        row = json.loads(line)
+        texts = tuple(row[key] for key in keys)
+        if not all(isinstance(text, str) for text in texts):
+            raise TypeError
+    except (ValueError, KeyError, TypeError):
+        what = f"no JSON object with texts under {' and '.join(map(repr, keys))}"
+        raise UserError(what, where, "mend it, or name the keys by --source-key and --target-key") from None
+    return texts
+
+
+def encode(
+    arguments: argparse.Namespace, tokenizer: Tokenizer, split: str, texts: list[Text], counts: Counter[str]
+) -> list[Pair]:
+    """The tokens of a split's pairs; `counts` learns what was too long."""
+    from tqdm import tqdm
+
+    from ..dataset import tokenize
+
+    limits, kept = (arguments.max_source, arguments.max_target), []
+    for source, target, where in tqdm(texts, split, unit="pair", leave=False, disable=None):
+        pair, long = tokenize(tokenizer, arguments.prefix + source, target, limits)
+        for side, limit, is_long in zip(("source", "target"), limits, long, strict=True):
+            counts[f"{side}s of {split}"] += is_long
+            if is_long and arguments.too_long == "refuse":
+                remedy = f"raise --max-{side}, or use --too-long cut or skip"
+                raise UserError(f"a {side} of more than {limit} tokens", where, remedy)
+        if not any(long) or arguments.too_long == "cut":
+            kept.append(pair)
+    if texts and not kept:
+        raise UserError(f"every pair of {split} is too long", f"--too-long {arguments.too_long}", "use cut")
+    return kept
+
+
+def make_tokenizer(arguments: argparse.Namespace, train: list[Text]) -> tuple[Tokenizer, int, int]:
+    """The tokenizer that is asked for, its vocabulary, and the token that a decoder starts from.
+
+    It is learnt from the training pairs alone.
+    """
+    from ..bytepairs import Byte, Pairs
+    from ..tokenizer import Symbols
+
+    if arguments.tokenizer == "pretrained":
+        return pretrained_tokenizer(arguments.pretrained)
+    texts = (text for source, target, _ in train for text in (arguments.prefix + source, target))
+    tokenizer: Tokenizer = Byte()
+    if arguments.tokenizer == "bpe":
+        tokenizer = Pairs.learn(texts, arguments.vocabulary)
+    elif arguments.tokenizer != "byte":
+        tokenizer = Symbols.learn(arguments.tokenizer, texts)
+    return tokenizer, tokenizer.end + 1, tokenizer.end
+
+
+def pretrained_tokenizer(name: str) -> tuple[Tokenizer, int, int]:
+    """Of a T5 in a folder or on the hub: `tokenizer.json` and the numbers in `config.json`."""
+    from tokenizers import Tokenizer as Library
+    from transformers import T5Config
+
+    from ..tokenizer import Pretrained
+
+    folder = Path(name)
+    try:
+        config: Any = T5Config.from_pretrained(name)
+        local = folder.is_dir()
+        found = Library.from_file(str(folder / "tokenizer.json")) if local else Library.from_pretrained(name)
+        end, start, vocabulary = config.eos_token_id, config.decoder_start_token_id, config.vocab_size
+    except Exception as error:  # of the hub's own classes, and of tokenizers' Rust
+        lacking = [file for file in ("config.json", "tokenizer.json") if not (folder / file).is_file()]
+        reason = " ".join(str(error).split())[:160]
+        what = f"it has no {lacking[0]}" if folder.is_dir() and lacking else reason
+        remedy = "give a folder with all of the model's files, or go online once"
+        raise UserError(f"the tokenizer cannot be loaded ({what})", f"--pretrained {name}", remedy) from error
+    return Pretrained(found.to_str(), end), vocabulary, start
+
+
+def check_known(tokenizer: Any, texts: dict[str, list[Text]]) -> None:
+    """Raises `UserError` for the first symbol that training has not."""
+    for split in ("validation", "test"):
+        for source, target, where in texts[split]:
+            if unseen := tokenizer.unseen(source) + tokenizer.unseen(target):
+                what = f"{split} has {unseen[0]!r}, which no training pair has"
+                remedy = "--unknown makes one token of all such symbols, --tokenizer byte knows all"
+                raise UserError(what, where, remedy)
+
+
+def padding(samples: Any, settings: Any, kind: str) -> list[float]:
+    """Shares of source and target places that are padding, in the batches of an epoch of training."""
+    from ..engine.order import Order
+
+    seed, size = settings.reproducibility.seed, settings.data.batch_size
+    order = Order(kind, len(samples), size, seed=seed, lengths=samples.lengths())
+    places = Counter[str]()
+    for numbers in order.epoch(0)[0]:
+        for name, spans in samples.spans(numbers[numbers >= 0], 0).items():
+            places[name] += spans.width * len(spans.lengths)
+            places[f"{name} kept"] += int(spans.lengths.sum())
+    return [1 - places[f"{name} kept"] / places[name] for name in ("source", "target")]

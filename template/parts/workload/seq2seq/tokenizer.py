@@ -1,0 +1,82 @@
+"""Text to token numbers and back. Each tokenizer is plain data in the manifest: a run needs no other file.
+
+All end a text with a token of their own, `end`, which stands for none of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from .bytepairs import Byte, Pairs, Tokenizer
+
+
+class Symbols:
+    """One token a character, or one a word between spaces, of those that the training pairs have.
+
+    One token more, `unknown`, stands for all others.
+    """
+
+    def __init__(self, kind: str, symbols: Sequence[str]):
+        self.kind, self.symbols = kind, list(symbols)
+        self.unknown, self.end = len(self.symbols), len(self.symbols) + 1
+        self._numbers = {symbol: number for number, symbol in enumerate(self.symbols)}
+
+    @classmethod
+    def learn(cls, kind: str, texts: Iterable[str]) -> Symbols:
+        """Knows every symbol of `texts`. kind: `char` or `space`."""
+        return cls(kind, sorted({symbol for text in texts for symbol in split(kind, text)}))
+
+    def encode(self, text: bytes) -> np.ndarray:
+        found = [self._numbers.get(symbol, self.unknown) for symbol in split(self.kind, text.decode())]
+        return np.array(found, np.int64)
+
+    def unseen(self, text: str) -> list[str]:
+        """Symbols of `text` that become `unknown`."""
+        return [symbol for symbol in split(self.kind, text) if symbol not in self._numbers]
+
+    def decode(self, tokens: Sequence[int]) -> bytes:
+        known = (self.symbols[token] if token < self.unknown else "\ufffd" for token in tokens)
+        kept = [symbol for symbol, token in zip(known, tokens, strict=True) if token < self.end]
+        return ("" if self.kind == "char" else " ").join(kept).encode()
+
+    def facts(self) -> dict[str, Any]:
+        return {"kind": self.kind, "symbols": self.symbols}
+
+
+def split(kind: str, text: str) -> Sequence[str]:
+    return text if kind == "char" else text.split()
+
+
+class Pretrained:
+    """The tokenizer of a pretrained model, by the `tokenizers` library."""
+
+    kind = "pretrained"
+
+    def __init__(self, definition: str, end: int):
+        import tokenizers
+
+        self._definition, self.end = definition, end
+        self._tokenizer = tokenizers.Tokenizer.from_str(definition)
+
+    def encode(self, text: bytes) -> np.ndarray:
+        return np.array(self._tokenizer.encode(text.decode(), add_special_tokens=False).ids, np.int64)
+
+    def decode(self, tokens: Sequence[int]) -> bytes:
+        return self._tokenizer.decode(list(map(int, tokens)), skip_special_tokens=True).encode()
+
+    def facts(self) -> dict[str, Any]:
+        return {"kind": self.kind, "definition": self._definition, "end": self.end}
+
+
+def restore(facts: dict[str, Any]) -> Tokenizer:
+    """The tokenizer that `prepare` put into the manifest."""
+    if facts["kind"] == "byte":
+        return Byte()
+    if facts["kind"] == "bpe":
+        return Pairs(facts["definition"])
+    if facts["kind"] == "pretrained":
+        return Pretrained(facts["definition"], facts["end"])
+    return Symbols(facts["kind"], facts["symbols"])

@@ -1,0 +1,134 @@
+"""Estimate fit, time and price of a run on each card, before one is rented; needs no GPU."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from typing import Any
+
+from ..engine import gpus
+from ..engine.errors import UserError
+from ..engine.sources import near
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print a JSON list instead of a table")
+    choices(parser)
+
+
+def choices(parser: argparse.ArgumentParser) -> None:
+    """What `doctor --estimate` takes, too."""
+    parser.add_argument("--gpu", nargs="+", metavar="NAME", help="cards to estimate (default: all)")
+    parser.add_argument(
+        "--price",
+        nargs="+",
+        metavar="NAME=X",
+        default=[],
+        help="price of a card's hour, such as h100=2.5; of others it is monitor.price_per_hour",
+    )
+
+
+def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> int:
+    """Prints a table; the fastest card first, or the cheapest epoch where there are prices."""
+    keys = [known(name, "--gpu") for name in arguments.gpu or gpus.table()]
+    prices = dict(map(priced, arguments.price))
+    settings = load()
+
+    import torch
+
+    from ..assemble import open_store
+    from ..dataset import Samples
+    from ..engine.costs import Costs, count
+    from ..engine.estimate import Plan, estimates
+    from ..engine.loader import Loader
+    from ..model import build_model
+
+    training, store = settings.training, open_store(settings)
+    samples: Any = Samples(store, settings, "train")
+    samples.training = True
+    loader = Loader(samples, store, settings, torch.device("cpu"))
+    batches = loader.epoch(0)
+    batch = next(batches)
+    batches.close()  # type: ignore[attr-defined]
+    loader.close()
+
+    def measure(precision: str) -> Costs:
+        build = lambda: build_model(settings, store.facts)  # noqa: E731
+        return count(build, batch, precision, training.gradient_checkpointing)
+
+    accumulation = training.gradient_accumulation_steps
+    epoch = -(-len(loader) // accumulation)
+    steps = training.max_steps or training.epochs * epoch
+    plan = Plan(accumulation, epoch, steps, settings.monitor.price_per_hour)
+    try:
+        rows = estimates(plan, training.precision, keys, prices, measure)
+    except (RuntimeError, NotImplementedError) as error:
+        what = f"the model cannot be counted without data ({str(error).splitlines()[0]})"
+        raise UserError(what, "model.py", "keep values such as `.item()` out of forward") from error
+    if arguments.json:
+        print(json.dumps(rows, indent=1))
+        return 0
+    costs = measure("fp32")
+    size = f"{costs.parameters:,} parameters, {steps:,} steps of {accumulation} x {costs.samples:,} samples"
+    work = f"{costs.flops / 1e9:,.3g} GFLOP, {costs.bytes / 1e9:,.3g} GB moved, {costs.kernels:,} operations"
+    parts = ", ".join(f"{name} {amount / 1e9:.3g}" for name, amount in costs.parts.items())
+    print(f"{size}\na micro-batch in fp32: {work}\nGB in fp32: {parts}\n")
+    print("\n".join(table(rows)))
+    print("\nAt best: no kernel reaches a peak. report.md shows which share of it a run reached.")
+    return 0
+
+
+def known(name: str, where: str) -> str:
+    """A card of the table. Raises `UserError` for another name."""
+    if name not in gpus.table():
+        guess = near([name], {key: key for key in gpus.table()})
+        remedy = f"did you mean {guess}?" if guess else f"one of {', '.join(gpus.table())}"
+        raise UserError(f"no card {name!r} in the table", where, remedy)
+    return name
+
+
+def priced(text: str) -> tuple[str, float]:
+    """`h100=2.5`. Raises `UserError` for anything else."""
+    name, _, price = text.partition("=")
+    try:
+        value = float(price)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise UserError(f"{text!r} is no price", "--price", "write NAME=PRICE, such as h100=2.5")
+    return known(name, "--price"), value
+
+
+def table(rows: list[dict[str, Any]]) -> list[str]:
+    """Columns for a terminal."""
+    header = ("card", "precision", "memory, GB", "step, ms", "bound by", "epoch", "run", "price of an epoch")
+    cells = [
+        header,
+        *(tuple(row[name] for name in ("card", "why")) if "why" in row else shown(row) for row in rows),
+    ]
+    widths = (16, 11, 16, 11, 10, 10, 10, 10)
+    lines = [
+        "".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)).rstrip()
+        for row in cells
+    ]
+    return lines + ["! does not fit"] * any(not row["fits"] and "why" not in row for row in rows)
+
+
+def shown(row: dict[str, Any]) -> tuple[str, ...]:
+    """The cells of a card."""
+    of = f" of {row['card_gb']:g}" if row["card_gb"] else ""
+    price = "" if row["epoch_price"] is None else f"{row['epoch_price']:.3g}"
+    return (
+        *(row["card"], row["precision"], f"{row['memory_gb']:.2f}{of}{'' if row['fits'] else ' !'}"),
+        *(f"{row['step_ms']:,.2f}", row["bound"]),
+        *(hours(row["epoch_hours"]), hours(row["run_hours"]), price),
+    )
+
+
+def hours(value: float) -> str:
+    """`1.5` to `1.5 h`, less than one in minutes or seconds."""
+    for unit, length in (("h", 1.0), ("min", 1 / 60)):
+        if value >= length:
+            return f"{value / length:,.1f} {unit}"
+    return f"{value * 3600:.1f} s"

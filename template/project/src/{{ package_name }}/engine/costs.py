@@ -1,0 +1,158 @@
+"""What a step costs: its operations with FLOPs and bytes, and the memory it holds, counted and not computed.
+
+The step runs on fake tensors, which have shapes and no memory: a CPU counts what only a large card can run.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from .optimization import checkpoint_blocks
+
+aten = torch.ops.aten
+HALF = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
+LSTM_KEPT = 5  # outputs that cuDNN keeps for backward: four gates and the cell
+# Fake tensors are of a CPU, whose fused operations have no formula of their own.
+ATTENTION = "_scaled_dot_product_flash_attention"
+FORMULAS = {
+    getattr(aten, f"{ATTENTION}_for_cpu{end}"): getattr(aten, ATTENTION + end) for end in ("", "_backward")
+}
+CHUNKED_LOSS = "torch_nn._linear_cross_entropy_batch_chunked"  # functional.linear_cross_entropy
+NO_KERNEL = ("aten._unsafe_view", "aten.detach", "aten.empty", "aten.new_empty", "prim.")
+
+
+class Operation(NamedTuple):
+    """The work of one kernel; equal ones are counted together."""
+
+    flops: float
+    bytes: float  # read and written, as if nothing stayed in a cache
+    half: bool  # multiplies numbers of 16 bits
+
+
+@dataclass
+class Costs:
+    """Of one micro-batch, forward and backward. Bytes are those on the card."""
+
+    samples: int
+    parameters: int
+    weight_bytes: int  # and buffers
+    batch_bytes: int
+    operations: Counter[Operation] = field(default_factory=Counter)
+    forward_bytes: int = 0  # at most held at once in forward
+    peak_bytes: int = 0  # at most held at once, gradients included
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """Memory by what holds it; the sum is what the card needs beside CUDA's own."""
+        gradients = 4 * self.parameters
+        return {
+            "weights": self.weight_bytes,
+            "gradients": gradients,
+            "optimizer": 2 * gradients,
+            "activations": max(self.forward_bytes, self.peak_bytes - gradients),
+            "batches": 2 * self.batch_bytes,
+        }
+
+    @property
+    def memory(self) -> int:
+        return sum(self.parts.values())
+
+    @property
+    def flops(self) -> float:
+        return sum(operation.flops * count for operation, count in self.operations.items())
+
+    @property
+    def bytes(self) -> float:
+        return sum(operation.bytes * count for operation, count in self.operations.items())
+
+    @property
+    def kernels(self) -> int:
+        return sum(self.operations.values())
+
+
+class Recorder(TorchDispatchMode):
+    """Counts each operation that runs inside it, and the bytes that are alive."""
+
+    def __init__(self, costs: Costs):
+        super().__init__()
+        self.costs, self.live = costs, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        packet = func._overloadpacket
+        if getattr(func, "is_view", False) or str(packet).startswith(NO_KERNEL):
+            return result
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        flops = _flops(packet, args, kwargs or {}, result)
+        half = bool(given) and given[0].dtype in (torch.float16, torch.bfloat16)
+        self.costs.operations[Operation(flops, sum(x.nbytes for x in (*given, *made)), half)] += 1
+        known = {_key(x) for x in given}
+        for tensor in made:
+            if _key(tensor) not in known:
+                self._hold(tensor, LSTM_KEPT if packet is aten.mkldnn_rnn_layer else 1)
+                known.add(_key(tensor))
+        return result
+
+    def _hold(self, tensor: Tensor, copies: int) -> None:
+        storage = tensor.untyped_storage()
+        size = copies * storage.nbytes()
+        self.live += size
+        self.costs.peak_bytes = max(self.costs.peak_bytes, self.live)
+        weakref.finalize(storage, self._free, size)
+
+    def _free(self, size: int) -> None:
+        self.live -= size
+
+
+def _key(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _flops(packet: Any, args: Any, kwargs: Any, result: Any) -> float:
+    """Of products, attention and LSTMs, two for each multiplication and addition; the rest has bytes only."""
+    if packet in (aten.mkldnn_rnn_layer, aten.mkldnn_rnn_layer_backward):
+        inputs, first, second = args[:3]  # (T, B, C), and the weights of input and state
+        forward = 2.0 * inputs.shape[0] * inputs.shape[1] * (first.numel() + second.numel())
+        return forward if packet is aten.mkldnn_rnn_layer else 2 * forward
+    if str(packet) == CHUNKED_LOSS:  # its forward makes the gradients as well
+        return 6.0 * args[0].numel() * args[1].shape[0]
+    formula = flop_registry.get(FORMULAS.get(packet, packet))
+    return float(formula(*args, **kwargs, out_val=result)) if formula else 0.0
+
+
+def count(
+    build: Callable[[], Any], batch: dict[str, Tensor], precision: str, checkpointing: bool = False
+) -> Costs:
+    """Costs of one micro-batch; `batch` gives shapes only. build: gives the model without optimizations.
+
+    Raises what a model raises that cannot run without values (one that branches on `.item()`).
+    """
+    with FakeTensorMode():
+        model = build()
+        if checkpointing:
+            checkpoint_blocks(model.blocks())
+        fake = {name: torch.empty(value.shape, dtype=value.dtype) for name, value in batch.items()}
+        parameters = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+        held = {_key(x): x.nbytes for x in (*model.parameters(), *model.buffers())}
+        batch_bytes = sum(value.nbytes for value in fake.values())
+        costs = Costs(len(fake["index"]), parameters, sum(held.values()), batch_bytes)
+        with Recorder(costs) as recorder:
+            with torch.autocast("cpu", HALF[precision]) if precision in HALF else nullcontext():
+                output = model(fake)
+            costs.forward_bytes = costs.peak_bytes
+            output.loss.backward(gradient=output.weight)
+        del recorder
+    return costs

@@ -1,0 +1,164 @@
+"""The extra `docker`: what its Dockerfile sets and starts; are its versions those of the project."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.specifiers import SpecifierSet
+from rendering import REPOSITORY, render, render_into
+from running import run
+from variants import choices, gpus
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+GPUS = ("auto", "cpu", "v100", "h100", "mi300x")
+WORDS = ("FROM", "RUN", "ARG", "WORKDIR", "COPY", "ENV", "USER", "CMD")
+
+
+@functools.cache
+def project(gpu: str = "auto", workload: str = "tabular") -> Path:
+    return render(workload=workload, gpu=gpu, extras=["docker"])
+
+
+def instructions(folder: Path) -> list[tuple[str, str]]:
+    """(word, rest) of each line; every line is an instruction or a comment."""
+    lines = (folder / "Dockerfile").read_text(encoding="utf-8").splitlines()
+    found = [line.split(" ", 1) for line in lines if line and not line.startswith("#")]
+    assert {word for word, _ in found} == set(WORDS)
+    return [(word, rest) for word, rest in found]
+
+
+def environment(folder: Path) -> dict[str, str]:
+    pairs = [part for word, rest in instructions(folder) if word == "ENV" for part in shlex.split(rest)]
+    return dict(pair.split("=", 1) for pair in pairs)
+
+
+def test_gpus_of_the_table_are_named() -> None:
+    assert set(GPUS) <= {"auto", "cpu", *gpus()}
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_versions_are_those_of_the_project(gpu: str) -> None:
+    folder = project(gpu)
+    content = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
+    found = dict(reversed(instructions(folder)))  # the first of each word
+    python = re.fullmatch(r"python:(\d+\.\d+)-slim", found["FROM"])
+    assert python
+    assert python[1] in SpecifierSet(content["project"]["requires-python"])
+    (torch,) = [line for line in content["project"]["dependencies"] if re.match(r"torch\b", line)]
+    installs = [rest for word, rest in instructions(folder) if word == "RUN" and "pip install" in rest]
+    words = shlex.split(installs[0])
+    assert torch in words, "torch first, by itself: as a dependency it would come from another index"
+    indexes = [entry["url"] for entry in content.get("tool", {}).get("uv", {}).get("index", [])]
+    assert words[words.index("--index-url") + 1 :] == indexes if indexes else "--index-url" not in words
+    assert shlex.split(installs[1])[-1] == "."
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_nothing_runs_as_root_and_only_what_is_there_is_copied(gpu: str) -> None:
+    folder = project(gpu)
+    order = [word for word, _ in instructions(folder)]
+    assert order[-2:] == ["USER", "CMD"]
+    found = instructions(folder)
+    (user,) = [rest for word, rest in found if word == "USER"]
+    assert user != "root"
+    assert any(f" {user}" in rest and "useradd" in rest for word, rest in found if word == "RUN")
+    ignored = (folder / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    copied = [name for word, rest in found if word == "COPY" for name in rest.split()[:-1]]
+    assert "src" in copied
+    for name in copied:
+        assert (folder / name).exists(), name
+        assert f"!{name}" in ignored, name
+    assert "*" in ignored, "no data and no runs travel into the image"
+
+
+def test_the_variable_is_the_one_that_torch_reads() -> None:
+    """In a process of its own: the variable changes the default, and an explicit setting wins."""
+    names = environment(project())
+    assert "TORCH_ALLOW_TF32_OVERRIDE" not in names
+    program = (
+        "import json, torch; found = [torch.get_float32_matmul_precision()];"
+        "torch.set_float32_matmul_precision('highest'); found.append(torch.get_float32_matmul_precision());"
+        "print(json.dumps(found))"
+    )
+    results = {}
+    for name in ("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "TORCH_ALLOW_TF32_OVERRIDE"):
+        clean = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", name: names.get(name, "1")}
+        done = subprocess.run([sys.executable, "-c", program], env=clean, capture_output=True, text=True)
+        results[name] = json.loads(done.stdout)
+    assert results["TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"] == ["high", "highest"]
+    assert results["TORCH_ALLOW_TF32_OVERRIDE"] == ["highest", "highest"]
+
+
+def test_its_command_starts_a_run_and_then_goes_on_with_it(tmp_path: Path) -> None:
+    """ENV and CMD in a clean shell, as a container has them."""
+    folder = render_into(tmp_path / "app", workload="tabular", extras=["docker"])
+    (command,) = [json.loads(rest) for word, rest in instructions(folder) if word == "CMD"]
+    python = tmp_path / "bin/python"
+    python.parent.mkdir()
+    python.symlink_to(sys.executable)
+    clean = {
+        **environment(folder),
+        **{"PATH": f"{python.parent}:/usr/bin:/bin", "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"},
+        "PYTHONPATH": f"{folder / 'src'}:" + ":".join(path for path in sys.path if "site-packages" in path),
+    }
+    config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    config["training"]["max_steps"], config["checkpoint"]["every_steps"] = 8, 4
+    (folder / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+
+    def start() -> str:
+        done = subprocess.run(command, cwd=folder, env=clean, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    first = start()
+    assert "float32 matmul precision is" in first
+    (run,) = (folder / "runs").iterdir()
+    newest = max((run / "checkpoints").glob("step-*"))
+    assert newest.name == "step-00000008"
+    shutil.rmtree(newest)  # as if the machine had been taken away before step 8
+    (run / "checkpoints/best.json").unlink(missing_ok=True)
+    again = start()
+    assert "resumed at step 4 of 8" in again
+    assert list((folder / "runs").iterdir()) == [run]
+    assert (run / "checkpoints/step-00000008").is_dir()
+
+
+def test_the_guide_says_what_the_files_say() -> None:
+    """Cards that it names are in the table with that memory; its container is the Dockerfile's."""
+    guide = (REPOSITORY / "docs/rented-gpu.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([a-z0-9_]+)` \| (\d+) GB \|", guide, re.MULTILINE)
+    assert len(rows) >= 5
+    for key, memory in rows:
+        assert round(gpus()[key]["memory_gb"]) == int(memory), key
+    started = re.findall(r"^docker run (.+)$", guide, re.MULTILINE)
+    assert started
+    dockerfile = (project() / "Dockerfile").read_text(encoding="utf-8")
+    (promised,) = re.findall(r"^#   docker run (.+) my-training$", dockerfile, re.MULTILINE)
+    assert promised in started[0]
+    assert set(choices("extras")) >= {"docker"}
+
+
+def test_the_commands_of_the_guide(tmp_path: Path) -> None:
+    guide = (REPOSITORY / "docs/rented-gpu.md").read_text(encoding="utf-8")
+    commands = [
+        shlex.split(line.removeprefix("python -m my_training "))
+        for block in re.findall(r"```sh\n(.*?)```", guide, re.DOTALL)
+        for line in block.splitlines()
+    ]
+    assert [words[0] for words in commands] == ["doctor", "train", "train", "train"]
+    for words in commands[1:]:
+        result = run(project(), *words, cwd=tmp_path)
+        assert result.code == 0, (words, result.err)

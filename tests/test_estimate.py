@@ -1,0 +1,270 @@
+"""Costs counted on fake tensors, and time, memory and money on cards that are not here."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from importing import imported
+from rendering import REPOSITORY, render
+from running import documented, one_error, run
+from test_tier_b import TINY
+from torch import nn
+from torch.nn import functional
+from variants import choices
+
+costs = imported(render(), "engine.costs")
+estimate = imported(render(), "engine.estimate")
+gpus = imported(render(), "engine.gpus")
+seams = imported(render(), "engine.seams")
+
+
+class Toy(nn.Module):
+    """Two linear layers, each its own block."""
+
+    def __init__(self, hidden: int = 64):
+        super().__init__()
+        self.first, self.second = nn.Linear(32, hidden), nn.Linear(hidden, 16)
+
+    def blocks(self):
+        return [self.first, self.second]
+
+    def forward(self, batch):
+        hidden = functional.relu(self.first(batch["x"]))
+        return seams.Output(self.second(hidden).float().square().mean(), torch.tensor(1.0))
+
+
+class Recurrent(Toy):
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(32, 64, 2, batch_first=True)
+
+    def forward(self, batch):
+        return seams.Output(self.lstm(batch["x"])[0].square().mean(), torch.tensor(1.0))
+
+
+def batch(*shape: int) -> dict:
+    return {"x": torch.empty(*shape), "index": torch.empty(shape[0], dtype=torch.int64)}
+
+
+# ---- counting ----
+
+
+def test_products_and_memory_of_two_layers_are_exact():
+    found = costs.count(Toy, batch(128, 32), "fp32")
+    forward, weights = 2 * 128 * (32 * 64 + 64 * 16), 32 * 64 + 64 + 64 * 16 + 16
+    assert found.flops == 3 * forward - 2 * 128 * 32 * 64  # the input needs no gradient
+    assert found.parameters == weights
+    assert found.parts["weights"] == found.parts["gradients"] == 4 * weights
+    assert found.parts["optimizer"] == 8 * weights
+    kept = 4 * 128 * (64 + 64 + 16)  # before and after relu, and the output: what lives at once
+    assert kept * 0.6 <= found.parts["activations"] <= kept * 2
+    assert found.samples == 128
+
+
+def test_work_grows_with_the_batch_and_weights_do_not():
+    one, two = (costs.count(Toy, batch(size, 32), "fp32") for size in (64, 128))
+    assert two.flops == 2 * one.flops
+    assert two.parts["activations"] > 1.8 * one.parts["activations"]
+    assert two.parts["weights"] == one.parts["weights"]
+
+
+def test_half_precision_halves_what_products_move():
+    full, half = (costs.count(lambda: Toy(1024), batch(512, 32), name) for name in ("fp32", "bf16"))
+    assert half.flops == full.flops
+    products = [operation for operation in half.operations if operation.flops]
+    assert products
+    assert all(operation.half for operation in products)
+    assert not any(operation.half for operation in full.operations)
+    assert half.parts["activations"] < full.parts["activations"]
+
+
+def test_an_lstm_counts_all_its_steps():
+    found = costs.count(Recurrent, batch(8, 50, 32), "fp32")
+    forward = 2 * 8 * 50 * 4 * 64 * (32 + 64 + 64 + 64)
+    assert found.flops == 3 * forward
+
+
+def test_recomputation_costs_flops_and_saves_memory():
+    project = render(workload="llm")
+    load, build = imported(project, "config").load, imported(project, "model").build_model
+    facts = {"vocabulary": 256, "token_bytes": [1] * 256}
+    settings = load(overrides=[("model.width", "128"), ("model.layers", "8"), ("model.heads", "4")])
+    tokens = torch.empty(8, 128, dtype=torch.int64)
+    samples = {"tokens": tokens, "targets": tokens, "index": tokens[:, 0]}
+    counted = imported(project, "engine.costs").count
+    plain, again = (counted(lambda: build(settings, facts), samples, "fp32", flag) for flag in (False, True))
+    assert 1.2 * plain.flops < again.flops < 1.4 * plain.flops
+    assert again.parts["activations"] < 0.6 * plain.parts["activations"]
+
+
+@pytest.mark.parametrize("chunked", ["true", "false"])
+def test_a_language_model_counts_as_the_library_counts_it(chunked: str):
+    """Attention and the chunked loss are operations without a formula in torch."""
+    project = render(workload="llm")
+    load, build = imported(project, "config").load, imported(project, "model").build_model
+    facts = {"vocabulary": 50257, "token_bytes": [1] * 50257}
+    settings = load(overrides=[("model.size", "small"), ("model.chunked_loss", chunked)])
+    tokens = torch.empty(16, 128, dtype=torch.int64)
+    samples = {"tokens": tokens, "targets": tokens, "index": tokens[:, 0]}
+    found = imported(project, "engine.costs").count(lambda: build(settings, facts), samples, "bf16")
+    expected = imported(project, "engine.throughput").count_flops(lambda: build(settings, facts), samples)
+    assert found.flops == pytest.approx(16 * expected, rel=0.02)
+
+
+# ---- cards ----
+
+OPERATIONS = [(1e12, 1e9, True), (0.0, 1e9, False)]
+
+
+def made(*operations: tuple, parameters: int = 0) -> object:
+    found = costs.Costs(1, parameters, 0, 0)
+    found.operations.update(costs.Operation(*operation) for operation in operations)
+    return found
+
+
+def test_each_operation_takes_the_longer_of_its_flops_and_bytes():
+    device = estimate.Device("x", "bf16", 1e12, 1e13, 1e12, 80e9)
+    assert device.step(made(*OPERATIONS)) == (pytest.approx(0.1 + 0.001), "compute")
+    assert device.step(made(*OPERATIONS), 4) == (pytest.approx(0.404), "compute")
+    assert device.step(made((0.0, 1e9, False))) == (pytest.approx(0.001), "memory")
+    update = device.step(made(parameters=10**9))[0]  # gradients, moments and weights, read and written
+    assert update == pytest.approx(0.04)
+    slow_host = device._replace(launch=0.01)
+    assert slow_host.step(made((0.0, 1e9, False))) == (pytest.approx(0.21), "launch")
+    in_turn = slow_host._replace(is_host=True)
+    assert in_turn.step(made((0.0, 1e9, False)))[0] == pytest.approx(0.211)
+
+
+def test_a_card_is_too_small_from_its_memory_on():
+    held = made(parameters=10**9)  # 4 + 4 + 8 GB, less the weights that this one does not count
+    assert held.memory == 12e9
+    card = gpus.table()["t4"]
+    assert estimate.card(card, "fp16").fits(held)
+    assert not estimate.card(card, "fp16")._replace(memory=13e9).fits(held)
+
+
+def test_products_run_at_the_peak_of_their_format():
+    a100 = estimate.card(gpus.table()["a100_80gb"], "bf16")
+    assert (a100.flops, a100.half_flops) == (156e12, 312e12)
+    assert estimate.card(gpus.table()["a100_80gb"], "fp32").flops == 19.5e12
+    v100 = estimate.card(gpus.table()["v100"], "fp16")
+    assert (v100.flops, v100.half_flops) == (15.7e12, 125e12)
+
+
+# ---- the verb ----
+
+LARGE = ("--model.size", "small", "--data.block_size", "512", "--data.sample_mb", "0.5")
+
+
+def rows(result) -> dict[str, dict]:
+    assert result.code == 0, result.err
+    return {row["card"]: row for row in json.loads(result.out)}
+
+
+def test_three_cards_are_ordered_by_speed_and_by_price(tmp_path):
+    words = ("doctor", "--estimate", "--json", *LARGE, "--gpu", "t4", "h100", "rtx_4090")
+    project = render(workload="llm")
+    found = rows(run(project, *words, cwd=tmp_path))
+    fastest = [card for card in found if card != "cpu"]
+    assert fastest == ["h100", "rtx_4090", "t4"]
+    assert found["t4"]["precision"] == "fp16"
+    assert found["h100"]["precision"] == "bf16"
+    assert found["cpu"]["step_ms"] > 10 * found["t4"]["step_ms"]
+    h100 = found["h100"]
+    assert h100["run_hours"] == pytest.approx(10 * h100["epoch_hours"])
+    assert h100["epoch_price"] is None
+    prices = ("--price", "h100=100", "rtx_4090=0.4", "--monitor.price_per_hour", "1")
+    priced = rows(run(project, *words, *prices, cwd=tmp_path))
+    assert [card for card in priced if card != "cpu"][-1] == "h100"
+    assert priced["h100"]["epoch_price"] == pytest.approx(100 * priced["h100"]["epoch_hours"])
+    assert priced["t4"]["epoch_price"] == pytest.approx(priced["t4"]["epoch_hours"])
+
+
+def test_a_table_for_people(tmp_path):
+    words = ("--gpu", "v100", "h200", "--training.precision", "bf16", "--price", "h200=4")
+    result = run(render(workload="tabular"), "estimate", *words, cwd=tmp_path)
+    assert result.code == 0, result.err
+    assert " parameters, " in result.out
+    assert "GB in fp32: weights " in result.out
+    assert [line.split()[0] for line in result.out.splitlines() if " of 141" in line] == ["h200"]
+    assert "no bf16 tensor cores" in result.out
+
+
+def test_what_does_not_fit_is_last_and_said(tmp_path):
+    words = ("--model.size", "large", "--data.block_size", "1024", "--data.sample_mb", "0.5")
+    result = run(render(workload="llm"), "estimate", *words, "--gpu", "t4", "h200", cwd=tmp_path)
+    assert result.code == 0, result.err
+    lines = [line for line in result.out.splitlines() if line.startswith(("t4", "h200"))]
+    assert [line.split()[0] for line in lines] == ["h200", "t4"]
+    assert " !" in lines[1]
+    assert "! does not fit" in result.out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--gpu", "h10"), "did you mean h100"),
+        (("--price", "h100"), "NAME=PRICE"),
+        (("--price", "h100=-1"), "NAME=PRICE"),
+        (("--price", "mine=1"), "no card 'mine'"),
+    ],
+)
+def test_mistakes_are_one_line(tmp_path, words, says):
+    one_error(run(render(workload="tabular"), "estimate", *words, cwd=tmp_path), says)
+
+
+def branching_model() -> None:
+    from my_training import model
+
+    build = model.build_model
+
+    def built(settings, facts):
+        made = build(settings, facts)
+        forward = made.forward
+        made.forward = lambda batch: forward(batch) if batch["features"].sum().item() else None
+        return made
+
+    model.build_model = built
+
+
+def test_a_model_that_looks_at_values_is_one_line(tmp_path):
+    result = run(render(workload="tabular"), "estimate", cwd=tmp_path, before=branching_model)
+    one_error(result, "cannot be counted without data")
+
+
+def test_the_commands_of_the_page(tmp_path):
+    for words in documented(REPOSITORY / "docs/estimate.md"):
+        result = run(render(workload="tabular"), *words, cwd=tmp_path)
+        assert result.code == 0, result.err
+        assert "h100" in result.out
+
+
+# ---- against this machine ----
+
+
+@pytest.mark.parametrize("workload", choices("workload"))
+def test_the_estimate_is_within_a_factor_of_two_of_a_step(workload: str, tmp_path, monkeypatch):
+    """Both sides by their fastest repetition in one process; a busy neighbour gets three chances to rest."""
+    monkeypatch.chdir(tmp_path)
+    project = render(workload=workload)
+    module = lambda name: imported(project, name)  # noqa: E731
+    flags = iter(TINY[workload])
+    overrides = [(name[2:], value) for name, value in zip(flags, flags, strict=True) if "fp8" not in name]
+    settings = module("config").load(overrides=overrides)
+    assembled = module("assemble")
+    store = assembled.open_store(settings)
+    whole = assembled.assemble(settings, module("engine.distributed").Distributed(), store)
+    samples = next(whole.loader("train", train=True).epoch(0))
+    step = module("engine.step").Step(whole.wrapped, whole.optimizer, whole.precision, whole.distributed, 1.0)
+    build = lambda: module("model").build_model(settings, store.facts)  # noqa: E731
+    counted = module("engine.costs").count(build, samples, "fp32")
+    ratios = []
+    for _ in range(3):
+        expected, _ = module("engine.estimate").this_cpu().step(counted)
+        measured = module("engine.estimate").fastest(lambda: step(dict(samples), True), 0.5)
+        ratios.append(expected / measured)
+        if 0.5 < ratios[-1] < 2:
+            return
+    pytest.fail(f"estimate / measured: {ratios}")

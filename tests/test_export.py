@@ -1,0 +1,140 @@
+"""`export`: every workload's trained model, by torch alone, by the project, and with int8 weights."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from importing import imported
+from rendering import REPOSITORY, render
+from running import documented, newest_run, one_error, run
+from safetensors.torch import load_file
+from test_tier_b import TINY
+from variants import choices
+
+EXPORT = {"extras": ["export"], "loader": "dataloader"}
+SHORT = ("--training.max_steps", "20", "--data.num_workers", "0")
+
+
+def trained(workload: str, folder: Path) -> Path:
+    """A project with the verb, and a short run of it in `folder`."""
+    project = render(workload=workload, **EXPORT)
+    result = run(project, "train", *TINY[workload], *SHORT, cwd=folder)
+    assert result.code == 0, result.err
+    return project
+
+
+def metrics(out: str) -> dict[str, list[float]]:
+    """The table of `evaluate` by row."""
+    lines = [line.split() for line in out.splitlines() if line.startswith(("as trained", "int8 "))]
+    return {line[0]: [float(cell) for cell in line[2 if line[0] == "as" else 1 :]] for line in lines}
+
+
+def example(project: Path, folder: Path) -> str:
+    """What `load.py` prints in an interpreter of its own, from another working folder."""
+    environment = {**os.environ, "PYTHONPATH": str(project / "src"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, folder / "load.py"], cwd="/", env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("workload", choices("workload"))
+def test_every_workload_is_written_and_loads(workload: str, tmp_path) -> None:
+    project = trained(workload, tmp_path)
+    result = run(project, "export", "--int8", cwd=tmp_path)
+    assert result.code == 0, result.err
+    folder = newest_run(tmp_path) / "export"
+    assert "model.pt2: " in result.out, result.out
+    program = torch.export.load(folder / "model.pt2").module()
+    batch = load_file(folder / "example.safetensors")
+    whole = program(batch)
+    part = program({name: value[:2] for name, value in batch.items()})
+    for name, value in whole.items():
+        torch.testing.assert_close(part[name], value[:2], equal_nan=True, rtol=1e-3, atol=1e-4)
+    full, small = load_file(folder / "model.safetensors"), load_file(folder / "model.int8.safetensors")
+    rounded = [name for name, weight in small.items() if weight.dtype == torch.int8]
+    assert rounded
+    for name in rounded:
+        scale = small[f"{name}.scale"]
+        assert ((small[name] * scale - full[name]).abs() <= 0.51 * scale + 1e-9).all(), name
+    files = [(folder / name).stat().st_size for name in ("model.int8.safetensors", "model.safetensors")]
+    assert files[0] < 0.7 * files[1]
+    measured = metrics(result.out)
+    assert measured["int8"][0] == pytest.approx(measured["as"][0], rel=0.05)
+    if workload in ("tabular", "timeseries", "graph"):  # tokens are too many for a digit to change so early
+        assert measured["int8"] != measured["as"], "it is the rounded model that is measured"
+
+
+def test_the_example_predicts_with_torch_alone_and_with_the_project(tmp_path) -> None:
+    project = trained("timeseries", tmp_path)
+    output = tmp_path / "elsewhere" / "model"
+    result = run(project, "export", "--output", str(output), cwd=tmp_path)
+    assert result.code == 0, result.err
+    assert "int8" not in result.out
+    assert "prediction (64, 12, 3)" in (alone := example(Path("/nowhere"), output))
+    (output / "model.pt2").unlink()
+    assert example(project, output) == alone
+
+
+def stubborn_model() -> None:
+    from my_training import model
+
+    build = model.build_model
+
+    def built(settings, facts):
+        made = build(settings, facts)
+        predict = made.predict
+        made.predict = lambda batch: predict(batch) if batch["index"].sum().item() >= 0 else {}
+        return made
+
+    model.build_model = built
+    from my_training import assemble
+
+    assemble.build_model = built
+
+
+def test_a_model_that_torch_export_refuses_is_written_all_the_same(tmp_path) -> None:
+    project = trained("tabular", tmp_path)
+    result = run(project, "export", cwd=tmp_path, before=stubborn_model)
+    assert result.code == 0, result.err
+    assert "note: no model.pt2, torch.export refuses: " in result.out
+    folder = newest_run(tmp_path) / "export"
+    assert not (folder / "model.pt2").exists()
+    assert "prediction (128,)" in example(project, folder)
+
+
+def test_an_lstm_says_what_int8_is_not(tmp_path) -> None:
+    module = imported(render(workload="timeseries", **EXPORT), "commands.export")
+    model = torch.nn.Module()
+    model.encoder, model.predict = torch.nn.LSTM(8, 16), lambda batch: {}
+    before = model.encoder.weight_hh_l0.detach().clone()
+    rounded, notes = module.quantize(model, {})
+    assert set(rounded) == {"encoder.weight_ih_l0", "encoder.weight_hh_l0"}
+    assert any("encoder: smaller, not faster: torchao has no int8 for LSTM" in note for note in notes)
+    whole, scale = rounded["encoder.weight_hh_l0"]
+    assert scale.shape == (64, 1)
+    torch.testing.assert_close(model.encoder.weight_hh_l0.detach(), whole * scale)
+    assert 0 < (model.encoder.weight_hh_l0 - before).abs().max() <= 0.5 * scale.max() * 1.01
+
+
+def test_mistakes_are_one_line(tmp_path) -> None:
+    project = trained("tabular", tmp_path)
+    (tmp_path / "file").touch()
+    refused = run(project, "export", "--output", "file/below", cwd=tmp_path)
+    one_error(refused, "cannot make the folder", "--output")
+    one_error(run(project, "export", "--run", "nope", cwd=tmp_path), "no run 'nope'")
+
+
+def test_the_page_names_every_file(tmp_path) -> None:
+    page = REPOSITORY / "docs/export.md"
+    for words in documented(page):
+        result = run(render(workload="tabular", **EXPORT), *words, cwd=tmp_path)
+        assert result.code == 0, result.err
+    for path in (newest_run(tmp_path) / "export").iterdir():
+        assert f"`{path.name}`" in page.read_text(encoding="utf-8")
