@@ -192,8 +192,11 @@ def beside(headlines: list[Row], rows: list[Row]) -> list[Row]:
         every = [row for row in rows if row["table"] == "cumulative"]
         single = [row for row in rows if row["table"] == "leave_one_out"]
         pair = [every[-1], every[0]] if claim["switch"] == "all" and len(every) > 1 else []
+        for before, row in zip(every, every[1:], strict=False):
+            if claim.get("table") == "cumulative" and row["switch"] == claim["switch"]:
+                pair = [row, before]
         for row in single[1:]:
-            if row["switch"] == claim["switch"]:
+            if row["switch"] == claim["switch"] and "table" not in claim:
                 pair = [row, single[0]] if row["name"].startswith("with ") else [single[0], row]
         ours = [row[claim["of"]] for row in pair] or [None, None]
         found.append(claim | {"measured": ratio(*ours)})

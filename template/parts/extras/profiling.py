@@ -235,7 +235,9 @@ def attribute(events: list[Any], cuda: bool) -> list[Layer]:
     """A row for each kind of module (`layers.*.hidden`), and for what belongs to none; shares sum to 1."""
     owner: dict[int, tuple[str, bool]] = {}  # of the event with this id: (module, whether in backward)
     numbered: dict[int, str] = {}  # autograd's number → module
-    figures: dict[str, list[float]] = defaultdict(lambda: [0.0] * 4)
+    figures: dict[str, list[float]] = defaultdict(
+        lambda: [0.0] * 4
+    )  # ms forward and backward, bytes, kernels
     names: dict[str, set[str]] = defaultdict(set)
     for event in events:  # parents come before their children, forward before backward
         module, backward = owner.get(id(event.cpu_parent), ("", False))
@@ -257,7 +259,10 @@ def attribute(events: list[Any], cuda: bool) -> list[Layer]:
             row[2] += kept / TRACED
         row[3] += (len(event.kernels) if cuda else not event.cpu_children) / TRACED
     total = sum(row[0] + row[1] for row in figures.values()) or 1.0
-    rows = [Layer(kind, len(names[kind]), *row, (row[0] + row[1]) / total) for kind, row in figures.items()]
+    rows = [
+        Layer(kind, len(names[kind]), forward, backward, kept, kernels, (forward + backward) / total)
+        for kind, (forward, backward, kept, kernels) in figures.items()
+    ]
     return sorted(rows, key=lambda row: -row.share)
 
 
@@ -273,7 +278,8 @@ def by_operation(events: list[Any], cuda: bool) -> list[tuple[str, float, float]
         if not event.name.startswith((RANGE, "Optimizer.", "[memory]", "ProfilerStep", "enumerate(")):
             found[event.name][0] += own_time(event, cuda) / 1000 / TRACED
             found[event.name][1] += 1 / TRACED
-    return sorted(((name, *values) for name, values in found.items()), key=lambda row: -row[1])
+    rows = [(name, ms, calls) for name, (ms, calls) in found.items()]
+    return sorted(rows, key=lambda row: -row[1])
 
 
 def shares(seconds: float, waited: float, busy: float, traced: float, cuda: bool) -> dict[str, float]:
