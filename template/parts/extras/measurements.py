@@ -5,6 +5,7 @@ A row is compared with the first of its table. Its figures are over the steps of
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import platform
@@ -192,7 +193,7 @@ def beside(headlines: list[Row], rows: list[Row]) -> list[Row]:
         every = [row for row in rows if row["table"] == "cumulative"]
         single = [row for row in rows if row["table"] == "leave_one_out"]
         pair = [every[-1], every[0]] if claim["switch"] == "all" and len(every) > 1 else []
-        for before, row in zip(every, every[1:], strict=False):
+        for before, row in itertools.pairwise(every):
             if claim.get("table") == "cumulative" and row["switch"] == claim["switch"]:
                 pair = [row, before]
         for row in single[1:]:
