@@ -74,6 +74,13 @@ def test_rows_of_every_workload(answers: dict[str, str], place: Path) -> None:
         assert {row["table"] for row in found["rows"]} == {"cumulative", "leave_one_out", "target"}
         shared = next(row for row in found["rows"] if row["table"] == "leave_one_out")
         assert shared["step_ms"] == ladder[-1]["step_ms"]  # one row of two tables is measured once
+        assert shared["overrides"] == {}
+        quoted = imported(render(**answers), "engine.report").measured(
+            folder / "benchmark_results/benchmark.json"
+        )
+        gains = {row["name"]: row["gain"] for row in found["rows"] if row["table"] == "leave_one_out"}
+        assert quoted["fused optimizer"] == f"off: {gains['without fused optimizer']:.2f}×"
+        assert quoted["deterministic"] == f"on: {gains['with deterministic']:.2f}×"
 
 
 def test_a_wrong_row_is_flagged_and_a_right_one_is_not(place: Path) -> None:

@@ -100,11 +100,14 @@ class Measurements:
         firsts: dict[str, Row] = {}  # of each table; empty where that one failed, and there is no gain then
         strict = [trial["loss"] for trial in self.of(self.plans[0]) if "loss" in trial]
         target = self.state["target"]
+        whole = next((plan.overrides for plan in self.plans if plan.table == "leave_one_out"), {})
         for plan in self.plans:
             if not (trials := self.of(plan)) or failure(trials):
                 firsts.setdefault(plan.table, {})
                 continue
             row = figures_of(plan, trials)
+            if plan.table == "leave_one_out":  # what differs from everything on
+                row["overrides"] = {key: x for key, x in plan.overrides.items() if whole.get(key) != x}
             first = firsts.setdefault(plan.table, row)
             if plan.table == "target":
                 target = target or (1 + MARGIN) * max(min(smooth(trial["curve"])) for trial in trials)
