@@ -47,6 +47,8 @@ class Distributed(Group):
         self._mesh = self._mesh or init_device_mesh(self.device.type, (self.world,))
         policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)
         for block in model.blocks():  # type: ignore[operator]
+            for inner in getattr(block, "apart", list)():  # what others call outside of the block's forward
+                fully_shard(inner, mesh=self._mesh, mp_policy=policy)
             if getattr(block, "recomputes", True):
                 fully_shard(block, mesh=self._mesh, mp_policy=policy)
         self._model = fully_shard(model, mesh=self._mesh, mp_policy=policy)
