@@ -36,7 +36,7 @@ def current() -> dict[str, Any]:
     profiles: set[str] = set()
     targets: set[str] = set()
     verbs: set[str] = set()
-    for answers in products("workload") + products("tracker"):
+    for answers in [*products("workload"), *products("tracker"), *products("distributed")]:
         project = render(**answers)
         environment = {**os.environ, "PYTHONPATH": "src", "PYTHONDONTWRITEBYTECODE": "1"}
         done = subprocess.run(
