@@ -172,10 +172,10 @@ def quantize(model: Any, batch: dict[str, Tensor]) -> tuple[dict[str, tuple[Tens
             notes.append(f"{prefix}: smaller, not faster: torchao has no int8 for {type(layer).__name__}")
             weights = {name: weight for name, weight in layer.named_parameters() if weight.dim() == 2}
             rounded |= {f"{prefix}.{name}": round_rows(weight) for name, weight in weights.items()}
-    quantize_(model, Int8WeightOnlyConfig())
-    layers: dict[str, Any] = {
-        prefix: layer for prefix, layer in model.named_modules() if isinstance(layer, nn.Linear)
-    }
+    tied = {id(layer.weight) for layer in model.modules() if isinstance(layer, nn.Embedding)}  # heads, too
+    alone = lambda layer, _: isinstance(layer, nn.Linear) and id(layer.weight) not in tied  # noqa: E731
+    layers: dict[str, Any] = {name: layer for name, layer in model.named_modules() if alone(layer, name)}
+    quantize_(model, Int8WeightOnlyConfig(), filter_fn=alone)
     rounded |= {f"{name}.weight": (layer.weight.qdata, layer.weight.scale) for name, layer in layers.items()}
     if not rounded:
         raise UserError("the model has no linear layer and no LSTM", "--int8", "export it without")
