@@ -40,7 +40,7 @@ def store(workload: str) -> Any:
 
 def assemble(workload: str, **changed: Any) -> Any:
     """The project as a run builds it, on the CPU."""
-    alone = SimpleNamespace(**vars(OneOf()), wrap=lambda model: model)
+    alone = SimpleNamespace(**vars(OneOf()), wrap=lambda model, *_: model)
     return imported(render(workload=workload), "assemble").assemble(
         settings(workload, **changed), alone, store(workload)
     )

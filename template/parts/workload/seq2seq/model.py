@@ -224,8 +224,14 @@ class Seq2Seq(nn.Module):
         return self.t5.lm_head(x * self.t5.model_dim**-0.5 if self.t5.config.scale_decoder_outputs else x)
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
-        """`prediction` (B, longest target of the training pairs) int64, the likeliest token at each place."""
-        return {"prediction": self.generate(batch["source"], batch["present"], self.longest)}
+        """`prediction` (B, longest training target) int64: the likeliest token after the true ones before it.
+
+        `end` behind a target's own; `generate` needs no target.
+        """
+        memory, bias = self._encode(batch["source"], batch["present"])
+        found = self._decode(batch["decoder_input"], memory, bias)[..., : self.vocabulary].argmax(-1)
+        found = found.masked_fill(batch["targets"] == IGNORE, self.end)
+        return {"prediction": functional.pad(found, (0, self.longest - found.shape[1]), value=self.end)}
 
     @torch.no_grad()
     def generate(self, source: Tensor, present: Tensor, longest: int, beams: int = 1) -> Tensor:
