@@ -15,15 +15,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
 import gc
-import importlib.metadata
 import importlib.util
 import json
 import logging
 import math
 import os
-import platform
 import statistics
 import sys
 import tempfile
@@ -35,17 +32,17 @@ from types import SimpleNamespace
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
 
 import torch  # noqa: E402
 from importing import imported  # noqa: E402
+from publish import machine, publish  # noqa: E402
 from rendering import render  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.nn.functional import mse_loss  # noqa: E402
 
 STEPS, BATCH, WIDTH, EVERY, WARMUP, FINAL = 2000, 32, 64, 50, 100, 0.1
 CLIP, RATE, DECAY = 1.0, 1e-3, 0.01
-DOCUMENT = ROOT / "docs/benchmarks/loop.md"
 Data = list[tuple[Tensor, Tensor]]
 Result = tuple[float, list[float]]  # seconds of the process, and the losses that were logged
 
@@ -333,21 +330,27 @@ def measure(sides: list[str], rounds: int) -> dict[str, list[float]]:
     return found
 
 
-def table(found: dict[str, list[float]]) -> str:
+def tables(found: dict[str, list[float]]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Times, then ratios with the interval that holds the median with about 95 %."""
-    lines = ["| loop | µs a step, median | fastest | slowest |", "|---|---|---|---|"]
-    for side, times in found.items():
-        name = f"`{side}`, ours" if side in ("pytorch", "accelerate", "lightning") else side
-        lines.append(f"| {name} | {statistics.median(times):.1f} | {min(times):.1f} | {max(times):.1f} |")
-    lines += ["", "| ours | against | ratio, median | 95 % interval | wanted |", "|---|---|---|---|---|"]
+    times = [
+        [
+            f"`{side}`, ours" if side in ("pytorch", "accelerate", "lightning") else side,
+            *(f"{figure(values):.1f}" for figure in (statistics.median, min, max)),
+        ]
+        for side, values in found.items()
+    ]
+    compared = []
     for mine, theirs, limit in PAIRS:
         if mine in found and theirs in found:
             ratios = sorted(a / b for a, b in zip(found[mine], found[theirs], strict=True))
             low, high = interval(ratios)
             wanted = f"≤ {limit:.2f}" if limit else ""
-            median = f"{statistics.median(ratios):.3f} | {low:.3f} to {high:.3f}"
-            lines.append(f"| `{mine}` | {theirs} | {median} | {wanted} |")
-    return "\n".join(lines)
+            median = f"{statistics.median(ratios):.3f}"
+            compared.append([f"`{mine}`", theirs, median, f"{low:.3f} to {high:.3f}", wanted])
+    return (
+        {"columns": ["loop", "µs a step, median", "fastest", "slowest"], "rows": times},
+        {"columns": ["ours", "against", "ratio, median", "95 % interval", "wanted"], "rows": compared},
+    )
 
 
 def interval(ordered: list[float]) -> tuple[float, float]:
@@ -362,15 +365,6 @@ def outside(count: int, k: int) -> float:
     return 2 * sum(math.comb(count, i) for i in range(k)) / 2**count
 
 
-def protocol(rounds: int) -> str:
-    installed = [name for name in ("torch", "lightning", "accelerate", "transformers") if available(name)]
-    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in installed)
-    return (
-        f"{datetime.date.today()}, {versions}, Python {platform.python_version()}, one thread of a "
-        f"{platform.machine()} CPU,\n{rounds} interleaved rounds after one of warm-up."
-    )
-
-
 def available(name: str) -> bool:
     return importlib.util.find_spec(name) is not None
 
@@ -381,17 +375,14 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--only", nargs="+", choices=list(SIDES), metavar="LOOP", help=", ".join(SIDES))
-    parser.add_argument("--write", action="store_true", help=f"into {DOCUMENT.relative_to(ROOT)}")
+    parser.add_argument("--write", action="store_true", help="into docs/benchmarks/loop.md")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     sides = [side for side in SIDES if side != "HF Trainer" or available("transformers")]
     if arguments.only:
         sides = [side for side in sides if side in ("bare PyTorch", *arguments.only)]
-    text = f"{protocol(arguments.rounds)}\n\n{table(measure(sides, arguments.rounds))}\n"
-    print(text)
-    if arguments.write:
-        kept = DOCUMENT.read_text(encoding="utf-8").partition("<!-- measured -->")[0]
-        DOCUMENT.write_text(f"{kept}<!-- measured -->\n\n{text}", encoding="utf-8")
+    how = f"{machine('lightning', 'accelerate', 'transformers')}, one thread, {arguments.rounds} rounds"
+    publish("loop", "loop", how, *tables(measure(sides, arguments.rounds)), write=arguments.write)
 
 
 if __name__ == "__main__":

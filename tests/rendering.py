@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
+import hashlib
 import os
 import shutil
 import tempfile
@@ -16,6 +18,7 @@ from copier import run_copy
 REPOSITORY = Path(__file__).resolve().parent.parent
 ORIGIN = Path(os.environ.get("FASTTRAIN_TEMPLATE", REPOSITORY))  # another one with a fault: see mutants/
 TEMPLATE = ("copier.yml", "template")
+RENDERS = "FASTTRAIN_RENDERS"  # folder of projects that all processes of a test session share
 DEFAULTS = {"project_name": "my-training"}
 
 
@@ -73,10 +76,20 @@ def render_into(folder: Path, *, source: Path | None = None, **answers: Any) -> 
 
 @functools.cache
 def _render(answers: tuple[tuple[str, Any], ...]) -> Path:
+    shared = None
+    if RENDERS in os.environ and ORIGIN == REPOSITORY:
+        shared = Path(os.environ[RENDERS]) / hashlib.sha256(repr(answers).encode()).hexdigest()[:16]
+        if shared.exists():
+            return shared
     given: dict[str, Any] = {
         name: list(value) if isinstance(value, tuple) else value for name, value in answers
     }
-    return render_into(Path(tempfile.mkdtemp(prefix="render-", dir=scratch())), **given)
+    rendered = render_into(Path(tempfile.mkdtemp(prefix="render-", dir=scratch())), **given)
+    if shared is None:
+        return rendered
+    with contextlib.suppress(OSError):  # another process was first
+        os.rename(rendered, shared)  # in one go: nobody ever sees a part of it
+    return shared
 
 
 def render(**answers: Any) -> Path:

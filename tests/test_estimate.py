@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -153,6 +154,38 @@ def test_products_run_at_the_peak_of_their_format():
     assert (v100.flops, v100.half_flops) == (15.7e12, 125e12)
 
 
+def test_rows_are_ranked_by_price_then_time_and_what_fails_comes_last():
+    ranked = [
+        {"fits": True, "epoch_price": 1.0, "step_ms": 9.0},
+        {"fits": True, "epoch_price": 2.0, "step_ms": 1.0},
+        {"fits": True, "epoch_price": None, "step_ms": 0.5},
+        {"fits": True, "epoch_price": None, "step_ms": 0.7},
+        {"fits": False, "epoch_price": 0.1, "step_ms": 0.1},
+        {"fits": False, "why": "no bf16"},
+    ]
+    assert sorted((ranked[i] for i in (3, 0, 5, 2, 4, 1)), key=estimate.rank) == ranked
+
+
+H100 = SimpleNamespace(name="NVIDIA H100 80GB HBM3", multi_processor_count=132, total_memory=79 << 30)
+
+
+def test_a_run_knows_its_share_of_the_roof(monkeypatch):
+    """On a card of the table, for every workload; the monitor compares with it."""
+    throughput, device = imported(render(), "engine.throughput"), torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: H100)
+    work = throughput.measure(object(), Toy, batch(128, 32), device, "bf16")
+    assert work.tokens == 0
+    card = estimate.card(gpus.table()["h100"], "bf16")
+    assert work.roof == pytest.approx(card.step(costs.count(Toy, batch(128, 32), "bf16"))[0] / 128)
+    assert work.rates(0.25 / work.roof, 1) == {"roof_fraction": pytest.approx(0.25)}
+    assert work.rates(0.25 / work.roof, 2)["roof_fraction"] == pytest.approx(0.125)
+    broken = throughput.measure(object(), lambda: 1 / 0, batch(128, 32), device, "bf16")
+    assert broken.roof == 0, "what cannot be counted trains all the same"
+    unknown = SimpleNamespace(**{**vars(H100), "name": "NVIDIA X"})
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: unknown)
+    assert throughput.measure(object(), Toy, batch(128, 32), device, "bf16").rates(1.0, 1) == {}
+
+
 # ---- the verb ----
 
 LARGE = ("--model.size", "small", "--data.block_size", "512", "--data.sample_mb", "0.5")
@@ -190,6 +223,14 @@ def test_a_table_for_people(tmp_path):
     assert "GB in fp32: weights " in result.out
     assert [line.split()[0] for line in result.out.splitlines() if " of 141" in line] == ["h200"]
     assert "no bf16 tensor cores" in result.out
+
+
+def test_fp8_is_for_cards_that_have_it(tmp_path):
+    words = ("--json", "--training.precision", "fp8", "--data.sample_mb", "0.5", "--gpu", "h100", "a100_80gb")
+    found = rows(run(render(workload="llm"), "estimate", *words, cwd=tmp_path))
+    assert found["h100"]["precision"] == "fp8"
+    assert "no GPU" in found["cpu"]["why"]
+    assert "cannot multiply fp8" in found["a100_80gb"]["why"]
 
 
 def test_what_does_not_fit_is_last_and_said(tmp_path):

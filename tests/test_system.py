@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import sys
 import time
 from types import SimpleNamespace
@@ -186,6 +187,18 @@ def test_a_sample_costs_less_than_half_a_percent(tmp_path):
     for _ in range(50):
         watched.write(watched.sample())
     assert (time.process_time() - begun) / 50 < 0.005 * SETTINGS.monitor.system_every_seconds
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory of processes is read from /proc")
+def test_a_worker_that_has_just_ended_is_no_error():
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # it is dead, and still in the table of processes
+    with pytest.raises(ValueError, match="invalid literal"):
+        system.anonymous_mb(child)
+    os.waitpid(child, 0)
+    assert system.anonymous_mb(os.getpid()) > 10
 
 
 # ---- memory that grows ----

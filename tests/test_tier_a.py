@@ -217,7 +217,7 @@ def test_default_project_fits_its_budget() -> None:
     assert all(used <= allowed for used, allowed in zip(size, DEFAULT, strict=True)), size
 
 
-@pytest.mark.parametrize("answers", pairwise(*structural()), ids=name)
+@pytest.mark.parametrize("answers", pairwise(*structural(), "precision"), ids=name)
 def test_rendering_again_gives_the_same_bytes(answers: Answers, tmp_path: Path) -> None:
     first, second = render(**answers), render_into(tmp_path, **answers)
     names = [path.relative_to(first).as_posix() for path in files(first)]
@@ -245,7 +245,12 @@ def test_parts_are_rendered_byte_for_byte_and_none_is_dead() -> None:
     unused = {path for path in (TEMPLATE / "parts").rglob("*.py") if "__pycache__" not in path.parts}
     for answers in all_variants():
         project = render(**answers)
-        known = {"tracker": "none", "extras": questions()["extras"]["default"], **answers}
+        known = {
+            "precision": "auto",
+            "tracker": "none",
+            "extras": questions()["extras"]["default"],
+            **answers,
+        }
         for path in PACKAGE.rglob("*.jinja"):
             expression = INCLUDE.fullmatch(path.read_text(encoding="utf-8"))[1]
             part = template() / jinja2.Environment().compile_expression(expression)(**known)
@@ -268,7 +273,7 @@ def test_each_choice_has_its_part() -> None:
 def test_types(tmp_path: Path) -> None:
     """mypy over links to the parts of a pairwise cover of the variants, each set of parts once."""
     seen = set()
-    for answers in pairwise(*structural(), "tracker"):
+    for answers in pairwise(*structural(), "precision", "tracker"):
         folder = tmp_path / name(answers)
         link(folder, **answers)
         parts = frozenset(path.resolve() for path in folder.rglob("*.py"))

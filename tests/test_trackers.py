@@ -15,6 +15,7 @@ import pytest
 import torch.utils.tensorboard  # noqa: F401
 import wandb  # noqa: F401
 import yaml
+from ranks import start_ranks
 from rendering import REPOSITORY, render
 from running import Result, losses, newest_run, one_error, rows, run, start
 from variants import choices
@@ -262,6 +263,14 @@ def test_no_server_is_one_line_before_training_and_a_note_after_it(
     assert losses(place) == losses(reference)
     assert SECRET not in resumed.out + resumed.err
     assert secrets_in(place) == []
+
+
+def test_no_server_ends_all_ranks_with_one_line(place: Path) -> None:
+    project = render(workload="tabular", distributed="ddp", tracker="mlflow")
+    words = ("train", *OPTIONS, "--tracker.offline", "false")
+    ended = start_ranks(project, *words, cwd=place).wait()
+    assert [result.code for result in ended] == [2, 2]
+    assert sum("MLFLOW_TRACKING_URI is not set" in result.err for result in ended) == 1
 
 
 @pytest.mark.parametrize("tracker", TRACKERS)

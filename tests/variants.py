@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import random
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,8 +17,9 @@ Answers = dict[str, Any]
 LARGE_PRODUCTS = ("llm", "seq2seq")  # workloads that fp8 and fsdp are offered for
 
 # These change few lines, or files that no other file knows, so they vary pairwise with the rest. Every other
-# question with choices is structural: all combinations are rendered.
-PAIRWISE = ("distributed", "gpu", "tracker", "extras")
+# question with choices is structural: all combinations are rendered. Tier B trains all precisions.
+PAIRWISE = ("precision", "gpu", "tracker", "extras")
+DRAWS = 40  # candidates for each answer set of a pairwise cover
 
 
 @functools.cache
@@ -87,14 +89,29 @@ def products(*names: str) -> list[Answers]:
 
 
 def pairwise(*names: str) -> list[Answers]:
-    """A small set of possible answers in which each possible pair of answers to two questions occurs."""
-    candidates = [(answers, pairs(answers)) for answers in products(*names)]
-    missing = set().union(*(found for _, found in candidates))
-    chosen = []
+    """A small set of possible answers in which each possible pair of answers to two questions occurs.
+
+    Greedy: of some random answers around a missing pair, those with most missing pairs. The same each time.
+    """
+    offered, draw, chosen = {question: values(question) for question in names}, random.Random(0), []
+    missing = {
+        pair: answers
+        for first, second in itertools.combinations(names, 2)
+        for answers in itertools.product(offered[first], offered[second])
+        for pair in pairs(dict(zip((first, second), answers, strict=True)))
+        for answers in [dict(zip((first, second), answers, strict=True))]
+    }
     while missing:
-        answers, found = max(candidates, key=lambda candidate: len(candidate[1] & missing))
-        missing -= found
+        wanted = next(iter(missing.values()))
+        drawn = [{name: draw.choice(offered[name]) for name in names} | wanted for _ in range(DRAWS)]
+        candidates = [(answers, pairs(answers)) for answers in drawn if not impossible(answers)]
+        if not candidates:  # the two exclude each other
+            missing.pop(next(iter(missing)))
+            continue
+        answers, found = max(candidates, key=lambda candidate: len(candidate[1] & missing.keys()))
         chosen.append(answers)
+        for pair in found:
+            missing.pop(pair, None)
     return chosen
 
 
@@ -112,7 +129,7 @@ def name(answers: Mapping[str, Any]) -> str:
     """A short name for a test's id: the answers that differ from the first choice."""
     parts = []
     for question, answer in answers.items():
-        if question in PAIRWISE[3:]:
+        if isinstance(answer, list):
             parts += answer
         elif answer != choices(question)[0]:
             parts.append(answer)

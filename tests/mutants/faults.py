@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+DISTRIBUTED = "test_distributed.py::"
+
 
 class Fault(NamedTuple):
     name: str
@@ -30,8 +32,8 @@ FAULTS = (
     Fault(
         "gradients are not cleared",
         "engine/precision.py",
-        "raw.zero_grad(set_to_none=True)",
-        "pass",
+        "raw.zero_grad(set_to_none=True)\n        return norm",
+        "return norm",
         STEP + "test_groups_do_not_leak_into_each_other",
     ),
     Fault(
@@ -79,7 +81,7 @@ FAULTS = (
     Fault(
         "a state reaches a fresh lane",
         "engine/step.py",
-        "_each(self.state, lambda state: _masked(state, keep))",
+        "each(self.state, lambda state: _masked(state, keep))",
         "self.state",
         STEP + "test_a_state_goes_on_in_its_lane_and_starts_at_zero_where_fresh",
     ),
@@ -93,7 +95,7 @@ FAULTS = (
     Fault(
         "a state keeps its graph",
         "engine/step.py",
-        "_each(output.carry, Tensor.detach)",
+        "each(output.carry, Tensor.detach)",
         "output.carry",
         STEP + "test_a_carried_state_is_cut_off_from_the_graph",
     ),
@@ -149,18 +151,18 @@ FAULTS = (
     ),
     # --- frameworks
     Fault(
-        "a short last group waits under Lightning",
+        "Lightning counts a resumed epoch from its beginning",
         "parts/framework/lightning.py",
-        " or self.number == len(session.loader)",
-        "",
-        "test_tier_b.py::test_accumulation_last_short_group_steps_and_resumes",
+        "self.first = self.number = self.session.progress.batch",
+        "self.first = self.number = 0",
+        "test_tier_b.py::test_a_run_goes_on_under_another_framework",
     ),
     Fault(
         "Lightning keeps the signals",
         "parts/framework/lightning.py",
         "self.session.listen()  # Lightning has just put its own signal handlers in place",
         "pass",
-        "test_resume.py::test_signal_saves_reports_and_resumes[lightning-Signals.SIGTERM-143]",
+        "test_resume.py::test_signal_saves_reports_and_resumes",
     ),
     Fault(
         "Accelerate casts a second time",
@@ -351,8 +353,8 @@ FAULTS = (
     # --- runs and checkpoints
     Fault(
         "resumed without random state",
-        "engine/session.py",
-        'set_random_state(found["extra"]["random"])',
+        "engine/progress.py",
+        'set_random_state(ranks[rank]["random"])',
         "pass",
         "test_tier_b.py::test_trains_stops_resumes_and_evaluates[default]",
     ),
@@ -404,6 +406,84 @@ FAULTS = (
         'if manifest["facts"].get(name) != value:',
         'if name not in manifest["facts"]:',
         CHECKPOINT + "test_other_facts_are_refused_before_anything_is_loaded",
+    ),
+    # --- several processes
+    Fault(
+        "metrics of rank 0 alone",
+        "engine/evaluation.py",
+        "sums = distributed.sum(torch.stack(list(totals.values()))).tolist()",
+        "sums = torch.stack(list(totals.values())).tolist()",
+        DISTRIBUTED + "test_two_ranks_train_stop_resume_and_evaluate_as_one[tabular-ddp]",
+    ),
+    Fault(
+        "every rank writes",
+        "parts/distributed/_group.py",
+        "self.is_main = self.rank == 0",
+        "self.is_main = True",
+        DISTRIBUTED + "test_two_ranks_train_stop_resume_and_evaluate_as_one[tabular-ddp]",
+    ),
+    Fault(
+        "gradients stay local after an accumulation",
+        "parts/distributed/fsdp.py",
+        "self._model.set_requires_gradient_sync(True)",
+        "pass",
+        "seams/test_distributed.py::test_two_ranks_take_the_steps_of_one[fsdp]",
+    ),
+    Fault(
+        "a divisor of one rank's targets",
+        "engine/step.py",
+        "self._divisor = self.distributed.sum(weight).clamp(min=1)",
+        "self._divisor = (self.distributed.sum(weight) * 0 + weight * self.distributed.world).clamp(min=1)",
+        "seams/test_distributed.py::test_two_ranks_take_the_steps_of_one[ddp]",
+    ),
+    Fault(
+        "all ranks draw the same numbers",
+        "assemble.py",
+        "if distributed.rank:",
+        "if distributed.rank < 0:",
+        DISTRIBUTED + "test_each_rank_draws_numbers_of_its_own",
+    ),
+    Fault(
+        "resumed with the random state of rank 0",
+        "engine/progress.py",
+        'set_random_state(ranks[rank]["random"])',
+        'set_random_state(ranks[0]["random"])',
+        DISTRIBUTED + "test_a_signal_to_one_rank_stops_all_after_the_same_step[pytorch]",
+    ),
+    Fault(
+        "lanes go on with another rank's state",
+        "engine/progress.py",
+        "state[rank * size : (rank + 1) * size]",
+        "state[:size]",
+        DISTRIBUTED + "test_another_number_of_processes_goes_on_with_the_same_samples[lanes]",
+    ),
+    Fault(
+        "smaller batches go on from another sample",
+        "engine/progress.py",
+        "self.progress.batch = self.progress.batch * slots // order.slots",
+        "pass",
+        DISTRIBUTED + "test_a_step_of_another_size_is_refused",
+    ),
+    Fault(
+        "a signal stops one rank alone",
+        "parts/distributed/_group.py",
+        "return int(before[1])",
+        "return number",
+        DISTRIBUTED + "test_a_signal_to_one_rank_stops_all_after_the_same_step[pytorch]",
+    ),
+    Fault(
+        "rows of another rank's shard",
+        "parts/distributed/fsdp.py",
+        "[low - start : high - start]",
+        "[: high - low]",
+        DISTRIBUTED + "test_shards_of_two_ranks_are_read_by_any_number[3]",
+    ),
+    Fault(
+        "a bad loss of another rank is not seen",
+        "engine/monitor.py",
+        "not self.distributed.sum((~torch.stack(losses).isfinite()).sum())",
+        "torch.stack(losses).isfinite().all()",
+        DISTRIBUTED + "test_a_loss_of_one_rank_that_is_not_finite_is_told_once",
     ),
     # --- the workload
     Fault(
@@ -638,7 +718,7 @@ FAULTS = (
         "parts/extras/profiling.py",
         "numbered[event.sequence_nr] = module",
         "numbered[event.sequence_nr + 1] = module",
-        "test_profile.py::test_operations_belong_to_their_layers_forward_and_backward",
+        "test_profile.py::test_backward_belongs_to_the_operation_of_its_number",
     ),
     Fault(
         "waiting for data is idle time",

@@ -87,7 +87,7 @@ def steps(distributed: Any, groups: list[list[dict[str, Tensor]]]) -> tuple[dict
 
 
 def batches(rank: int, world: int) -> list[list[dict[str, Tensor]]]:
-    """Three groups; a rank has its slots of each micro-batch, with its own numbers of targets."""
+    """Three groups; a rank has its slots of each micro-batch, with another number of targets."""
     found = []
     for seed in range(3):
         parts = cut(ragged_batch(24, torch.float32, seed), [8, 16])

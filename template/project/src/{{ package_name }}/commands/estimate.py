@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> int:
     from ..assemble import open_store
     from ..dataset import Samples
     from ..engine.costs import Costs, count
-    from ..engine.estimate import Plan, estimates
+    from ..engine.estimate import estimates
     from ..engine.loader import Loader
     from ..model import build_model
 
@@ -57,12 +57,9 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> int:
         build = lambda: build_model(settings, store.facts)  # noqa: E731
         return count(build, batch, precision, training.gradient_checkpointing)
 
-    accumulation = training.gradient_accumulation_steps
-    epoch = -(-len(loader) // accumulation)
-    steps = training.max_steps or training.epochs * epoch
-    plan = Plan(accumulation, epoch, steps, settings.monitor.price_per_hour)
+    epoch = -(-len(loader) // training.gradient_accumulation_steps)
     try:
-        rows = estimates(plan, training.precision, keys, prices, measure)
+        rows = estimates(settings, epoch, keys, prices, measure)
     except (RuntimeError, NotImplementedError) as error:
         what = f"the model cannot be counted without data ({str(error).splitlines()[0]})"
         raise UserError(what, "model.py", "keep values such as `.item()` out of forward") from error
@@ -70,7 +67,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> int:
         print(json.dumps(rows, indent=1))
         return 0
     costs = measure("fp32")
-    size = f"{costs.parameters:,} parameters, {steps:,} steps of {accumulation} x {costs.samples:,} samples"
+    size = f"{costs.parameters:,} parameters, epochs of {epoch:,} steps, micro-batches of {costs.samples:,}"
     work = f"{costs.flops / 1e9:,.3g} GFLOP, {costs.bytes / 1e9:,.3g} GB moved, {costs.kernels:,} operations"
     parts = ", ".join(f"{name} {amount / 1e9:.3g}" for name, amount in costs.parts.items())
     print(f"{size}\na micro-batch in fp32: {work}\nGB in fp32: {parts}\n")
@@ -103,27 +100,21 @@ def priced(text: str) -> tuple[str, float]:
 def table(rows: list[dict[str, Any]]) -> list[str]:
     """Columns for a terminal."""
     header = ("card", "precision", "memory, GB", "step, ms", "bound by", "epoch", "run", "price of an epoch")
-    cells = [
-        header,
-        *(tuple(row[name] for name in ("card", "why")) if "why" in row else shown(row) for row in rows),
-    ]
-    widths = (16, 11, 16, 11, 10, 10, 10, 10)
-    lines = [
-        "".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)).rstrip()
-        for row in cells
-    ]
-    return lines + ["! does not fit"] * any(not row["fits"] and "why" not in row for row in rows)
+    cells = [header, *map(shown, rows)]
+    widths = (16, 11, 16, 11, 10, 10, 10, 0)
+    lines = ["".join(map(str.ljust, row, widths)).rstrip() for row in cells]
+    return lines + ["! does not fit"] * any(" !" in row[2] for row in cells)
 
 
 def shown(row: dict[str, Any]) -> tuple[str, ...]:
     """The cells of a card."""
+    if "why" in row:
+        return row["card"], row["why"], "", "", "", "", "", ""
     of = f" of {row['card_gb']:g}" if row["card_gb"] else ""
+    memory = f"{row['memory_gb']:.2f}{of}{'' if row['fits'] else ' !'}"
     price = "" if row["epoch_price"] is None else f"{row['epoch_price']:.3g}"
-    return (
-        *(row["card"], row["precision"], f"{row['memory_gb']:.2f}{of}{'' if row['fits'] else ' !'}"),
-        *(f"{row['step_ms']:,.2f}", row["bound"]),
-        *(hours(row["epoch_hours"]), hours(row["run_hours"]), price),
-    )
+    spent = hours(row["epoch_hours"]), hours(row["run_hours"]), price
+    return row["card"], row["precision"], memory, f"{row['step_ms']:,.2f}", row["bound"], *spent
 
 
 def hours(value: float) -> str:

@@ -149,10 +149,9 @@ def count(
         held = {_key(x): x.nbytes for x in (*model.parameters(), *model.buffers())}
         batch_bytes = sum(value.nbytes for value in fake.values())
         costs = Costs(len(fake["index"]), parameters, sum(held.values()), batch_bytes)
-        with Recorder(costs) as recorder:
+        with Recorder(costs):
             with torch.autocast("cpu", HALF[precision]) if precision in HALF else nullcontext():
                 output = model(fake)
             costs.forward_bytes = costs.peak_bytes
             output.loss.backward(gradient=output.weight)
-        del recorder
     return costs

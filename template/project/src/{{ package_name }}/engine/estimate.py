@@ -60,7 +60,8 @@ class Device(NamedTuple):
 
 def card(gpu: Gpu, precision: str, launch: float = 0.0) -> Device:
     """A row of the table in a resolved precision. launch: seconds of the host for an operation."""
-    full = gpu.tflops["fp32"] if precision == "fp32" else gpu.tflops.get("tf32", gpu.tflops["fp32"])
+    full = gpu.tflops.get("fp32", min(gpu.tflops.values()))  # unpublished for some: at best the slowest other
+    full = full if precision == "fp32" else gpu.tflops.get("tf32", full)
     half = gpu.tflops.get("bf16" if precision == "fp8" else precision, full)
     rates = (full * 1e12, half * 1e12, gpu.bandwidth * 1e9, gpu.memory_gb * 1e9)
     return Device(gpu.key, precision, *rates, launch)
@@ -102,53 +103,46 @@ def fastest(function: Callable[[], Any], seconds: float = 0.4) -> float:
     return best
 
 
-class Plan(NamedTuple):
-    """A run, as far as its length and price go."""
-
-    accumulation: int
-    epoch_steps: int
-    steps: int
-    price_per_hour: float
-
-
 def estimates(
-    plan: Plan, precision: str, keys: list[str], prices: Mapping[str, float], count: Callable[[str], Costs]
+    settings: Any, epoch: int, keys: list[str], prices: Mapping[str, float], count: Callable[[str], Costs]
 ) -> list[dict[str, Any]]:
     """A row for this CPU and for each card, cheapest or fastest first; what does not fit comes last.
 
-    precision: as set, each card resolves it. count: the costs of a step in a resolved one.
+    epoch: steps of one. prices: of an hour, by card. count: the costs of a micro-batch in a precision.
     """
-    host = this_cpu("fp32" if precision == "auto" else resolve_precision(precision, None)[0])
+    training, precision = settings.training, settings.training.precision
+    host = this_cpu(precision if precision in HALF else "fp32")
+    steps = training.max_steps or training.epochs * epoch
     known: dict[Any, Costs] = {}
     rows = []
     for key in ("cpu", *keys):
         gpu = table().get(key)
         try:
-            device = host
-            if gpu is not None:
-                hip = gpu.wheel.startswith("rocm")
-                device = card(gpu, resolve_precision(precision, gpu.capability, hip)[0], host.launch)
+            resolved, _ = resolve_precision(
+                precision, gpu.capability if gpu else None, gpu is not None and gpu.wheel.startswith("rocm")
+            )
         except UserError as error:
             rows.append({"card": key, "fits": False, "why": str(error)})
             continue
-        dtype = HALF.get(device.precision)
-        costs = known[dtype] = known[dtype] if dtype in known else count(device.precision)
-        seconds, bound = device.step(costs, plan.accumulation)
-        hours = seconds * plan.epoch_steps / 3600
-        price = prices.get(key, plan.price_per_hour)
-        rows.append(
-            {
-                "card": key,
-                "precision": device.precision,
-                "fits": device.fits(costs),
-                "memory_gb": costs.memory / 1e9,
-                "card_gb": gpu.memory_gb if gpu else None,
-                "step_ms": 1000 * seconds,
-                "bound": bound,
-                "epoch_hours": hours,
-                "run_hours": seconds * plan.steps / 3600,
-                "epoch_price": hours * price if price else None,
-            }
-        )
-    rows.sort(key=lambda row: (not row["fits"], row.get("epoch_price") or 0.0, row.get("step_ms", 0.0)))
-    return rows
+        device = card(gpu, resolved, host.launch) if gpu else host
+        if HALF.get(resolved) not in known:
+            known[HALF.get(resolved)] = count(resolved)
+        costs = known[HALF.get(resolved)]
+        seconds, bound = device.step(costs, training.gradient_accumulation_steps)
+        price = prices.get(key, settings.monitor.price_per_hour)
+        row = {
+            "card": key,
+            "fits": device.fits(costs),
+            "precision": resolved,
+            "memory_gb": costs.memory / 1e9,
+        }
+        row |= {"card_gb": gpu.memory_gb if gpu else None, "step_ms": 1000 * seconds, "bound": bound}
+        row |= {"epoch_hours": seconds * epoch / 3600, "run_hours": seconds * steps / 3600}
+        rows.append(row | {"epoch_price": seconds * epoch / 3600 * price if price else None})
+    return sorted(rows, key=rank)
+
+
+def rank(row: dict[str, Any]) -> tuple:
+    """What is impossible last, before it what does not fit; else by price, or by time where there is none."""
+    price, seconds = row.get("epoch_price"), row.get("step_ms", 0.0)
+    return "why" in row, not row["fits"], price is None, price or 0.0, seconds

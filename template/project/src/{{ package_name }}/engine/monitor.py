@@ -66,8 +66,9 @@ class Monitor:
         self._trim(step)
         if self.main:
             self._file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115
-            if where := self.tracker.open(step):
-                self.line(f"tracked in {where}")
+        where = self.distributed.together(lambda: self.tracker.open(step) if self.main else "")
+        if where:
+            self.line(f"tracked in {where}")
         if self.show_bar:
             self.bar = tqdm(total=total, initial=step, unit="step", dynamic_ncols=True)
         self._restart(step)

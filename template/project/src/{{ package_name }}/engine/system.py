@@ -149,9 +149,9 @@ def host_memory() -> dict[str, float]:
 
 
 def anonymous_mb(pid: int) -> float:
-    """Memory that is the process's own."""
+    """Memory that is the process's own. Raises ValueError for one that has ended, and has none."""
     status = Path(f"/proc/{pid}/status").read_text()
-    return int(status.partition("RssAnon:")[2].split(None, 1)[0]) / 1024
+    return int(status.partition("RssAnon:")[2].partition("kB")[0]) / 1024
 
 
 class Leaks:
