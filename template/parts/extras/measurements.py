@@ -99,7 +99,7 @@ class Measurements:
         rows: list[Row] = []
         firsts: dict[str, Row] = {}  # of each table; empty where that one failed, and there is no gain then
         target = self.state["target"]
-        whole = next((plan.overrides for plan in self.plans if plan.table == "leave_one_out"), {})
+        whole: Row = next((plan.overrides for plan in self.plans if plan.table == "leave_one_out"), {})
         for plan in self.plans:
             if not (trials := self.of(plan)) or failure(trials):
                 firsts.setdefault(plan.table, {})
