@@ -556,6 +556,56 @@ FAULTS = (
         "start = 0",
         "test_llm.py::test_generating_with_a_cache_equals_without[5-flags0]",
     ),
+    # --- the workload seq2seq
+    Fault(
+        "attention sees the padding",
+        "parts/workload/seq2seq/model.py",
+        "bias = _positions(stack, length).masked_fill(absent, -math.inf)",
+        "bias = _positions(stack, length).expand(len(source), -1, -1, -1)",
+        "test_seq2seq.py::test_twenty_places_more_of_padding_change_nothing",
+    ),
+    Fault(
+        "the decoder sees its target",
+        "parts/workload/seq2seq/dataset.py",
+        "functional.pad(target[:, :-1], (1, 0), value=self.start)",
+        "target",
+        "test_seq2seq.py::test_batches_hold_the_pairs_one_place_apart[memmap]",
+    ),
+    Fault(
+        "a target sees the later ones",
+        "parts/workload/seq2seq/model.py",
+        "bias = _positions(stack, length).masked_fill(later, -math.inf)",
+        "bias = _positions(stack, length)",
+        "test_seq2seq.py::test_loss_and_gradients_are_those_of_the_library[as on a CPU-relu-eager]",
+    ),
+    Fault(
+        "one denominator for all metrics",
+        "parts/workload/seq2seq/model.py",
+        '"exact_match": (exact.sum(), sample.sum())',
+        '"exact_match": (exact.sum(), weight)',
+        "test_seq2seq.py::test_each_metric_has_its_own_denominator",
+    ),
+    Fault(
+        "predictions in the order of their lengths",
+        "parts/workload/seq2seq/predict.py",
+        "return [rows[number] for number in sorted(rows)]",
+        "return list(rows.values())",
+        "test_seq2seq.py::test_it_learns_and_says_how_well",
+    ),
+    Fault(
+        "every shape is compiled anew",
+        "parts/workload/seq2seq/model.py",
+        "ragged = True",
+        "ragged = None",
+        "test_seq2seq.py::test_layers_compile_whole_and_for_any_lengths",
+    ),
+    Fault(
+        "missing weights are drawn at random",
+        "parts/workload/seq2seq/model.py",
+        'if missing := sorted(report["missing_keys"]):',
+        "if missing := []:",
+        "test_seq2seq.py::test_pretrained_weights_that_do_not_fit_are_one_line[a weight-parts3]",
+    ),
     # --- the workload graph
     Fault(
         "training targets lie behind the border",
