@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ import torch
 import yaml
 from forking import forked_trials
 from importing import imported
-from rendering import render
+from rendering import REPOSITORY, render
 from running import PACKAGE, losses, one_error, run
 from test_tier_b import TINY
 from variants import choices, gpus, name, pairwise
@@ -411,3 +412,25 @@ def test_figures_of_a_run(tmp_path: Path) -> None:
     assert found["start_s"] == 7.0
     assert trials.spread([3.0]) == {"median": 3.0, "p10": 3.0, "p90": 3.0}
     assert math.isclose(trials.spread(list(range(11)))["p90"], 9)
+
+
+# ---- the guide -----------------------------------------------------------------------------------
+
+
+def test_commands_and_switches_of_the_guide_exist() -> None:
+    text = (REPOSITORY / "docs/measure.md").read_text(encoding="utf-8")
+    project = render(workload="tabular")
+    main = imported(project, "__main__")
+    targets = re.findall(r"^([a-z-]+):", (project / "Makefile").read_text(), flags=re.MULTILINE)
+    found = re.findall(r'^    make (\w+)(?: ARGS="(.*?)")?', text, flags=re.MULTILINE)
+    assert {verb for verb, _ in found} == {"benchmark", "profile", "tune"}
+    for verb, words in found:
+        assert verb in targets
+        rest, _, mistakes = main.split_settings(words.split())
+        assert not mistakes
+        main.parser_of(verb, imported(project, f"commands.{verb}")).parse_args(rest)
+    table = text.partition("| switch |")[2].partition("\n\n")[0]
+    named = {name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+    named -= {"compile_MODE", *choices("workload")}
+    known = {name for workload in choices("workload") for name in planned("h100", workload=workload)[0]}
+    assert named == {name for name in known if not name.startswith("compile_")}
