@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ import torch
 import yaml
 from forking import forked_trials
 from importing import imported
-from rendering import render
+from rendering import REPOSITORY, render
 from running import PACKAGE, losses, one_error, run
 from test_tier_b import TINY
 from variants import choices, gpus, name, pairwise
@@ -63,7 +64,8 @@ def test_rows_of_every_workload(answers: dict[str, str], place: Path) -> None:
         assert 0 <= row["data_wait_fraction"] <= 1
         assert row["peak_memory_bytes"] > 1e6
         assert row["flag"] is None or row["table"] == "target"
-    equal = [row["loss"] for row in ladder]
+    orders = {row["overrides"].get("data.order") for row in ladder}
+    equal = [row["loss"] for row in ladder if row["overrides"].get("data.order") == max(orders, key=str)]
     assert max(equal) - min(equal) < 1e-3 * abs(equal[0])
     assert found["not_measured"]["compile"] == "there is no GPU"
     page = (folder / "benchmark_results/benchmark.md").read_text()
@@ -340,6 +342,20 @@ def test_gains_are_ratios_of_samples_per_second(tmp_path: Path) -> None:
     assert "| everything off | fp32 | 20 | 18-22 | 400 | 1.00 | 1 | 25.0% | 2.0 | 1.05 |" in page
 
 
+def test_a_row_is_compared_with_fp32_in_its_own_order(tmp_path: Path) -> None:
+    """Bucketed batches have other losses, as they should."""
+    plans = [
+        plan("cumulative", "everything off", **{"data.order": "full"}),
+        plan("cumulative", "+ bucketing", "bucketing", **{"data.order": "bucket"}),
+        plan("leave_one_out", "with b", "b", **{"data.order": "bucket", "b": 1}),
+    ]
+    off, bucket = [trial(1, 1.0), trial(1, 1.1)], [trial(1, 3.0), trial(1, 3.1)]
+    rows = book(tmp_path, plans, [off, bucket, [trial(1, 3.01), trial(1, 3.1)]]).rows()
+    assert [row["flag"] for row in rows] == [None] * 3
+    rows = book(tmp_path, plans, [off, bucket, [trial(1, 1.01), trial(1, 1.1)]]).rows()
+    assert [row["flag"] is None for row in rows] == [True, True, False]
+
+
 @pytest.mark.parametrize(
     ("losses", "flagged"),
     [
@@ -396,3 +412,25 @@ def test_figures_of_a_run(tmp_path: Path) -> None:
     assert found["start_s"] == 7.0
     assert trials.spread([3.0]) == {"median": 3.0, "p10": 3.0, "p90": 3.0}
     assert math.isclose(trials.spread(list(range(11)))["p90"], 9)
+
+
+# ---- the guide -----------------------------------------------------------------------------------
+
+
+def test_commands_and_switches_of_the_guide_exist() -> None:
+    text = (REPOSITORY / "docs/measure.md").read_text(encoding="utf-8")
+    project = render(workload="tabular")
+    main = imported(project, "__main__")
+    targets = re.findall(r"^([a-z-]+):", (project / "Makefile").read_text(), flags=re.MULTILINE)
+    found = re.findall(r'^    make (\w+)(?: ARGS="(.*?)")?', text, flags=re.MULTILINE)
+    assert {verb for verb, _ in found} == {"benchmark", "profile", "tune"}
+    for verb, words in found:
+        assert verb in targets
+        rest, _, mistakes = main.split_settings(words.split())
+        assert not mistakes
+        main.parser_of(verb, imported(project, f"commands.{verb}")).parse_args(rest)
+    table = text.partition("| switch |")[2].partition("\n\n")[0]
+    named = {name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+    named -= {"compile_MODE", *choices("workload")}
+    known = {name for workload in choices("workload") for name in planned("h100", workload=workload)[0]}
+    assert named == {name for name in known if not name.startswith("compile_")}

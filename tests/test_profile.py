@@ -155,6 +155,36 @@ def test_operations_belong_to_their_layers_forward_and_backward() -> None:
     assert rows["layers.*"].share == max(row.share for row in rows.values())
 
 
+def test_backward_belongs_to_the_operation_of_its_number() -> None:
+    """Numbers are shared by what does not take them: the last operation of a number did."""
+    profiling = imported(render(workload="tabular"), "engine.profiling")
+
+    def event(name: str, ms: float, number: int = -1, parent: Any = None) -> Any:
+        times = {"self_cpu_time_total": 1000 * profiling.TRACED * ms, "self_cpu_memory_usage": 0}
+        return SimpleNamespace(name=name, sequence_nr=number, cpu_parent=parent, cpu_children=[], **times)
+
+    first, second = event("layer: a.0", 0), event("layer: b", 0)
+    backward = [event(f"{profiling.BACKWARD}X", 0, number) for number in (3, 2, 1)]
+    events = [
+        *(
+            first,
+            event("aten::t", 1, 1, first),
+            event("aten::mm", 2, 2, first),
+            event("aten::sum", 4, 3, first),
+        ),
+        *(second, event("aten::mm", 8, 3, second)),
+        *(event("aten::loss", 16, 4), backward[0], event("aten::mm", 32, parent=backward[0])),
+        *(backward[1], event("aten::mm", 64, parent=backward[1]), backward[2]),
+        *(event(f"{profiling.BACKWARD}AccumulateGrad", 128), event("Optimizer.step#AdamW.step", 256)),
+    ]
+    rows = {row.name: row for row in profiling.attribute(events, cuda=False)}
+    assert (rows["a.*"].forward_ms, rows["a.*"].backward_ms) == (7, 64)
+    assert (rows["b"].forward_ms, rows["b"].backward_ms) == (8, 32)
+    assert rows["(outside)"].forward_ms == 16
+    assert rows["(gradients)"].backward_ms == 128
+    assert rows["(optimizer)"].share == 256 / 511
+
+
 def test_a_compiled_block_is_one_layer() -> None:
     model = Two()
     model.small.compile(backend="eager", fullgraph=True)

@@ -768,7 +768,7 @@ FAULTS = (
         "parts/extras/profiling.py",
         "numbered[event.sequence_nr] = module",
         "numbered[event.sequence_nr + 1] = module",
-        "test_profile.py::test_operations_belong_to_their_layers_forward_and_backward",
+        "test_profile.py::test_backward_belongs_to_the_operation_of_its_number",
     ),
     Fault(
         "waiting for data is idle time",

@@ -98,9 +98,8 @@ class Measurements:
         """All rows that have a trial and none that failed."""
         rows: list[Row] = []
         firsts: dict[str, Row] = {}  # of each table; empty where that one failed, and there is no gain then
-        strict = [trial["loss"] for trial in self.of(self.plans[0]) if "loss" in trial]
         target = self.state["target"]
-        whole = next((plan.overrides for plan in self.plans if plan.table == "leave_one_out"), {})
+        whole: Row = next((plan.overrides for plan in self.plans if plan.table == "leave_one_out"), {})
         for plan in self.plans:
             if not (trials := self.of(plan)) or failure(trials):
                 firsts.setdefault(plan.table, {})
@@ -114,10 +113,21 @@ class Measurements:
                 row |= reached([trial["curve"] for trial in trials], target)
                 row["gain"] = ratio(first.get("seconds_to_target"), row["seconds_to_target"])
             else:
-                row["flag"] = strayed([trial["loss"] for trial in trials], strict)
+                row["flag"] = strayed([trial["loss"] for trial in trials], self.strict(plan))
                 row["gain"] = ratio(row["samples_per_second"], first.get("samples_per_second"))
             rows.append(row)
         return rows
+
+    def strict(self, plan: Any) -> list[float]:
+        """Losses of the first fp32 row that sees the samples in the same order."""
+        order = plan.overrides.get("data.order")
+        same = [
+            self.of(p) for p in self.plans if p.table != "target" and p.overrides.get("data.order") == order
+        ]
+        for trials in same:
+            if trials and not failure(trials) and trials[0]["state"].get("precision") == "fp32":
+                return [trial["loss"] for trial in trials]
+        return []
 
     def write(self) -> None:
         """benchmark.json and benchmark.md."""
