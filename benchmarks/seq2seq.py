@@ -241,9 +241,8 @@ def measure_epoch(torch: Any, folder: Path, pairs: list[Any], rounds: int) -> li
         ratio, low, high = interval([rates[one] / rates[other] for rates in found])
         mine, theirs_ = (statistics.median(rates[name] for rates in found) for name in (one, other))
         goal = f"at least {goal}" if goal else ""
-        rows.append(
-            f"| {title} | {mine:,.0f} | {theirs_:,.0f} | {ratio:.2f} | {low:.2f} to {high:.2f} | {goal} |"
-        )
+        middle = [f"{mine:,.0f}", f"{theirs_:,.0f}", f"{ratio:.2f}", f"{low:.2f} to {high:.2f}"]
+        rows.append([title, *middle, goal])
     return rows
 
 
