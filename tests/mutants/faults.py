@@ -427,14 +427,14 @@ FAULTS = (
         "parts/distributed/fsdp.py",
         "self._model.set_requires_gradient_sync(True)",
         "pass",
-        "seams/test_distributed.py::test_two_ranks_take_the_steps_of_one[fsdp]",
+        "seams/test_distributed.py::test_two_ranks_take_the_steps_of_one[fsdp-0.0]",
     ),
     Fault(
         "a divisor of one rank's targets",
         "engine/step.py",
         "self._divisor = self.distributed.sum(weight).clamp(min=1)",
         "self._divisor = (self.distributed.sum(weight) * 0 + weight * self.distributed.world).clamp(min=1)",
-        "seams/test_distributed.py::test_two_ranks_take_the_steps_of_one[ddp]",
+        "seams/test_distributed.py::test_two_ranks_take_the_steps_of_one[ddp-0.0]",
     ),
     Fault(
         "all ranks draw the same numbers",
@@ -455,7 +455,7 @@ FAULTS = (
         "engine/progress.py",
         "state[rank * size : (rank + 1) * size]",
         "state[:size]",
-        DISTRIBUTED + "test_another_number_of_processes_goes_on_with_the_same_samples[lanes]",
+        "seams/test_progress.py::test_carried_states_find_their_lanes[2-1]",
     ),
     Fault(
         "smaller batches go on from another sample",

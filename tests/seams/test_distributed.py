@@ -70,14 +70,16 @@ def whole(tensor: Tensor) -> Tensor:
     return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach().clone()
 
 
-def steps(distributed: Any, groups: list[list[dict[str, Tensor]]]) -> tuple[dict[str, Tensor], list[float]]:
+def steps(
+    distributed: Any, groups: list[list[dict[str, Tensor]]], clip: float
+) -> tuple[dict[str, Tensor], list[float]]:
     """Weights and losses after a step for each group of micro-batches."""
     model = Blocks()
     wrapped = distributed.wrap(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     precision = engine("precision").Precision("fp32", distributed.device)
     make = engine("step").Step
-    step = make(wrapped, optimizer, precision, distributed, clip=0.5, no_sync=distributed.no_sync)
+    step = make(wrapped, optimizer, precision, distributed, clip, no_sync=distributed.no_sync)
     losses = []
     for group in groups:
         for number, batch in enumerate(group, 1):
@@ -97,11 +99,14 @@ def batches(rank: int, world: int) -> list[list[dict[str, Tensor]]]:
     return found
 
 
+@pytest.mark.parametrize("clip", [0.0, 0.5])
 @pytest.mark.parametrize("choice", SEVERAL)
-def test_two_ranks_take_the_steps_of_one(choice: str) -> None:
-    """Ragged targets, groups of three micro-batches, clipping, Adam."""
-    wanted, losses = steps(part("none").Distributed(), batches(0, 1))
-    for weights, found in on_two_ranks(lambda rank: steps(part(choice).Distributed(), batches(rank, 2))):
+def test_two_ranks_take_the_steps_of_one(choice: str, clip: float) -> None:
+    """Ragged targets, groups of three micro-batches, with clipping and without."""
+    wanted, losses = steps(part("none").Distributed(), batches(0, 1), clip)
+    for weights, found in on_two_ranks(
+        lambda rank: steps(part(choice).Distributed(), batches(rank, 2), clip)
+    ):
         assert found == pytest.approx(losses, rel=1e-6)
         for name, value in wanted.items():
             assert torch.allclose(weights[name], value, rtol=1e-5, atol=1e-6), name

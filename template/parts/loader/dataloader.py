@@ -98,7 +98,8 @@ class Loader:
         )
         if getattr(self.samples, "host", None) is None and size < SMALL_BATCH_BYTES:
             return 0
-        return min(8, (os.cpu_count() or 2) // 2)
+        processes = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)  # of this run on this host
+        return min(8, max((os.cpu_count() or 2) // 2 // processes, 1))
 
     def __len__(self) -> int:
         return len(self.order)

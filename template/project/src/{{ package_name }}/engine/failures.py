@@ -19,7 +19,7 @@ def explain(
         return out_of_memory(settings, device)
     if isinstance(error, NonFinite):
         return non_finite(error, order)
-    if isinstance(error, torch.distributed.DistError) or "gloo" in str(error):
+    if type(error).__module__ == "torch.distributed" or "gloo" in str(error):
         remedy = "its own last words say why; `train --resume` goes on from the newest checkpoint"
         return UserError("another process of this run is gone", str(error).partition("\n")[0], remedy)
     if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):

@@ -72,10 +72,9 @@ class Ranks:
                 remedy = f"data.batch_size × {world} processes must be {slots}"
                 raise UserError(what, "--resume", remedy)
             self.progress.batch = self.progress.batch * slots // order.slots
-        rank, size = self.distributed.rank, order.batch_size
-        carry = ranks[rank]["carry"] if len(ranks) == world else None
-        if len(ranks) != world and ranks[0]["carry"] is not None and self.progress.batch:
-            whole = _joined([rank["carry"] for rank in ranks])
+        rank, size, carry = self.distributed.rank, order.batch_size, None
+        if slots == order.slots and ranks[0]["carry"] is not None:
+            whole = _joined([saved["carry"] for saved in ranks])
             carry = each(whole, lambda state: state[rank * size : (rank + 1) * size].clone())
         self.step.carry.state = each(carry, lambda state: state.to(self.distributed.device))
         if len(ranks) == world:

@@ -1,0 +1,56 @@
+"""What each process finds again, when as many or others go on."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from fakes import OneOf, engine
+
+SLOTS = 8
+
+
+def ranks_of(world: int, rank: int, batch: int, kind: str = "lanes", accumulation: int = 1) -> Any:
+    """The part of a checkpoint of process `rank`, with a batch of `batch` samples."""
+    module = engine("progress")
+    order = SimpleNamespace(kind=kind, slots=batch * world, batch_size=batch)
+    step = SimpleNamespace(carry=engine("step").Carry())
+    return module.Ranks(OneOf(world, rank), module.Progress(batch=6), step, order, accumulation)
+
+
+def saved(world: int, accumulation: int = 1) -> dict[str, Any]:
+    """By `world` processes; a lane's state is its number."""
+    random = engine("reproducibility").random_state()
+    lanes = torch.arange(SLOTS).chunk(world)
+    carries = [{"layers": [(part.clone(), part[:, None] * 10)]} for part in lanes]
+    ranks = [{"random": random, "carry": carry} for carry in carries]
+    return {"ranks": ranks, "slots": SLOTS, "accumulation": accumulation}
+
+
+@pytest.mark.parametrize("before", [1, 2, 4])
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_carried_states_find_their_lanes(before: int, world: int) -> None:
+    for rank, lanes in enumerate(torch.arange(SLOTS).chunk(world)):
+        ranks = ranks_of(world, rank, SLOTS // world)
+        ranks.load_state_dict(saved(before))
+        ((first, second),) = ranks.step.carry.state["layers"]
+        assert first.tolist() == lanes.tolist()
+        assert second.tolist() == (lanes[:, None] * 10).tolist()
+        assert ranks.progress.batch == 6
+
+
+def test_smaller_batches_go_on_from_the_same_sample() -> None:
+    ranks = ranks_of(2, 1, 2, "full", accumulation=2)  # 4 at once instead of 8
+    ranks.load_state_dict(saved(2))
+    assert ranks.progress.batch == 12
+
+
+@pytest.mark.parametrize("kind", ["lanes", "bucket"])
+def test_orders_that_depend_on_the_width_keep_it_inside_an_epoch(kind: str) -> None:
+    ranks = ranks_of(2, 1, 2, kind, accumulation=2)
+    with pytest.raises(engine("errors").UserError, match=rf"order {kind} .* 8 wide"):
+        ranks.load_state_dict(saved(2))
+    ranks.progress.batch = 0
+    ranks.load_state_dict(saved(2))
