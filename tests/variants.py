@@ -94,13 +94,11 @@ def pairwise(*names: str) -> list[Answers]:
     Greedy: of some random answers around a missing pair, those with most missing pairs. The same each time.
     """
     offered, draw, chosen = {question: values(question) for question in names}, random.Random(0), []
-    missing = {
-        pair: answers
-        for first, second in itertools.combinations(names, 2)
-        for answers in itertools.product(offered[first], offered[second])
-        for pair in pairs(dict(zip((first, second), answers, strict=True)))
-        for answers in [dict(zip((first, second), answers, strict=True))]
-    }
+    missing: dict[Any, Answers] = {}
+    for first, second in itertools.combinations(names, 2):
+        for one, other in itertools.product(offered[first], offered[second]):
+            both = {first: one, second: other}
+            missing |= dict.fromkeys(pairs(both), both)
     while missing:
         wanted = next(iter(missing.values()))
         drawn = [{name: draw.choice(offered[name]) for name in names} | wanted for _ in range(DRAWS)]

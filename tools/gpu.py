@@ -38,13 +38,10 @@ def main(python: str = "3.12") -> None:
         if workload != "tabular"
     ]
     for workload, loader, framework in cells:
-        render_into(
-            folder / "projects" / f"{workload}-{loader}-{framework}",
-            workload=workload,
-            loader=loader,
-            framework=framework,
-            **({"precision": "fp8"} if workload in LARGE_PRODUCTS else {}),
-        )
+        answers = {"workload": workload, "loader": loader, "framework": framework}
+        if workload in LARGE_PRODUCTS:
+            answers["precision"] = "fp8"
+        render_into(folder / "projects" / f"{workload}-{loader}-{framework}", **answers)
     wheels = ("--python-version", python, "--only-binary=:all:", "--quiet", "--dest", str(folder / "wheels"))
     for packages in (PACKAGES, ("--no-deps", *BARE)):
         subprocess.run([sys.executable, "-m", "pip", "download", *wheels, *packages], check=True)
