@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 from rendering import REPOSITORY, questions, render
-from variants import all_variants, choices, products
+from variants import PAIRWISE, choices, pairwise, products, structural
 
 SNAPSHOT = Path(__file__).with_suffix(".json").with_name("api_snapshot.json")
 PRINT_NAMES = """
@@ -28,7 +28,7 @@ print(json.dumps([sorted(SETTINGS), sorted(ENVIRONMENT), sorted(ALIASES)]))
 def current() -> dict[str, Any]:
     """The public names of the template as it stands."""
     paths: set[str] = set()
-    for answers in all_variants():
+    for answers in pairwise(*structural(), *PAIRWISE):  # a path depends on two answers at most
         project = render(**answers)
         found = [path for path in project.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
         paths.update(path.relative_to(project).as_posix() for path in found)
@@ -36,7 +36,7 @@ def current() -> dict[str, Any]:
     profiles: set[str] = set()
     targets: set[str] = set()
     verbs: set[str] = set()
-    for answers in products("workload") + products("tracker"):
+    for answers in [*products("workload"), *products("tracker"), *products("distributed")]:
         project = render(**answers)
         environment = {**os.environ, "PYTHONPATH": "src", "PYTHONDONTWRITEBYTECODE": "1"}
         done = subprocess.run(

@@ -74,6 +74,13 @@ def test_rows_of_every_workload(answers: dict[str, str], place: Path) -> None:
         assert {row["table"] for row in found["rows"]} == {"cumulative", "leave_one_out", "target"}
         shared = next(row for row in found["rows"] if row["table"] == "leave_one_out")
         assert shared["step_ms"] == ladder[-1]["step_ms"]  # one row of two tables is measured once
+        assert shared["overrides"] == {}
+        quoted = imported(render(**answers), "engine.report").measured(
+            folder / "benchmark_results/benchmark.json"
+        )
+        gains = {row["name"]: row["gain"] for row in found["rows"] if row["table"] == "leave_one_out"}
+        assert quoted["fused optimizer"] == f"off: {gains['without fused optimizer']:.2f}×"
+        assert quoted["deterministic"] == f"on: {gains['with deterministic']:.2f}×"
 
 
 def test_a_wrong_row_is_flagged_and_a_right_one_is_not(place: Path) -> None:
@@ -172,8 +179,8 @@ def test_own_particulars_fit_the_settings(workload: str) -> None:
     project = render(workload=workload)
     own = yaml.safe_load((project / f"src/{PACKAGE}/commands/benchmark.yml").read_text())
     settings, changed = imported(project, "config").load(), imported(project, "engine.trials").changed
-    assert {"small", "medium"} <= set(own["sizes"])
-    assert own["headlines"]
+    assert {"tiny", "small", "large"} <= set(own["sizes"])
+    assert all(claim.keys() <= {"claim", "switch", "table", "of", "ratio"} for claim in own["headlines"])
     for overrides in (*own["sizes"].values(), *(s[end] for s in own["switches"].values() for end in s)):
         other = changed(settings, overrides)
         assert all(other.value(key) == value for key, value in overrides.items())
@@ -317,6 +324,7 @@ def test_gains_are_ratios_of_samples_per_second(tmp_path: Path) -> None:
         {"claim": "all", "switch": "all", "of": "samples_per_second", "ratio": 3},
         {"claim": "b", "switch": "b", "of": "samples_per_second", "ratio": 3},
         {"claim": "c", "switch": "c", "of": "samples_per_second", "ratio": 3},
+        {"claim": "a", "switch": "a", "table": "cumulative", "of": "samples_per_second", "ratio": 3},
     ]
     tmp_path.mkdir(exist_ok=True)
     measured.write()
@@ -327,7 +335,7 @@ def test_gains_are_ratios_of_samples_per_second(tmp_path: Path) -> None:
     assert rows[0]["step_ms"]["p10"] == pytest.approx(18)
     assert rows[0]["step_ms"]["p90"] == pytest.approx(22)
     headlines = json.loads((tmp_path / "benchmark.json").read_text())["headlines"]
-    assert [claim["measured"] for claim in headlines] == [4, 0.5, None]
+    assert [claim["measured"] for claim in headlines] == [4, 0.5, None, 4]
     page = (tmp_path / "benchmark.md").read_text()
     assert "| everything off | fp32 | 20 | 18-22 | 400 | 1.00 | 1 | 25.0% | 2.0 | 1.05 |" in page
 

@@ -289,7 +289,7 @@ def test_the_commands_of_the_page(tmp_path):
 def test_the_estimate_is_within_a_factor_of_two_of_a_step(workload: str, tmp_path, monkeypatch):
     """Both sides by their fastest repetition in one process; a busy neighbour gets three chances to rest."""
     monkeypatch.chdir(tmp_path)
-    project = render(workload=workload)
+    project = render(workload=workload, extras=[])
     module = lambda name: imported(project, name)  # noqa: E731
     flags = iter(TINY[workload])
     overrides = [(name[2:], value) for name, value in zip(flags, flags, strict=True) if "fp8" not in name]

@@ -41,5 +41,5 @@ class Distributed(Group):
         """A checkpoint's state apart: what rank 0 writes, and what each rank has for itself, nothing."""
         return state, {}
 
-    def give_shards(self, state: dict[str, Any], folder: Path, shapes: dict[str, list[int]]) -> None:
+    def give_shards(self, state: dict[str, Any], folder: Path, shapes: dict[str, Any]) -> None:
         """Puts it back."""

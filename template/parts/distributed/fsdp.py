@@ -47,6 +47,8 @@ class Distributed(Group):
         self._mesh = self._mesh or init_device_mesh(self.device.type, (self.world,))
         policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)
         for block in model.blocks():  # type: ignore[operator]
+            for inner in getattr(block, "apart", list)():  # what others call outside of the block's forward
+                fully_shard(inner, mesh=self._mesh, mp_policy=policy)
             if getattr(block, "recomputes", True):
                 fully_shard(block, mesh=self._mesh, mp_policy=policy)
         self._model = fully_shard(model, mesh=self._mesh, mp_policy=policy)
@@ -78,25 +80,31 @@ class Distributed(Group):
                 rest[key] = value
         return rest, shards
 
-    def give_shards(self, state: dict[str, Any], folder: Path, shapes: dict[str, list[int]]) -> None:
-        """Puts the rows of this rank back, read from the files of all ranks that saved."""
+    def give_shards(self, state: dict[str, Any], folder: Path, shapes: dict[str, Any]) -> None:
+        """Puts the rows of this rank back, read from the files of all ranks that saved.
+
+        shapes: of the whole tensor by key, or the key before it whose tensor it is, too (tied weights).
+        """
+        found: dict[str, Tensor] = {}
         files = [safe_open(path, "pt") for path in sorted(folder.glob("shard-*.safetensors"))]
         for key, shape in shapes.items():
             *path, name = (int(part) if part.isdigit() else part for part in key.split("/"))
             place: Any = state
             for part in path:
                 place = place[part]
-            first, last = rows(shape[0], self.rank, self.world)
-            parts = []
-            for rank, file in enumerate(files):
-                start, end = rows(shape[0], rank, len(files))
-                low, high = max(first, start), min(last, end)
-                if low < high:
-                    parts.append(file.get_slice(key)[low - start : high - start])
-            tensor = torch.cat(parts) if parts else torch.empty(0, *shape[1:])
-            place[name] = self._sharded(tensor.to(self.device), shape)
+            found[key] = found[shape] if isinstance(shape, str) else self._read(files, key, shape)
+            place[name] = found[key]
 
-    def _sharded(self, local: Tensor, shape: list[int]) -> Tensor:
+    def _read(self, files: list[Any], key: str, shape: list[int]) -> Tensor:
+        """This rank's rows of one tensor."""
+        first, last = rows(shape[0], self.rank, self.world)
+        parts = []
+        for rank, file in enumerate(files):
+            start, end = rows(shape[0], rank, len(files))
+            low, high = max(first, start), min(last, end)
+            if low < high:
+                parts.append(file.get_slice(key)[low - start : high - start])
+        local = (torch.cat(parts) if parts else torch.empty(0, *shape[1:])).to(self.device)
         if self.world == 1:
             return local
         whole = torch.empty(shape, device="meta")

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ..engine.errors import UserError
 from ..engine.files import replacing, write_json, write_text
 from ..engine.runs import find_run
+from ..model import build_model
 from .evaluate import open_run, table
 
 EXAMPLE = '''"""Predicts with an exported model: python load.py (made by the verb export of $package)."""
@@ -78,11 +79,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--run", metavar="RUN", help="name or path of the run (default: the newest)")
     add("--checkpoint", choices=["best", "last"], default="best", help="(default: best)")
     add("--output", metavar="FOLDER", help="(default: export in the run folder)")
-    add(
-        "--int8",
-        action="store_true",
-        help="weights of products as int8, and what that costs on the test split",
-    )
+    add("--int8", action="store_true", help="weights in int8 too, and what that costs on the test split")
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
@@ -96,34 +93,34 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot make the folder ({error.strerror})", f"--output {output}") from error
-    model, loader = project.model, project.loader("test")
-    batch = {name: value.clone() for name, value in next(loader.epoch(0)).items()}
-    weights = "model.safetensors"
-    size, metrics = write_weights(output / weights, model, {}), {}
-    lines = [f"{weights}: {size / 1e6:,.2f} MB, checkpoint of step {step}"]
+    model: Any = build_model(project.settings, project.store.facts)  # not compiled, on the CPU
+    model.load_state_dict(project.model.state_dict())
+    model.eval()
+    loader, weights = project.loader("test"), "model.safetensors"
+    batch = {name: value.cpu().clone() for name, value in next(loader.epoch(0)).items()}
+    size = write(output / weights, stored(model, {}))
+    write(output / "example.safetensors", batch)
     write_json(output / "facts.json", project.store.facts)
     write_text(output / "config.resolved.yaml", project.settings.to_yaml())
-    with replacing(output / "example.safetensors") as file:
-        file.write(save({name: value.cpu() for name, value in batch.items()}))
-    lines.append(write_program(output / "model.pt2", model, batch))
+    print(f"{output}:\n{weights}: {size / 1e6:,.2f} MB, checkpoint of step {step}")
+    print(write_program(output / "model.pt2", model, batch))
     if arguments.int8:
-        measure = lambda: evaluate(model, loader, project.precision, project.distributed, title="test") or {}  # noqa: E731
-        metrics["as trained"] = measure()
-        rounded, notes = quantize(model, batch)
+        measure = lambda: evaluate(model.to(project.device), loader, project.precision, project.distributed)  # noqa: E731
+        before = measure() or {}
+        rounded, notes = quantize(model, {name: value.to(project.device) for name, value in batch.items()})
         weights = "model.int8.safetensors"
-        small = write_weights(output / weights, model, rounded)
-        metrics["int8"] = measure()
-        lines.append(f"{weights}: {small / 1e6:,.2f} MB, {small / size:.0%}; {len(rounded)} weights in int8")
-        lines += [f"note: {line}" for line in notes]
+        small = write(output / weights, stored(model, rounded))
+        print(f"{weights}: {small / 1e6:,.2f} MB, {small / size:.0%}; {len(rounded)} weights in int8")
+        print("".join(f"note: {line}\n" for line in notes), end="")
+        print(table({"as trained": before, "int8": measure() or {}}))
     loader.close()
-    package = (__package__ or "").partition(".")[0]
-    write_text(output / "load.py", Template(EXAMPLE).substitute(package=package, weights=weights))
-    print("\n".join([f"{output}:", *lines, f"load.py: an example, `python {output}/load.py`"]))
-    print(table(metrics) if metrics else "", end="\n" if metrics else "")
+    text = Template(EXAMPLE).substitute(package=(__package__ or "").partition(".")[0], weights=weights)
+    write_text(output / "load.py", text)
+    print(f"load.py: an example, `python {output}/load.py`")
 
 
-def write_weights(path: Path, model: nn.Module, rounded: dict[str, tuple[Tensor, Tensor]]) -> int:
-    """Writes each weight once, those in `rounded` as int8 and `<name>.scale`; returns the bytes."""
+def stored(model: nn.Module, rounded: dict[str, tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+    """Each weight once; those in `rounded` as int8 and `<name>.scale`."""
     tensors: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, tensor in model.state_dict().items():
@@ -132,6 +129,11 @@ def write_weights(path: Path, model: nn.Module, rounded: dict[str, tuple[Tensor,
         elif not tensor.numel() or tensor.data_ptr() not in seen:  # tied weights have two names
             seen.add(tensor.data_ptr())
             tensors[name] = tensor
+    return tensors
+
+
+def write(path: Path, tensors: dict[str, Tensor]) -> int:
+    """Replaces a file; returns its bytes."""
     content = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
     with replacing(path) as file:
         file.write(content)
@@ -172,10 +174,11 @@ def quantize(model: Any, batch: dict[str, Tensor]) -> tuple[dict[str, tuple[Tens
             notes.append(f"{prefix}: smaller, not faster: torchao has no int8 for {type(layer).__name__}")
             weights = {name: weight for name, weight in layer.named_parameters() if weight.dim() == 2}
             rounded |= {f"{prefix}.{name}": round_rows(weight) for name, weight in weights.items()}
-    tied = {id(layer.weight) for layer in model.modules() if isinstance(layer, nn.Embedding)}  # heads, too
-    alone = lambda layer, _: isinstance(layer, nn.Linear) and id(layer.weight) not in tied  # noqa: E731
-    layers: dict[str, Any] = {name: layer for name, layer in model.named_modules() if alone(layer, name)}
-    quantize_(model, Int8WeightOnlyConfig(), filter_fn=alone)
+    # What a head shares with an embedding stays.
+    kept = {id(layer.weight) for layer in model.modules() if isinstance(layer, nn.Embedding)}
+    chosen = lambda layer, name: isinstance(layer, nn.Linear) and id(layer.weight) not in kept  # noqa: E731
+    layers: dict[str, Any] = {name: layer for name, layer in model.named_modules() if chosen(layer, name)}
+    quantize_(model, Int8WeightOnlyConfig(), filter_fn=chosen)
     rounded |= {f"{name}.weight": (layer.weight.qdata, layer.weight.scale) for name, layer in layers.items()}
     if not rounded:
         raise UserError("the model has no linear layer and no LSTM", "--int8", "export it without")

@@ -5,6 +5,7 @@ A row is compared with the first of its table. Its figures are over the steps of
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import platform
@@ -99,11 +100,14 @@ class Measurements:
         firsts: dict[str, Row] = {}  # of each table; empty where that one failed, and there is no gain then
         strict = [trial["loss"] for trial in self.of(self.plans[0]) if "loss" in trial]
         target = self.state["target"]
+        whole = next((plan.overrides for plan in self.plans if plan.table == "leave_one_out"), {})
         for plan in self.plans:
             if not (trials := self.of(plan)) or failure(trials):
                 firsts.setdefault(plan.table, {})
                 continue
             row = figures_of(plan, trials)
+            if plan.table == "leave_one_out":  # what differs from everything on
+                row["overrides"] = {key: x for key, x in plan.overrides.items() if whole.get(key) != x}
             first = firsts.setdefault(plan.table, row)
             if plan.table == "target":
                 target = target or (1 + MARGIN) * max(min(smooth(trial["curve"])) for trial in trials)
@@ -192,8 +196,11 @@ def beside(headlines: list[Row], rows: list[Row]) -> list[Row]:
         every = [row for row in rows if row["table"] == "cumulative"]
         single = [row for row in rows if row["table"] == "leave_one_out"]
         pair = [every[-1], every[0]] if claim["switch"] == "all" and len(every) > 1 else []
+        for before, row in itertools.pairwise(every):
+            if claim.get("table") == "cumulative" and row["switch"] == claim["switch"]:
+                pair = [row, before]
         for row in single[1:]:
-            if row["switch"] == claim["switch"]:
+            if row["switch"] == claim["switch"] and "table" not in claim:
                 pair = [row, single[0]] if row["name"].startswith("with ") else [single[0], row]
         ours = [row[claim["of"]] for row in pair] or [None, None]
         found.append(claim | {"measured": ratio(*ours)})

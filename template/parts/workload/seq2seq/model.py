@@ -147,6 +147,11 @@ class Layer(T5Block):
 
     ragged = True  # batches have many lengths: compiled for any of them
 
+    def apart(self) -> list[nn.Module]:
+        """The bias by relative positions: the first layer has it, and its stack computes it once for all."""
+        attention = self.layer[0].SelfAttention
+        return [attention.relative_attention_bias] if attention.has_relative_attention_bias else []
+
 
 class Seq2Seq(nn.Module):
     """Source tokens to the loss of the target's. One weight is embedding of both sides and head."""

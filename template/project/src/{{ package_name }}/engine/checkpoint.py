@@ -69,13 +69,12 @@ class Checkpoint:
             return ranks.together(lambda: self._checked(step, work) if ranks.is_main or not main else None)
 
         stage(lambda: _empty(partial))
-        hashes = {}
+        hashes, shapes = {}, {key: list(tensor.shape) for key, tensor in shards.items()}
         if shards:
             mine = {key: tensor.to_local() for key, tensor in shards.items()}
             path = partial / SHARD.format(ranks.rank)
-            stage(lambda: _save_model(mine, path), main=False)
+            shapes |= stage(lambda: _save_model(mine, path), main=False)
             hashes = dict(ranks.gather((path.name, sha256(path))))
-        shapes = {key: list(tensor.shape) for key, tensor in shards.items()}
         stage(lambda: self._commit(step, state, hashes, shapes))
         return self.folder / f"step-{step:08d}"
 
@@ -96,7 +95,7 @@ class Checkpoint:
             raise
 
     def _commit(
-        self, step: int, state: dict[str, Any], hashes: dict[str, str], shapes: dict[str, list[int]]
+        self, step: int, state: dict[str, Any], hashes: dict[str, str], shapes: dict[str, Any]
     ) -> None:
         """What is not in shards, then the manifest, then the name."""
         target, partial = self.folder / f"step-{step:08d}", self.folder / ".saving"

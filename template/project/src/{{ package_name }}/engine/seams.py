@@ -93,4 +93,7 @@ class Model(Protocol):
         """Predictions in original units, batch first."""
 
     def blocks(self) -> list[Any]:
-        """The repeated layers, of own classes: compiled, checkpointed and sharded one by one."""
+        """The repeated layers, of own classes: compiled, checkpointed and sharded one by one.
+
+        A block may have `apart()`: parts of it that are called outside of its forward, sharded by themselves.
+        """

@@ -1,0 +1,48 @@
+"""Show where time and memory of a step go: each layer, the bottleneck and the setting to try, a trace.
+
+Runs the step that all frameworks share, first as it is, then under torch.profiler. Writes `trace/`:
+trace.json.gz for ui.perfetto.dev, profile.md, and on a GPU memory.pickle for pytorch.org/memory_viz.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+OUTPUT = Path("trace")
+SHOWN = 20  # layers and operations in a table
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of the verb beside the common ones."""
+    parser.add_argument("--steps", type=int, default=20, metavar="N", help="timed steps (default: 20)")
+
+
+def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> int:
+    """Profiles the configuration; prints the page and writes `trace/`."""
+    settings = load()
+    settings = settings.phase(1) if settings.phases else settings
+
+    from ..assemble import assemble, open_store
+    from ..engine.distributed import Distributed
+    from ..engine.environment import device_line
+    from ..engine.files import write_text
+    from ..engine.optimization import prepare_process
+    from ..engine.profiling import Profiler, page
+
+    prepare_process()
+    distributed = Distributed()
+    try:
+        project = assemble(settings, distributed, open_store(settings))
+        loader = project.loader("train", train=True)
+        OUTPUT.mkdir(exist_ok=True)
+        result = Profiler(project, loader, OUTPUT).measure(max(arguments.steps, 1))
+        loader.close()
+    finally:
+        distributed.close()
+    text = page(result, device_line(project.device), SHOWN)
+    write_text(OUTPUT / "profile.md", text)
+    print(text)
+    return 0

@@ -1,0 +1,367 @@
+"""What the verb `profile` measures: layers, operations, idle time, waits for the device, recompilations.
+
+An operation belongs to the innermost module whose forward it ran in. Backward has no modules: an operation
+there belongs to the forward operation that autograd numbered alike.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+import traceback
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+from torch.utils._python_dispatch import TorchDispatchMode
+from tqdm import tqdm
+
+from .report import show, table
+from .step import Step
+
+SOURCE = Path(__file__).absolute().parents[1]
+RANGE, BACKWARD = "layer: ", "autograd::engine::evaluate_function: "
+WARMUP, TRACED = 3, 3  # steps before the clock starts, steps under the profiler
+INPUT, IDLE, PRODUCTS = (
+    0.10,
+    0.40,
+    0.50,
+)  # shares from which on a step is bound by its input, launches, products
+# Where the work is arithmetic; all other operations mostly move bytes.
+ARITHMETIC = re.compile(r"mm$|matmul|linear|conv|attention|lstm|gru|rnn|bmm|flash|gemm", re.IGNORECASE)
+SYNCS = {  # operations whose result the host waits for
+    *("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal", "aten::_unique2"),
+    *("aten::unique_dim", "aten::unique_consecutive", "aten::is_nonzero"),
+}
+
+
+class Profiler:
+    """Runs steps of a project, one way after the other."""
+
+    def __init__(self, project: Any, loader: Any, folder: Path):
+        self.project, self.loader, self.folder, self.device = project, loader, folder, project.device
+        training = project.settings.training
+        parts = (project.wrapped, project.optimizer, project.precision, project.distributed)
+        self.step = Step(*parts, training.gradient_clip)
+        self.accumulation = training.gradient_accumulation_steps
+        self.batches, self.waited = self._endless(), 0.0
+
+    def _endless(self) -> Iterator[tuple[dict, bool]]:
+        """Batches of training, and whether the optimizer steps behind them."""
+        for epoch in count():
+            for number, batch in enumerate(self.loader.epoch(epoch), start=1):
+                yield batch, number % self.accumulation == 0 or number == len(self.loader)
+            self.step.carry.drop()
+
+    def steps(self, number: int, bar: tqdm | None = None) -> float:
+        """Seconds of so many optimizer steps; adds the wait for batches to `waited`."""
+        self._synchronize()
+        begun = time.perf_counter()
+        for _ in range(number):
+            closes = False
+            while not closes:
+                asked = time.perf_counter()
+                batch, closes = next(self.batches)
+                self.waited += time.perf_counter() - asked
+                self.step(batch, closes)
+            if bar is not None:
+                bar.update()
+        self._synchronize()
+        return time.perf_counter() - begun
+
+    def _synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def measure(self, number: int) -> dict[str, Any]:
+        """All figures of the page, and trace.json.gz and memory.pickle in the folder."""
+        cuda = self.device.type == "cuda"
+        with Recompilations() as recompiled, tqdm(total=WARMUP + number + TRACED, unit="step") as bar:
+            self.steps(WARMUP, bar)
+            self.waited = 0.0
+            seconds = self.steps(number, bar) / number
+            waited = self.waited / number
+            with torch.compiler.set_stance("force_eager"), Syncs() as syncs:
+                self.steps(1)
+            if cuda:
+                torch.cuda.memory._record_memory_history(max_entries=200_000)
+            activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
+            with Layers(self.project.model), profile(activities=activities, profile_memory=True) as found:
+                traced = self.steps(TRACED, bar) / TRACED
+            if cuda:
+                torch.cuda.memory._dump_snapshot(str(self.folder / "memory.pickle"))
+                torch.cuda.memory._record_memory_history(enabled=None)
+        found.export_chrome_trace(str(self.folder / "trace.json.gz"))
+        events = [event for event in found.events() if event.device_type.name == "CPU"]
+        events.sort(key=lambda event: (event.time_range.start, -event.time_range.end))
+        layers, operations = attribute(events, cuda), by_operation(events, cuda)
+        busy = sum(ms for _, ms, _ in operations) / 1000  # seconds of a step
+        split = shares(seconds, waited, busy, traced, cuda)
+        arithmetic = sum(ms for name, ms, _ in operations if ARITHMETIC.search(name))
+        products = arithmetic / (1000 * busy) if busy else 0.0
+        name, why, remedy = verdict(split, products, self.project.settings, self.loader.WITHOUT_EFFECT, cuda)
+        return {
+            "verdict": name,
+            "why": why,
+            "try": remedy,
+            "step_ms": 1000 * seconds,
+            "split": split,
+            "layers": layers,
+            "operations": operations,
+            "syncs": syncs.places,
+            "recompilations": recompiled.places,
+            "counted": "kernels" if cuda else "operations",
+        }
+
+
+class Layers:
+    """While open: every module's forward is a range of the trace. A compiled block is one range."""
+
+    def __init__(self, model: torch.nn.Module):
+        self.model = model
+        self.undo: list[Any] = []
+        self.open: list[Any] = []
+
+    def __enter__(self) -> None:
+        inside: set[int] = set()
+        for name, module in self.model.named_modules():
+            if id(module) in inside:
+                continue
+            label = RANGE + (name or type(module).__name__)
+            if module._compiled_call_impl is not None:  # hooks would become part of the graph
+                inside |= {id(part) for part in module.modules()}
+                self._wrap(module, label)
+                continue
+            before = module.register_forward_pre_hook(
+                lambda *_, label=label: self._begin(label), prepend=True
+            )
+            after = module.register_forward_hook(lambda *_: self._end(), always_call=True)
+            self.undo += [before.remove, after.remove]
+
+    def _wrap(self, module: Any, label: str) -> None:
+        compiled = module._compiled_call_impl
+
+        def call(*inputs: Any, **named: Any) -> Any:
+            with record_function(label):
+                return compiled(*inputs, **named)
+
+        module._compiled_call_impl = call
+        self.undo.append(lambda: setattr(module, "_compiled_call_impl", compiled))
+
+    def _begin(self, label: str) -> None:
+        self.open.append(record_function(label))
+        self.open[-1].__enter__()
+
+    def _end(self) -> None:
+        self.open.pop().__exit__(None, None, None)
+
+    def __exit__(self, *error: object) -> None:
+        for undo in self.undo:
+            undo()
+
+
+class Syncs(TorchDispatchMode):
+    """While open: counts the lines of this project at which the host waits, or would wait, for the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = function._schema.name
+        moves = name == "aten::_to_copy" and args[0].is_cuda and str((kwargs or {}).get("device")) == "cpu"
+        picks = name.startswith("aten::index") and any(
+            getattr(part, "dtype", None) == torch.bool
+            for arg in args[1:2]
+            if isinstance(arg, list | tuple)
+            for part in arg
+        )
+        if name in SYNCS or moves or picks:
+            frames = [f for f in traceback.extract_stack() if Path(f.filename).is_relative_to(SOURCE)]
+            own = [f for f in frames if not f.filename.endswith("profiling.py")][-1:]
+            self.places[f"{place(own[0].filename, own[0].lineno) if own else 'backward'}: {name[6:]}"] += 1
+        return function(*args, **(kwargs or {}))
+
+
+class Recompilations(logging.Handler):
+    """While open: counts which functions are compiled again, and why."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places: Counter[str] = Counter()
+        self.logger = logging.getLogger("torch._dynamo.guards.__recompiles")
+
+    def __enter__(self) -> Recompilations:
+        torch._logging.set_logs(recompiles=True)
+        self.before = (self.logger.handlers, self.logger.propagate)
+        self.logger.handlers, self.logger.propagate = [self], False
+        return self
+
+    def emit(self, record: logging.LogRecord) -> None:
+        found = re.search(r"Recompiling function (\S+) in (.+):(\d+)\n(.*)", record.getMessage(), re.DOTALL)
+        if found:
+            reason = found[4].strip().splitlines()[-1].strip(" -")
+            self.places[f"{place(found[2], found[3])} ({found[1]}): {reason}"] += 1
+
+    def __exit__(self, *error: object) -> None:
+        self.logger.handlers, self.logger.propagate = self.before
+        torch._logging.set_logs()
+
+
+def place(file: str, line: Any) -> str:
+    """`model.py:71`, below the package where it lies there."""
+    path = Path(file)
+    return f"{path.relative_to(SOURCE) if path.is_relative_to(SOURCE) else path}:{line}"
+
+
+class Layer(NamedTuple):
+    """Of all modules of one name, a step: milliseconds, bytes that forward leaves, kernels (operations)."""
+
+    name: str
+    modules: int
+    forward_ms: float
+    backward_ms: float
+    kept_bytes: float
+    kernels: float
+    share: float
+
+
+def attribute(events: list[Any], cuda: bool) -> list[Layer]:
+    """A row for each kind of module (`layers.*.hidden`), and for what belongs to none; shares sum to 1."""
+    owner: dict[int, tuple[str, bool]] = {}  # of the event with this id: (module, whether in backward)
+    numbered: dict[int, str] = {}  # autograd's number → module
+    figures: dict[str, list[float]] = defaultdict(
+        lambda: [0.0] * 4
+    )  # ms forward and backward, bytes, kernels
+    names: dict[str, set[str]] = defaultdict(set)
+    for event in events:  # parents come before their children, forward before backward
+        module, backward = owner.get(id(event.cpu_parent), ("", False))
+        if event.name.startswith(RANGE):
+            module = event.name.removeprefix(RANGE)  # under recomputation it stays in backward
+        elif event.name.startswith(BACKWARD):
+            module, backward = numbered.get(event.sequence_nr, "(gradients)"), True
+        elif event.name.startswith("Optimizer."):
+            module = "(optimizer)"
+        elif event.sequence_nr >= 0 and module and not backward:
+            numbered[event.sequence_nr] = module  # the last one of a number is the one that took it
+        owner[id(event)] = (module, backward)
+        kind = re.sub(r"\.\d+(?=\.|$)", ".*", module) or "(outside)"
+        names[kind].add(module)
+        row = figures[kind]
+        row[backward] += own_time(event, cuda) / 1000 / TRACED
+        if not backward:
+            kept = event.self_device_memory_usage if cuda else event.self_cpu_memory_usage
+            row[2] += kept / TRACED
+        row[3] += (len(event.kernels) if cuda else not event.cpu_children) / TRACED
+    total = sum(row[0] + row[1] for row in figures.values()) or 1.0
+    rows = [
+        Layer(kind, len(names[kind]), forward, backward, kept, kernels, (forward + backward) / total)
+        for kind, (forward, backward, kept, kernels) in figures.items()
+    ]
+    return sorted(rows, key=lambda row: -row.share)
+
+
+def own_time(event: Any, cuda: bool) -> float:
+    """Microseconds of an event without those in it: of its kernels on a GPU."""
+    return event.self_device_time_total if cuda else event.self_cpu_time_total
+
+
+def by_operation(events: list[Any], cuda: bool) -> list[tuple[str, float, float]]:
+    """(operation, milliseconds, calls) a step, without Python between operations; the longest first."""
+    found: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for event in events:
+        if not event.name.startswith((RANGE, "Optimizer.", "[memory]", "ProfilerStep", "enumerate(")):
+            found[event.name][0] += own_time(event, cuda) / 1000 / TRACED
+            found[event.name][1] += 1 / TRACED
+    rows = [(name, ms, calls) for name, (ms, calls) in found.items()]
+    return sorted(rows, key=lambda row: -row[1])
+
+
+def shares(seconds: float, waited: float, busy: float, traced: float, cuda: bool) -> dict[str, float]:
+    """Of a step without the profiler: waiting for data, computing, and idle, that is Python and launches.
+
+    On a GPU kernels take as long under the profiler as without it. On a CPU everything takes longer there, so
+    that only the share of the operations counts.
+    """
+    data = waited / seconds
+    compute = busy / seconds if cuda else busy / traced * (1 - data)
+    compute = min(compute, 1 - data)
+    return {"data": data, "compute": compute, "idle": 1 - data - compute}
+
+
+def verdict(
+    split: dict[str, float], products: float, settings: Any, without: tuple[str, ...], cuda: bool
+) -> tuple[str, str, str]:
+    """What bounds a step, in what one sees that, and the setting to try.
+
+    products: share of the computing time that is arithmetic. without: what the loader has no use for.
+    """
+    data, training = settings.data, settings.training
+    if split["data"] > INPUT:
+        if data.plain_loader:
+            remedy = "--data.plain_loader false"
+        elif "num_workers" not in without:
+            remedy = f"--data.num_workers {max(2, 2 * data.num_workers if data.num_workers != 'auto' else 4)}"
+        elif "chunk_size_gb" not in without:
+            remedy = "a faster disk for the data, or a larger --data.chunk_size_gb"
+        else:
+            remedy = "workers that read ahead: copier update -d loader=dataloader"
+        return "input-bound", f"{split['data']:.0%} of a step waits for data", remedy
+    larger = f"--data.batch_size {2 * data.batch_size}"
+    if split["idle"] > IDLE:
+        compiled = settings.compile.enabled not in (False, "auto") or (
+            cuda and settings.compile.enabled == "auto"
+        )
+        graphs = "--compile.mode reduce-overhead" if compiled else "--compile.enabled true"
+        remedy = f"{larger}, or {graphs}" if cuda else larger
+        return "launch-bound", f"{split['idle']:.0%} of a step passes between operations, in Python", remedy
+    full = training.precision in ("fp32", "tf32")
+    if products < PRODUCTS:
+        remedy = "--training.precision auto" if full and cuda else "--compile.enabled true"
+        return (
+            "memory-bound",
+            f"{1 - products:.0%} of the computing moves data, {products:.0%} is arithmetic",
+            remedy,
+        )
+    remedy = "--training.precision auto" if full and cuda else "a smaller model, or a faster card"
+    return "compute-bound", f"{products:.0%} of the computing is arithmetic", remedy
+
+
+def page(result: dict[str, Any], device: str, shown: int) -> str:
+    """profile.md."""
+    split = ", ".join(f"{name} {share:.0%}" for name, share in result["split"].items())
+    counted = result["counted"]
+    layers = [
+        (
+            row.name + (f" ({row.modules} modules)" if row.modules > 1 else ""),
+            f"{row.forward_ms:.3f}",
+            f"{row.backward_ms:.3f}",
+            f"{row.kept_bytes / 2**20:,.2f}",
+            f"{row.share:.1%}",
+            round(row.kernels),
+        )
+        for row in result["layers"][:shown]
+    ]
+    total = sum(ms for _, ms, _ in result["operations"]) or 1.0
+    operations = [
+        (name, f"{ms:.3f}", f"{ms / total:.1%}", round(calls))
+        for name, ms, calls in result["operations"][:shown]
+    ]
+    header = ("layer", "forward ms", "backward ms", "kept MB", "share", counted)
+    parts = [
+        [f"# Profile: {result['verdict']}"],
+        [f"{result['why']}. Try {result['try']}, and measure what it gives."],
+        [f"{device}; {show(result['step_ms'], 4)} ms/step: {split}."],
+        table("Layers", header, layers),
+        table("Operations", ("", "ms", "share", "calls"), operations),
+        table(
+            "Where the host waits for the device", ("", "times a step"), result["syncs"].most_common(shown)
+        ),
+        table("Compiled again", ("", "times"), result["recompilations"].most_common(shown)),
+    ]
+    return "\n\n".join("\n".join(part) for part in parts if part) + "\n"

@@ -1,0 +1,343 @@
+"""Find the fastest settings of this machine by short runs, written to tuned.yaml; or a learning rate.
+
+A setting changes only where the gain exceeds the spread of runs that were repeated in a new, random order.
+The result is a whole configuration, for `train --config tuned.yaml`; its first lines say what it gave.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from ..config import ENVIRONMENT
+from ..engine.errors import UserError
+
+OUTPUT, PICTURE = Path("tuned.yaml"), Path("learning_rate.png")
+KNOBS = ("batch_size", "workers", "prefetch", "chunk_size", "compile_mode")
+MODES = ("default", "max-autotune-no-cudagraphs", "reduce-overhead", "max-autotune")
+BATCH, GROUPS = "data.batch_size", "training.gradient_accumulation_steps"
+REPEATS = 3  # of both sides, before a setting changes
+PAYS = 1.03  # a doubled batch that gains less does not pay; after two of them the search ends
+STEPS_AN_EPOCH = 8  # that a larger batch must leave
+LOWEST, HIGHEST, RATES = 1e-7, 1.0, 150  # of the range test, and its number of steps
+
+Overrides = dict[str, Any]
+
+
+class Change(NamedTuple):
+    """What one knob came to; `kept` says that the default stays."""
+
+    overrides: Overrides
+    gain: float
+    spread: float
+    kept: bool
+
+
+class OutOfTime(Exception):
+    """No time is left for another run."""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of the verb beside the common ones."""
+    add = parser.add_argument
+    add("knobs", nargs="*", metavar="KNOB", help=f"what to tune, of {', '.join(KNOBS)} (default: all)")
+    add("--minutes", type=float, default=10.0, help="when to stop (default: 10)")
+    add("--steps", type=int, default=40, metavar="N", help="timed steps of a run (default: 40)")
+    add(
+        "--keep-effective-batch",
+        action="store_true",
+        help="same samples a step: accumulation makes up for it",
+    )
+    add("--learning-rate", action="store_true", help="only draw the loss over a rising learning rate")
+
+
+def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> int:
+    """Writes tuned.yaml, or learning_rate.png."""
+    configured = load()
+    settings = configured.phase(1) if configured.phases else configured
+    for knob in arguments.knobs:
+        if knob not in KNOBS:
+            raise UserError(f"unknown knob {knob!r}", "command line", f"choose of {', '.join(KNOBS)}")
+    if arguments.learning_rate:
+        return find_learning_rate(settings)
+
+    import torch
+
+    from .. import dataset
+    from ..assemble import open_store
+    from ..engine.files import write_text
+    from ..engine.loader import Loader
+    from ..engine.trials import Trials, changed, elsewhere
+    from .doctor import this_card
+
+    card = elsewhere(this_card) if torch.cuda.is_available() else this_card()
+    store = open_store(settings)
+    trials = Trials(settings, store.folder, ENVIRONMENT, card.capability is not None)
+    samples: Any = dataset.Samples(store, settings, "train")
+    tuner = Tuner(settings, trials, arguments.steps, 60 * arguments.minutes)
+    try:
+        for knob in arguments.knobs or KNOBS:
+            if knob == "batch_size":
+                tuner.batch_size(len(samples), arguments.keep_effective_batch)
+            else:
+                present = changed(settings, tuner.chosen)
+                tuner.knob(knob, list(options(knob, present, Loader.WITHOUT_EFFECT, card)))
+        tuner.confirm_all()
+    except OutOfTime:
+        tuner.say(f"{arguments.minutes:g} minutes are over: what was not repeated stays as it was")
+    finally:
+        tuner.bar.close()
+    lines = [f"# Tuned on {card.name}: {line}" for line in tuner.lines]
+    tuned = changed(configured, tuner.chosen)
+    tuned._origins = configured.origins | dict.fromkeys(tuner.chosen, "tune")
+    write_text(OUTPUT, "\n".join([*lines, tuned.to_yaml()]))
+    print(f"{OUTPUT}: train --config {OUTPUT}")
+    return 0
+
+
+def options(knob: str, settings: Any, without: tuple[str, ...], card: Any) -> Iterator[Overrides]:
+    """What else to try for a knob; nothing where loader, device or configuration have no use for it."""
+    data, cores = settings.data, os.cpu_count() or 1
+    if knob == "workers" and "num_workers" not in without:
+        yield from ({"data.num_workers": number} for number in (0, 1, 2, 4, 8, 12, 16) if number <= cores)
+    if knob == "prefetch" and "prefetch_factor" not in without and data.num_workers not in (0, "auto"):
+        yield from ({"data.prefetch_factor": number} for number in (2, 4, 8))
+    if knob == "chunk_size" and "chunk_size_gb" not in without:
+        yield from ({"data.chunk_size_gb": size} for size in ("auto", 0.25, 1.0, 4.0))
+    compiled = settings.compile.enabled is True or (card.capability and settings.compile.enabled == "auto")
+    if knob == "compile_mode" and compiled:
+        graphs = settings.training.gradient_accumulation_steps == 1  # they overwrite accumulated gradients
+        yield from ({"compile.mode": mode} for mode in (MODES if graphs else MODES[:2]))
+
+
+class Tuner:
+    """Tries settings one knob after the other, each on top of what was chosen before.
+
+    settings: the default. trials: as `Trials`, measures overrides. seconds: after so many it ends.
+    """
+
+    def __init__(self, settings: Any, trials: Any, steps: int, seconds: float):
+        from tqdm import tqdm
+
+        self.settings, self.trials, self.steps = settings, trials, steps
+        self.begun, self.seconds, self.longest = time.monotonic(), seconds, 0.0
+        self.chosen: Overrides = {}
+        self.lines: list[str] = []
+        self.changes: list[Change] = []
+        self.random = random.Random(settings.reproducibility.seed)
+        unit = "{desc} {percentage:3.0f}% |{bar}| {postfix}"
+        self.bar = tqdm(total=round(seconds), desc="time", bar_format=unit, dynamic_ncols=True)
+
+    def say(self, line: str) -> None:
+        """One line above the bar, and in tuned.yaml."""
+        self.lines.append(line)
+        self.bar.write(line)
+
+    def rate(self, overrides: Overrides) -> float:
+        """samples/s of one run of these settings upon the chosen ones. Raises `Failed`, `OutOfTime`."""
+        begun = time.monotonic()
+        if begun - self.begun + self.longest > self.seconds:
+            raise OutOfTime
+        self.bar.set_postfix_str(words(overrides) or "default")
+        try:
+            found = self.trials(self.chosen | overrides, 10, self.steps)
+        finally:
+            self.longest = max(self.longest, time.monotonic() - begun)
+            self.bar.update(round(time.monotonic() - self.begun) - self.bar.n)
+        return 1000 * found["samples"] / median(found["step_ms"])
+
+    def now(self, overrides: Overrides) -> Overrides:
+        """The present values of the same settings."""
+        return {key: self.chosen.get(key, self.settings.value(key)) for key in overrides}
+
+    def batch_size(self, samples: int, keep: bool) -> None:
+        """Doubles the batch while it fits and pays. keep: accumulation is halved with it."""
+        from ..engine.trials import Failed
+
+        data, groups = self.settings.data, self.settings.training.gradient_accumulation_steps
+        largest, best, idle = None, {BATCH: data.batch_size, GROUPS: groups}, 0
+        top = rate = self.rate(best)
+        for doubled in count(1):
+            size, group = data.batch_size << doubled, groups >> doubled if keep else groups
+            if size * group > samples / STEPS_AN_EPOCH or (keep and groups % (1 << doubled)) or idle == 2:
+                break
+            try:
+                rate = self.rate({BATCH: size, GROUPS: group})
+            except Failed as error:
+                if not error.memory:
+                    raise UserError(str(error), f"{BATCH} {size}", "run `train` with it") from error
+                self.say(f"{BATCH} {size} does not fit")
+                break
+            largest, idle = size, 0 if rate > PAYS * top else idle + 1
+            if not idle:
+                top, best = rate, {BATCH: size, GROUPS: group}
+        if largest:
+            self.say(f"{BATCH}: {largest} is the largest that was tried and fits")
+        self.decide("batch_size", best)
+        if BATCH in self.chosen and not keep:
+            self.say("more samples a step: another learning rate may suit; `tune --learning-rate` shows it")
+
+    def knob(self, name: str, found: list[Overrides]) -> None:
+        """Measures each option once, and decides between the best and what there is."""
+        from ..engine.trials import Failed
+
+        rates: list[tuple[float, Overrides]] = []
+        present = [self.now(overrides) for overrides in found[:1]]
+        for overrides in present + [overrides for overrides in found if overrides not in present]:
+            try:
+                rates.append((self.rate(overrides), overrides))
+            except Failed as error:
+                self.say(f"{words(overrides)} fails: {error}")
+        if rates:
+            self.decide(name, max(rates, key=lambda pair: pair[0])[1])
+        else:
+            self.say(f"{name}: nothing to try here")
+
+    def decide(self, name: str, best: Overrides) -> None:
+        """Takes `best` where its gain over the present values exceeds the spread of repeated runs."""
+        before = self.now(best)
+        if best == before:
+            self.say(f"{name}: {words(before)} stays, nothing was faster")
+            return
+        change = compare(best, *self.repeat(before, best))
+        self.say(f"{name}: {words(before)} -> {words(best)}: {told(change)}")
+        if not change.kept:
+            self.chosen |= best
+            self.changes.append(change)
+
+    def repeat(self, first: Overrides, second: Overrides) -> list[list[float]]:
+        """samples/s of REPEATS fresh runs of both, in random order."""
+        rates: list[list[float]] = [[], []]
+        order = [0, 1] * REPEATS
+        self.random.shuffle(order)
+        for side in order:
+            rates[side].append(self.rate((first, second)[side]))
+        return rates
+
+    def confirm_all(self) -> None:
+        """What all changes give together, where there are several."""
+        if len(self.changes) > 1:
+            chosen, self.chosen = self.chosen, {}
+            try:
+                change = compare(chosen, *self.repeat({}, chosen))
+                self.say(f"all together: {told(change)}")
+            finally:
+                self.chosen = chosen
+
+
+def compare(overrides: Overrides, before: list[float], after: list[float]) -> Change:
+    """Ratio of the medians, and the larger of the two sides' ranges relative to its median."""
+    gain = median(after) / median(before)
+    spread = max((max(side) - min(side)) / median(side) for side in (before, after))
+    return Change(overrides, gain, spread, gain - 1 <= spread)
+
+
+def told(change: Change) -> str:
+    return f"{change.gain:.2f} times, spread {change.spread:.1%}{': kept as it was' if change.kept else ''}"
+
+
+def words(overrides: Overrides) -> str:
+    return ", ".join(f"{key} {value}" for key, value in overrides.items())
+
+
+def find_learning_rate(settings: Any) -> int:
+    """Trains a fresh model while the learning rate rises, and draws it (Smith 2015, arXiv:1506.01186)."""
+    from ..assemble import assemble, open_store
+    from ..engine.distributed import Distributed
+    from ..engine.optimization import prepare_process
+
+    prepare_process()
+    distributed = Distributed()
+    try:
+        project = assemble(settings, distributed, open_store(settings))
+        loader = project.loader("train", train=True)
+        rates, losses = range_test(project, loader)
+        loader.close()
+    finally:
+        distributed.close()
+    best = suggested(rates, smooth(losses))
+    draw(PICTURE, rates, losses, best)
+    if best is None:
+        raise UserError("the loss fell at no learning rate", str(PICTURE), "look at the data and the model")
+    print(f"{PICTURE}: a tenth of where the loss is lowest: --optimizer.learning_rate {best:.1e}")
+    return 0
+
+
+def range_test(project: Any, loader: Any) -> tuple[list[float], list[float]]:
+    """(learning rates, losses) until the loss is four times its lowest, or not finite."""
+    from tqdm import tqdm
+
+    from ..engine.step import Step
+
+    training = project.settings.training
+    parts = (project.wrapped, project.optimizer, project.precision, project.distributed)
+    step, groups = Step(*parts, training.gradient_clip), training.gradient_accumulation_steps
+
+    def batches() -> Iterator[tuple[Any, bool]]:
+        for epoch in count():
+            for number, batch in enumerate(loader.epoch(epoch), start=1):
+                yield batch, number % groups == 0 or number == len(loader)
+            step.carry.drop()
+
+    endless, rates, losses = batches(), [], []
+    for number in tqdm(range(RATES), unit="step"):
+        rate = LOWEST * (HIGHEST / LOWEST) ** (number / (RATES - 1))
+        for group in project.optimizer.param_groups:
+            group["lr"] = rate
+        closes = False
+        while not closes:
+            batch, closes = next(endless)
+            step(batch, closes)
+        rates.append(rate)
+        losses.append(step.last["loss"].item())
+        means = smooth(losses)
+        if not math.isfinite(losses[-1]) or (number > 10 and means[-1] > 4 * min(means)):
+            break
+    return rates, losses
+
+
+def smooth(losses: list[float], keep: float = 0.9) -> list[float]:
+    """Exponential mean of what came so far, unbiased at the start."""
+    means, mean = [], 0.0
+    for number, loss in enumerate(losses, start=1):
+        mean = keep * mean + (1 - keep) * loss
+        means.append(mean / (1 - keep**number))
+    return means
+
+
+def suggested(rates: list[float], means: list[float]) -> float | None:
+    """A tenth of the rate at the lowest mean loss; None where that is not clearly below the first."""
+    finite = [mean if math.isfinite(mean) else math.inf for mean in means]
+    lowest = finite.index(min(finite))
+    return rates[lowest] / 10 if finite[lowest] < finite[0] - 0.02 * abs(finite[0]) else None
+
+
+def draw(path: Path, rates: list[float], losses: list[float], best: float | None) -> None:
+    """The losses pale, their mean on top, the suggestion as a line."""
+    from matplotlib.figure import Figure
+
+    from ..engine.files import replacing
+
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes, means = figure.subplots(), smooth(losses)
+    axes.plot(rates, losses, color="C0", alpha=0.3, linewidth=0.9, label="loss of a step")
+    axes.plot(rates, means, color="C0", linewidth=1.8, label="mean")
+    if best is not None:
+        axes.axvline(best, color="C3", linestyle="--", linewidth=1.2, label=f"suggested: {best:.1e}")
+    finite = [mean for mean in means if math.isfinite(mean)]
+    low, high = min(finite), max(finite[0], min(finite))
+    axes.set_ylim(low - 0.15 * (high - low), high + 0.6 * (high - low) + 1e-12)
+    axes.set(xscale="log", xlabel="learning rate", ylabel="loss")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25, linewidth=0.6)
+    axes.legend(frameon=False)
+    with replacing(path) as file:
+        figure.savefig(file, format="png", dpi=120)

@@ -1,0 +1,212 @@
+"""`tune`: keeps what is not clearly slower, finds what fits and pays, and runs for every workload."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from forking import forked_trials
+from importing import imported
+from rendering import render
+from running import one_error, run
+from test_tier_b import TINY
+from variants import choices, name, pairwise
+
+
+def module(**answers: str) -> Any:
+    return imported(render(**({"workload": "tabular"} | answers)), "commands.tune")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("tune")
+
+
+# ---- runs ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("answers", pairwise("workload", "framework"), ids=name)
+def test_every_workload_gets_a_configuration(answers: dict[str, str], place: Path) -> None:
+    """Within a budget of seconds; what it had no time for stays."""
+    project, folder = render(**answers), place / answers["workload"]
+    words = ("tune", "--minutes", "0.05", "--steps", "2", *TINY[answers["workload"]])
+    done = run(project, *words, cwd=folder, before=forked_trials(project))
+    assert done.code == 0, done.err[-3000:]
+    assert done.out.endswith("tuned.yaml: train --config tuned.yaml\n")
+    assert "minutes are over" in done.out or "batch_size" in done.out
+    text = (folder / "tuned.yaml").read_text()
+    assert text.startswith("# Tuned on CPU: ")
+    tuned = run(project, "train", "--config", "tuned.yaml", "--print-config", cwd=folder)
+    assert tuned.code == 0, tuned.err
+    flag = dict(zip(TINY[answers["workload"]][::2], TINY[answers["workload"]][1::2], strict=True))
+    width = flag.get("--model.width")
+    assert width is None or re.search(rf"^  width: {width} ", tuned.out, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("workload", choices("workload"))
+def test_learning_rate_of_every_workload(workload: str, place: Path) -> None:
+    folder = place / workload
+    done = run(render(workload=workload), "tune", "--learning-rate", *TINY[workload], cwd=folder)
+    assert done.code == 0, done.err[-3000:]
+    rate = float(re.search(r"--optimizer.learning_rate (\S+)", done.out)[1])
+    assert 1e-6 < rate <= 0.1
+    assert (folder / "learning_rate.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_mistakes(place: Path) -> None:
+    project = render(workload="tabular")
+    one_error(run(project, "tune", "speed", cwd=place), "unknown knob 'speed'.*batch_size")
+
+
+# ---- decisions -----------------------------------------------------------------------------------
+
+
+class Made:
+    """Trials with samples/s by a formula of the settings, and a memory of so many samples a micro-batch."""
+
+    def __init__(self, tune: Any, rate: Any, fits: int = 10**9):
+        self.rate, self.fits, self.calls = rate, fits, []
+        self.Failed = imported(render(workload="tabular"), "engine.trials").Failed
+
+    def __call__(self, overrides: dict, warmup: int, steps: int) -> dict[str, Any]:
+        self.calls.append(overrides)
+        if overrides.get("data.batch_size", 0) > self.fits:
+            raise self.Failed(2, "error: out of GPU memory: card: try")
+        return {"samples": 10, "step_ms": [10_000 / self.rate(overrides, len(self.calls))]}
+
+
+def tuner(rate: Any, fits: int = 10**9, seconds: float = 100, **settings: int) -> Any:
+    tune = module()
+    values = {"data.batch_size": 32, "training.gradient_accumulation_steps": 1} | settings
+    made = SimpleNamespace(
+        data=SimpleNamespace(batch_size=values["data.batch_size"]),
+        training=SimpleNamespace(gradient_accumulation_steps=values["training.gradient_accumulation_steps"]),
+        reproducibility=SimpleNamespace(seed=1),
+        value={"data.num_workers": 0, **values}.__getitem__,
+    )
+    found = tune.Tuner(made, Made(tune, rate, fits), 5, seconds)
+    found.bar.disable = True
+    return found
+
+
+def grows(until: int) -> Any:
+    """samples/s in proportion to the batch, up to a limit."""
+    return lambda overrides, number: min(overrides.get("data.batch_size", 32), until)
+
+
+def test_the_batch_is_doubled_while_it_fits_and_pays() -> None:
+    for fits, until, expected in ((10**9, 256, 256), (128, 10**6, 128), (10**9, 32, None)):
+        found = tuner(grows(until), fits)
+        found.batch_size(10**6, keep=False)
+        assert found.chosen.get("data.batch_size") == expected, (fits, until)
+        sizes = [call["data.batch_size"] for call in found.trials.calls]
+        assert max(sizes) == min(2 * fits, 4 * until), "two doublings that pay nothing end the search"
+        assert (f"data.batch_size {2 * fits} does not fit" in found.lines) == (fits == 128)
+        assert any("learning rate" in line for line in found.lines) == (expected is not None)
+
+
+def test_the_samples_limit_the_batch() -> None:
+    found = tuner(grows(10**6))
+    found.batch_size(1000, keep=False)
+    assert found.chosen["data.batch_size"] == 64  # 8 steps an epoch are left: 1000 / 8 = 125
+
+
+def test_the_effective_batch_is_kept() -> None:
+    found = tuner(grows(10**6), **{"training.gradient_accumulation_steps": 8})
+    found.batch_size(10**6, keep=True)
+    assert found.chosen == {"data.batch_size": 256, "training.gradient_accumulation_steps": 1}
+    for call in found.trials.calls:
+        assert call["data.batch_size"] * call["training.gradient_accumulation_steps"] == 256
+    assert not any("learning rate" in line for line in found.lines)
+
+
+def test_noise_changes_nothing() -> None:
+    """The best of a screening was lucky; repeated, the sides overlap."""
+    found = tuner(lambda overrides, number: 100 + 37 * number % 11)
+    found.knob("workers", [{"data.num_workers": number} for number in (0, 2, 4, 8)])
+    assert found.chosen == {}
+    assert found.trials.calls[0] == {"data.num_workers": 0}
+    repeated = [call["data.num_workers"] for call in found.trials.calls[4:]]
+    assert len(repeated) == 6
+    assert sorted(repeated) == sorted([0, max(repeated)] * 3)
+    assert repeated not in ([0, 0, 0, *[max(repeated)] * 3], [max(repeated)] * 3 + [0] * 3)
+    assert "kept as it was" in found.lines[-1]
+
+
+def test_a_clear_gain_is_taken_and_the_next_knob_is_upon_it() -> None:
+    found = tuner(lambda overrides, number: 100 + 20 * overrides.get("data.num_workers", 0) + number % 3)
+    found.knob("workers", [{"data.num_workers": number} for number in (0, 2, 4)])
+    assert found.chosen == {"data.num_workers": 4}
+    found.knob("batch_size", [{"data.batch_size": 64}])
+    assert found.trials.calls[-1]["data.num_workers"] == 4
+    found.changes *= 2
+    found.confirm_all()
+    assert found.lines[-1].startswith("all together: 1.")
+    assert found.chosen == {"data.num_workers": 4}
+
+
+def test_an_option_that_fails_is_named_and_left_out() -> None:
+    found = tuner(grows(10**6), fits=50)
+    found.knob("batch_size", [{"data.batch_size": 64}])
+    assert found.chosen == {}
+    assert found.lines[0] == "data.batch_size 64 fails: out of GPU memory: card: try"
+
+
+def test_time_that_is_over_keeps_the_default() -> None:
+    found = tuner(grows(10**6), seconds=-1)
+    with pytest.raises(module().OutOfTime):
+        found.batch_size(10**6, keep=False)
+    assert found.chosen == {}
+    assert found.trials.calls == []
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "kept"),
+    [
+        ((100, 101, 102), (110, 111, 112), False),
+        ((100, 101, 102), (100, 102, 103), True),  # 1 % against 2-3 %
+        ((100, 101, 102), (90, 91, 92), True),
+        ((80, 100, 120), (110, 111, 112), True),  # the default itself wavers by 40 %
+    ],
+)
+def test_the_gain_must_exceed_the_spread(before: tuple, after: tuple, kept: bool) -> None:
+    change = module().compare({}, list(before), list(after))
+    assert change.kept == kept
+    assert change.gain == sorted(after)[1] / sorted(before)[1]
+
+
+def test_options_are_those_of_loader_and_card() -> None:
+    tune = module()
+    cpu, gpu = SimpleNamespace(capability=None), SimpleNamespace(capability=(9, 0))
+
+    def options(knob: str, without: tuple[str, ...] = (), card: Any = gpu, **settings: Any) -> list[dict]:
+        made = SimpleNamespace(
+            data=SimpleNamespace(num_workers=settings.get("workers", 2)),
+            compile=SimpleNamespace(enabled=settings.get("compiled", "auto")),
+            training=SimpleNamespace(gradient_accumulation_steps=settings.get("groups", 1)),
+        )
+        return list(tune.options(knob, made, without, card))
+
+    assert {"data.num_workers": 0} in options("workers")
+    assert options("workers", ("num_workers",)) == []
+    assert options("prefetch")
+    assert options("prefetch", workers=0) == []
+    assert {"data.chunk_size_gb": "auto"} in options("chunk_size")
+    assert options("chunk_size", ("chunk_size_gb",)) == []
+    assert len(options("compile_mode")) == 4
+    assert len(options("compile_mode", groups=2)) == 2
+    assert options("compile_mode", card=cpu) == options("compile_mode", compiled=False) == []
+
+
+def test_a_learning_rate_is_a_tenth_of_the_best() -> None:
+    tune = module()
+    rates = [10.0**power for power in range(-6, 1)]
+    losses = [2.0, 1.9, 1.5, 1.0, 0.8, 4.0, math.nan]
+    assert tune.suggested(rates, losses) == pytest.approx(1e-3)
+    assert tune.suggested(rates, [2.0] * 7) is None
+    assert tune.suggested(rates, [math.nan] * 7) is None
+    assert tune.smooth([3.0, 3.0, 3.0]) == pytest.approx([3.0, 3.0, 3.0])
