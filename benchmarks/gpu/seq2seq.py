@@ -1,9 +1,9 @@
-"""What each optimization is worth on a GPU for T5: a ladder for T5-base, T5-large in fp32 against TF32.
+"""What each optimization is worth on a GPU for T5: a ladder for T5-base, and T5-large in fp32 against TF32.
 
 Fresh weights, made-up pairs of 512 source and 128 target tokens of T5's vocabulary, so that nothing is
-padded. fp32 without anything, then TF32, bf16, compile and fused AdamW one upon the other, and fp8. Each
-row is written when it ends, so that a lost machine loses one row only. Takes about 8 minutes on an H200;
-what does not fit into the time is left out and named.
+padded. fp32 without anything, then TF32, bf16, compile and fused AdamW one upon the other, and fp8. Each row
+is written when it ends, so that a lost machine loses one row only. Takes about 8 minutes on an H200; what
+does not fit into the time is left out and named.
 
     make bench-gpu PART=seq2seq ARGS="--output benchmark_results"
     python benchmarks/gpu/seq2seq.py --project PROJECT      # without Copier: seq2seq, memmap, precision fp8
