@@ -16,7 +16,7 @@ from running import Result, Running, start
 class Ranks(list[Running]):
     """The processes of a run, by rank."""
 
-    def wait(self, seconds: float = 90) -> list[Result]:
+    def wait(self, seconds: float = 60) -> list[Result]:
         """All of them to their end; one that hangs ends all and fails the test."""
         try:
             return [running.wait(seconds) for running in self]

@@ -276,7 +276,7 @@ def base(upstream: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_changing_one_answer_is_a_fresh_copy(base: Path, tmp_path: Path, name: str, value: Any) -> None:
     project = tmp_path / "project"
     shutil.copytree(base, project)
-    data = {name: value, **({"workload": "llm"} if value == "fp8" else {})}  # fp8 is offered there alone
+    data = {name: value, **({"workload": "llm"} if value in ("fp8", "fsdp") else {})}  # not offered elsewhere
     run_update(project, data=data, defaults=True, vcs_ref=VcsRef.CURRENT, overwrite=True, quiet=True)
     answers = yaml.safe_load((project / ".copier-answers.yml").read_text(encoding="utf-8"))
     assert answers[name] == value

@@ -427,14 +427,14 @@ FAULTS = (
         "parts/distributed/fsdp.py",
         "self._model.set_requires_gradient_sync(True)",
         "pass",
-        "seams/test_distributed.py::test_two_ranks_take_the_steps_of_one[fsdp-0.0]",
+        "seams/test_ranks.py::test_two_ranks_take_the_steps_of_one[fsdp-0.0]",
     ),
     Fault(
         "a divisor of one rank's targets",
         "engine/step.py",
         "self._divisor = self.distributed.sum(weight).clamp(min=1)",
         "self._divisor = (self.distributed.sum(weight) * 0 + weight * self.distributed.world).clamp(min=1)",
-        "seams/test_distributed.py::test_two_ranks_take_the_steps_of_one[ddp-0.0]",
+        "seams/test_ranks.py::test_two_ranks_take_the_steps_of_one[ddp-0.0]",
     ),
     Fault(
         "all ranks draw the same numbers",

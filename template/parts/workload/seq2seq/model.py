@@ -149,7 +149,7 @@ class Layer(T5Block):
 
     def apart(self) -> list[nn.Module]:
         """The bias by relative positions: the first layer has it, and its stack computes it once for all."""
-        attention = self.layer[0].SelfAttention
+        attention: Any = self.layer[0].SelfAttention
         return [attention.relative_attention_bias] if attention.has_relative_attention_bias else []
 
 

@@ -22,6 +22,7 @@ from torch.utils.flop_counter import flop_registry
 from .optimization import checkpoint_blocks
 
 aten = torch.ops.aten
+LSTM = (aten.mkldnn_rnn_layer, aten.mkldnn_rnn_layer_backward)  # of a layer, inputs (T, B, C)
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
 LSTM_KEPT = 5  # outputs that cuDNN keeps for backward: four gates and the cell
 # Fake tensors are of a CPU, whose fused operations have no formula of their own.
@@ -98,7 +99,10 @@ class Recorder(TorchDispatchMode):
         made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         flops = _flops(packet, args, kwargs or {}, result)
         half = bool(given) and given[0].dtype in (torch.float16, torch.bfloat16)
-        self.costs.operations[Operation(flops, sum(x.nbytes for x in (*given, *made)), half)] += 1
+        # An LSTM's steps wait for each other: as many kernels, and none of them large.
+        steps = args[0].shape[0] if packet in LSTM else 1
+        moved = sum(x.nbytes for x in (*given, *made))
+        self.costs.operations[Operation(flops / steps, moved / steps, half)] += steps
         known = {_key(x) for x in given}
         for tensor in made:
             if _key(tensor) not in known:
@@ -123,7 +127,7 @@ def _key(tensor: Tensor) -> int:
 
 def _flops(packet: Any, args: Any, kwargs: Any, result: Any) -> float:
     """Of products, attention and LSTMs, two for each multiplication and addition; the rest has bytes only."""
-    if packet in (aten.mkldnn_rnn_layer, aten.mkldnn_rnn_layer_backward):
+    if packet in LSTM:
         inputs, first, second = args[:3]  # (T, B, C), and the weights of input and state
         forward = 2.0 * inputs.shape[0] * inputs.shape[1] * (first.numel() + second.numel())
         return forward if packet is aten.mkldnn_rnn_layer else 2 * forward
