@@ -239,7 +239,7 @@ def lstm(path: Path) -> dict[str, float]:
     facts = {"frames": [frame], "targets": None, "horizon": TARGETS}
     facts |= {"target_mean": [[0.0]] * TARGETS, "target_std": [[1e4]] * TARGETS}
     optimizing = SimpleNamespace(
-        weight_decay=0.01, learning_rate=1e-3, beta1=0.9, beta2=0.999, epsilon=1e-8, fused=True
+        name="adamw", weight_decay=0.01, learning_rate=1e-3, beta1=0.9, beta2=0.999, epsilon=1e-8, fused=True
     )
     distributed = SimpleNamespace(world=1, sum=lambda tensor: tensor)
     batch = {name: value[:32].clone() for name, value in next(loader.epoch(0)).items()}

@@ -131,3 +131,16 @@ def test_continuous_integration_calls_the_command_of_the_readme() -> None:
     assert "make test" in (REPOSITORY / "README.md").read_text(encoding="utf-8")
     shell(REPOSITORY, "bash", "-n", str(script))
     assert shutil.which("make")
+
+
+def test_tables_of_the_figures_are_those_that_were_measured(tmp_path: Path) -> None:
+    """A page of docs/benchmarks holds what `benchmarks/publish.py` makes of the JSON beside it."""
+    shutil.copytree(REPOSITORY / "docs/benchmarks", tmp_path / "docs/benchmarks")
+    (tmp_path / "benchmarks").mkdir()
+    shutil.copy(REPOSITORY / "benchmarks/publish.py", tmp_path / "benchmarks")
+    shell(tmp_path, sys.executable, "benchmarks/publish.py")
+    kept = sorted((REPOSITORY / "docs/benchmarks").glob("*.json"))
+    assert kept
+    for figures in kept:
+        page = figures.with_suffix(".md").name
+        assert (tmp_path / "docs/benchmarks" / page).read_text() == figures.with_suffix(".md").read_text()
