@@ -19,7 +19,7 @@ CELLS = products("workload", "loader", "framework", "precision")
 TINY = {
     "tabular": ("--data.batch_size", "128", "--model.width", "32", "--schedule.warmup_steps", "10"),
     "llm": (
-        *("--data.sample_mb", "0.08", "--data.block_size", "32", "--data.batch_size", "8"),
+        *("--data.sample_mb", "0.2", "--data.block_size", "32", "--data.batch_size", "8"),
         *("--model.layers", "1", "--model.width", "128", "--schedule.warmup_steps", "10"),
         *("--training.fp8_emulation", "true", "--optimizer.learning_rate", "0.003"),
         *("--evaluation.batch_size", "64"),
