@@ -8,7 +8,8 @@ import tempfile
 
 import pytest
 
-RENDERS = "FASTTRAIN_RENDERS"  # see rendering.py, which is imported only after this
+# As in rendering.py, which is not imported here: it needs Copier, and tests/gpu does without.
+RENDERS = "FASTTRAIN_RENDERS"
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -95,7 +95,7 @@ def _render(answers: tuple[tuple[str, Any], ...]) -> Path:
 def render(**answers: Any) -> Path:
     """The project of these answers, everything else as by default; package `my_training`.
 
-    The folder is shared by all tests of the process: read it, or copy it before changing it.
+    The folder is shared by all tests of a session: read it, or copy it before changing it.
     """
     return _render(
         tuple(
