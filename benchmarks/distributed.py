@@ -1,10 +1,11 @@
 """What a second process gains: samples per second of two under `ddp` against one, one thread each, on a CPU.
 
-Both processes train a rendered project's GPT by its own `fit`, with the same batch size each; a round is
-rank 0 alone (rank 1 waits), then both together, and a ratio of its own. Loading, the exchange of gradients
-by gloo, clipping, AdamW and the log are in the figure.
+Both processes train a rendered project's GPT by its own `fit`, with the same batch size each. A round has a
+ratio of its own: rank 0 alone (rank 1 waits); both beside each other, each a run of its own, which is the
+most that this machine's memory and caches let two processes do; both together, as one run. Loading, the
+exchange of gradients by gloo, clipping, AdamW and the log are in the figures.
 
-    python benchmarks/distributed.py [--rounds 9] [--steps 20] [--width 256] [--write]
+    python benchmarks/distributed.py [--rounds 9] [--steps 20] [--width 256] [--batch 8] [--write]
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ from publish import machine, publish  # noqa: E402
 WANTED = 1.7
 FLAGS = {
     "data.block_size": 64,
-    "data.batch_size": 8,
     "model.layers": 4,
     "model.heads": 4,
     "training.precision": "fp32",
@@ -39,16 +39,15 @@ FLAGS = {
 }
 
 
-def session(folder: Path, distributed: Any, width: int) -> Any:
+def session(folder: Path, distributed: Any, shape: dict[str, int]) -> Any:
     """A training under way, without evaluations and checkpoints."""
     assembling = importlib.import_module("my_training.assemble")
-    flags = {**FLAGS, "model.width": width, "training.max_steps": 10**6, "data.path": folder / "data"}
+    flags = {**FLAGS, **shape, "training.max_steps": 10**6, "data.path": folder / "data"}
     load = importlib.import_module("my_training.config").load
     settings = load(overrides=[(key, str(value)) for key, value in flags.items()])
     store = assembling.open_store(settings)
-    run = folder / f"run-{distributed.world}"
-    if distributed.is_main:
-        run.mkdir()
+    run = folder / f"run-of-{distributed.world}-{os.getpid()}"
+    run.mkdir()
     build = lambda settings: assembling.assemble(settings, distributed, store)  # noqa: E731
     make = importlib.import_module("my_training.engine.session").Session
     made = make(run, settings, build, rank=distributed.rank).__enter__()
@@ -66,19 +65,22 @@ def per_second(session: Any, steps: int) -> float:
 
 
 def work(folder: Path, rank: int, arguments: argparse.Namespace) -> list[list[float]]:
-    """[[alone, together], …] of each round, on rank 0."""
+    """[[alone, beside each other, together], …] of each round, in samples a second of all."""
     make = importlib.import_module("my_training.engine.distributed").Distributed
-    alone = None
-    if rank == 0:
-        alone = session(folder, make(), arguments.width)
+    shape = {"model.width": arguments.width, "data.batch_size": arguments.batch}
+    own = session(folder, make(), shape)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2")
     distributed = make()
-    together, found = session(folder, distributed, arguments.width), []
-    per_second(together, 3)
+    shared, found = session(folder, distributed, shape), []
+    for one in (own, shared):
+        per_second(one, 3)
     for _ in range(arguments.rounds):
-        first = per_second(alone, arguments.steps) if alone else 0.0
-        distributed.gather(rank)  # rank 1 waits here, asleep
-        found.append([first, per_second(together, arguments.steps)])
+        distributed.gather(rank)
+        alone = 0.0 if rank else per_second(own, arguments.steps)
+        distributed.gather(rank)  # rank 1 has waited here, asleep
+        beside = sum(distributed.gather(per_second(own, arguments.steps)))
+        distributed.gather(rank)
+        found.append([alone, beside, per_second(shared, arguments.steps)])
     distributed.close()
     return found
 
@@ -89,7 +91,8 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--width", type=int, default=256, help="of the model")
+    parser.add_argument("--batch", type=int, default=8, help="samples of a step of one process")
     parser.add_argument("--write", action="store_true", help="into docs/benchmarks/distributed.md")
     arguments = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -126,18 +129,23 @@ def main() -> None:
         if any(codes):
             sys.exit(f"exit codes {codes}")
         rounds = json.loads((folder / "found0").read_text())
-    alone, together = zip(*rounds, strict=True)
-    ratios = sorted(two / one for one, two in rounds)
-    step = 1000 * FLAGS["data.batch_size"] / statistics.median(alone)
+    rates = [statistics.median(column) for column in zip(*rounds, strict=True)]
+    limits, ratios, shares = (
+        sorted(round[i] / round[j] for round in rounds) for i, j in ((1, 0), (2, 0), (2, 1))
+    )
     row = [
-        f"{step:.0f} ms",
-        *(f"{statistics.median(rates):.1f}" for rates in (alone, together)),
+        f"{1000 * arguments.batch / rates[0]:.0f} ms",
+        *(f"{rate:.1f}" for rate in rates),
+        f"{statistics.median(limits):.2f}",
         f"{statistics.median(ratios):.2f}",
         f"{ratios[0]:.2f} to {ratios[-1]:.2f}",
         f"≥ {WANTED}",
+        f"{statistics.median(shares):.1%}",
     ]
-    columns = ["step of one", "one, samples/s", "two, samples/s", "ratio, median", "all rounds", "wanted"]
-    how = f"{protocol}, {arguments.rounds} rounds of {arguments.steps} steps, width {arguments.width}"
+    columns = ["step of one", "one, samples/s", "two runs at once", "one run on two"]
+    columns += ["most that two can", "ratio, median", "all rounds", "wanted", "of the most"]
+    how = f"{protocol}, {arguments.rounds} rounds of {arguments.steps} steps"
+    how += f", width {arguments.width}, batch {arguments.batch}"
     publish("distributed", "ddp", how, {"columns": columns, "rows": [row]}, write=arguments.write)
 
 

@@ -123,6 +123,13 @@ def test_a_whole_run(tmp_path):
     assert (image[..., :3] < 0.9).any(axis=-1).mean() > 0.01  # something is drawn
 
 
+def test_steps_that_fp16_skipped_are_added_up(tmp_path):
+    counts = iter([2.0, 0.0, 1.0])
+    page = page_of(make_run(tmp_path / "fp16", [row | {"skipped_steps": next(counts)} for row in steps(30)]))
+    assert "| steps skipped, for an overflow of fp16 | 3 |" in page
+    assert "skipped" not in page_of(make_run(tmp_path / "fp32", steps(30)))
+
+
 def test_where_time_and_money_went(tmp_path):
     rows = steps(100) + evaluations(0.9)  # 100 steps of 6.4 ms, and 0.1 s
     run = make_run(tmp_path / "run", rows, env=ENVIRONMENT | {"price_per_hour": 3600.0})
@@ -253,10 +260,11 @@ def test_a_second_page_replaces_the_first_and_leaves_nothing_beside_it(tmp_path)
 def test_settings_that_differ_are_listed_with_their_origin():
     config = imported(render(), "config")
     settings = config.load(overrides=[("training.epochs", "3"), ("optimizer.fused", "true")])
-    assert report.changed_settings(settings) == [
+    changed = imported(render(), "engine.sections").changed_settings
+    assert changed(settings) == [
         {"name": "training.epochs", "value": 3, "default": 10, "origin": "--training.epochs"}
     ]
-    json.dumps(report.changed_settings(config.load(environment={"NUM_WORKERS": "2"})))
+    json.dumps(changed(config.load(environment={"NUM_WORKERS": "2"})))
 
 
 def test_no_torch_is_needed():

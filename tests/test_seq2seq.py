@@ -783,7 +783,7 @@ def test_stages_of_fine_tuning(place: Path) -> None:
 
 
 def test_it_learns_and_says_how_well(place: Path) -> None:
-    """S1's report stands at the start of training and of evaluation."""
+    """The precision report stands at the start of training and of evaluation."""
     words = ("train", *SMALL, "--training.max_steps", "250", "--optimizer.learning_rate", "0.01")
     words += ("--model.dropout", "0")
     trained = run(project(), *words, cwd=place)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import importlib
+import itertools
 import json
 import os
 import subprocess
@@ -11,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from rendering import render
-from running import evaluations, losses, newest_run, one_error, run, weights
+from running import PACKAGE, evaluations, losses, newest_run, one_error, rows, run, weights
 from variants import choices, name, products
 
 CELLS = products("workload", "loader", "framework", "precision")
@@ -146,6 +148,33 @@ def test_a_run_goes_on_under_another_framework(place) -> None:
         words = ("--resume",)
     assert losses(folder) == expected
     assert evaluations(folder) == measured
+
+
+def overflowing() -> None:
+    """Gradients of this process's fifth step are infinite."""
+    precision = importlib.import_module(f"{PACKAGE}.engine.precision").Precision
+    real, calls = precision.step, itertools.count(1)
+
+    def step(self, optimizer, parameters, clip, divisor):
+        if next(calls) == 5:
+            parameters[0].grad.fill_(float("inf"))
+        return real(self, optimizer, parameters, clip, divisor)
+
+    precision.step = step
+
+
+@pytest.mark.parametrize("framework", choices("framework"))
+def test_skipped_steps_are_counted_over_a_resume(framework: str, place) -> None:
+    """One before the stop that no row told of yet, one after it."""
+    project = render(workload="tabular", precision="fp16", framework=framework)
+    folder, words = place("tabular"), (*TINY["tabular"], "--training.max_steps", "20")
+    for more in ((*words, "--monitor.every_steps", "10", "--max-steps", "7"), ("--resume",)):
+        assert run(project, "train", *more, cwd=folder, before=overflowing).code == 0
+    assert [(row["step"], row["skipped_steps"]) for row in rows(folder) if "split" not in row] == [
+        *((10, 1.0), (20, 1.0))
+    ]
+    report = (newest_run(folder) / "report.md").read_text()
+    assert "| steps skipped, for an overflow of fp16 | 2 |" in report
 
 
 def test_the_number_format_of_accelerate_launch_changes_nothing(

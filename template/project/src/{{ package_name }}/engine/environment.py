@@ -9,7 +9,7 @@ import torch
 
 
 def device_line(device: torch.device) -> str:
-    """The device as S1's report names it: name, capability, memory."""
+    """The device as lines and the report name it: name, capability, memory."""
     if device.type != "cuda":
         return f"CPU, {torch.get_num_threads()} threads"
     properties = torch.cuda.get_device_properties(device)

@@ -43,7 +43,7 @@ class Monitor:
 
     def __init__(self, run: Path, project: Any, tracker: Any, loader: Any):
         self.run, self.path, self.csv = run, run / "metrics.jsonl", run / "metrics.csv"
-        self.settings, self.device = project.settings, project.device
+        self.settings, self.device, self.precision = project.settings, project.device, project.precision
         self.tracker, self.loader = tracker, loader
         self.distributed, self.main = project.distributed, project.distributed.is_main
         options, self.devices = project.settings.monitor, project.distributed.world
@@ -104,8 +104,9 @@ class Monitor:
             self._log(number, epoch, step, learning_rate)
 
     def _log(self, number: int, epoch: int, step: Step, learning_rate: float) -> None:
-        last = step.last
-        loss, norm = torch.stack([last["loss"].float(), last["gradient_norm"].float()]).tolist()  # host sync
+        last, skipped = step.last, self.precision.skipped
+        values = torch.stack([last["loss"].float(), last["gradient_norm"].float(), skipped])
+        loss, norm, left_out = values.tolist()  # host sync
         self.check()
         seconds, steps = time.perf_counter() - self._since, number - self._from
         row = {
@@ -120,6 +121,9 @@ class Monitor:
             "eta_s": (self.total - number) * seconds / steps,
             "time": time.time(),
         }
+        if self.precision.scaler is not None:
+            row["skipped_steps"] = left_out  # since the last row
+            skipped.zero_()
         row |= self.work.rates(row["samples_per_second"], self.devices)
         if self.device.type == "cuda":
             row["memory_mb"] = torch.cuda.max_memory_allocated(self.device) / 2**20

@@ -30,6 +30,7 @@ class Precision:
         self.name, self.device = name, device
         self.dtype = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.bfloat16}.get(name)
         self.scaler = torch.amp.GradScaler(device.type, init_scale=SCALE) if name == "fp16" else None
+        self.skipped = torch.zeros((), device=device)  # steps that overflowed, since the last logged one
         set_tf32(name == "tf32" or self.dtype is not None)
 
     def autocast(self) -> Any:
@@ -78,6 +79,7 @@ class Precision:
         """
         assert self.scaler is not None
         overflow = sum(self.scaler._found_inf_per_device(raw).values())
+        self.skipped += overflow > 0
         if getattr(raw, "_step_supports_amp_scaling", False):
             raw.grad_scale, raw.found_inf = None, overflow
             optimizer.step()
@@ -89,11 +91,13 @@ class Precision:
         self.scaler.update()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"name": self.name, "scaler": self.scaler.state_dict() if self.scaler is not None else None}
+        scaler = self.scaler.state_dict() if self.scaler is not None else None
+        return {"name": self.name, "scaler": scaler, "skipped": self.skipped.item()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self.scaler is not None and state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])
+            self.skipped.fill_(state.get("skipped", 0.0))
 
 
 def set_tf32(allowed: bool) -> None:

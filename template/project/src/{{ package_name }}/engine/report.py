@@ -17,7 +17,6 @@ from statistics import median
 from typing import Any
 
 from .files import read_rows, replacing, write_text
-from .sections import catalogue
 
 Row = dict[str, Any]
 
@@ -178,6 +177,8 @@ def speed(history: list[Row]) -> list[tuple]:
     ):
         if values := [x for _, x in numbers(steady, name)]:
             rows.append((label, f"{show(median(values) * scale, 3)}{unit}"))
+    if skipped := [count for _, count in numbers(history, "skipped_steps")]:
+        rows.append(("steps skipped, for an overflow of fp16", f"{sum(skipped):,.0f}"))
     for label, name in (("GPU memory, peak", "memory_mb"), ("GPU memory, reserved", "memory_reserved_mb")):
         if values := [x for _, x in numbers(history, name)]:
             rows.append((label, f"{max(values):,.0f} MB"))
@@ -240,27 +241,6 @@ def measured(path: Path) -> dict[str, str]:
             for name in (name for name, key in SWITCHES.items() if key in overrides):
                 found.setdefault(name, f"{show(overrides[SWITCHES[name]])}: {row['gain']:.2f}×{flag}")
     return found
-
-
-def changed_settings(settings: Any) -> list[Row]:
-    """What differs from the defaults and where it came from, for `changed` of env.json."""
-    known = catalogue(type(settings))
-    values = {key: settings.value(key) for key in known if key != "profiles"}
-    return [
-        {
-            "name": key,
-            "value": plain(x),
-            "default": plain(known[key].default),
-            "origin": settings.origins[key],
-        }
-        for key, x in values.items()
-        if x != known[key].default
-    ]
-
-
-def plain(value: Any) -> Any:
-    """A value that JSON can hold; lists and the like as text."""
-    return value if isinstance(value, bool | int | float | str | None) else str(value)
 
 
 def columns(environment: Row, name: str, *wanted: str) -> list[tuple]:

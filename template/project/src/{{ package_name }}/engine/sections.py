@@ -102,6 +102,27 @@ def catalogue(model: type[Section], prefix: str = "") -> dict[str, Setting]:
     return found
 
 
+def changed_settings(settings: Any) -> list[dict[str, Any]]:
+    """What differs from the defaults and where it came from, for `changed` of env.json."""
+    known = catalogue(type(settings))
+    values = {key: settings.value(key) for key in known if key != "profiles"}
+    return [
+        {
+            "name": key,
+            "value": plain(x),
+            "default": plain(known[key].default),
+            "origin": settings.origins[key],
+        }
+        for key, x in values.items()
+        if x != known[key].default
+    ]
+
+
+def plain(value: Any) -> Any:
+    """A value that JSON can hold; lists and the like as text."""
+    return value if isinstance(value, bool | int | float | str | None) else str(value)
+
+
 def as_section(annotation: Any) -> type[Section] | None:
     """The section that a field holds; None where the field is a setting."""
     # Python 3.10 takes list[int] for a class, hence the first test.

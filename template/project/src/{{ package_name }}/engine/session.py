@@ -27,9 +27,10 @@ from .files import write_json, write_text
 from .monitor import Monitor, NonFinite
 from .optimization import freeze_garbage
 from .progress import Progress, Ranks
-from .report import changed_settings, read_json, write_report
+from .report import read_json, write_report
 from .reproducibility import random_state, set_random_state
 from .schedule import Schedule
+from .sections import changed_settings
 from .step import Step
 from .tracker import Tracker
 from .verification import Verification
