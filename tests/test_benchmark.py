@@ -7,10 +7,12 @@ import itertools
 import json
 import math
 import os
+import random
 import re
 import subprocess
 import sys
 from pathlib import Path
+from statistics import mean
 from types import SimpleNamespace
 from typing import Any
 
@@ -340,6 +342,50 @@ def test_gains_are_ratios_of_samples_per_second(tmp_path: Path) -> None:
     assert [claim["measured"] for claim in headlines] == [4, 0.5, None, 4]
     page = (tmp_path / "benchmark.md").read_text()
     assert "| everything off | fp32 | 20 | 18-22 | 400 | 1.00 | 1 | 25.0% | 2.0 | 1.05 |" in page
+
+
+NOISES = {  # between processes, between steps of one
+    "of processes": (0.02, 0.001),
+    "of steps": (0.001, 0.1),
+    "of both": (0.03, 0.05),
+}
+
+
+@pytest.mark.parametrize("processes", [2, 3, 5])
+@pytest.mark.parametrize("noise", NOISES)
+def test_figures_repeat_within_their_printed_spread(tmp_path: Path, noise: str, processes: int) -> None:
+    """Two benchmarks of one machine, many times: gains differ by no more than their ± in four of five."""
+    draw, (between, within) = random.Random(3), NOISES[noise]
+    plans = [plan("cumulative", "off", a=0), plan("cumulative", "on", a=1)]
+
+    def step(ms: float) -> float:
+        late = 4 if draw.random() < 0.02 else 1  # now and then something else runs
+        return ms * late * (1 + abs(draw.gauss(0, within)))
+
+    def gain() -> tuple[float, float]:
+        rounds = [[ms * (1 + draw.gauss(0, between)) for ms in (20, 18)] for _ in range(processes)]
+        rows = [
+            [trial(1, 1.0) | {"step_ms": [step(ms) for _ in range(40)]} for ms in row]
+            for row in zip(*rounds, strict=True)
+        ]
+        _, row = book(tmp_path, plans, rows).rows()
+        return row["gain"], row["gain_spread"]
+
+    pairs = [(gain(), gain()) for _ in range(200)]
+    inside = sum(abs(first - second) <= spread for (first, spread), (second, _) in pairs) / len(pairs)
+    assert 0.75 < inside < 0.95
+    assert mean(first for (first, _), _ in pairs) == pytest.approx(20 / 18, rel=0.01)
+
+
+def test_what_slows_both_processes_of_a_round_is_no_spread(tmp_path: Path) -> None:
+    """A machine that gets hot, and one process, which has no spread at all."""
+    plans = [plan("cumulative", "off", a=0), plan("cumulative", "on", a=1)]
+    slower = [[trial(ms * heat, 1.0) for heat in (1.0, 1.5, 2.0)] for ms in (20, 10)]
+    off, on = book(tmp_path, plans, slower).rows()
+    assert (on["gain"], on["gain_spread"]) == (2, pytest.approx(0, abs=1e-9))
+    assert off["gain_spread"] == 0
+    _, on = book(tmp_path, plans, [row[:1] for row in slower]).rows()
+    assert on["gain_spread"] is None
 
 
 def test_a_row_is_compared_with_fp32_in_its_own_order(tmp_path: Path) -> None:

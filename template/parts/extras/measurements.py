@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import platform
 import subprocess
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean, median, stdev
 from typing import Any
 
 from .files import replacing, write_json, write_text
@@ -31,6 +32,8 @@ TARGET = 5  # a run to the target loss is so many times as long as a row's
 MARGIN = 0.01  # by which the loss to reach is above the lowest that every process of the first row reached
 SMOOTH = 10  # logged losses of which the target table takes the mean
 LIMIT = 3.0  # spreads of fp32's loss between seeds that a row may be away from it
+# Student's t that four of five values stay within, for 1, 2, ... degrees of freedom.
+STUDENT = (3.078, 1.886, 1.638, 1.533, 1.476, 1.440, 1.415, 1.397, 1.383, 1.372)
 # What changes speed behind the settings' back.
 SPEED = [
     *("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "NVIDIA_TF32_OVERRIDE", "OMP_NUM_THREADS", "MKL_NUM_THREADS"),
@@ -115,6 +118,8 @@ class Measurements:
             else:
                 row["flag"] = strayed([trial["loss"] for trial in trials], self.strict(plan))
                 row["gain"] = ratio(row["samples_per_second"], first.get("samples_per_second"))
+                if first:
+                    row["gain_spread"] = repeats(row["processes_per_second"], first["processes_per_second"])
             rows.append(row)
         return rows
 
@@ -163,12 +168,27 @@ def figures_of(plan: Any, trials: list[Row]) -> Row:
         "processes": len(trials),
         "step_ms": step,
         "samples_per_second": 1000 * trials[0]["samples"] / step["median"],
+        "processes_per_second": [1000 * t["samples"] / median(t["step_ms"]) for t in trials],
         "peak_memory_bytes": max(trial["peak_memory_bytes"] for trial in trials),
         "flag": None,
     }
     for name in ("data_wait_fraction", "start_s", "loss"):
         row[name] = mean(trial[name] for trial in trials)
     return row | {name: mean(trial["rates"][name] for trial in trials) for name in trials[0]["rates"]}
+
+
+def repeats(rates: list[float], reference: list[float]) -> float | None:
+    """How far from a gain that of four in five other benchmarks is; None for one process, which cannot tell.
+
+    rates: of each process of a row. reference: of those of the row that it is compared with. Processes that
+    ran one after the other are a pair, so that what slows both down does not count.
+    """
+    ratios = [one / other for one, other in zip(rates, reference, strict=False)]
+    count = len(ratios)
+    if count < 2:
+        return None
+    # Two benchmarks differ, hence twice the variance; a median's is up to pi / 2 of a mean's.
+    return STUDENT[min(count, len(STUDENT) + 1) - 2] * stdev(ratios) * math.sqrt(math.pi / count)
 
 
 def strayed(losses: list[float], strict: list[float]) -> str | None:
@@ -274,6 +294,7 @@ def page(result: Row) -> str:
 def cells(row: Row) -> tuple:
     step = {name: show(value, 3) for name, value in row["step_ms"].items()}
     gain = "" if row["gain"] is None else f"{row['gain']:.2f}"
+    gain += f" ±{row['gain_spread']:.2f}" if row.get("gain_spread") else ""  # the reference has none
     return (
         row["name"],
         row["precision"],
