@@ -348,16 +348,32 @@ def test_what_runs_in_one_process_says_so(place) -> None:
         assert not (folder / "runs").exists()
 
 
-def torchrun(project: Path, *words: str, cwd: Path, restarts: int = 0) -> subprocess.Popen:
-    """torchrun itself with two processes, as the guide has it."""
+TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc_per_node=2", "--max-restarts=1", "-m")
+# Accelerate's own: with a number format and an accumulation that are not the project's.
+ACCELERATE = (
+    *("accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--num_machines=1", "--module"),
+    *("--mixed_precision=bf16", "--gradient_accumulation_steps=4", "--dynamo_backend=no"),
+)
+
+
+def launch(launcher: tuple[str, ...], project: Path, *words: str, cwd: Path) -> subprocess.Popen:
+    """The launcher itself with two processes, as the guide has it."""
     (cwd / "config.yaml").write_text((project / "config.yaml").read_text())
     environment = {**os.environ, "PYTHONPATH": str(project / "src"), "OMP_NUM_THREADS": "1"}
-    command = (
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"),
-        *(f"--max-restarts={restarts}", "-m", "my_training", "train", *words),
-    )
+    command = (sys.executable, "-m", *launcher, "my_training", "train", *words)
     pipe = subprocess.PIPE
     return subprocess.Popen(command, cwd=cwd, env=environment, stdout=pipe, stderr=pipe, text=True)
+
+
+def test_accelerate_launch_starts_the_ranks_too(place, undisturbed: Path) -> None:
+    """And what it would have each process do otherwise changes no bit of the losses."""
+    project = render(workload="tabular", framework="accelerate", distributed="ddp")
+    folder, port = place("tabular"), f"--main_process_port={free_port()}"
+    running = launch((*ACCELERATE, port), project, *TABULAR, cwd=folder)
+    out, error = running.communicate(timeout=120)
+    assert running.returncode == 0, error[-3000:]
+    assert out.count(f"{STEPS} steps of 64 samples") == 1, "rank 0 says it, once"
+    assert_same(folder, undisturbed)
 
 
 def children(process: int) -> list[int]:
@@ -373,7 +389,7 @@ def rank_of(process: int) -> str:
 def test_an_elastic_run_survives_the_kill_of_a_rank(place, undisturbed: Path) -> None:
     """SIGKILL of one of two ranks: torchrun starts both anew, and the run ends as if nothing had been."""
     project, folder = render(workload="tabular", distributed="ddp"), place("tabular")
-    running = torchrun(project, *TABULAR, cwd=folder, restarts=1)
+    running = launch(TORCHRUN, project, *TABULAR, cwd=folder)
     deadline = time.monotonic() + 90
     metrics = lambda: next(folder.glob("runs/*/metrics.jsonl"), None)  # noqa: E731
     while not (metrics() and metrics().read_text().count("\n") >= 12) and time.monotonic() < deadline:
