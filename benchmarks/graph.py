@@ -34,9 +34,7 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
-from importing import imported  # noqa: E402
 from publish import machine, publish  # noqa: E402
-from rendering import render  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 HEADS, WIDTH, INPUTS = 8, 8, 64
@@ -45,6 +43,10 @@ STOCKS, NEIGHBORS, DAYS, BATCH = 256, 10, 400, 32
 
 
 def module(name: str) -> Any:
+    """A module of a rendered project."""
+    from importing import imported
+    from rendering import render
+
     return imported(render(workload="graph"), name)
 
 
@@ -168,15 +170,15 @@ def in_child(function: Callable[..., float], *arguments: Any) -> float:
 # ---- cached and rebuilt graphs -----------------------------------------------------------------
 
 
-def stocks() -> dict[str, Any]:
+def stocks(days: int) -> dict[str, Any]:
     """Random walks with a common factor."""
     random, dataset = np.random.default_rng(0), module("dataset")
-    dates, found = np.datetime64("2020-01-01") + np.arange(DAYS), {}
-    market = random.standard_normal(DAYS)
+    dates, found = np.datetime64("2020-01-01") + np.arange(days), {}
+    market = random.standard_normal(days)
     for number in range(STOCKS):
-        close = 50 * np.exp(np.cumsum(0.01 * (market + random.standard_normal(DAYS))))
+        close = 50 * np.exp(np.cumsum(0.01 * (market + random.standard_normal(days))))
         prices = np.stack([close, 1.01 * close, 0.99 * close, close], 1)
-        found[f"{number:03d}"] = dataset.Stock(dates, prices, close, random.integers(1000, 9000, DAYS) + 0.0)
+        found[f"{number:03d}"] = dataset.Stock(dates, prices, close, random.integers(1000, 9000, days) + 0.0)
     return found
 
 
@@ -197,22 +199,27 @@ def python_loop(returns: Tensor, count: int, overlap: int) -> Tensor:
     return torch.from_numpy(found).to(returns.device)
 
 
+def write(folder: Path, days: int = DAYS, batches: int = 3) -> None:
+    """A store with graphs: the last batches of days are the validation split, as many before them train."""
+    dataset = module("dataset")
+    table, plan = stocks(days), dataset.Plan(neighbors=NEIGHBORS)
+    panel = dataset.panel(table, plan)
+    count = len(panel.dates) - 1
+    # Late days, so that each graph has all of its past.
+    borders = [count - 2 * batches * BATCH, count - batches * BATCH, count, count]
+    names = ("train", "validation", "test")
+    splits = {name: borders[place : place + 2] for place, name in enumerate(names)}
+    facts = dataset.describe(panel.arrays, list(table), plan, slice(*splits["train"]))
+    dataset.write(folder, panel, facts, splits)
+
+
 def graphs(rounds: int) -> dict[str, Any]:
     dataset, config, assembly = module("dataset"), module("config"), module("assemble")
     step_class = module("engine.step").Step
     distributed = module("engine.distributed").Distributed()
-    plan = dataset.Plan(neighbors=NEIGHBORS)
     vectorised = dataset.correlated
     with tempfile.TemporaryDirectory() as folder:
-        table = stocks()
-        panel = dataset.panel(table, plan)
-        count = len(panel.dates) - 1
-        # Late days, so that each graph has all of its past.
-        borders = [count - 6 * BATCH, count - 3 * BATCH, count, count]
-        names = ("train", "validation", "test")
-        splits = {name: borders[place : place + 2] for place, name in enumerate(names)}
-        facts = dataset.describe(panel.arrays, list(table), plan, slice(*splits["train"]))
-        dataset.write(Path(folder), panel, facts, splits)
+        write(Path(folder))
         store = module("engine.store").Store.open(folder)
         rows = {
             "none": None,

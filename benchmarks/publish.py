@@ -3,7 +3,7 @@
 A page NAME.md has a place `<!-- measured: PART -->` … `<!-- end -->` for each part of NAME.json; what stands
 there is written by this file alone.
 
-    python benchmarks/publish.py        # writes the tables of all pages anew
+    python benchmarks/publish.py [FILE.json ...]  # takes over what was measured elsewhere; all tables anew
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import re
+import sys
 import textwrap
 import time
 from importlib.metadata import PackageNotFoundError, version
@@ -54,11 +55,15 @@ def publish(page: str, part: str, protocol: str, *found: dict[str, Any], write: 
     figures = {"protocol": protocol, "tables": list(found)}
     print(tables(figures), flush=True)
     if write:
-        path = PAGES / f"{page}.json"
-        known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        known[part] = figures
-        path.write_text(json.dumps(known, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        page_of(path)
+        keep(PAGES / f"{page}.json", part, figures)
+        page_of(PAGES / f"{page}.json")
+
+
+def keep(path: Path, part: str, figures: dict[str, Any]) -> None:
+    """Puts a part beside the others of a JSON file."""
+    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    known[part] = figures
+    path.write_text(json.dumps(known, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def page_of(path: Path) -> None:
@@ -75,5 +80,8 @@ def page_of(path: Path) -> None:
 
 
 if __name__ == "__main__":
+    for taken in map(Path, sys.argv[1:]):
+        for part, found in json.loads(taken.read_text(encoding="utf-8")).items():
+            keep(PAGES / taken.name, part, found)
     for figures in sorted(PAGES.glob("*.json")):
         page_of(figures)

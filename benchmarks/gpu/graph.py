@@ -1,63 +1,84 @@
-"""The graph workload on a GPU: cached graphs against rebuilt ones, and how busy a training keeps it.
+"""The graph workload on a GPU: graphs of `prepare` against rebuilt ones, and how busy training keeps it.
 
-    make bench-gpu PART=graph
+256 stocks with 10 neighbours each, 32 days a batch, by the project's own loop: with the graphs that `prepare`
+has cached; rebuilt for each batch by the project, as `graph_builder.use_in_training` does; and rebuilt by a
+loop in Python, stock by stock. "GPU busy" is the share of time in which any kernel ran, as NVML has it.
+Takes about 3 minutes on an H200.
 
-Utilisation is NVML's, sampled twice a second by `nvidia-smi` during a training run. It counts windows in
-which any kernel ran, so the samples per second stand beside it.
+    make bench-gpu PART=graph ARGS="--output benchmark_results"
+    python benchmarks/gpu/graph.py --project build/gpu/projects/graph-dataloader-pytorch
+    python benchmarks/gpu/graph.py --rehearse      # every row in small on a CPU, without worth as figures
 """
 
 from __future__ import annotations
 
-import json
 import statistics
-import subprocess
-import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-import torch
+from rows import Book, begin, gain, project, share, train, watched
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
-QUERY = ("nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "--loop-ms=500")
+FLAGS = {"monitor.every_steps": 10}
+REHEARSAL = {"model.width": 8, "model.temporal_layers": 1}
+COLUMNS = ["", "days/s", "windows/s", "speed", "validation s/it", "data wait", "GPU busy", "peak memory"]
 
 
-def training(folder: Path, steps: int = 300) -> None:
-    """Trains on synthetic stocks in the folder; prints samples per second and utilisation."""
-    from rendering import render
+def measured(folder: Path, overrides: dict[str, Any], builder: Callable[..., Any] | None) -> dict[str, Any]:
+    """Trains with this way to build graphs. None: as the project does it."""
+    import graph
 
-    project = render(workload="graph")
-    words = (
-        "train",
-        "--training.max_steps",
-        str(steps),
-        "--monitor.every_steps",
-        "50",
-        "--data.batch_size",
-        "32",
-    )
-    with subprocess.Popen(QUERY, stdout=subprocess.PIPE, text=True) as watch:
-        command = (sys.executable, "-m", "my_training", *words)
-        environment = {"PYTHONPATH": str(project / "src"), "PATH": "/usr/bin:/bin"}
-        subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
-        watch.terminate()
-        busy = [int(line) for line in (watch.stdout or []) if line.strip().isdigit()]
-    (run,) = (folder / "runs").iterdir()
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    rates = [row["samples_per_second"] for row in rows if "split" not in row][1:]
-    rate, share = statistics.median(rates), statistics.median(busy)
-    print(f"training, batch 32 days: {rate:,.1f} days/s, GPU busy {share} % of the time (medians)")
+    busy: list[int] = []
+    dataset = project("dataset")
+    own, dataset.correlated = dataset.correlated, builder or dataset.correlated
+    try:
+        found = train(folder, overrides, around=watched(busy))
+    finally:
+        dataset.correlated = own
+    figures = found.steady("samples_per_second", "data_wait_fraction")
+    figures["windows_per_second"] = figures["samples_per_second"] * graph.STOCKS
+    figures["validation_s"] = found.evaluations[-1]["seconds"] / len(found.session.validation)
+    later = busy[len(busy) // 2 :]
+    return figures | ({"gpu_busy_percent": statistics.median(later)} if later else {})
+
+
+def cells(row: dict[str, Any], done: dict[str, dict[str, Any]]) -> list[str]:
+    return [
+        f"{row['samples_per_second']:,.1f}",
+        f"{row['windows_per_second']:,.0f}",
+        gain(row, next(iter(done.values())), "samples_per_second"),
+        f"{row['validation_s']:.3f}",
+        share(row, "data_wait_fraction"),
+        f"{row['gpu_busy_percent']:.0f} %" if "gpu_busy_percent" in row else "n/a",
+        f"{row['memory_gb']:.1f} GB",
+    ]
 
 
 def main() -> None:
-    if not torch.cuda.is_available():
-        sys.exit("no GPU here: run this on the machine that has one")
+    arguments = begin(__doc__, steps=200, workload="graph")
     import graph
-    from publish import machine, publish
 
-    publish("graph", "graphs", machine(device=torch.cuda.get_device_name()), graph.graphs(4))
-    with tempfile.TemporaryDirectory() as folder:
-        training(Path(folder))
+    graph.module = project
+    days, batches = (400, 3) if arguments.rehearse else (2000, 25)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        graph.write(folder / "data", days, batches)
+        common = FLAGS | {"data.path": folder / "data", "data.batch_size": graph.BATCH}
+        common |= {"training.max_steps": arguments.steps, "evaluation.every_steps": arguments.steps // 2}
+        common |= {"evaluation.batch_size": graph.BATCH} | (REHEARSAL if arguments.rehearse else {})
+        rebuilt = common | {"graph_builder.use_in_training": "true"}
+        plan = {
+            "graphs of `prepare`": (common, None),
+            "rebuilt for each batch": (rebuilt, None),
+            "rebuilt, Python loop over stocks": (rebuilt, graph.python_loop),
+        }
+        how = f"{graph.STOCKS} stocks, {graph.NEIGHBORS} neighbours, batch {graph.BATCH} days"
+        how += f", {arguments.steps} steps a row"
+        book = Book("graph", COLUMNS, cells, list(plan), arguments, how)
+        for name, (on, builder) in plan.items():
+            book.measure(name, lambda on=on, builder=builder: measured(folder, on, builder))
+    book.show()
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """What each optimization is worth on a GPU: GPT-2 small (124M), block 1024, one table row after the other.
 
-fp32 without anything, then TF32, bf16, compile, fused AdamW and chunked loss one upon the other, fp8, and
-activation checkpointing for its memory; between them a loop of nanoGPT's structure with compile, which
-starts from the same weights. All rows see the same tokens in the same order. Each row is written when it
-ends, so that a lost machine loses one row only. Takes about 8 minutes on an H200.
+fp32 without anything, then TF32, bf16, compile, fused AdamW and chunked loss one upon the other; a loop of
+nanoGPT's structure with compile, which starts from the same weights; then, with all of it on, fp8, activation
+checkpointing for its memory, deterministic mode, and the monitor's own cost. All rows see the same tokens in
+the same order. Takes about 8 minutes on an H200.
 
     make bench-gpu PART=llm ARGS="--output benchmark_results"
     python benchmarks/gpu/llm.py --project build/gpu/projects/llm-memmap-pytorch
@@ -12,24 +12,17 @@ ends, so that a lost machine loses one row only. Takes about 8 minutes on an H20
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-import gc
-import importlib
 import itertools
 import json
-import os
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path += [str(ROOT / "tests"), str(ROOT / "benchmarks")]
+from rows import WARM, Book, begin, gain, ladder, project, share, train
 
-BLOCK, VOCABULARY, EVERY = 1024, 50_257, 5
+BATCH, BLOCK, VOCABULARY, EVERY = 16, 1024, 50_257, 5
 FLAGS = {
     "data.block_size": BLOCK,
     "data.order": "random_start",
@@ -39,7 +32,6 @@ FLAGS = {
     "optimizer.weight_decay": 0.1,
     "schedule.warmup_steps": 10,
     "monitor.every_steps": EVERY,
-    "monitor.progress": "false",
 }
 OFF = {
     "training.precision": "fp32",
@@ -67,6 +59,9 @@ REHEARSAL = {
 BESIDE = {  # all of the above, and this
     "fp8 instead of bf16": {"training.precision": "fp8"},
     "activation checkpointing": {"training.gradient_checkpointing": "true"},
+    "monitor, ten samples a second": {"monitor.system_every_seconds": 0.1},
+    "monitor, no samples": {"monitor.system_every_seconds": 0},
+    "deterministic": {"reproducibility.deterministic": "true", "training.cudnn_benchmark": "false"},
 }
 
 
@@ -80,7 +75,7 @@ def write_tokens(folder: Path, count: int = 20_000_000) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "store-random.h5"  # no HDF5 inside: h5py need not be there
     drawn.astype(np.uint16).tofile(path)
-    digest, blocks = importlib.import_module("my_training.engine.files").checksums(path)
+    digest, blocks = project("engine.files").checksums(path)
     manifest = {
         **{"format": 1, "workload": "llm", "source": {}},
         "facts": {"vocabulary": VOCABULARY, "token_bytes": [4] * (VOCABULARY - 1) + [0]},
@@ -91,49 +86,22 @@ def write_tokens(folder: Path, count: int = 20_000_000) -> None:
     (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
-def ours(torch: Any, folder: Path, overrides: dict[str, Any]) -> dict[str, Any]:
-    """A rendered project's own loop; the figures are those of its metrics."""
-    load = importlib.import_module("my_training.config").load
-    assembling = importlib.import_module("my_training.assemble")
-    session_of = importlib.import_module("my_training.engine.session").Session
-    distributed = importlib.import_module("my_training.engine.distributed").Distributed()
-    fit = importlib.import_module("my_training.train").fit
-    settings = load(overrides=[(key, str(value)) for key, value in (FLAGS | overrides).items()])
-    run = Path(tempfile.mkdtemp(dir=folder))
-    start = time.perf_counter()
-    build = lambda settings: assembling.assemble(settings, distributed, assembling.open_store(settings))  # noqa: E731
-    with contextlib.redirect_stdout(open(run / "log", "w")), session_of(run, settings, build) as session:
-        for project in session.phases():
-            ready = time.perf_counter() - start
-            session.save = lambda: None
-            fit(session)
-            if session.exit_code:  # a signal: the row would be of fewer steps than the others
-                sys.exit(session.exit_code)
-            layers = [entry["state"] for entry in project.optimizations if entry["name"] == "fp8"]
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    late = rows[2:]  # two to warm up
-    found = {
-        "step_ms": statistics.median(row["step_ms"] for row in late),
-        "tokens_per_second": statistics.median(row["tokens_per_second"] for row in late),
-        "data_wait": statistics.median(row["data_wait_fraction"] for row in late),
-        "loss": rows[-1]["loss"],
-        "start_s": ready,
-        "why": session.work.why,
-    }
-    if "mfu" in late[0]:
-        found["mfu"] = statistics.median(row["mfu"] for row in late)
-    return found | ({"fp8_layers": layers[0]} if layers else {})
+def ours(folder: Path, overrides: dict[str, Any]) -> dict[str, Any]:
+    """A row of the project's own loop."""
+    found = train(folder, overrides)
+    figures = found.steady("step_ms", "tokens_per_second", "data_wait_fraction", "mfu")
+    figures |= {"loss": found.rows[-1]["loss"], "start_s": found.ready_s, "why": found.session.work.why}
+    return figures | {"fp8_layers": found.state("fp8")}
 
 
-def theirs(torch: Any, folder: Path, overrides: dict[str, Any]) -> dict[str, Any]:
+def theirs(overrides: dict[str, Any]) -> dict[str, Any]:
     """nanoGPT's loop with compile, bf16, TF32 and fused AdamW, from the weights that ours start from."""
     import nanogpt
     import numpy as np
+    import torch
 
-    load = importlib.import_module("my_training.config").load
-    model_of = importlib.import_module("my_training.model").build_model
-    throughput = importlib.import_module("my_training.engine.throughput")
-    settings = load(overrides=[(key, str(value)) for key, value in (FLAGS | overrides).items()])
+    model_of, throughput = project("model").build_model, project("engine.throughput")
+    settings = project("config").load(overrides=[(key, str(value)) for key, value in overrides.items()])
     facts = json.loads((Path(settings.data.path) / "manifest.json").read_text())["facts"]
     torch.set_float32_matmul_precision("high")
     torch.backends.cudnn.allow_tf32 = True
@@ -179,89 +147,42 @@ def theirs(torch: Any, folder: Path, overrides: dict[str, Any]) -> dict[str, Any
     return found | {"why": why} | ({"mfu": batch * flops / step / peak} if peak else {})
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    """The rows as Markdown; each against the first one."""
-    lines = [
-        "| | ms/step | tokens/s | against the first | MFU | peak memory | loss | start |",
-        "|---|---|---|---|---|---|---|---|",
+COLUMNS = ["", "ms/step", "tokens/s", "against the first", "MFU", "peak memory", "loss", "start"]
+
+
+def cells(row: dict[str, Any], done: dict[str, dict[str, Any]]) -> list[str]:
+    return [
+        f"{row['step_ms']:.1f}",
+        f"{row['tokens_per_second']:,.0f}",
+        gain(row, done.get(next(iter(LADDER))), "tokens_per_second"),
+        share(row, "mfu"),
+        f"{row['memory_gb']:.1f} GB",
+        f"{row['loss']:.3f}",
+        f"{row['start_s']:.0f} s",
     ]
-    for row in rows:
-        if "error" in row:
-            lines.append(f"| {row['name']} | {row['error']} | | | | | | |")
-            continue
-        first = rows[0].get("tokens_per_second")
-        cells = [
-            row["name"],
-            f"{row['step_ms']:.1f}",
-            f"{row['tokens_per_second']:,.0f}",
-            f"{row['tokens_per_second'] / first:.2f}×" if first else "",
-            f"{row['mfu']:.1%}" if "mfu" in row else "n/a",
-            f"{row['memory_gb']:.1f} GB",
-            f"{row['loss']:.3f}",
-            f"{row['start_s']:.0f} s",
-        ]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--project", type=Path, help="a project rendered with workload llm and precision fp8")
-    parser.add_argument("--output", type=Path, default=Path(os.environ.get("OUT", "benchmark_results")))
-    parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--rehearse", action="store_true")
-    arguments = parser.parse_args()
-    import torch
-
-    if not (torch.cuda.is_available() or arguments.rehearse):
-        sys.exit("error: no GPU: this benchmark has nothing to measure: benchmarks/llm.py is the CPU's")
-    if arguments.project is None:
-        from rendering import render
-
-        arguments.project = render(workload="llm", precision="fp8", loader="memmap")
-    sys.path.insert(0, str(arguments.project.resolve() / "src"))
-    arguments.output.mkdir(parents=True, exist_ok=True)
-    rows: list[dict[str, Any]] = []
+    arguments = begin(__doc__, steps=40, workload="llm", precision="fp8", loader="memmap")
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        write_tokens(folder / "data")
-        common = {"data.path": folder / "data", "data.batch_size": arguments.batch}
+        write_tokens(folder / "data", 200_000 if arguments.rehearse else 20_000_000)
+        common = FLAGS | {"data.path": folder / "data", "data.batch_size": BATCH}
         common |= {"training.max_steps": arguments.steps}
-        last = REHEARSAL if arguments.rehearse else {}
-        plan: list[tuple[str, Any, dict[str, Any]]] = []
-        on = dict(OFF)
-        for name, change in LADDER.items():
-            on |= change
-            plan.append((name, ours, dict(on)))
-        plan.append(("nanoGPT's structure, compiled, bf16", theirs, {}))
-        plan += [(name, ours, on | change) for name, change in BESIDE.items()]
-        for name, measured, overrides in plan:
-            gc.unfreeze()
-            gc.collect()
-            torch._dynamo.reset()
-            torch.cuda.empty_cache()
-            if torch.cuda.is_available():
-                torch.cuda.reset_peak_memory_stats()
-            gpu = "none" if arguments.rehearse else torch.cuda.get_device_name()
-            row: dict[str, Any] = {
-                "name": name,
-                "gpu": gpu,
-                "torch": torch.__version__,
-            }
-            row |= {"batch": arguments.batch, "block": BLOCK}
-            try:
-                row |= measured(torch, folder, common | overrides | last)
-                row["memory_gb"] = torch.cuda.max_memory_allocated() / 2**30
-            except Exception as error:  # the other rows are worth having all the same
-                row["error"] = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
-            rows.append(row)
-            with open(arguments.output / "llm.jsonl", "a") as file:
-                file.write(json.dumps(row) + "\n")
-            (arguments.output / "llm.md").write_text(table(rows))
-            print(table(rows[:1] + rows[-1:]).splitlines()[-1], flush=True)
+        small = REHEARSAL if arguments.rehearse else {}
+        plan: dict[str, Any] = {
+            name: lambda on=on: ours(folder, common | on | small) for name, on in ladder(OFF, LADDER).items()
+        }
+        plan["nanoGPT's structure, compiled, bf16"] = lambda: theirs(common | small)
+        everything = list(ladder(OFF, LADDER).values())[-1]
+        for name, change in BESIDE.items():
+            plan[name] = lambda on=everything | change: ours(folder, common | on | small)
+        how = f"batch {BATCH}, block {BLOCK}, {arguments.steps} steps a row"
+        how += f", the first {WARM * EVERY} not counted"
+        book = Book("llm", COLUMNS, cells, list(plan), arguments, how)
+        for name, work in plan.items():
+            book.measure(name, work)
+    book.show()
 
 
 if __name__ == "__main__":

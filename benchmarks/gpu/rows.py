@@ -1,0 +1,216 @@
+"""What the parts of `make bench-gpu` share: a project's own training as a row of a table, kept when it ends.
+
+A lost machine loses one row only: OUTPUT/PAGE.jsonl has every figure of each, OUTPUT/PAGE.json the table,
+in which rows that were not reached say so. `python benchmarks/publish.py OUTPUT/PAGE.json` puts it on the
+page docs/benchmarks/PAGE.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import importlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
+
+from publish import keep, machine, tables  # noqa: E402
+
+SECONDS = 480
+QUERY = ("nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "--loop-ms=200")
+WARM = 2  # logged rows of a training that do not count
+
+Row = dict[str, Any]
+
+
+def begin(doc: str, steps: int = 0, **answers: str) -> argparse.Namespace:
+    """The command line; the project's package is importable afterwards. Ends where there is no GPU.
+
+    answers: of the project that is rendered where `--project` names none. steps: default of `--steps`.
+    """
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    words = ", ".join(f"{name} {value}" for name, value in answers.items())
+    parser.add_argument("--project", type=Path, help=f"rendered with {words} (default: it is rendered now)")
+    parser.add_argument("--output", type=Path, default=Path(os.environ.get("OUT", "benchmark_results")))
+    if steps:
+        parser.add_argument("--steps", type=int, default=steps, help=f"of a row (default: {steps})")
+    parser.add_argument(
+        "--seconds", type=int, default=SECONDS, help=f"no row begins later (default: {SECONDS})"
+    )
+    parser.add_argument("--rehearse", action="store_true", help="every row in small; needs no GPU")
+    arguments = parser.parse_args()
+    import torch
+
+    if not (torch.cuda.is_available() or arguments.rehearse):
+        sys.exit("error: no GPU: there is nothing to measure: start it on the machine that has one")
+    if arguments.project is None:
+        from rendering import render
+
+        arguments.project = render(**answers)
+    sys.path.insert(0, str(arguments.project.resolve() / "src"))
+    return arguments
+
+
+def project(name: str) -> Any:
+    """A module of the project."""
+    return importlib.import_module(f"my_training.{name}")
+
+
+class Training(NamedTuple):
+    """What a run of the project's own `fit` left."""
+
+    rows: list[Row]  # of metrics.jsonl: training steps
+    evaluations: list[Row]
+    session: Any
+    ready_s: float  # imports, data, dry run
+
+    def steady(self, *names: str, after: int = 0) -> Row:
+        """Medians over the warm rows, or over those after a step; what is not there is left out."""
+        late = [row for row in self.rows if row["step"] > after] if after else self.rows[WARM:]
+        return {name: statistics.median(row[name] for row in late) for name in names if name in late[0]}
+
+    def state(self, optimization: str) -> str:
+        entries = self.session.project.optimizations
+        return next((entry["state"] for entry in entries if entry["name"] == optimization), "")
+
+
+def train(folder: Path, overrides: Row, loader: Any = None, around: Any = None) -> Training:
+    """Trains with the project's own loop and without checkpoints. overrides: of settings, by dotted key.
+
+    loader: to take the place of the project's. around: a context manager around the loop.
+    """
+    assembling = project("assemble")
+    assembling.Loader = loader or project("engine.loader").Loader
+    distributed = project("engine.distributed").Distributed()
+    quiet = {"monitor.progress": "false", "evaluation.every_steps": 10**9, "checkpoint.every_steps": 10**9}
+    words = [(key, str(value)) for key, value in (quiet | overrides).items()]
+    settings = project("config").load(overrides=words)
+    run, start = Path(tempfile.mkdtemp(dir=folder)), time.perf_counter()
+    build = lambda settings: assembling.assemble(settings, distributed, assembling.open_store(settings))  # noqa: E731
+    make = project("engine.session").Session
+    with (
+        open(run / "log", "w") as log,
+        contextlib.redirect_stdout(log),
+        make(run, settings, build) as session,
+    ):
+        session.save = lambda: None
+        for _ in session.phases():
+            ready = time.perf_counter() - start
+            with around or contextlib.nullcontext():
+                project("train").fit(session)
+            if session.exit_code:  # a signal: the row would be of fewer steps than the others
+                sys.exit(session.exit_code)
+    return Training(*project("engine.report").read_metrics(run / "metrics.jsonl"), session, ready)
+
+
+@contextlib.contextmanager
+def watched(busy: list[int]) -> Iterator[None]:
+    """Adds NVML's utilisation to `busy`, five times a second; nothing where there is no nvidia-smi."""
+    try:
+        process = subprocess.Popen(QUERY, stdout=subprocess.PIPE, text=True)
+    except OSError:
+        yield
+        return
+    read = threading.Thread(
+        target=lambda: busy.extend(int(line) for line in process.stdout or () if line.strip().isdigit())
+    )
+    read.start()
+    try:
+        yield
+    finally:
+        process.terminate()
+        read.join()
+
+
+class Book:
+    """The table of one page, with a row for each name; its cells are empty until it is measured.
+
+    cells: (figures of the row, figures of all rows so far by name) → the row's cells behind its name.
+    """
+
+    def __init__(
+        self,
+        page: str,
+        columns: list[str],
+        cells: Callable[[Row, dict[str, Row]], list[str]],
+        names: list[str],
+        arguments: argparse.Namespace,
+        how: str,
+    ):
+        import torch
+
+        self.page, self.columns, self.cells, self.arguments = page, columns, cells, arguments
+        device = "none: a rehearsal" if arguments.rehearse else torch.cuda.get_device_name()
+        self.facts: Row = {"gpu": device, "torch": torch.__version__, "protocol": how}
+        self.protocol = f"{machine('triton', 'torchao', device=device)}, {how}"
+        self.done: dict[str, Row] = {}
+        self.rows: dict[str, list[str | None]] = dict.fromkeys(names, [None] * (len(columns) - 1))
+        self.begun = time.perf_counter()
+        arguments.output.mkdir(parents=True, exist_ok=True)
+
+    def measure(self, name: str, work: Callable[[], Row]) -> None:
+        """Fills in a row. An error fills it, too, as the other rows are worth having all the same."""
+        import torch
+
+        gc.unfreeze()
+        gc.collect()
+        torch._dynamo.reset()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        row: Row = {"name": name, **self.facts}
+        try:
+            if time.perf_counter() - self.begun > self.arguments.seconds:
+                raise TimeoutError(f"left out, {self.arguments.seconds} s are over")
+            row |= work()
+            row.setdefault("memory_gb", torch.cuda.max_memory_allocated() / 2**30)
+            self.done[name] = row
+            self.rows[name] = self.cells(row, self.done)
+        except Exception as error:
+            if self.arguments.rehearse:
+                raise
+            row["error"] = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
+            self.rows[name] = [row["error"], *[""] * (len(self.columns) - 2)]
+        with open(self.arguments.output / f"{self.page}.jsonl", "a") as file:
+            file.write(json.dumps(row) + "\n")
+        keep(self.arguments.output / f"{self.page}.json", "gpu", self.figures)
+        print(f"{name}: {', '.join(map(str, self.rows[name]))}", flush=True)
+
+    @property
+    def figures(self) -> Row:
+        rows = [[name, *cells] for name, cells in self.rows.items()]
+        return {"protocol": self.protocol, "tables": [{"columns": self.columns, "rows": rows}]}
+
+    def show(self) -> None:
+        print(tables(self.figures))
+
+
+def ladder(off: Row, steps: dict[str, Row]) -> dict[str, Row]:
+    """Settings by row: each has switched on what the rows above it have, and its own."""
+    found, on = {}, dict(off)
+    for name, change in steps.items():
+        on |= change
+        found[name] = dict(on)
+    return found
+
+
+def gain(row: Row, other: Row | None, name: str) -> str:
+    """`1.85×` of another row's figure; empty where that row has none."""
+    return f"{row[name] / other[name]:.2f}×" if other and name in other else ""
+
+
+def share(row: Row, name: str) -> str:
+    """A fraction in per cent."""
+    return f"{row[name]:.1%}" if name in row else "n/a"
