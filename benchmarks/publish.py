@@ -43,11 +43,17 @@ def tables(figures: dict[str, Any]) -> str:
     for table in figures["tables"]:
         columns, rows = table["columns"], table["rows"]
         text += ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-        text += [
-            "| " + " | ".join(EMPTY if cell is None else str(cell) for cell in row) + " |" for row in rows
-        ]
+        text += ["| " + " | ".join(map(str, spoken(row))) + " |" for row in rows]
         text.append("")
     return "\n".join(text) + "\n" + textwrap.fill(figures["protocol"] + ".", WIDTH) + "\n"
+
+
+def spoken(row: list[Any]) -> list[Any]:
+    """The cells in words: one without a figure says so, and a row without any says it once."""
+    name, *cells = row
+    if all(cell is None for cell in cells):
+        return [name, EMPTY, *[""] * (len(cells) - 1)]
+    return [name, *(EMPTY if cell is None else cell for cell in cells)]
 
 
 def publish(page: str, part: str, protocol: str, *found: dict[str, Any], write: bool = False) -> None:
