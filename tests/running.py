@@ -6,6 +6,7 @@ A fresh interpreter needs seconds to import torch and Lightning, a fork a tenth 
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -63,9 +64,11 @@ class Running:
         self._out, self._err = folder / f".out{name}", folder / f".err{name}"
         sys.stdout.flush()
         sys.stderr.flush()
+        gc.freeze()  # the child's collections need not walk through torch, nor copy its pages
         self.pid = os.fork()
         if self.pid == 0:
             os._exit(_child(project, words, folder, self._out, self._err, before))
+        gc.unfreeze()
 
     def wait(self, seconds: float = 120) -> Result:
         """Waits for the end; a command that hangs is killed and fails the test."""
