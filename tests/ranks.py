@@ -13,10 +13,13 @@ from typing import Any
 from running import Result, Running, start
 
 
+PATIENCE = float(os.environ.get("FASTTRAIN_PATIENCE", 60))  # seconds; where a fault must hang, less will do
+
+
 class Ranks(list[Running]):
     """The processes of a run, by rank."""
 
-    def wait(self, seconds: float = 60) -> list[Result]:
+    def wait(self, seconds: float = PATIENCE) -> list[Result]:
         """All of them to their end; one that hangs ends all and fails the test."""
         try:
             return [running.wait(seconds) for running in self]

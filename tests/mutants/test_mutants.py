@@ -75,6 +75,7 @@ def _child(test: str, template: Path, folder: Path, log: Path) -> int:
     os.dup2(handle, 2)
     sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
     os.environ["FASTTRAIN_TEMPLATE"] = str(template)
+    os.environ["FASTTRAIN_PATIENCE"] = "20"
     tempfile.tempdir = str(folder)
     for name, module in list(sys.modules.items()):  # so far all came from the true template
         file = getattr(module, "__file__", None)
