@@ -5,7 +5,7 @@ ratio of its own: rank 0 alone (rank 1 waits); both beside each other, each a ru
 most that this machine's memory and caches let two processes do; both together, as one run. Loading, the
 exchange of gradients by gloo, clipping, AdamW and the log are in the figures.
 
-    python benchmarks/distributed.py [--rounds 9] [--steps 20] [--width 256] [--batch 8] [--write]
+    python benchmarks/distributed.py [--rounds 5] [--steps 20] [--width 256] [--batch 8 16] [--write]
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def session(folder: Path, distributed: Any, shape: dict[str, int]) -> Any:
     load = importlib.import_module("my_training.config").load
     settings = load(overrides=[(key, str(value)) for key, value in flags.items()])
     store = assembling.open_store(settings)
-    run = folder / f"run-of-{distributed.world}-{os.getpid()}"
+    run = folder / f"run-{os.getpid()}-of-{distributed.world}"
     run.mkdir()
     build = lambda settings: assembling.assemble(settings, distributed, store)  # noqa: E731
     make = importlib.import_module("my_training.engine.session").Session
@@ -64,10 +64,10 @@ def per_second(session: Any, steps: int) -> float:
     return steps * session.loader.order.slots / (time.perf_counter() - start)
 
 
-def work(folder: Path, rank: int, arguments: argparse.Namespace) -> list[list[float]]:
+def work(folder: Path, rank: int, batch: int, arguments: argparse.Namespace) -> list[list[float]]:
     """[[alone, beside each other, together], …] of each round, in samples a second of all."""
     make = importlib.import_module("my_training.engine.distributed").Distributed
-    shape = {"model.width": arguments.width, "data.batch_size": arguments.batch}
+    shape = {"model.width": arguments.width, "data.batch_size": batch}
     own = session(folder, make(), shape)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2")
     distributed = make()
@@ -85,19 +85,61 @@ def work(folder: Path, rank: int, arguments: argparse.Namespace) -> list[list[fl
     return found
 
 
+def measured(folder: Path, batch: int, arguments: argparse.Namespace) -> list[list[float]]:
+    """`work` in two processes."""
+    from ranks import free_port
+
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
+    children = []
+    for rank in range(2):
+        if not (child := os.fork()):
+            sys.stdout = open(folder / f"out{rank}", "w")  # noqa: SIM115 - the runs' own lines
+            code = 1
+            try:
+                found = work(folder, rank, batch, arguments)
+                (folder / f"found{rank}").write_text(json.dumps(found))
+                code = 0
+            finally:
+                sys.stderr.flush()
+                os._exit(code)
+        children.append(child)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    if any(codes):
+        sys.exit(f"exit codes {codes}")
+    return json.loads((folder / "found0").read_text())
+
+
+def row_of(batch: int, rounds: list[list[float]]) -> list[str]:
+    rates = [statistics.median(column) for column in zip(*rounds, strict=True)]
+    limits, ratios, shares = (
+        sorted(round[i] / round[j] for round in rounds) for i, j in ((1, 0), (2, 0), (2, 1))
+    )
+    return [
+        str(batch),
+        f"{1000 * batch / rates[0]:.0f} ms",
+        *(f"{rate:.1f}" for rate in rates),
+        f"{statistics.median(limits):.2f}",
+        f"{statistics.median(ratios):.2f}",
+        f"{ratios[0]:.2f} to {ratios[-1]:.2f}",
+        f"≥ {WANTED}",
+        f"{statistics.median(shares):.1%}",
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--width", type=int, default=256, help="of the model")
-    parser.add_argument("--batch", type=int, default=8, help="samples of a step of one process")
+    parser.add_argument(
+        "--batch", type=int, nargs="+", default=[8, 16], help="samples of a step of one process; a row each"
+    )
     parser.add_argument("--write", action="store_true", help="into docs/benchmarks/distributed.md")
     arguments = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     import torch
-    from ranks import free_port
     from rendering import render
     from running import run
 
@@ -111,42 +153,12 @@ def main() -> None:
         assert prepared.code == 0, prepared.err
         (folder / "data").rename(folder / "all")
         (folder / "all/synthetic").rename(folder / "data")
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
-        children = []
-        for rank in range(2):
-            if not (child := os.fork()):
-                sys.stdout = open(folder / f"out{rank}", "w")  # noqa: SIM115 - the runs' own lines
-                code = 1
-                try:
-                    found = work(folder, rank, arguments)
-                    (folder / f"found{rank}").write_text(json.dumps(found))
-                    code = 0
-                finally:
-                    sys.stderr.flush()
-                    os._exit(code)
-            children.append(child)
-        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-        if any(codes):
-            sys.exit(f"exit codes {codes}")
-        rounds = json.loads((folder / "found0").read_text())
-    rates = [statistics.median(column) for column in zip(*rounds, strict=True)]
-    limits, ratios, shares = (
-        sorted(round[i] / round[j] for round in rounds) for i, j in ((1, 0), (2, 0), (2, 1))
-    )
-    row = [
-        f"{1000 * arguments.batch / rates[0]:.0f} ms",
-        *(f"{rate:.1f}" for rate in rates),
-        f"{statistics.median(limits):.2f}",
-        f"{statistics.median(ratios):.2f}",
-        f"{ratios[0]:.2f} to {ratios[-1]:.2f}",
-        f"≥ {WANTED}",
-        f"{statistics.median(shares):.1%}",
-    ]
-    columns = ["step of one", "one, samples/s", "two runs at once", "one run on two"]
+        rows = [row_of(batch, measured(folder, batch, arguments)) for batch in arguments.batch]
+    columns = ["batch of one", "step of one", "one, samples/s", "two runs at once", "one run on two"]
     columns += ["most that two can", "ratio, median", "all rounds", "wanted", "of the most"]
     how = f"{protocol}, {arguments.rounds} rounds of {arguments.steps} steps"
-    how += f", width {arguments.width}, batch {arguments.batch}"
-    publish("distributed", "ddp", how, {"columns": columns, "rows": [row]}, write=arguments.write)
+    how += f", width {arguments.width}"
+    publish("distributed", "ddp", how, {"columns": columns, "rows": rows}, write=arguments.write)
 
 
 if __name__ == "__main__":
