@@ -12,7 +12,6 @@ from typing import Any
 
 from running import Result, Running, start
 
-
 PATIENCE = float(os.environ.get("FASTTRAIN_PATIENCE", 60))  # seconds; where a fault must hang, less will do
 
 

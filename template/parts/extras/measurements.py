@@ -118,8 +118,8 @@ class Measurements:
             else:
                 row["flag"] = strayed([trial["loss"] for trial in trials], self.strict(plan))
                 row["gain"] = ratio(row["samples_per_second"], first.get("samples_per_second"))
-                if first:
-                    row["gain_spread"] = repeats(row["processes_per_second"], first["processes_per_second"])
+                rates = first.get("processes_per_second", [])
+                row["gain_spread"] = repeats(row["processes_per_second"], rates)
             rows.append(row)
         return rows
 
@@ -241,8 +241,9 @@ def environment(card: Any) -> Row:
     """What decides speed beside the settings. card: as `doctor.this_card` gives it."""
     from .environment import git_state, versions
 
-    found: Row = {"device": card.name, "capability": card.sm, "memory GB": round(card.memory_gb, 1)}
+    found: Row = {"device": card.name}
     if card.capability:
+        found |= {"capability": card.sm, "memory GB": round(card.memory_gb, 1)}
         command = ["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader", "--id=0"]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
@@ -336,12 +337,15 @@ def draw(path: Path, results: Measurements) -> None:
 
 
 def draw_bars(axes: Any, rows: list[Row], change: bool) -> None:
-    """samples/s, or its change in per cent; whiskers from the 10th to the 90th percentile of the steps."""
+    """samples/s, with whiskers from the 10th to the 90th percentile of the steps; or its change in per cent,
+    with those that the gain's repeats stay within."""
     first = rows[0]["samples_per_second"]
     for place, row in enumerate(rows):
         step, rate = row["step_ms"], row["samples_per_second"]
         rates = [rate * step["median"] / step[name] for name in ("p90", "median", "p10")]
         low, value, high = (100 * (x / first - 1) if change else x for x in rates)
+        if change and row["gain_spread"] is not None:
+            low, high = (value + 100 * way * row["gain_spread"] for way in (-1, 1))
         color = "C3" if row["flag"] else "C0" if place else "0.7"
         axes.barh(place, value, height=0.6, color=color, zorder=2)
         axes.errorbar(value, place, xerr=[[value - low], [high - value]], color="0.25", lw=1, capsize=2.5)
