@@ -170,6 +170,7 @@ def speed(history: list[Row]) -> list[tuple]:
     rows = []
     for label, name, scale, unit in (
         ("samples/s, median", "samples_per_second", 1, ""),
+        ("tokens/s, median", "tokens_per_second", 1, ""),
         ("time of a step, median", "step_ms", 1, " ms"),
         ("waiting for data, median", "data_wait_fraction", 100, " %"),
         ("MFU, median", "mfu", 100, " %"),
