@@ -158,9 +158,16 @@ def test_the_newest_valid_one_wins_and_others_are_named(damage: str, tmp_path: P
     into = assert_content(tmp_path, 1)
     assert len(into.skipped) == 1
     assert into.skipped[0].startswith("step-00000002")
-    manifest, skipped = engine("checkpoint").newest_valid(tmp_path)
-    assert manifest["step"] == 1
-    assert len(skipped) == 1
+
+
+def test_facts_are_those_of_the_newest_valid_one(tmp_path: Path) -> None:
+    newest_facts = engine("checkpoint").newest_facts
+    assert newest_facts(tmp_path) == {}
+    for step in (1, 2):
+        make(tmp_path, phase=step).save(step)
+    assert newest_facts(tmp_path) == {"phase": 2}
+    flip(tmp_path / "step-00000002" / "state.pt", 100)
+    assert newest_facts(tmp_path) == {"phase": 1}
 
 
 def test_all_damaged_is_an_error_that_names_them(tmp_path: Path) -> None:

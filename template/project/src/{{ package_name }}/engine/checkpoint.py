@@ -190,10 +190,10 @@ def folders(folder: Path) -> list[Path]:
     return sorted((path for path in folder.iterdir() if NAME.fullmatch(path.name)), reverse=True)
 
 
-def newest_valid(folder: Path) -> tuple[dict[str, Any] | None, list[str]]:
-    """Manifest of the newest checkpoint whose hashes match, and the damaged ones that were passed over."""
-    found, skipped = _first_valid(folders(folder), tensors=False)
-    return (found["manifest"] if found else None), skipped
+def newest_facts(folder: Path) -> dict[str, Any]:
+    """Facts of the newest checkpoint whose hashes match; empty where there is none."""
+    found, _ = _first_valid(folders(folder), tensors=False)
+    return found["manifest"]["facts"] if found else {}
 
 
 def _first_valid(paths: list[Path], tensors: bool = True) -> tuple[dict[str, Any] | None, list[str]]:

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from .checkpoint import Checkpoint, DiskFull, newest_valid
+from .checkpoint import Checkpoint, DiskFull, newest_facts
 from .environment import device_line, git_state, versions
 from .errors import UserError
 from .evaluation import evaluate, timed
@@ -71,11 +71,9 @@ class Session:
         self._handlers = {number: signal.getsignal(number) for number in SIGNALS}
         self.listen()
         self.notes = list(self.settings.notes)
-        if self.resumed:
-            manifest, skipped = newest_valid(self.run / "checkpoints")
-            self.notes += [f"skipped a damaged checkpoint: {name}" for name in skipped]
-            self.progress.phase = manifest["facts"]["phase"] if manifest else 0
-        elif self.main:
+        if self.resumed and self.settings.phases:  # else the checkpoint is read once, when it is restored
+            self.progress.phase = newest_facts(self.run / "checkpoints").get("phase", 0)
+        elif self.main and not self.resumed:
             write_text(self.run / "config.resolved.yaml", self.settings.to_yaml())
         return self
 
@@ -251,6 +249,7 @@ class Session:
             self.checkpoint.load_model("last")
             return
         found = self.checkpoint.load("last") if self.resumed else None
+        self.notes += [f"skipped a damaged checkpoint: {name}" for name in self.checkpoint.skipped]
         if found is None:
             return
         self._saved = found["step"]
