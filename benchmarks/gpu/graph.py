@@ -20,7 +20,7 @@ from typing import Any
 
 from rows import Book, begin, gain, project, share, train, watched
 
-FLAGS = {"monitor.every_steps": 10}
+FLAGS = {"monitor.every_steps": 5}
 REHEARSAL = {"model.width": 8, "model.temporal_layers": 1}
 COLUMNS = ["", "days/s", "windows/s", "speed", "validation s/it", "data wait", "GPU busy", "peak memory"]
 
@@ -60,6 +60,8 @@ def main() -> None:
     import graph
 
     graph.module = project
+    if arguments.rehearse:
+        graph.STOCKS = 24
     days, batches = (400, 3) if arguments.rehearse else (2000, 25)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -78,7 +80,7 @@ def main() -> None:
         book = Book("graph", COLUMNS, cells, list(plan), arguments, how)
         for name, (on, builder) in plan.items():
             book.measure(name, lambda on=on, builder=builder: measured(folder, on, builder))
-    book.show()
+    book.close()
 
 
 if __name__ == "__main__":

@@ -50,6 +50,7 @@ LADDER = {  # each row keeps what the rows above it have switched on
 }
 REHEARSAL = {
     "data.block_size": 16,
+    "data.batch_size": 2,
     "model.layers": 1,
     "model.width": 128,
     "model.heads": 2,
@@ -65,20 +66,20 @@ BESIDE = {  # all of the above, and this
 }
 
 
-def write_tokens(folder: Path, count: int = 20_000_000) -> None:
+def write_tokens(folder: Path, count: int, vocabulary: int) -> None:
     """A store of made-up tokens by Zipf's law; every second one follows from the one before it."""
     import numpy as np
 
     random = np.random.default_rng(0)
-    drawn = np.minimum(random.zipf(1.2, count), VOCABULARY - 1).astype(np.int64)
-    drawn[1::2] = (drawn[::2] * 31 + 7) % (VOCABULARY - 1)
+    drawn = np.minimum(random.zipf(1.2, count), vocabulary - 1).astype(np.int64)
+    drawn[1::2] = (drawn[::2] * 31 + 7) % (vocabulary - 1)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "store-random.h5"  # no HDF5 inside: h5py need not be there
     drawn.astype(np.uint16).tofile(path)
     digest, blocks = project("engine.files").checksums(path)
     manifest = {
         **{"format": 1, "workload": "llm", "source": {}},
-        "facts": {"vocabulary": VOCABULARY, "token_bytes": [4] * (VOCABULARY - 1) + [0]},
+        "facts": {"vocabulary": vocabulary, "token_bytes": [4] * (vocabulary - 1) + [0]},
         "splits": {"train": [0, count], "validation": [count, count], "test": [count, count]},
         "arrays": {"tokens": {"file": path.name, "offset": 0, "shape": [count], "dtype": "uint16"}},
         "files": {path.name: {"bytes": 2 * count, "sha256": digest, "crc32": blocks}},
@@ -166,7 +167,7 @@ def main() -> None:
     arguments = begin(__doc__, steps=40, workload="llm", precision="fp8", loader="memmap")
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        write_tokens(folder / "data", 200_000 if arguments.rehearse else 20_000_000)
+        write_tokens(folder / "data", *((10_000, 500) if arguments.rehearse else (20_000_000, VOCABULARY)))
         common = FLAGS | {"data.path": folder / "data", "data.batch_size": BATCH}
         common |= {"training.max_steps": arguments.steps}
         small = REHEARSAL if arguments.rehearse else {}
@@ -182,7 +183,7 @@ def main() -> None:
         book = Book("llm", COLUMNS, cells, list(plan), arguments, how)
         for name, work in plan.items():
             book.measure(name, work)
-    book.show()
+    book.close()
 
 
 if __name__ == "__main__":

@@ -179,8 +179,6 @@ class Book:
             self.done[name] = row
             self.rows[name] = self.cells(row, self.done)
         except Exception as error:
-            if self.arguments.rehearse:
-                raise
             row["error"] = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
             self.rows[name] = [row["error"], *[""] * (len(self.columns) - 2)]
         with open(self.arguments.output / f"{self.page}.jsonl", "a") as file:
@@ -193,8 +191,11 @@ class Book:
         rows = [[name, *cells] for name, cells in self.rows.items()]
         return {"protocol": self.protocol, "tables": [{"columns": self.columns, "rows": rows}]}
 
-    def show(self) -> None:
+    def close(self) -> None:
+        """Prints the table; a rehearsal with a row that failed ends with exit code 1."""
         print(tables(self.figures))
+        if self.arguments.rehearse and len(self.done) < len(self.rows):
+            sys.exit(1)
 
 
 def ladder(off: Row, steps: dict[str, Row]) -> dict[str, Row]:

@@ -40,6 +40,7 @@ BESIDE: dict[
     "T5-large, TF32": ("T5-large, fp32", OFF | LARGE | {"training.precision": "tf32"}),
 }
 REHEARSAL = {
+    "data.batch_size": 2,
     "model.layers": 1,
     "model.width": 128,
     "model.heads": 2,
@@ -89,7 +90,7 @@ def cells(row: dict[str, Any], done: dict[str, dict[str, Any]]) -> list[str]:
 
 def main() -> None:
     arguments = begin(__doc__, steps=40, workload="seq2seq", precision="fp8")
-    lengths = (24, 16, 256) if arguments.rehearse else (SOURCE, TARGET, PAIRS)
+    lengths = (24, 16, 64) if arguments.rehearse else (SOURCE, TARGET, PAIRS)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         write_pairs(folder / "data", *lengths)
@@ -107,7 +108,7 @@ def main() -> None:
         book = Book("seq2seq", COLUMNS, cells, list(plan), arguments, how)
         for name, (against, on) in plan.items():
             book.measure(name, lambda against=against, on=on: ours(folder, against, common | on | small))
-    book.show()
+    book.close()
 
 
 if __name__ == "__main__":

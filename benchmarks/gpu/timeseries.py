@@ -171,7 +171,7 @@ def cells(row: dict[str, Any], done: dict[str, dict[str, Any]]) -> list[str]:
 
 def main() -> None:
     arguments = begin(__doc__, workload="timeseries", loader="chunk")
-    windows = 1024 if arguments.rehearse else WINDOWS
+    windows = 2 * BATCH if arguments.rehearse else WINDOWS
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         file = folder / "windows.h5"
@@ -183,7 +183,8 @@ def main() -> None:
         own = project("engine.loader").Loader
         naive = make_row_by_row(own)
         common = OFF | {"data.path": folder / "data"}
-        two_chunks = common | {"data.chunk_size_gb": 0.2 if arguments.rehearse else 4.0}
+        common |= {"monitor.every_steps": 1, "model.width": 16} if arguments.rehearse else {}
+        two_chunks = common | {"data.chunk_size_gb": 0.07 if arguments.rehearse else 4.0}
         steps = -(-windows // BATCH)
         plan: dict[str, Any] = {
             "limit: reading the cached file, 4 threads": lambda: {"limit": read_speed(file)},
@@ -202,7 +203,7 @@ def main() -> None:
         book = Book("loaders", COLUMNS, cells, list(plan), arguments, how)
         for name, work in plan.items():
             book.measure(name, work)
-    book.show()
+    book.close()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,77 @@
+"""The parts of `make bench-gpu`, in small on a CPU: each row is measured, kept when it ends, published."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rendering import REPOSITORY, render
+
+GPU = REPOSITORY / "benchmarks/gpu"
+# The page of each part, and the answers of its project.
+PARTS = {
+    "llm": ("llm", {"workload": "llm", "precision": "fp8", "loader": "memmap"}),
+    "seq2seq": ("seq2seq", {"workload": "seq2seq", "precision": "fp8"}),
+    "timeseries": ("loaders", {"workload": "timeseries", "loader": "chunk"}),
+    "graph": ("graph", {"workload": "graph"}),
+}
+
+
+def rehearse(part: str, folder: Path, *words: str) -> subprocess.CompletedProcess:
+    _, answers = PARTS[part]
+    command = (sys.executable, GPU / f"{part}.py", "--project", render(**answers), "--output", folder, *words)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_every_row_is_measured_and_fits_its_page(part: str, tmp_path: Path) -> None:
+    page, _ = PARTS[part]
+    steps = () if part == "timeseries" else ("--steps", "15")
+    done = rehearse(part, tmp_path, "--rehearse", *steps)
+    assert done.returncode == 0, done.stdout[-3000:]
+    rows = [json.loads(line) for line in (tmp_path / f"{page}.jsonl").read_text().splitlines()]
+    (table,) = json.loads((tmp_path / f"{page}.json").read_text())["gpu"]["tables"]
+    assert [row["name"] for row in rows] == [name for name, *_ in table["rows"]]
+    assert not [row for row in rows if "error" in row]
+    assert all(None not in row and len(row) == len(table["columns"]) for row in table["rows"])
+    trained = [row["loss"] for row in rows if "loss" in row]
+    assert max(trained, default=0) < 12
+    # The page of the repository has the same columns and rows, measured or not.
+    (kept,) = json.loads((REPOSITORY / f"docs/benchmarks/{page}.json").read_text())["gpu"]["tables"]
+    assert kept["columns"] == table["columns"]
+    assert [name for name, *_ in kept["rows"]] == [name for name, *_ in table["rows"]]
+
+
+def test_a_row_that_does_not_fit_into_the_time_is_left_out_by_name(tmp_path: Path) -> None:
+    done = rehearse("graph", tmp_path, "--rehearse", "--seconds", "-1")
+    assert done.returncode == 1
+    (table,) = json.loads((tmp_path / "graph.json").read_text())["gpu"]["tables"]
+    assert [row[1] for row in table["rows"]] == ["TimeoutError: left out, -1 s are over"] * 3
+
+
+def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
+    done = rehearse("llm", tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("error: no GPU")
+
+
+def test_what_was_measured_elsewhere_is_taken_over(tmp_path: Path) -> None:
+    """Into a copy of the pages: the part it names, and nothing else."""
+    shutil.copytree(REPOSITORY / "docs/benchmarks", tmp_path / "docs/benchmarks")
+    (tmp_path / "benchmarks").mkdir()
+    shutil.copy2(REPOSITORY / "benchmarks/publish.py", tmp_path / "benchmarks")
+    rows = [["+ TF32", "12.5", None], ["+ bf16", None, None]]
+    table = {"columns": ["", "ms/step", "tokens/s"], "rows": rows}
+    taken = tmp_path / "llm.json"
+    taken.write_text(json.dumps({"gpu": {"protocol": "made up", "tables": [table]}}))
+    before = (tmp_path / "docs/benchmarks/llm.md").read_text()
+    subprocess.run([sys.executable, tmp_path / "benchmarks/publish.py", taken], check=True)
+    after = (tmp_path / "docs/benchmarks/llm.md").read_text()
+    assert "| + TF32 | 12.5 | not measured yet |\n| + bf16 | not measured yet |  |\n\nmade up.\n" in after
+    assert after.partition("<!-- measured: gpu -->")[0] == before.partition("<!-- measured: gpu -->")[0]
