@@ -1,0 +1,79 @@
+"""Do the figures of a project's `benchmark` repeat? The whole of it twice, one after the other.
+
+A gain is printed with a ±, within which four of five repeats lie. Each row's second gain is compared with the
+first one's ±, each second median of a step with the first one's range from the 10th to the 90th percentile.
+
+    python benchmarks/repeat.py [--workload graph] [--write]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
+
+from publish import machine, publish  # noqa: E402
+
+SWITCHES = ("fused_optimizer", "loader", "accumulation", "checkpointing", "deterministic")
+SMALL = {
+    "graph": ("--model.width", "16", "--data.batch_size", "4"),
+    "tabular": ("--data.batch_size", "256"),
+}
+
+
+def measured(project: Path, folder: Path, workload: str) -> list[dict[str, Any]]:
+    """The rows of benchmark.json that have a ±."""
+    words = ("benchmark", *SWITCHES, "--restart", *SMALL.get(workload, ()))
+    command = (sys.executable, "-m", "my_training", *words)
+    environment = {**os.environ, "PYTHONPATH": str(project / "src")}
+    subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
+    rows = json.loads((folder / "benchmark_results/benchmark.json").read_text())["rows"]
+    return [row for row in rows if row.get("gain_spread")]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--workload", default="graph")
+    parser.add_argument("--write", action="store_true", help="into docs/benchmarks/repeat.md")
+    arguments = parser.parse_args()
+    from rendering import render
+
+    protocol, project = machine(), render(workload=arguments.workload)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        (folder / "config.yaml").write_text((project / "config.yaml").read_text())
+        first, second = (measured(project, folder, arguments.workload) for _ in range(2))
+    rows, inside, near = [], 0, 0
+    for one, other in zip(first, second, strict=True):
+        gains = abs(other["gain"] - one["gain"]) <= one["gain_spread"]
+        steps = one["step_ms"]["p10"] <= other["step_ms"]["median"] <= one["step_ms"]["p90"]
+        inside, near = inside + gains, near + steps
+        rows.append(
+            [
+                f"{one['table'].replace('_', ' ')}: {one['name']}",
+                f"{one['gain']:.2f} ±{one['gain_spread']:.2f}",
+                f"{other['gain']:.2f}",
+                "yes" if gains else "no",
+                f"{one['step_ms']['p10']:.2f}-{one['step_ms']['p90']:.2f}",
+                f"{other['step_ms']['median']:.2f}",
+                "yes" if steps else "no",
+            ]
+        )
+    rows.append(["rows within", "", "", f"{inside} of {len(rows)}", "", "", f"{near} of {len(rows)}"])
+    columns = ["row", "gain", "again", "within ±", "ms/step, p10-p90", "median again", "within"]
+    how = f"{protocol}, workload {arguments.workload}, as `benchmark` does it: 3 processes of 20 + 100 steps"
+    publish("repeat", "repeat", how, {"columns": columns, "rows": rows}, write=arguments.write)
+
+
+if __name__ == "__main__":
+    main()
