@@ -94,7 +94,8 @@ def test_an_overflow_skips_its_step_and_halves_the_scale(fused: bool, wrapped: b
     hook.remove()
     assert_same(state(model), before, 0.0)
     assert step.precision.scaler.get_scale() == scale / 2
-    assert step.precision.skipped == calm.precision.skipped + 1
+    assert step.precision.skipped() == calm.precision.skipped() + 1
+    assert step.precision.skipped() == 0, "since the last call"
     calm.precision.scaler.update(scale / 2)
     for each in (step, calm):
         each(batch, closes=True)
@@ -114,10 +115,10 @@ class Wrapper:
 def test_the_scale_travels_with_the_checkpoint() -> None:
     first, second = make("fp16"), make("fp16")
     first.calibrate(1e4)
-    first.skipped += 3
+    first._skipped += 3
     second.load_state_dict(copy.deepcopy(first.state_dict()))
     assert second.scale(torch.tensor(1.0)) == first.scale(torch.tensor(1.0))
-    assert second.skipped == 3
+    assert second.skipped() == 3
     make("fp32").load_state_dict(first.state_dict())  # no scaler there: nothing to take over
     second.load_state_dict(make("bf16").state_dict())
     assert second.scale(torch.tensor(1.0)) == first.scale(torch.tensor(1.0))

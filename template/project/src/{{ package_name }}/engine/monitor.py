@@ -104,9 +104,8 @@ class Monitor:
             self._log(number, epoch, step, learning_rate)
 
     def _log(self, number: int, epoch: int, step: Step, learning_rate: float) -> None:
-        last, skipped = step.last, self.precision.skipped
-        values = torch.stack([last["loss"].float(), last["gradient_norm"].float(), skipped])
-        loss, norm, left_out = values.tolist()  # host sync
+        last = step.last
+        loss, norm = torch.stack([last["loss"].float(), last["gradient_norm"].float()]).tolist()  # host sync
         self.check()
         seconds, steps = time.perf_counter() - self._since, number - self._from
         row = {
@@ -122,8 +121,7 @@ class Monitor:
             "time": time.time(),
         }
         if self.precision.scaler is not None:
-            row["skipped_steps"] = left_out  # since the last row
-            skipped.zero_()
+            row["skipped_steps"] = self.precision.skipped()  # since the last row
         row |= self.work.rates(row["samples_per_second"], self.devices)
         if self.device.type == "cuda":
             row["memory_mb"] = torch.cuda.max_memory_allocated(self.device) / 2**20

@@ -30,7 +30,7 @@ class Precision:
         self.name, self.device = name, device
         self.dtype = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.bfloat16}.get(name)
         self.scaler = torch.amp.GradScaler(device.type, init_scale=SCALE) if name == "fp16" else None
-        self.skipped = torch.zeros((), device=device)  # steps that overflowed, since the last logged one
+        self._skipped: Tensor | float = 0.0  # steps that overflowed; on the device
         set_tf32(name == "tf32" or self.dtype is not None)
 
     def autocast(self) -> Any:
@@ -79,7 +79,7 @@ class Precision:
         """
         assert self.scaler is not None
         overflow = sum(self.scaler._found_inf_per_device(raw).values())
-        self.skipped += overflow > 0
+        self._skipped = self._skipped + (overflow > 0)
         if getattr(raw, "_step_supports_amp_scaling", False):
             raw.grad_scale, raw.found_inf = None, overflow
             optimizer.step()
@@ -90,14 +90,19 @@ class Precision:
             optimizer.step()
         self.scaler.update()
 
+    def skipped(self) -> float:
+        """How many steps overflowed since the last call (host sync)."""
+        count, self._skipped = float(self._skipped), 0.0
+        return count
+
     def state_dict(self) -> dict[str, Any]:
         scaler = self.scaler.state_dict() if self.scaler is not None else None
-        return {"name": self.name, "scaler": scaler, "skipped": self.skipped.item()}
+        return {"name": self.name, "scaler": scaler, "skipped": float(self._skipped)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self.scaler is not None and state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])
-            self.skipped.fill_(state.get("skipped", 0.0))
+            self._skipped = state.get("skipped", 0.0)
 
 
 def set_tf32(allowed: bool) -> None:
