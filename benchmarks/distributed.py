@@ -5,7 +5,7 @@ ratio of its own: rank 0 alone (rank 1 waits); both beside each other, each a ru
 most that this machine's memory and caches let two processes do; both together, as one run. Loading, the
 exchange of gradients by gloo, clipping, AdamW and the log are in the figures.
 
-    python benchmarks/distributed.py [--rounds 5] [--steps 20] [--width 256] [--batch 8 16] [--write]
+    python benchmarks/distributed.py [--rounds 4] [--steps 20] [--width 256] [--batch 8 16] [--write]
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--width", type=int, default=256, help="of the model")
     parser.add_argument(

@@ -5,7 +5,7 @@ Both sides start from the same weights (logits equal to 1e-5), draw their own ba
 file, clip to norm 1, follow warm-up + cosine and log the loss every 10 steps. Rounds are interleaved; a
 round's figure is the tenth percentile of its step times, which a busy machine moves least.
 
-    python benchmarks/llm.py [step] [--threads 1 2] [--rounds 9] [--steps 100] [--write]
+    python benchmarks/llm.py [step] [--threads 1 2] [--rounds 7] [--steps 50] [--write]
     python benchmarks/llm.py windows        # gathering windows against a copy per row
 """
 
@@ -103,7 +103,7 @@ class Theirs:
 class Ours:
     """A rendered project's own `fit`, its steps timed by what the loop calls after each."""
 
-    def __init__(self, folder: Path, number: int, steps: int):
+    def __init__(self, folder: Path, steps: int):
         load = importlib.import_module("my_training.config").load
         assembling = importlib.import_module("my_training.assemble")
         distributed = importlib.import_module("my_training.engine.distributed").Distributed()
@@ -111,9 +111,9 @@ class Ours:
         flags = FLAGS | {"data.path": folder / "data", "training.max_steps": steps}
         settings = load(overrides=[(key, str(value)) for key, value in flags.items()])
         self.store = assembling.open_store(settings)
-        (folder / f"run{number}").mkdir()
+        run = Path(tempfile.mkdtemp(dir=folder))
         self.session = importlib.import_module("my_training.engine.session").Session(
-            folder / f"run{number}",
+            run,
             settings,
             lambda settings: assembling.assemble(settings, distributed, self.store),
         )
@@ -141,7 +141,7 @@ def compare(torch: Any, folder: Path, threads: int, rounds: int, steps: int) -> 
     with open(os.devnull, "w") as nothing:
         for number in range(-1, rounds):
             stdout, sys.stdout = sys.stdout, nothing
-            ours = Ours(folder, number, steps)
+            ours = Ours(folder, steps)
             with ours.session as session:
                 for project in session.phases():
                     split = project.store.splits["train"]

@@ -5,7 +5,7 @@ case runs in a process of its own: one epoch to warm up, then three that count (
 round has every case once, each ratio is taken within its round, and the table gives the median over the
 rounds and their span. Every epoch's batches are checked: each row once, with its own target.
 
-    python benchmarks/loaders.py [--rounds 5] [--folder /tmp/benchmark] [--cold] [--write]
+    python benchmarks/loaders.py [--rounds 3] [--folder /tmp/benchmark] [--cold] [--write]
 
 --cold drops the page cache before some epochs: needs root, and slows whoever shares the machine.
 """
@@ -486,7 +486,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "fasttrain-benchmark")
     parser.add_argument("--cold", action="store_true")
     parser.add_argument("--write", action="store_true", help="into docs/benchmarks/loaders.md")

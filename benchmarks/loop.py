@@ -6,7 +6,7 @@ log the loss every 50 steps and take the same batches from memory; their losses 
 interleaved, and each round's ratio is taken on its own, so a drifting machine cancels out. Times are
 seconds of the process, so that other work on the machine counts little.
 
-    python benchmarks/loop.py [--rounds 9] [--only pytorch lightning ...] [--write]
+    python benchmarks/loop.py [--rounds 7] [--only pytorch lightning ...] [--write]
 
 HF Trainer takes part where `transformers` is installed.
 """
@@ -373,7 +373,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--only", nargs="+", choices=list(SIDES), metavar="LOOP", help=", ".join(SIDES))
     parser.add_argument("--write", action="store_true", help="into docs/benchmarks/loop.md")
     arguments = parser.parse_args()

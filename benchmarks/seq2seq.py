@@ -10,7 +10,7 @@ the longest of a batch), the same batch size, seed and weights, dropout 0.1. Not
 
 Rounds are interleaved, their order turns, and each round's ratio is taken on its own.
 
-    python benchmarks/seq2seq.py [loop|epoch] [--threads 1] [--rounds 7] [--steps 40] [--cpu-time] [--write]
+    python benchmarks/seq2seq.py [loop|epoch] [--threads 1] [--rounds 3] [--steps 40] [--cpu-time] [--write]
 """
 
 from __future__ import annotations
@@ -252,7 +252,7 @@ def main() -> None:
     )
     parser.add_argument("part", nargs="?", choices=["loop", "epoch"])
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--cpu-time", action="store_true", help="of one thread, where others use the machine")
     parser.add_argument("--write", action="store_true", help="into docs/benchmarks/seq2seq.md")

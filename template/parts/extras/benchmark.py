@@ -100,7 +100,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> int:
         "order": "one process of every row, then the next",
         "first seed": settings.reproducibility.seed,
         "memory": "largest allocated on the GPU" if card.capability else "largest resident set",
-        "gain": "± what four of five repeats stay within, by its processes"
+        "gain": "± what nine of ten repeats stay within, by its processes"
         if counts[2] > 1
         else "one process",
         "loss": "compared with fp32's over the same seeds" if counts[2] > 1 else "not compared: one seed",

@@ -32,8 +32,8 @@ TARGET = 5  # a run to the target loss is so many times as long as a row's
 MARGIN = 0.01  # by which the loss to reach is above the lowest that every process of the first row reached
 SMOOTH = 10  # logged losses of which the target table takes the mean
 LIMIT = 3.0  # spreads of fp32's loss between seeds that a row may be away from it
-# Student's t that four of five values stay within, for 1, 2, ... degrees of freedom.
-STUDENT = (3.078, 1.886, 1.638, 1.533, 1.476, 1.440, 1.415, 1.397, 1.383, 1.372)
+# Student's t that nine of ten values stay within, for 1, 2, ... degrees of freedom.
+STUDENT = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812)
 # What changes speed behind the settings' back.
 SPEED = [
     *("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "NVIDIA_TF32_OVERRIDE", "OMP_NUM_THREADS", "MKL_NUM_THREADS"),
@@ -178,7 +178,7 @@ def figures_of(plan: Any, trials: list[Row]) -> Row:
 
 
 def repeats(rates: list[float], reference: list[float]) -> float | None:
-    """How far from a gain that of four in five other benchmarks is; None for one process, which cannot tell.
+    """How far from a gain that of nine in ten other benchmarks is; None for one process, which cannot tell.
 
     rates: of each process of a row. reference: of those of the row that it is compared with. Processes that
     ran one after the other are a pair, so that what slows both down does not count.
