@@ -169,7 +169,9 @@ def test_measured_gains_stand_beside_what_is_on(tmp_path, monkeypatch):
     names = {"table": "leave_one_out", "flag": None}
     rows = [
         names | {"name": "compile", "overrides": {"compile.enabled": False}, "gain": 0.625},
-        names | {"name": "fp32", "overrides": {"training.precision": "fp32"}, "gain": 0.5, "flag": "loss"},
+        names
+        | {"name": "fp32", "overrides": {"training.precision": "fp32"}}
+        | {"gain": 0.5, "gain_spread": 0.123, "flag": "loss"},
         names | {"name": "no gain", "overrides": {"optimizer.fused": False}, "gain": None},
         {"table": "cumulative", "name": "x", "overrides": {"compile.enabled": True}, "gain": 9.0},
     ]
@@ -178,7 +180,7 @@ def test_measured_gains_stand_beside_what_is_on(tmp_path, monkeypatch):
     page = page_of(make_run(tmp_path / "run", steps(20), env=ENVIRONMENT | {"optimizations": on}))
     assert "|  | state | speed if changed to | why |" in page
     assert "| compile | on | off: 0.62× |  |" in page
-    assert "| precision | on | fp32: 0.50× (loss) |  |" in page
+    assert "| precision | on | fp32: 0.50× ±0.12 (loss) |  |" in page
     assert "| fused optimizer | on |  |  |" in page
 
 

@@ -764,6 +764,27 @@ FAULTS = (
         "test_loaders.py::test_loaders_give_the_same_batches[random_start-Ragged]",
     ),
     Fault(
+        "a gain's repeats without what processes differ by",
+        "parts/extras/measurements.py",
+        "return STUDENT[min(count, len(STUDENT) + 1) - 2] * stdev(ratios)",
+        "return stdev(ratios) / 2",
+        "test_benchmark.py::test_figures_repeat_within_their_printed_spread[of processes-3]",
+    ),
+    Fault(
+        "processes of other rounds are compared",
+        "parts/extras/measurements.py",
+        "zip(rates, reference, strict=False)",
+        "zip(rates, reference[::-1], strict=False)",
+        "test_benchmark.py::test_what_slows_both_processes_of_a_round_is_no_spread",
+    ),
+    Fault(
+        "a skipped step is told again with every row",
+        "engine/precision.py",
+        "count, self._skipped = float(self._skipped), 0.0",
+        "count = float(self._skipped)",
+        PRECISION + "test_an_overflow_skips_its_step_and_halves_the_scale",
+    ),
+    Fault(
         "backward belongs to the next layer",
         "parts/extras/profiling.py",
         "numbered[event.sequence_nr] = module",

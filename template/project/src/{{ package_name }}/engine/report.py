@@ -238,9 +238,12 @@ def measured(path: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     for row in read_json(path).get("rows", []):
         if row.get("table") == "leave_one_out" and number(row.get("gain")) is not None:
-            overrides, flag = row.get("overrides", {}), f" ({row['flag']})" if row.get("flag") else ""
+            overrides = row.get("overrides", {})
+            gain = f"{row['gain']:.2f}×"
+            gain += f" ±{row['gain_spread']:.2f}" if row.get("gain_spread") else ""
+            gain += f" ({row['flag']})" if row.get("flag") else ""
             for name in (name for name, key in SWITCHES.items() if key in overrides):
-                found.setdefault(name, f"{show(overrides[SWITCHES[name]])}: {row['gain']:.2f}×{flag}")
+                found.setdefault(name, f"{show(overrides[SWITCHES[name]])}: {gain}")
     return found
 
 
