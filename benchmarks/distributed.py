@@ -1,11 +1,12 @@
 """What a second process gains: samples per second of two under `ddp` against one, one thread each, on a CPU.
 
-Both processes train a rendered project's GPT by its own `fit`, with the same batch size each. A round has a
+Both processes train a rendered project by its own `fit`, with the same batch size each: a GPT, whose weights
+are many for what it computes, in two sizes of a step, and an LSTM, whose weights are few. A round has a
 ratio of its own: rank 0 alone (rank 1 waits); both beside each other, each a run of its own, which is the
 most that this machine's memory and caches let two processes do; both together, as one run. Loading, the
 exchange of gradients by gloo, clipping, AdamW and the log are in the figures.
 
-    python benchmarks/distributed.py [--rounds 4] [--steps 20] [--width 256] [--batch 8 16] [--write]
+    python benchmarks/distributed.py [--rounds 4] [--steps 20] [--write]
 """
 
 from __future__ import annotations
@@ -28,21 +29,25 @@ from publish import machine, publish  # noqa: E402
 
 WANTED = 1.7
 FLAGS = {
-    "data.block_size": 64,
-    "model.layers": 4,
-    "model.heads": 4,
     "training.precision": "fp32",
+    "training.max_steps": 10**6,
     "monitor.every_steps": 10,
     "monitor.progress": "false",
     "evaluation.every_steps": 10**9,
     "checkpoint.every_steps": 10**9,
 }
+GPT = {"data.block_size": 64, "model.layers": 4, "model.heads": 4, "model.width": 256}
+CASES = {  # workload, settings; a row each
+    "GPT, batch 8": ("llm", GPT | {"data.batch_size": 8}),
+    "GPT, batch 16": ("llm", GPT | {"data.batch_size": 16}),
+    "LSTM, batch 128": ("timeseries", {"model.width": 128, "data.batch_size": 128}),
+}
 
 
-def session(folder: Path, distributed: Any, shape: dict[str, int]) -> Any:
+def session(folder: Path, distributed: Any, shape: dict[str, Any]) -> Any:
     """A training under way, without evaluations and checkpoints."""
     assembling = importlib.import_module("my_training.assemble")
-    flags = {**FLAGS, **shape, "training.max_steps": 10**6, "data.path": folder / "data"}
+    flags = FLAGS | shape | {"data.path": folder / "data"}
     load = importlib.import_module("my_training.config").load
     settings = load(overrides=[(key, str(value)) for key, value in flags.items()])
     store = assembling.open_store(settings)
@@ -64,10 +69,9 @@ def per_second(session: Any, steps: int) -> float:
     return steps * session.loader.order.slots / (time.perf_counter() - start)
 
 
-def work(folder: Path, rank: int, batch: int, arguments: argparse.Namespace) -> list[list[float]]:
+def work(folder: Path, rank: int, shape: dict[str, Any], arguments: argparse.Namespace) -> list[list[float]]:
     """[[alone, beside each other, together], …] of each round, in samples a second of all."""
     make = importlib.import_module("my_training.engine.distributed").Distributed
-    shape = {"model.width": arguments.width, "data.batch_size": batch}
     own = session(folder, make(), shape)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2")
     distributed = make()
@@ -85,18 +89,37 @@ def work(folder: Path, rank: int, batch: int, arguments: argparse.Namespace) -> 
     return found
 
 
-def measured(folder: Path, batch: int, arguments: argparse.Namespace) -> list[list[float]]:
-    """`work` in two processes."""
+def measured(case: str, arguments: argparse.Namespace) -> list[str]:
+    """`work` in two processes, as a row of the table."""
     from ranks import free_port
+    from rendering import render
+    from running import run
 
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
+    workload, shape = CASES[case]
+    project = render(workload=workload, distributed="ddp", loader="memmap")
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        flags = [word for key, value in (FLAGS | shape).items() for word in (f"--{key}", str(value))]
+        prepared = run(project, "train", *flags, "--max-steps", "1", cwd=folder)
+        assert prepared.code == 0, prepared.err
+        (folder / "data").rename(folder / "all")
+        (folder / "all/synthetic").rename(folder / "data")
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
+        rounds = in_two_processes(folder, project, shape, arguments)
+    return row_of(case, int(shape["data.batch_size"]), rounds)
+
+
+def in_two_processes(
+    folder: Path, project: Path, shape: dict[str, Any], arguments: argparse.Namespace
+) -> list[list[float]]:
     children = []
     for rank in range(2):
         if not (child := os.fork()):
             sys.stdout = open(folder / f"out{rank}", "w")  # noqa: SIM115 - the runs' own lines
+            sys.path.insert(0, str(project / "src"))
             code = 1
             try:
-                found = work(folder, rank, batch, arguments)
+                found = work(folder, rank, shape, arguments)
                 (folder / f"found{rank}").write_text(json.dumps(found))
                 code = 0
             finally:
@@ -109,13 +132,13 @@ def measured(folder: Path, batch: int, arguments: argparse.Namespace) -> list[li
     return json.loads((folder / "found0").read_text())
 
 
-def row_of(batch: int, rounds: list[list[float]]) -> list[str]:
+def row_of(case: str, batch: int, rounds: list[list[float]]) -> list[str]:
     rates = [statistics.median(column) for column in zip(*rounds, strict=True)]
     limits, ratios, shares = (
         sorted(round[i] / round[j] for round in rounds) for i, j in ((1, 0), (2, 0), (2, 1))
     )
     return [
-        str(batch),
+        case,
         f"{1000 * batch / rates[0]:.0f} ms",
         *(f"{rate:.1f}" for rate in rates),
         f"{statistics.median(limits):.2f}",
@@ -132,32 +155,17 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--width", type=int, default=256, help="of the model")
-    parser.add_argument(
-        "--batch", type=int, nargs="+", default=[8, 16], help="samples of a step of one process; a row each"
-    )
     parser.add_argument("--write", action="store_true", help="into docs/benchmarks/distributed.md")
     arguments = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     import torch
-    from rendering import render
-    from running import run
 
     torch.set_num_threads(1)
     protocol = machine()
-    project = render(workload="llm", distributed="ddp")
-    sys.path.insert(0, str(project / "src"))
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        prepared = run(project, "train", "--max-steps", "1", "--data.block_size", "64", cwd=folder)
-        assert prepared.code == 0, prepared.err
-        (folder / "data").rename(folder / "all")
-        (folder / "all/synthetic").rename(folder / "data")
-        rows = [row_of(batch, measured(folder, batch, arguments)) for batch in arguments.batch]
-    columns = ["batch of one", "step of one", "one, samples/s", "two runs at once", "one run on two"]
+    rows = [measured(case, arguments) for case in CASES]
+    columns = ["each process", "step of one", "one, samples/s", "two runs at once", "one run on two"]
     columns += ["most that two can", "ratio, median", "all rounds", "wanted", "of the most"]
     how = f"{protocol}, {arguments.rounds} rounds of {arguments.steps} steps"
-    how += f", width {arguments.width}"
     publish("distributed", "ddp", how, {"columns": columns, "rows": rows}, write=arguments.write)
 
 
