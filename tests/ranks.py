@@ -22,7 +22,7 @@ class Ranks(list[Running]):
         """All of them to their end; one that hangs ends all and fails the test."""
         try:
             return [running.wait(seconds) for running in self]
-        except TimeoutError:
+        except BaseException:
             for running in self:
                 running.kill(signal.SIGKILL)
                 with contextlib.suppress(ChildProcessError):

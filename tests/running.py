@@ -14,6 +14,7 @@ import re
 import shlex
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -29,6 +30,7 @@ import lightning  # noqa: F401
 import matplotlib.pyplot  # noqa: F401
 import torch
 import torch._dynamo
+import tqdm
 import transformers.models.t5.modeling_t5  # noqa: F401
 
 torch.set_num_threads(1)
@@ -72,17 +74,11 @@ class Running:
 
     def wait(self, seconds: float = 120) -> Result:
         """Waits for the end; a command that hangs is killed and fails the test."""
-        deadline = time.monotonic() + seconds
-        while True:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                code = os.waitstatus_to_exitcode(status)
-                return Result(code, self._out.read_text(), self._err.read_text())
-            if time.monotonic() > deadline:
-                os.kill(self.pid, signal.SIGKILL)
-                os.waitpid(self.pid, 0)
-                raise TimeoutError(f"no end after {seconds} s: {self._err.read_text()[-2000:]}")
-            time.sleep(0.005)
+        with self._in(seconds, "end") as check:
+            while not (ended := os.waitpid(self.pid, os.WNOHANG))[0]:
+                check()
+                time.sleep(0.005)
+        return Result(os.waitstatus_to_exitcode(ended[1]), self._out.read_text(), self._err.read_text())
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -92,6 +88,29 @@ class Running:
         """Rows of metrics written so far by the newest run."""
         found = sorted(self.folder.glob("runs/*/metrics.jsonl"), key=lambda path: path.stat().st_mtime)
         return found[-1].read_text().count("\n") if found else 0
+
+    def wait_for_rows(self, number: int, seconds: float = 120) -> None:
+        """Waits until it has written so many rows; a command that never does is killed and fails the test."""
+        with self._in(seconds, f"{number} rows") as check:
+            while self.rows() < number:
+                check()
+                time.sleep(0.001)
+
+    @contextlib.contextmanager
+    def _in(self, seconds: float, wanted: str) -> Iterator[Callable[[], None]]:
+        """What raises TimeoutError when the time is over; that, and the end of the test, end the command."""
+        deadline = time.monotonic() + seconds
+
+        def check() -> None:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"no {wanted} after {seconds} s: {self._err.read_text()[-2000:]}")
+
+        try:
+            yield check
+        except BaseException:
+            self.kill()
+            os.waitpid(self.pid, 0)
+            raise
 
 
 def _child(
@@ -109,6 +128,8 @@ def _child(
     sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    # tqdm's own lock is shared with every fork: one killed inside it would hang all later ones.
+    tqdm.tqdm.set_lock(threading.RLock())
     for name in [name for name in sys.modules if name.split(".")[0] == PACKAGE]:
         del sys.modules[name]
     sys.path.insert(0, str(project / "src"))

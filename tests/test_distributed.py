@@ -127,12 +127,6 @@ def assert_same(folder: Path, reference: Path) -> None:
     assert json.loads((newest_run(folder) / "status.json").read_text())["state"] == "finished"
 
 
-def wait_for(folder: Path, running: Any, count: int) -> None:
-    deadline = time.monotonic() + 60
-    while running.rows() < count and time.monotonic() < deadline:
-        time.sleep(0.002)
-
-
 @pytest.mark.parametrize("framework", choices("framework"))
 def test_a_signal_to_one_rank_stops_all_after_the_same_step(
     framework: str,
@@ -142,7 +136,7 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_step(
     """Rank 1 alone is told. Random numbers of each rank go on as if nothing had been."""
     project, folder = render(workload="tabular", framework=framework, distributed="ddp"), place("tabular")
     ranks = start_ranks(project, "train", *TABULAR, cwd=folder)
-    wait_for(folder, ranks[0], 3)
+    ranks[0].wait_for_rows(3)
     ranks[1].kill(signal.SIGTERM)
     results = ranks.wait()
     assert [result.code for result in results] == [143, 143], results[0].err
@@ -156,7 +150,7 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_step(
 def test_a_rank_that_dies_ends_the_other_in_one_line(place, undisturbed: Path) -> None:
     project, folder = render(workload="tabular", distributed="ddp"), place("tabular")
     ranks = start_ranks(project, "train", *TABULAR, cwd=folder)
-    wait_for(folder, ranks[0], 10)
+    ranks[0].wait_for_rows(10)
     ranks[1].kill(signal.SIGKILL)
     main, other = ranks.wait()
     assert other.code == -signal.SIGKILL

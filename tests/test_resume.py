@@ -7,10 +7,10 @@ import os
 import random
 import resource
 import signal
-import time
 from pathlib import Path
 
 import pytest
+import tqdm
 from rendering import render
 from running import evaluations, losses, newest_run, one_error, rows, run, start, weights
 from variants import choices
@@ -73,9 +73,7 @@ def test_sigkill_at_a_random_point(point: int, place: Path, reference: Path) -> 
     if point % 3 == 0:
         wanted = chance.randrange(1, 90)
         running = start(render(workload="tabular", framework=framework), "train", *OPTIONS, cwd=place)
-        deadline = time.monotonic() + 60
-        while running.rows() < wanted and time.monotonic() < deadline:
-            time.sleep(0.001)
+        running.wait_for_rows(wanted)
         running.kill()
         result = running.wait()
     else:
@@ -91,6 +89,21 @@ def test_sigkill_at_a_random_point(point: int, place: Path, reference: Path) -> 
     same(place, reference)
 
 
+def test_sigkill_inside_a_progress_bar_harms_no_other_run(place: Path, reference: Path) -> None:
+    """Bars have a lock that forks share; a process that dies with it would keep it for ever."""
+    with tqdm.tqdm.get_lock():  # makes it, in the parent of both
+        pass
+
+    def die_with_it() -> None:
+        tqdm.tqdm.get_lock().acquire()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    project = render(workload="tabular")
+    assert run(project, "train", *OPTIONS, cwd=place, before=die_with_it).code == -signal.SIGKILL
+    finish(place)
+    same(place, reference)
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 @pytest.mark.parametrize("framework", choices("framework"))
 def test_signal_saves_reports_and_resumes(
@@ -99,8 +112,7 @@ def test_signal_saves_reports_and_resumes(
     for wanted in (5, 40):  # the second one hits the resumed run
         words = ("--resume",) if wanted > 5 else OPTIONS
         running = start(render(workload="tabular", framework=framework), "train", *words, cwd=place)
-        while running.rows() < wanted:
-            time.sleep(0.001)
+        running.wait_for_rows(wanted)
         running.kill(number)
         result = running.wait()
         assert result.code == code, result.err

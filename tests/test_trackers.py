@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import struct
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -196,9 +195,7 @@ def test_a_run_its_resume_and_its_evaluation_arrive_and_no_secret_does(
 def test_rows_that_come_again_after_a_kill_are_drawn_once(place: Path, reference: Path) -> None:
     """In TensorBoard; with W&B and MLflow the same numbers stand at the same steps."""
     running = start(render(workload="tabular", tracker="tensorboard"), "train", *OPTIONS, cwd=place)
-    deadline = time.monotonic() + 60
-    while running.rows() < 8 and time.monotonic() < deadline:  # step 14 or 16; the checkpoint is of step 10
-        time.sleep(0.001)
+    running.wait_for_rows(8)  # step 14 or 16; the checkpoint is of step 10
     running.kill()
     running.wait()
     assert train(place, "tensorboard", "--resume").code == 0
