@@ -474,6 +474,15 @@ def test_generating_with_a_cache_equals_without(flags: tuple[str, ...], length: 
     assert not torch.equal(model.generate(prompt, 20, seed=1), model.generate(prompt, 20, seed=2))
 
 
+def test_compiled_blocks_generate_too() -> None:
+    """Layer by layer and token by token other shapes: compiled, torch would give up at the ninth."""
+    model = small_model().eval()
+    wanted = model.generate(torch.zeros(1, 3, dtype=torch.int64), 20, temperature=0.0)
+    for block in model.blocks():
+        block.compile(backend="eager", fullgraph=True)
+    assert torch.equal(model.generate(torch.zeros(1, 3, dtype=torch.int64), 20, temperature=0.0), wanted)
+
+
 def test_what_pads_the_vocabulary_is_never_generated() -> None:
     model = small_model(vocabulary=65).eval()
     assert model.embedding.num_embeddings == 128
@@ -738,6 +747,8 @@ def test_fp8_layers_evaluate_in_bf16_and_leave_small_ones_alone() -> None:
     model = small_model("--model.width", "128")
     plain = small_model("--model.width", "128").eval()
     assert fp8.convert(model, emulate=True) == 8
+    layers = [layer for layer in model.modules() if type(layer).__name__ == "Layer"]
+    assert all(layer.config.pad_inner_dim for layer in layers), "else only multiples of 16 tokens, on a GPU"
     assert model.state_dict().keys() == plain.state_dict().keys()
     batch = {name: torch.randint(257, (2, 16)) for name in ("tokens", "targets")}
     torch.testing.assert_close(model.eval()(batch).loss, plain(batch).loss)

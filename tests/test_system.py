@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import json
 import os
 import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from importing import imported
 from rendering import REPOSITORY, render
-from running import documented, losses, newest_run, run
+from running import PACKAGE, documented, losses, newest_run, one_error, run
 from variants import choices
 
 system = imported(render(), "engine.system")
@@ -261,3 +265,35 @@ def test_the_page_says_what_there_is(tmp_path) -> None:
         assert f"`{column}`" in text
     assert f"under {system.BUSY:.0%}".replace("%", " %") in text
     assert f"under {system.ROOF:.0%}".replace("%", " %") in text
+
+
+def full(verb: str) -> Callable[[], None]:
+    """A GPU whose memory ends while the model is moved there, or under the batches of another verb."""
+
+    def put() -> None:
+        torch.cuda.mem_get_info = lambda *_: (1 << 30, 8 << 30)  # type: ignore[assignment]
+        torch.cuda.get_device_name = lambda *_: "a small GPU"  # type: ignore[assignment]
+        assemble = importlib.import_module(f"{PACKAGE}.assemble")
+        build = assemble.build_model
+
+        def too_large(*_: object, **__: object) -> None:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+        def made(*given: Any) -> Any:
+            model = build(*given)
+            setattr(model, "to" if verb == "train" else "forward", too_large)
+            return model
+
+        assemble.build_model = made
+
+    return put
+
+
+def test_memory_that_ends_is_one_line_anywhere(tmp_path: Path) -> None:
+    project = render(workload="tabular")
+    words = ("train", *TABULAR, "--training.max_steps", "2")
+    one_error(run(project, *words, cwd=tmp_path, before=full("train")), "out of GPU memory", "batch_size")
+    assert not list(tmp_path.glob("runs/*")), "nothing is left of it"
+    assert run(project, *words, cwd=tmp_path).code == 0
+    evaluated = run(project, "evaluate", cwd=tmp_path, before=full("evaluate"))
+    one_error(evaluated, "out of GPU memory", "evaluation.batch_size")

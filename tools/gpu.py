@@ -1,9 +1,10 @@
-"""Fills build/gpu for a machine with a GPU that has PyTorch but neither Copier nor a network:
-rendered projects, and wheels of what they need. There, `sh build/gpu/check.sh` runs the GPU tier."""
+"""Fills build/gpu for a machine with a GPU that has PyTorch, matplotlib and h5py, but neither Copier nor a
+network: rendered projects, and wheels of what they need. There, `sh build/gpu/check.sh` runs the GPU tier."""
 
 from __future__ import annotations
 
 import itertools
+import shlex
 import shutil
 import subprocess
 import sys
@@ -11,8 +12,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
-PACKAGES = ("pydantic", "pyyaml", "safetensors", "tqdm", "pytest", "pytest-xdist", "matplotlib")
-BARE = ("torchao",)  # without their own dependencies: torch is there
+PACKAGES = ("pydantic", "pyyaml", "safetensors", "tqdm", "pytest", "pytest-timeout", "pytest-xdist")
+BARE = ("torchao", "transformers>=5.23")  # without what they depend on, which is large and there
 CHECK = """#!/bin/sh
 # Runs in the repository's root. The Python is the machine's own, with its PyTorch.
 set -e
@@ -45,7 +46,7 @@ def main(python: str = "3.12") -> None:
     wheels = ("--python-version", python, "--only-binary=:all:", "--quiet", "--dest", str(folder / "wheels"))
     for packages in (PACKAGES, ("--no-deps", *BARE)):
         subprocess.run([sys.executable, "-m", "pip", "download", *wheels, *packages], check=True)
-    (folder / "check.sh").write_text(CHECK.format(packages=" ".join(PACKAGES), bare=" ".join(BARE)))
+    (folder / "check.sh").write_text(CHECK.format(packages=" ".join(PACKAGES), bare=shlex.join(BARE)))
     print(f"ready: carry the repository with {folder.relative_to(ROOT)}, there run sh build/gpu/check.sh")
 
 

@@ -118,9 +118,12 @@ def train(folder: Path, overrides: Row, loader: Any = None, around: Any = None) 
 @contextlib.contextmanager
 def watched(busy: list[int]) -> Iterator[None]:
     """Adds NVML's utilisation to `busy`, five times a second; nothing where there is no nvidia-smi."""
+    import torch
+
     try:
-        process = subprocess.Popen(QUERY, stdout=subprocess.PIPE, text=True)
-    except OSError:
+        identity = f"--id=GPU-{torch.cuda.get_device_properties(0).uuid}"
+        process = subprocess.Popen([*QUERY, identity], stdout=subprocess.PIPE, text=True)
+    except (OSError, AssertionError, RuntimeError):  # no nvidia-smi, no GPU
         yield
         return
     read = threading.Thread(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import weakref
 from typing import Any
 
 import pytest
@@ -98,3 +100,52 @@ def test_recomputation_is_off_where_no_gradient_is_wanted() -> None:
     assert len(calls) == 1
     block(torch.ones(2, 4, requires_grad=True)).sum().backward()
     assert len(calls) == 3, "once in forward, once more in backward"
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune-no-cudagraphs"])
+def test_blocks_in_cuda_graphs_evaluate_eagerly(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a backward the graph of one block would overwrite what another one has given."""
+    block, calls = Own(), []
+
+    def compile(self: Any, **options: Any) -> None:
+        self._compiled_call_impl = lambda x: (calls.append(options["mode"]), self.forward(x))[1]
+
+    monkeypatch.setattr(nn.Module, "compile", compile)
+    engine("optimization").compile_blocks([block], settings(compile__mode=mode))
+    x = torch.randn(3, 4)
+    trained = block(x)
+    with torch.no_grad():
+        torch.testing.assert_close(block(x), trained)
+    assert calls == [mode] * (1 if mode == "reduce-overhead" else 2)
+
+
+@pytest.mark.parametrize(("name", "averages"), [("adamw", 2), ("adafactor", 0)])
+def test_the_first_batch_has_no_more_memory_than_later_ones(
+    name: str, averages: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The optimizer's averages are there from the first step on."""
+    part, model, held = engine("optimization"), nn.Linear(30, 7), []
+    optimizer = part.make_optimizer(model, settings(optimizer__name=name).optimizer)
+    real = torch.empty_like
+    monkeypatch.setattr(torch, "empty_like", lambda p: (made := real(p), held.append(weakref.ref(made)))[0])
+    with part.reserved(optimizer):
+        assert sum(each().numel() for each in held) == averages * 217
+    assert all(each() is None for each in held)
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({}, "expandable_segments:True"),
+        ({"PYTORCH_ALLOC_CONF": "max_split_size_mb:128"}, "max_split_size_mb:128"),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}, "backend:cudaMallocAsync"),
+    ],
+)
+def test_how_torch_allocates_is_left_to_who_has_said_it(
+    given: dict[str, str], wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "environ", {**os.environ, **given})
+    engine("optimization").prepare_process()
+    assert os.environ["PYTORCH_ALLOC_CONF"] == os.environ["PYTORCH_CUDA_ALLOC_CONF"] == wanted

@@ -199,3 +199,22 @@ def test_rows_are_cut_as_fully_shard_cuts_them(count: int, world: int) -> None:
     chunks = torch.arange(count).chunk(world)
     expected = [(int(chunk[0]), int(chunk[-1]) + 1) for chunk in chunks]
     assert cuts == expected + [(count, count)] * (world - len(chunks))
+
+
+def test_a_batch_reaches_a_sharded_model_as_it_is() -> None:
+    """Blocks compute in bf16. Targets, and values before they are scaled, keep their digits."""
+
+    class Seeing(Blocks):
+        def forward(self, batch: dict[str, Tensor]) -> Any:
+            self.seen = batch["y"]
+            return super().forward(batch)
+
+    def work(rank: int) -> tuple[Tensor, Tensor]:
+        model = part("fsdp").Distributed().wrap(Seeing(), torch.bfloat16)
+        batch = ragged_batch(dtype=torch.float32)
+        with torch.autocast("cpu", torch.bfloat16):
+            model(batch)
+        return model.seen, batch["y"]
+
+    for seen, given in on_two_ranks(work):
+        assert seen.equal(given)

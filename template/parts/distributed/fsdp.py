@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,8 @@ class Distributed(Group):
                 fully_shard(inner, mesh=self._mesh, mp_policy=policy)
             if getattr(block, "recomputes", True):
                 fully_shard(block, mesh=self._mesh, mp_policy=policy)
-        self._model = fully_shard(model, mesh=self._mesh, mp_policy=policy)
+        whole = replace(policy, cast_forward_inputs=False)  # a batch holds targets, and values of any size
+        self._model = fully_shard(model, mesh=self._mesh, mp_policy=whole)
         for name in METHODS:
             if hasattr(model, name):
                 register_fsdp_forward_method(model, name)

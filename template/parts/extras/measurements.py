@@ -239,16 +239,19 @@ def beside(headlines: list[Row], rows: list[Row]) -> list[Row]:
 
 def environment(card: Any) -> Row:
     """What decides speed beside the settings. card: as `doctor.this_card` gives it."""
+    import torch
+
     from .environment import git_state, versions
 
     found: Row = {"device": card.name}
     if card.capability:
         found |= {"capability": card.sm, "memory GB": round(card.memory_gb, 1)}
-        command = ["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader", "--id=0"]
         try:
+            identity = f"--id=GPU-{torch.cuda.get_device_properties(0).uuid}"  # its own numbers are others
+            command = ["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader", identity]
             done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
             found |= dict(zip(QUERY.split(","), done.stdout.strip().split(", "), strict=True))
-        except (OSError, subprocess.SubprocessError, ValueError):
+        except (OSError, subprocess.SubprocessError, ValueError, AttributeError):
             found["nvidia-smi"] = "not available"
     found |= versions() | {"cpu": f"{os.cpu_count()} cores, {platform.machine()}", "git": git_state()}
     installed = {each.metadata["Name"].lower(): each.version for each in metadata.distributions()}

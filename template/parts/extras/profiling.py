@@ -21,6 +21,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 from tqdm import tqdm
 
+from .monitor import held_up
 from .report import show, table
 from .step import Step
 
@@ -52,7 +53,13 @@ class Profiler:
         self.batches, self.waited = self._endless(), 0.0
 
     def _endless(self) -> Iterator[tuple[dict, bool]]:
-        """Batches of training, and whether the optimizer steps behind them."""
+        """Batches of training, and whether the optimizer steps behind them.
+
+        First one by itself, as before a run: loaders divide the memory that it leaves free.
+        """
+        first = self.loader.epoch(0)
+        yield next(first), True
+        first.close()
         for epoch in count():
             for number, batch in enumerate(self.loader.epoch(epoch), start=1):
                 yield batch, number % self.accumulation == 0 or number == len(self.loader)
@@ -65,9 +72,9 @@ class Profiler:
         for _ in range(number):
             closes = False
             while not closes:
-                asked = time.perf_counter()
+                asked = time.perf_counter() - held_up(self.loader)
                 batch, closes = next(self.batches)
-                self.waited += time.perf_counter() - asked
+                self.waited += time.perf_counter() - held_up(self.loader) - asked
                 self.step(batch, closes)
             if bar is not None:
                 bar.update()

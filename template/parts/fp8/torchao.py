@@ -39,7 +39,8 @@ def convert(model: Any, emulate: bool = False) -> int:
     for block in model.blocks():
         convert_to_float8_training(
             block,
-            config=Float8LinearConfig(emulate=emulate),
+            # Padded: the product for a weight's gradient runs over the tokens, in any number.
+            config=Float8LinearConfig(emulate=emulate, pad_inner_dim=True),
             module_filter_fn=lambda layer, name: fits(layer),
         )
         for layer in block.modules():

@@ -6,6 +6,7 @@ small rows and data in the page cache (tokens, tables). Costs: one core; cold fi
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -40,7 +41,7 @@ class Loader:
         self._maps: dict[str, Tensor] = {}
         self._ring: list[dict[str, Tensor]] = [{} for _ in range(RING)]
         self._copied: list[Any] = [None] * RING
-        self._batches = 0
+        self._batches, self.held_up = 0, 0.0
 
     def __len__(self) -> int:
         return len(self.order)
@@ -51,7 +52,9 @@ class Loader:
         for batch in range(start_batch, len(numbers)):
             slot = self._batches % RING
             if self._copied[slot] is not None:  # the copy out of this buffer, RING batches ago
+                begun = time.perf_counter()
                 self._copied[slot].synchronize()
+                self.held_up += time.perf_counter() - begun
             rows = {
                 name: self._read(name, spans, self._ring[slot])
                 for name, spans in self.samples.spans(numbers[batch], number).items()

@@ -125,17 +125,19 @@ class Chunks:
         self.buffers: list[Tensor | None] = [None] * (2 if holder.type == "cuda" else 3)
         self.released: list[Any] = [None] * len(self.buffers)  # events: the GPU is done with the buffer
         self.outputs, self.resident = Outputs(), dict[str, tuple[int, Part]]()  # first row and rows, by array
+        self.extents = dict[str, tuple[int, int]]()  # rows of each array that the samples reach
+        self.budget = 0  # bytes of all chunks, or of what is resident
         self.dry = trains and size is None and holder.type == "cuda"
         self.capacity, self.batches_planned, self.chunks, self.read_bytes = 0, 1, 0, 0
 
     def __call__(self, numbers: np.ndarray, epoch: int, start: int) -> Generator[dict[str, Rows]]:
         """The rows of each batch of `numbers` (batches, B) from `start` on."""
-        self._settle()
+        self._settle(epoch)
         while self.resident and start < len(numbers):
             rows = self._from_resident(self.samples.spans(numbers[start], epoch))
-            if rows is None:  # this epoch's spans lie elsewhere
-                self.resident = {}
-                break
+            if rows is None:  # this epoch's spans reach further
+                self._reside(epoch)
+                continue
             yield rows
             start += 1
         ahead: deque[Chunk] = deque()
@@ -217,33 +219,41 @@ class Chunks:
 
     # --- memory
 
-    def _settle(self) -> None:
+    def _settle(self, epoch: int) -> None:
         """Sizes the chunks, or makes everything resident. The dry run comes before that: batch by batch."""
         if self.dry or self.capacity:
             self.dry = False
             return
-        budget = self.size or free_for_chunks(self.holder)
-        self.capacity = max((budget - 2 * self.batch_bytes) // len(self.buffers), 1)
-        extents = self._extents()
-        if sum(self._bytes(name, last - first) for name, (first, last) in extents.items()) > budget:
+        self.budget = self.size or free_for_chunks(self.holder)
+        self.capacity = max((self.budget - 2 * self.batch_bytes) // len(self.buffers), 1)
+        self._reside(epoch)
+
+    def _reside(self, epoch: int) -> None:
+        """Reads all rows that samples reach, in this epoch and those before, if they fit; they stay."""
+        for _, part in self.resident.values():
+            part.abandon()
+        self.resident = {}
+        self._reach(epoch)
+        if sum(self._bytes(name, last - first) for name, (first, last) in self.extents.items()) > self.budget:
             return
         self.buffers = [None] * len(self.buffers)
-        for name, (first, last) in extents.items():
+        for name, (first, last) in self.extents.items():
             layout = Layout([], np.array([[first, last - first, 0]]), last - first, in_place=False)
             memory = self._allocate(self._bytes(name, layout.rows))
             part = Part(self.sources[name], layout, memory, 0, self.reader)
             self._start([part], memory, self._event())
             self.resident[name] = first, part
 
-    def _extents(self) -> dict[str, tuple[int, int]]:
-        """The rows [first, last) of each array that the samples reach."""
-        found = {name: (source.array.shape[0], 0) for name, source in self.sources.items()}
+    def _reach(self, epoch: int) -> None:
+        """Widens `extents`, the rows [first, last) of each array, to what the epoch's samples reach."""
+        found = self.extents or {name: (source.array.shape[0], 0) for name, source in self.sources.items()}
         for start in range(0, len(self.order.samples), 1 << 16):
-            for name, part in self.samples.spans(self.order.samples[start : start + (1 << 16)], 0).items():
+            spans = self.samples.spans(self.order.samples[start : start + (1 << 16)], epoch)
+            for name, part in spans.items():
                 (first, last), present = found[name], part.lengths > 0
                 first = int(part.starts.min(initial=first, where=present))
                 found[name] = first, int((part.starts + part.lengths).max(initial=last, where=present))
-        return {name: (min(first, last), last) for name, (first, last) in found.items()}
+        self.extents = {name: (min(first, last), last) for name, (first, last) in found.items()}
 
     def _memory(self, turn: int, size: int) -> Tensor:
         """Buffer `turn` with at least `size` bytes; the chunks get smaller where the GPU has no room left."""

@@ -192,7 +192,14 @@ class GPT(nn.Module):
         temperature: 0 takes the likeliest token. top_k: draws from so many likeliest tokens; 0 is from all.
         The model sees `block_size` tokens. When they are full, it goes on from the newer half of them: the
         cache is filled anew once in block_size / 2 tokens, and gives what computing without one gives.
+        Eagerly: every length would be compiled for.
         """
+        with torch.compiler.set_stance("force_eager"):
+            return self._generate(tokens, count, temperature, top_k, seed, cached)
+
+    def _generate(
+        self, tokens: Tensor, count: int, temperature: float, top_k: int, seed: int, cached: bool
+    ) -> Tensor:
         random = torch.Generator(tokens.device).manual_seed(seed)
         cache = Cache() if cached else None
         start = max(tokens.shape[1] - self.block_size, 0)

@@ -19,7 +19,11 @@ State = tuple[Tensor, Tensor]
 
 
 class Encoder(nn.Module):
-    """The LSTM of one time frame. Recomputed if asked to, never compiled: that gains nothing for cuDNN's."""
+    """The LSTM of one time frame. Recomputed if asked to, never compiled: that gains nothing for cuDNN's.
+
+    Under bf16 torch's autocast casts cuDNN's RNNs to float16, whatever else it is set to (AutocastRNN.cpp):
+    the numbers inside are small enough for its range; losses, weights and the head do not pass through it.
+    """
 
     def __init__(self, columns: int, width: int, depth: int):
         super().__init__()

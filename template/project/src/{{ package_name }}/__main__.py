@@ -79,7 +79,13 @@ def run(words: list[str]) -> int:
     if arguments.print_config:
         print(settings().to_yaml(), end="")
         return 0
-    return command.run(arguments, settings) or 0
+    try:
+        return command.run(arguments, settings) or 0
+    except RuntimeError as error:
+        if type(error).__name__ != "OutOfMemoryError":  # torch's, which is not imported for this
+            raise
+        remedy = "a smaller --evaluation.batch_size; `nvidia-smi` shows what else is on the card"
+        raise UserError("out of GPU memory", words[0], remedy) from error
 
 
 def loading(arguments: argparse.Namespace, overrides: list[tuple[str, str]]) -> Callable[..., Settings]:

@@ -322,6 +322,9 @@ def check_data(settings: Any) -> Found:
     store = open_store(settings)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     loader = Loader(Samples(store, settings, "train"), store, settings, device)
+    first: Any = loader.epoch(0)
+    next(first, None)  # as before a run: from then on a loader for GPUs reads large chunks
+    first.close()
     samples, start, begun = 0, 0.0, time.perf_counter()
     for number, batch in enumerate(loader.epoch(0)):
         valid = int((batch["index"] >= 0).sum())

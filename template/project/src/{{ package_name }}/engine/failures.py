@@ -11,14 +11,15 @@ from .monitor import NonFinite
 from .order import Order
 
 
-def explain(
-    error: BaseException | None, settings: Any, device: torch.device, order: Order
-) -> UserError | None:
-    """The line for a failure that a setting can mend; None for any other error."""
+def explain(error: BaseException | None, settings: Any, loader: Any = None) -> UserError | None:
+    """The line for a failure that a setting can mend; None for any other error.
+
+    loader: of training; None where the failure came before there was one.
+    """
     if isinstance(error, torch.cuda.OutOfMemoryError):
-        return out_of_memory(settings, device)
+        return out_of_memory(settings)
     if isinstance(error, NonFinite):
-        return non_finite(error, order)
+        return non_finite(error, loader.order)
     if type(error).__module__ == "torch.distributed" or "gloo" in str(error):
         remedy = "its own last words say why; `train --resume` goes on from the newest checkpoint"
         return UserError("another process of this run is gone", str(error).partition("\n")[0], remedy)
@@ -42,7 +43,7 @@ def non_finite(error: NonFinite, order: Order) -> UserError:
     return UserError(str(error), f"epoch {error.epoch + 1}, training samples {shown}", remedy)
 
 
-def out_of_memory(settings: Any, device: torch.device) -> UserError:
+def out_of_memory(settings: Any) -> UserError:
     """The ladder of settings to try, mildest first."""
     batch = settings.data.batch_size
     steps = []
@@ -56,6 +57,6 @@ def out_of_memory(settings: Any, device: torch.device) -> UserError:
     if settings.data.chunk_size_gb != "auto":
         steps.append(f"--data.chunk_size_gb {settings.data.chunk_size_gb * 0.8:.2f}")
     steps.append("--profile low_memory")
-    free, total = (size / 2**30 for size in torch.cuda.mem_get_info(device))
-    where = f"{torch.cuda.get_device_name(device)}, {free:.1f} of {total:.1f} GB free"
+    free, total = (size / 2**30 for size in torch.cuda.mem_get_info())
+    where = f"{torch.cuda.get_device_name()}, {free:.1f} of {total:.1f} GB free"
     return UserError("out of GPU memory", where, "try, in this order: " + "; ".join(steps))

@@ -35,6 +35,11 @@ class NonFinite(Exception):
         self.step, self.epoch, self.batches, self.rank = step, epoch, batches, rank
 
 
+def held_up(loader: Any) -> float:
+    """Seconds so far in which the loader waited for the GPU: the loop does so anyway, sooner or later."""
+    return getattr(loader, "held_up", 0.0)
+
+
 class Monitor:
     """Logs every `monitor.every_steps`-th step of a run.
 
@@ -85,9 +90,9 @@ class Monitor:
         """Passes batches on and adds up the time that the loop waits for them."""
         iterator = iter(batches)
         while True:
-            start = time.perf_counter()
+            start = time.perf_counter() - held_up(self.loader)
             batch = next(iterator, None)
-            self.waited += time.perf_counter() - start
+            self.waited += time.perf_counter() - held_up(self.loader) - start
             if batch is None:
                 return
             yield batch

@@ -8,6 +8,8 @@ from __future__ import annotations
 import functools
 import gc
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,17 +19,21 @@ from torch.utils.checkpoint import checkpoint
 FP8 = "evaluation in bf16; without compile and on small models it loses time"
 # Triton supports sm 8.0 and later; older cards run its kernels by luck (triton#10918).
 COMPILE_CAPABILITY = (8, 0)
+CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # modes that record them
 
 
 def prepare_process() -> None:
     """Before anything large is allocated: how torch takes memory from CUDA and from the system.
 
     Segments that grow in place, so that odd shapes do not fragment memory: instead of `empty_cache()`,
-    which costs time and frees nothing live. Both names, old and new. And huge pages for large tensors on
-    the host: filling a new one takes a tenth of the time (1 against 10 GB/s where they are `madvise`).
+    which costs time and frees nothing live. Both names, old and new: CUDA reads one and ignores the other.
+    And huge pages for large tensors on the host: filling a new one takes a tenth of the time (1 against
+    10 GB/s where they are `madvise`).
     """
-    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
-        os.environ.setdefault(name, "expandable_segments:True")
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    given = next((os.environ[name] for name in names if name in os.environ), "expandable_segments:True")
+    for name in names:
+        os.environ.setdefault(name, given)
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
@@ -82,7 +88,19 @@ def compile_blocks(blocks: list[nn.Module], settings: Any) -> tuple[int, list[st
             skipped.append(f"{type(block).__name__} (a stock module)")
         else:
             block.compile(mode=options.mode, dynamic=dynamic, fullgraph=options.fullgraph)
+            if options.mode in CUDA_GRAPHS:
+                _eager_without_gradient(block)
     return len(blocks) - len(skipped), skipped
+
+
+def _eager_without_gradient(block: Any) -> None:
+    """Where no backward follows, the graph of one block overwrites another's result (pytorch#152887)."""
+    compiled, eager = block._compiled_call_impl, block._call_impl
+
+    def call(*inputs: Any, **named: Any) -> Any:
+        return (compiled if torch.is_grad_enabled() else eager)(*inputs, **named)
+
+    block._compiled_call_impl = call
 
 
 def make_optimizer(model: nn.Module, settings: Any) -> torch.optim.Optimizer:
@@ -108,6 +126,19 @@ def make_optimizer(model: nn.Module, settings: Any) -> torch.optim.Optimizer:
         fused=settings.fused,
         foreach=None if settings.fused else False,
     )
+
+
+@contextmanager
+def reserved(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """While open: the memory of AdamW's two averages is taken, which else the first step allocates.
+
+    What fits and what is left free then show before it.
+    """
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    adam = isinstance(optimizer, torch.optim.AdamW)
+    held = [torch.empty_like(parameter) for parameter in parameters for _ in range(2)] if adam else []
+    yield
+    held.clear()
 
 
 def freeze_garbage() -> None:

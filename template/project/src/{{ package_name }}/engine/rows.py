@@ -66,23 +66,27 @@ def gather(source: Tensor, spans: Spans, out: Tensor | None = None) -> Tensor:
         windows = source.as_strided(
             (len(source) - width + 1, width, *source.shape[1:]), (source.stride(0), *source.stride())
         )
-        places = torch.from_numpy(np.where(present, starts, 0)).to(source.device, non_blocking=True)
-        torch.index_select(windows, 0, places, out=flat)
+        torch.index_select(windows, 0, _on(source, np.where(present, starts, 0)), out=flat)
         if not present.all():
-            flat[torch.from_numpy(np.flatnonzero(~present)).to(source.device)] = 0
+            flat.index_fill_(0, _on(source, np.flatnonzero(~present)), 0)
         return values
     if source.is_cuda and present.any():
         steps = np.arange(width)
         inside = steps < lengths[:, None]
-        places = torch.from_numpy(np.where(inside, starts[:, None] + steps, 0).ravel()).to(source.device)
+        places = _on(source, np.where(inside, starts[:, None] + steps, 0).ravel())
         torch.index_select(source, 0, places, out=flat.view(-1, *source.shape[1:]))
-        empty = torch.from_numpy(~inside).to(source.device).view(*inside.shape, *[1] * (source.dim() - 1))
+        empty = _on(source, ~inside).view(*inside.shape, *[1] * (source.dim() - 1))
         flat.masked_fill_(empty, 0)  # indexing by a mask would wait for the GPU
         return values
     for row, start, length in zip(flat, starts.tolist(), lengths.tolist(), strict=True):
         row[:length] = source[start : start + length]
         row[length:] = 0
     return values
+
+
+def _on(source: Tensor, values: np.ndarray) -> Tensor:
+    """The values where `source` is, without a wait for what the GPU has to do before."""
+    return torch.from_numpy(values).to(source.device, non_blocking=True)
 
 
 def deliver(

@@ -83,6 +83,8 @@ class Loader(Protocol):
 
     def close(self) -> None: ...
 
+    # Optional: `held_up`, seconds in which `next()` waited for the GPU's earlier steps and not for data.
+
 
 class Model(Protocol):
     """`model.build_model(settings, facts)`: an `nn.Module` with these methods."""

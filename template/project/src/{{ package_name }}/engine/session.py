@@ -25,7 +25,7 @@ from .evaluation import evaluate, timed
 from .failures import explain, out_of_memory
 from .files import write_json, write_text
 from .monitor import Monitor, NonFinite
-from .optimization import freeze_garbage
+from .optimization import freeze_garbage, reserved
 from .progress import Progress, Ranks
 from .report import read_json, write_report
 from .reproducibility import random_state, set_random_state
@@ -59,9 +59,8 @@ class Session:
     ):
         self.run, self.settings, self.assemble, self.limit = run, settings, assemble, limit
         self.resumed, self.main, self.trial = resumed, rank == 0, trial
-        self.progress = Progress()
-        self.signal = 0  # that this process got
-        self.stop = 0  # that all ranks know of
+        self.current, self.progress = settings, Progress()  # settings of the phase
+        self.signal, self.stop = 0, 0  # that this process got; that all ranks know of
         self._saved = -1
         self._handlers: dict[int, Any] = {}
 
@@ -103,13 +102,12 @@ class Session:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         self._close_parts()
+        explained = explain(error, self.current, getattr(self, "loader", None))
         if self.main:
-            self._conclude(error)
-        if hasattr(self, "loader"):
-            explained = explain(error, self.project.settings, self.project.device, self.loader.order)
-            if explained is not None:
-                explained.told = not self.main and isinstance(error, NonFinite)
-                raise explained from error
+            self._conclude(explained or error)
+        if explained is not None:
+            explained.told = not self.main and isinstance(error, NonFinite)
+            raise explained from error
 
     def _conclude(self, error: BaseException | None) -> None:
         """Status and report; a mistake found before the start leaves nothing."""
@@ -179,6 +177,7 @@ class Session:
 
     def begin(self, settings: Any) -> None:
         """Assembles, tries one batch, restores the newest checkpoint, and says what is on."""
+        self.current = settings
         self.project = project = self.assemble(settings)
         training = settings.training
         self.accumulation = training.gradient_accumulation_steps
@@ -227,13 +226,14 @@ class Session:
         batch = next(batches)
         self.work = project.work(self.loader.samples, batch)
         try:
-            with project.precision.autocast():
-                output = project.model(batch)  # as it is: without the exchange of gradients
-            output.loss.backward(gradient=output.weight)
+            with reserved(project.optimizer):
+                with project.precision.autocast():
+                    output = project.model(batch)  # as it is: without the exchange of gradients
+                output.loss.backward(gradient=output.weight)
         except torch.cuda.OutOfMemoryError as error:
             if project.distributed.forward_exchanges:  # the others wait inside it: ending ends them
                 raise
-            raise out_of_memory(project.settings, project.device) from error
+            raise out_of_memory(project.settings) from error
         batches.close()
         project.optimizer.zero_grad(set_to_none=True)
         with torch.no_grad():
