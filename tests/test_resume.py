@@ -316,3 +316,38 @@ def test_early_stop_and_best_checkpoint(place: Path) -> None:
     assert evaluation["metrics"]["loss"] == pytest.approx(min(measured)[0], abs=1e-6)
     assert run(render(workload="tabular"), "train", "--resume", cwd=place).code == 0  # stays stopped
     assert losses(place)[-1][0] < 90
+
+
+def test_a_full_disk_ends_no_training_at_a_row(place: Path, reference: Path) -> None:
+    """Rows that the disk has no room for wait in memory."""
+
+    def fill() -> None:
+        from my_training.engine import monitor  # type: ignore[import-not-found]
+
+        start, flushes = monitor.Monitor.start, iter(range(10**9))
+
+        class Full:
+            def __init__(self, file: object):
+                self.file = file
+
+            def write(self, text: str) -> None:
+                self.file.write(text)
+
+            def flush(self) -> None:
+                if 10 <= next(flushes) < 30:
+                    raise OSError(28, "No space left on device")
+                self.file.flush()
+
+            def close(self) -> None:
+                self.file.close()
+
+        def started(self: object, *given: object) -> None:
+            start(self, *given)
+            self._file = Full(self._file)
+
+        monitor.Monitor.start = started
+
+    done = run(render(workload="tabular"), "train", *OPTIONS, cwd=place, before=fill)
+    assert done.code == 0, done.err
+    assert done.out.count("No space left on device: metrics wait in memory") == 1
+    same(place, reference)

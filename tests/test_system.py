@@ -267,8 +267,8 @@ def test_the_page_says_what_there_is(tmp_path) -> None:
     assert f"under {system.ROOF:.0%}".replace("%", " %") in text
 
 
-def full(verb: str) -> Callable[[], None]:
-    """A GPU whose memory ends while the model is moved there, or under the batches of another verb."""
+def full(verb: str, cuda: bool = True) -> Callable[[], None]:
+    """Memory that ends while the model is moved to its device, or under the batches of another verb."""
 
     def put() -> None:
         torch.cuda.mem_get_info = lambda *_: (1 << 30, 8 << 30)  # type: ignore[assignment]
@@ -277,7 +277,8 @@ def full(verb: str) -> Callable[[], None]:
         build = assemble.build_model
 
         def too_large(*_: object, **__: object) -> None:
-            raise torch.OutOfMemoryError("CUDA out of memory")
+            torch.cuda.is_available = lambda: cuda
+            raise torch.OutOfMemoryError("CUDA") if cuda else RuntimeError("can't allocate memory: 37 GB")
 
         def made(*given: Any) -> Any:
             model = build(*given)
@@ -293,6 +294,7 @@ def test_memory_that_ends_is_one_line_anywhere(tmp_path: Path) -> None:
     project = render(workload="tabular")
     words = ("train", *TABULAR, "--training.max_steps", "2")
     one_error(run(project, *words, cwd=tmp_path, before=full("train")), "out of GPU memory", "batch_size")
+    one_error(run(project, *words, cwd=tmp_path, before=full("train", False)), "out of memory", "batch_size")
     assert not list(tmp_path.glob("runs/*")), "nothing is left of it"
     assert run(project, *words, cwd=tmp_path).code == 0
     evaluated = run(project, "evaluate", cwd=tmp_path, before=full("evaluate"))

@@ -25,7 +25,7 @@ class Size(NamedTuple):
     dependencies: int
 
 
-DEFAULT = Size(70, 6900, 8)  # the default project may have this much
+DEFAULT = Size(70, 7000, 8)  # the default project may have this much
 LARGEST = Size(80, 7500, 14)  # any project; more dependencies come with lightning, a tracker, a tokenizer
 
 

@@ -294,3 +294,23 @@ def test_a_flipped_bit_anywhere_in_the_manifest_is_noticed_or_harmless(tmp_path:
         assert into.parts["other"].value[0] == found["step"]
         assert torch.equal(into.parts["model"].head.weight, Tied(found["step"]).head.weight)
         path.write_bytes(whole)
+
+
+def test_damaged_ones_cost_no_whole_one(tmp_path: Path) -> None:
+    """A resume behind two of them goes on from an earlier step, and what it saves stays."""
+    save(tmp_path, 2, 4, 6, keep=3)
+    for step in (4, 6):
+        with open(tmp_path / f"step-{step:08d}" / "state.pt", "ab") as file:
+            file.write(b"x")
+    save(tmp_path, 3)
+    assert {2, 3} <= set(saved(tmp_path))
+    assert make(tmp_path).load("last")["step"] == 3
+    save(tmp_path, 4, 5, 6)
+    assert saved(tmp_path) == [6, 5]
+
+
+def test_what_a_killed_run_was_removing_goes(tmp_path: Path) -> None:
+    (tmp_path / ".trash-step-00000001").mkdir()
+    (tmp_path / ".trash-step-00000001" / "model.safetensors").write_bytes(b"x")
+    save(tmp_path, 2)
+    assert not list(tmp_path.glob(".trash-*"))

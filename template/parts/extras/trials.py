@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -35,7 +36,7 @@ class Failed(Exception):
         lines = [line for line in log.splitlines() if line.strip()] or [f"exit code {code}"]
         errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
         super().__init__((errors or lines[-1:])[0])
-        self.memory = code in (-9, 137) or "out of GPU memory" in log or "can't allocate memory" in log
+        self.memory = code in (-9, 137) or bool(re.search("out of (GPU )?memory|can't allocate memory", log))
 
 
 class Trials:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from .errors import UserError
-from .rows import deliver, gather, mapped, order_of, stored_dtype
+from .rows import deliver, gather, leave_signals, mapped, order_of, stored_dtype
 from .seams import Batch, Rows, Spans
 from .store import Store
 
@@ -88,6 +88,7 @@ class Loader:
             persistent_workers=data.persistent_workers and self.workers > 0,
             # Its own: else it draws from the global one, and dropout differs with the workers.
             generator=torch.Generator(),
+            worker_init_fn=leave_signals,
         )
 
     def _automatic_workers(self, store: Store) -> int:

@@ -64,12 +64,15 @@ class Project:
         return kind(samples, self.store, self.settings, self.device, rank, world, train)
 
 
-def open_store(settings: Any) -> Store:
-    """The prepared data; a synthetic sample where nothing was prepared and no other folder was named."""
+def open_store(settings: Any, synthetic: bool = True) -> Store:
+    """The prepared data; a synthetic sample where nothing was prepared and no other folder was named.
+
+    synthetic: makes that sample where there is none.
+    """
     folder = Path(settings.data.path)
     if not (folder / MANIFEST).exists() and settings.data.path == type(settings.data)().path:
         folder = folder / "synthetic"
-        if not (folder / MANIFEST).exists():
+        if not (folder / MANIFEST).exists() and synthetic:
             dataset.synthesize(folder, settings)
     return Store.open(folder, WORKLOAD)
 

@@ -72,17 +72,21 @@ def open_run(folder: Path, settings: Any, which: str) -> tuple[Any, int]:
     if settings.phases:  # a phase may have had other data, another block size
         number = Checkpoint(folder / "checkpoints", distributed).peek(which).get("phase", 0)
         settings = settings.phase(number + 1)
-    store = open_store(settings)
+    store = open_store(settings, synthetic=False)
     project = assemble(settings, distributed, store)
     checkpoint = Checkpoint(folder / "checkpoints", distributed, model=project.model)
-    found = checkpoint.load_model(which)
+
+    def fits(facts: dict[str, Any]) -> None:
+        if facts["data"] != store.fingerprint:
+            what = "the run was trained on other data than these"
+            remedy = "name the run's data with --data.path, or prepare the same once more"
+            raise UserError(what, str(store.folder), remedy)
+
+    found = checkpoint.load_model(which, fits)
     for skipped in checkpoint.skipped:
         line(f"note: skipped a damaged checkpoint: {skipped}")
     if found is None:
         raise UserError("the run has no checkpoint yet", str(folder), "train it further with --resume")
-    if found["facts"]["data"] != store.fingerprint:
-        what = "the run was trained on other data than these"
-        raise UserError(what, str(store.folder), "name the run's data with --data.path")
     for entry in project.optimizations:
         line(f"  {entry['name']:<18}{entry['state']:<14}{entry['why']}")
     project.model.eval()

@@ -78,6 +78,10 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> int:
         with Session(run_folder, settings, build, limit, resumed, rank, trial) as session:
             for _ in session.phases(arguments.phase):
                 fit(session)
+        if rank == 0 and not trial:
+            where = f"at step {session.progress.step} of {session.end}"
+            again = f"stopped {where}: `train --resume {run_folder.name}` goes on"
+            print(f"finished {where}: {run_folder / 'report.md'}" if session.finished else again)
         distributed.together(lambda: None)  # who leaves first ends the others: not before rank 0 has reported
         return session.exit_code
     finally:

@@ -105,6 +105,8 @@ class Checkpoint:
         manifest = {"step": step, "facts": self.facts, "aliases": aliases, "sha256": hashes, "shards": shapes}
         write_json(partial / MANIFEST, {"format": FORMAT, "seal": _seal(manifest), **manifest})
         sync_folder(partial)
+        for trash in self.folder.glob(".trash-*"):  # of a run that was killed while it removed one
+            shutil.rmtree(trash, ignore_errors=True)
         _remove(target)  # the same step again, after a resume
         os.replace(partial, target)
         sync_folder(self.folder)
@@ -112,7 +114,8 @@ class Checkpoint:
 
     def mark_best(self, path: Path, loss: float) -> None:
         """Names the checkpoint with the lowest evaluation loss; pruning spares it."""
-        write_json(self.folder / BEST, {"checkpoint": path.name, "loss": loss})
+        with contextlib.suppress(OSError):  # a full disk; after a resume from it, it is marked
+            write_json(self.folder / BEST, {"checkpoint": path.name, "loss": loss})
 
     def load(self, which: str = "last") -> dict[str, Any] | None:
         """Restores all parts from the newest valid checkpoint, or the best one; None where there is none.
@@ -135,11 +138,17 @@ class Checkpoint:
         load_model(self.parts["model"], tensors, found["path"])
         return {"step": manifest["step"], "path": found["path"], "extra": state["extra"]}
 
-    def load_model(self, which: str = "best") -> dict[str, Any] | None:
-        """Restores the weights alone (evaluation, prediction, the start of a phase)."""
+    def load_model(
+        self, which: str = "best", fits: Callable[[dict[str, Any]], None] = lambda facts: None
+    ) -> dict[str, Any] | None:
+        """Restores the weights alone (evaluation, prediction, the start of a phase).
+
+        fits: called with the checkpoint's facts first, to refuse it.
+        """
         found = self._read(which)
         if found is None:
             return None
+        fits(found["manifest"]["facts"])
         load_model(self.parts["model"], found["tensors"], found["path"])
         return {"step": found["manifest"]["step"], "path": found["path"], "facts": found["manifest"]["facts"]}
 
@@ -177,9 +186,9 @@ class Checkpoint:
 
     def _prune(self, newest: Path) -> None:
         _read_folder(newest, tensors=False)  # the new one must verify before an old one goes
-        spared = {self.best()}
-        for path in folders(self.folder)[self.keep :]:
-            if path.name not in spared:
+        older = [path for path in folders(self.folder) if path <= newest]  # later ones are damaged
+        for path in older[self.keep :]:
+            if path.name != self.best():
                 _remove(path)
 
 

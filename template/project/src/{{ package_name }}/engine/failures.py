@@ -16,7 +16,7 @@ def explain(error: BaseException | None, settings: Any, loader: Any = None) -> U
 
     loader: of training; None where the failure came before there was one.
     """
-    if isinstance(error, torch.cuda.OutOfMemoryError):
+    if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error):
         return out_of_memory(settings)
     if isinstance(error, NonFinite):
         return non_finite(error, loader.order)
@@ -57,6 +57,9 @@ def out_of_memory(settings: Any) -> UserError:
     if settings.data.chunk_size_gb != "auto":
         steps.append(f"--data.chunk_size_gb {settings.data.chunk_size_gb * 0.8:.2f}")
     steps.append("--profile low_memory")
+    remedy = "try, in this order: " + "; ".join(steps)
+    if not torch.cuda.is_available():
+        return UserError("out of memory", "this machine", remedy)
     free, total = (size / 2**30 for size in torch.cuda.mem_get_info())
     where = f"{torch.cuda.get_device_name()}, {free:.1f} of {total:.1f} GB free"
-    return UserError("out of GPU memory", where, "try, in this order: " + "; ".join(steps))
+    return UserError("out of GPU memory", where, remedy)

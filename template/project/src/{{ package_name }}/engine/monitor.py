@@ -12,7 +12,7 @@ import math
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -43,7 +43,7 @@ def held_up(loader: Any) -> float:
 class Monitor:
     """Logs every `monitor.every_steps`-th step of a run.
 
-    `start` says where: total steps of the run, and training samples of one full step over all ranks.
+    `start` says where: total steps of the run.
     """
 
     def __init__(self, run: Path, project: Any, tracker: Any, loader: Any):
@@ -61,12 +61,15 @@ class Monitor:
         self._pending: list[tuple[int, int, tuple[int, int], list]] = []
         self._judged: tuple[float, float] | None = None  # seconds waited and in all, since the last judgement
         self._alerted: set[str] = set()
+        self._full = False  # the disk
         self._leaks = Leaks(self.device)
         self.system: System | None = None
 
-    def start(self, step: int, total: int, samples: int, work: Work) -> None:
+    def start(self, step: int, total: int, work: Work) -> None:
         """Begins (or goes on) at `step`; rows behind it, of a run that died later, are dropped."""
-        self.total, self.samples, self.work = total, samples, work
+        self.total, self.work, order = total, work, self.loader.order
+        # Samples of a batch over all ranks, on the average of an epoch: its last one is filled up.
+        self.samples = min(len(order.samples) / len(order), order.slots)
         self.system = System(self.run, self.device, self.settings.monitor.system_every_seconds, self.main)
         self._trim(step)
         if self.main:
@@ -84,7 +87,7 @@ class Monitor:
             write_text(self.path, "".join(json.dumps(row) + "\n" for row in kept))
 
     def _restart(self, step: int) -> None:
-        self._since, self._from, self.waited = time.perf_counter(), step, 0.0
+        self._since, self._from, self._batches, self.waited = time.perf_counter(), step, 0, 0.0
 
     def timed(self, batches: Iterable[T]) -> Iterator[T]:
         """Passes batches on and adds up the time that the loop waits for them."""
@@ -102,6 +105,7 @@ class Monitor:
     ) -> None:
         """After optimizer step `number` (from 1) over the micro-batches [first, last + 1) of `epoch`."""
         self._pending.append((number, epoch, batches, step.group))
+        self._batches += batches[1] - batches[0]
         if batches[0] == 0 and epoch > 0:  # the first epoch, its evaluation and checkpoint fill caches
             for line in self._leaks.grown():
                 self.alert(number, line.partition(" grew")[0], f"memory: {line}: what keeps it?")
@@ -119,7 +123,7 @@ class Monitor:
             "loss": loss,
             "learning_rate": learning_rate,
             "gradient_norm": norm,
-            "samples_per_second": steps * self.samples / seconds,
+            "samples_per_second": self._batches * self.samples / seconds,
             "step_ms": 1000 * seconds / steps,
             "data_wait_fraction": self.waited / seconds,
             "eta_s": (self.total - number) * seconds / steps,
@@ -193,8 +197,9 @@ class Monitor:
         if not self.main:
             return
         clean = {name: None if _bad(value) else value for name, value in row.items()}
-        self._file.write(json.dumps(clean) + "\n")
-        self._file.flush()
+        with self._going_on():
+            self._file.write(json.dumps(clean) + "\n")
+            self._file.flush()
         group = row.get("split", "train")
         numbers = {
             f"{group}/{name}": value
@@ -214,7 +219,18 @@ class Monitor:
         )
         writer.writeheader()
         writer.writerows(rows)
-        write_text(self.csv, table.getvalue())
+        with self._going_on():
+            write_text(self.csv, table.getvalue())
+
+    @contextmanager
+    def _going_on(self) -> Iterator[None]:
+        """A full disk ends no training: rows wait in memory, and go out with the next that can."""
+        try:
+            yield
+        except OSError as error:
+            if not self._full:
+                self.line(f"note: {self.run}: {error.strerror}: metrics wait in memory, training goes on")
+            self._full = True
 
     def say(self, row: dict[str, Any]) -> None:
         """The row for a reader."""
@@ -244,7 +260,8 @@ class Monitor:
         if self.system is not None:
             self.system.close()
         self.write_csv()
-        self._file.close()
+        with self._going_on():
+            self._file.close()
         if self.bar is not None:
             self.bar.close()
         if self.main:

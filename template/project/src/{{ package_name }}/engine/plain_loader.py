@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
 
-from .rows import deliver, gather, mapped, order_of, stored_dtype
+from .rows import deliver, gather, leave_signals, mapped, order_of, stored_dtype
 from .seams import Batch, Rows
 from .store import Store
 
@@ -66,6 +66,7 @@ class Loader:
             prefetch_factor=self.prefetch,
             pin_memory=self.pin,
             collate_fn=stack,
+            worker_init_fn=leave_signals,
             generator=torch.Generator(),  # its own: the global one decides on dropout
         )
         for batch, rows in enumerate(batches, start_batch):

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,12 @@ def order_of(samples: Any, settings: Any, rank: int, world: int, train: bool) ->
         stride=data.stride or getattr(samples, "stride", 1),
         lengths=samples.lengths() if data.order == "bucket" else None,
     )
+
+
+def leave_signals(worker: int) -> None:
+    """In a worker: what a signal means is the main process's to say, though a terminal sends it to all."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def mapped(array: Array) -> Tensor:

@@ -115,8 +115,8 @@ class Session:
             shutil.rmtree(self.run, ignore_errors=True)
             return
         state = "failed" if error else "finished" if self.finished else "stopped"
-        self._status(state, self._reason(error))
         with contextlib.suppress(OSError):  # a full disk must not hide the error that is on its way
+            self._status(state, self._reason(error))
             if not self.trial:
                 write_report(self.run)
 
@@ -212,7 +212,7 @@ class Session:
         self.verification = Verification(project.store, self.main)
         self.schedule.set(self.progress.step - self.progress.phase_start)
         self.samples = self.loader.order.slots * self.accumulation  # of a whole step, over all ranks
-        self.monitor.start(self.progress.step, self.end, self.samples, self.work)
+        self.monitor.start(self.progress.step, self.end, self.work)
         self._introduce()
 
     def _dry_run(self) -> float:

@@ -95,8 +95,9 @@ class Store:
             )
             for name, entry in manifest["arrays"].items()
         }
-        digests = [entry["sha256"] for entry in self.files.values()]
-        self.fingerprint = hashlib.sha256(json.dumps([digests, self.splits]).encode()).hexdigest()[:16]
+        # Facts too: the same bytes under other targets, class names or characters are other data.
+        known = [[entry["sha256"] for entry in self.files.values()], self.splits, self.facts]
+        self.fingerprint = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:16]
 
     @classmethod
     def open(cls, folder: str | Path, workload: str | None = None) -> Store:
@@ -148,6 +149,9 @@ class StoreWriter:
         import h5py
 
         writable_folder(self.folder, "choose another data.path")
+        for stale in self.folder.glob(".store-*.partial"):  # of a `prepare` that was killed
+            if not _runs(stale.name[len(".store-") : -len(".partial")]):
+                stale.unlink()
         self._partial = self.folder / f".store-{os.getpid()}.partial"
         self._file = h5py.File(self._partial, "w", alignment_threshold=1, alignment_interval=ALIGNMENT)
         return self
@@ -205,9 +209,19 @@ class StoreWriter:
             "files": {name: entry, **self._others},
         }
         write_json(self.folder / MANIFEST, manifest)
-        for old in self.folder.glob("store-*.h5"):  # the manifest no longer names them
-            if old.name != name:
+        for old in self.folder.glob(f"store-{'[0-9a-f]' * 12}.h5"):  # the manifest no longer names them
+            if old.name != name and str(old.resolve()) not in self._others:
                 old.unlink()
+
+
+def _runs(process: str) -> bool:
+    try:
+        os.kill(int(process), 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, ValueError):  # another user's, no number
+        pass
+    return True
 
 
 def _file_entry(path: Path) -> dict[str, Any]:
