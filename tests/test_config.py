@@ -425,6 +425,17 @@ def test_phases_stand_between_file_and_environment():
             settings.phase(number)
 
 
+def test_phases_have_the_same_model():
+    """A later one would not take the weights of the first, hours after the start."""
+    phases = "phases: [{name: a, steps: 1}, {name: b, steps: 1, overrides: {model.width: 8, model.dropout: 0.3}}]"
+    line = "model.width is 8, but 64 in phase 1: config.yaml phase 2: set it for all phases"
+    with pytest.raises(errors.UserError, match=line):
+        config.load(write(phases))
+    settings = config.load(write(phases), None, [("model.width", "8")])
+    assert [settings.phase(number).model.dropout for number in (1, 2)] != [0.3, 0.3]
+    assert settings.phase(1).model.width == settings.phase(2).model.width == 8
+
+
 def test_a_conflict_inside_a_phase_is_found_at_the_start():
     phases = "phases: [{name: a, steps: 1, overrides: {training.cudnn_benchmark: true}}]"
     (line,) = mistakes(write(f"reproducibility.deterministic: true\n{phases}"))

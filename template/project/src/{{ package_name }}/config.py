@@ -7,6 +7,7 @@ Nothing here imports torch, numpy or h5py.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -304,8 +305,7 @@ def load(
     for stronger in layers:
         layer |= _without_switches(sources, stronger, layer, notes)
     settings = _checked(sources, layer, notes)
-    for number in range(1, len(settings.phases) + 1):
-        settings.phase(number)
+    _same_model([settings.phase(number) for number in range(1, len(settings.phases) + 1)])
     return settings
 
 
@@ -335,6 +335,15 @@ def _checked(sources: Sources, layer: Layer, notes: list[str]) -> Settings:
     sources.reject()
     settings._origins, settings._notes = origins, notes
     return settings
+
+
+def _same_model(phases: list[Settings]) -> None:
+    """Raises `UserError` where a phase could not go on with the weights of the first."""
+    keys = [key for key in SETTINGS if key.startswith("model.") and not key.endswith("dropout")]
+    for key, phase in product(keys, phases[1:]):
+        if (value := phase.value(key)) != (first := phases[0].value(key)):
+            what, where = f"{key} is {value}, but {first} in phase 1", phase.origins["training.max_steps"]
+            raise UserError(what, where, "set it for all phases: each goes on with the same weights")
 
 
 def _without_switches(sources: Sources, layer: Layer, below: Layer, notes: list[str]) -> Layer:
