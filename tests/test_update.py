@@ -196,6 +196,48 @@ def test_edits_survive(upstream: Path, tmp_path: Path, copier: str) -> None:
 
 
 @every_copier
+def test_files_without_use_are_deleted_and_can_be_brought_back(
+    upstream: Path, tmp_path: Path, copier: str
+) -> None:
+    """What docs/update.md warns of: an edit goes with its file, and nothing but git's status says so."""
+    project = copied(upstream, tmp_path / "project", which=copier)
+    edited = project / "src/my_training/commands/benchmark.py"
+    edited.write_text(edited.read_text(encoding="utf-8") + "\n\nMINE = True\n", encoding="utf-8")
+    commit(project)
+    run_copier(copier, "update", "--defaults", "-r", ":current:", "-d", "extras=[profile]", cwd=project)
+    assert " D src/my_training/commands/benchmark.py" in git(project, "status", "--short").splitlines()
+    assert git(project, "ls-files", "-u") == ""
+    git(project, *update_page("git checkout HEAD"))
+    assert "MINE = True" in edited.read_text(encoding="utf-8")
+
+
+@every_copier
+def test_edits_move_with_a_package_that_was_moved_first(upstream: Path, tmp_path: Path, copier: str) -> None:
+    project = copied(upstream, tmp_path / "project", which=copier)
+    package = project / "src/my_training"
+    model = (package / "model.py").read_text(encoding="utf-8") + "\n\nMINE = True\n"
+    (package / "model.py").write_text(model, encoding="utf-8")
+    (package / "mine.py").write_text("MINE = True\n", encoding="utf-8")
+    commit(project)
+    git(project, *update_page("git mv"))
+    commit(project)
+    run_copier(copier, *update_page("copier update --defaults -r :current: -d package_name"), cwd=project)
+    assert "src/other/model.py" in git(project, "ls-files", "-u")
+    git(project, *update_page("git checkout --ours"))
+    found, answers = content(project), {"package_name": "other"}
+    run_copy(str(upstream), tmp_path / "fresh", data=answers, defaults=True, vcs_ref=OLD, quiet=True)
+    mine = {"src/other/model.py": model, "src/other/mine.py": "MINE = True\n"}
+    assert found == content(tmp_path / "fresh") | mine
+
+
+def update_page(start: str) -> list[str]:
+    """The words, without the first, of the one command of docs/update.md that begins so."""
+    lines = (REPOSITORY / "docs/update.md").read_text(encoding="utf-8").splitlines()
+    (command,) = (line.strip() for line in lines if line.strip().startswith(start))
+    return shlex.split(command.partition("  #")[0].partition(" && ")[0])[1:]
+
+
+@every_copier
 def test_edit_of_the_same_line_is_a_conflict_that_git_knows(
     upstream: Path, tmp_path: Path, copier: str
 ) -> None:
