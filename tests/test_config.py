@@ -427,7 +427,9 @@ def test_phases_stand_between_file_and_environment():
 
 def test_phases_have_the_same_model():
     """A later one would not take the weights of the first, hours after the start."""
-    phases = "phases: [{name: a, steps: 1}, {name: b, steps: 1, overrides: {model.width: 8, model.dropout: 0.3}}]"
+    phases = (
+        "phases: [{name: a, steps: 1}, {name: b, steps: 1, overrides: {model.width: 8, model.dropout: 0.3}}]"
+    )
     line = "model.width is 8, but 64 in phase 1: config.yaml phase 2: set it for all phases"
     with pytest.raises(errors.UserError, match=line):
         config.load(write(phases))
