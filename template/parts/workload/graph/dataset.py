@@ -282,7 +282,8 @@ def finish(metrics: dict[str, float], store: Store, split: str) -> dict[str, flo
     """Adds `r2`: 1 − squared error ÷ variance of the split's own targets, all horizons together."""
     target = _columns(store, split)[1]
     variance = np.nansum((target - np.nanmean(target, 0)) ** 2) / max(np.isfinite(target).sum(), 1)
-    return {**metrics, "r2": 1 - metrics["mse_original"] / float(variance)} if variance > 0 else metrics
+    known = variance > 0 and "mse_original" in metrics
+    return {**metrics, "r2": 1 - metrics["mse_original"] / float(variance)} if known else metrics
 
 
 def baselines(store: Store, settings: Any, split: str) -> dict[str, dict[str, float]]:

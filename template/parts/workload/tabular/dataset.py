@@ -193,7 +193,7 @@ def _target(store: Store, split: str) -> np.ndarray:
 
 def finish(metrics: dict[str, float], store: Store, split: str) -> dict[str, float]:
     """Adds `r2`: 1 − squared error ÷ variance of the split's own targets; not where those are all equal."""
-    if store.facts["task"] == "regression" and (variance := _target(store, split).var()) > 0:
+    if "mse_original" in metrics and (variance := _target(store, split).var()) > 0:
         return {**metrics, "r2": 1 - metrics["mse_original"] / float(variance)}
     return metrics
 

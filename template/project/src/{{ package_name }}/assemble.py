@@ -20,6 +20,7 @@ from .engine.fp8 import convert
 from .engine.gpus import resolve_precision
 from .engine.loader import Loader
 from .engine.precision import Precision
+from .engine.seams import Output
 from .engine.store import MANIFEST, Store
 from .engine.throughput import Work, measure
 from .model import build_model
@@ -77,10 +78,29 @@ def open_store(settings: Any, synthetic: bool = True) -> Store:
     return Store.open(folder, WORKLOAD)
 
 
+def checked(model: Any) -> Any:
+    """The model, if it keeps to `seams.Model`. What forward returns is looked at once, the first time.
+
+    Raises `UserError` where it does not.
+    """
+
+    def look(module: Any, inputs: Any, output: Any) -> None:
+        hook.remove()
+        if missing := [name for name in Output._fields if not hasattr(output, name)]:
+            what = f"forward returns {type(output).__name__}, without {' and '.join(missing)}"
+            raise UserError(what, "model.py", "return the Output of engine/seams.py")
+
+    if missing := [name for name in ("predict", "blocks") if not hasattr(model, name)]:
+        what = f"{type(model).__name__} has no {' and no '.join(missing)}"
+        raise UserError(what, "model.py", "give it the methods of Model in engine/seams.py")
+    hook = model.register_forward_hook(look)
+    return model
+
+
 def assemble(settings: Any, distributed: Any, store: Store) -> Project:
     """Builds a project with fresh weights from the seed.
 
-    Raises `UserError` for a precision that the device lacks.
+    Raises `UserError` for a precision that the device lacks, and for a model that breaks its contract.
     """
     device, training = distributed.device, settings.training
     deterministic = settings.reproducibility.deterministic
@@ -93,7 +113,7 @@ def assemble(settings: Any, distributed: Any, store: Store) -> Project:
     )
     precision = Precision(resolved, device)
 
-    model: Any = build_model(settings, store.facts).to(device)  # 1
+    model: Any = checked(build_model(settings, store.facts)).to(device)  # 1
     blocks: dict[str, Any] = {"fp8": convert(model, emulate) if resolved == "fp8" else 0}  # 2
     if training.gradient_checkpointing:  # 3
         optimization.checkpoint_blocks(model.blocks())
