@@ -7,6 +7,7 @@ an optimizer made before sharding would hold parameters that are no longer the m
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,15 +87,17 @@ def checked(model: Any) -> Any:
 
     def look(module: Any, inputs: Any, output: Any) -> None:
         hook.remove()
-        if missing := [name for name in Output._fields if not hasattr(output, name)]:
-            what = f"forward returns {type(output).__name__}, without {' and '.join(missing)}"
-            raise UserError(what, "model.py", "return the Output of engine/seams.py")
+        _require(output, Output._fields, f"the {type(output).__name__} that forward returns")
 
-    if missing := [name for name in ("predict", "blocks") if not hasattr(model, name)]:
-        what = f"{type(model).__name__} has no {' and no '.join(missing)}"
-        raise UserError(what, "model.py", "give it the methods of Model in engine/seams.py")
+    _require(model, ("predict", "blocks"), f"the model {type(model).__name__}")
     hook = model.register_forward_hook(look)
     return model
+
+
+def _require(found: Any, names: Iterable[str], title: str) -> None:
+    if missing := [name for name in names if not hasattr(found, name)]:
+        what = f"{title} has no {' and no '.join(missing)}"
+        raise UserError(what, "model.py", "its contract stands in engine/seams.py")
 
 
 def assemble(settings: Any, distributed: Any, store: Store) -> Project:
