@@ -1,0 +1,91 @@
+"""A model of the user's own: the documented example runs, and one that breaks the contract is found."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rendering import REPOSITORY, render
+from running import newest_run, one_error, run
+from test_shell import SHELL, shell
+
+SHORT = ("train", "--training.max_steps", "40", "--schedule.warmup_steps", "5")
+MASK = " * present  # 0 where filled up"
+PAGE = (REPOSITORY / "docs/own-model.md").read_text(encoding="utf-8")
+(EXAMPLE,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+
+
+def project_with(folder: Path, model: str) -> Path:
+    project = shutil.copytree(render(workload="tabular"), folder / "project")
+    (project / "src/my_training/model.py").write_text(model, encoding="utf-8")
+    return project
+
+
+def test_documented_model_trains_evaluates_and_predicts(tmp_path: Path) -> None:
+    project = project_with(tmp_path, EXAMPLE)
+    for words in (SHORT, ("evaluate",), ("predict",)):
+        result = run(project, *words, cwd=tmp_path)
+        assert result.code == 0, result.err
+    found = json.loads((newest_run(tmp_path) / "evaluation.json").read_text())
+    assert set(found["metrics"]) == {"loss", "mse_original", "r2"}
+    assert found["metrics"]["mse_original"] < found["baselines"]["mean"]["mse_original"]
+    assert (newest_run(tmp_path) / "predictions.npz").exists()
+
+
+def test_documented_model_passes_the_projects_own_tests(tmp_path: Path) -> None:
+    assert "passed" in shell(project_with(tmp_path, EXAMPLE), "make", "lint", "test")
+
+
+def test_own_tests_find_a_model_without_the_mask(tmp_path: Path) -> None:
+    assert EXAMPLE.count(MASK) == 1
+    project = project_with(tmp_path, EXAMPLE.replace(MASK, ""))
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-k",
+        "fills_a_batch_up",
+        "tests",
+    ]
+    environment = SHELL | {"PYTHONPATH": "src"}
+    done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "1 failed" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        ("def predict", "def forecast", "Perceptron has no predict: model.py: .*engine/seams.py"),
+        ("def blocks", "def parts", "Perceptron has no blocks: model.py: .*engine/seams.py"),
+        (
+            "return Output(loss, weight, ",
+            "return loss  # ",
+            "the Tensor that forward returns has no loss and no weight.*: model.py: .*engine/seams.py",
+        ),
+    ],
+)
+def test_a_broken_contract_is_one_line_at_the_start(old: str, new: str, line: str, tmp_path: Path) -> None:
+    assert EXAMPLE.count(old) == 1
+    project = project_with(tmp_path, EXAMPLE.replace(old, new))
+    one_error(run(project, *SHORT, cwd=tmp_path), line)
+    assert not list((tmp_path / "runs").glob("*")), "nothing is left of a run that did not start"
+
+
+def test_a_model_without_metrics_is_evaluated(tmp_path: Path) -> None:
+    model = re.sub(r"return Output\(.*\)", "return Output(loss, weight)", EXAMPLE)
+    assert model != EXAMPLE
+    project = project_with(tmp_path, model)
+    for words in (SHORT, ("evaluate",)):
+        result = run(project, *words, cwd=tmp_path)
+        assert result.code == 0, result.err
+    found = json.loads((newest_run(tmp_path) / "evaluation.json").read_text())
+    assert set(found["metrics"]) == {"loss"}
