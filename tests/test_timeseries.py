@@ -409,6 +409,8 @@ def test_bad_csv_is_one_line(name: str, tmp_path: Path) -> None:
         (("--frames", "H1,H4", "--history", "1,2,3"), ["--history", "2 for H1, H4"]),
         (("--frames", "H1,D1", "--history", "24,900"), ["41 bars of D1"]),
         (("--frames", "H1,D1", "--aggregate", "wave=mean"), ["no rule 'mean'"]),
+        (("--split", "0,0.5,0.5"), ["0 training and 471 validation windows"]),
+        (("--frames", "H1,D1", "--history", "12,1", "--split", "20,280,300"), ["0 training and 271 valid"]),
     ],
 )
 def test_flags_that_do_not_fit_the_file_are_one_line(
@@ -419,6 +421,16 @@ def test_flags_that_do_not_fit_the_file_are_one_line(
         assert result.code == 0  # 5 windows each: short, not wrong
         return
     one_error(result, *parts)
+
+
+def test_a_refused_prepare_leaves_the_data_that_were_there(tmp_path: Path) -> None:
+    hdf5(tmp_path)
+    for words in (PREPARE, HDF5):
+        assert prepare(tmp_path, text(), words=words).code == 0
+        before = {path.name: path.read_bytes() for path in (tmp_path / "data").iterdir()}
+        refused = prepare(tmp_path, text(), "--split", "0.99,0.005,0.005", "--history", "24", words=words)
+        one_error(refused, "0 validation windows", "--split 0.99,0.005,0.005")
+        assert {path.name: path.read_bytes() for path in (tmp_path / "data").iterdir()} == before
 
 
 def test_gaps_empty_cells_and_constant_columns_are_said_and_trained(tmp_path: Path) -> None:

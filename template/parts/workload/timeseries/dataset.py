@@ -119,6 +119,8 @@ def write_series(
     closed = {name: bars_closed(base, bars) for name, (bars, _) in frames.items() if bars is not base}
     reaches = [int(np.searchsorted(count, frames[name][1])) + 1 for name, count in closed.items()]
     reach = max(history, *reaches, 0)  # the first row that all frames know enough about
+    if not known:
+        _check_split(splits, horizon, reach, source)
     border = splits["train"][1] if "train" in splits else len(base)
     facts = known or {
         "kind": "series",
@@ -161,6 +163,7 @@ def write_windows(
     One pass checks every value and learns the scaler from the training rows. Returns the rounding error
     as `write_series` does. Raises `UserError` that names the row of a value that is not finite.
     """
+    _check_split(splits, 1, 0, source)
     scales = [_checked(array, splits["train"][1]) for array in (features, targets)]
     facts = {
         "kind": "windows",
@@ -184,6 +187,14 @@ def write_windows(
             writer.create("targets", targets.shape, "float32")[...] = targets.read(0, targets.shape[0])
         writer.facts, writer.splits, writer.source = facts, splits, source
     return error
+
+
+def _check_split(splits: dict[str, list[int]], horizon: int, reach: int, source: Any) -> None:
+    """Raises `UserError` where nothing can train or validate: before a store that is there is replaced."""
+    train, validation, *_ = (max(b - horizon - max(a, reach) + 1, 0) for a, b in splits.values())
+    if not (train and validation):
+        what = f"{train} training and {validation} validation windows fit into the split"
+        raise UserError(what, f"--split {source['split']}", "give it more rows, or take a smaller --history")
 
 
 def _blocks(array: Array, title: str) -> Iterator[tuple[int, np.ndarray]]:

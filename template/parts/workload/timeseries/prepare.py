@@ -117,16 +117,12 @@ def prepare_series(folder: Path, path: Path, arguments: argparse.Namespace) -> N
 
 
 def report(folder: Path, lines: dict[str, str], rounding: float, arguments: argparse.Namespace) -> None:
-    """Says what training will see; refuses a split without a window."""
+    """Says what training will see."""
     from ..dataset import Samples
-    from ..engine.store import MANIFEST, Store
+    from ..engine.store import Store
 
     store = Store.open(folder)
     counts = {name: len(Samples(store, None, name)) for name in store.splits}
-    if not (counts["train"] and counts["validation"]):
-        (folder / MANIFEST).unlink()  # a store that cannot be trained on is no store
-        what = f"{counts['train']} training and {counts['validation']} validation windows fit into the split"
-        raise UserError(what, f"--split {arguments.split}", "give it more rows, or take a smaller --history")
     constant = [
         name
         for name, std in zip(store.facts["columns"], store.facts["frames"][0]["std"], strict=True)
