@@ -337,6 +337,18 @@ def test_predicts_a_split_and_what_comes_after_new_data(tmp_path: Path) -> None:
         assert (tmp_path / name).read_bytes()[1:4] == b"PNG"
 
 
+def test_forecasts_of_lanes_are_those_that_are_scored(tmp_path: Path) -> None:
+    assert prepare(tmp_path, text(), "--history", "3").code == 0
+    words = ("train", *SMALL, "--data.order", "lanes", "--data.batch_size", "4")
+    assert run(project(), *words, cwd=tmp_path).code == 0
+    assert run(project(), "evaluate", cwd=tmp_path).code == 0
+    assert run(project(), "predict", cwd=tmp_path).code == 0
+    evaluation = json.loads((newest_run(tmp_path) / "evaluation.json").read_text())
+    found = np.load(newest_run(tmp_path) / "predictions.npz")
+    error = np.square(found["prediction"].astype(np.float64) - found["target"]).mean()
+    assert error == pytest.approx(evaluation["metrics"]["mse_original"], rel=1e-5)
+
+
 # ---- storing -------------------------------------------------------------------------------------
 
 

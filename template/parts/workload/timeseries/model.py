@@ -134,10 +134,11 @@ class Forecaster(nn.Module):
         }
         return Output(loss, weight, {name: (value, weight) for name, value in sums.items()}, carry or None)
 
-    def predict(self, batch: Batch) -> dict[str, Tensor]:
-        """`prediction` (B, H, G) in the targets' own units."""
-        forecast, _ = self.forecast(batch)
-        return {"prediction": forecast * self.target_std + self.target_mean}
+    def predict(self, batch: Batch) -> dict[str, Any]:
+        """`prediction` (B, H, G) in the targets' own units, and `carry` where a state is carried on."""
+        forecast, carry = self.forecast(batch)
+        known: dict[str, Any] = {"carry": carry} if carry else {}
+        return known | {"prediction": forecast * self.target_std + self.target_mean}
 
 
 def _batch_first(state: State) -> State:

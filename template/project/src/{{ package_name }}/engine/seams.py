@@ -92,7 +92,7 @@ class Model(Protocol):
     def forward(self, batch: Batch) -> Output: ...
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
-        """Predictions in original units, batch first."""
+        """Predictions in original units, batch first; and `carry`, as of forward, where it has one."""
 
     def blocks(self) -> list[Any]:
         """The repeated layers, of own classes: compiled, checkpointed and sharded one by one.
