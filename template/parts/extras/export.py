@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from ..dataset import Samples
 from ..engine.errors import UserError
 from ..engine.files import replacing, write_json, write_text
 from ..engine.runs import find_run
@@ -80,7 +81,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--run", metavar="RUN", help="name or path of the run (default: the newest)")
     add("--checkpoint", choices=["best", "last"], default="best", help="(default: best)")
     add("--output", metavar="FOLDER", help="(default: export in the run folder)")
-    add("--int8", action="store_true", help="weights in int8 too, and what that costs on the test split")
+    add("--int8", action="store_true", help="weights in int8 too, and what that costs on a held-out split")
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
@@ -97,7 +98,9 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     model: Any = build_model(project.settings, project.store.facts)  # not compiled, on the CPU
     model.load_state_dict(project.model.state_dict())
     model.eval()
-    loader, weights = project.loader("test"), "model.safetensors"
+    splits: Any = ("test", "validation", "train")  # a project may have no test split
+    split = next(name for name in splits if len(Samples(project.store, project.settings, name)))
+    loader, weights = project.loader(split), "model.safetensors"
     batch = {name: value.cpu().clone() for name, value in next(loader.epoch(0)).items()}
     size = write(output / weights, stored(model, {}))
     write(output / "example.safetensors", batch)
@@ -113,6 +116,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
         small = write(output / weights, stored(model, rounded))
         print(f"{weights}: {small / 1e6:,.2f} MB, {small / size:.0%}; {len(rounded)} weights in int8")
         print("".join(f"note: {line}\n" for line in notes), end="")
+        print(f"measured on the {split} split:")
         print(table({"as trained": before, "int8": measure() or {}}))
     loader.close()
     text = Template(EXAMPLE).substitute(package=(__package__ or "").partition(".")[0], weights=weights)
