@@ -64,6 +64,26 @@ def test_products_and_memory_of_two_layers_are_exact():
     assert found.samples == 128
 
 
+def test_adafactor_keeps_what_torch_does():
+    model = Recurrent()
+    optimizer = torch.optim.Adafactor(model.parameters())
+    given = {"x": torch.ones(2, 5, 32)}
+    model(given).loss.backward()
+    optimizer.step()
+    states = [optimizer.state[weight] for weight in model.parameters() if weight in optimizer.state]
+    kept = sum(x.nbytes for state in states for name, x in state.items() if name != "step")
+    unused = sum(
+        4 * (weight.numel() if weight.dim() < 2 else sum(weight.shape))
+        for weight in model.parameters()
+        if weight.grad is None
+    )
+    found = costs.count(Recurrent, batch(2, 5, 32), "fp32", optimizer="adafactor")
+    assert found.parts["optimizer"] == kept + unused
+    adamw = costs.count(Recurrent, batch(2, 5, 32), "fp32", optimizer="adamw")
+    assert adamw.parts["optimizer"] == 8 * adamw.parameters
+    assert found.memory < adamw.memory
+
+
 def test_work_grows_with_the_batch_and_weights_do_not():
     one, two = (costs.count(Toy, batch(size, 32), "fp32") for size in (64, 128))
     assert two.flops == 2 * one.flops
@@ -223,6 +243,15 @@ def test_a_table_for_people(tmp_path):
     assert "GB in fp32: weights " in result.out
     assert [line.split()[0] for line in result.out.splitlines() if " of 141" in line] == ["h200"]
     assert "no bf16 tensor cores" in result.out
+
+
+def test_the_cpu_is_a_card_of_the_table_and_the_optimizer_is_the_settings(tmp_path):
+    found = {}
+    for name in ("adamw", "adafactor"):
+        words = ("estimate", "--json", "--gpu", "cpu", "--optimizer.name", name)
+        found |= {name: rows(run(render(workload="tabular"), *words, cwd=tmp_path))}
+        assert list(found[name]) == ["cpu"]
+    assert found["adafactor"]["cpu"]["memory_gb"] < found["adamw"]["cpu"]["memory_gb"]
 
 
 def test_fp8_is_for_cards_that_have_it(tmp_path):

@@ -31,7 +31,7 @@ def choices(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> int:
     """Prints a table; the fastest card first, or the cheapest epoch where there are prices."""
-    keys = [known(name, "--gpu") for name in arguments.gpu or gpus.table()]
+    keys = [known(name, "--gpu") for name in arguments.gpu or gpus.table() if name != "cpu"]
     prices = dict(map(priced, arguments.price))
     settings = load()
 
@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> int:
 
     def measure(precision: str) -> Costs:
         build = lambda: build_model(settings, store.facts)  # noqa: E731
-        return count(build, batch, precision, training.gradient_checkpointing)
+        return count(build, batch, precision, training.gradient_checkpointing, settings.optimizer.name)
 
     epoch = -(-len(loader) // training.gradient_accumulation_steps)
     try:
@@ -77,8 +77,8 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> int:
 
 
 def known(name: str, where: str) -> str:
-    """A card of the table. Raises `UserError` for another name."""
-    if name not in gpus.table():
+    """A card of the table, or `cpu`. Raises `UserError` for another name."""
+    if name not in ("cpu", *gpus.table()):
         guess = near([name], {key: key for key in gpus.table()})
         remedy = f"did you mean {guess}?" if guess else f"one of {', '.join(gpus.table())}"
         raise UserError(f"no card {name!r} in the table", where, remedy)

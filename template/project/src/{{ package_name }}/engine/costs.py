@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from .optimization import checkpoint_blocks
+from .seams import Batch
 
 aten = torch.ops.aten
 LSTM = (aten.mkldnn_rnn_layer, aten.mkldnn_rnn_layer_backward)  # of a layer, inputs (T, B, C)
@@ -53,6 +54,7 @@ class Costs:
     operations: Counter[Operation] = field(default_factory=Counter)
     forward_bytes: int = 0  # at most held at once in forward
     peak_bytes: int = 0  # at most held at once, gradients included
+    optimizer_bytes: int = 0  # where it is not AdamW's, two numbers for each parameter
 
     @property
     def parts(self) -> dict[str, int]:
@@ -61,7 +63,7 @@ class Costs:
         return {
             "weights": self.weight_bytes,
             "gradients": gradients,
-            "optimizer": 2 * gradients,
+            "optimizer": self.optimizer_bytes or 2 * gradients,
             "activations": max(self.forward_bytes, self.peak_bytes - gradients),
             "batches": 2 * self.batch_bytes,
         }
@@ -137,8 +139,14 @@ def _flops(packet: Any, args: Any, kwargs: Any, result: Any) -> float:
     return float(formula(*args, **kwargs, out_val=result)) if formula else 0.0
 
 
+def _adafactor(weight: Tensor) -> int:
+    """Bytes of a mean for each row and each column of a matrix, as torch.optim.Adafactor keeps them."""
+    sides = weight.shape[-2:] if weight.dim() > 1 else (1,)
+    return 4 * weight.requires_grad * sum(weight.numel() // side for side in sides)
+
+
 def count(
-    build: Callable[[], Any], batch: dict[str, Tensor], precision: str, checkpointing: bool = False
+    build: Callable[[], Any], batch: Batch, precision: str, checkpointing: bool = False, optimizer: str = ""
 ) -> Costs:
     """Costs of one micro-batch; `batch` gives shapes only. build: gives the model without optimizations.
 
@@ -153,6 +161,8 @@ def count(
         held = {_key(x): x.nbytes for x in (*model.parameters(), *model.buffers())}
         batch_bytes = sum(value.nbytes for value in fake.values())
         costs = Costs(len(fake["index"]), parameters, sum(held.values()), batch_bytes)
+        if optimizer == "adafactor":
+            costs.optimizer_bytes = sum(map(_adafactor, model.parameters()))
         with Recorder(costs):
             with torch.autocast("cpu", HALF[precision]) if precision in HALF else nullcontext():
                 output = model(fake)
