@@ -213,6 +213,13 @@ def test_a_mistake_before_the_first_step_leaves_no_run(place: Path) -> None:
     assert list((place / "runs").iterdir()) == []
 
 
+def test_a_negative_max_steps_is_one_line_and_leaves_no_run(tmp_path: Path) -> None:
+    one_error(
+        run(render(workload="tabular"), "train", "--max-steps", "-5", cwd=tmp_path), "-5", "--max-steps"
+    )
+    assert not (tmp_path / "runs").exists()
+
+
 def test_paths_with_spaces_and_other_letters_and_read_only_data(reference: Path, tmp_path: Path) -> None:
     folder = tmp_path / "Übung mit Leerzeichen 数据"
     folder.mkdir()

@@ -60,6 +60,10 @@ def test_learning_rate_of_every_workload(workload: str, place: Path) -> None:
 def test_mistakes(place: Path) -> None:
     project = render(workload="tabular")
     one_error(run(project, "tune", "speed", cwd=place), "unknown knob 'speed'.*batch_size")
+    for flag, values in (("--steps", ("0", "-3")), ("--minutes", ("nan", "inf", "0", "-1"))):
+        for value in values:
+            one_error(run(project, "tune", f"{flag}={value}", cwd=place / "none"), f": {flag}: give ")
+    assert [path.name for path in (place / "none").glob("[!.]*")] == ["config.yaml"], "nothing is written"
 
 
 # ---- decisions -----------------------------------------------------------------------------------

@@ -66,6 +66,10 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> int:
     for knob in arguments.knobs:
         if knob not in KNOBS:
             raise UserError(f"unknown knob {knob!r}", "command line", f"choose of {', '.join(KNOBS)}")
+    if arguments.steps < 1:
+        raise UserError(f"{arguments.steps} steps are none to time", "--steps", "give at least 1")
+    if not 0 < arguments.minutes < math.inf:
+        raise UserError(f"{arguments.minutes:g} minutes are no time", "--minutes", "give a number above 0")
     if arguments.learning_rate:
         return find_learning_rate(settings)
 

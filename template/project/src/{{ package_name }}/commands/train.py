@@ -49,6 +49,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> int:
     """Trains; returns 0, or 128 + the signal that ended it (143 SIGTERM, 130 SIGINT)."""
+    if arguments.max_steps < 0:
+        raise UserError(f"no run has {arguments.max_steps} steps", "--max-steps", "give at least 1")
     if arguments.phase and not all_runs():
         load().phase(arguments.phase)  # "there is no such phase" says more than "there is no run"
     folder = _existing(arguments)
