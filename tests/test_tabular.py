@@ -312,6 +312,14 @@ def test_classes_have_names_and_numbers(tmp_path: Path) -> None:
     assert np.bincount(target).tolist() == [15] * 4
 
 
+def test_classes_of_digits_are_in_the_order_of_numbers_however_long() -> None:
+    by_number = module("dataset")._by_number
+    values = ["cat", "+3", "-10", "-2", "0", "00", "007", "7", "10", "9", "1.5", "12", "2"]
+    expected = sorted(values, key=lambda value: (int(value) if value.isdecimal() else -1, value))
+    assert sorted(values, key=by_number) == expected
+    assert sorted(["1" * 5000, "9", "a"], key=by_number) == ["a", "9", "1" * 5000]
+
+
 @pytest.mark.parametrize(("dtype", "digits"), [("float16", 2e-3), ("bfloat16", 2e-2)])
 def test_halves_keep_years_apart(tmp_path: Path, dtype: str, digits: float) -> None:
     assert prepare(tmp_path / "full", table()).code == 0

@@ -392,6 +392,10 @@ BAD = {
     "text": (with_line(5, "2020-01-01 04:00:00,1,x,3"), ["'x' is not a number", "line 6, column 'walk'"]),
     "infinite": (with_line(5, "2020-01-01 04:00:00,1,inf,3"), ["finite", "line 6"]),
     "no time": (with_line(5, "soon,1,2,3"), ["not a time", "column 'date'"]),
+    "long time": (
+        text(stamps=[str(10**18 + row) for row in range(999)] + ["9" * 30]),
+        ["not a time", "'date'"],
+    ),
     "ragged": (with_line(5, "2020-01-01 04:00:00,1,2"), ["3 cells where the header has 4", "line 6"]),
     "too short": (text(values(29)), ["29 rows are shorter than one window of 24 \\+ 6"]),
     "no rows": (LINES[0] + "\n", ["no rows"]),

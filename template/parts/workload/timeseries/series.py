@@ -178,7 +178,7 @@ class Source(NamedTuple):
         try:
             whole = all(cell.lstrip("-").isdecimal() for cell in cells[:1])
             times = np.array(cells, np.int64 if whole else "datetime64[s]").astype(np.int64)
-        except ValueError as error:
+        except (ValueError, OverflowError) as error:
             where = f"{self.path}, column '{column}'"
             raise UserError(
                 f"not a time ({error})", where, "2016-07-01 00:00:00, or seconds; see --time-column"
