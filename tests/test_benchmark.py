@@ -344,6 +344,26 @@ def test_gains_are_ratios_of_samples_per_second(tmp_path: Path) -> None:
     assert "| everything off | fp32 | 20 | 18-22 | 400 | 1.00 | 1 | 25.0% | 2.0 | 1.05 |" in page
 
 
+def test_bars_say_how_far_a_gain_is_certain(tmp_path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    on = [trial(5, 1.0), trial(6, 1.1)]
+    plans = [plan("cumulative", "everything off", a=0), plan("cumulative", "+ a", "a", a=1)]
+    measured = book(tmp_path, plans, [[trial(20, 1.0), trial(20, 1.1)], on])
+    module, rows = imported(render(workload="tabular"), "engine.measurements"), measured.rows()
+    for change, said in (
+        (False, f"{rows[1]['gain_spread']:.2f} x"),
+        (True, f"{100 * rows[1]['gain_spread']:.1f} %"),
+    ):
+        axes = Figure().subplots()
+        module.draw_bars(axes, rows, change)
+        assert axes.texts[0].get_text() == "reference"
+        assert axes.texts[1].get_text().endswith(f" ±{said}")
+        module.draw_bars(axes, [row | {"gain_spread": None} for row in rows], change)
+        assert "±" not in axes.texts[3].get_text()
+    module.draw(tmp_path / "benchmark.png", measured)
+
+
 NOISES = {  # between processes, between steps of one
     "of processes": (0.02, 0.001),
     "of steps": (0.001, 0.1),

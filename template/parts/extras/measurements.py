@@ -352,8 +352,10 @@ def draw_bars(axes: Any, rows: list[Row], change: bool) -> None:
         color = "C3" if row["flag"] else "C0" if place else "0.7"
         axes.barh(place, value, height=0.6, color=color, zorder=2)
         axes.errorbar(value, place, xerr=[[value - low], [high - value]], color="0.25", lw=1, capsize=2.5)
-        text = f"{value:+.1f} %" if change else f"{value / first:.2f} x"
-        text = text if place else "reference"
+        around = row["gain_spread"]  # None for one process, which cannot tell
+        text = f"{value:+.1f}" if change else f"{value / first:.2f}"
+        text += (f" ±{100 * around:.1f}" if change else f" ±{around:.2f}") if around else ""
+        text = f"{text} {'%' if change else 'x'}" if place else "reference"
         text += "  loss strays from fp32's" if row["flag"] else ""
         spot = (max(high, 0.0), place)
         axes.annotate(text, spot, (7, 0), textcoords="offset points", va="center", fontsize=9)
