@@ -333,6 +333,14 @@ def test_predicts_a_split_and_what_comes_after_new_data(tmp_path: Path) -> None:
     assert new["time"][-1] == hour  # the last window begins behind the file's last row
     place = int(np.flatnonzero(new["time"] == split["time"][0])[0])
     np.testing.assert_allclose(new["prediction"][place:][:40], split["prediction"][:40], rtol=1e-5, atol=1e-5)
+    for content, parts in (
+        (text(values()[:1]), ["1 rows are shorter than a window of 24: .*new.csv"]),
+        (text(values()[:23]), ["23 rows are shorter than a window of 24: .*new.csv"]),
+        (text(values()[:50]).replace("00:00,", "00:00,x"), ["is not a number", "mend it$"]),
+        (text(values()[:50]).replace(",", ";"), ["no commas", "--delimiter ';'"]),
+    ):
+        (tmp_path / "new.csv").write_text(content)
+        one_error(run(project(), "predict", "--input", "new.csv", cwd=tmp_path), *parts)
     for name in ("split.png", "new.png"):
         assert (tmp_path / name).read_bytes()[1:4] == b"PNG"
 
@@ -396,6 +404,8 @@ BAD = {
         text(stamps=[str(10**18 + row) for row in range(999)] + ["9" * 30]),
         ["not a time", "'date'"],
     ),
+    "semicolons": (text().replace(",", ";"), ["no commas", "line 1", "--delimiter ';'"]),
+    "tabs": (text().replace(",", "\t"), ["no commas", "line 1", "--delimiter tab"]),
     "ragged": (with_line(5, "2020-01-01 04:00:00,1,2"), ["3 cells where the header has 4", "line 6"]),
     "too short": (text(values(29)), ["29 rows are shorter than one window of 24 \\+ 6"]),
     "no rows": (LINES[0] + "\n", ["no rows"]),

@@ -103,12 +103,13 @@ def new_store(path: Path, datasets: str, project: Any, folder: Path) -> Any:
         bars = series if same else resample(series, frame["step"], origin.get("aggregate", {}))
         frames[frame["name"]] = bars, frame["history"]
     base = frames[facts["frames"][0]["name"]][0]
-    if base.step != facts["frames"][0]["step"]:
-        what = f"rows are {base.step} s apart, the model was trained on {facts['frames'][0]['step']} s"
-        raise UserError(what, str(path), "give data of the same step")
-    if len(base) < facts["frames"][0]["history"]:
-        what = f"{len(base)} rows where a window needs {facts['frames'][0]['history']}"
+    history, step = (facts["frames"][0][name] for name in ("history", "step"))
+    if len(base) < history:  # before its step, which a single row does not tell
+        what = f"{len(series)} rows are shorter than a window of {history}"
         raise UserError(what, str(path), "give more history")
+    if base.step != step:
+        what = f"rows are {base.step} s apart, the model was trained on {step} s"
+        raise UserError(what, str(path), "give data of the same step")
     first = project.store.arrays[facts["frames"][0]["name"]]
     splits = {"input": [0, len(base)]}
     write_series(folder, frames, splits, facts["targets"], facts["horizon"], first.dtype, known=facts)

@@ -110,7 +110,7 @@ class Source(NamedTuple):
         for name in [*drop, *([time_column] if time_column not in (None, "none") else [])]:
             check_column(name, names, self.path)
         time_name = names[0] if time_column is None else time_column
-        if only is None:
+        if may_drop := only is None:
             only = [name for name in names if name != time_name and name not in drop]
         for name in only:
             check_column(name, names, self.path)
@@ -121,7 +121,7 @@ class Source(NamedTuple):
         times = names.index(time_name) if time_name in names else None
         for line, row in rows:
             cells.append("" if times is None else row[times])
-            values.append([self._number(row[place], line, names[place], fill) for place in columns])
+            values.append([self._number(row[place], line, names[place], fill, may_drop) for place in columns])
         if not values:
             raise UserError("no rows under the header", str(self.path), "there is nothing to learn from")
         table = np.array(values, np.float64)
@@ -135,27 +135,29 @@ class Source(NamedTuple):
     def _header(self, names: list[str]) -> list[str]:
         if not names:
             raise UserError("the file is empty", str(self.path), "it needs a header line and rows")
+        if self.delimiter == "," and len(names) == 1 and {";", "\t"} & {*names[0]}:
+            mark = "';'" if ";" in names[0] else "tab"
+            remedy = f"write commas, or prepare with --delimiter {mark}"
+            raise UserError("no commas between the names", f"{self.path}, line 1", remedy)
         for place, name in enumerate(names):
             if not name or name in names[:place]:
                 what = f"two columns are named '{name}'" if name else f"column {place + 1} has no name"
                 raise UserError(what, f"{self.path}, line 1", "name it; from pandas, export with index=False")
         return names
 
-    def _number(self, cell: str, line: int, column: str, fill: str | None) -> float:
-        if cell in EMPTY:
-            if fill:
-                return math.nan
-            where = f"{self.path}, line {line}, column '{column}'"
-            raise UserError("an empty cell", where, "--fill last takes the last known value instead")
+    def _number(self, cell: str, line: int, column: str, fill: str | None, may_drop: bool) -> float:
+        if fill and cell in EMPTY:
+            return math.nan
         try:
-            value = float(cell)
+            if abs(value := float(cell)) < FLOAT32_MAX:
+                return value
+            what = f"'{cell}' is not a finite number"
         except ValueError:
-            where = f"{self.path}, line {line}, column '{column}'"
-            raise UserError(f"'{cell}' is not a number", where, f"mend it, or --drop '{column}'") from None
-        if not abs(value) < FLOAT32_MAX:
-            where = f"{self.path}, line {line}, column '{column}'"
-            raise UserError(f"'{cell}' is not a finite number", where, f"mend it, or --drop '{column}'")
-        return value
+            what = f"'{cell}' is not a number"
+        remedy = f"mend it, or --drop '{column}'" if may_drop else "mend it"  # `predict` has no --drop
+        if cell in EMPTY:
+            what, remedy = "an empty cell", "--fill last takes the last known value instead"
+        raise UserError(what, f"{self.path}, line {line}, column '{column}'", remedy)
 
     def _fill(self, table: np.ndarray, names: list[str]) -> None:
         """Fills gaps with the value before them, never with a later one."""
