@@ -252,8 +252,9 @@ def _stored(values: np.ndarray, scale: dict[str, Any], dtype: str) -> tuple[np.n
 
 def finish(metrics: dict[str, float], store: Store, split: str) -> dict[str, float]:
     """Adds `r2`: 1 − squared error ÷ variance of the split's targets, both in standard deviations."""
-    variance = _targets(store, split).var(0).mean()
-    return {**metrics, "r2": 1 - metrics["mse"] / float(variance)} if variance > 0 and "mse" in metrics else metrics
+    variance = float(_targets(store, split).var(0).mean())
+    known = variance > 0 and "mse" in metrics
+    return {**metrics, "r2": 1 - metrics["mse"] / variance} if known else metrics
 
 
 def _targets(store: Store, split: str) -> np.ndarray:
