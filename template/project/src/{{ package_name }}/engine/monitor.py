@@ -69,7 +69,7 @@ class Monitor:
         """Begins (or goes on) at `step`; rows behind it, of a run that died later, are dropped."""
         self.total, self.work, order = total, work, self.loader.order
         # Samples of a batch over all ranks, on the average of an epoch: its last one is filled up.
-        self.samples = min(len(order.samples) / len(order), order.slots)
+        self.samples = min(len(order.samples) / len(self.loader), order.slots)
         self.system = System(self.run, self.device, self.settings.monitor.system_every_seconds, self.main)
         self._trim(step)
         if self.main:
