@@ -277,7 +277,6 @@ def full(verb: str, cuda: bool = True) -> Callable[[], None]:
         build = assemble.build_model
 
         def too_large(*_: object, **__: object) -> None:
-            torch.cuda.is_available = lambda: cuda
             raise torch.OutOfMemoryError("CUDA") if cuda else RuntimeError("can't allocate memory: 37 GB")
 
         def made(*given: Any) -> Any:
@@ -297,5 +296,6 @@ def test_memory_that_ends_is_one_line_anywhere(tmp_path: Path) -> None:
     one_error(run(project, *words, cwd=tmp_path, before=full("train", False)), "out of memory", "batch_size")
     assert not list(tmp_path.glob("runs/*")), "nothing is left of it"
     assert run(project, *words, cwd=tmp_path).code == 0
-    evaluated = run(project, "evaluate", cwd=tmp_path, before=full("evaluate"))
-    one_error(evaluated, "out of GPU memory", "evaluation.batch_size")
+    for cuda, what in ((True, "out of GPU memory"), (False, "out of memory")):
+        evaluated = run(project, "evaluate", cwd=tmp_path, before=full("evaluate", cuda))
+        one_error(evaluated, what, "evaluation.batch_size")

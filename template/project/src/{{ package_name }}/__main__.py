@@ -81,11 +81,12 @@ def run(words: list[str]) -> int:
         return 0
     try:
         return command.run(arguments, settings) or 0
-    except RuntimeError as error:
-        if type(error).__name__ != "OutOfMemoryError":  # torch's, which is not imported for this
+    except (RuntimeError, MemoryError) as error:
+        gpu = type(error).__name__ == "OutOfMemoryError"  # torch's, which is not imported for this
+        if not (gpu or isinstance(error, MemoryError) or "can't allocate memory" in str(error)):
             raise
-        remedy = "a smaller --evaluation.batch_size; `nvidia-smi` shows what else is on the card"
-        raise UserError("out of GPU memory", words[0], remedy) from error
+        remedy = "smaller batches: --evaluation.batch_size, --data.batch_size; or end what else runs"
+        raise UserError(f"out of {'GPU ' if gpu else ''}memory", words[0], remedy) from error
 
 
 def loading(arguments: argparse.Namespace, overrides: list[tuple[str, str]]) -> Callable[..., Settings]:

@@ -16,8 +16,10 @@ def explain(error: BaseException | None, settings: Any, loader: Any = None) -> U
 
     loader: of training; None where the failure came before there was one.
     """
-    if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error):
+    if isinstance(error, torch.cuda.OutOfMemoryError):
         return out_of_memory(settings)
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+        return out_of_memory(settings, host=True)
     if isinstance(error, NonFinite):
         return non_finite(error, loader.order)
     if type(error).__module__ == "torch.distributed" or "gloo" in str(error):
@@ -43,8 +45,8 @@ def non_finite(error: NonFinite, order: Order) -> UserError:
     return UserError(str(error), f"epoch {error.epoch + 1}, training samples {shown}", remedy)
 
 
-def out_of_memory(settings: Any) -> UserError:
-    """The ladder of settings to try, mildest first."""
+def out_of_memory(settings: Any, host: bool = False) -> UserError:
+    """The ladder of settings to try, mildest first. host: the machine's own memory, not the GPU's."""
     batch = settings.data.batch_size
     steps = []
     if batch > 1:
@@ -58,7 +60,7 @@ def out_of_memory(settings: Any) -> UserError:
         steps.append(f"--data.chunk_size_gb {settings.data.chunk_size_gb * 0.8:.2f}")
     steps.append("--profile low_memory")
     remedy = "try, in this order: " + "; ".join(steps)
-    if not torch.cuda.is_available():
+    if host:
         return UserError("out of memory", "this machine", remedy)
     free, total = (size / 2**30 for size in torch.cuda.mem_get_info())
     where = f"{torch.cuda.get_device_name()}, {free:.1f} of {total:.1f} GB free"
