@@ -187,7 +187,7 @@ def test_a_loss_of_one_rank_that_is_not_finite_is_told_once(place) -> None:
 
 def no_memory_on_rank_one(rank: int) -> None:
     from my_training import assemble  # type: ignore[import-not-found]
-    from my_training.engine import errors, session  # type: ignore[import-not-found]
+    from my_training.engine import errors, optimization  # type: ignore[import-not-found]
 
     real = assemble.build_model
 
@@ -202,7 +202,7 @@ def no_memory_on_rank_one(rank: int) -> None:
         return model
 
     assemble.build_model = build
-    session.out_of_memory = lambda *_: errors.UserError("out of GPU memory", "", "smaller batches")
+    optimization.out_of_memory = lambda *_: errors.UserError("out of GPU memory", "", "smaller batches")
 
 
 def test_too_little_memory_on_one_rank_ends_all_before_the_first_step(place) -> None:

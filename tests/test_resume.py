@@ -126,15 +126,15 @@ def test_signal_saves_reports_and_resumes(
 
 def test_signal_inside_an_evaluation_repeats_it(place: Path, reference: Path) -> None:
     def signal_in_evaluation() -> None:
-        from my_training.engine import session  # type: ignore[import-not-found]
+        from my_training.engine import run  # type: ignore[import-not-found]
 
-        real = session.evaluate
+        real = run.evaluate
 
         def evaluate(*arguments: object, **named: object) -> object:
             os.kill(os.getpid(), signal.SIGTERM)
             return real(*arguments, **named)
 
-        session.evaluate = evaluate
+        run.evaluate = evaluate
 
     result = run(render(workload="tabular"), "train", *OPTIONS, cwd=place, before=signal_in_evaluation)
     assert result.code == 143

@@ -288,9 +288,9 @@ def test_phases_are_one_tracked_run(tracker: str, place: Path) -> None:
 
 def test_a_run_that_fails_is_marked_so(place: Path) -> None:
     def poison() -> None:
-        from my_training.engine.session import Session  # type: ignore[import-not-found]
+        from my_training.engine.run import Run  # type: ignore[import-not-found]
 
-        Session.evaluate = lambda self: 1 / 0
+        Run.evaluate = lambda self: 1 / 0
 
     assert train(place, "mlflow", before=poison).code == 1
     client = mlflow.MlflowClient(f"sqlite:///{place / 'mlflow.db'}")

@@ -111,15 +111,17 @@ def test_the_step_never_waits_for_the_gpu(tmp_path: Path) -> None:
     """torch raises at any synchronising call inside the step."""
     guard = """
 import torch
-from my_training.engine import step
-real = step.Step.__call__
-def guarded(self, batch, closes):
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        return real(self, batch, closes)
-    finally:
+from my_training.engine import monitor, run
+timed, advance = monitor.Monitor.timed, run.Run.advance
+def guarded(self, batches):  # from a batch's arrival to the end of the optimizer's step
+    for batch in timed(self, batches):
+        torch.cuda.set_sync_debug_mode("error")
+        yield batch
         torch.cuda.set_sync_debug_mode("default")
-step.Step.__call__ = guarded
+def counted(self, batch):
+    torch.cuda.set_sync_debug_mode("default")
+    return advance(self, batch)
+monitor.Monitor.timed, run.Run.advance = guarded, counted
 """
     for precision in ("fp32", "bf16", "fp16"):
         folder = tmp_path / precision

@@ -6,6 +6,7 @@ sequences, several spans for a sample, spans that are absent, models that carry 
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -165,6 +166,9 @@ class OneOf:
     def __init__(self, world: int = 1, rank: int = 0, total: Any = lambda tensor: tensor):
         self.world, self.rank, self.sum, self.device, self.is_main = world, rank, total, CPU, rank == 0
 
+    def no_sync(self) -> Any:
+        return nullcontext()
+
     def gather(self, value: Any) -> list[Any]:
         return [value]
 
@@ -175,6 +179,100 @@ class OneOf:
         return state, {}
 
     def give_shards(self, state: dict[str, Any], folder: Path, shapes: dict[str, Any]) -> None:
+        pass
+
+
+class Loop:
+    """What `train.fit` sees of a run: a model, and groups of micro-batches, each of them an epoch of its own.
+
+    Keeps `norms` and `means` of the groups: the gradient's before clipping, the loss per target.
+    """
+
+    trial, limit, stop, every, samples = False, 0, 0, 1, 1
+    evaluation_due = save_due = False
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        clip: float = 0.0,
+        distributed: Any = None,
+        precision: Any = None,
+        optimizer: Any = None,
+        framework: str = "pytorch",
+    ):
+        optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=1.0)  # moves by minus the gradient
+        training = SimpleNamespace(gradient_clip=clip, gradient_accumulation_steps=10**9)
+        self.settings = SimpleNamespace(training=training, monitor=SimpleNamespace(every_steps=1))
+        self.project = SimpleNamespace(
+            wrapped=model,
+            optimizer=optimizer,
+            precision=precision or engine("precision").Precision("fp32", CPU),
+            distributed=distributed or OneOf(),
+            device=CPU,
+        )
+        self.recurrent = engine("progress").RecurrentState()
+        self.progress = engine("progress").Progress()
+        self.accumulation = 10**9
+        self.loader = self.monitor = self.schedule = self.signals = self
+        self.learning_rate = 0.0
+        self.norms: list[float] = []
+        self.means: list[float] = []
+        self.noted: list[Any] = []
+        self._fit = imported(render(framework=framework), "train").fit
+        self._groups: list[list[dict[str, Tensor]]] = []
+
+    def __call__(self, *groups: list[dict[str, Tensor]]) -> Loop:
+        """Trains on these groups, a step for each."""
+        self._groups = list(groups)
+        self.end = self.progress.step + len(groups)
+        self._fit(self)
+        return self
+
+    @property
+    def over(self) -> bool:
+        return self.progress.step >= self.end
+
+    @property
+    def step_of_phase(self) -> int:
+        return self.progress.step
+
+    def advance(self, batch: int) -> int:
+        assert batch == len(self)
+        self.progress.step += 1
+        self.progress.epoch += 1
+        self._groups.pop(0)
+        return self.progress.step
+
+    # --- as a loader
+
+    def __len__(self) -> int:
+        return len(self._groups[0]) if self._groups else 0
+
+    def epoch(self, number: int, start_batch: int = 0) -> Any:
+        return iter([{**batch} for batch in self._groups[0]])
+
+    # --- as a monitor, a schedule, signals, hooks
+
+    def timed(self, batches: Any) -> Any:
+        return batches
+
+    def note(self, step: int, epoch: int, batches: tuple[int, int], losses: Any) -> None:
+        self.noted.append((step, epoch, batches, len(losses)))
+
+    def log(self, step: int, epoch: int, losses: Any, norm: Tensor, learning_rate: float) -> None:
+        both = torch.stack([torch.stack([loss * weight, weight]) for loss, weight in losses]).sum(0)
+        loss, weight = self.project.distributed.sum(both).tolist()
+        self.means.append(loss / max(weight, 1))
+        self.norms.append(norm.item())
+
+    def set(self, step: int) -> None:
+        pass
+
+    def listen(self) -> None:
+        pass
+
+    def tell_hooks(self, moment: str) -> None:
         pass
 
 

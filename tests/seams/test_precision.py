@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from fakes import CPU, PRECISIONS, Ragged, engine, ragged_batch
-from test_step import OneOf, assert_same, mean_gradient, moved, state
+from fakes import CPU, PRECISIONS, Loop, Ragged, engine, ragged_batch
+from test_loop import assert_same, mean_gradient, moved, state
 from torch import nn
 
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -18,11 +18,10 @@ def make(name: str) -> Any:
     return engine("precision").Precision(name, CPU)
 
 
-def fp16_step(model: nn.Module, weight: float = 1.0, fused: bool = True, clip: float = 0.0) -> Any:
+def fp16_loop(model: nn.Module, weight: float, clip: float, optimizer: Any) -> Loop:
     precision = make("fp16")
     precision.calibrate(weight)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=fused)
-    return engine("step").Step(model, optimizer, precision, OneOf(), clip)
+    return Loop(model, clip=clip, precision=precision, optimizer=optimizer)
 
 
 @pytest.mark.parametrize("name", PRECISIONS)
@@ -69,11 +68,10 @@ def test_the_optimizer_sees_the_unscaled_mean_gradient(clip: float) -> None:
     norm = sum(value.square().sum().item() for value in wanted.values()) ** 0.5
     if clip:
         wanted = {name: value * clip / norm for name, value in wanted.items()}
-    step, start = fp16_step(model, weight=1e4, clip=clip), state(model)
-    step.optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    step(batch, closes=True)
+    start = state(model)
+    loop = fp16_loop(model, 1e4, clip, torch.optim.SGD(model.parameters(), lr=1.0))([batch])
     assert_same(moved(model, start), wanted, 2e-3)  # as exact as a half
-    assert step.last["gradient_norm"].item() == pytest.approx(norm, rel=2e-3)
+    assert loop.norms == [pytest.approx(norm, rel=2e-3)]
 
 
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "unfused"])
@@ -83,22 +81,24 @@ def test_an_overflow_skips_its_step_and_halves_the_scale(fused: bool, wrapped: b
     """Under a framework's wrapper too. Afterwards training goes on as if that batch had not been."""
     model, batch = Ragged(dtype=torch.float32), ragged_batch(8, torch.float32)
     twin = copy.deepcopy(model)
-    step, calm = (fp16_step(each, 40.0, fused, clip=1.0) for each in (model, twin))
+    optimizers = (torch.optim.AdamW(each.parameters(), lr=0.1, fused=fused) for each in (model, twin))
+    loop, calm = (fp16_loop(each, 40.0, 1.0, next(optimizers)) for each in (model, twin))
     if wrapped:
-        step.optimizer = Wrapper(step.optimizer)
-    for each in (step, calm):
-        each(batch, closes=True)
-    before, scale = state(model), step.precision.scaler.get_scale()
+        loop.project.optimizer = Wrapper(loop.project.optimizer)
+    precision, undisturbed = loop.project.precision, calm.project.precision
+    for each in (loop, calm):
+        each([batch])
+    before, scale = state(model), precision.scaler.get_scale()
     hook = model.layer.weight.register_hook(lambda gradient: torch.full_like(gradient, bad))
-    step(batch, closes=True)
+    loop([batch])
     hook.remove()
     assert_same(state(model), before, 0.0)
-    assert step.precision.scaler.get_scale() == scale / 2
-    assert step.precision.skipped() == calm.precision.skipped() + 1
-    assert step.precision.skipped() == 0, "since the last call"
-    calm.precision.scaler.update(scale / 2)
-    for each in (step, calm):
-        each(batch, closes=True)
+    assert precision.scaler.get_scale() == scale / 2
+    assert precision.skipped() == undisturbed.skipped() + 1
+    assert precision.skipped() == 0, "since the last call"
+    undisturbed.scaler.update(scale / 2)
+    for each in (loop, calm):
+        each([batch])
     assert_same(state(model), state(twin), 0.0)
 
 

@@ -16,13 +16,13 @@ def ranks_of(world: int, rank: int, batch: int, kind: str = "lanes", accumulatio
     """The part of a checkpoint of process `rank`, with a batch of `batch` samples."""
     module = engine("progress")
     order = SimpleNamespace(kind=kind, slots=batch * world, batch_size=batch)
-    step = SimpleNamespace(carry=engine("step").Carry())
-    return module.Ranks(OneOf(world, rank), module.Progress(batch=6), step, order, accumulation)
+    recurrent = module.RecurrentState()
+    return module.Ranks(OneOf(world, rank), module.Progress(batch=6), recurrent, order, accumulation)
 
 
 def saved(world: int, accumulation: int = 1) -> dict[str, Any]:
     """By `world` processes; a lane's state is its number."""
-    random = engine("reproducibility").random_state()
+    random = engine("progress").random_state()
     lanes = torch.arange(SLOTS).chunk(world)
     carries = [{"layers": [(part.clone(), part[:, None] * 10)]} for part in lanes]
     ranks = [{"random": random, "carry": carry} for carry in carries]
@@ -35,7 +35,7 @@ def test_carried_states_find_their_lanes(before: int, world: int) -> None:
     for rank, lanes in enumerate(torch.arange(SLOTS).chunk(world)):
         ranks = ranks_of(world, rank, SLOTS // world)
         ranks.load_state_dict(saved(before))
-        ((first, second),) = ranks.step.carry.state["layers"]
+        ((first, second),) = ranks.recurrent.state["layers"]
         assert first.tolist() == lanes.tolist()
         assert second.tolist() == (lanes[:, None] * 10).tolist()
         assert ranks.progress.batch == 6

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from fakes import Ragged, cut, engine, ragged_batch
+from fakes import Loop, Ragged, cut, engine, ragged_batch
 from ranks import free_port
 from torch import Tensor, nn
 from variants import choices
@@ -77,15 +77,8 @@ def steps(
     model = Blocks()
     wrapped = distributed.wrap(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    precision = engine("precision").Precision("fp32", distributed.device)
-    make = engine("step").Step
-    step = make(wrapped, optimizer, precision, distributed, clip, no_sync=distributed.no_sync)
-    losses = []
-    for group in groups:
-        for number, batch in enumerate(group, 1):
-            step({**batch}, closes=number == len(group))
-        losses.append(step.last["loss"].item())
-    return {name: whole(value) for name, value in model.named_parameters()}, losses
+    loop = Loop(wrapped, clip=clip, distributed=distributed, optimizer=optimizer)(*groups)
+    return {name: whole(value) for name, value in model.named_parameters()}, loop.means
 
 
 def batches(rank: int, world: int) -> list[list[dict[str, Tensor]]]:
@@ -153,7 +146,7 @@ def agreements(choice: str, rank: int) -> dict[str, Any]:
     try:
         distributed.together(fail)
     except Exception as caught:
-        found["error"] = (str(caught), caught.told)
+        found["error"] = (str(caught), caught.reported)
     distributed.close()
     return found
 

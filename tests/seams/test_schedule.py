@@ -33,7 +33,7 @@ def schedule(name: str, total: int, warmup: int | str = 0, final: float = 0.1, t
         schedule=SimpleNamespace(name=name, warmup_steps=warmup, final_factor=final),
         optimizer=SimpleNamespace(learning_rate=PEAK),
     )
-    return engine("schedule").Schedule(target or optimizer(), settings, total)
+    return engine("optimization").Schedule(target or optimizer(), settings, total)
 
 
 def rates(made: Any, steps: int) -> list[float]:

@@ -241,7 +241,7 @@ def environment(card: Any) -> Row:
     """What decides speed beside the settings. card: as `doctor.this_card` gives it."""
     import torch
 
-    from .environment import git_state, versions
+    from .runs import git_state, versions
 
     found: Row = {"device": card.name}
     if card.capability:

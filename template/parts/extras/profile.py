@@ -27,10 +27,10 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> int:
 
     from ..assemble import assemble, open_store
     from ..engine.distributed import Distributed
-    from ..engine.environment import device_line
     from ..engine.files import write_text
     from ..engine.optimization import prepare_process
     from ..engine.profiling import Profiler, page
+    from ..engine.runs import device_line
 
     prepare_process()
     distributed = Distributed()

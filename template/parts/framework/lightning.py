@@ -1,4 +1,4 @@
-"""The training loop as Lightning runs it; step, order, checkpoints and signals are the project's own.
+"""The training loop as Lightning runs it; precision, order, checkpoints and signals are the project's own.
 
 Lightning's own resume repeats epoch 0's order and restores no random state, so it is left out: manual
 optimization, no logger, no checkpoint callback, no sampler, no second copy to the device.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import lightning
@@ -16,32 +17,34 @@ from lightning.pytorch.plugins.environments import LightningEnvironment
 from torch import Tensor
 
 from .engine.distributed import LIGHTNING
+from .engine.precision import total
+from .engine.run import Run
 from .engine.seams import Batch
-from .engine.session import Session
 
 
 class RestOfEpoch:
     """What is left of the current epoch. It has a length, else Lightning would fetch one batch ahead."""
 
-    def __init__(self, session: Session):
-        self.session, self.progress = session, session.progress
+    def __init__(self, run: Run):
+        self.run, self.progress = run, run.progress
 
     def __len__(self) -> int:
-        return len(self.session.loader) - self.progress.batch
+        return len(self.run.loader) - self.progress.batch
 
     def __iter__(self) -> Iterator[Batch]:
-        return self.session.monitor.timed(self.session.loader.epoch(self.progress.epoch, self.progress.batch))
+        return self.run.monitor.timed(self.run.loader.epoch(self.progress.epoch, self.progress.batch))
 
 
 class Module(lightning.LightningModule):
-    """Hands each batch to the step and asks the session what is due after it."""
+    """Trains by manual optimization: a step reads as in a loop of one's own."""
 
-    def __init__(self, session: Session):
+    def __init__(self, run: Run):
         super().__init__()
         self.automatic_optimization = False
-        self.session, self.model = session, session.project.wrapped
+        self.run, self.model = run, run.project.wrapped
         self.first = 0  # first micro-batch of the open group
         self.number = 0  # micro-batches of this epoch so far
+        self.losses: list[tuple[Tensor, Tensor]] = []  # (loss, targets) of the open group, on the device
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Lightning notes 34 times a step which hook it is in; nn.Module would look for weights in each."""
@@ -51,58 +54,70 @@ class Module(lightning.LightningModule):
             super().__setattr__(name, value)
 
     def configure_optimizers(self) -> Any:
-        return self.session.project.optimizer
+        return self.run.project.optimizer
 
     def train_dataloader(self) -> Any:
-        return RestOfEpoch(self.session)
+        return RestOfEpoch(self.run)
 
     def transfer_batch_to_device(self, batch: Batch, device: Any, dataloader_idx: int) -> Batch:
         return batch  # the loader has put it there
 
     def on_train_start(self) -> None:
-        step = self.session.step
-        step.optimizer = self.optimizers()  # Lightning's wrapper counts its global_step
-        step.backward = self._backward
-        self.session.listen()  # Lightning has just put its own signal handlers in place
-
-    def _backward(self, loss: Tensor, gradient: Tensor) -> None:
-        self.manual_backward(loss, gradient=gradient)
+        self.run.signals.listen()  # Lightning has just put its own signal handlers in place
 
     def on_train_epoch_start(self) -> None:
-        self.first = self.number = self.session.progress.batch
+        self.first = self.number = self.run.progress.batch
 
     def training_step(self, batch: Batch, batch_idx: int) -> None:
-        session = self.session
+        run, project, monitor = self.run, self.run.project, self.run.monitor
+        precision, distributed, epoch = project.precision, project.distributed, run.progress.epoch
         self.number += 1
-        closes = self.number % session.accumulation == 0 or self.number == len(session.loader)
-        session.step(batch, closes)
+        closes = self.number % run.accumulation == 0 or self.number == len(run.loader)
+        run.recurrent.attach(batch)
+        with nullcontext() if closes else distributed.no_sync():
+            with precision.autocast():
+                output = self.model(batch)
+            # loss × targets: a group of unequal micro-batches is one mean over all of its targets,
+            # which `loss / accumulation` is only where all have as many.
+            self.manual_backward(output.loss, gradient=precision.scale(output.weight))
+        run.recurrent.keep(output)
+        self.losses.append((output.loss.detach(), output.weight))
         if not closes:
             return
-        session.advance((self.first, self.number))
-        self.first = self.number
-        if session.evaluation_due:
-            session.evaluate()
-        if session.save_due:
-            session.save()
-        self.trainer.should_stop = session.over
+        # Gradients are averaged over the ranks: × world makes a sum of them again.
+        targets = distributed.sum(total(self.losses)).clamp(min=1) / distributed.world
+        # Lightning's wrapper counts its global_step; unscale, divide, clip, step, clear: one pass.
+        norm = precision.step(self.optimizers(), run.settings.training.gradient_clip, targets)
+        step = run.advance(self.number)
+        monitor.note(step, epoch, (self.first, self.number), self.losses)
+        if step % run.settings.monitor.every_steps == 0 or step == run.end:
+            monitor.log(step, epoch, self.losses, norm / targets, run.schedule.learning_rate)  # host sync
+        run.schedule.set(run.step_of_phase)
+        run.tell_hooks("after_step")
+        self.first, self.losses = self.number, []
+        if run.evaluation_due:
+            run.evaluate()
+        if run.save_due:
+            run.save()
+        self.trainer.should_stop = run.over
 
 
-def fit(session: Session) -> None:
-    """Trains the session's current phase to its end, or to a stop."""
-    if session.evaluation_due:  # a signal inside an evaluation left it undone
-        session.evaluate()
-    if session.over:  # Lightning would train one more step
+def fit(run: Run) -> None:
+    """Trains the run's current phase to its end, or to a stop."""
+    if run.evaluation_due:  # a signal inside an evaluation left it undone
+        run.evaluate()
+    if run.over:  # Lightning would train one more step
         return
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings(
         "ignore", module="lightning"
     )  # advice on loaders and loggers that are not Lightning's here
     trainer = lightning.Trainer(
-        accelerator="gpu" if session.project.device.type == "cuda" else "cpu",
+        accelerator="gpu" if run.project.device.type == "cuda" else "cpu",
         **LIGHTNING,
         plugins=LightningEnvironment(),  # not Slurm's: it would count processes and requeue by itself
         max_epochs=-1,
-        precision="32-true",  # the step's own precision does the rest
+        precision="32-true",  # the project's own precision does the rest
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -111,4 +126,4 @@ def fit(session: Session) -> None:
         reload_dataloaders_every_n_epochs=1,
         deterministic=None,  # already set
     )
-    trainer.fit(Module(session))
+    trainer.fit(Module(run))

@@ -2,27 +2,52 @@
 
 from __future__ import annotations
 
-from .engine.session import Session
+from contextlib import nullcontext
+
+from torch import Tensor
+
+from .engine.precision import total
+from .engine.run import Run
 
 
-def fit(session: Session) -> None:
-    """Trains the session's current phase to its end, or to a stop."""
-    step, loader, progress = session.step, session.loader, session.progress
-    if session.evaluation_due:  # a signal inside an evaluation left it undone
-        session.evaluate()
-    while not session.over:
-        first = progress.batch  # of the open group of micro-batches
-        batches = session.monitor.timed(loader.epoch(progress.epoch, first))
+def fit(run: Run) -> None:
+    """Trains the run's current phase to its end, or to a stop."""
+    project, loader, progress = run.project, run.loader, run.progress
+    model, optimizer, precision = project.wrapped, project.optimizer, project.precision
+    distributed, recurrent, monitor = project.distributed, run.recurrent, run.monitor
+    clip, every = run.settings.training.gradient_clip, run.settings.monitor.every_steps
+    if run.evaluation_due:  # a signal inside an evaluation left it undone
+        run.evaluate()
+    while not run.over:
+        epoch, first = progress.epoch, progress.batch
+        losses: list[tuple[Tensor, Tensor]] = []  # (loss, targets) of the open group, on the device
+        batches = monitor.timed(loader.epoch(epoch, first))
         for number, batch in enumerate(batches, start=first + 1):
-            closes = number % session.accumulation == 0 or number == len(loader)
-            step(batch, closes)  # forward and backward; the optimizer steps when the group closes
+            closes = number % run.accumulation == 0 or number == len(loader)
+            recurrent.attach(batch)
+            with nullcontext() if closes else distributed.no_sync():
+                with precision.autocast():
+                    output = model(batch)
+                # loss × targets: a group of unequal micro-batches is one mean over all of its targets,
+                # which `loss / accumulation` is only where all have as many.
+                output.loss.backward(gradient=precision.scale(output.weight))
+            recurrent.keep(output)
+            losses.append((output.loss.detach(), output.weight))
             if not closes:
                 continue
-            session.advance((first, number))
-            first = number
-            if session.evaluation_due:
-                session.evaluate()
-            if session.save_due:
-                session.save()
-            if session.over:
+            # Gradients are averaged over the ranks: × world makes a sum of them again.
+            targets = distributed.sum(total(losses)).clamp(min=1) / distributed.world
+            norm = precision.step(optimizer, clip, targets)  # unscale, divide, clip, step, clear: one pass
+            step = run.advance(number)
+            monitor.note(step, epoch, (first, number), losses)
+            if step % every == 0 or step == run.end:
+                monitor.log(step, epoch, losses, norm / targets, run.schedule.learning_rate)  # host sync
+            run.schedule.set(run.step_of_phase)
+            run.tell_hooks("after_step")
+            first, losses = number, []
+            if run.evaluation_due:
+                run.evaluate()
+            if run.save_due:
+                run.save()
+            if run.over:
                 break

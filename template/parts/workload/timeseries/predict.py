@@ -123,7 +123,7 @@ def predict(project: Any, store: Any, split: str) -> dict[str, np.ndarray]:
 
     from ..dataset import Samples
     from ..engine.loader import Loader
-    from ..engine.step import Carry
+    from ..engine.progress import RecurrentState
 
     samples = Samples(store, project.settings, split)
     if not len(samples):
@@ -132,10 +132,10 @@ def predict(project: Any, store: Any, split: str) -> dict[str, np.ndarray]:
     drawn = torch.linspace(0, len(samples) - 1, min(PANELS, len(samples))).long().tolist()
     parts: dict[str, list[torch.Tensor]] = defaultdict(list)
     histories: dict[int, torch.Tensor] = {}
-    name, carry = store.facts["frames"][0]["name"], Carry()  # of lanes, as evaluation has it
+    name, carry = store.facts["frames"][0]["name"], RecurrentState()  # of lanes, as evaluation has it
     with torch.no_grad():
         for batch in tqdm(loader.epoch(0), "predicting", len(loader), leave=False, disable=None):
-            carry.into(batch)
+            carry.attach(batch)
             with project.precision.autocast():
                 found = project.model.predict(batch)
             carry.state = found.pop("carry", None)

@@ -35,7 +35,7 @@ def main(words: list[str] | None = None) -> int:
     except UserError as error:
         if "--debug" in words:
             raise
-        if not error.told and (RANK == "0" or not isinstance(error, UserErrors)):
+        if not error.reported and (RANK == "0" or not isinstance(error, UserErrors)):
             for line in getattr(error, "errors", [error]):
                 print("error: " + ("" if RANK == "0" else f"rank {RANK}: ") + str(line), file=sys.stderr)
         return error.code

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from . import dataset
-from .engine import optimization, plain_loader, reproducibility
+from .engine import optimization, plain_loader, progress
 from .engine.errors import UserError
 from .engine.fp8 import convert
 from .engine.gpus import resolve_precision
@@ -107,8 +107,8 @@ def assemble(settings: Any, distributed: Any, store: Store) -> Project:
     """
     device, training = distributed.device, settings.training
     deterministic = settings.reproducibility.deterministic
-    reproducibility.seed_everything(settings.reproducibility.seed)
-    reproducibility.set_deterministic(deterministic, training.cudnn_benchmark)
+    progress.seed_everything(settings.reproducibility.seed)
+    optimization.set_deterministic(deterministic, training.cudnn_benchmark)
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     emulate = training.fp8_emulation
     resolved, why = resolve_precision(
@@ -126,7 +126,7 @@ def assemble(settings: Any, distributed: Any, store: Store) -> Project:
     blocks["checkpointed"], blocks["world"] = training.gradient_checkpointing, distributed.world
     wrapped = distributed.wrap(model, precision.dtype)  # 5
     if distributed.rank:  # the same weights on every rank, but dropout of its own
-        reproducibility.seed_everything((settings.reproducibility.seed + distributed.rank) % 2**32)
+        progress.seed_everything((settings.reproducibility.seed + distributed.rank) % 2**32)
     optimizer = optimization.make_optimizer(model, settings.optimizer)  # 6
 
     described = optimization.describe(settings, device, (resolved, why), blocks)

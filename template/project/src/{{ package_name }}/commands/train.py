@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> int:
     from ..assemble import assemble, open_store
     from ..engine.distributed import Distributed
     from ..engine.optimization import prepare_process
-    from ..engine.session import Session
+    from ..engine.run import Session
     from ..train import fit
 
     prepare_process()
@@ -74,14 +74,20 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> int:
         # Before the run's folder: a mistake leaves nothing behind. Rank 0 makes what others wait for.
         distributed.together(lambda: open_store(settings), main_first=True)
         run_folder = folder or distributed.begin(lambda: new_run(arguments.name))
-        limit = arguments.max_steps
-        build = lambda settings: assemble(settings, distributed, open_store(settings))  # noqa: E731
-        rank, resumed, trial = distributed.rank, folder is not None, arguments.trial
-        with Session(run_folder, settings, build, limit, resumed, rank, trial) as session:
-            for _ in session.phases(arguments.phase):
-                fit(session)
-        if rank == 0 and not trial:
-            where = f"at step {session.progress.step} of {session.end}"
+        session = Session(
+            run_folder,
+            settings,
+            lambda settings: assemble(settings, distributed, open_store(settings)),
+            limit=arguments.max_steps,
+            resumed=folder is not None,
+            rank=distributed.rank,
+            trial=arguments.trial,
+        )
+        with session:
+            for run in session.phases(arguments.phase):
+                fit(run)
+        if distributed.is_main and not arguments.trial:
+            where = f"at step {run.progress.step} of {run.end}"
             again = f"stopped {where}: `train --resume {run_folder.name}` goes on"
             print(f"finished {where}: {run_folder / 'report.md'}" if session.finished else again)
         distributed.together(lambda: None)  # who leaves first ends the others: not before rank 0 has reported

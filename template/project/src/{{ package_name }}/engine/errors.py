@@ -1,6 +1,12 @@
-"""The one exception that users see as a line, never as a traceback."""
+"""What users see as a line, never as a traceback: their mistakes, and failures that a setting can mend."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..config import Settings
+    from .order import Order
 
 
 class UserError(Exception):
@@ -11,7 +17,7 @@ class UserError(Exception):
     """
 
     code = 2
-    told = False  # another process of the run says it
+    reported = False  # another process of the run says it
 
     def __init__(self, what: str, where: str = "", remedy: str = ""):
         super().__init__(": ".join(part for part in (what, where, remedy) if part))
@@ -23,3 +29,69 @@ class UserErrors(UserError):
     def __init__(self, errors: list[UserError]):
         super().__init__("\n".join(str(error) for error in errors))
         self.errors = errors
+
+
+class NonFinite(Exception):
+    """A loss became nan or inf; `epoch`, `batches` (first, last + 1) and `rank` say where it happened."""
+
+    def __init__(self, step: int, epoch: int, batches: tuple[int, int], rank: int = 0):
+        super().__init__(f"the loss of step {step} is not finite")
+        self.step, self.epoch, self.batches, self.rank = step, epoch, batches, rank
+
+
+def explain(error: BaseException | None, settings: Settings, order: Order | None) -> UserError | None:
+    """The line for a failure that a setting can mend; None for any other error.
+
+    order: of the training samples; None where the failure came before there was one.
+    """
+    if type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported for this
+        return out_of_memory(settings)
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+        return out_of_memory(settings, host=True)
+    if isinstance(error, NonFinite) and order is not None:
+        return non_finite(error, order)
+    if type(error).__module__ == "torch.distributed" or "gloo" in str(error):
+        remedy = "its own last words say why; `train --resume` goes on from the newest checkpoint"
+        return UserError("another process of this run is gone", str(error).partition("\n")[0], remedy)
+    if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+        first = str(error).strip().partition("\n")[0]
+        remedy = "--compile.enabled false, or --compile.fullgraph false to compile the parts that can be"
+        return UserError(f"a block could not be compiled ({first})", "compile.enabled", remedy)
+    if isinstance(error, RuntimeError) and "deterministic implementation" in str(error):
+        operation = str(error).partition(" does not have")[0]
+        remedy = "replace the operation, or DETERMINISTIC=0"
+        return UserError(f"{operation} cannot be deterministic", "reproducibility.deterministic", remedy)
+    return None
+
+
+def non_finite(error: NonFinite, order: Order) -> UserError:
+    """Names the training samples of the step where the loss went bad."""
+    order.rank = error.rank  # of the process where it happened
+    numbers = order.epoch(error.epoch)[0][slice(*error.batches)].ravel()
+    shown = ", ".join(map(str, numbers[numbers >= 0][:64]))
+    remedy = "look at them; lower optimizer.learning_rate, longer schedule.warmup_steps, or precision fp32"
+    return UserError(str(error), f"epoch {error.epoch + 1}, training samples {shown}", remedy)
+
+
+def out_of_memory(settings: Settings, host: bool = False) -> UserError:
+    """The ladder of settings to try, mildest first. host: the machine's own memory, not the GPU's."""
+    batch = settings.data.batch_size
+    steps = []
+    if batch > 1:
+        halved, accumulation = batch // 2, settings.training.gradient_accumulation_steps * 2
+        steps.append(
+            f"--data.batch_size {halved} --training.gradient_accumulation_steps {accumulation} (same result)"
+        )
+    if not settings.training.gradient_checkpointing:
+        steps.append("--training.gradient_checkpointing true (half of the activations, a fifth more time)")
+    if settings.data.chunk_size_gb != "auto":
+        steps.append(f"--data.chunk_size_gb {settings.data.chunk_size_gb * 0.8:.2f}")
+    steps.append("--profile low_memory")
+    remedy = "try, in this order: " + "; ".join(steps)
+    if host:
+        return UserError("out of memory", "this machine", remedy)
+    import torch
+
+    free, total = (size / 2**30 for size in torch.cuda.mem_get_info())
+    where = f"{torch.cuda.get_device_name()}, {free:.1f} of {total:.1f} GB free"
+    return UserError("out of GPU memory", where, remedy)

@@ -11,7 +11,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from .precision import Precision
-from .step import Carry
+from .progress import RecurrentState
 
 
 def evaluate(
@@ -30,7 +30,7 @@ def evaluate(
     numbers, so training goes on bit for bit.
     """
     totals: dict[str, Tensor] = {}
-    carry, was_training, interrupted = Carry(), model.training, False
+    recurrent, was_training, interrupted = RecurrentState(), model.training, False
     model.eval()
     try:
         with torch.no_grad():
@@ -41,10 +41,10 @@ def evaluate(
                 if stop():
                     interrupted = True
                     break
-                carry.into(batch)
+                recurrent.attach(batch)
                 with precision.autocast():
                     output = model(batch)
-                carry.keep(output)
+                recurrent.keep(output)
                 parts = {"loss": (output.loss * output.weight, output.weight), **output.metrics}
                 for name, (total, count) in parts.items():
                     value = torch.stack([total.detach().double(), count.double()])

@@ -19,20 +19,12 @@ from typing import Any, TypeVar
 import torch
 from tqdm import tqdm
 
+from .errors import NonFinite
 from .files import read_rows, write_text
-from .step import Step
 from .system import Leaks, System, judge
 from .throughput import Work
 
 T = TypeVar("T")
-
-
-class NonFinite(Exception):
-    """A loss became nan or inf; `epoch`, `batches` (first, last + 1) and `rank` say where it happened."""
-
-    def __init__(self, step: int, epoch: int, batches: tuple[int, int], rank: int = 0):
-        super().__init__(f"the loss of step {step} is not finite")
-        self.step, self.epoch, self.batches, self.rank = step, epoch, batches, rank
 
 
 def held_up(loader: Any) -> float:
@@ -100,21 +92,20 @@ class Monitor:
                 return
             yield batch
 
-    def step(
-        self, number: int, epoch: int, batches: tuple[int, int], step: Step, learning_rate: float
-    ) -> None:
+    def note(self, number: int, epoch: int, batches: tuple[int, int], losses: list) -> None:
         """After optimizer step `number` (from 1) over the micro-batches [first, last + 1) of `epoch`."""
-        self._pending.append((number, epoch, batches, step.group))
+        self._pending.append((number, epoch, batches, losses))
         self._batches += batches[1] - batches[0]
         if batches[0] == 0 and epoch > 0:  # the first epoch, its evaluation and checkpoint fill caches
             for line in self._leaks.grown():
                 self.alert(number, line.partition(" grew")[0], f"memory: {line}: what keeps it?")
-        if number % self.every == 0 or number == self.total:
-            self._log(number, epoch, step, learning_rate)
 
-    def _log(self, number: int, epoch: int, step: Step, learning_rate: float) -> None:
-        last = step.last
-        loss, norm = torch.stack([last["loss"].float(), last["gradient_norm"].float()]).tolist()  # host sync
+    def log(self, number: int, epoch: int, losses: list, norm: torch.Tensor, learning_rate: float) -> None:
+        loss = torch.stack([loss * weight for loss, weight in losses]).sum()
+        weight = torch.stack([weight for _, weight in losses]).sum()
+        both = self.distributed.sum(torch.stack([loss, weight]))
+        mean = both[0] / both[1].clamp(min=1)
+        loss, norm = torch.stack([mean.float(), norm.float()]).tolist()  # host sync
         self.check()
         seconds, steps = time.perf_counter() - self._since, number - self._from
         row = {

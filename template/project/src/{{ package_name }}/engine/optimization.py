@@ -1,24 +1,35 @@
 """What makes the step fast apart from number formats: compile, recomputation, fused optimizer, memory, GC.
 
-Each has its switch in `config.yaml`, and `describe` says at every start what is on and why.
+Each has its switch in `config.yaml`, and `describe` says at every start what is on and why. The learning
+rate is a formula of the step: warm-up + cosine, OneCycle, linear, constant.
 """
 
 from __future__ import annotations
 
 import functools
 import gc
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from .errors import UserError, out_of_memory
+from .progress import random_state, set_random_state
+
+if TYPE_CHECKING:
+    from ..assemble import Project
+    from .throughput import Work
+
 FP8 = "evaluation in bf16; without compile and on small models it loses time"
 # Triton supports sm 8.0 and later; older cards run its kernels by luck (triton#10918).
 COMPILE_CAPABILITY = (8, 0)
+ONECYCLE_START = 1 / 25  # first learning rate over the peak (Smith & Topin 2018; PyTorch's OneCycleLR)
+ONECYCLE_END = ONECYCLE_START / 1e4
 CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # modes that record them
 
 
@@ -35,6 +46,19 @@ def prepare_process() -> None:
     for name in names:
         os.environ.setdefault(name, given)
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+
+
+def set_deterministic(enabled: bool, cudnn_benchmark: bool) -> None:
+    """Strict mode: an operation without a deterministic form raises. Costs some percent of speed.
+
+    Never `warn_only`: a warning is not determinism. TF32 is deterministic and stays as `precision` says.
+    """
+    if enabled:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS and cuDNN's LSTM ask for it
+    torch.use_deterministic_algorithms(enabled)
+    torch.backends.cudnn.deterministic = enabled
+    # Tunes convolutions per shape: pays for fixed shapes only, and may pick another kernel in the next run.
+    torch.backends.cudnn.benchmark = cudnn_benchmark and not enabled
 
 
 def checkpoint_blocks(blocks: list[nn.Module]) -> None:
@@ -128,6 +152,69 @@ def make_optimizer(model: nn.Module, settings: Any) -> torch.optim.Optimizer:
     )
 
 
+def factor(name: str, step: int, total: int, warmup: int, final: float) -> float:
+    """Learning rate of step `step` (from 0) over its peak, for a run of `total` steps.
+
+    warmup: steps of rise, linear but for OneCycle. final: value at the end; OneCycle has its own.
+    """
+    if name == "onecycle":
+        if step < warmup:
+            return _cosine(ONECYCLE_START, 1.0, step / max(warmup - 1, 1))
+        return _cosine(1.0, ONECYCLE_END, (step - warmup + 1) / max(total - warmup, 1))
+    if step < warmup:
+        return (step + 1) / warmup
+    passed = min((step - warmup) / max(total - warmup, 1), 1.0)
+    if name == "cosine":
+        return _cosine(1.0, final, passed)
+    if name == "linear":
+        return 1.0 + (final - 1.0) * passed
+    return 1.0
+
+
+def _cosine(start: float, end: float, passed: float) -> float:
+    return end + (start - end) * (1 + math.cos(math.pi * min(passed, 1.0))) / 2
+
+
+def warmup_steps(schedule: Any, total: int) -> int:
+    """Steps of rise; `auto` leaves a short run time to decay: 100, or a tenth, and 30 % for OneCycle."""
+    if schedule.warmup_steps != "auto":
+        return schedule.warmup_steps
+    return round(0.3 * total) if schedule.name == "onecycle" else min(100, total // 10)
+
+
+class Schedule:
+    """Sets the learning rate of every parameter group; `total` steps is the run's length."""
+
+    def __init__(self, optimizer: Any, settings: Any, total: int):
+        self.optimizer = optimizer  # not its groups: loading a state puts new ones in their place
+        self.settings, self.total = settings.schedule, total
+        self.peak = settings.optimizer.learning_rate
+        self.warmup = warmup_steps(self.settings, total)
+        self.learning_rate = self.peak
+
+    def set(self, step: int) -> None:
+        """Prepares the optimizer for step number `step` (from 0)."""
+        schedule = self.settings
+        share = factor(schedule.name, step, self.total, self.warmup, schedule.final_factor)
+        self.learning_rate = self.peak * share
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.learning_rate
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"total": self.total, "name": self.settings.name}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Raises `UserError` where the run's length or schedule is another than the checkpoint's."""
+        if state != self.state_dict():
+            was, now = (
+                f"{state['name']} over {state['total']} steps",
+                f"{self.settings.name} over {self.total}",
+            )
+            what = f"the schedule changed from {was} to {now}: a resumed run would not be the same"
+            remedy = "keep epochs, max_steps, batch size and schedule, or start a new run"
+            raise UserError(what, "--resume", remedy)
+
+
 @contextmanager
 def reserved(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """While open: the memory of AdamW's two averages is taken, which else the first step allocates.
@@ -139,6 +226,35 @@ def reserved(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     held = [torch.empty_like(parameter) for parameter in parameters for _ in range(2)] if adam else []
     yield
     held.clear()
+
+
+def dry_run(project: Project, loader: Any) -> tuple[float, Work]:
+    """One forward and backward before step 0, so that memory and compile errors show now, not at night.
+
+    Leaves no trace: random state, buffers and gradients are put back. Returns the batch's weight and what a
+    sample's work is.
+    """
+    state = random_state()
+    buffers = {name: buffer.clone() for name, buffer in project.model.named_buffers()}
+    batches = loader.epoch(0)
+    batch = next(batches)
+    work = project.work(loader.samples, batch)
+    try:
+        with reserved(project.optimizer):
+            with project.precision.autocast():
+                output = project.model(batch)  # as it is: without the exchange of gradients
+            output.loss.backward(gradient=output.weight)
+    except torch.cuda.OutOfMemoryError as error:
+        if project.distributed.forward_exchanges:  # the others wait inside it: ending ends them
+            raise
+        raise out_of_memory(project.settings) from error
+    batches.close()
+    project.optimizer.zero_grad(set_to_none=True)
+    with torch.no_grad():
+        for name, buffer in project.model.named_buffers():
+            buffer.copy_(buffers[name])
+    set_random_state(state)
+    return output.weight.item(), work
 
 
 def freeze_garbage() -> None:

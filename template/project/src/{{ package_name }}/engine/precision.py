@@ -1,4 +1,4 @@
-"""Number formats of the step: fp32, tf32, fp16 with loss scaling, bf16, fp8.
+"""The step's arithmetic: fp32, tf32, fp16 with loss scaling, bf16, fp8; division, clipping, the update.
 
 What each does, when it hurts, how to turn it off (`training.precision`):
 * tf32: matmuls on tensor cores with 10 bits of mantissa, about 3.3 digits; memory and reproducibility
@@ -48,7 +48,7 @@ class Precision:
         """The gradient that backward starts from, times the loss scale."""
         return gradient if self.scaler is None else self.scaler.scale(gradient)
 
-    def step(self, optimizer: Any, parameters: list[Tensor], clip: float, divisor: Tensor) -> Tensor:
+    def step(self, optimizer: Any, clip: float, divisor: Tensor) -> Tensor:
         """Unscales, divides by `divisor`, clips to the norm `clip` (0 = off), steps, clears. No host sync
         when fused.
 
@@ -59,6 +59,7 @@ class Precision:
         raw = getattr(optimizer, "optimizer", optimizer)
         if self.scaler is not None:
             self.scaler.unscale_(raw)
+        parameters = (parameter for group in raw.param_groups for parameter in group["params"])
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         norm = _whole(torch.nn.utils.get_total_norm(gradients))
         # One pass over the gradients for both: g / divisor, and g / norm * clip where that is smaller.
@@ -103,6 +104,13 @@ class Precision:
         if self.scaler is not None and state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])
             self._skipped = state.get("skipped", 0.0)
+
+
+def total(losses: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """() targets of all micro-batches of a group, from their (loss, targets)."""
+    if len(losses) == 1:
+        return losses[0][1]
+    return torch.stack([targets for _, targets in losses]).sum()
 
 
 def set_tf32(allowed: bool) -> None:

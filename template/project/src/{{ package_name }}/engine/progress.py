@@ -1,16 +1,26 @@
-"""Where a run stands, and what each of its processes must find again when it goes on."""
+"""Where a run stands, and what each of its processes must find again: random numbers and carried states."""
 
 from __future__ import annotations
 
+import os
+import random
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from .errors import UserError
-from .order import Order
-from .reproducibility import random_state, seed_everything, set_random_state
-from .step import Step, each
+
+if TYPE_CHECKING:
+    from .distributed import Distributed
+    from .order import Order
+    from .seams import Batch, Output
+
+State = Any
+"""A nest of tuples, lists and dicts of tensors, batch axis first; or None."""
 
 
 @dataclass
@@ -41,6 +51,53 @@ class Progress:
         self.best_loss = float("inf")  # another phase, perhaps other data: losses do not compare
 
 
+class RecurrentState:
+    """State that a model hands from one batch of a lane to the next, cut off from the graph."""
+
+    def __init__(self) -> None:
+        self.state: State = None
+
+    def attach(self, batch: Batch) -> None:
+        """Puts the last state into `batch["carry"]`, zero where a lane starts afresh."""
+        if self.state is not None:
+            keep = ~batch["fresh"]
+            batch["carry"] = each(self.state, lambda state: _masked(state, keep))
+
+    def keep(self, output: Output) -> None:
+        """Remembers the state. It fits the next batch, because all batches are full."""
+        if output.carry is not None:
+            self.state = each(output.carry, Tensor.detach)
+
+    def drop(self) -> None:
+        """At an epoch's end."""
+        self.state = None
+
+
+def _masked(state: Tensor, keep: Tensor) -> Tensor:
+    """Zero where a lane is fresh; `where`, because 0 × inf would be nan."""
+    return torch.where(keep.view(-1, *[1] * (state.dim() - 1)), state, torch.zeros_like(state))
+
+
+def each(state: State, function: Callable[[Tensor], Tensor]) -> State:
+    """Applies `function` to every tensor of a nest of tuples, lists and dicts; None stays None."""
+    if isinstance(state, Tensor):
+        return function(state)
+    if state is None:
+        return None
+    if isinstance(state, dict):
+        return {key: each(value, function) for key, value in state.items()}
+    return type(state)(each(value, function) for value in state)
+
+
+def _joined(states: list[State]) -> State:
+    """The same nest of tensors of several ranks as one, one rank's lanes behind another's."""
+    if isinstance(states[0], Tensor):
+        return torch.cat(states)
+    if isinstance(states[0], dict):
+        return {key: _joined([state[key] for state in states]) for key in states[0]}
+    return type(states[0])(_joined(list(parts)) for parts in zip(*states, strict=True))
+
+
 class Ranks:
     """Random state and carried state of every rank, as one part of a checkpoint.
 
@@ -48,13 +105,20 @@ class Ranks:
     follow, carried states find their lanes, and random numbers are new ones.
     """
 
-    def __init__(self, distributed: Any, progress: Progress, step: Step, order: Order, accumulation: int):
-        self.distributed, self.progress, self.step = distributed, progress, step
+    def __init__(
+        self,
+        distributed: Distributed,
+        progress: Progress,
+        recurrent: RecurrentState,
+        order: Order,
+        accumulation: int,
+    ):
+        self.distributed, self.progress, self.recurrent = distributed, progress, recurrent
         self.order, self.accumulation = order, accumulation
 
     def state_dict(self) -> dict[str, Any]:
         """Collective: every rank calls it."""
-        carry = each(self.step.carry.state, torch.Tensor.cpu)
+        carry = each(self.recurrent.state, Tensor.cpu)
         ranks = self.distributed.gather({"random": random_state(), "carry": carry})
         return {"ranks": ranks, "slots": self.order.slots, "accumulation": self.accumulation}
 
@@ -76,17 +140,41 @@ class Ranks:
         if slots == order.slots and ranks[0]["carry"] is not None:
             whole = _joined([saved["carry"] for saved in ranks])
             carry = each(whole, lambda state: state[rank * size : (rank + 1) * size].clone())
-        self.step.carry.state = each(carry, lambda state: state.to(self.distributed.device))
+        self.recurrent.state = each(carry, lambda state: state.to(self.distributed.device))
         if len(ranks) == world:
             set_random_state(ranks[rank]["random"])
         else:
             seed_everything((torch.initial_seed() + self.progress.step) % 2**32)
 
 
-def _joined(states: list[Any]) -> Any:
-    """The same nest of tensors of several ranks as one, one rank's lanes behind another's."""
-    if isinstance(states[0], torch.Tensor):
-        return torch.cat(states)
-    if isinstance(states[0], dict):
-        return {key: _joined([state[key] for state in states]) for key in states[0]}
-    return type(states[0])(_joined(list(parts)) for parts in zip(*states, strict=True))
+def seed_everything(seed: int) -> None:
+    """Seeds Python, NumPy, PyTorch and CUDA; PYTHONHASHSEED for children, as it changes nothing in here."""
+    os.environ["PYTHONHASHSEED"] = str(seed)
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)  # all CUDA devices too
+
+
+def random_state() -> dict[str, Any]:
+    """State of all generators in types that `torch.load(weights_only=True)` accepts."""
+    version, internal, gauss = random.getstate()
+    numbers: Any = np.random.get_state(legacy=True)
+    name, keys, position, has_gauss, cached = numbers
+    keys = torch.from_numpy(keys.astype(np.int64))
+    return {
+        "python": [version, list(internal), gauss],
+        "numpy": [name, keys, int(position), int(has_gauss), float(cached)],
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    """Puts the generators back; CUDA's only where there are as many devices as when it was saved."""
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    name, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, cached))
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] and len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(state["cuda"])

@@ -1,11 +1,20 @@
-"""Where runs lie: `runs/<name>/` below the current folder, one folder for each training."""
+"""Where runs lie, `runs/<name>/` below the current folder, and on what they run: device, versions, commit."""
 
 from __future__ import annotations
 
+import platform
+import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .errors import UserError
+from .files import write_json
+from .report import read_json
+
+if TYPE_CHECKING:
+    import torch
 
 RUNS = Path("runs")
 # Any of these marks a folder as a run, however early it died.
@@ -82,3 +91,47 @@ def new_run(name: str | None = None, runs: Path = RUNS) -> Path:
         return runs / candidate
     remedy = f"choose another name, or continue it with --resume {name}"
     raise UserError(f"run '{candidates[0]}' exists already", f"{runs}/", remedy)
+
+
+def write_status(run: Path, state: str, reason: str, step: int, resumed: bool = False) -> None:
+    """status.json; what ended a run matters more than its status, so that a full disk is no error."""
+    resumes = read_json(run / "status.json").get("resumes", [])
+    if resumed:
+        resumes.append(step)
+    with suppress(OSError):
+        write_json(run / "status.json", {"state": state, "reason": reason, "step": step, "resumes": resumes})
+
+
+# --- on what a run takes place
+
+
+def device_line(device: torch.device) -> str:
+    """The device as lines and the report name it: name, capability, memory."""
+    import torch
+
+    if device.type != "cuda":
+        return f"CPU, {torch.get_num_threads()} threads"
+    properties = torch.cuda.get_device_properties(device)
+    capability = f"{properties.major}.{properties.minor}"
+    return f"{properties.name}, sm {capability}, {properties.total_memory / 2**30:.1f} GB"
+
+
+def versions() -> dict[str, str]:
+    """Of what decides speed and numbers."""
+    import torch
+
+    cuda = torch.version.cuda or "none"
+    return {"python": platform.python_version(), "torch": torch.__version__, "cuda": cuda}
+
+
+def git_state() -> str:
+    """Commit of the project, with `+changes` where files differ from it; empty outside git."""
+    try:
+        commit = _git("rev-parse", "--short", "HEAD")
+        return commit + ("+changes" if commit and _git("status", "--porcelain") else "")
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def _git(*words: str) -> str:
+    return subprocess.run(["git", *words], capture_output=True, text=True, timeout=5).stdout.strip()

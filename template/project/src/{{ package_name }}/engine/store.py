@@ -99,6 +99,9 @@ class Store:
         known = [[entry["sha256"] for entry in self.files.values()], self.splits, self.facts]
         self.fingerprint = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:16]
 
+    def remember(self, run: Path) -> None:
+        """temporary"""
+
     @classmethod
     def open(cls, folder: str | Path, workload: str | None = None) -> Store:
         """Reads the manifest and checks that its files are there with their sizes.

@@ -1,0 +1,387 @@
+"""A run around its loop: phases, resume, evaluations, checkpoints, signals, hooks, and always a report.
+
+The loop itself stands in `train.py`. `Run` is what it sees of one phase, and what hooks see; `Session` is
+one call of `train`, from its folder to its exit code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING
+
+from .checkpoint import Checkpoint, DiskFull, newest_facts
+from .config import changed_settings, found
+from .errors import NonFinite, UserError, explain
+from .evaluation import evaluate, timed
+from .files import write_json, write_text
+from .monitor import Monitor
+from .optimization import Schedule, dry_run, freeze_garbage
+from .progress import Progress, Ranks, RecurrentState
+from .report import read_json, write_report
+from .runs import device_line, git_state, versions, write_status
+from .tracker import Tracker
+
+if TYPE_CHECKING:
+    from ..assemble import Project
+    from ..config import Settings
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+FAILED = 255  # what ranks agree on where a hook of one of them has called `fail`; no signal has this number
+
+
+class Signals:
+    """Notes SIGTERM and SIGINT, and the loop saves after its step; a second one ends at once, which harms
+    nothing."""
+
+    def __init__(self, main: bool):
+        self.main = main
+        self.received = 0  # by this process
+        self._before = {number: signal.getsignal(number) for number in SIGNALS}
+
+    def listen(self) -> None:
+        """Takes the signals; a framework that took them for itself gives them back here."""
+        for number in SIGNALS:
+            signal.signal(number, self._note)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.received:
+            os._exit(128 + number)
+        self.received = number
+        if self.main:
+            name = signal.Signals(number).name
+            print(f"{name}: saving after this step; once more to leave at once", file=sys.stderr)
+
+    def restore(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+class Run:
+    """One phase of a training, restored and ready: what the loop and the hooks see."""
+
+    def __init__(self, session: Session, settings: Settings, project: Project):
+        training, distributed = settings.training, project.distributed
+        self.folder, self.settings, self.project = session.folder, settings, project
+        self.progress, self.signals = session.progress, session.signals
+        self.limit, self.trial = session.limit, session.trial
+        self.stop = 0  # the signal that all ranks know of
+        self.notes: list[str] = []
+        self._failure: UserError | None = None
+        self._saved = -1
+        closing = session.closing  # by whoever comes next, also where the rest of this raises
+
+        self.loader = project.loader("train", train=True)
+        closing.callback(self.loader.close)
+        first, last = project.store.splits.get("validation", (0, 0))
+        self.validation = project.loader("validation") if last > first else None
+        if self.validation is not None:
+            closing.callback(self.validation.close)
+        self.accumulation = training.gradient_accumulation_steps
+        groups = -(-len(self.loader) // self.accumulation)
+        self.total = training.max_steps or training.epochs * groups
+        self.samples = self.loader.order.slots * self.accumulation  # of a whole step, over all ranks
+        self.recurrent = RecurrentState()
+        self.schedule = Schedule(project.optimizer, settings, self.total)
+        tracker = Tracker(self.folder, settings) if distributed.is_main else None
+        self.monitor = Monitor(self.folder, project, tracker, self.loader)
+        closing.callback(self.monitor.close)
+        self.checkpoint = Checkpoint(
+            self.folder / "checkpoints",
+            distributed,
+            settings.checkpoint.keep,
+            {"data": project.store.fingerprint, "phase": self.progress.phase},
+            model=project.model,
+            optimizer=project.optimizer,
+            schedule=self.schedule,
+            precision=project.precision,
+            progress=self.progress,
+            ranks=Ranks(distributed, self.progress, self.recurrent, self.loader.order, self.accumulation),
+        )
+        weight, self.work = distributed.together(lambda: dry_run(project, self.loader))
+        project.precision.calibrate(max(distributed.gather(weight)))
+        distributed.together(lambda: self._restore(session.resumed))
+        self.schedule.set(self.step_of_phase)
+        self.monitor.start(self.progress.step, self.end, self.work)
+        hooks = [module.Hook() for module in found("hooks", "class Hook")]
+        self.hooks = [hook for hook in hooks if not self.trial or getattr(hook, "trials", True)]
+        closing.callback(self.tell_hooks, "close")
+
+    def tell_hooks(self, moment: str) -> None:
+        """Calls `start`, `after_step` or `close` of each hook that has it, in the order of names."""
+        for hook in self.hooks:
+            if (method := getattr(hook, moment, None)) is not None:
+                method(self)
+
+    def _restore(self, resumed: bool) -> None:
+        """The newest valid checkpoint of this phase, else the weights that the phase before it left."""
+        progress = self.progress
+        if progress.phase_start and progress.step == progress.phase_start:  # this call has just begun it
+            self.checkpoint.load_model("last")
+            return
+        restored = self.checkpoint.load("last") if resumed else None
+        self.notes += [f"skipped a damaged checkpoint: {name}" for name in self.checkpoint.skipped]
+        if restored is None:
+            return
+        self._saved = restored["step"]
+        # Killed between saving and marking.
+        if self.project.distributed.is_main and progress.best_step == restored["step"]:
+            self.checkpoint.mark_best(restored["path"], progress.best_loss)
+
+    # --- where it stands
+
+    @property
+    def end(self) -> int:
+        """The run's step at which the phase ends."""
+        return self.progress.phase_start + self.total
+
+    @property
+    def step_of_phase(self) -> int:
+        return self.progress.step - self.progress.phase_start
+
+    @property
+    def done(self) -> bool:
+        """Whether the phase has come to its end."""
+        return self.progress.stopped_early or self.progress.step >= self.end
+
+    @property
+    def over(self) -> bool:
+        """Whether the loop ends here: the phase's length, --max-steps, a signal, an early stop."""
+        return self.done or bool(self.stop) or bool(self.limit and self.progress.step >= self.limit)
+
+    # --- between two steps
+
+    def advance(self, batch: int) -> int:
+        """Counts the step that closed with micro-batch `batch` of the epoch (from 1); returns its number."""
+        self.agree()
+        progress = self.progress
+        progress.step += 1
+        progress.batch = batch
+        if batch >= len(self.loader):  # normalised: an epoch's end is the next one's beginning
+            progress.epoch, progress.batch = progress.epoch + 1, 0
+            self.recurrent.drop()
+        if self.step_of_phase == 1:
+            freeze_garbage()
+        return progress.step
+
+    def agree(self) -> bool:
+        """Whether a rank has got a signal: every rank asks as often, and all get the same answer."""
+        distributed = self.project.distributed
+        self.stop = distributed.agree(FAILED if self._failure else self.signals.received) or self.stop
+        if self.stop == FAILED:
+            distributed.together(self._raise_failure)
+        return bool(self.stop)
+
+    def fail(self, error: UserError) -> None:
+        """Ends the run with this error after the next step, on all ranks; one of them may call it alone."""
+        self._failure = error
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _due(self, every: int) -> bool:
+        return self.progress.step % every == 0 if every else self.progress.batch == 0
+
+    @property
+    def evaluation_due(self) -> bool:
+        progress = self.progress
+        due = progress.step >= self.end or self._due(self.settings.evaluation.every_steps)
+        return bool(self.validation and progress.step > progress.evaluated and due and not self.trial)
+
+    def evaluate(self) -> None:
+        """A pass over the validation split; the best is saved. A signal leaves it to the resume."""
+        progress, project = self.progress, self.project
+        parts = project.wrapped, self.validation, project.precision, project.distributed
+        metrics, seconds = timed(lambda: evaluate(*parts, self.agree))
+        if metrics is None:
+            return
+        progress.evaluated = progress.step
+        better = metrics["loss"] < progress.best_loss
+        progress.without_gain = 0 if better else progress.without_gain + 1
+        if better:
+            progress.best_loss, progress.best_step = metrics["loss"], progress.step
+        self.monitor.evaluation(progress.step, "validation", metrics, seconds, better)
+        patience = self.settings.evaluation.patience
+        if patience and progress.without_gain >= patience:
+            progress.stopped_early = True
+            self.monitor.line(f"early stop: {patience} evaluations without a better loss")
+        if better:
+            self.save()
+            if project.distributed.is_main and self._saved == progress.step:
+                path = self.folder / "checkpoints" / f"step-{progress.step:08d}"
+                self.checkpoint.mark_best(path, metrics["loss"])
+
+    @property
+    def save_due(self) -> bool:
+        due = not self.trial and (self._due(self.settings.checkpoint.every_steps) or self.over)
+        return due and self._saved != self.progress.step
+
+    def save(self) -> None:
+        """Saves, unless a loss has gone bad. A full disk costs this one; only the last must hold."""
+        self.monitor.check()
+        step = self.progress.step
+        try:
+            _, seconds = timed(lambda: self.checkpoint.save(step))
+            self._saved = step
+            self.monitor.exclude(seconds)
+            self.monitor.event(step, "checkpoint", seconds=seconds)
+        except DiskFull as error:
+            if self.over:
+                raise
+            self.monitor.line(f"note: {error}; training goes on, the next checkpoint tries again")
+
+
+class Session:
+    """One call of `train` on one run folder; a context manager.
+
+    assemble: settings → Project. limit: stop this call after that step, whatever the run's length. rank: of
+    this process; only rank 0 writes and prints. trial: metrics only, no evaluation, checkpoint or report.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        settings: Settings,
+        assemble: Callable[[Settings], Project],
+        *,
+        limit: int = 0,
+        resumed: bool = False,
+        rank: int = 0,
+        trial: bool = False,
+    ):
+        self.folder, self.settings, self.assemble = folder, settings, assemble
+        self.limit, self.resumed, self.main, self.trial = limit, resumed, rank == 0, trial
+        self.signals, self.progress = Signals(self.main), Progress()
+        self.notes = list(settings.notes)
+        self.run: Run | None = None  # of the phase
+        self._current = settings  # of the phase
+        self.closing = contextlib.ExitStack()
+
+    def __enter__(self) -> Session:
+        self.signals.listen()
+        if self.resumed and self.settings.phases:  # else the checkpoint is read once, when it is restored
+            self.progress.phase = newest_facts(self.folder / "checkpoints").get("phase", 0)
+        elif self.main and not self.resumed:
+            write_text(self.folder / "config.resolved.yaml", self.settings.to_yaml())
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.signals.restore()
+        self.closing.close()
+        explained = explain(error, self._current, self.run.loader.order if self.run else None)
+        if self.main:
+            self._conclude(explained or error)
+        if explained is not None:
+            explained.reported = not self.main and isinstance(error, NonFinite)
+            raise explained from error
+
+    def phases(self, only: int = 0) -> Iterator[Run]:
+        """Each phase, ready to train; a run without phases is one of them.
+
+        only: run this one phase (from 1), from the checkpoint that the one before it left.
+        """
+        phases = self.settings.phases
+        if 0 < only <= self.progress.phase:
+            where = f"the run is in phase {self.progress.phase + 1}"
+            raise UserError(f"phase {only} is finished", where, "--resume goes on with it")
+        for number in range(self.progress.phase, len(phases) or 1):
+            run = self._begin(self.settings.phase(number + 1) if phases else self.settings)
+            if only and number == only - 2 and not run.done:
+                where = f"step {self.progress.step} of {run.end}"
+                raise UserError(f"phase {only - 1} is not finished", where, "resume it first")
+            yield run
+            if not run.done or only == number + 1:
+                return
+            if number + 1 < len(phases):
+                self.closing.close()
+                self.progress.next_phase()
+
+    def _begin(self, settings: Settings) -> Run:
+        self._current = settings
+        project = self.assemble(settings)
+        run = self.run = Run(self, settings, project)
+        self._introduce(run)
+        project.distributed.together(lambda: run.tell_hooks("start"))
+        return run
+
+    @property
+    def exit_code(self) -> int:
+        """0, or 128 + the signal that ended the run (143 SIGTERM, 130 SIGINT)."""
+        return 128 + self.run.stop if self.run and self.run.stop else 0
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last phase has come to its end."""
+        last = self.progress.phase == max(len(self.settings.phases) - 1, 0)
+        return last and self.run is not None and self.run.done
+
+    # --- what the run says of itself
+
+    def _introduce(self, run: Run) -> None:
+        project, line = run.project, run.monitor.line
+        self.notes += run.notes + self._remarks(run)
+        if self.resumed:
+            line(f"resumed at step {self.progress.step} of {run.end}")
+        line(f"{self.folder}: {device_line(project.device)}")
+        for entry in project.optimizations:
+            line(f"  {entry['name']:<18}{entry['state']:<14}{entry['why']}")
+        parameters = sum(parameter.numel() for parameter in project.model.parameters())
+        line(
+            f"  {parameters:,} parameters, {run.total:,} steps of {run.samples:,} samples{run.work.sentence}"
+        )
+        for note in self.notes:
+            line(f"note: {note}")
+        if not self.main:
+            return
+        environment = {
+            "versions": versions(),
+            "gpu": device_line(project.device),
+            "git": git_state(),
+            "optimizations": project.optimizations,
+            "changed": changed_settings(self.settings),
+            "notes": self.notes,
+            "parameters": parameters,
+            "started": read_json(self.folder / "env.json").get("started", time.time()),
+            "argv": sys.argv[1:],
+        }
+        write_json(self.folder / "env.json", environment)
+        project.store.remember(self.folder)
+        write_status(self.folder, "running", "", self.progress.step, resumed=self.resumed)
+
+    def _remarks(self, run: Run) -> list[str]:
+        """What a person should know, though nothing is wrong."""
+        order, store, remarks = run.loader.order, run.project.store, []
+        if store.source.get("kind") == "synthetic":
+            remarks.append(f"synthetic data in {store.folder}; `prepare` takes your own")
+        if order.slots > len(order.samples):
+            remarks.append(
+                f"a batch of {order.slots:,} samples: the training split has {len(order.samples):,}"
+            )
+        without = [f"data.{name}" for name in run.loader.WITHOUT_EFFECT]
+        return remarks + self.settings.without_effect(without, "this project's loader has no use for it")
+
+    def _conclude(self, error: BaseException | None) -> None:
+        """Status and report; a mistake found before the start leaves nothing."""
+        if isinstance(error, UserError) and not (self.resumed or (self.folder / "env.json").exists()):
+            shutil.rmtree(self.folder, ignore_errors=True)
+            return
+        state = "failed" if error else "finished" if self.finished else "stopped"
+        with contextlib.suppress(OSError):  # a full disk must not hide the error that is on its way
+            write_status(self.folder, state, self._reason(error), self.progress.step)
+            if not self.trial:
+                write_report(self.folder)
+
+    def _reason(self, error: BaseException | None) -> str:
+        if error is not None:
+            return f"{type(error).__name__}: {error}" if not isinstance(error, UserError) else str(error)
+        if self.run is not None and self.run.stop:
+            return signal.Signals(self.run.stop).name
+        return "" if self.finished else "--max-steps or --phase"
