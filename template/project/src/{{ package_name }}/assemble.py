@@ -10,36 +10,42 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from . import dataset
-from .engine import optimization, plain_loader, progress
+from .engine import optimization
 from .engine.errors import UserError
 from .engine.fp8 import convert
 from .engine.gpus import resolve_precision
 from .engine.loader import Loader
 from .engine.precision import Precision
+from .engine.progress import seed_everything
 from .engine.seams import Output
 from .engine.store import MANIFEST, Store
 from .engine.throughput import Work, measure
 from .model import build_model
 from .settings import WORKLOAD
 
+if TYPE_CHECKING:
+    from .config import Settings
+    from .engine.distributed import Distributed
+
 
 @dataclass
 class Project:
     """Everything that a command works with. `model` has the weights; `wrapped` is what a step calls."""
 
-    settings: Any
+    settings: Settings
     store: Store
-    distributed: Any
+    distributed: Distributed
     precision: Precision
     model: Any
     wrapped: Any
     optimizer: torch.optim.Optimizer
     optimizations: list[dict[str, str]]  # what is on and why
+    loader_class: type[Loader] = Loader
 
     @property
     def device(self) -> torch.device:
@@ -62,11 +68,10 @@ class Project:
                 f"the {split} split has no samples", str(self.store.folder), "prepare with another --split"
             )
         rank, world = self.distributed.rank, self.distributed.world
-        kind: Any = plain_loader.Loader if self.settings.data.plain_loader else Loader
-        return kind(samples, self.store, self.settings, self.device, rank, world, train)
+        return self.loader_class(samples, self.store, self.settings, self.device, rank, world, train)
 
 
-def open_store(settings: Any, synthetic: bool = True) -> Store:
+def open_store(settings: Settings, synthetic: bool = True) -> Store:
     """The prepared data; a synthetic sample where nothing was prepared and no other folder was named.
 
     synthetic: makes that sample where there is none.
@@ -100,34 +105,46 @@ def _require(found: Any, names: Iterable[str], title: str) -> None:
         raise UserError(what, "model.py", "its contract stands in engine/seams.py")
 
 
-def assemble(settings: Any, distributed: Any, store: Store) -> Project:
+def assemble(
+    settings: Settings, distributed: Distributed, store: Store, loader_class: type[Loader] = Loader
+) -> Project:
     """Builds a project with fresh weights from the seed.
 
-    Raises `UserError` for a precision that the device lacks, and for a model that breaks its contract.
+    loader_class: of another loader than the project's, to compare with. Raises `UserError` for a precision
+    that the device lacks, and for a model that breaks its contract.
     """
     device, training = distributed.device, settings.training
-    deterministic = settings.reproducibility.deterministic
-    progress.seed_everything(settings.reproducibility.seed)
+    seed, deterministic = settings.reproducibility.seed, settings.reproducibility.deterministic
+    seed_everything(seed)
     optimization.set_deterministic(deterministic, training.cudnn_benchmark)
-    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
-    emulate = training.fp8_emulation
-    resolved, why = resolve_precision(
-        training.precision, capability, hip=torch.version.hip is not None, emulate=emulate
+    name, why = resolve_precision(
+        training.precision,
+        torch.cuda.get_device_capability(device) if device.type == "cuda" else None,
+        hip=torch.version.hip is not None,
+        emulate=training.fp8_emulation,
     )
-    precision = Precision(resolved, device)
+    precision = Precision(name, device)
 
     model: Any = checked(build_model(settings, store.facts)).to(device)  # 1
-    blocks: dict[str, Any] = {"fp8": convert(model, emulate) if resolved == "fp8" else 0}  # 2
+    fp8_layers = convert(model, training.fp8_emulation) if name == "fp8" else 0  # 2
     if training.gradient_checkpointing:  # 3
         optimization.checkpoint_blocks(model.blocks())
-    enabled, blocks["why"] = optimization.compiles(settings, device)
-    compiled = optimization.compile_blocks(model.blocks(), settings) if enabled else (0, [])  # 4
-    blocks["compiled"], blocks["skipped"] = compiled
-    blocks["checkpointed"], blocks["world"] = training.gradient_checkpointing, distributed.world
+    enabled, compile_why = optimization.compiles(settings, device)
+    compiled, skipped = optimization.compile_blocks(model.blocks(), settings) if enabled else (0, [])  # 4
     wrapped = distributed.wrap(model, precision.dtype)  # 5
     if distributed.rank:  # the same weights on every rank, but dropout of its own
-        progress.seed_everything((settings.reproducibility.seed + distributed.rank) % 2**32)
+        seed_everything((seed + distributed.rank) % 2**32)
     optimizer = optimization.make_optimizer(model, settings.optimizer)  # 6
 
-    described = optimization.describe(settings, device, (resolved, why), blocks)
-    return Project(settings, store, distributed, precision, model, wrapped, optimizer, described)
+    compile_why += f"; left alone: {', '.join(skipped)}" if skipped else ""
+    described = optimization.describe(
+        settings,
+        device,
+        world=distributed.world,
+        precision=(name, why),
+        compiled=(compiled, compile_why),
+        fp8_layers=fp8_layers,
+    )
+    return Project(
+        settings, store, distributed, precision, model, wrapped, optimizer, described, loader_class
+    )

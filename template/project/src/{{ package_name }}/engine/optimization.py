@@ -23,6 +23,7 @@ from .progress import random_state, set_random_state
 
 if TYPE_CHECKING:
     from ..assemble import Project
+    from ..config import Settings
     from .throughput import Work
 
 FP8 = "evaluation in bf16; without compile and on small models it loses time"
@@ -267,49 +268,47 @@ def freeze_garbage() -> None:
 
 
 def describe(
-    settings: Any, device: torch.device, precision: tuple[str, str], blocks: dict[str, Any]
-) -> list[dict]:
+    settings: Settings,
+    device: torch.device,
+    *,
+    world: int,
+    precision: tuple[str, str],
+    compiled: tuple[int, str],
+    fp8_layers: int,
+) -> list[dict[str, str]]:
     """What is on and why: [{"name", "state", "why"}], printed at the start and kept in `env.json`.
 
-    precision: resolved name and reason. blocks: what `assemble` did with them,
-    {"compiled", "skipped", "checkpointed", "why", "fp8", "world"}.
+    precision: resolved name and reason. compiled: blocks, and why so many.
     """
     training, accumulation = settings.training, settings.training.gradient_accumulation_steps
-    tf32 = torch.backends.cuda.matmul.allow_tf32
-    samples, each = (
-        f"{settings.data.batch_size} × {accumulation}",
-        " and process" if blocks["world"] > 1 else "",
-    )
-    skipped = f"; left alone: {', '.join(blocks['skipped'])}" if blocks["skipped"] else ""
-    compiled = f"{blocks['compiled']} blocks, mode {settings.compile.mode}" if blocks["compiled"] else "off"
+    fused = settings.optimizer.fused and settings.optimizer.name == "adamw"
+    pinned = settings.data.pin_memory and device.type == "cuda"
+    matmuls = f"float32 matmul precision is {torch.get_float32_matmul_precision()}"
+    samples = f"{settings.data.batch_size} × {accumulation} samples a step"
     rows = [
-        ("precision", precision[0], precision[1]),
-        ("TF32 in matmuls", _on(tf32), f"float32 matmul precision is {torch.get_float32_matmul_precision()}"),
+        ("precision", *precision),
+        ("TF32 in matmuls", _on(torch.backends.cuda.matmul.allow_tf32), matmuls),
         ("TF32 in cuDNN", _on(torch.backends.cudnn.allow_tf32), "follows the precision"),
         (
             "cuDNN benchmark",
             _on(torch.backends.cudnn.benchmark),
-            "training.cudnn_benchmark; pays for convolutions only",
+            "training.cudnn_benchmark, for convolutions",
         ),
-        *([("fp8", f"{blocks['fp8']} layers", FP8)] if blocks["fp8"] else []),
-        ("compile", compiled, blocks["why"] + skipped),
+        ("fp8", f"{fp8_layers} layers" if fp8_layers else "", FP8),
         (
-            "fused optimizer",
-            _on(settings.optimizer.fused and settings.optimizer.name == "adamw"),
-            f"optimizer.fused, {settings.optimizer.name}",
+            "compile",
+            f"{compiled[0]} blocks, mode {settings.compile.mode}" if compiled[0] else "off",
+            compiled[1],
         ),
-        ("recomputation", _on(blocks["checkpointed"]), "training.gradient_checkpointing"),
-        *([("processes", str(blocks["world"]), "a device each")] if blocks["world"] > 1 else []),
-        ("accumulation", str(accumulation), f"{samples} samples a step{each}"),
+        ("fused optimizer", _on(fused), f"optimizer.fused, {settings.optimizer.name}"),
+        ("recomputation", _on(training.gradient_checkpointing), "training.gradient_checkpointing"),
+        ("processes", str(world) if world > 1 else "", "a device each"),
+        ("accumulation", str(accumulation), samples + (" and process" if world > 1 else "")),
         ("gradient clip", str(training.gradient_clip or "off"), "training.gradient_clip"),
-        (
-            "pinned memory",
-            _on(settings.data.pin_memory and device.type == "cuda"),
-            "data.pin_memory, with CUDA only",
-        ),
+        ("pinned memory", _on(pinned), "data.pin_memory, with CUDA only"),
         ("deterministic", _on(settings.reproducibility.deterministic), "reproducibility.deterministic"),
     ]
-    return [{"name": name, "state": state, "why": why} for name, state, why in rows]
+    return [{"name": name, "state": state, "why": why} for name, state, why in rows if state]
 
 
 def _on(value: bool) -> str:
