@@ -1,0 +1,39 @@
+"""Losses stay what they were: curves kept in the repository, and the tool that compares two versions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import golden
+import pytest
+from rendering import copy_template
+
+KEPT = json.loads(golden.CURVES.read_text()) if golden.CURVES.exists() else {}
+# Kernels of another machine round sums elsewhere, and products in half precision to 3 digits or fewer.
+TOLERANCE = {"fp32": 1e-5, "fp16": 1e-3, "bf16": 1e-2, "fp8": 1e-2}
+
+
+@pytest.fixture(scope="session")
+def trials(tmp_path_factory: pytest.TempPathFactory) -> golden.Trials:
+    return golden.Trials(golden.Tree(".", tmp_path_factory.mktemp("golden")), golden.CURVE_STEPS)
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_losses_are_those_that_are_kept(name: str, trials: golden.Trials) -> None:
+    """After a change on purpose: `python tools/golden.py --write`, and say in the changelog why."""
+    cell = golden.Cell(*name.split())
+    assert golden.curve(trials.like, trials, cell) == pytest.approx(KEPT[name], rel=TOLERANCE[cell.precision])
+
+
+def test_a_version_that_computes_something_else_is_noticed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = copy_template(tmp_path / "copy")
+    model = copy / "template/parts/workload/tabular/model.py"
+    text = model.read_text()
+    assert text.count("return x + hidden") == 1
+    model.write_text(text.replace("return x + hidden", "return x + 1.001 * hidden"))
+    words = ("--only", "tabular", "--cells", "tabular fp32", "--steps", "4")
+    assert golden.main([".", str(copy), *words]) == 1
+    assert "losses, step 1: " in capsys.readouterr().out

@@ -1,0 +1,347 @@
+"""Whether two versions of the template compute the same, bit for bit.
+
+    python tools/golden.py v0.1.0 .                    # a git revision against the working tree
+    python tools/golden.py v0.1.0 . --only llm,graph --cells fp32,lightning
+    python tools/golden.py --write                     # the curves that tests/test_golden.py keeps
+
+OLD and NEW are git revisions, `.` for the working tree, or folders with a copier.yml. Each renders the same
+answers, synthesizes its own data and trains the same few steps on one thread. Equal must be each step's loss,
+what evaluations measure in between and after it, and the last checkpoint's weights. Then each loader and each
+framework of NEW is compared with the first one. tf32, which is fp32 on a CPU, is left out. Where the defaults
+of the two differ, both take OLD's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.util
+import io
+import json
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+CURVES = ROOT / "tests/golden/curves.json"
+CURVE_STEPS = 15
+PRECISIONS = ("fp32", "fp16", "bf16", "fp8")
+# What the other loaders and frameworks are compared in.
+OF_LOADERS, OF_FRAMEWORKS = "bf16", "fp16"
+
+
+class Cell(NamedTuple):
+    """One project to train; the rest of its answers is `none`, or empty."""
+
+    workload: str
+    precision: str
+    loader: str
+    framework: str
+
+    def __str__(self) -> str:
+        return " ".join(self)
+
+
+class Outcome(NamedTuple):
+    """What a run computed: floats in hex, weights as (dtype, shape, digest), by step or name."""
+
+    losses: dict[str, str]
+    evaluations: dict[str, str]
+    weights: dict[str, str]
+
+
+class Tree:
+    """One version of the template, its projects, and their data in a folder of its own."""
+
+    def __init__(self, revision: str, folder: Path):
+        self.revision, self.folder, self.source = revision, folder, folder / "template"
+        if revision == ".":
+            from rendering import copy_template
+
+            copy_template(self.source)
+        elif (Path(revision) / "copier.yml").is_file():
+            self.source = Path(revision)
+        else:
+            command = ["git", "-C", str(ROOT), "archive", revision, "copier.yml", "template"]
+            archive = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
+            with tarfile.open(fileobj=io.BytesIO(archive)) as file:
+                file.extractall(self.source)
+
+    @cached_property
+    def questions(self) -> dict[str, Any]:
+        """copier.yml's content."""
+        return yaml.safe_load((self.source / "copier.yml").read_text(encoding="utf-8"))
+
+    def choices(self, question: str) -> list[str]:
+        offered = self.questions[question]["choices"].values()
+        return [choice["value"] if isinstance(choice, dict) else choice for choice in offered]
+
+    def render(self, cell: Cell) -> Path:
+        """The cell's project."""
+        from copier import run_copy
+
+        folder = self.folder / "-".join(cell)
+        if not folder.exists():
+            none: dict[str, Any] = {"gpu": "auto", "distributed": "none", "tracker": "none", "extras": []}
+            data = {"project_name": "my-training", **none, **cell._asdict()}
+            run_copy(str(self.source), folder, data=data, defaults=True, quiet=True)
+        return folder
+
+    def defaults(self, cell: Cell) -> dict[str, Any]:
+        """The values that the project's config.yaml gives, by dotted name."""
+        text = (self.render(cell) / "config.yaml").read_text(encoding="utf-8")
+        return dict(_leaves(yaml.safe_load(text)))
+
+
+def _leaves(section: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in section.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{before}{name}.")
+        else:
+            yield before + name, value
+
+
+class Trials:
+    """Runs of cells, each done once, as forks of this process, where torch is loaded.
+
+    like: the version whose defaults hold for all.
+    """
+
+    def __init__(self, like: Tree, steps: int):
+        self.like, self.steps = like, steps
+        self._done: dict[tuple[Path, Cell], Outcome | str] = {}
+
+    def results(self, wanted: Iterable[tuple[Tree, Cell]]) -> list[Outcome | str]:
+        """An outcome each, or the line that says why there is none; runs that are new go side by side."""
+        wanted = list(wanted)
+        new = {(tree.folder, cell): (tree, cell) for tree, cell in wanted}
+        new = {key: value for key, value in new.items() if key not in self._done}
+        without = {(tree.folder, cell.workload): (tree, cell) for tree, cell in new.values()}
+        without = {key: pair for key, pair in without.items() if not (key[0] / key[1]).exists()}
+        failed = self._side_by_side(without.values(), "train", "--max-steps", "1", synthesize=True)
+        failed |= self._side_by_side(new.values(), "train")
+        failed |= self._side_by_side([new[key] for key in new if key not in failed], "evaluate")
+        for key in new:
+            self._done[key] = failed.get(key) or _outcome(_run_folder(*key))
+        return [self._done[tree.folder, cell] for tree, cell in wanted]
+
+    def _side_by_side(
+        self, pairs: Iterable[tuple[Tree, Cell]], verb: str, *words: str, synthesize: bool = False
+    ) -> dict[tuple[Path, Cell], str]:
+        """Starts all, waits for all; the last line of those that failed.
+
+        synthesize: in the folder whose data the others use.
+        """
+        from running import start
+
+        begun, failed = [], {}
+        for tree, cell in pairs:
+            base = tree.folder / cell.workload
+            folder = base if synthesize else _run_folder(tree.folder, cell)
+            folder.mkdir(parents=True, exist_ok=True)
+            if not synthesize and not (folder / "data").exists():
+                (folder / "data").symlink_to(base / "data")
+            flags = self.flags(tree, cell) if verb == "train" else []
+            running = start(tree.render(cell), verb, *flags, *words, cwd=folder)
+            begun.append(((tree.folder, cell), running))
+        for key, running in begun:
+            result = running.wait(seconds=300)
+            if result.code:
+                failed[key] = (result.err.strip().splitlines() or [f"exit code {result.code}"])[-1]
+        return failed
+
+    def flags(self, tree: Tree, cell: Cell) -> list[str]:
+        """Small sizes, a row of metrics each step, and the defaults of the version that is followed."""
+        from test_tier_b import TINY
+
+        every = str(max(self.steps // 2, 1))
+        words = [*TINY[cell.workload], "--training.precision", cell.precision, "--monitor.every_steps", "1"]
+        words += ["--training.max_steps", str(self.steps)]
+        words += ["--evaluation.every_steps", every, "--checkpoint.every_steps", every]
+        for name, (_, value) in self.changed(tree, cell).items():
+            if f"--{name}" not in words:
+                words += [f"--{name}", json.dumps(value) if not isinstance(value, str) else value]
+        return words
+
+    def changed(self, tree: Tree, cell: Cell) -> dict[str, tuple[Any, Any]]:
+        """Settings whose default is another in the version that is followed: (its own, the other's)."""
+        if tree is self.like or any(
+            part not in self.like.choices(name) for name, part in cell._asdict().items()
+        ):
+            return {}
+        own, other = tree.defaults(cell), self.like.defaults(cell)
+        return {name: (own[name], other[name]) for name in own if name in other and own[name] != other[name]}
+
+
+def _run_folder(folder: Path, cell: Cell) -> Path:
+    return folder / f"run-{'-'.join(cell)}"
+
+
+def _outcome(folder: Path) -> Outcome:
+    """What the newest run in `folder` has written."""
+    from running import newest_run
+
+    run = newest_run(folder)
+    losses, evaluations = {}, {}
+    for line in (run / "metrics.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        if "split" in row:
+            evaluations[f"step {row['step']}"] = float(row["loss"]).hex()
+        else:
+            losses[f"step {row['step']}"] = float(row["loss"]).hex()
+    measured = json.loads((run / "evaluation.json").read_text())["metrics"]
+    evaluations |= {name: float(value).hex() for name, value in measured.items()}
+    newest = max((run / "checkpoints").glob("step-*"))
+    return Outcome(losses, evaluations, dict(_weights(newest / "model.safetensors")))
+
+
+def _weights(path: Path) -> Iterator[tuple[str, str]]:
+    content = path.read_bytes()
+    begin = 8 + int.from_bytes(content[:8], "little")
+    for name, entry in json.loads(content[8:begin]).items():
+        if name != "__metadata__":
+            first, last = entry["data_offsets"]
+            digest = hashlib.sha256(content[begin + first : begin + last]).hexdigest()
+            yield name, f"{entry['dtype']} {entry['shape']} {digest[:12]}"
+
+
+def difference(old: Outcome | str, new: Outcome | str) -> str:
+    """The first thing that differs, or that only `old` has; empty where all is equal."""
+    if isinstance(old, str) or isinstance(new, str):
+        return f"failed: {old if isinstance(old, str) else new}"
+    for kind in Outcome._fields:
+        before, after = getattr(old, kind), getattr(new, kind)
+        for name, value in before.items():
+            if after.get(name) != value:
+                return f"{kind}, {name}: {_readable(value)} and {_readable(after.get(name, 'nothing'))}"
+    return ""
+
+
+def _readable(value: str) -> str:
+    return f"{float.fromhex(value):.9g} ({value})" if value.lstrip("-").startswith("0x") else value
+
+
+def plan(old: Tree, new: Tree) -> Iterator[tuple[str, tuple[Tree, Cell], tuple[Tree, Cell]]]:
+    """What is to be equal: a name, and two runs. Says what one of the two versions does not have."""
+    from test_tier_b import TINY
+
+    common = {name: [c for c in new.choices(name) if c in old.choices(name)] for name in Cell._fields}
+    for name, tree in (("workload", old), ("workload", new), ("loader", old), ("loader", new)):
+        if alone := [choice for choice in tree.choices(name) if choice not in common[name]]:
+            print(f"passed over: {name} {', '.join(alone)} of {tree.revision} alone")
+    for workload in new.choices("workload"):
+        if workload not in TINY:
+            print(f"passed over: {workload} has no small sizes in tests/test_tier_b.py")
+            continue
+        precisions = [precision for precision in PRECISIONS if possible(workload, precision)]
+        first = Cell(workload, "fp32", common["loader"][0], common["framework"][0])
+        if workload in common["workload"]:
+            for precision in precisions:
+                cell = first._replace(precision=precision)
+                yield f"{cell}: {old.revision} and {new.revision}", (old, cell), (new, cell)
+        for kind, precision in (("loader", OF_LOADERS), ("framework", OF_FRAMEWORKS)):
+            cell = first._replace(precision=precision)
+            for choice in new.choices(kind):
+                if choice != getattr(first, kind):
+                    other = cell._replace(**{kind: choice})
+                    yield f"{other}: as {getattr(cell, kind)}", (new, cell), (new, other)
+
+
+def possible(workload: str, precision: str) -> bool:
+    from variants import LARGE_PRODUCTS
+
+    return precision != "fp8" or (
+        workload in LARGE_PRODUCTS and importlib.util.find_spec("torchao") is not None
+    )
+
+
+def compare(arguments: argparse.Namespace, scratch: Path) -> int:
+    """Prints a line a cell, then a table. Returns 1 where something differs, else 0."""
+    old, new = Tree(arguments.old, scratch / "old"), Tree(arguments.new, scratch / "new")
+    trials, table = Trials(old, arguments.steps), []
+    only, words = arguments.only.split(",") if arguments.only else [], arguments.cells.split(",")
+    said: set[tuple[str, str]] = set()
+    for name, left, right in plan(old, new):
+        cell = right[1]
+        if (only and cell.workload not in only) or not any(word in name for word in words):
+            continue
+        for setting, (own, other) in trials.changed(*right).items():
+            if (cell.workload, setting) not in said:
+                print(f"{cell.workload}: {setting} is {own!r} in {new.revision}; both take {other!r}")
+                said.add((cell.workload, setting))
+        found = difference(*trials.results([left, right]))
+        print(f"{name}: {'differs: ' + found if found else 'equal'}", flush=True)
+        table.append((cell, left[0] is old, found))
+    print(f"\n{'workload':12}{'versions':28}{'loaders and frameworks':28}")
+    for workload in dict.fromkeys(cell.workload for cell, _, _ in table):
+        sides = {True: "", False: ""}
+        for cell, versions, found in table:
+            if cell.workload == workload:
+                label = (
+                    cell.precision
+                    if versions
+                    else cell.framework
+                    if cell.precision == OF_FRAMEWORKS
+                    else cell.loader
+                )
+                sides[versions] += f"{label} {'≠' if found else '='}  "
+        print(f"{workload:12}{sides[True]:28}{sides[False]:28}")
+    wrong = sum(bool(found) for _, _, found in table)
+    print(f"{len(table) - wrong} of {len(table)} comparisons are equal")
+    return 1 if wrong or not table else 0
+
+
+def curve(tree: Tree, trials: Trials, cell: Cell) -> list[float]:
+    """Losses of the cell's first steps."""
+    (outcome,) = trials.results([(tree, cell)])
+    if isinstance(outcome, str):
+        raise RuntimeError(f"{cell}: {outcome}")
+    return [float.fromhex(loss) for loss in outcome.losses.values()]
+
+
+def write(scratch: Path) -> int:
+    """Replaces the file of curves by what the working tree computes here."""
+    tree = Tree(".", scratch)
+    trials, curves = Trials(tree, CURVE_STEPS), {}
+    for workload in tree.choices("workload"):
+        for precision in (precision for precision in PRECISIONS if possible(workload, precision)):
+            cell = Cell(workload, precision, tree.choices("loader")[0], tree.choices("framework")[0])
+            curves[str(cell)] = curve(tree, trials, cell)
+            print(f"{cell}: {curves[str(cell)][0]:.6g} → {curves[str(cell)][-1]:.6g}", flush=True)
+    CURVES.parent.mkdir(exist_ok=True)
+    lines = (f"{json.dumps(name)}: {json.dumps(losses)}" for name, losses in curves.items())
+    CURVES.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    return 0
+
+
+def main(words: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("old", nargs="?", metavar="OLD")
+    parser.add_argument("new", nargs="?", metavar="NEW")
+    parser.add_argument("--only", default="", metavar="WORKLOAD,…", help="these workloads")
+    parser.add_argument(
+        "--cells", default="", metavar="WORD,…", help="cells with one of these words in their name"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=30, metavar="N", help="of each run (default: %(default)s)"
+    )
+    parser.add_argument("--write", action="store_true", help=f"write {CURVES.relative_to(ROOT)} instead")
+    arguments = parser.parse_args(words)
+    if arguments.write != (arguments.new is None):
+        parser.error("give two revisions to compare, or --write alone")
+    with tempfile.TemporaryDirectory(prefix="golden-") as scratch:
+        return write(Path(scratch)) if arguments.write else compare(arguments, Path(scratch))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
