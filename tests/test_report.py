@@ -262,11 +262,10 @@ def test_a_second_page_replaces_the_first_and_leaves_nothing_beside_it(tmp_path)
 def test_settings_that_differ_are_listed_with_their_origin():
     config = imported(render(), "config")
     settings = config.load(overrides=[("training.epochs", "3"), ("optimizer.fused", "true")])
-    changed = imported(render(), "engine.sections").changed_settings
-    assert changed(settings) == [
+    assert settings.changed() == [
         {"name": "training.epochs", "value": 3, "default": 10, "origin": "--training.epochs"}
     ]
-    json.dumps(changed(config.load(environment={"NUM_WORKERS": "2"})))
+    json.dumps(config.load(environment={"NUM_WORKERS": "2"}).changed())
 
 
 def test_no_torch_is_needed():

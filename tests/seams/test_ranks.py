@@ -153,7 +153,7 @@ def agreements(choice: str, rank: int) -> dict[str, Any]:
     try:
         distributed.together(fail)
     except Exception as caught:
-        found["error"] = (str(caught), caught.told)
+        found["error"] = (str(caught), caught.reported)
     distributed.close()
     return found
 

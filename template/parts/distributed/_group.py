@@ -106,7 +106,7 @@ class Group:
                 mistake = error
             for found in self.gather(mistake):
                 if found is not None:
-                    found.told = not self.is_main  # rank 0 says it for all
+                    found.reported = not self.is_main  # rank 0 says it for all
                     raise found
         return result
 

@@ -11,7 +11,7 @@ class UserError(Exception):
     """
 
     code = 2
-    told = False  # another process of the run says it
+    reported = False  # another process of the run says it
 
     def __init__(self, what: str, where: str = "", remedy: str = ""):
         super().__init__(": ".join(part for part in (what, where, remedy) if part))

@@ -30,7 +30,6 @@ from .progress import Progress, Ranks
 from .report import read_json, write_report
 from .reproducibility import random_state, set_random_state
 from .schedule import Schedule
-from .sections import changed_settings
 from .step import Step
 from .tracker import Tracker
 from .verification import Verification
@@ -106,7 +105,7 @@ class Session:
         if self.main:
             self._conclude(explained or error)
         if explained is not None:
-            explained.told = not self.main and isinstance(error, NonFinite)
+            explained.reported = not self.main and isinstance(error, NonFinite)
             raise explained from error
 
     def _conclude(self, error: BaseException | None) -> None:
@@ -353,7 +352,7 @@ class Session:
             "gpu": device_line(project.device),
             "git": git_state(),
             "optimizations": project.optimizations,
-            "changed": changed_settings(self.settings),
+            "changed": self.settings.changed(),
             "notes": self.notes,
             "parameters": parameters,
             "price_per_hour": self.settings.monitor.price_per_hour,
