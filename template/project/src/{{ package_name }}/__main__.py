@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
-from .config import ENVIRONMENT, SETTINGS, SWITCHES, Settings, load, nearest
+from .config import ENVIRONMENT, SETTINGS, SWITCHES, Settings, load, sources
 from .engine.config import near
 from .engine.errors import UserError, UserErrors
 
@@ -135,7 +135,7 @@ class Parser(argparse.ArgumentParser):
         for before, word in zip(["", *words], words, strict=False):
             flag = word.partition("=")[0]
             if flag.startswith("-"):
-                key = nearest(flag.lstrip("-").replace("-", "_")) or ""
+                key = sources().nearest(flag.lstrip("-").replace("-", "_")) or ""
                 guess = near([flag], flags) or (f"--{key}" if "." in key else "")
                 remedy = f"did you mean {guess!r}?" if guess else f"`{self.prog} --help` lists all"
                 mistakes.append(UserError(f"unknown option {flag!r}", "command line", remedy))

@@ -105,8 +105,12 @@ class Phase(Section):
     overrides: Any = None
 
 
-class Core(TrackerSections, Sections):
-    """The sections that this project has without its verbs and hooks."""
+_plugged = [*engine.found("commands", "class Sections"), *engine.found("hooks", "class Sections")]
+_more = [module.Sections for module in _plugged]
+
+
+class Settings(*_more, TrackerSections, Sections):  # type: ignore[misc]  # bases known only when it runs
+    """Every setting of a run. Made by `load`, which also says where each value came from."""
 
     optimizer: Optimizer = defaults(Optimizer)
     schedule: Schedule = defaults(Schedule)
@@ -116,16 +120,6 @@ class Core(TrackerSections, Sections):
     checkpoint: Checkpoint = defaults(Checkpoint)
     monitor: Monitor = defaults(Monitor)
     reproducibility: Reproducibility = defaults(Reproducibility)
-
-
-_plugged = [
-    module.Sections for name in ("commands", "hooks") for module in engine.found(name, "class Sections")
-]
-
-
-class Settings(*_plugged, Core):  # type: ignore[misc]  # sections that only a look at the folders shows
-    """Every setting of a run. Made by `load`, which also says where each value came from."""
-
     phases: tuple[Phase, ...] = Field((), description="stages, each with name, steps and overrides")
     profiles: dict[str, Any] = Field({}, description="named overlays for --profile")
 
@@ -166,7 +160,8 @@ class Settings(*_plugged, Core):  # type: ignore[misc]  # sections that only a l
 
     def changed(self) -> list[dict[str, Any]]:
         """What differs from the defaults and where it came from, for `changed` of env.json."""
-        values = {key: self.value(key) for key, setting in SETTINGS.items() if key != "profiles"}
+        values = {key: self.value(key) for key in SETTINGS if key != "profiles"}
+        values["phases"] = tuple(self.resolved()["phases"])  # as data
         return [
             {"name": key, "value": value, "default": SETTINGS[key].default, "origin": self.origins[key]}
             for key, value in values.items()
@@ -188,17 +183,17 @@ class Settings(*_plugged, Core):  # type: ignore[misc]  # sections that only a l
         if not 1 <= number <= count:
             raise UserError(f"there is no phase {number}", "--phase", f"the configuration has {count}")
         length = {"training.max_steps": Given(self.phases[number - 1].steps, origin)}
-        return _checked(_sources(), self._layer() | self._overlay(number) | length, self.notes)
+        return _checked(sources(), self._layer() | self._overlay(number) | length, self.notes)
 
     def _layer(self) -> Layer:
         return {key: Given(self.value(key), origin) for key, origin in self._origins.items()}
 
     def _overlay(self, number: int) -> Layer:
         """The overrides of phase `number` that neither the environment nor a flag outranks."""
-        origin, sources = f"{self.origins['phases']} phase {number}", _sources()
-        tree = sources.tree(self.phases[number - 1].overrides, origin)
-        overlay = _without_switches(sources, tree, self._layer(), [])
-        return {key: given for key, given in overlay.items() if not outranks_files(self.origins[key])}
+        given, phase = sources(), self.phases[number - 1]
+        tree = given.tree(phase.overrides, f"{self.origins['phases']} phase {number}")
+        overlay = _without_switches(given, tree, self._layer(), [])
+        return {key: value for key, value in overlay.items() if not outranks_files(self.origins[key])}
 
     def conflicts(self) -> Iterator[tuple[str, list[str], str]]:
         """Values that are fine alone and wrong together."""
@@ -209,9 +204,7 @@ class Settings(*_plugged, Core):  # type: ignore[misc]  # sections that only a l
             remedy = "set compile.mode to default or training.gradient_accumulation_steps to 1"
             yield what, ["compile.mode", "training.gradient_accumulation_steps"], remedy
         if self.reproducibility.deterministic and self.training.cudnn_benchmark:
-            what = (
-                "training.cudnn_benchmark picks kernels by time, so runs would differ despite deterministic"
-            )
+            what = "training.cudnn_benchmark picks kernels by time: runs would differ despite deterministic"
             keys = ["reproducibility.deterministic", "training.cudnn_benchmark"]
             yield what, keys, "switch one of the two off"
 
@@ -275,51 +268,47 @@ def load(
     Raises:
         UserErrors: every mistake in every source, one line each.
     """
-    sources, environment = _sources(tolerant=resolved), environment or {}
-    file = sources.file(config) if config else {}
-    overlays = {origin: sources.tree(tree, origin) for origin, tree in _overlays(file)}
+    given, environment = sources(tolerant=resolved), environment or {}
+    file = given.file(config) if config else {}
+    overlays = {origin: given.tree(tree, origin) for origin, tree in _overlays(file)}
     chosen = f"{config} profile {profile}"
     if profile is not None and chosen not in overlays:
-        names = ", ".join(origin.partition(" profile ")[2] for origin in overlays if " profile " in origin)
+        names = ", ".join(origin.rpartition(" profile ")[2] for origin in overlays if " profile " in origin)
         remedy = f"choose one of {names}" if names else "profiles stand in config.yaml under `profiles:`"
-        sources.mistakes.append(UserError(f"unknown profile {profile!r}", "--profile", remedy))
+        given.mistakes.append(UserError(f"unknown profile {profile!r}", "--profile", remedy))
     # An empty name is an unset one: containers pass `SEED=` for a variable that nobody set.
     texts = {name: text for name in ENVIRONMENT if (text := environment.get(name))}
     named = [(ENVIRONMENT[name], text, f"${name}") for name, text in texts.items()]
     flags = [(key, text, f"--{key}") for key, text in overrides]
-    layers = [file, overlays.get(chosen, {}), sources.texts(named), sources.texts(flags)]
+    layers = [file, overlays.get(chosen, {}), given.texts(named), given.texts(flags)]
     for each in [*layers, *overlays.values()]:  # one by one: a stronger value would hide a wrong one
-        sources.build(Settings, _without_switches(sources, each, {}, []))
-    notes = [*_misspelt(environment), *sources.notes]
-    for keys in sources.passed_over.values():
+        given.build(Settings, _without_switches(given, each, {}, []))
+    notes = [*_misspelt(environment), *given.notes]
+    for keys in given.passed_over.values():
         notes.append(f"{config}: passed over, as this project has no such setting: {', '.join(keys)}")
     layer: Layer = {}
     for stronger in layers:
-        layer |= _without_switches(sources, stronger, layer, notes)
-    settings = _checked(sources, layer, notes)
+        layer |= _without_switches(given, stronger, layer, notes)
+    settings = _checked(given, layer, notes)
     _same_model([settings.phase(number) for number in range(1, len(settings.phases) + 1)])
     return settings
 
 
-def nearest(name: str) -> str | None:
-    """The setting that `name` is probably a misspelling of."""
-    return _sources().nearest(name)
-
-
-def _sources(tolerant: bool = False) -> Sources:
+def sources(tolerant: bool = False) -> Sources:
+    """What turns people's words into settings: see there."""
     return Sources(SETTINGS | SWITCHES, ALIASES, HINTS, OBSOLETE, tolerant)
 
 
-def _checked(sources: Sources, layer: Layer, notes: list[str]) -> Settings:
+def _checked(given: Sources, layer: Layer, notes: list[str]) -> Settings:
     """Settings without a mistake and without a conflict."""
-    settings = sources.build(Settings, layer)
-    sources.reject()
+    settings = given.build(Settings, layer)
+    given.reject()
     assert settings is not None
-    origins = {key: given.origin for key, given in layer.items()}
+    origins = {key: value.origin for key, value in layer.items()}
     for what, keys, remedy in settings.conflicts():
         where = dict.fromkeys(origins.get(key, "default") for key in keys)
-        sources.mistakes.append(UserError(what, " and ".join(where), remedy))
-    sources.reject()
+        given.mistakes.append(UserError(what, " and ".join(where), remedy))
+    given.reject()
     settings._origins, settings._notes = origins, notes
     return settings
 
@@ -333,20 +322,18 @@ def _same_model(phases: list[Settings]) -> None:
             raise UserError(what, where, "set it for all phases: each goes on with the same weights")
 
 
-def _without_switches(sources: Sources, layer: Layer, below: Layer, notes: list[str]) -> Layer:
+def _without_switches(given: Sources, layer: Layer, below: Layer, notes: list[str]) -> Layer:
     """Replaces the switches in `layer` by the settings that they stand for, given the weaker layers."""
-    asked = {key: given for key, given in layer.items() if key in SWITCHES}
-    layer = {key: given for key, given in layer.items() if key not in SWITCHES}
-    switches = sources.build(Switches, asked) or defaults(Switches)
+    asked = {key: value for key, value in layer.items() if key in SWITCHES}
+    layer = {key: value for key, value in layer.items() if key not in SWITCHES}
+    switches = given.build(Switches, asked) or defaults(Switches)
     precision = (below | layer).get("training.precision", Given("auto", "default")).value
     if switches.use_amp is False:
         layer["training.precision"] = Given("fp32", asked["use_amp"].origin)
     elif switches.use_amp and precision in ("fp32", "tf32"):
-        origin = asked["use_amp"].origin
-        layer["training.precision"] = Given("auto", origin)
-        notes.append(
-            f"{origin} turns training.precision {precision} into auto: bf16 or fp16 by the GPU, fp32 on a CPU"
-        )
+        layer["training.precision"] = Given("auto", asked["use_amp"].origin)
+        what = f"{asked['use_amp'].origin} turns training.precision {precision} into auto"
+        notes.append(f"{what}: bf16 or fp16 by the GPU, fp32 on a CPU")
     if switches.allow_unsafe_dataloader is False:
         origin = asked["allow_unsafe_dataloader"].origin
         if "data.num_workers" in layer:

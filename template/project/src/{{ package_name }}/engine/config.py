@@ -102,7 +102,6 @@ class Setting(NamedTuple):
     default: object
     allowed: str
     meaning: str
-    is_text: bool
 
 
 def catalogue(model: type[Section], prefix: str = "") -> dict[str, Setting]:
@@ -115,12 +114,12 @@ def catalogue(model: type[Section], prefix: str = "") -> dict[str, Setting]:
             settings |= catalogue(kind, f"{key}.")
         else:
             default, allowed = info.get_default(call_default_factory=True), _allowed(kind, info.metadata)
-            settings[key] = Setting(key, default, allowed, info.description or "", allowed.startswith("text"))
+            settings[key] = Setting(key, default, allowed, info.description or "")
     return settings
 
 
 def _allowed(annotation: Any, limits: Sequence[object] = ()) -> str:
-    """The values a setting takes, in words: `a whole number from 0 to 256 or auto`."""
+    """The values a setting takes, in words: `a whole number at least 0 and at most 256 or auto`."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _allowed(parts[0], [limit for info in parts[1:] for limit in info.metadata])
@@ -139,8 +138,6 @@ def _range(limits: Sequence[object]) -> str:
     """Limits in words; pydantic's are objects with one attribute: `ge`, `gt`, `le` or `lt`."""
     words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
     bounds = {name: getattr(limit, name) for limit in limits for name in words if hasattr(limit, name)}
-    if bounds.keys() == {"ge", "le"}:
-        return f" from {bounds['ge']} to {bounds['le']}"
     return " and".join(f" {words[name]} {bound}" for name, bound in bounds.items())
 
 
@@ -169,7 +166,7 @@ class Sources:
 
     aliases: other accepted spellings, with the key of each. hints: spellings that are refused, with the
     key that was probably meant. obsolete: names that do nothing any more, with the reason.
-    tolerant: an unknown key in a file is no mistake; `passed_over` has it, by section and without repetitions.
+    tolerant: an unknown key in a file is no mistake; `passed_over` has it, by section, each once.
     """
 
     settings: Mapping[str, Setting]
@@ -206,9 +203,7 @@ class Sources:
         if isinstance(tree, Mapping):
             self._walk(tree, "", origin, layer)
         elif tree is not None:
-            self._mistake(
-                f"found {show(tree)} instead of settings", origin, "write `section:` and `key: value`"
-            )
+            self._mistake(f"found {show(tree)} instead of settings", origin, "write `section.key: value`")
         return layer
 
     def texts(self, given: Iterable[tuple[str, str, str]]) -> Layer:
@@ -216,7 +211,8 @@ class Sources:
         layer: Layer = {}
         for key, text, origin in given:
             setting = self.settings.get(self.aliases.get(key, key))
-            layer |= self.tree({key: text if setting and setting.is_text else parse_scalar(text)}, origin)
+            is_text = setting is not None and setting.allowed.startswith("text")
+            layer |= self.tree({key: text if is_text else parse_scalar(text)}, origin)
         return layer
 
     def build(self, model: type[S], layer: Layer) -> S | None:
@@ -267,9 +263,7 @@ class Sources:
             elif isinstance(value, Mapping):
                 self._walk(value, f"{key}.", origin, layer)
             elif value is not None:
-                self._mistake(
-                    f"section {key!r} cannot be {show(value)}", origin, "write `key: value` under it"
-                )
+                self._mistake(f"section {key!r} cannot be {show(value)}", origin, "write `key: value`")
 
     def _explained(self, error: ErrorDetails, layer: Layer) -> UserError:
         """One line for one of pydantic's errors; a union's alternatives give the same line each."""
@@ -279,10 +273,9 @@ class Sources:
         value, origin = layer[setting.key]
         if depth == len(path) or not path[depth].isdigit():
             return UserError(f"{setting.key} cannot be {show(value)}", origin, f"give {setting.allowed}")
-        if error["type"] == "missing":
-            return UserError(f"{entry} is missing", origin, "add it")
-        if error["type"] == "extra_forbidden":
-            return UserError(f"{entry} is unknown", origin, "take it out, or mend its name")
+        if error["type"] in ("missing", "extra_forbidden"):
+            what, remedy = ("missing", "add it") if error["type"] == "missing" else ("unknown", "remove it")
+            return UserError(f"{entry} is {what}", origin, remedy)
         return UserError(f"{entry} cannot be {show(error['input'])}", origin, error["msg"])
 
     def _unknown(self, key: str, origin: str, is_section: bool = False) -> None:
@@ -309,9 +302,8 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
         last = {key.value: key for key in keys}
-        self.duplicates |= {
-            last[key.value].start_mark.line + 1: key.value for key in keys if key is not last[key.value]
-        }
+        twice = [last[key.value] for key in keys if key is not last[key.value]]
+        self.duplicates |= {key.start_mark.line + 1: key.value for key in twice}
         return super().construct_mapping(node, deep)
 
 
