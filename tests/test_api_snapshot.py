@@ -20,8 +20,8 @@ from variants import PAIRWISE, choices, pairwise, products, structural
 SNAPSHOT = Path(__file__).with_suffix(".json").with_name("api_snapshot.json")
 PRINT_NAMES = """
 import json
-from my_training.config import ALIASES, ENVIRONMENT, SETTINGS, SWITCHES
-print(json.dumps([sorted(SETTINGS), sorted(ENVIRONMENT), sorted(ALIASES)]))
+from my_training.config import ALIASES, ENVIRONMENT, OBSOLETE, SETTINGS
+print(json.dumps([sorted(SETTINGS), sorted(ENVIRONMENT), sorted({*ALIASES, *OBSOLETE})]))
 """
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import shutil
 import subprocess
 import sys
 import types
@@ -14,6 +15,7 @@ import pytest
 import yaml
 from importing import imported
 from rendering import render
+from variants import products
 
 PROJECT = render()
 config = imported(PROJECT, "config")
@@ -23,6 +25,7 @@ errors = imported(PROJECT, "engine.errors")
 HEAVY = "torch", "numpy", "h5py", "matplotlib", "safetensors", "lightning", "accelerate"
 NAMES = {key: name for name, key in config.ENVIRONMENT.items() if key in config.SETTINGS}
 KEYS = [key for key in config.SETTINGS if "." in key]
+ORDERS_NEED = {"data.shuffle_block": "block", "data.stride": "lanes"}
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +74,7 @@ FILES = [
     ("data: {order: bucket}", "'bucket'", "time, block, full or lanes"),
     ("data: {batch_size: 0}", "data.batch_size", "at least 1"),
     ("optimizer: {learning_rate: 5}", "optimizer.learning_rate", "above 0 and at most 1"),
-    ("data: {num_workers: 257}", "257", "from 0 to 256 or auto"),
+    ("data: {num_workers: 257}", "257", "at least 0 and at most 256 or auto"),
     ("optimizer: {learning_rate: .nan}", "nan", "number above 0"),
     ("training: {gradient_clip: .inf}", "inf", "at least 0"),
     ("training: {gradient_clip: 1e999}", "inf", "at least 0"),
@@ -87,8 +90,8 @@ FILES = [
     ("? [a]\n: 1\n", "not YAML", "line 1"),
     (b"data: \x00\x01", "not YAML"),
     ("data: {path: Straße}".encode("latin-1"), "not UTF-8 at byte 17"),
-    ("- 1\n- 2\n", "[1, 2]", "section:"),
-    ("hello", "'hello'", "section:"),
+    ("- 1\n- 2\n", "[1, 2]", "section.key: value"),
+    ("hello", "'hello'", "section.key: value"),
     ("profiles: {a: {data: {pth: x}}}", "profile a", "data.pth", "did you mean 'data.path'"),
     ("profiles: {a: {data.batch_size: 0}}", "profile a", "at least 1"),
     ("profiles: {a: {training.use_amp: 3}}", "profile a", "true or false"),
@@ -104,8 +107,8 @@ VARIABLES = [
     ("SEED", "abc", "reproducibility.seed cannot be 'abc'", "whole number"),
     ("SEED", "4294967296", "below 4294967296"),
     ("SEED", "nan", "'nan'", "whole number"),
-    ("NUM_WORKERS", "-1", "data.num_workers", "from 0 to 256 or auto"),
-    ("PREFETCH_FACTOR", "2.5", "2.5", "from 1 to 64"),
+    ("NUM_WORKERS", "-1", "data.num_workers", "at least 0 and at most 256 or auto"),
+    ("PREFETCH_FACTOR", "2.5", "2.5", "at least 1 and at most 64"),
     ("DETERMINISTIC", "2", "true or false"),
     ("PERSISTENT_WORKERS", "ja", "'ja'", "true or false"),
     ("PIN_MEMORY", "{[", "'{['", "true or false"),
@@ -318,17 +321,40 @@ def test_a_single_process_is_stronger_than_a_number_of_workers():
     assert config.load(overrides=flags, environment={"ALLOW_UNSAFE_DATALOADER": "0"}).data.num_workers == 2
 
 
-@pytest.mark.parametrize("alias", config.ALIASES)
-def test_keys_of_older_projects(alias):
-    key = config.ALIASES[alias]
-    section, _, name = alias.rpartition(".")
-    nested = f"{name}: 1"
-    for part in reversed(section.split(".")):
-        nested = f"{part}: {{{nested}}}"
-    expected = config.load(overrides=[(key, "1")]).resolved()
-    assert (
-        config.load(write(nested)).resolved() == config.load(overrides=[(alias, "1")]).resolved() == expected
+@pytest.mark.parametrize(
+    ("workload", "names"),
+    [("timeseries", {"data.use_amp", "training.num_workers"}), ("tabular", {"train.batch.pin_memory"})],
+)
+def test_keys_of_older_projects(workload, names):
+    module = imported(render(workload=workload), "config")
+    assert module.ALIASES.keys() >= names
+    for alias, key in module.ALIASES.items():
+        nested: object = 1
+        for part in reversed(alias.split(".")):
+            nested = {part: nested}
+        expected = module.load(overrides=[(key, "1")]).resolved()
+        assert module.load(write(yaml.dump(nested))).resolved() == expected
+        assert module.load(overrides=[(alias, "1")]).resolved() == expected
+
+
+def test_keys_of_older_projects_without_effect_are_notes():
+    settings = config.load(
+        write("data: {use_chunk_loader: true}"), None, [("training.empty_cache_every_n_epochs", "1")]
     )
+    assert settings.resolved() == config.load().resolved()
+    assert [note.partition(":")[0] for note in settings.notes] == [
+        "config.yaml",
+        "--training.empty_cache_every_n_epochs",
+    ]
+
+
+def test_a_project_without_the_file_of_old_names_has_none(tmp_path):
+    project = shutil.copytree(PROJECT, tmp_path / "project")
+    (project / "src/my_training/old_names.py").unlink()
+    module = imported(project, "config")
+    assert module.ALIASES == module.OBSOLETE == imported(render(workload="llm"), "config").ALIASES == {}
+    with pytest.raises(imported(project, "engine.errors").UserErrors, match=r"mean 'data\.num_workers'"):
+        module.load(overrides=[("training.num_workers", "1")])
 
 
 def test_misspelt_environment_names_are_noted():
@@ -493,7 +519,8 @@ def test_config_yaml_agrees_with_the_schema(precision):
     written = flat(yaml.safe_load(text))
     settings = imported(project, "config").load(project / "config.yaml")
     defaults = {key: setting.default for key, setting in imported(project, "config").SETTINGS.items()}
-    assert list(written) == list(defaults)
+    known = iter(defaults)
+    assert all(key in known for key in written), "in the order of the schema"
     assert {key: settings.value(key) for key in KEYS} == {
         **{key: defaults[key] for key in KEYS},
         "training.precision": precision,
@@ -503,10 +530,29 @@ def test_config_yaml_agrees_with_the_schema(precision):
         imported(project, "config").load(project / "config.yaml", profile)
 
 
+@pytest.mark.parametrize(
+    "answers", products("workload", "loader"), ids=lambda answers: "-".join(answers.values())
+)
+def test_config_yaml_has_no_key_without_use(answers):
+    project = render(**answers)
+    module = imported(project, "config")
+    settings = module.load(project / "config.yaml")
+    written = flat(yaml.safe_load((project / "config.yaml").read_text(encoding="utf-8")))
+    named = {key for tree in [written, *settings.profiles.values()] for key in tree}
+    useless = {f"data.{name}" for name in imported(project, "engine.loader").Loader.WITHOUT_EFFECT}
+    useless |= {"training.fp8_emulation"}
+    offered = module.SETTINGS["data.order"].allowed
+    useless |= {key for key, order in ORDERS_NEED.items() if order not in offered}
+    assert not named & (useless - set(module.ENVIRONMENT.values()))
+    shown = set(module.ENVIRONMENT.values()) & set(module.SETTINGS)
+    assert set(written) >= shown | {key for key, order in ORDERS_NEED.items() if order in offered}
+
+
 def test_config_yaml_has_a_comment_above_each_setting():
     lines = (PROJECT / "config.yaml").read_text(encoding="utf-8").split("profiles:\n")[0].splitlines()
     settings = [number for number, line in enumerate(lines) if re.match(r"  \w+: |phases: ", line)]
-    assert len(settings) == len(config.SETTINGS) - 1
+    written = flat(yaml.safe_load((PROJECT / "config.yaml").read_text(encoding="utf-8")))
+    assert len(settings) == len(written) - 1
     for number in settings:
         indent = " " * (len(lines[number]) - len(lines[number].lstrip()))
         assert re.match(f"{indent}# \\S.*\\S$", lines[number - 1]), lines[number]
@@ -532,6 +578,91 @@ def test_low_memory_keeps_the_effective_batch():
     batches = [each.data.batch_size * each.training.gradient_accumulation_steps for each in (whole, parts)]
     assert batches[0] == batches[1]
     assert parts.data.batch_size < whole.data.batch_size
+
+
+# ---- sections of verbs and hooks ---------------------------------------------------------------
+
+HOOK = """
+from pydantic import Field
+
+from ..engine.config import Section, defaults
+
+
+class Watch(Section):
+    \"\"\"How often somebody looks.\"\"\"
+
+    every_seconds: float = Field(10.0, ge=0, description="seconds between two looks")
+
+
+class Sections(Section):
+    watch: Watch = defaults(Watch)
+
+
+class Hook:
+    def start(self, run):
+        import torch
+"""
+
+
+@pytest.fixture(scope="module")
+def hooked(tmp_path_factory):
+    """A project with a hook of its own, and a verb and a hook without settings that cannot be imported."""
+    project = shutil.copytree(PROJECT, tmp_path_factory.mktemp("hooked") / "project")
+    hooks = project / "src/my_training/hooks"
+    hooks.mkdir(exist_ok=True)
+    (hooks / "__init__.py").touch()
+    (hooks / "look.py").write_text(HOOK)
+    (hooks / "other.py").write_text('"""Not a class Sections."""\nimport no_such_module\n')
+    return project
+
+
+def test_a_section_in_a_hook_is_a_section_like_any_other(hooked, capsys):
+    module, command = imported(hooked, "config"), imported(hooked, "__main__")
+    order = [key for key in module.SETTINGS if key not in config.SETTINGS or "." not in key]
+    assert order == ["watch.every_seconds", "phases", "profiles"]
+    assert command.main(["train", "--help"]) == 0
+    shown = "watch: How often somebody looks.\n  --watch.every_seconds  a number at least 0\n      seconds "
+    assert shown in capsys.readouterr().out
+    write("watch: {every_seconds: 3}")
+    assert module.load(Path("config.yaml")).value("watch.every_seconds") == 3
+    assert command.main(["train", "--print-config", "--watch.every_seconds", "2"]) == 0
+    assert re.search(r"every_seconds: 2.0 +# --watch.every_seconds\n", capsys.readouterr().out)
+    assert command.main(["train", "--watch.every_seconds", "-1"]) == 2
+    line = "error: watch.every_seconds cannot be -1: --watch.every_seconds: give a number at least 0\n"
+    assert capsys.readouterr().err == line
+    assert [
+        part.__name__.rpartition(".")[2]
+        for part in imported(hooked, "engine.config").found("hooks", "class Hook")
+    ] == ["look"]
+
+
+def test_settings_of_a_part_that_was_taken_away(hooked, capsys, monkeypatch):
+    """A run goes on without them; a configuration or a flag that names them is a mistake."""
+    module = imported(hooked, "config")
+    phases = "phases: [{name: a, steps: 3, overrides: {watch.every_seconds: 2, model.dropout: 0.3}}]"
+    profiles = "profiles: {fast: {watch: {every_seconds: 1}}}"
+    settings = module.load(write(f"monitor.every_steps: 7\n{phases}\n{profiles}"))
+    run = write(settings.to_yaml() + "engine.of: 1\n", "config.resolved.yaml")
+    again = config.load(run, "fast", resolved=True)
+    assert again.notes == [
+        f"{run}: passed over, as this project has no such setting: {keys}"
+        for keys in ("watch, watch.every_seconds", "engine.of")
+    ]
+    assert (again.monitor.every_steps, again.phase(1).model.dropout) == (7, 0.3)
+    assert again.resolved()["phases"][0]["overrides"] == {"model.dropout": 0.3}
+    found = mistakes(run, overrides=[("watch.every_seconds", "1")])
+    assert len(found) == 5
+    assert all("watch" in line or "engine.of" in line for line in found)
+    assert all(line.endswith(": remove it; `train --help` lists all") for line in found)
+    (line,) = mistakes(run, overrides=[("watch.every_seconds", "1")], resolved=True)
+    assert line.startswith("unknown setting 'watch.every_seconds': --watch.every_seconds: remove it")
+
+    fake = types.SimpleNamespace(
+        __doc__="Fake.", arguments=lambda parser: None, run=lambda arguments, load: load(run) and 0
+    )
+    monkeypatch.setattr(main, "import_module", lambda *_: fake)
+    assert main.main(["train"]) == 0
+    assert capsys.readouterr().err.splitlines() == [f"note: {note}" for note in again.notes]
 
 
 # ---- the command line --------------------------------------------------------------------------

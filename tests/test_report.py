@@ -259,14 +259,16 @@ def test_a_second_page_replaces_the_first_and_leaves_nothing_beside_it(tmp_path)
     assert sorted(path.name for path in run.iterdir()) == ["curves.png", "metrics.jsonl", "report.md"]
 
 
-def test_settings_that_differ_are_listed_with_their_origin():
+def test_settings_that_differ_are_listed_with_their_origin(tmp_path):
     config = imported(render(), "config")
     settings = config.load(overrides=[("training.epochs", "3"), ("optimizer.fused", "true")])
-    changed = imported(render(), "engine.sections").changed_settings
-    assert changed(settings) == [
+    assert settings.changed() == [
         {"name": "training.epochs", "value": 3, "default": 10, "origin": "--training.epochs"}
     ]
-    json.dumps(changed(config.load(environment={"NUM_WORKERS": "2"})))
+    tmp_path.joinpath("config.yaml").write_text("phases: [{name: a, steps: 3}]")
+    changed = config.load(tmp_path / "config.yaml", environment={"NUM_WORKERS": "2"}).changed()
+    values = {row["name"]: row["value"] for row in json.loads(json.dumps(changed))}
+    assert values == {"data.num_workers": 2, "phases": [{"name": "a", "steps": 3, "overrides": {}}]}
 
 
 def test_no_torch_is_needed():

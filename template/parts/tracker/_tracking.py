@@ -11,8 +11,8 @@ from typing import Any
 
 from pydantic import Field
 
+from .config import Auto, Section, defaults
 from .errors import UserError
-from .sections import Auto, Section, defaults
 
 SECRET = re.compile("KEY|TOKEN|PASSWORD|SECRET|UR[IL]")  # environment names whose values are never shown
 

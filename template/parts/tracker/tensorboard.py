@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .sections import Section
+from .config import Section
 from .tracking import Guarded
 
 

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import Field
 
-from .engine.sections import BatchSize, LoaderSettings, Section, defaults
+from .engine.config import BatchSize, LoaderSettings, Section, defaults
 
 WORKLOAD = "llm"
 """What the data in a store are for; another project refuses them."""

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .engine.config import near
 from .engine.errors import UserError
-from .engine.sources import near
 
 UPDATE_LINES = 8192  # of the progress bar
 FLOAT32_MAX = 3.4e38

@@ -9,16 +9,16 @@ from __future__ import annotations
 import argparse
 import ast
 import os
-import pkgutil
 import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn
+from types import ModuleType
+from typing import NoReturn
 
-from .config import ENVIRONMENT, SETTINGS, SWITCHES, Settings, load, nearest
+from .config import ENVIRONMENT, SETTINGS, SWITCHES, Settings, load, sources
+from .engine.config import near
 from .engine.errors import UserError, UserErrors
-from .engine.sources import near
 
 CONFIG = Path("config.yaml")
 COMMANDS = Path(__file__).parent / "commands"
@@ -37,7 +37,7 @@ def main(words: list[str] | None = None) -> int:
             raise
         if not error.reported and (RANK == "0" or not isinstance(error, UserErrors)):
             for line in getattr(error, "errors", [error]):
-                print("error: " + ("" if RANK == "0" else f"rank {RANK}: ") + str(line), file=sys.stderr)
+                print(f"error: {'' if RANK == '0' else f'rank {RANK}: '}{line}", file=sys.stderr)
         return error.code
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -49,15 +49,14 @@ def run(words: list[str]) -> int:
     Raises:
         UserErrors: all mistakes of command line, configuration and environment.
     """
-    verbs = sorted(module.name for module in pkgutil.iter_modules([str(COMMANDS)]))
+    verbs = sorted(path.stem for path in COMMANDS.glob("[!_]*.py"))
     if words[:1] in (["-h"], ["--help"]):
         print(overview(verbs))
         return 0
     if not words or words[0] not in verbs:
-        what = f"unknown verb {words[0]!r}" if words else "no verb"
         guess = near(words[:1], {verb: verb for verb in verbs}) if words else None
         remedy = f"did you mean {guess!r}?" if guess else f"begin with one of {', '.join(verbs)}"
-        raise UserError(what, "command line", remedy)
+        raise UserError(f"unknown verb {words[0]!r}" if words else "no verb", "command line", remedy)
     if os.environ.get("WORLD_SIZE", "1") != "1" and words[0] not in TOGETHER:
         where = f"WORLD_SIZE={os.environ['WORLD_SIZE']}"
         raise UserErrors([UserError(f"{words[0]} runs in one process", where, "start it without torchrun")])
@@ -73,8 +72,8 @@ def run(words: list[str]) -> int:
     if mistakes:
         try:
             settings()
-        except UserErrors as found:
-            mistakes += found.errors
+        except UserErrors as others:
+            mistakes += others.errors
         raise UserErrors(mistakes)
     if arguments.print_config:
         print(settings().to_yaml(), end="")
@@ -94,7 +93,7 @@ def loading(arguments: argparse.Namespace, overrides: list[tuple[str, str]]) -> 
 
     def load_settings(base: Path | None = None) -> Settings:
         config = base or arguments.config or (CONFIG if CONFIG.exists() else None)
-        settings = load(config, arguments.profile, overrides, os.environ)
+        settings = load(config, arguments.profile, overrides, os.environ, resolved=base is not None)
         for note in settings.notes if RANK == "0" else ():
             print(f"note: {note}", file=sys.stderr)
         return settings
@@ -136,7 +135,8 @@ class Parser(argparse.ArgumentParser):
         for before, word in zip(["", *words], words, strict=False):
             flag = word.partition("=")[0]
             if flag.startswith("-"):
-                guess = near([flag], flags) or nearest_setting(flag)
+                key = sources().nearest(flag.lstrip("-").replace("-", "_")) or ""
+                guess = near([flag], flags) or (f"--{key}" if "." in key else "")
                 remedy = f"did you mean {guess!r}?" if guess else f"`{self.prog} --help` lists all"
                 mistakes.append(UserError(f"unknown option {flag!r}", "command line", remedy))
             elif not before.startswith("-"):
@@ -144,12 +144,7 @@ class Parser(argparse.ArgumentParser):
         return mistakes
 
 
-def nearest_setting(flag: str) -> str | None:
-    key = nearest(flag.lstrip("-").replace("-", "_"))
-    return f"--{key}" if key and "." in key else None
-
-
-def parser_of(verb: str, command: Any) -> Parser:
+def parser_of(verb: str, command: ModuleType) -> Parser:
     parser = Parser(
         prog=f"python -m {__package__} {verb}",
         description=(command.__doc__ or "").partition("\n")[0],
@@ -157,14 +152,11 @@ def parser_of(verb: str, command: Any) -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "--config", type=Path, metavar="FILE", help=f"settings (default: {CONFIG}, if it exists)"
-    )
-    parser.add_argument("--profile", metavar="NAME", help="overlay of `profiles:` in the configuration")
-    parser.add_argument(
-        "--print-config", action="store_true", help="print every setting and its origin, and stop"
-    )
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    add = parser.add_argument
+    add("--config", type=Path, metavar="FILE", help=f"settings (default: {CONFIG}, if it exists)")
+    add("--profile", metavar="NAME", help="overlay of `profiles:` in the configuration")
+    add("--print-config", action="store_true", help="print every setting and its origin, and stop")
+    add("--debug", action="store_true", help="show the traceback of an error")
     command.arguments(parser)
     return parser
 
@@ -181,24 +173,20 @@ def overview(verbs: list[str]) -> str:
 
 def settings_help() -> str:
     """Every setting: name, allowed values, meaning, default and environment name."""
-    names = {key: f", ${name}" for name, key in ENVIRONMENT.items()}
+    names = {key: name for name, key in ENVIRONMENT.items()}
     lines = [f"settings: a flag is stronger than the environment ($NAME), which is stronger than {CONFIG}"]
-    section = None
-    for setting in SETTINGS.values():
-        if "." not in setting.key:
-            lines += ["", f"  {setting.key} (in {CONFIG} only): {setting.meaning}"]
+    section = ""
+    for key, setting in SETTINGS.items():
+        if "." not in key:
+            lines += ["", f"  {key} (in {CONFIG} only): {setting.meaning}"]
             continue
-        if section != (section := setting.key.partition(".")[0]):
+        if section != (section := key.partition(".")[0]):
             lines += ["", f"{section}: {Settings.model_fields[section].annotation.__doc__}"]
         default = str(setting.default).lower() if isinstance(setting.default, bool) else setting.default
-        lines.append(f"  --{setting.key}  {setting.allowed}")
-        lines.append(f"      {setting.meaning} (default {default}{names.get(setting.key, '')})")
+        name = f", ${names[key]}" if key in names else ""
+        lines += [f"  --{key}  {setting.allowed}", f"      {setting.meaning} (default {default}{name})"]
     lines += ["", "environment only:"]
-    lines += [
-        f"  ${name}  {SWITCHES[key].allowed}: {SWITCHES[key].meaning}"
-        for name, key in ENVIRONMENT.items()
-        if key in SWITCHES
-    ]
+    lines += [f"  ${names[key]}  {switch.allowed}: {switch.meaning}" for key, switch in SWITCHES.items()]
     return "\n".join(lines)
 
 

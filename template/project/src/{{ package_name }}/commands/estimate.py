@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ..engine import gpus
+from ..engine.config import near
 from ..engine.errors import UserError
-from ..engine.sources import near
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

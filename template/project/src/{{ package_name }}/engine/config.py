@@ -1,7 +1,363 @@
-"""temporary"""
+"""What a setting is, and what people gave: typed sections, YAML, environment and command line.
 
-from .sections import changed_settings  # noqa: F401
+Nothing here knows which settings exist, and nothing imports torch, numpy or h5py: `--help` stays fast.
+Mistakes are collected, so that a person mends them in one go: each is one line that names its source.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import SequenceMatcher
+from functools import cache
+from importlib import import_module
+from itertools import product
+from pathlib import Path
+from types import ModuleType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+
+from .errors import UserError, UserErrors
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+YES_OR_NO = "true or false"
+S = TypeVar("S", bound="Section")
+
+Auto = Literal["auto"]
+"""A value that is chosen at the start of a run, by the machine; the start-up report names the choice."""
+
+BatchSize = Annotated[int, Field(ge=1, description="samples in a micro-batch")]
 
 
-def found(folder, declares):
-    return []
+class Section(BaseModel):
+    """A group of settings: unknown keys, nan and infinity are refused, values cannot change later."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True, validate_default=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_bool_as_number(cls, value: object, info: ValidationInfo) -> object:
+        # Python counts True as 1, so that `epochs: yes` would train for one epoch.
+        if isinstance(value, bool) and YES_OR_NO not in _allowed(
+            cls.model_fields[info.field_name or ""].annotation
+        ):
+            raise ValueError("a yes or no is not a number")
+        return value
+
+    def conflicts(self) -> Iterator[tuple[str, list[str], str]]:
+        """Values that are fine alone and wrong together: (what, keys of the settings, what to do)."""
+        for name in type(self).model_fields:
+            if isinstance(section := getattr(self, name), Section):
+                yield from section.conflicts()
+
+
+def defaults(model: type[S]) -> S:
+    """A section in which everything is as by default."""
+    return model()
+
+
+class LoaderSettings(Section):
+    """Where the samples lie, in which order they come and how they reach the device."""
+
+    path: str = Field("data", min_length=1, description="folder that `prepare` wrote")
+    batch_size: BatchSize = 32
+    order: Literal["time", "block", "full", "lanes", "bucket", "random_start"] = "full"
+    fraction: float = Field(1.0, gt=0, le=1, description="share of the training samples, always the same")
+    shuffle_block: int = Field(8192, ge=1, description="samples shuffled together in the order `block`")
+    stride: int = Field(0, ge=0, description="rows between samples of a lane; 0 is the workload's own")
+    num_workers: Annotated[int, Field(ge=0, le=256)] | Auto = Field("auto", description="processes that read")
+    pin_memory: bool = Field(True, description="page-locked host memory, for copies that overlap with work")
+    prefetch_factor: int = Field(2, ge=1, le=64, description="batches that each worker holds ready")
+    persistent_workers: bool = Field(True, description="keep the workers alive between epochs")
+    resident: bool | Auto = Field("auto", description="keep all samples on the device; auto: where they fit")
+    chunk_size_gb: Annotated[float, Field(gt=0)] | Auto = Field(
+        "auto", description="GB on the device at a time"
+    )
+
+
+@cache
+def found(folder: str, declares: str) -> list[ModuleType]:
+    """The modules of a folder of the package with a line that begins with `declares`, in order of names.
+
+    found("hooks", "class Hook"): their text is read, and only such a module is imported.
+    """
+    files = sorted((Path(__file__).parents[1] / folder).glob("[!_]*.py"))
+    texts = {file.stem: file.read_text(encoding="utf-8") for file in files}
+    names = [name for name, text in texts.items() if f"\n{declares}" in f"\n{text}"]
+    return [import_module(f"..{folder}.{name}", __package__) for name in names]
+
+
+# ---- the catalogue, for help and for the lines of mistakes -------------------------------------
+
+
+class Setting(NamedTuple):
+    """One setting as `--help` and the lines of mistakes need it."""
+
+    key: str
+    default: object
+    allowed: str
+    meaning: str
+
+
+def catalogue(model: type[Section], prefix: str = "") -> dict[str, Setting]:
+    """Every setting of `model` by its dotted key, in the order of the schema."""
+    settings: dict[str, Setting] = {}
+    for name, info in model.model_fields.items():
+        kind, key = info.annotation, prefix + name
+        # Python 3.10 takes list[int] for a class, hence the first test.
+        if get_origin(kind) is None and isinstance(kind, type) and issubclass(kind, Section):
+            settings |= catalogue(kind, f"{key}.")
+        else:
+            default, allowed = info.get_default(call_default_factory=True), _allowed(kind, info.metadata)
+            settings[key] = Setting(key, default, allowed, info.description or "")
+    return settings
+
+
+def _allowed(annotation: Any, limits: Sequence[object] = ()) -> str:
+    """The values a setting takes, in words: `a whole number at least 0 and at most 256 or auto`."""
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _allowed(parts[0], [limit for info in parts[1:] for limit in info.metadata])
+    if origin in (Union, UnionType):
+        return " or ".join(_allowed(part) for part in parts if part is not type(None))
+    if origin is Literal:
+        return " or ".join(filter(None, [", ".join(parts[:-1]), parts[-1]]))
+    if origin in (list, tuple):
+        return f"a list, each entry {_allowed(parts[0])}"
+    if annotation in (int, float):
+        return f"a {'whole number' if annotation is int else 'number'}{_range(limits)}"
+    return {bool: YES_OR_NO, str: "text"}.get(annotation, "a mapping")
+
+
+def _range(limits: Sequence[object]) -> str:
+    """Limits in words; pydantic's are objects with one attribute: `ge`, `gt`, `le` or `lt`."""
+    words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+    bounds = {name: getattr(limit, name) for limit in limits for name in words if hasattr(limit, name)}
+    return " and".join(f" {words[name]} {bound}" for name, bound in bounds.items())
+
+
+# ---- what people gave --------------------------------------------------------------------------
+
+
+class Given(NamedTuple):
+    """A value that somebody gave, and where."""
+
+    value: Any
+    origin: str
+
+
+Layer = dict[str, Given]
+"""What one source says: values by dotted key. Sources are merged by `weak | strong`."""
+
+
+def outranks_files(origin: str) -> bool:
+    """Whether a value comes from the environment or the command line."""
+    return origin.startswith(("$", "--"))
+
+
+@dataclass
+class Sources:
+    """Turns what people wrote into layers and layers into sections, and collects every mistake.
+
+    aliases: other accepted spellings, with the key of each. hints: spellings that are refused, with the
+    key that was probably meant. obsolete: names that do nothing any more, with the reason.
+    tolerant: an unknown key in a file is no mistake; `passed_over` has it, by section, each once.
+    """
+
+    settings: Mapping[str, Setting]
+    aliases: Mapping[str, str]
+    hints: Mapping[str, str]
+    obsolete: Mapping[str, str]
+    tolerant: bool = False
+    mistakes: list[UserError] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    passed_over: dict[str, dict[str, None]] = field(default_factory=dict)
+
+    def file(self, path: Path) -> Layer:
+        """The settings in a YAML file. An empty file and an empty section are allowed."""
+        tree, where = None, str(path)
+        try:
+            loader = _Loader(path.read_text(encoding="utf-8-sig"))
+            tree = loader.get_single_data()
+            for line, key in loader.duplicates.items():
+                self._mistake(f"duplicate key {key!r}", f"{where} line {line}", "keep one")
+        except OSError as error:
+            self._mistake(f"cannot read the configuration ({error.strerror})", where, "check --config")
+        except UnicodeDecodeError as error:
+            self._mistake(f"not UTF-8 at byte {error.start}", where, "save the file as UTF-8")
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
+            mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+            problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
+            where += f" line {mark.line + 1}" if mark else ""
+            self._mistake(f"not YAML: {problem}", where, "mend that place, or the line above it")
+        return self.tree(tree, where)
+
+    def tree(self, tree: object, origin: str) -> Layer:
+        """A nested mapping, in which `data: {path: x}` and `data.path: x` say the same."""
+        layer: Layer = {}
+        if isinstance(tree, Mapping):
+            self._walk(tree, "", origin, layer)
+        elif tree is not None:
+            self._mistake(f"found {show(tree)} instead of settings", origin, "write `section.key: value`")
+        return layer
+
+    def texts(self, given: Iterable[tuple[str, str, str]]) -> Layer:
+        """(key, text, origin) of the environment or the command line; a later one wins."""
+        layer: Layer = {}
+        for key, text, origin in given:
+            setting = self.settings.get(self.aliases.get(key, key))
+            is_text = setting is not None and setting.allowed.startswith("text")
+            layer |= self.tree({key: text if is_text else parse_scalar(text)}, origin)
+        return layer
+
+    def build(self, model: type[S], layer: Layer) -> S | None:
+        """A checked `model`, or None after noting down each wrong value."""
+        tree: dict[str, Any] = {}
+        for key, given in layer.items():
+            *sections, name = key.split(".")
+            branch = tree
+            for section in sections:
+                branch = branch.setdefault(section, {})
+            branch[name] = given.value
+        try:
+            return model.model_validate(tree)
+        except ValidationError as invalid:
+            self.mistakes += [self._explained(error, layer) for error in invalid.errors(include_url=False)]
+            return None
+
+    def reject(self) -> None:
+        """Raises all mistakes together, each once.
+
+        Raises:
+            UserErrors: if there is any.
+        """
+        if self.mistakes:
+            raise UserErrors(list({str(mistake): mistake for mistake in self.mistakes}.values()))
+
+    def nearest(self, name: str) -> str | None:
+        """The setting that `name` is probably a misspelling of."""
+        leaves = [key.rpartition(".")[2] for key in self.settings]
+        # A name that two sections have ("every_steps") says nothing without its section.
+        pairs = zip(leaves, self.settings, strict=True)
+        unique = {leaf: key for leaf, key in pairs if leaves.count(leaf) == 1}
+        spellings = {**self.hints, **self.aliases, **unique, **{key: key for key in self.settings}}
+        return near({name, name.rpartition(".")[2]}, spellings)
+
+    def _walk(self, tree: Mapping[object, object], prefix: str, origin: str, layer: Layer) -> None:
+        branches = _prefixes([*self.settings, *self.aliases])
+        for name, value in tree.items():
+            key = self.aliases.get(f"{prefix}{name}", f"{prefix}{name}")
+            if key in layer:
+                self._mistake(f"setting {key!r} is given twice", origin, "keep one of the two")
+            elif key in self.settings:
+                layer[key] = Given(value, origin)
+            elif key not in branches and self.tolerant and not outranks_files(origin):
+                self.passed_over.setdefault(key.partition(".")[0], {})[key] = None
+            elif key not in branches:
+                self._unknown(key, origin, is_section=isinstance(value, Mapping))
+            elif isinstance(value, Mapping):
+                self._walk(value, f"{key}.", origin, layer)
+            elif value is not None:
+                self._mistake(f"section {key!r} cannot be {show(value)}", origin, "write `key: value`")
+
+    def _explained(self, error: ErrorDetails, layer: Layer) -> UserError:
+        """One line for one of pydantic's errors; a union's alternatives give the same line each."""
+        path = [str(part + 1) if isinstance(part, int) else part for part in error["loc"]]
+        depth = next(n for n in range(len(path), 0, -1) if ".".join(path[:n]) in self.settings)
+        setting, entry = self.settings[".".join(path[:depth])], ".".join(path)
+        value, origin = layer[setting.key]
+        if depth == len(path) or not path[depth].isdigit():
+            return UserError(f"{setting.key} cannot be {show(value)}", origin, f"give {setting.allowed}")
+        if error["type"] in ("missing", "extra_forbidden"):
+            what, remedy = ("missing", "add it") if error["type"] == "missing" else ("unknown", "remove it")
+            return UserError(f"{entry} is {what}", origin, remedy)
+        return UserError(f"{entry} cannot be {show(error['input'])}", origin, error["msg"])
+
+    def _unknown(self, key: str, origin: str, is_section: bool = False) -> None:
+        name = key.rpartition(".")[2]
+        if name in self.obsolete:
+            self.notes.append(f"{origin}: {name} has no effect: {self.obsolete[name]}")
+            return
+        sections = {section: section for section in _prefixes(self.settings)}
+        guess = near([key], sections) if is_section else self.nearest(key)
+        remedy = f"did you mean {guess!r}?" if guess else "remove it; `train --help` lists all"
+        self._mistake(f"unknown {'section' if is_section else 'setting'} {key!r}", origin, remedy)
+
+    def _mistake(self, what: str, origin: str, remedy: str) -> None:
+        self.mistakes.append(UserError(what, origin, remedy))
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML that notices a key written twice, where PyYAML would silently take the last."""
+
+    def __init__(self, text: str):
+        super().__init__(text)
+        self.duplicates: dict[int, str] = {}  # by line
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        last = {key.value: key for key in keys}
+        twice = [last[key.value] for key in keys if key is not last[key.value]]
+        self.duplicates |= {key.start_mark.line + 1: key.value for key in twice}
+        return super().construct_mapping(node, deep)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes what `_Loader` reads."""
+
+
+for _each in (_Loader, _Dumper):
+    _each.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+    )
+
+
+def parse_scalar(text: str) -> object:
+    """A value from the environment or the command line, read as YAML (JSON is YAML too)."""
+    try:
+        return _Loader(text).get_single_data()
+    except (yaml.YAMLError, ValueError):
+        return text
+
+
+def annotated_yaml(tree: Mapping[str, Any], origins: Mapping[str, str], prefix: str = "") -> list[str]:
+    """Nested settings as lines of YAML, each setting with its origin behind it as a comment."""
+    lines = []
+    for name, value in tree.items():
+        if (origin := origins.get(prefix + name)) is None:
+            lines += [
+                f"{name}:",
+                *(f"  {line}" for line in annotated_yaml(value, origins, f"{prefix}{name}.")),
+            ]
+        else:
+            text = yaml.dump({name: value}, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10**6)
+            body = text.splitlines()
+            place = -1 if isinstance(value, str) else 0  # a comment inside a text of two lines is text
+            body[place] = f"{body[place]:<42}  # {origin}"
+            lines += body
+    return lines
+
+
+def near(words: Iterable[str], spellings: Mapping[str, str], cutoff: float = 0.75) -> str | None:
+    """What the spelling that is most like one of `words` stands for, unless none is like it."""
+    pairs = product(words, spellings)
+    ratio, meant = max(
+        (SequenceMatcher(None, word, known).ratio(), spellings[known]) for word, known in pairs
+    )
+    return meant if ratio >= cutoff else None
+
+
+def show(value: object) -> str:
+    """A wrong value as the line of a mistake shows it: short, and on one line."""
+    text = "empty" if value is None else repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _prefixes(keys: Iterable[str]) -> set[str]:
+    """Every section above `keys`: `train.batch.seed` lies in `train` and `train.batch`."""
+    return {key.rsplit(".", depth)[0] for key in keys for depth in range(1, key.count(".") + 1)}

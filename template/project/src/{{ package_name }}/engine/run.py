@@ -18,7 +18,7 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
 
 from .checkpoint import Checkpoint, DiskFull, newest_facts
-from .config import changed_settings, found
+from .config import found
 from .errors import NonFinite, UserError, explain
 from .evaluation import evaluate, timed
 from .files import write_json, write_text
@@ -346,7 +346,7 @@ class Session:
             "gpu": device_line(project.device),
             "git": git_state(),
             "optimizations": project.optimizations,
-            "changed": changed_settings(self.settings),
+            "changed": self.settings.changed(),
             "notes": self.notes,
             "parameters": parameters,
             "started": read_json(self.folder / "env.json").get("started", time.time()),
