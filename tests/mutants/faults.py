@@ -410,8 +410,8 @@ FAULTS = (
     Fault(
         "pruned before the new one verifies",
         "engine/checkpoint.py",
-        "_read_folder(newest, tensors=False)",
-        "pass",
+        "_verify(target)  #",
+        "pass  #",
         CHECKPOINT + "test_pruning_waits_until_the_new_one_verifies",
     ),
     Fault(
@@ -424,7 +424,7 @@ FAULTS = (
     Fault(
         "damaged checkpoints count as the newest",
         "engine/checkpoint.py",
-        "if path <= newest]",
+        "if path <= target]",
         "if path]",
         CHECKPOINT + "test_damaged_ones_cost_no_whole_one",
     ),
@@ -466,9 +466,23 @@ FAULTS = (
     Fault(
         "other data are no obstacle",
         "engine/checkpoint.py",
-        'if manifest["facts"].get(name) != value:',
-        'if name not in manifest["facts"]:',
+        'if value != (fact := manifest["facts"].get(name)):',
+        'if not (fact := name in manifest["facts"]):',
         CHECKPOINT + "test_other_facts_are_refused_before_anything_is_loaded",
+    ),
+    Fault(
+        "a checkpoint without rules follows today's",
+        "engine/checkpoint.py",
+        'manifest["rules"].get(name, 1)',
+        'manifest["rules"].get(name, rule)',
+        CHECKPOINT + "test_the_format_before_rules_is_read_as_of_rule_one",
+    ),
+    Fault(
+        "what was read whole once is believed for good",
+        "engine/checkpoint.py",
+        "if _verified.get(path) != stamp:",
+        "if path not in _verified:",
+        CHECKPOINT + "test_a_resume_reads_each_file_against_its_hash_once",
     ),
     # --- several processes
     Fault(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,7 @@ def saved(folder: Path) -> list[int]:
 def save(folder: Path, *steps: int, keep: int = 2) -> None:
     """Checkpoints of these steps, each with its own content."""
     for step in steps:
-        make(folder, step, keep).save(step, {"step": step})
+        make(folder, step, keep).save(step)
 
 
 def assert_content(folder: Path, step: int) -> Any:
@@ -65,7 +66,7 @@ def assert_content(folder: Path, step: int) -> Any:
     into = make(folder, seed=99)
     found = into.load()
     wanted = Tied(step).state_dict()
-    assert (found["step"], found["extra"]) == (step, {"step": step})
+    assert found["step"] == step
     assert into.parts["other"].value == [step, "x", None]
     for name, tensor in into.parts["model"].state_dict().items():
         assert tensor.dtype == wanted[name].dtype
@@ -120,9 +121,10 @@ def test_a_damaged_best_one_gives_way_to_the_newest(tmp_path: Path) -> None:
 
 def test_the_same_step_again_takes_its_place(tmp_path: Path) -> None:
     save(tmp_path, 1, 2)
-    make(tmp_path, 3).save(2, {"step": 3})
+    make(tmp_path, 3).save(2)
     assert saved(tmp_path) == [2, 1]
-    assert make(tmp_path).load()["extra"] == {"step": 3}
+    into = make(tmp_path)
+    assert (into.load()["step"], into.parts["other"].value[0]) == (2, 3)
 
 
 def flip(path: Path, place: int) -> None:
@@ -218,7 +220,7 @@ class Killed(BaseException):
 
 
 # Every call by which saving touches the disk; `os` is the one module of all, so its names go last.
-TOUCHES = ("save_file", "_save_state", "sha256", "write_json", "sync_file", "sync_folder", "_remove")
+TOUCHES = ("save_file", "_write", "sha256", "write_json", "sync_file", "sync_folder", "_remove")
 
 
 def test_dying_anywhere_in_a_save_costs_that_checkpoint_at_most(
@@ -271,7 +273,7 @@ def test_a_full_disk_is_said_and_leaves_the_others_whole(
     def full(*arguments: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    for name in ("save_file", "_save_state", "write_json", "sync_folder"):
+    for name in ("save_file", "_write", "write_json", "sync_folder"):
         with monkeypatch.context() as patch:
             patch.setattr(module, name, full)
             with pytest.raises(module.DiskFull, match=r"No space left.*need"):
@@ -283,7 +285,7 @@ def test_a_full_disk_is_said_and_leaves_the_others_whole(
 def test_a_flipped_bit_anywhere_in_the_manifest_is_noticed_or_harmless(tmp_path: Path) -> None:
     """It names the step, the facts, the hashes and the tied weights."""
     for step in (1, 2):
-        make(tmp_path, step, data="abc").save(step, {"step": step})
+        make(tmp_path, step, data="abc").save(step)
     path = tmp_path / "step-00000002" / "manifest.json"
     whole = path.read_bytes()
     for place in range(len(whole)):
@@ -314,3 +316,88 @@ def test_what_a_killed_run_was_removing_goes(tmp_path: Path) -> None:
     (tmp_path / ".trash-step-00000001" / "model.safetensors").write_bytes(b"x")
     save(tmp_path, 2)
     assert not list(tmp_path.glob(".trash-*"))
+
+
+def age(folder: Path, seconds: float = 60) -> None:
+    """As if it had been saved a while ago."""
+    for path in folder.rglob("*"):
+        os.utime(path, (path.stat().st_mtime - seconds,) * 2)
+
+
+def test_a_resume_reads_each_file_against_its_hash_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever asks for the facts first, for the phase; unless a file changed in between."""
+    save(tmp_path, 1, 2)
+    age(tmp_path)
+    module, read = engine("checkpoint"), []
+    real = module.sha256
+    monkeypatch.setattr(module, "sha256", lambda path: read.append(path.name) or real(path))
+    module.newest_facts(tmp_path)
+    assert make(tmp_path).peek("last") == {}
+    assert_content(tmp_path, 2)
+    assert sorted(read) == ["model.safetensors", "state.pt"]
+    flip(tmp_path / "step-00000002" / "model.safetensors", -1)
+    assert_content(tmp_path, 1)
+
+
+def test_the_first_rank_alone_reads_against_hashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(tmp_path, 1, phase=1).save(1)
+    age(tmp_path)
+    module, found = engine("checkpoint"), make(tmp_path, phase=1).load()
+    monkeypatch.setattr(module, "sha256", None)
+    module._verified.clear()
+
+    class Second(OneOf):
+        """What rank 0 says is gathered in the first place."""
+
+        said: Any = (found, [])
+
+        def gather(self, value: Any) -> list[Any]:
+            return [self.said, value]
+
+    other = module.Checkpoint(tmp_path, Second(2, rank=1), model=Tied(9))
+    assert other.load_model("last")["step"] == 1
+    assert torch.equal(other.parts["model"].embedding.weight, Tied(1).embedding.weight)
+    Second.said = {"phase": 1}
+    assert module.newest_facts(tmp_path, Second(2, rank=1)) == {"phase": 1}
+
+
+def with_rules(folder: Path, **rules: int) -> Any:
+    return engine("checkpoint").Checkpoint(folder, OneOf(), rules=rules, model=Tied(), other=Part(5))
+
+
+def test_another_rule_is_refused_by_a_resume_and_not_by_an_evaluation(tmp_path: Path) -> None:
+    """The weights are good for use; samples that came in another order would be seen twice, or never."""
+    with_rules(tmp_path, order=2).save(1)
+    assert with_rules(tmp_path, order=2).load()["rules"] == {"order": 2}
+    for rules in ({"order": 3}, {"order": 2, "fingerprint": 2}):
+        other = with_rules(tmp_path, **rules)
+        with pytest.raises(engine("errors").UserError, match=r"rule \d of the .*version") as caught:
+            other.load()
+        assert "\n" not in str(caught.value)
+        assert other.load_model("last")["step"] == 1
+
+
+def reseal(folder: Path, **changed: Any) -> None:
+    """As another version would have written the manifest; None leaves something out."""
+    path = folder / "manifest.json"
+    manifest = {**json.loads(path.read_text()), **changed}
+    manifest = {name: value for name, value in manifest.items() if value is not None and name != "seal"}
+    sealed = {name: value for name, value in manifest.items() if name != "format" or value > 1}
+    path.write_text(json.dumps({**manifest, "seal": engine("checkpoint")._seal(sealed)}))
+
+
+def test_the_format_before_rules_is_read_as_of_rule_one(tmp_path: Path) -> None:
+    with_rules(tmp_path, order=1).save(1)
+    reseal(tmp_path / "step-00000001", format=1, rules=None)
+    assert with_rules(tmp_path, order=1).load()["step"] == 1
+    with pytest.raises(engine("errors").UserError, match="rule 1 of the order, this version rule 2"):
+        with_rules(tmp_path, order=2).load()
+
+
+def test_a_later_format_is_said_and_not_taken_for_damage(tmp_path: Path) -> None:
+    save(tmp_path, 1, 2)
+    reseal(tmp_path / "step-00000002", format=3)
+    with pytest.raises(engine("errors").UserError, match="format 3, this version reads 1 to 2"):
+        make(tmp_path).load()

@@ -15,147 +15,121 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save_file
 
 from .errors import UserError
 from .files import sha256, sync_file, sync_folder, write_json
+from .seams import Distributed
 
-FORMAT = 1
+T = TypeVar("T")
+Manifest = dict[str, Any]
+"""What a checkpoint says of itself: step, facts, rules, aliases, sha256, shards; when read, its `path`."""
+
+FORMAT = 2  # 1 had no rules, and its format stood outside of the seal
 MODEL, STATE, MANIFEST, BEST = "model.safetensors", "state.pt", "manifest.json", "best.json"
 SHARD = "shard-{:05}.safetensors"  # what a rank has for itself, where the model is sharded
 NAME = re.compile(r"step-(\d{8})")
+JUST_WRITTEN = 2.0  # seconds in which a file could change again without another time of change
 
 
 class DiskFull(UserError):
     """A checkpoint could not be written; the ones before it are untouched."""
 
 
+class Part(Protocol):
+    """What a checkpoint keeps: the model, the optimizer, a place in the run."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any], /) -> object: ...
+
+
 class Checkpoint:
-    """Saves and restores the parts of a run: `model` and whatever else has `state_dict`/`load_state_dict`.
+    """Saves and restores the parts of a run: `model` and whatever else has a state.
 
     keep: how many of the newest stay, beside the best one. facts: plain values kept in the manifest,
-    compared on loading (data, settings that must not change).
+    compared on loading (data, settings that must not change). rules: by what rules the run computes what
+    it does not store, such as the order of samples; a checkpoint that says nothing of one followed rule 1.
     """
 
     def __init__(
         self,
         folder: Path,
-        distributed: Any,
+        distributed: Distributed,
         keep: int = 2,
         facts: dict[str, Any] | None = None,
-        **parts: Any,
+        rules: dict[str, int] | None = None,
+        **parts: Part,
     ):
         self.folder, self.distributed, self.keep, self.parts = folder, distributed, max(keep, 2), parts
-        self.facts = facts or {}
+        self.facts, self.rules = facts or {}, rules or {}
         self.skipped: list[str] = []
 
-    def save(self, step: int, extra: dict[str, Any] | None = None) -> Path:
+    def save(self, step: int) -> Path:
         """Writes the checkpoint of `step`, then prunes old ones. Raises `DiskFull`; nothing is half-written.
 
-        extra: plain data kept beside the parts. Every rank calls it; rank 0 writes, and another one what
-        it alone has.
+        Every rank calls it; rank 0 writes, and another one what it alone has.
         """
         ranks, partial = self.distributed, self.folder / ".saving"
-        state = {name: part.state_dict() for name, part in self.parts.items()} | {"extra": extra or {}}
-        state, shards = ranks.take_shards(state)
+        state, shards = ranks.take_shards({name: part.state_dict() for name, part in self.parts.items()})
 
-        def stage(work: Callable[[], Any], main: bool = True) -> Any:
-            return ranks.together(lambda: self._checked(step, work) if ranks.is_main or not main else None)
+        def stage(work: Callable[[], T], here: bool = ranks.is_main) -> T | None:
+            return ranks.together(lambda: self._checked(step, work) if here else None)
 
         stage(lambda: _empty(partial))
-        hashes, shapes = {}, {key: list(tensor.shape) for key, tensor in shards.items()}
+        manifest: Manifest = {"format": FORMAT, "step": step, "facts": self.facts, "rules": self.rules}
+        manifest |= {"sha256": {}, "shards": {key: list(tensor.shape) for key, tensor in shards.items()}}
         if shards:
             mine = {key: tensor.to_local() for key, tensor in shards.items()}
             path = partial / SHARD.format(ranks.rank)
-            shapes |= stage(lambda: _save_model(mine, path), main=False)
-            hashes = dict(ranks.gather((path.name, sha256(path))))
-        stage(lambda: self._commit(step, state, hashes, shapes))
+            manifest["shards"] |= stage(lambda: _save_model(mine, path), here=True) or {}
+            manifest["sha256"] |= ranks.gather((path.name, sha256(path)))
+        stage(lambda: self._commit(manifest, state))
         return self.folder / f"step-{step:08d}"
 
-    def _checked(self, step: int, write: Callable[[], Any]) -> Any:
+    def _checked(self, step: int, write: Callable[[], T]) -> T:
         """`write()`, with a line for a full disk."""
         try:
             return write()
         except OSError as error:
             shutil.rmtree(self.folder / ".saving", ignore_errors=True)
-            need = sum(tensor.nbytes for tensor in self.parts["model"].state_dict().values())
-            with contextlib.suppress(OSError):
-                free = shutil.disk_usage(self.folder).free
-                raise DiskFull(
-                    f"the checkpoint of step {step} could not be written ({error.strerror or error})",
-                    f"{self.folder} ({free >> 20} MB free, the weights alone need {need >> 20} MB)",
-                    "free some space; the checkpoints before it are whole",
-                ) from error
-            raise
+            need = sum(tensor.nbytes for tensor in self.parts["model"].state_dict().values()) >> 20
+            free = shutil.disk_usage(self.folder).free >> 20
+            what = f"the checkpoint of step {step} could not be written ({error.strerror or error})"
+            where = f"{self.folder} ({free} MB free, the weights alone need {need} MB)"
+            raise DiskFull(what, where, "free some space; the checkpoints before it are whole") from error
 
-    def _commit(
-        self, step: int, state: dict[str, Any], hashes: dict[str, str], shapes: dict[str, Any]
-    ) -> None:
-        """What is not in shards, then the manifest, then the name."""
-        target, partial = self.folder / f"step-{step:08d}", self.folder / ".saving"
-        aliases = _save_model(state.pop("model"), partial / MODEL)
-        _save_state(state, partial / STATE)
-        hashes = hashes | {name: sha256(partial / name) for name in (MODEL, STATE)}
-        manifest = {"step": step, "facts": self.facts, "aliases": aliases, "sha256": hashes, "shards": shapes}
-        write_json(partial / MANIFEST, {"format": FORMAT, "seal": _seal(manifest), **manifest})
+    def _commit(self, manifest: Manifest, state: dict[str, Any]) -> None:
+        """What is not in shards, then the manifest, then the name; then older ones go."""
+        target, partial = self.folder / f"step-{manifest['step']:08d}", self.folder / ".saving"
+        manifest["aliases"] = _save_model(state.pop("model"), partial / MODEL)
+        _write(torch.save, state, partial / STATE)
+        manifest["sha256"] |= {name: sha256(partial / name) for name in (MODEL, STATE)}
+        write_json(partial / MANIFEST, {**manifest, "seal": _seal(manifest)})
         sync_folder(partial)
         for trash in self.folder.glob(".trash-*"):  # of a run that was killed while it removed one
             shutil.rmtree(trash, ignore_errors=True)
         _remove(target)  # the same step again, after a resume
         os.replace(partial, target)
         sync_folder(self.folder)
-        self._prune(target)
+        _verify(target)  # the new one must be whole before an old one goes
+        older = [path for path in folders(self.folder) if path <= target]  # later ones are damaged
+        for path in older[self.keep :]:
+            if path.name != self.best():
+                _remove(path)
 
     def mark_best(self, path: Path, loss: float) -> None:
         """Names the checkpoint with the lowest evaluation loss; pruning spares it."""
         with contextlib.suppress(OSError):  # a full disk; after a resume from it, it is marked
             write_json(self.folder / BEST, {"checkpoint": path.name, "loss": loss})
-
-    def load(self, which: str = "last") -> dict[str, Any] | None:
-        """Restores all parts from the newest valid checkpoint, or the best one; None where there is none.
-
-        Returns {"step", "path", "extra"}. Raises `UserError` where the facts differ, or where checkpoints
-        are there and none is valid.
-        """
-        found = self._read(which)
-        if found is None:
-            return None
-        manifest, tensors, state = found["manifest"], found["tensors"], found["state"]
-        for name, value in self.facts.items():
-            if manifest["facts"].get(name) != value:
-                was = manifest["facts"].get(name)
-                what = f"the checkpoint was made with {name} {was!r}, now it is {value!r}"
-                raise UserError(what, str(found["path"]), "go back to that, or start a new run")
-        for name, part in self.parts.items():
-            if name != "model":
-                part.load_state_dict(state[name])
-        load_model(self.parts["model"], tensors, found["path"])
-        return {"step": manifest["step"], "path": found["path"], "extra": state["extra"]}
-
-    def load_model(
-        self, which: str = "best", fits: Callable[[dict[str, Any]], None] = lambda facts: None
-    ) -> dict[str, Any] | None:
-        """Restores the weights alone (evaluation, prediction, the start of a phase).
-
-        fits: called with the checkpoint's facts first, to refuse it.
-        """
-        found = self._read(which)
-        if found is None:
-            return None
-        fits(found["manifest"]["facts"])
-        load_model(self.parts["model"], found["tensors"], found["path"])
-        return {"step": found["manifest"]["step"], "path": found["path"], "facts": found["manifest"]["facts"]}
-
-    def peek(self, which: str = "best") -> dict[str, Any]:
-        """The facts that `load_model(which)` would find, without its weights; empty where there is none."""
-        found = self._read(which, tensors=False)
-        return found["manifest"]["facts"] if found else {}
 
     def best(self) -> str | None:
         """Name of the best checkpoint's folder, if one is marked and there."""
@@ -165,31 +139,72 @@ class Checkpoint:
             return None
         return name if (self.folder / name).is_dir() else None
 
-    def _read(self, which: str, tensors: bool = True) -> dict[str, Any] | None:
-        best = self.best()
-        ordered = folders(self.folder)
-        if which == "best" and best:
-            ordered = [self.folder / best, *(path for path in ordered if path.name != best)]
-        ranks, found = self.distributed, None
-        if ranks.is_main:
-            found, self.skipped = _first_valid(ordered, tensors)
-        # Rank 0 reads all of it against the hashes; the others take the one that it has found.
-        path, self.skipped = ranks.gather((found and found["path"], self.skipped))[0]
-        if path and not ranks.is_main:
-            found = {"path": path, **_read_folder(path, tensors, verify=False)}
-        if found and tensors:
-            everything = {"model": found["tensors"], **found["state"]}
-            ranks.give_shards(everything, path, found["manifest"].get("shards", {}))
-        if found is None and self.skipped:
-            raise UserError("no valid checkpoint", "; ".join(self.skipped), f"restore one into {self.folder}")
-        return found
+    def load(self, which: str = "last") -> Manifest | None:
+        """Restores all parts from the newest valid checkpoint, or the best one; None where there is none.
 
-    def _prune(self, newest: Path) -> None:
-        _read_folder(newest, tensors=False)  # the new one must verify before an old one goes
-        older = [path for path in folders(self.folder) if path <= newest]  # later ones are damaged
-        for path in older[self.keep :]:
-            if path.name != self.best():
-                _remove(path)
+        Raises `UserError` where facts or rules differ, or where checkpoints are there and none is valid.
+        """
+        if (manifest := self._find(which)) is None:
+            return None
+        path = manifest["path"]
+        for name, rule in self.rules.items():
+            if rule != (was := manifest["rules"].get(name, 1)):
+                what = f"the run follows rule {was} of the {name}, this version rule {rule}"
+                raise UserError(what, str(path), "end it with the version that began it, or start a new run")
+        for name, value in self.facts.items():
+            if value != (fact := manifest["facts"].get(name)):
+                what = f"the checkpoint was made with {name} {fact!r}, now it is {value!r}"
+                raise UserError(what, str(path), "go back to that, or start a new run")
+        # weights_only: a checkpoint from elsewhere cannot run code (needs torch >= 2.10, CVE-2026-24747)
+        state = torch.load(path / STATE, map_location="cpu", weights_only=True)
+        return self._restore(manifest, state, self.parts)
+
+    def load_model(
+        self, which: str = "best", fits: Callable[[dict[str, Any]], None] = lambda facts: None
+    ) -> Manifest | None:
+        """Restores the weights alone (evaluation, prediction, the start of a phase), whatever the rules.
+
+        fits: called with the checkpoint's facts first, to refuse it.
+        """
+        if (manifest := self._find(which)) is None:
+            return None
+        fits(manifest["facts"])
+        return self._restore(manifest, {}, {"model": self.parts["model"]})
+
+    def peek(self, which: str = "best") -> dict[str, Any]:
+        """The facts that `load_model(which)` would find, without its weights; empty where there is none."""
+        manifest = self._find(which)
+        return manifest["facts"] if manifest else {}
+
+    def _find(self, which: str) -> Manifest | None:
+        """The checkpoint to load. Rank 0 holds all of it against its hashes; the others take its word."""
+        ordered, best, ranks = folders(self.folder), self.best(), self.distributed
+        if which == "best":
+            ordered.sort(key=lambda path: path.name != best)
+        nothing: tuple[Manifest | None, list[str]] = None, []
+        mine = ranks.together(lambda: _first_valid(ordered) if ranks.is_main else nothing)
+        manifest, self.skipped = ranks.gather(mine)[0]
+        if manifest is None and self.skipped:
+            raise UserError("no valid checkpoint", "; ".join(self.skipped), f"restore one into {self.folder}")
+        return manifest
+
+    def _restore(self, manifest: Manifest, state: dict[str, Any], parts: dict[str, Part]) -> Manifest:
+        """Fills `parts` in their order, and the model after the others."""
+        path, tensors = manifest["path"], load_tensors((manifest["path"] / MODEL).read_bytes())
+        tensors |= {alias: tensors[name] for alias, name in manifest["aliases"].items()}
+        state |= {"model": tensors}
+        shards = {key: shape for key, shape in manifest["shards"].items() if key.split("/")[0] in state}
+        self.distributed.give_shards(state, path, shards)
+        for name, part in parts.items():
+            if name != "model":
+                part.load_state_dict(state[name])
+        try:
+            parts["model"].load_state_dict(tensors)
+        except RuntimeError as error:  # a page of names
+            first = " ".join(str(error).split("\n\t")[1:2]).strip()
+            what = f"the checkpoint does not fit the model ({first})"
+            raise UserError(what, str(path), "keep the model's settings, or start a new run") from error
+        return manifest
 
 
 def folders(folder: Path) -> list[Path]:
@@ -199,30 +214,53 @@ def folders(folder: Path) -> list[Path]:
     return sorted((path for path in folder.iterdir() if NAME.fullmatch(path.name)), reverse=True)
 
 
-def newest_facts(folder: Path) -> dict[str, Any]:
-    """Facts of the newest checkpoint whose hashes match; empty where there is none."""
-    found, _ = _first_valid(folders(folder), tensors=False)
-    return found["manifest"]["facts"] if found else {}
+def newest_facts(folder: Path, distributed: Distributed | None = None) -> dict[str, Any]:
+    """Facts of the newest checkpoint whose hashes match; empty where there is none.
+
+    distributed: rank 0 reads it and tells the others.
+    """
+    alone = distributed is None or distributed.is_main
+    manifest = _first_valid(folders(folder))[0] if alone else None
+    facts = manifest["facts"] if manifest else {}
+    return facts if distributed is None else distributed.gather(facts)[0]
 
 
-def _first_valid(paths: list[Path], tensors: bool = True) -> tuple[dict[str, Any] | None, list[str]]:
+def _first_valid(paths: list[Path]) -> tuple[Manifest | None, list[str]]:
     skipped: list[str] = []
     for path in paths:
         try:
-            return {"path": path, **_read_folder(path, tensors)}, skipped
+            return _verify(path), skipped
         except (OSError, ValueError, KeyError, TypeError) as error:
             skipped.append(f"{path.name} ({error})")
     return None, skipped
 
 
-def load_model(model: torch.nn.Module, tensors: dict[str, torch.Tensor], path: Path) -> None:
-    """Strict, with one line instead of a page where the checkpoint is another model's."""
-    try:
-        model.load_state_dict(tensors)
-    except RuntimeError as error:
-        first = " ".join(str(error).split("\n\t")[1:2]).strip()
-        what = f"the checkpoint does not fit the model ({first})"
-        raise UserError(what, str(path), "keep the model's settings, or start a new run") from error
+_verified: dict[Path, object] = {}
+
+
+def _verify(path: Path) -> Manifest:
+    """A checkpoint's manifest. What this process has read whole, and nobody changed since, is not read again.
+
+    Raises ValueError or OSError where it is not whole, `UserError` where a later version made it.
+    """
+    manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+    seal, number = manifest.pop("seal", None), manifest.get("format", 1)
+    if number == 1:
+        manifest.pop("format", None)
+    if seal != _seal(manifest):
+        raise ValueError(f"{MANIFEST} does not match its seal")
+    if number > FORMAT:
+        what = f"the checkpoint has format {number}, this version reads 1 to {FORMAT}"
+        raise UserError(what, str(path), "use the version that made it, or a later one")
+    status = [(path / name).stat() for name in manifest["sha256"]]
+    stamp = seal, [(file.st_ino, file.st_size, file.st_mtime_ns) for file in status]
+    if _verified.get(path) != stamp:
+        for name, expected in manifest["sha256"].items():
+            if sha256(path / name) != expected:
+                raise ValueError(f"{name} does not match its sha256")
+        if all(time.time() - file.st_mtime > JUST_WRITTEN for file in status):
+            _verified[path] = stamp
+    return {"rules": {}, **manifest, "path": path}
 
 
 def _empty(folder: Path) -> None:
@@ -242,47 +280,21 @@ def _save_model(tensors: dict[str, torch.Tensor], path: Path) -> dict[str, str]:
         else:
             seen[key] = name
             unique[name] = tensor.contiguous()
-    try:
-        save_file(unique, path)
-    except Exception as error:  # safetensors has its own error class for a full disk
-        raise OSError(str(error)) from error
-    sync_file(path)
+    _write(save_file, unique, path)
     return aliases
 
 
-def _save_state(state: dict[str, Any], path: Path) -> None:
-    with open(path, "wb") as file:
-        try:
-            torch.save(state, file)
-        except RuntimeError as error:  # torch hides a full disk behind "unexpected pos"
-            raise OSError(str(error)) from error
-        file.flush()
-        os.fsync(file.fileno())
+def _write(save: Callable[..., None], content: dict[str, Any], path: Path) -> None:
+    try:
+        save(content, path)
+    except (RuntimeError, SafetensorError) as error:  # so both libraries say that a disk is full
+        raise OSError(str(error)) from error
+    sync_file(path)
 
 
 def _seal(manifest: dict[str, Any]) -> str:
     """The manifest's own sha256: a flipped bit in it would be another step, fact or tied weight."""
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-
-
-def _read_folder(path: Path, tensors: bool = True, verify: bool = True) -> dict[str, Any]:
-    """A checkpoint's content. Raises ValueError or OSError where it is not whole."""
-    manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-    if (number := manifest.pop("format", None)) != FORMAT:
-        raise ValueError(f"format {number}")
-    if manifest.pop("seal", None) != _seal(manifest):
-        raise ValueError(f"{MANIFEST} does not match its seal")
-    for name, expected in manifest["sha256"].items() if verify else ():
-        if sha256(path / name) != expected:
-            raise ValueError(f"{name} does not match its sha256")
-    if not tensors:
-        return {"manifest": manifest}
-    weights = load_tensors((path / MODEL).read_bytes())
-    for alias, name in manifest["aliases"].items():
-        weights[alias] = weights[name]
-    # weights_only: a checkpoint from elsewhere cannot run code (needs torch >= 2.10, CVE-2026-24747)
-    state = torch.load(path / STATE, map_location="cpu", weights_only=True)
-    return {"manifest": manifest, "tensors": weights, "state": state}
 
 
 def _remove(path: Path) -> None:

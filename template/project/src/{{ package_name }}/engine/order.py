@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+RULE = 1  # of what follows from seed and epoch: a run keeps to the one that it began with
 KINDS = ("time", "block", "full", "lanes", "bucket", "random_start")
 BUCKET_BATCHES = (
     64  # samples are sorted by length within this many global batches: random enough, little padding

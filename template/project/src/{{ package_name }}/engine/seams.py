@@ -9,12 +9,15 @@ Shapes: `B` samples in a batch, `K` spans of one sample in one array, `W` padded
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
+T = TypeVar("T")
 Batch = dict[str, Tensor]
 """What a model gets: every tensor has the batch as its first axis and lies on the device. It is
 valid until the next `next()` of its loader. `index` (B,) int64 is the sample's number, −1 where the
@@ -99,3 +102,30 @@ class Model(Protocol):
 
         A block may have `apart()`: parts of it that are called outside of its forward, sharded by themselves.
         """
+
+
+class Distributed(Protocol):
+    """What `Distributed()` is to the engine: this process among those of a run. More in its part."""
+
+    rank: int
+    world: int
+    is_main: bool
+    device: torch.device
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum over all ranks, the same on each."""
+
+    def gather(self, value: T) -> list[T]:
+        """Every rank's plain value, by rank."""
+
+    def together(self, work: Callable[[], T], main_first: bool = False) -> T:
+        """`work()` on every rank; what one of them raises as a `UserError`, all raise."""
+
+    def agree(self, number: int) -> int:
+        """The largest number of all ranks."""
+
+    def take_shards(self, state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """A checkpoint's state apart: what rank 0 writes, and what each rank has for itself."""
+
+    def give_shards(self, state: dict[str, Any], folder: Path, shapes: dict[str, Any]) -> None:
+        """Puts it back."""
