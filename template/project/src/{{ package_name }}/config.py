@@ -97,9 +97,6 @@ class Monitor(Section):
 
     every_steps: int = Field(50, ge=1, description="optimizer steps between two lines and rows of metrics")
     progress: bool | Auto = Field("auto", description="progress bar; auto is on in a terminal")
-    system_every_seconds: float = Field(
-        10.0, ge=0, description="seconds between two rows of system.csv, and until an alert; 0 is off"
-    )
     price_per_hour: float = Field(0.0, ge=0, description="of the machine, for report and estimate; 0 is none")
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from .checkpoint import Checkpoint, DiskFull, newest_facts
+from .config import found
 from .environment import device_line, git_state, versions
 from .errors import UserError
 from .evaluation import evaluate, timed
@@ -120,7 +121,13 @@ class Session:
             if not self.trial:
                 write_report(self.run)
 
+    @property
+    def folder(self) -> Path:
+        return self.run
+
     def _close_parts(self) -> None:
+        for hook in getattr(self, "hooks", []):
+            hook.close(self)
         for name in ("loader", "validation", "monitor", "verification"):
             if (part := getattr(self, name, None)) is not None:
                 part.close()
@@ -213,6 +220,9 @@ class Session:
         self.schedule.set(self.progress.step - self.progress.phase_start)
         self.samples = self.loader.order.slots * self.accumulation  # of a whole step, over all ranks
         self.monitor.start(self.progress.step, self.end, self.work)
+        self.hooks = [] if self.trial else [part.Hook() for part in found("hooks", "class Hook")]
+        for hook in self.hooks:
+            hook.start(self)
         self._introduce()
 
     def _dry_run(self) -> float:
@@ -248,13 +258,13 @@ class Session:
         if progress.phase_start and progress.step == progress.phase_start:  # this call has just begun it
             self.checkpoint.load_model("last")
             return
-        found = self.checkpoint.load("last") if self.resumed else None
+        kept = self.checkpoint.load("last") if self.resumed else None
         self.notes += [f"skipped a damaged checkpoint: {name}" for name in self.checkpoint.skipped]
-        if found is None:
+        if kept is None:
             return
-        self._saved = found["step"]
-        if self.main and progress.best_step == found["step"]:  # killed between saving and marking
-            self.checkpoint.mark_best(found["path"], progress.best_loss)
+        self._saved = kept["step"]
+        if self.main and progress.best_step == kept["step"]:  # killed between saving and marking
+            self.checkpoint.mark_best(kept["path"], progress.best_loss)
 
     # --- between two steps
 
@@ -267,7 +277,12 @@ class Session:
         if progress.batch >= len(self.loader):  # normalised: an epoch's end is the next one's beginning
             progress.epoch, progress.batch = epoch + 1, 0
             self.step.carry.drop()
-        self.monitor.step(progress.step, epoch, batches, self.step, self.schedule.learning_rate)
+        monitor, losses, rate = self.monitor, self.step.group, self.schedule.learning_rate
+        monitor.note(progress.step, epoch, batches, losses)
+        if monitor.due(progress.step):
+            monitor.log(progress.step, epoch, losses, self.step.last["gradient_norm"], rate)
+        for hook in self.hooks:
+            hook.after_step(self)
         self.schedule.set(progress.step - progress.phase_start)
         if progress.step == progress.phase_start + 1:
             freeze_garbage()
