@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -184,26 +183,6 @@ def test_rows_are_ranked_by_price_then_time_and_what_fails_comes_last():
         {"fits": False, "why": "no bf16"},
     ]
     assert sorted((ranked[i] for i in (3, 0, 5, 2, 4, 1)), key=estimate.rank) == ranked
-
-
-H100 = SimpleNamespace(name="NVIDIA H100 80GB HBM3", multi_processor_count=132, total_memory=79 << 30)
-
-
-def test_a_run_knows_its_share_of_the_roof(monkeypatch):
-    """On a card of the table, for every workload; the monitor compares with it."""
-    throughput, device = imported(render(), "engine.throughput"), torch.device("cuda", 0)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: H100)
-    work = throughput.measure(object(), Toy, batch(128, 32), device, "bf16")
-    assert work.tokens == 0
-    card = estimate.card(gpus.table()["h100"], "bf16")
-    assert work.roof == pytest.approx(card.step(costs.count(Toy, batch(128, 32), "bf16"))[0] / 128)
-    assert work.rates(0.25 / work.roof, 1) == {"roof_fraction": pytest.approx(0.25)}
-    assert work.rates(0.25 / work.roof, 2)["roof_fraction"] == pytest.approx(0.125)
-    broken = throughput.measure(object(), lambda: 1 / 0, batch(128, 32), device, "bf16")
-    assert broken.roof == 0, "what cannot be counted trains all the same"
-    unknown = SimpleNamespace(**{**vars(H100), "name": "NVIDIA X"})
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: unknown)
-    assert throughput.measure(object(), Toy, batch(128, 32), device, "bf16").rates(1.0, 1) == {}
 
 
 # ---- the verb ----

@@ -34,7 +34,7 @@ def steps(count: int, every: int = 10) -> list[dict]:
     return [
         {
             "step": step,
-            "epoch": step // 100,
+            "epoch": 1 + step // 100,
             "loss": 2 * math.exp(-step / 300) + 0.1,
             "learning_rate": 1e-3,
             "gradient_norm": 1.5,
@@ -130,58 +130,35 @@ def test_steps_that_fp16_skipped_are_added_up(tmp_path):
     assert "skipped" not in page_of(make_run(tmp_path / "fp32", steps(30)))
 
 
-def test_where_time_and_money_went(tmp_path):
+def test_where_the_time_went(tmp_path):
     rows = steps(100) + evaluations(0.9)  # 100 steps of 6.4 ms, and 0.1 s
-    run = make_run(tmp_path / "run", rows, env=ENVIRONMENT | {"price_per_hour": 3600.0})
+    run = make_run(tmp_path / "run", rows, env=ENVIRONMENT)
     saved = [{"step": step, "event": "checkpoint", "seconds": 0.13} for step in (50, 100)]
     alert = {"step": 70, "event": "alert", "text": "input-bound: a | b"}
     (run / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in (*saved, alert)))
     page = page_of(run)
     for expected in (
-        "| training | 0.6 s, 64.0% |",
-        "| evaluation | 0.1 s, 10.0%, 1 times |",
-        "| checkpoints | 0.3 s, 26.0%, 2 saved |",
-        "| money | 1 at 3600 an hour |",
+        "| training | 0.6 s | 64.0% |  |",
+        "| evaluation | 0.1 s | 10.0% | 1 times |",
+        "| checkpoints | 0.3 s | 26.0% | 2 saved |",
         "## Alerts\n\n- step 70: input-bound: a | b",
     ):
         assert expected in page
     assert page.index("## Alerts") < page.index("(curves.png)")
 
 
-def test_how_the_machine_was_used(tmp_path):
-    run = make_run(tmp_path / "run", [step | {"mfu": 0.4, "roof_fraction": 0.51} for step in steps(100)])
-    lines = ["time,gpu_percent,power_w,host_mb", "1,80,,100", "2,90,,300", "3,10,,200", "4,cut"]
-    (run / "system.csv").write_text("\n".join(lines))
-    page = page_of(run)
-    for expected in (
-        "| GPU busy, % | 80 | 10 | 90 |",
-        "| training process, MB | 200 | 100 | 300 |",
-        "| MFU, median | 40 % |",
-        "| of the roof, median | 51 % |",
-    ):
-        assert expected in page
-    assert "power, W" not in page
-
-
-def test_measured_gains_stand_beside_what_is_on(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "benchmark_results").mkdir()
-    names = {"table": "leave_one_out", "flag": None}
-    rows = [
-        names | {"name": "compile", "overrides": {"compile.enabled": False}, "gain": 0.625},
-        names
-        | {"name": "fp32", "overrides": {"training.precision": "fp32"}}
-        | {"gain": 0.5, "gain_spread": 0.123, "flag": "loss"},
-        names | {"name": "no gain", "overrides": {"optimizer.fused": False}, "gain": None},
-        {"table": "cumulative", "name": "x", "overrides": {"compile.enabled": True}, "gain": 9.0},
-    ]
-    (tmp_path / "benchmark_results/benchmark.json").write_text(json.dumps({"rows": rows}))
-    on = [{"name": name, "state": "on", "why": ""} for name in ("precision", "compile", "fused optimizer")]
-    page = page_of(make_run(tmp_path / "run", steps(20), env=ENVIRONMENT | {"optimizations": on}))
-    assert "|  | state | speed if changed to | why |" in page
-    assert "| compile | on | off: 0.62× |  |" in page
-    assert "| precision | on | fp32: 0.50× ±0.12 (loss) |  |" in page
-    assert "| fused optimizer | on |  |  |" in page
+def test_what_an_extra_says_stands_on_the_page(tmp_path):
+    """A function `report(run)` of a command or hook, here of the hook `watch`; an empty part is left out."""
+    watching = imported(render(extras=["watch"]), "engine.report")
+    run = make_run(tmp_path / "run", [step | {"mfu": 0.4} for step in steps(100)])
+    watching.write_report(run)
+    assert "Machine in use" not in (run / "report.md").read_text()
+    (run / "system.csv").write_text("time,host_mb\n1,100\n2,300\n")
+    watching.write_report(run)
+    page = (run / "report.md").read_text()
+    assert "| training process, MB | 200 | 100 | 300 |" in page
+    assert "| MFU, median | 40 % |" in page
+    assert "Machine in use" not in page_of(run), "a project without it has no such part"
 
 
 @pytest.mark.parametrize("count", [1, 40, 2000])

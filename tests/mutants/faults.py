@@ -445,7 +445,7 @@ FAULTS = (
     Fault(
         "waiting for the GPU counts as waiting for data",
         "engine/monitor.py",
-        "time.perf_counter() - held_up(self.loader) - start",
+        "time.perf_counter() - stall_seconds(self.loader) - start",
         "time.perf_counter() - start",
         "test_loaders.py::test_waiting_for_the_gpu_is_no_wait_for_data",
     ),
@@ -459,8 +459,8 @@ FAULTS = (
     Fault(
         "a full disk kills at a row",
         "engine/monitor.py",
-        "except OSError as error:\n            if not self._full",
-        "except KeyError as error:\n            if not self._full",
+        "except OSError as error:\n            what",
+        "except KeyError as error:\n            what",
         "test_resume.py::test_a_full_disk_ends_no_training_at_a_row",
     ),
     Fault(
@@ -722,31 +722,52 @@ FAULTS = (
     # --- the machine, estimates, export
     Fault(
         "waiting for data is no cause",
-        "engine/system.py",
-        "if waits > (1 - BUSY) / 2:",
+        "parts/extras/watch.py",
+        "if waits > WAITS:",
         "if waits > 1:",
-        "test_system.py::test_a_badly_used_device_gets_cause_and_remedy",
+        "test_watch.py::test_a_badly_used_device_gets_cause_and_remedy",
     ),
     Fault(
         "growth against the first epoch",
-        "engine/system.py",
+        "parts/extras/watch.py",
         "self._last = now",
         "self._last = self._last or now",
-        "test_system.py::test_growth_between_two_looks",
+        "test_watch.py::test_growth_between_two_looks",
     ),
     Fault(
         "an alert on every line",
         "engine/monitor.py",
         "self._alerted.add(kind)",
         "pass",
-        "test_system.py::test_a_slow_loader_is_told_and_reported_once[pytorch]",
+        "test_watch.py::test_a_slow_loader_is_told_and_reported_once[pytorch]",
     ),
     Fault(
-        "without NVML all is well",
-        "engine/system.py",
-        'busy = means["gpu_percent"] / 100 if "gpu_percent" in means else 1 - waits',
-        'busy = means.get("gpu_percent", 100) / 100',
-        "test_system.py::test_a_badly_used_device_gets_cause_and_remedy",
+        "a busy GPU is a well used one",
+        "parts/extras/watch.py",
+        "if busy >= BUSY and roof >= ROOF:",
+        "if busy >= BUSY:",
+        "test_watch.py::test_a_badly_used_device_gets_cause_and_remedy",
+    ),
+    Fault(
+        "one slow row is a slow loader",
+        "engine/monitor.py",
+        "if passed < STRETCH_SECONDS:",
+        "if passed < 0:",
+        "test_watch.py::test_waiting_for_data_is_judged_over_a_stretch[4-raise data.num_workers (4), then]",
+    ),
+    Fault(
+        "the first row counts as slow",
+        "engine/monitor.py",
+        "if self.row is not None:",
+        "if True:",
+        "test_watch.py::test_waiting_for_data_is_judged_over_a_stretch[4-raise data.num_workers (4), then]",
+    ),
+    Fault(
+        "the roof of one card for two",
+        "parts/extras/watch.py",
+        " * self.roof / self.run.project.distributed.world",
+        " * self.roof",
+        "test_watch.py::test_a_first_batch_gives_its_shapes_and_no_more",
     ),
     Fault(
         "an LSTM's backward costs nothing",
@@ -795,7 +816,7 @@ FAULTS = (
         "engine/run.py",
         'self.monitor.event(step, "checkpoint", seconds=seconds)',
         "pass",
-        "test_system.py::test_a_slow_loader_is_told_and_reported_once[pytorch]",
+        "test_watch.py::test_a_slow_loader_is_told_and_reported_once[pytorch]",
     ),
     # --- measuring
     Fault(

@@ -203,7 +203,7 @@ class Loop:
     ):
         optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=1.0)  # moves by minus the gradient
         training = SimpleNamespace(gradient_clip=clip, gradient_accumulation_steps=10**9)
-        self.settings = SimpleNamespace(training=training, monitor=SimpleNamespace(every_steps=1))
+        self.settings = SimpleNamespace(training=training)
         self.project = SimpleNamespace(
             wrapped=model,
             optimizer=optimizer,
@@ -259,6 +259,9 @@ class Loop:
 
     def note(self, step: int, epoch: int, batches: tuple[int, int], losses: Any) -> None:
         self.noted.append((step, epoch, batches, len(losses)))
+
+    def due(self, step: int) -> bool:
+        return True
 
     def log(self, step: int, epoch: int, losses: Any, norm: Tensor, learning_rate: float) -> None:
         both = torch.stack([torch.stack([loss * weight, weight]) for loss, weight in losses]).sum(0)

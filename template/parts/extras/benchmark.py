@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> int:
     from ..engine.loader import Loader
     from ..engine.measurements import Measurements, environment
     from ..engine.trials import Trials, changed, elsewhere
-    from .doctor import this_card
+    from ..engine.gpus import this_card
 
     if size := arguments.model_size:
         if size not in own["sizes"]:

@@ -21,7 +21,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 from tqdm import tqdm
 
-from .monitor import held_up
+from .monitor import stall_seconds
 from .report import show, table
 from .step import Step
 
@@ -72,9 +72,9 @@ class Profiler:
         for _ in range(number):
             closes = False
             while not closes:
-                asked = time.perf_counter() - held_up(self.loader)
+                asked = time.perf_counter() - stall_seconds(self.loader)
                 batch, closes = next(self.batches)
-                self.waited += time.perf_counter() - held_up(self.loader) - asked
+                self.waited += time.perf_counter() - stall_seconds(self.loader) - asked
                 self.step(batch, closes)
             if bar is not None:
                 bar.update()

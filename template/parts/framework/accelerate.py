@@ -40,7 +40,7 @@ def fit(run: Run) -> None:
     model, optimizer, accelerator = prepare(run)
     project, loader, progress, precision = run.project, run.loader, run.progress, run.project.precision
     distributed, recurrent, monitor = project.distributed, run.recurrent, run.monitor
-    clip, every = run.settings.training.gradient_clip, run.settings.monitor.every_steps
+    clip = run.settings.training.gradient_clip
     if run.evaluation_due:  # a signal inside an evaluation left it undone
         run.evaluate()
     while not run.over:
@@ -65,7 +65,7 @@ def fit(run: Run) -> None:
             norm = precision.step(optimizer, clip, targets)  # unscale, divide, clip, step, clear: one pass
             step = run.advance(number)
             monitor.note(step, epoch, (first, number), losses)
-            if step % every == 0 or step == run.end:
+            if monitor.due(step):
                 monitor.log(step, epoch, losses, norm / targets, run.schedule.learning_rate)  # host sync
             run.schedule.set(run.step_of_phase)
             run.tell_hooks("after_step")

@@ -90,7 +90,7 @@ class Module(lightning.LightningModule):
         norm = precision.step(self.optimizers(), run.settings.training.gradient_clip, targets)
         step = run.advance(self.number)
         monitor.note(step, epoch, (self.first, self.number), self.losses)
-        if step % run.settings.monitor.every_steps == 0 or step == run.end:
+        if monitor.due(step):
             monitor.log(step, epoch, self.losses, norm / targets, run.schedule.learning_rate)  # host sync
         run.schedule.set(run.step_of_phase)
         run.tell_hooks("after_step")

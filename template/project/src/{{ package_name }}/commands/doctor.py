@@ -1,4 +1,4 @@
-"""Check GPU, driver, versions, answers, data and compiler; or estimate time and price on any card.
+"""Check GPU, driver, versions, answers, data and compiler, and show what training sets in torch.
 
 Exits with 0, or with 1 when a check failed. A warning costs speed or deserves a look; nothing breaks.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -16,16 +15,19 @@ import time
 from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ..engine import gpus
 from ..engine.errors import UserError
-from . import estimate
+from ..engine.report import show
+
+if TYPE_CHECKING:
+    from ..config import Settings
 
 ANSWERS = Path(".copier-answers.yml")
 WHEELS = "https://download.pytorch.org/whl/"
 # Oldest Linux driver of each CUDA major version: https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/
-DRIVERS = {"12": "525.60.13", "13": "580.65.06"}
+DRIVERS = {"12": 525, "13": 580}
 READ_SECONDS = 2.0
 COMPILE_SECONDS = 180
 COMPILED = """
@@ -35,38 +37,26 @@ def f(x):
 x = torch.randn(64, 64, device={device!r})
 torch.testing.assert_close(torch.compile(f)(x), f(x), rtol=1e-3, atol=1e-3)
 """
+# Variables that change TF32 behind the settings, or are believed to.
+VARIABLES = {
+    "TORCH_ALLOW_TF32_OVERRIDE": "does nothing, there is no such variable",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "sets a default only, training.precision decides",
+    "NVIDIA_TF32_OVERRIDE": "as 0 turns TF32 off in all of NVIDIA's libraries, whatever the settings say",
+}
 
+Answers = Mapping[str, Any]
 Found = tuple[str, str]
 """What a check found: ok, warning or failed, and one line."""
-
-
-class Card(NamedTuple):
-    """What torch computes on."""
-
-    name: str
-    capability: gpus.Capability | None  # None: a CPU, and the rest is 0
-    memory_gb: float = 0.0  # GiB, as reported
-    sm_count: int = 0
-    hip: bool = False  # torch is a ROCm build
-
-    @property
-    def sm(self) -> str:
-        return ".".join(map(str, self.capability)) if self.capability else "none"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
     parser.add_argument("--verify", action="store_true", help="compare all stored data with their checksums")
-    parser.add_argument("--estimate", action="store_true", help="fit, time and price of a run on each card")
-    estimate.choices(parser)
 
 
-def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> int:
+def run(arguments: argparse.Namespace, load: Callable[[], Settings]) -> int:
     """Runs every check, also after one that failed."""
-    if arguments.estimate or arguments.gpu or arguments.price:
-        return estimate.run(arguments, load)
-    settings = load()
-    card, answers = this_card(), read_answers(ANSWERS)
+    settings, card, answers = load(), gpus.this_card(), read_answers(ANSWERS)
     row, why = gpus.match(card.name, card.sm_count, card.memory_gb) if card.capability else (None, "")
     command = update_command(card, row, answers)
     checks: dict[str, Callable[[], Found]] = {
@@ -76,14 +66,13 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> int:
         "precision": lambda: check_precision(settings.training.precision, card),
         "environment": lambda: check_environment(os.environ),
         "disk": lambda: check_disk(Path.cwd(), Path(settings.data.path).absolute()),
-        "limits": lambda: check_limits(*limits()),
         "data": lambda: check_data(settings),
         "compile": lambda: check_compile(settings, card),
     }
     if arguments.verify:
         checks["checksums"] = lambda: check_sums(settings)
     found = {name: attempt(check) for name, check in checks.items()}
-    state = report_state(settings, card) | versions()
+    state = torch_state(settings, card) | versions()
     failed = any(result == "failed" for result, _ in found.values())
     if arguments.json:
         listed = [{"name": name, "state": result, "line": line} for name, (result, line) in found.items()]
@@ -99,22 +88,11 @@ def attempt(check: Callable[[], Found]) -> Found:
     try:
         return check()
     except Exception as error:
-        line = " ".join(str(error).split("\n")[:1])
+        line = str(error).partition("\n")[0]
         return "failed", line if isinstance(error, UserError) else f"{type(error).__name__}: {line}"
 
 
-def this_card() -> Card:
-    """The first GPU that torch sees, or the CPU."""
-    import torch
-
-    if not torch.cuda.is_available():
-        return Card("CPU", None)
-    name, capability = torch.cuda.get_device_name(0), torch.cuda.get_device_capability(0)
-    facts, hip = torch.cuda.get_device_properties(0), torch.version.hip is not None
-    return Card(name, capability, facts.total_memory / 2**30, facts.multi_processor_count, hip)
-
-
-def read_answers(path: Path) -> dict[str, Any]:
+def read_answers(path: Path) -> Answers:
     """The answers that this project was rendered from; empty where the file is missing or unreadable."""
     import yaml
 
@@ -125,7 +103,7 @@ def read_answers(path: Path) -> dict[str, Any]:
     return answers if isinstance(answers, dict) else {}
 
 
-def update_command(card: Card, row: gpus.Gpu | None, answers: Mapping[str, Any]) -> str | None:
+def update_command(card: gpus.Card, row: gpus.Gpu | None, answers: Answers) -> str | None:
     """What moves the project to this card; None where it fits, or was rendered to decide at the start."""
     answer = answers.get("gpu", "auto")
     if card.capability is None or answer == "auto" or (row is None and card.hip):
@@ -139,7 +117,7 @@ def update_command(card: Card, row: gpus.Gpu | None, answers: Mapping[str, Any])
     return command + (" -d precision=auto" if answers.get("precision") in impossible else "")
 
 
-def report_state(settings: Any, card: Card) -> dict[str, Any]:
+def torch_state(settings: Settings, card: gpus.Card) -> dict[str, str]:
     """What is set in torch, after setting it as training does."""
     import torch
 
@@ -152,19 +130,17 @@ def report_state(settings: Any, card: Card) -> dict[str, Any]:
     except UserError:
         name = "impossible here"  # the check `precision` says why
     set_deterministic(settings.reproducibility.deterministic, settings.training.cudnn_benchmark)
-    switches = {
-        "matmul TF32": torch.backends.cuda.matmul.allow_tf32,
-        "cuDNN TF32": torch.backends.cudnn.allow_tf32,
-        "cuDNN benchmark": torch.backends.cudnn.benchmark,
-        "deterministic": torch.are_deterministic_algorithms_enabled(),
-    }
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     return {
         "device": card.name,
         "compute capability": card.sm,
         "memory": f"{card.memory_gb:.1f} GB" if card.capability else "none",
         "precision": name,
         "float32 matmul precision": torch.get_float32_matmul_precision(),
-        **{label: "on" if value else "off" for label, value in switches.items()},
+        "matmul TF32": show(matmul.allow_tf32),
+        "cuDNN TF32": show(cudnn.allow_tf32),
+        "cuDNN benchmark": show(cudnn.benchmark),
+        "deterministic": show(torch.are_deterministic_algorithms_enabled()),
     }
 
 
@@ -172,21 +148,15 @@ def versions() -> dict[str, str]:
     """Of Python and of what decides speed."""
     import torch
 
-    def version(package: str) -> str:
-        try:
-            return metadata.version(package)
-        except metadata.PackageNotFoundError:
-            return "not installed"
-
     toolkit = f"ROCm {torch.version.hip}" if torch.version.hip else torch.version.cuda or "none"
-    own = {"Python": sys.version.split()[0], "torch": torch.__version__, "CUDA": toolkit}
-    return own | {package: version(package) for package in ("triton", "h5py", "numpy")}
+    found = {"Python": sys.version.split()[0], "torch": torch.__version__, "CUDA": toolkit}
+    installed = {package.name.lower(): package.version for package in metadata.distributions()}
+    return found | {name: installed.get(name, "not installed") for name in ("triton", "h5py", "numpy")}
 
 
 def driver() -> tuple[str, str] | None:
     """(card, driver version) by nvidia-smi; None where there is none. Raises where it fails."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
+    if (program := shutil.which("nvidia-smi")) is None:
         return None
     query = [program, "--query-gpu=name,driver_version", "--format=csv,noheader"]
     done = subprocess.run(query, capture_output=True, text=True, timeout=30)
@@ -197,17 +167,17 @@ def driver() -> tuple[str, str] | None:
     return name.strip(), version.strip()
 
 
-def check_driver(card: Card, answers: Mapping[str, Any], found: tuple[str, str] | None) -> Found:
+def check_driver(card: gpus.Card, answers: Answers, found: tuple[str, str] | None) -> Found:
     """`found` is what `driver` gives."""
     import torch
 
     if found is None:
         return "ok", "nvidia-smi is not on the path" if card.capability else "no NVIDIA driver"
     (name, version), cuda = found, torch.version.cuda or ""
-    line, trouble = f"{version}, {name}", "warning" if card.capability else "failed"
-    least = DRIVERS.get(cuda.partition(".")[0], "0") if sys.platform == "linux" else "0"
-    if numbers(version) < numbers(least):
-        return trouble, f"{line}: CUDA {cuda} needs {least}: update it, or install torch for an older CUDA"
+    line, least = f"{version}, {name}", DRIVERS.get(cuda.partition(".")[0], 0)
+    if sys.platform == "linux" and int(version.partition(".")[0]) < least:
+        remedy = f"CUDA {cuda} needs {least}: update it, or install torch for an older CUDA"
+        return "warning" if card.capability else "failed", f"{line}: {remedy}"
     if card.capability:
         return "ok", line
     if "CUDA_VISIBLE_DEVICES" in os.environ or answers.get("gpu") == "cpu":
@@ -216,39 +186,25 @@ def check_driver(card: Card, answers: Mapping[str, Any], found: tuple[str, str] 
     return "failed", f"{line}: torch {torch.__version__} {reason}"
 
 
-def numbers(version: str) -> list[int]:
-    return [int(part) for part in re.findall(r"\d+", version)]
-
-
-def check_wheel(card: Card, row: gpus.Gpu | None) -> Found:
-    """Whether torch was built for the card."""
+def check_wheel(card: gpus.Card, row: gpus.Gpu | None) -> Found:
+    """Whether torch was built for the card: runs a kernel on it."""
     import torch
 
-    built, line = torch.cuda.get_arch_list(), f"torch {torch.__version__}"
-    if card.capability is None or card.hip:
+    line = f"torch {torch.__version__}"
+    if card.capability is None:
         return "ok", line
-    if has_code(built, card.capability):
-        return "ok", f"{line} has code for this card ({', '.join(built)})"
-    remedy = f"torch{row.torch} from {WHEELS}{row.wheel}" if row else f"another build from {WHEELS}"
-    return "failed", f"{line} has no code for sm {card.sm} ({', '.join(built)}): install {remedy}"
+    try:
+        torch.ones(1, device="cuda").add_(1).item()
+    except RuntimeError as error:
+        if "no kernel image" not in str(error):
+            raise
+        remedy = f"torch{row.torch} from {WHEELS}{row.wheel}" if row else f"another build from {WHEELS}"
+        built = ", ".join(torch.cuda.get_arch_list())
+        return "failed", f"{line} has no code for sm {card.sm} ({built}): install {remedy}"
+    return "ok", f"{line} has code for this card"
 
 
-def has_code(built: list[str], capability: gpus.Capability) -> bool:
-    """Whether a wheel built for these architectures runs on a card of this capability.
-
-    A card runs code of its own major version up to its own minor one (8.9 runs sm_86), and compiles
-    PTX (`compute_90`) of any older one; code for one architecture alone (`sm_90a`) runs there only.
-    https://docs.nvidia.com/cuda/cuda-c-programming-guide/#application-compatibility
-    """
-    for kind, major, minor, suffix in re.findall(r"(sm|compute)_(\d+)(\d)([a-z]?)", " ".join(built)):
-        build = (int(major), int(minor))
-        related = suffix != "a" and (kind == "compute" or build[0] == capability[0])
-        if build == capability or (related and build < capability):
-            return True
-    return False
-
-
-def check_card(card: Card, why: str, answers: Mapping[str, Any], command: str | None) -> Found:
+def check_card(card: gpus.Card, why: str, answers: Answers, command: str | None) -> Found:
     """The card against the answer `gpu`."""
     answer = answers.get("gpu")
     if answer is None:
@@ -261,20 +217,14 @@ def check_card(card: Card, why: str, answers: Mapping[str, Any], command: str | 
     return "ok", f"{why}; the project is for gpu={answer}"
 
 
-def check_precision(name: str, card: Card) -> Found:
+def check_precision(name: str, card: gpus.Card) -> Found:
     chosen, why = gpus.resolve_precision(name, card.capability, card.hip)
     return "ok" if name in ("auto", chosen) else "warning", f"{chosen}: {why}"
 
 
 def check_environment(environment: Mapping[str, str]) -> Found:
-    """Variables that change TF32 behind the settings, or are believed to."""
-    effects = {
-        "TORCH_ALLOW_TF32_OVERRIDE": "does nothing, there is no such variable",
-        "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "sets a default only, training.precision decides",
-        "NVIDIA_TF32_OVERRIDE": "as 0 turns TF32 off in all of NVIDIA's libraries, whatever the settings say",
-    }
     lines = [
-        f"{name}={environment[name]} {effect}" for name, effect in effects.items() if name in environment
+        f"{name}={environment[name]} {effect}" for name, effect in VARIABLES.items() if name in environment
     ]
     return ("warning", "; ".join(lines)) if lines else ("ok", "no variable overrides TF32")
 
@@ -282,36 +232,12 @@ def check_environment(environment: Mapping[str, str]) -> Found:
 def check_disk(*paths: Path) -> Found:
     """Room for checkpoints and data, in GB."""
     existing = [next(folder for folder in (path, *path.parents) if folder.exists()) for path in paths]
-    free = {
-        str(path): shutil.disk_usage(folder).free / 1e9 for path, folder in zip(paths, existing, strict=True)
-    }
-    least = min(free.values())
-    line = "; ".join(f"{room:,.1f} GB free in {path}" for path, room in free.items())
-    return "failed" if least < 1 else "warning" if least < 10 else "ok", line
+    free = [shutil.disk_usage(folder).free / 1e9 for folder in existing]
+    line = "; ".join(f"{room:,.1f} GB free in {path}" for path, room in zip(paths, free, strict=True))
+    return "failed" if min(free) < 1 else "warning" if min(free) < 10 else "ok", line
 
 
-def limits() -> tuple[float, int]:
-    """GB that are free in shared memory, and files that a process may open; infinite where nobody counts."""
-    try:
-        import resource
-
-        free = shutil.disk_usage("/dev/shm").free / 1e9
-        return free, resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    except (ImportError, OSError):
-        return float("inf"), 1 << 20
-
-
-def check_limits(shared: float, files: int) -> Found:
-    """What loader workers need: they hand batches over in shared memory, as open files."""
-    line = f"{shared:,.1f} GB of shared memory free, {files:,} open files"
-    if shared < 1:
-        return "warning", f"{line}: start the container with --shm-size=8g, or data.num_workers 0"
-    if 0 <= files < 1024:
-        return "warning", f"{line}: raise it with `ulimit -n 4096`, or data.num_workers 0"
-    return "ok", line
-
-
-def check_data(settings: Any) -> Found:
+def check_data(settings: Settings) -> Found:
     """Reads for a moment what training would read, through the project's own loader, and then the disk."""
     import torch
 
@@ -319,45 +245,38 @@ def check_data(settings: Any) -> Found:
     from ..dataset import Samples
     from ..engine.loader import Loader
 
-    store = open_store(settings)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    store, device = open_store(settings), torch.device("cuda" if torch.cuda.is_available() else "cpu")
     loader = Loader(Samples(store, settings, "train"), store, settings, device)
-    first: Any = loader.epoch(0)
-    next(first, None)  # as before a run: from then on a loader for GPUs reads large chunks
-    first.close()
-    samples, start, begun = 0, 0.0, time.perf_counter()
-    for number, batch in enumerate(loader.epoch(0)):
-        valid = int((batch["index"] >= 0).sum())
-        if number == 0:  # starts workers and maps files
-            start = time.perf_counter()
-            continue
-        samples += valid
-        if time.perf_counter() - begun > READ_SECONDS:
-            break
-    seconds = time.perf_counter() - start
+    next(loader.epoch(0))  # as before a run: from then on a loader for GPUs reads large chunks
+    samples, batches = 0, loader.epoch(0)
+    next(batches)  # starts workers and maps files
+    start = time.perf_counter()
+    while time.perf_counter() - start < READ_SECONDS and (batch := next(batches, None)) is not None:
+        samples += int((batch["index"] >= 0).sum())
+    rate = samples / (time.perf_counter() - start)
+    spans = loader.samples.spans(loader.order.samples[:1], 0)
     loader.close()
     if not samples:
         return "ok", f"a single batch from {store.folder}"
-    spans = loader.samples.spans(loader.order.samples[:1], 0)
     size = sum(x.starts.size * x.width * store.arrays[name].row_bytes for name, x in spans.items())
-    rate = f"{samples / seconds:,.0f} samples/s = {samples / seconds * size / 1e6:,.0f} MB/s"
+    speed = f"{rate:,.0f} samples/s = {rate * size / 1e6:,.0f} MB/s from {store.folder}"
     largest = max((array.path for array in store.arrays.values()), key=lambda path: path.stat().st_size)
-    return "ok", f"{rate} from {store.folder}; the disk gives {raw_speed(largest) / 1e6:,.0f} MB/s"
+    return "ok", f"{speed}; the disk gives {raw_speed(largest) / 1e6:,.0f} MB/s"
 
 
 def raw_speed(path: Path, seconds: float = 0.5) -> float:
     """Bytes a second of a file read from its beginning, without what the page cache holds of it."""
-    total, start = 0, time.perf_counter()
+    total, buffer = 0, bytearray(8 << 20)
     with open(path, "rb", buffering=0) as file:
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        buffer = bytearray(8 << 20)
+        start = time.perf_counter()
         while (count := file.readinto(buffer)) and time.perf_counter() - start < seconds:
             total += count
-    return total / (time.perf_counter() - start)
+        return total / (time.perf_counter() - start)
 
 
-def check_sums(settings: Any) -> Found:
+def check_sums(settings: Settings) -> Found:
     """Reads all stored data, also what is known to be good."""
     from ..assemble import open_store
     from ..engine.verification import verify
@@ -366,7 +285,7 @@ def check_sums(settings: Any) -> Found:
     return "ok", f"{verify(store, again=True) / 1e9:,.2f} GB in {store.folder} are as `prepare` wrote them"
 
 
-def check_compile(settings: Any, card: Card) -> Found:
+def check_compile(settings: Settings, card: gpus.Card) -> Found:
     """A tiny function compiled in another process, against its eager result."""
     import torch
 
@@ -378,10 +297,10 @@ def check_compile(settings: Any, card: Card) -> Found:
         return "ok", f"off ({why})"
     if not card.capability and not any(map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))):
         return "failed" if used else "ok", "no C++ compiler, which torch.compile needs on a CPU"
-    begun, trouble = time.perf_counter(), "failed" if used else "warning"
-    suffix = "" if used else f"; not used in training ({why})"
+    trouble, suffix = ("failed", "") if used else ("warning", f"; not used in training ({why})")
     command = [sys.executable, "-c", COMPILED.format(device=device.type)]
     alone = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1"}  # no workers that outlive the time limit
+    begun = time.perf_counter()
     try:
         done = subprocess.run(command, env=alone, capture_output=True, text=True, timeout=COMPILE_SECONDS)
     except subprocess.TimeoutExpired:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import yaml
 
@@ -195,3 +196,28 @@ def features(capability: Capability, hip: bool = False) -> frozenset[str]:
         return frozenset({"fp16", "bf16"} | fp8 | ({"tf32"} if capability == CDNA3 else set()))
     steps = {"fp16": FP16, "bf16": BF16, "tf32": BF16, "fp8": FP8}
     return frozenset(name for name, least in steps.items() if capability >= least)
+
+
+class Card(NamedTuple):
+    """What torch computes on."""
+
+    name: str
+    capability: Capability | None  # None: a CPU, and the rest is 0
+    memory_gb: float = 0.0  # GiB, as reported
+    sm_count: int = 0
+    hip: bool = False  # torch is a ROCm build
+
+    @property
+    def sm(self) -> str:
+        return ".".join(map(str, self.capability)) if self.capability else "none"
+
+
+def this_card() -> Card:
+    """The first GPU that torch sees, or the CPU."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return Card("CPU", None)
+    name, capability = torch.cuda.get_device_name(0), torch.cuda.get_device_capability(0)
+    facts, hip = torch.cuda.get_device_properties(0), torch.version.hip is not None
+    return Card(name, capability, facts.total_memory / 2**30, facts.multi_processor_count, hip)

@@ -13,70 +13,71 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from .errors import NonFinite
 from .files import read_rows, write_text
-from .system import Leaks, System, judge
 from .throughput import Work
 
+if TYPE_CHECKING:
+    from ..assemble import Project
+    from .tracker import Tracker
+
 T = TypeVar("T")
+Row = dict[str, Any]
+Losses = list[tuple[Tensor, Tensor]]
+"""(loss, weight) of each micro-batch of an optimizer step, on the device."""
+
+WAITS = 0.15  # an alert where the loop waits for data for a larger share of the time
+STRETCH_SECONDS = 10.0  # least time that is judged
 
 
-def held_up(loader: Any) -> float:
-    """Seconds so far in which the loader waited for the GPU: the loop does so anyway, sooner or later."""
-    return getattr(loader, "held_up", 0.0)
+def stall_seconds(loader: Any) -> float:
+    """How long the loader has waited for the GPU so far: the loop does so anyway, sooner or later."""
+    return getattr(loader, "stall_seconds", 0.0)
 
 
 class Monitor:
-    """Logs every `monitor.every_steps`-th step of a run.
+    """The lines and files of a run. `row` is the last logged row of metrics, None before the first.
 
-    `start` says where: total steps of the run.
+    Only the main rank writes and prints, and only there is a tracker; `note`, `log` and `check` are
+    called on every rank.
     """
 
-    def __init__(self, run: Path, project: Any, tracker: Any, loader: Any):
-        self.run, self.path, self.csv = run, run / "metrics.jsonl", run / "metrics.csv"
-        self.settings, self.device, self.precision = project.settings, project.device, project.precision
-        self.tracker, self.loader = tracker, loader
+    def __init__(self, folder: Path, project: Project, tracker: Tracker | None, loader: Any):
+        self.folder, self.project, self.tracker, self.loader = folder, project, tracker, loader
         self.distributed, self.main = project.distributed, project.distributed.is_main
-        options, self.devices = project.settings.monitor, project.distributed.world
-        self.every = options.every_steps
-        shown = sys.stderr.isatty() if options.progress == "auto" else options.progress
-        self.show_bar = shown and self.main
-        self.bar: tqdm | None = None
-        self.waited = 0.0
-        self._file: io.TextIOBase | Any = io.StringIO()  # until `start`
-        self._pending: list[tuple[int, int, tuple[int, int], list]] = []
-        self._judged: tuple[float, float] | None = None  # seconds waited and in all, since the last judgement
-        self._alerted: set[str] = set()
-        self._full = False  # the disk
-        self._leaks = Leaks(self.device)
-        self.system: System | None = None
-
-    def start(self, step: int, total: int, work: Work) -> None:
-        """Begins (or goes on) at `step`; rows behind it, of a run that died later, are dropped."""
-        self.total, self.work, order = total, work, self.loader.order
+        self.every = project.settings.monitor.every_steps
         # Samples of a batch over all ranks, on the average of an epoch: its last one is filled up.
-        self.samples = min(len(order.samples) / len(self.loader), order.slots)
-        self.system = System(self.run, self.device, self.settings.monitor.system_every_seconds, self.main)
-        self._trim(step)
-        if self.main:
-            self._file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115
-        where = self.distributed.together(lambda: self.tracker.open(step) if self.main else "")
-        if where:
-            self.line(f"tracked in {where}")
-        if self.show_bar:
-            self.bar = tqdm(total=total, initial=step, unit="step", dynamic_ncols=True)
-        self._restart(step)
+        self.samples = min(len(loader.order.samples) / len(loader), loader.order.slots)
+        self.row: Row | None = None
+        self.end, self.work = 0, Work()
+        self._bar: tqdm | None = None
+        self._file: TextIO = io.StringIO()  # until `start`
+        self._pending: list[tuple[int, int, tuple[int, int], Losses]] = []
+        self._stretch = (0.0, 0.0)  # seconds waited for data and in all, since the last judgement
+        self._alerted: set[str] = set()
+        self._restart(0)
 
-    def _trim(self, step: int) -> None:
-        if self.main and self.path.exists():
-            kept = [row for row in read_rows(self.path) if row["step"] <= step]
-            write_text(self.path, "".join(json.dumps(row) + "\n" for row in kept))
+    def start(self, step: int, end: int, work: Work) -> None:
+        """Begins (or goes on) at `step` of `end`; rows behind it, of a run that died later, are dropped."""
+        self.end, self.work = end, work
+        path, progress = self.folder / "metrics.jsonl", self.project.settings.monitor.progress
+        if self.main:
+            kept = [json.dumps(row) + "\n" for row in read_rows(path) if row["step"] <= step]
+            write_text(path, "".join(kept))
+            self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115
+            if sys.stderr.isatty() if progress == "auto" else progress:
+                self._bar = tqdm(total=end, initial=step, unit="step", dynamic_ncols=True)
+        if where := self.distributed.together(lambda: self.tracker.open(step) if self.tracker else ""):
+            self.line(f"tracked in {where}")
+        self._restart(step)
 
     def _restart(self, step: int) -> None:
         self._since, self._from, self._batches, self.waited = time.perf_counter(), step, 0, 0.0
@@ -85,66 +86,72 @@ class Monitor:
         """Passes batches on and adds up the time that the loop waits for them."""
         iterator = iter(batches)
         while True:
-            start = time.perf_counter() - held_up(self.loader)
+            start = time.perf_counter() - stall_seconds(self.loader)
             batch = next(iterator, None)
-            self.waited += time.perf_counter() - held_up(self.loader) - start
+            self.waited += time.perf_counter() - stall_seconds(self.loader) - start
             if batch is None:
                 return
             yield batch
 
-    def note(self, number: int, epoch: int, batches: tuple[int, int], losses: list) -> None:
-        """After optimizer step `number` (from 1) over the micro-batches [first, last + 1) of `epoch`."""
-        self._pending.append((number, epoch, batches, losses))
+    def note(self, step: int, epoch: int, batches: tuple[int, int], losses: Losses) -> None:
+        """After optimizer step `step` (from 1) over micro-batches [first, last + 1) of `epoch` (from 0)."""
+        self._pending.append((step, epoch, batches, losses))
         self._batches += batches[1] - batches[0]
-        if batches[0] == 0 and epoch > 0:  # the first epoch, its evaluation and checkpoint fill caches
-            for line in self._leaks.grown():
-                self.alert(number, line.partition(" grew")[0], f"memory: {line}: what keeps it?")
 
-    def log(self, number: int, epoch: int, losses: list, norm: torch.Tensor, learning_rate: float) -> None:
-        loss = torch.stack([loss * weight for loss, weight in losses]).sum()
-        weight = torch.stack([weight for _, weight in losses]).sum()
-        both = self.distributed.sum(torch.stack([loss, weight]))
-        mean = both[0] / both[1].clamp(min=1)
-        loss, norm = torch.stack([mean.float(), norm.float()]).tolist()  # host sync
+    def due(self, step: int) -> bool:
+        """Whether `log` comes after this step."""
+        return step % self.every == 0 or step == self.end
+
+    def log(self, step: int, epoch: int, losses: Losses, norm: Tensor, learning_rate: float) -> None:
+        """A row and a line for the step that was just noted (host sync). Raises `NonFinite`.
+
+        losses: its own. norm: () gradient norm before clipping. epoch: from 0; rows and lines count from 1.
+        """
+        parts = [torch.stack([loss * weight for loss, weight in losses]).sum()]
+        parts.append(torch.stack([weight for _, weight in losses]).sum())
+        total, weight = self.distributed.sum(torch.stack(parts))
+        mean, size = torch.stack([(total / weight.clamp(min=1)).float(), norm.float()]).tolist()
         self.check()
-        seconds, steps = time.perf_counter() - self._since, number - self._from
+        seconds, device = time.perf_counter() - self._since, self.project.device
+        per_step = seconds / (step - self._from)
         row = {
-            "step": number,
-            "epoch": epoch,
-            "loss": loss,
+            "step": step,
+            "epoch": epoch + 1,
+            "loss": mean,
             "learning_rate": learning_rate,
-            "gradient_norm": norm,
+            "gradient_norm": size,
             "samples_per_second": self._batches * self.samples / seconds,
-            "step_ms": 1000 * seconds / steps,
+            "step_ms": 1000 * per_step,
             "data_wait_fraction": self.waited / seconds,
-            "eta_s": (self.total - number) * seconds / steps,
+            "eta_s": (self.end - step) * per_step,
             "time": time.time(),
         }
-        if self.precision.scaler is not None:
-            row["skipped_steps"] = self.precision.skipped()  # since the last row
-        row |= self.work.rates(row["samples_per_second"], self.devices)
-        if self.device.type == "cuda":
-            row["memory_mb"] = torch.cuda.max_memory_allocated(self.device) / 2**20
-            row["memory_reserved_mb"] = torch.cuda.max_memory_reserved(self.device) / 2**20
-        self.write(row)
-        self.say(row)
-        self._judge(row, seconds)
-        self._restart(number)
+        if self.project.precision.scaler is not None:
+            row["skipped_steps"] = self.project.precision.skipped()  # since the last row
+        row |= self.work.rates(row["samples_per_second"], self.distributed.world)
+        if device.type == "cuda":
+            row["memory_mb"] = torch.cuda.max_memory_allocated(device) / 2**20
+            row["memory_reserved_mb"] = torch.cuda.max_memory_reserved(device) / 2**20
+        self._write(row)
+        self._say(row)
+        if self.row is not None:  # the first steps compile, and fill caches
+            self._judge(step, seconds)
+        self.row = row
+        self._restart(step)
 
-    def _judge(self, row: dict[str, Any], seconds: float) -> None:
-        """An alert where the device was used badly, once `monitor.system_every_seconds` have passed."""
-        if self._judged is None or self.system is None or not self.system.seconds:
-            self._judged = (0.0, 0.0)  # the first steps compile, and fill caches
+    def _judge(self, step: int, seconds: float) -> None:
+        """An alert where the loop waited for data for too much of a stretch."""
+        waited, passed = self._stretch = self._stretch[0] + self.waited, self._stretch[1] + seconds
+        if passed < STRETCH_SECONDS:
             return
-        waited, passed = self._judged[0] + self.waited, self._judged[1] + seconds
-        self._judged = waited, passed
-        if passed < self.system.seconds:
-            return
-        self._judged = (0.0, 0.0)
-        row = row | {"data_wait_fraction": waited / passed}
-        found = judge(row, self.system.means(), self.settings, self.loader.stats().get("workers"))
-        if found is not None:
-            self.alert(row["step"], *found)
+        self._stretch = (0.0, 0.0)
+        if waited > WAITS * passed:
+            workers = self.loader.stats().get("workers")
+            remedy = "a faster disk, or work that moves from dataset.py to `prepare`"
+            if workers is not None:
+                remedy = f"raise data.num_workers ({workers}), then data.prefetch_factor; or {remedy}"
+            why = f"the loop waits for data {waited / passed:.0%} of the time"
+            self.alert(step, "input-bound", f"input-bound: {why}: {remedy}")
 
     def alert(self, step: int, kind: str, text: str) -> None:
         """A line, once for each kind, and an event for the report."""
@@ -153,10 +160,10 @@ class Monitor:
             self.line(f"alert: {text}")
             self.event(step, "alert", text=text)
 
-    def event(self, step: int, kind: str, **facts: Any) -> None:
+    def event(self, step: int, kind: str, **facts: object) -> None:
         """Appends what is no metric to `events.jsonl`: a checkpoint and its seconds, an alert."""
         if self.main:
-            with suppress(OSError), open(self.run / "events.jsonl", "a", encoding="utf-8") as file:
+            with suppress(OSError), open(self.folder / "events.jsonl", "a", encoding="utf-8") as file:
                 file.write(json.dumps({"step": step, "event": kind, **facts, "time": time.time()}) + "\n")
 
     def check(self) -> None:
@@ -169,12 +176,10 @@ class Monitor:
         found = self.distributed.gather((*bad[0][:3], self.distributed.rank) if bad else None)
         raise NonFinite(*min(filter(None, found)))
 
-    def evaluation(
-        self, step: int, split: str, metrics: dict[str, float], seconds: float, best: bool
-    ) -> None:
+    def evaluation(self, step: int, split: str, metrics: Row, seconds: float, best: bool) -> None:
         """A row with `split`, and a line; a best one is marked so."""
-        self.write({"step": step, "split": split, **metrics, "seconds": seconds, "time": time.time()})
-        self.write_csv()
+        self._write({"step": step, "split": split, **metrics, "seconds": seconds, "time": time.time()})
+        self._write_csv()
         values = "  ".join(f"{name} {value:.5g}" for name, value in metrics.items())
         self.line(f"step {step}  {split}  {values}  ({seconds:.1f} s){'  best so far' if best else ''}")
         self.exclude(seconds)
@@ -183,35 +188,31 @@ class Monitor:
         """Time that was not training: evaluations and checkpoints have figures of their own."""
         self._since += seconds
 
-    def write(self, row: dict[str, Any]) -> None:
+    def _write(self, row: Row) -> None:
         """Appends one object; flushed, so that a killed run loses no row. nan becomes null."""
-        if not self.main:
+        if self.tracker is None:
             return
-        clean = {name: None if _bad(value) else value for name, value in row.items()}
+        bad = [name for name, value in row.items() if isinstance(value, float) and not math.isfinite(value)]
+        clean = row | dict.fromkeys(bad)
         with self._going_on():
             self._file.write(json.dumps(clean) + "\n")
             self._file.flush()
-        group = row.get("split", "train")
         numbers = {
-            f"{group}/{name}": value
-            for name, value in clean.items()
-            if isinstance(value, float) and name != "time"
+            name: value for name, value in clean.items() if isinstance(value, float) and name != "time"
         }
-        self.tracker.log(row["step"], numbers)
+        group = row.get("split", "train")
+        self.tracker.log(row["step"], {f"{group}/{name}": value for name, value in numbers.items()})
 
-    def write_csv(self) -> None:
+    def _write_csv(self) -> None:
         """The same rows as a table, all columns that occur."""
         if not self.main:
             return
-        rows = read_rows(self.path)
-        table = io.StringIO()
-        writer = csv.DictWriter(
-            table, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n"
-        )
-        writer.writeheader()
-        writer.writerows(rows)
+        rows, table = read_rows(self.folder / "metrics.jsonl"), io.StringIO()
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        lines = ([row.get(name) for name in names] for row in rows)
+        csv.writer(table, lineterminator="\n").writerows([names, *lines])
         with self._going_on():
-            write_text(self.csv, table.getvalue())
+            write_text(self.folder / "metrics.csv", table.getvalue())
 
     @contextmanager
     def _going_on(self) -> Iterator[None]:
@@ -219,51 +220,38 @@ class Monitor:
         try:
             yield
         except OSError as error:
-            if not self._full:
-                self.line(f"note: {self.run}: {error.strerror}: metrics wait in memory, training goes on")
-            self._full = True
+            what = f"{self.folder}: {error.strerror}: metrics wait in memory, training goes on"
+            self.alert(self._from, "disk", what)
 
-    def say(self, row: dict[str, Any]) -> None:
+    def _say(self, row: Row) -> None:
         """The row for a reader."""
         unit = "tokens" if "tokens_per_second" in row else "samples"
         rate = f"{row[f'{unit}_per_second']:,.0f} {unit}/s"
         rate += f"  MFU {row['mfu']:.1%}" if "mfu" in row else ""
         memory = f"  {row['memory_mb']:,.0f} MB" if "memory_mb" in row else ""
-        if self.bar is not None:
-            self.bar.set_postfix_str(
-                f"loss {row['loss']:.4g}, {rate}, data {row['data_wait_fraction']:.0%}{memory}", False
-            )
-            self.bar.update(row["step"] - self.bar.n)
+        waits = f"{row['data_wait_fraction']:.0%}"
+        if self._bar is not None:
+            self._bar.set_postfix_str(f"loss {row['loss']:.4g}, {rate}, data {waits}{memory}", False)
+            self._bar.update(row["step"] - self._bar.n)
             return
         self.line(
-            f"step {row['step']}/{self.total}  epoch {row['epoch'] + 1}  loss {row['loss']:.5f}"
+            f"step {row['step']}/{self.end}  epoch {row['epoch']}  loss {row['loss']:.5f}"
             f"  lr {row['learning_rate']:.3g}  norm {row['gradient_norm']:.3g}  {rate}"
-            f"  {row['step_ms']:.2f} ms/step  data wait {row['data_wait_fraction']:.0%}{memory}"
-            f"  ETA {_clock(row['eta_s'])}"
+            f"  {row['step_ms']:.2f} ms/step  data wait {waits}{memory}"
+            f"  ETA {timedelta(seconds=round(row['eta_s']))}"
         )
 
     def line(self, text: str) -> None:
         """One line on the main rank, above the bar where there is one."""
         if self.main:
-            tqdm.write(text) if self.bar is not None else print(text, flush=True)
+            tqdm.write(text) if self._bar is not None else print(text, flush=True)
 
     def close(self) -> None:
-        if self.system is not None:
-            self.system.close()
-        self.write_csv()
+        """Writes what is left; every rank calls it, also after an error."""
+        self._write_csv()
         with self._going_on():
             self._file.close()
-        if self.bar is not None:
-            self.bar.close()
-        if self.main:
+        if self._bar is not None:
+            self._bar.close()
+        if self.tracker is not None:
             self.tracker.close()
-
-
-def _bad(value: Any) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)
-
-
-def _clock(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}"

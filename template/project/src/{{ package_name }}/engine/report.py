@@ -6,7 +6,6 @@ its page too. Whatever is missing or cut off is left out.
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 from collections.abc import Iterable
@@ -27,71 +26,48 @@ STATES = {
     "running": "Running, or ended without a word (killed, out of memory, power lost)",
 }
 
-BENCHMARK = Path("benchmark_results/benchmark.json")
-# Names of optimizations, and the setting that switches each.
-SWITCHES = {
-    "precision": "training.precision",
-    "compile": "compile.enabled",
-    "fused optimizer": "optimizer.fused",
-    "recomputation": "training.gradient_checkpointing",
-    "accumulation": "training.gradient_accumulation_steps",
-    "pinned memory": "data.pin_memory",
-    "cuDNN benchmark": "training.cudnn_benchmark",
-    "deterministic": "reproducibility.deterministic",
+MEDIANS = {  # of a row of metrics: its name, factor and unit on the page
+    "samples_per_second": ("samples/s", 1, ""),
+    "tokens_per_second": ("tokens/s", 1, ""),
+    "step_ms": ("time of a step", 1, " ms"),
+    "data_wait_fraction": ("waiting for data", 100, " %"),
+    "mfu": ("MFU", 100, " %"),
 }
-USE = {
-    "gpu_percent": "GPU busy, %",
-    "gpu_memory_mb": "GPU memory in use, MB",
-    "reserved_mb": "of it reserved by PyTorch, MB",
-    "alloc_retries": "allocations tried again",
-    "power_w": "power, W",
-    "power_limit_w": "power cap, W",
-    "clock_mhz": "clock, MHz",
-    "clock_max_mhz": "highest clock, MHz",
-    "cpu_percent": "all cores busy, %",
-    "process_percent": "training process, % of a core",
-    "host_mb": "training process, MB",
-    "workers_mb": "loader workers together, MB",
-    "worker_max_mb": "largest loader worker, MB",
-}
-
+REPORTS = "def report(run: Path) -> list[str]:"  # as commands and hooks with a part of the page declare it
 MARKED_POINTS = 50  # a curve of more has no markers
 MANY_POINTS = 150  # a curve of more is drawn with its moving mean
 
 
 def write_report(run: Path) -> None:
-    """Writes `report.md` and `curves.png` into the folder of a run. Raises OSError where it cannot."""
+    """Writes `report.md` and `curves.png` into the folder of a run, and what extras have to say of it.
+
+    Raises OSError where it cannot.
+    """
+    from .config import found
+
     history, evaluations = read_metrics(run / "metrics.jsonl")
     events = read_rows(run / "events.jsonl")
-    names = ("env", "status", "evaluation")
-    environment, status, result = (read_json(run / f"{name}.json") for name in names)
+    environment, status, result = (read_json(run / f"{x}.json") for x in ("env", "status", "evaluation"))
     notes = [*environment.get("notes", []), *status.get("notes", [])]
     picture = draw(run / "curves.png", history, evaluations, status.get("resumes", []), notes)
-    gains = measured(BENCHMARK)
-    optimizations = [
-        (name, state, *([gains.get(name, "")] if gains else []), why)
-        for name, state, why in columns(environment, "optimizations", "name", "state", "why")
-    ]
-    alerts = [
-        f"step {event['step']:,}: {event.get('text')}" for event in events if event.get("event") == "alert"
-    ]
+    alerts = [f"step {x['step']:,}: {x.get('text')}" for x in events if x.get("event") == "alert"]
+    optimizations = columns(environment, "optimizations", "name", "state", "why")
     changed = columns(environment, "changed", "name", "value", "default", "origin")
+    more = [part.report(run) for folder in ("hooks", "commands") for part in found(folder, REPORTS)]
     parts = [
         [f"# Run {run.resolve().name}", "", headline(history, environment, status)],
-        ["## Alerts", "", *(f"- {line}" for line in alerts)] if alerts else [],
+        listed("Alerts", alerts),
         ["![loss, learning rate, speed and gradient norm over the steps](curves.png)"] if picture else [],
         table("Losses", ("", "loss", "step"), losses(history, evaluations)),
         table(*result_table(result)),
         table("Speed and memory", ("", ""), speed(history)),
-        table("Machine in use", ("", "median", "lowest", "highest"), machine_use(run / "system.csv")),
-        table("Time and money", ("", ""), spent(history, evaluations, events, environment)),
-        table(
-            "Optimizations", ("", "state", *(["speed if changed to"] if gains else []), "why"), optimizations
-        ),
+        table("Time", ("", "", "share", ""), shares(spent(history, evaluations, events))),
+        *more,
+        table("Optimizations", ("", "state", "why"), optimizations),
         table("Settings that differ from the defaults", ("setting", "value", "default", "from"), changed),
         table("Checkpoints", ("", "step", "MB", ""), checkpoints(run / "checkpoints")),
         table("Machine and versions", ("", ""), machine(environment)),
-        ["## Notes", "", *(f"- {line}" for line in notes)] if notes else [],
+        listed("Notes", notes),
     ]
     write_text(run / "report.md", "\n\n".join("\n".join(part) for part in parts if part) + "\n")
 
@@ -124,7 +100,7 @@ def headline(history: list[Row], environment: Row, status: Row) -> str:
     line = f"**{STATES.get(state, state)}**" + (f": {status['reason']}" if status.get("reason") else "")
     step = max(status.get("step") or 0, last.get("step", 0))  # a killed run's status is as old as its start
     line += f", at step {step:,}"
-    line += f" of epoch {last['epoch'] + 1}" if "epoch" in last else ""
+    line += f" of epoch {last['epoch']}" if "epoch" in last else ""
     begun, ended = environment.get("started"), last.get("time")
     if begun is not None:
         line += f"; started {datetime.fromtimestamp(begun):%Y-%m-%d %H:%M}"
@@ -165,86 +141,38 @@ def result_table(result: Row) -> tuple[str, tuple, list[tuple]]:
 
 def speed(history: list[Row]) -> list[tuple]:
     """Medians over the logged steps; the largest memory."""
-    # The first logged step holds compilation and cold caches.
-    steady = history[1:] or history
-    rows = []
-    for label, name, scale, unit in (
-        ("samples/s, median", "samples_per_second", 1, ""),
-        ("tokens/s, median", "tokens_per_second", 1, ""),
-        ("time of a step, median", "step_ms", 1, " ms"),
-        ("waiting for data, median", "data_wait_fraction", 100, " %"),
-        ("MFU, median", "mfu", 100, " %"),
-        ("of the roof, median", "roof_fraction", 100, " %"),
-    ):
-        if values := [x for _, x in numbers(steady, name)]:
-            rows.append((label, f"{show(median(values) * scale, 3)}{unit}"))
-    if skipped := [count for _, count in numbers(history, "skipped_steps")]:
+    names, rows = dict.fromkeys(name for row in history for name in row), []
+    found = {name: [x for _, x in numbers(history, name)] for name in names}
+    for name, (label, scale, unit) in MEDIANS.items():
+        if values := found.get(name):
+            # The first logged step holds compilation and cold caches.
+            rows.append((f"{label}, median", f"{show(scale * median(values[1:] or values), 3)}{unit}"))
+    if skipped := found.get("skipped_steps"):
         rows.append(("steps skipped, for an overflow of fp16", f"{sum(skipped):,.0f}"))
-    for label, name in (("GPU memory, peak", "memory_mb"), ("GPU memory, reserved", "memory_reserved_mb")):
-        if values := [x for _, x in numbers(history, name)]:
-            rows.append((label, f"{max(values):,.0f} MB"))
+    for name, label in (("memory_mb", "peak"), ("memory_reserved_mb", "reserved")):
+        if values := found.get(name):
+            rows.append((f"GPU memory, {label}", f"{max(values):,.0f} MB"))
     return rows
 
 
-def machine_use(path: Path) -> list[tuple]:
-    """Median, lowest and highest of each column of `system.csv` that has numbers."""
-    try:
-        with open(path, encoding="utf-8", newline="") as file:
-            samples = list(csv.DictReader(file))
-    except (OSError, csv.Error, UnicodeDecodeError):
-        return []
-    rows = []
-    for name, label in USE.items():
-        values = sorted(x for x in (number(sample.get(name)) for sample in samples) if x is not None)
-        if values and values[-1] > 0:
-            rows.append((label, *(show(x, 3) for x in (median(values), values[0], values[-1]))))
-    return rows
-
-
-def number(text: Any) -> float | None:
-    try:
-        return float(text)
-    except (TypeError, ValueError):
-        return None
-
-
-def spent(history: list[Row], evaluations: list[Row], events: list[Row], environment: Row) -> list[tuple]:
-    """Where the time went, and what it cost at `monitor.price_per_hour`."""
-    steps = [row for row in history if row.get("step_ms")]
-    done = [
-        row["step"] - before for row, before in zip(steps, [0, *(row["step"] for row in steps)], strict=False)
-    ]
-    training = sum(max(count, 0) * row["step_ms"] / 1000 for count, row in zip(done, steps, strict=True))
-    saves = [event["seconds"] for event in events if number(event.get("seconds")) is not None]
-    parts = {
+def spent(history: list[Row], evaluations: list[Row], events: list[Row]) -> dict[str, tuple[float, str]]:
+    """Where the time went: seconds, and how often."""
+    steps, training = [row for row in history if row.get("step_ms")], 0.0
+    for before, row in zip([{"step": 0}, *steps], steps, strict=False):
+        training += max(row["step"] - before["step"], 0) * row["step_ms"] / 1000
+    measured = [row.get("seconds") or 0 for row in evaluations]
+    saves = [event.get("seconds") or 0 for event in events if event.get("event") == "checkpoint"]
+    return {
         "training": (training, ""),
-        "evaluation": (sum(row.get("seconds") or 0 for row in evaluations), f"{len(evaluations):,} times"),
+        "evaluation": (sum(measured), f"{len(measured):,} times"),
         "checkpoints": (sum(saves), f"{len(saves):,} saved"),
     }
+
+
+def shares(parts: dict[str, tuple[float, str]]) -> list[tuple]:
+    """Of the time, without parts that took none."""
     total = sum(seconds for seconds, _ in parts.values())
-    if not total:
-        return []
-    rows = [
-        (name, f"{duration(seconds)}, {seconds / total:.1%}{note and ', '}{note}")
-        for name, (seconds, note) in parts.items()
-        if seconds
-    ]
-    price = environment.get("price_per_hour")
-    return rows + ([("money", f"{total / 3600 * price:,.4g} at {price:g} an hour")] if price else [])
-
-
-def measured(path: Path) -> dict[str, str]:
-    """Optimization to the speed without it, or with it where it is off, as `benchmark` measured that."""
-    found: dict[str, str] = {}
-    for row in read_json(path).get("rows", []):
-        if row.get("table") == "leave_one_out" and number(row.get("gain")) is not None:
-            overrides = row.get("overrides", {})
-            gain = f"{row['gain']:.2f}×"
-            gain += f" ±{row['gain_spread']:.2f}" if row.get("gain_spread") else ""
-            gain += f" ({row['flag']})" if row.get("flag") else ""
-            for name in (name for name, key in SWITCHES.items() if key in overrides):
-                found.setdefault(name, f"{show(overrides[SWITCHES[name]])}: {gain}")
-    return found
+    return [(name, duration(x), f"{x / total:.1%}", often) for name, (x, often) in parts.items() if x]
 
 
 def columns(environment: Row, name: str, *wanted: str) -> list[tuple]:
@@ -276,6 +204,11 @@ def table(title: str, header: tuple, rows: list[tuple]) -> list[str]:
         return []
     lines = [header, ("---",) * len(header), *rows]
     return [f"## {title}", "", *("| " + " | ".join(map(show, line)) + " |" for line in lines)]
+
+
+def listed(title: str, lines: list[str]) -> list[str]:
+    """A heading with a list; nothing where there are no lines."""
+    return [f"## {title}", "", *(f"- {line}" for line in lines)] if lines else []
 
 
 def show(value: Any, digits: int = 5) -> str:

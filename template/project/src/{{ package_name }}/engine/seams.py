@@ -86,7 +86,7 @@ class Loader(Protocol):
 
     def close(self) -> None: ...
 
-    # Optional: `held_up`, seconds in which `next()` waited for the GPU's earlier steps and not for data.
+    # Optional: `stall_seconds`, how long `next()` waited so far for the GPU's earlier steps and not for data.
 
 
 class Model(Protocol):

@@ -24,7 +24,6 @@ class Work(NamedTuple):
     flops: float = 0.0  # of forward and backward
     peak: float = 0.0  # FLOP/s; 0 where it is not known
     why: str = ""
-    roof: float = 0.0  # seconds of a sample at the card's roof; 0 where it is not known
 
     @property
     def sentence(self) -> str:
@@ -36,8 +35,6 @@ class Work(NamedTuple):
         rates = {"tokens_per_second": samples_per_second * self.tokens} if self.tokens else {}
         if self.peak and self.flops:
             rates["mfu"] = samples_per_second * self.flops / (self.peak * devices)
-        if self.roof:
-            rates["roof_fraction"] = samples_per_second * self.roof / devices
         return rates
 
 
@@ -45,30 +42,13 @@ def measure(
     samples: Any, build: Callable[[], Any], batch: dict[str, Tensor], device: torch.device, precision: str
 ) -> Work:
     """The work of one sample. build: gives the model, plain and without its optimizations."""
-    tokens, roof = getattr(samples, "tokens", 0), roof_of(build, batch, device, precision)
+    tokens = getattr(samples, "tokens", 0)
     if not tokens:
-        return Work(roof=roof)
+        return Work()
     peak, why = peak_of(device, precision)
     if hasattr(samples, "typical"):  # of ragged ones the first is as good as any, and padding is no work
         batch = samples.typical()
-    return Work(tokens, count_flops(build, batch) if peak else 0.0, peak, why, roof)
-
-
-def roof_of(
-    build: Callable[[], Any], batch: dict[str, Tensor], device: torch.device, precision: str
-) -> float:
-    """Seconds of a sample at the roof of the device; 0 where the device or the model's work is not known."""
-    gpu, _ = card_of(device)
-    if gpu is None:
-        return 0.0
-    from .costs import count  # seconds to import; not for a CPU
-    from .estimate import card
-
-    try:
-        costs = count(build, batch, precision)
-    except Exception:  # a model that needs values, not shapes, is trained all the same
-        return 0.0
-    return card(gpu, precision).step(costs)[0] / costs.samples
+    return Work(tokens, count_flops(build, batch) if peak else 0.0, peak, why)
 
 
 def count_flops(build: Callable[[], Any], batch: dict[str, Tensor]) -> float:

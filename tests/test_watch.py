@@ -1,4 +1,4 @@
-"""The machine while a run trains: samples, alerts with cause and remedy, memory that grows."""
+"""Alerts while a run trains, and the hook `watch`: samples, causes and remedies, memory that grows."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ import torch
 from importing import imported
 from rendering import REPOSITORY, render
 from running import PACKAGE, documented, losses, newest_run, one_error, run
+from torch import nn
 from variants import choices
 
-system = imported(render(), "engine.system")
-config = imported(render(), "config")
+WATCH = {"extras": ["watch"]}
+watch = imported(render(**WATCH), "hooks.watch")
+monitor = imported(render(**WATCH), "engine.monitor")
 
-SETTINGS = config.load()
+SETTINGS = imported(render(**WATCH), "config").load()
 CUDA = torch.device("cuda", 0)
 TABULAR = ("--model.width", "32", "--data.batch_size", "128", "--monitor.every_steps", "10")
 
@@ -31,36 +33,69 @@ TABULAR = ("--model.width", "32", "--data.batch_size", "128", "--monitor.every_s
 # ---- alerts ----
 
 
-def row(waits: float, roof: float | None = None) -> dict:
-    return {"data_wait_fraction": waits} | ({"roof_fraction": roof} if roof is not None else {})
+@pytest.mark.parametrize(
+    ("waits", "roof", "means", "kind", "says"),
+    [
+        (0.02, 0.4, {"gpu_percent": 95.0}, None, ""),
+        (0.6, 1.0, {}, None, ""),  # the monitor has said it
+        (0.6, 0.05, {"gpu_percent": 40.0, "cpu_percent": 80.0}, None, ""),
+        (0.6, 1.0, {"gpu_percent": 40.0, "cpu_percent": 99.0}, "busy cores", "GPU utilisation 40%"),
+        (0.01, 1.0, {"gpu_percent": 40.0, "process_percent": 99.0}, "launch-bound", "compile.enabled"),
+        (0.01, 1.0, {"gpu_percent": 40.0, "process_percent": 20.0}, "waiting", "monitor.every_steps (50)"),
+        (0.01, 0.04, {"gpu_percent": 99.0}, "small kernels", "4.0% of the roof"),
+        (0.01, 0.04, {}, "small kernels", "4.0% of the roof"),
+        (0.01, 0.11, {"gpu_percent": 71.0}, None, ""),
+    ],
+)
+def test_a_badly_used_device_gets_cause_and_remedy(waits, roof, means, kind, says):
+    found = watch.judge(waits, roof, means, SETTINGS)
+    assert (found[0] if found else None) == kind
+    assert says in (found[1] if found else "")
+    assert watch.WAITS == monitor.WAITS, "no case is left to neither"
 
 
 @pytest.mark.parametrize(
-    ("metrics", "means", "workers", "kind", "says"),
-    [
-        (row(0.02, 0.4), {"gpu_percent": 95.0}, 4, None, ""),
-        (row(0.29), {}, None, None, ""),  # without NVML: the time that is not spent waiting for data
-        (row(0.31), {}, None, "input-bound", "busy 69%"),
-        (row(0.6, 0.05), {"gpu_percent": 40.0}, 4, "input-bound", "data.num_workers (4)"),
-        (row(0.6), {"gpu_percent": 40.0, "cpu_percent": 99.0}, 4, "input-bound", "all cores are busy"),
-        (row(0.6), {"gpu_percent": 40.0}, None, "input-bound", "disk"),
-        (row(0.01), {"gpu_percent": 40.0, "process_percent": 99.0}, 4, "launch-bound", "compile.enabled"),
-        (row(0.01), {"gpu_percent": 40.0, "process_percent": 20.0}, 4, "waiting", "monitor.every_steps (50)"),
-        (row(0.01, 0.04), {"gpu_percent": 99.0}, 4, "small kernels", "4.0% of the roof"),
-        (row(0.2, 0.04), {"gpu_percent": 99.0}, 4, "input-bound", "4.0% of the roof"),
-        (row(0.01, 0.11), {"gpu_percent": 71.0}, 4, None, ""),
-    ],
+    ("workers", "remedy"), [(4, "raise data.num_workers (4), then"), (None, ": a faster disk")]
 )
-def test_a_badly_used_device_gets_cause_and_remedy(metrics, means, workers, kind, says):
-    found = system.judge(metrics, means, SETTINGS, workers)
-    assert (found[0] if found else None) == kind
-    assert says in (found[1] if found else "")
+def test_waiting_for_data_is_judged_over_a_stretch(workers, remedy, tmp_path, capsys):
+    """Needs neither NVML nor the hook; the first row compiles and fills caches, and does not count."""
+    options = SimpleNamespace(monitor=SimpleNamespace(every_steps=1, progress=False))
+    ranks = SimpleNamespace(is_main=True, world=1, sum=lambda x: x, together=lambda work: work())
+    project = SimpleNamespace(settings=options, distributed=ranks, device=torch.device("cpu"))
+    project.precision = SimpleNamespace(scaler=None)
+    tracker = SimpleNamespace(open=lambda step: "", log=lambda *_: None, close=lambda: None)
+    order = SimpleNamespace(samples=range(64), slots=8)
+    stats = {} if workers is None else {"workers": workers}
+    loader = type("Loader", (), {"order": order, "__len__": lambda self: 8, "stats": lambda self: stats})()
+    watched = monitor.Monitor(tmp_path, project, tracker, loader)
+    watched.start(0, 9, imported(render(**WATCH), "engine.throughput").Work())
+    one = torch.tensor(1.0)
+
+    def step(number: int, seconds: float, waited: float) -> str:
+        watched.note(number, 0, (number - 1, number), [(one, one)])
+        watched._since, watched.waited = time.perf_counter() - seconds, waited
+        watched.log(number, 0, [(one, one)], one, 0.1)
+        return capsys.readouterr().out.partition("alert: ")[2]
+
+    assert not step(1, 60, 60)
+    assert not step(2, 9, 2), "too short"
+    assert not step(3, 9, 0.5), "2.5 of 18 s are few"
+    assert not step(4, 9, 0)
+    said = step(5, 9, 3)
+    assert said.startswith("input-bound: the loop waits for data 17% of the time: "), said
+    assert remedy in said
+    assert not step(6, 60, 60), "once is enough"
+    assert watched.row["step"] == 6
+    assert watched.row["epoch"] == 1, "counted from 1"
+    watched.close()
+    assert len((tmp_path / "metrics.csv").read_text().splitlines()) == 7
 
 
 def slow_loader() -> None:
+    from my_training.engine import monitor
     from my_training.engine.loader import Loader
 
-    epoch = Loader.epoch
+    monitor.STRETCH_SECONDS, epoch = 0.3, Loader.epoch
 
     def slow(self, *words):
         for batch in epoch(self, *words):
@@ -72,14 +107,14 @@ def slow_loader() -> None:
 
 @pytest.mark.parametrize("framework", choices("framework"))
 def test_a_slow_loader_is_told_and_reported_once(framework: str, tmp_path) -> None:
-    """Also without a GPU: by the time that the loop waits for data."""
-    words = (*TABULAR, "--monitor.system_every_seconds", "0.2", "--training.max_steps", "100")
-    project = render(workload="tabular", framework=framework)
+    """Once, though the hook looks at the machine, too."""
+    words = (*TABULAR, "--watch.every_seconds", "0.2", "--training.max_steps", "100")
+    project = render(workload="tabular", framework=framework, **WATCH)
     result = run(project, "train", *words, cwd=tmp_path, before=slow_loader)
     assert result.code == 0, result.err
     alerts = [line for line in result.out.splitlines() if line.startswith("alert: ")]
     assert len(alerts) == 1, result.out
-    assert alerts[0].startswith("alert: input-bound: busy ")
+    assert alerts[0].startswith("alert: input-bound: the loop waits for data ")
     folder = newest_run(tmp_path)
     events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
     assert [event["text"] for event in events if event["event"] == "alert"] == [alerts[0][len("alert: ") :]]
@@ -96,8 +131,8 @@ def test_a_slow_loader_is_told_and_reported_once(framework: str, tmp_path) -> No
 def test_watching_changes_no_loss(tmp_path) -> None:
     found = []
     for seconds in ("0", "0.01"):
-        words = (*TABULAR, "--monitor.system_every_seconds", seconds, "--training.max_steps", "60")
-        assert run(render(workload="tabular"), "train", *words, cwd=tmp_path / seconds).code == 0
+        words = (*TABULAR, "--watch.every_seconds", seconds, "--training.max_steps", "60")
+        assert run(render(workload="tabular", **WATCH), "train", *words, cwd=tmp_path / seconds).code == 0
         found.append(losses(tmp_path / seconds))
         assert (newest_run(tmp_path / seconds) / "system.csv").exists() == (seconds != "0")
     assert found[0] == found[1]
@@ -142,7 +177,8 @@ def gpu(monkeypatch):
 
 
 def test_what_a_gpu_says(gpu, tmp_path):
-    watched = system.System(tmp_path, CUDA, 0)
+    watched = watch.Samples(tmp_path, CUDA, 0)
+    watched.roof_percent = 51.0
     assert watched._nvml._handle == "GPU-0123-4567"
     sample = watched.sample()
     expected = {
@@ -155,10 +191,11 @@ def test_what_a_gpu_says(gpu, tmp_path):
         "allocated_mb": 5,
         "reserved_mb": 6,
         "alloc_retries": 7,
+        "roof_percent": 51,
     }
     assert {name: sample[name] for name in expected} == expected
     assert "power_limit_w" not in sample, "a sensor that the card has not"
-    assert set(sample) <= set(system.COLUMNS)
+    assert set(sample) <= {"time", *watch.COLUMNS}
     assert watched.means()["gpu_percent"] == 42
     assert watched.means() == {}
 
@@ -166,31 +203,31 @@ def test_what_a_gpu_says(gpu, tmp_path):
 @pytest.mark.parametrize("fault", [None, fake_nvml(nvmlInit=lambda: 1 / 0)])
 def test_without_nvml_the_rest_is_sampled(gpu, tmp_path, monkeypatch, fault):
     monkeypatch.setitem(sys.modules, "pynvml", fault)  # None: not installed
-    sample = system.System(tmp_path, CUDA, 0).sample()
+    sample = watch.Samples(tmp_path, CUDA, 0).sample()
     assert "gpu_percent" not in sample
     assert sample["allocated_mb"] == 5
 
 
 def test_a_thread_writes_rows_and_ends(tmp_path):
-    watched = system.System(tmp_path, torch.device("cpu"), 0.01)
+    watched = watch.Samples(tmp_path, torch.device("cpu"), 0.01)
     end = time.monotonic() + 20
-    while len(watched.samples) < 3 and time.monotonic() < end:
+    while len(watched.taken) < 3 and time.monotonic() < end:
         time.sleep(0.01)
     watched.close()
     assert not watched._thread.is_alive()
     with open(tmp_path / "system.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) >= 3
-    assert list(rows[0]) == list(system.COLUMNS)
+    assert list(rows[0]) == ["time", *watch.COLUMNS]
 
 
 def test_a_sample_costs_less_than_half_a_percent(tmp_path):
     """Processor time against the default interval: the thread takes it from the loop."""
-    watched = system.System(tmp_path, torch.device("cpu"), 0)
+    watched = watch.Samples(tmp_path, torch.device("cpu"), 0)
     begun = time.process_time()
     for _ in range(50):
         watched.write(watched.sample())
-    assert (time.process_time() - begun) / 50 < 0.005 * SETTINGS.monitor.system_every_seconds
+    assert (time.process_time() - begun) / 50 < 0.005 * SETTINGS.watch.every_seconds
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory of processes is read from /proc")
@@ -200,9 +237,9 @@ def test_a_worker_that_has_just_ended_is_no_error():
         os._exit(0)
     os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # it is dead, and still in the table of processes
     with pytest.raises(ValueError, match="invalid literal"):
-        system.anonymous_mb(child)
+        watch.anonymous_mb(child)
     os.waitpid(child, 0)
-    assert system.anonymous_mb(os.getpid()) > 10
+    assert watch.anonymous_mb(os.getpid()) > 10
 
 
 # ---- memory that grows ----
@@ -210,8 +247,8 @@ def test_a_worker_that_has_just_ended_is_no_error():
 
 def test_growth_between_two_looks(monkeypatch):
     held = {"the training process": 500.0, "loader worker 7": 100.0}
-    monkeypatch.setattr(system, "host_memory", lambda: dict(held))
-    leaks = system.Leaks(torch.device("cpu"))
+    monkeypatch.setattr(watch, "host_memory", lambda: dict(held))
+    leaks = watch.Leaks(torch.device("cpu"))
     assert leaks.grown() == []
     held["loader worker 7"] += 99
     assert leaks.grown() == []
@@ -224,7 +261,7 @@ def test_growth_between_two_looks(monkeypatch):
 def test_memory_on_the_gpu_counts(monkeypatch):
     held = [1 << 30]
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: held[0])
-    leaks = system.Leaks(CUDA)
+    leaks = watch.Leaks(CUDA)
     leaks.grown()
     held[0] += 200 << 20
     assert any("GPU memory in use grew by 200 MB" in line for line in leaks.grown())
@@ -245,7 +282,7 @@ def hoarding_worker() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="memory of processes is read from /proc")
 def test_a_worker_that_grows_is_named(tmp_path) -> None:
     words = (*TABULAR, "--data.num_workers", "2", "--data.batch_size", "160", "--training.epochs", "3")
-    project = render(workload="tabular", loader="dataloader")
+    project = render(workload="tabular", loader="dataloader", **WATCH)
     result = run(project, "train", *words, cwd=tmp_path, before=hoarding_worker)
     assert result.code == 0, result.err
     alerts = [line for line in result.out.splitlines() if line.startswith("alert: memory: ")]
@@ -253,18 +290,94 @@ def test_a_worker_that_grows_is_named(tmp_path) -> None:
     assert all("loader worker " in line and " MB in an epoch" in line for line in alerts)
 
 
+# ---- the roof ----
+
+
+class Toy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(32, 16)
+
+    def forward(self, batch: dict) -> Any:
+        seams = imported(render(**WATCH), "engine.seams")
+        return seams.Output(self.layer(batch["x"]).square().mean(), torch.tensor(1.0))
+
+
+def test_the_share_of_the_roof(monkeypatch):
+    """Of a card of the table, counted from the first batch's shapes; the random numbers of training stay."""
+    gpus, model = (imported(render(**WATCH), name) for name in ("engine.gpus", "model"))
+    costs, estimates = (imported(render(**WATCH), f"measure.{name}") for name in ("costs", "estimates"))
+    card = gpus.Card("NVIDIA H100 80GB HBM3", (9, 0), 79.0, 132)
+    monkeypatch.setattr(gpus, "this_card", lambda: card)
+    monkeypatch.setattr(model, "build_model", lambda *_: Toy())
+    project = SimpleNamespace(settings=None, store=SimpleNamespace(facts={}))
+    project.precision = SimpleNamespace(name="bf16")
+    batch = {"x": torch.empty(128, 32), "index": torch.empty(128, dtype=torch.int64)}
+    state = torch.get_rng_state()
+    roof = watch.roof_of(SimpleNamespace(project=project), batch)
+    assert torch.equal(torch.get_rng_state(), state)
+    expected = estimates.card(gpus.table()["h100"], "bf16").step(costs.count(Toy, batch, "bf16"))[0] / 128
+    assert roof == pytest.approx(expected)
+    monkeypatch.setattr(model, "build_model", lambda *_: 1 / 0)
+    assert watch.roof_of(SimpleNamespace(project=project), batch) == 0, "it trains all the same"
+    monkeypatch.setattr(gpus, "this_card", lambda: card._replace(name="NVIDIA X"))
+    assert watch.roof_of(SimpleNamespace(project=project), batch) == 0
+
+
+def test_a_first_batch_gives_its_shapes_and_no_more(tmp_path):
+    model, seen = Toy(), torch.ones(8, 32)
+    ranks = SimpleNamespace(is_main=True, world=2)
+    project = SimpleNamespace(settings=SETTINGS, model=model, device=torch.device("cpu"), distributed=ranks)
+    loud = SimpleNamespace(row=None, alert=None)
+    progress = SimpleNamespace(epoch=0, step=1)
+    run = SimpleNamespace(project=project, folder=tmp_path, monitor=loud, progress=progress)
+    watcher = watch.Watcher(run, 0.0)
+    watcher.hook = model.register_forward_pre_hook(watcher._catch)
+    for _ in range(2):
+        model({"x": seen, "carry": None})
+    assert {name: (value.shape, value.is_meta) for name, value in watcher.shapes.items()} == {
+        "x": (seen.shape, True)
+    }
+    assert not model._forward_pre_hooks
+    watcher.shapes, watcher.roof = {}, 1e-3
+    loud.row = {"step": 1, "data_wait_fraction": 0.0, "samples_per_second": 1000.0}
+    watcher.look()
+    assert watcher.samples.roof_percent == pytest.approx(50), "of two cards"
+
+
 # ---- the page ----
+
+
+def test_how_the_machine_was_used(tmp_path):
+    lines = [
+        "time,gpu_percent,roof_percent,power_w,host_mb",
+        "1,80,51,,100",
+        "2,90,51,,300",
+        "3,10,51,,200",
+        "4,cut",
+    ]
+    (tmp_path / "system.csv").write_text("\n".join(lines))
+    page = "\n".join(watch.report(tmp_path))
+    for expected in (
+        "## Machine in use\n\n|  | median | lowest | highest |",
+        "| GPU busy, % | 80 | 10 | 90 |",
+        "| of the card's roof, % | 51 | 51 | 51 |",
+        "| training process, MB | 200 | 100 | 300 |",
+    ):
+        assert expected in page
+    assert "power, W" not in page
+    assert watch.report(tmp_path / "nowhere") == []
 
 
 def test_the_page_says_what_there_is(tmp_path) -> None:
     page = REPOSITORY / "docs/monitor.md"
     for words in documented(page):
-        assert run(render(workload="tabular"), *words, cwd=tmp_path).code == 0
+        assert run(render(workload="tabular", **WATCH), *words, cwd=tmp_path).code == 0
     text = page.read_text(encoding="utf-8")
-    for column in system.COLUMNS[1:]:
+    for column in watch.COLUMNS:
         assert f"`{column}`" in text
-    assert f"under {system.BUSY:.0%}".replace("%", " %") in text
-    assert f"under {system.ROOF:.0%}".replace("%", " %") in text
+    assert f"under {watch.BUSY:.0%}".replace("%", " %") in text
+    assert f"under {watch.ROOF:.0%}".replace("%", " %") in text
 
 
 def full(verb: str, cuda: bool = True) -> Callable[[], None]:

@@ -1,0 +1,17 @@
+"""Watchers of the training loop: each file here with a class `Hook` is one, found by its name alone.
+
+Any of these methods, on every rank, in the order of the files' names; `run` is `engine.run.Run`:
+
+    class Hook:
+        trials = False  # leave it out of `train --trial` and of measurements
+
+        def start(self, run): ...  # each phase, after its checkpoint is restored
+        def after_step(self, run):  # run.progress.step, run.monitor.row, run.project.model
+            if run.monitor.row and run.monitor.row["loss"] > 100:
+                run.monitor.alert(run.progress.step, "loss", "the loss is above 100")
+        def close(self, run): ...  # at the end, also after an error
+
+A method that reads a value from the GPU (`.item()`) makes it wait; what one rank alone finds ends the run by
+`run.fail(error)`. Settings of a hook are a `class Sections`, parts of report.md `def report(run: Path)`: see
+`watch.py` where the project has it, and `engine/config.py`.
+"""
