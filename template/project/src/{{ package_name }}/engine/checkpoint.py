@@ -24,7 +24,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save_file
 
 from .errors import UserError
-from .files import sha256, sync_file, sync_folder, write_json
+from .files import sha256, sync, write_json
 
 FORMAT = 1
 MODEL, STATE, MANIFEST, BEST = "model.safetensors", "state.pt", "manifest.json", "best.json"
@@ -104,12 +104,12 @@ class Checkpoint:
         hashes = hashes | {name: sha256(partial / name) for name in (MODEL, STATE)}
         manifest = {"step": step, "facts": self.facts, "aliases": aliases, "sha256": hashes, "shards": shapes}
         write_json(partial / MANIFEST, {"format": FORMAT, "seal": _seal(manifest), **manifest})
-        sync_folder(partial)
+        sync(partial)
         for trash in self.folder.glob(".trash-*"):  # of a run that was killed while it removed one
             shutil.rmtree(trash, ignore_errors=True)
         _remove(target)  # the same step again, after a resume
         os.replace(partial, target)
-        sync_folder(self.folder)
+        sync(self.folder)
         self._prune(target)
 
     def mark_best(self, path: Path, loss: float) -> None:
@@ -246,7 +246,7 @@ def _save_model(tensors: dict[str, torch.Tensor], path: Path) -> dict[str, str]:
         save_file(unique, path)
     except Exception as error:  # safetensors has its own error class for a full disk
         raise OSError(str(error)) from error
-    sync_file(path)
+    sync(path)
     return aliases
 
 

@@ -33,10 +33,8 @@ from .schedule import Schedule
 from .sections import changed_settings
 from .step import Step
 from .tracker import Tracker
-from .verification import Verification
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-FAILED = 255  # what ranks agree on where one of them has found damaged data; no signal has this number
 
 
 class Session:
@@ -93,9 +91,7 @@ class Session:
     def _agree(self) -> bool:
         """Whether a rank has got a signal: every rank asks as often, and all get the same answer."""
         distributed = self.project.distributed
-        self.stop = distributed.agree(FAILED if self.verification.failed else self.signal) or self.stop
-        if self.stop == FAILED:
-            distributed.together(self.verification.check)
+        self.stop = distributed.agree(self.signal) or self.stop
         return bool(self.stop)
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -121,7 +117,7 @@ class Session:
                 write_report(self.run)
 
     def _close_parts(self) -> None:
-        for name in ("loader", "validation", "monitor", "verification"):
+        for name in ("loader", "validation", "monitor"):
             if (part := getattr(self, name, None)) is not None:
                 part.close()
 
@@ -209,7 +205,8 @@ class Session:
         weight = project.distributed.together(self._dry_run)
         project.precision.calibrate(max(project.distributed.gather(weight)))
         project.distributed.together(self._restore)
-        self.verification = Verification(project.store, self.main)
+        if self.main:
+            project.store.remember(self.run)
         self.schedule.set(self.progress.step - self.progress.phase_start)
         self.samples = self.loader.order.slots * self.accumulation  # of a whole step, over all ranks
         self.monitor.start(self.progress.step, self.end, self.work)
