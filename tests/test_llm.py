@@ -661,6 +661,9 @@ def test_it_learns_and_says_how_well(place: Path) -> None:
     assert (place / "out.txt").read_text() in generated.out
     again = run(project(), "generate", "--prompt", "Line 12", "--tokens", "40", "--seed", "0", cwd=place)
     assert again.out == generated.out
+    (place / "data").unlink()  # the run folder is enough
+    away = run(project(), "generate", "--prompt", "Line 12", "--tokens", "40", cwd=place)
+    assert (away.code, away.out) == (0, generated.out)
 
 
 def test_shuffled_targets_are_not_learnt(place: Path) -> None:

@@ -437,6 +437,13 @@ FAULTS = (
         STORE + "test_a_full_disk_leaves_the_store_that_was_there",
     ),
     Fault(
+        "predictions for new rows need the prepared data",
+        "commands/evaluate.py",
+        "None if needs_data else",
+        "None if True else",
+        "test_llm.py::test_it_learns_and_says_how_well",
+    ),
+    Fault(
         "damage that the guard finds ends nothing",
         "parts/extras/guard.py",
         "run.fail(self._error)",

@@ -202,9 +202,11 @@ def _rows(store: Store, path: Path, block: int) -> str:
     """What lies in a block of a file: the rows of each array, or the file's own tables."""
     first, last, found = block * BLOCK_BYTES, (block + 1) * BLOCK_BYTES, []
     for array in store.arrays.values():
-        if array.path == path and array.offset is None:
+        if array.path != path:
+            continue
+        if array.offset is None:
             found.append(f"perhaps {array.name}")
-        elif array.path == path:
+        else:
             begin = max((first - array.offset) // array.row_bytes, 0)
             end = min(-(-(last - array.offset) // array.row_bytes), array.shape[0])
             found += [f"{array.name} rows {begin} to {end - 1}"] if begin < end else []
