@@ -361,9 +361,13 @@ def test_predictions_are_those_that_evaluation_measures(tmp_path: Path) -> None:
     write_folder(
         place / "later", {**table, "zoe": table["ant"]}, bee=csv_lines(table["bee"][100:], first=100)
     )
-    result = run(project, "predict", "--input", "later", "--output", "new.npz", cwd=place)
-    assert result.code == 0, result.err
-    new = np.load(place / "new.npz")
+    words = ("predict", "--input", "later", "--output")
+    assert run(project, *words, "new.npz", cwd=place).code == 0
+    (place / "data").rename(place / "away")  # the run folder is enough for new prices
+    assert run(project, *words, "same.npz", cwd=place).code == 0
+    new, same = np.load(place / "new.npz"), np.load(place / "same.npz")
+    for name in new:
+        np.testing.assert_array_equal(new[name], same[name])
     assert max(new["date"]) == str(dates(230)[-1])
     assert np.isnan(new["target"][new["date"] == max(new["date"])]).all()
     assert "zoe" in new["ticker"]

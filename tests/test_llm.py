@@ -293,13 +293,13 @@ def test_memory_is_constant_for_a_sparse_token_file(tmp_path: Path) -> None:
     """4 GB of tokens, of which the disk holds nothing: an epoch's order is all that grows with them."""
     opened = module("engine.store")
     count = 1 << 31
-    with open(tmp_path / "store-sparse.h5", "wb") as file:
+    with open(tmp_path / "store-sparse.bin", "wb") as file:
         file.truncate(2 * count)
     manifest = {
-        **{"format": opened.FORMAT, "workload": "llm", "facts": facts(), "source": {}},
+        **{"format": opened.FORMAT, "rule": opened.RULE, "workload": "llm", "facts": facts(), "source": {}},
         "splits": {"train": [0, count], "validation": [0, 0], "test": [0, 0]},
-        "arrays": {"tokens": {"file": "store-sparse.h5", "offset": 0, "shape": [count], "dtype": "uint16"}},
-        "files": {"store-sparse.h5": {"bytes": 2 * count, "sha256": "", "crc32": []}},
+        "arrays": {"tokens": {"file": "store-sparse.bin", "offset": 0, "shape": [count], "dtype": "uint16"}},
+        "files": {"store-sparse.bin": {"bytes": 2 * count, "sha256": "", "crc32": []}},
     }
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     flags = ("--data.block_size", "1024", "--data.order", "random_start")
@@ -661,6 +661,9 @@ def test_it_learns_and_says_how_well(place: Path) -> None:
     assert (place / "out.txt").read_text() in generated.out
     again = run(project(), "generate", "--prompt", "Line 12", "--tokens", "40", "--seed", "0", cwd=place)
     assert again.out == generated.out
+    (place / "data").unlink()  # the run folder is enough
+    away = run(project(), "generate", "--prompt", "Line 12", "--tokens", "40", cwd=place)
+    assert (away.code, away.out) == (0, generated.out)
 
 
 def test_shuffled_targets_are_not_learnt(place: Path) -> None:
@@ -830,7 +833,7 @@ def test_a_token_file_cut_by_a_byte(prepared: Path, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     for path in (prepared / "data").iterdir():
         content = path.read_bytes()
-        (tmp_path / "data" / path.name).write_bytes(content[:-1] if path.suffix == ".h5" else content)
+        (tmp_path / "data" / path.name).write_bytes(content[:-1] if path.suffix == ".npy" else content)
     result = run(project(), "train", *SMALL, cwd=tmp_path)
     one_error(result, "bytes where the manifest says", "store-", "prepare")
     assert not (tmp_path / "runs").exists()

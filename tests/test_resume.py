@@ -239,7 +239,7 @@ def test_missing_foreign_and_changed_data(place: Path, tmp_path_factory: pytest.
     manifest = json.loads((place / "data/synthetic/manifest.json").read_text())
     for change, words in (
         ({"workload": "weather"}, "weather"),
-        ({"format": 99}, "not a data manifest"),
+        ({"format": 99}, "format 99, .*this project knows"),
         ({"files": {"gone.h5": {"bytes": 1, "sha256": "", "crc32": []}}}, "gone.h5"),
     ):
         (other / "manifest.json").write_text(json.dumps(manifest | change))

@@ -818,6 +818,10 @@ def test_it_learns_and_says_how_well(place: Path) -> None:
         assert made == [{"source": source, "prediction": prediction} for source, prediction, _ in rows]
     one = run(project(), "predict", "--text", new[0], "--beams", "3", cwd=place)
     assert one.code == 0, one.err
+    (place / "data").unlink()  # the run folder is enough for new sources
+    away = run(project(), "predict", "--text", new[0], "--beams", "3", cwd=place)
+    assert (away.code, away.out) == (0, one.out)
+    one_error(run(project(), "predict", cwd=place), "no prepared data")
     for flags, parts in (
         (("--output", "out.csv"), ("cannot write a '.csv'",)),
         (("--output", "no/out.tsv"), ("no such folder",)),

@@ -556,7 +556,14 @@ def test_predictions_of_new_rows_equal_those_of_the_split(tmp_path: Path, loader
         "\n".join(",".join(line.split(",")[:3]) for line in [header, *rows[-9:]])
     )
     found = []
-    for flags in ((), ("--input", "new.csv"), ("--input", "no target.csv")):
+    for flags in (
+        (),
+        ("--input", "new.csv"),
+        ("--input", "no target.csv"),
+        ("--input", "new.csv", "--run", ""),
+    ):
+        if "--run" in flags:
+            (tmp_path / "data").rename(tmp_path / "away")  # the run folder is enough for new rows
         result = run(project, "predict", *flags, "--output", "p.npz", cwd=tmp_path)
         assert result.code == 0, result.err
         with np.load(tmp_path / "p.npz") as file:
@@ -567,6 +574,8 @@ def test_predictions_of_new_rows_equal_those_of_the_split(tmp_path: Path, loader
     )
     for other in found[1:]:
         np.testing.assert_array_equal(other["prediction"], found[0]["prediction"])
+    one_error(run(project, "predict", "--output", "p.npz", cwd=tmp_path), "no prepared data")
+    (tmp_path / "away").rename(tmp_path / "data")
     assert run(project, "predict", "--split", "train", "--output", "p.npz", cwd=tmp_path).code == 0
     with np.load(tmp_path / "p.npz") as file:  # more batches than a loader has buffers
         np.testing.assert_allclose(

@@ -74,15 +74,14 @@ def write_tokens(folder: Path, count: int, vocabulary: int) -> None:
     drawn = np.minimum(random.zipf(1.2, count), vocabulary - 1).astype(np.int64)
     drawn[1::2] = (drawn[::2] * 31 + 7) % (vocabulary - 1)
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "store-random.h5"  # no HDF5 inside: h5py need not be there
+    path = folder / "store-random.bin"
     drawn.astype(np.uint16).tofile(path)
-    digest, blocks = project("engine.files").checksums(path)
     manifest = {
         **{"format": 1, "workload": "llm", "source": {}},
         "facts": {"vocabulary": vocabulary, "token_bytes": [4] * (vocabulary - 1) + [0]},
         "splits": {"train": [0, count], "validation": [count, count], "test": [count, count]},
         "arrays": {"tokens": {"file": path.name, "offset": 0, "shape": [count], "dtype": "uint16"}},
-        "files": {path.name: {"bytes": 2 * count, "sha256": digest, "crc32": blocks}},
+        "files": {path.name: project("engine.files").checksums(path)},
     }
     (folder / "manifest.json").write_text(json.dumps(manifest))
 
@@ -116,7 +115,7 @@ def theirs(overrides: dict[str, Any]) -> dict[str, Any]:
     if device == "cuda":
         model = torch.compile(model.to(device))
     optimizer = model.configure_optimizers(0.1, 6e-4, (0.9, 0.999), device)
-    data = np.memmap(Path(settings.data.path) / "store-random.h5", dtype=np.uint16, mode="r")
+    data = np.memmap(Path(settings.data.path) / "store-random.bin", dtype=np.uint16, mode="r")
     batch, block, steps = settings.data.batch_size, settings.data.block_size, settings.training.max_steps
     X, Y = nanogpt.get_batch(data, batch, block, device)
     times, loss = [], 0.0

@@ -25,6 +25,7 @@ LOADER, CHECKPOINT, EVALUATION = (
     "seams/test_checkpoint.py::",
     "seams/test_evaluation.py::",
 )
+STORE = "seams/test_store.py::"
 SESSION, WORKLOAD = "seams/test_session.py::", "seams/test_workload.py::"
 
 FAULTS = (
@@ -431,16 +432,51 @@ FAULTS = (
     Fault(
         "a store deletes what is not its own",
         "engine/store.py",
-        """self.folder.glob(f"store-{'[0-9a-f]' * 12}.h5")""",
-        """self.folder.glob("store-*.h5")""",
-        LOADER + "test_a_new_store_removes_the_old_one_and_nothing_else",
+        "OURS.fullmatch(old.name)",
+        'old.name.startswith("store-")',
+        STORE + "test_a_new_store_removes_the_old_one_and_nothing_else",
     ),
     Fault(
         "other facts are the same data",
         "engine/store.py",
-        "self.splits, self.facts]\n        self.fingerprint",
-        "self.splits]\n        self.fingerprint",
-        LOADER + "test_the_same_bytes_under_other_facts_are_other_data",
+        "known.append(self.facts)",
+        "known.append({})",
+        STORE + "test_the_same_bytes_under_other_facts_are_other_data",
+    ),
+    Fault(
+        "old data get the fingerprint of today",
+        "engine/store.py",
+        'if "rule" in manifest else [2, 1]',
+        'if "rule" in manifest else [2]',
+        STORE + "test_a_store_of_format_1_is_read_and_known_by_both_rules_of_its_time",
+    ),
+    Fault(
+        "the manifest comes before its files",
+        "engine/store.py",
+        "        for stale in self.folder.glob",
+        "        write_json(self.folder / MANIFEST, {})\n        for stale in self.folder.glob",
+        STORE + "test_a_full_disk_leaves_the_store_that_was_there",
+    ),
+    Fault(
+        "predictions for new rows need the prepared data",
+        "commands/evaluate.py",
+        "None if needs_data else",
+        "None if True else",
+        "test_llm.py::test_it_learns_and_says_how_well",
+    ),
+    Fault(
+        "damage that the guard finds ends nothing",
+        "parts/extras/guard.py",
+        "run.fail(self._error)",
+        "pass",
+        STORE + "test_the_guard_ends_a_run_on_damaged_data",
+    ),
+    Fault(
+        "small data are not compared when they are opened",
+        "engine/store.py",
+        "<= SMALL_BYTES",
+        "<= 0",
+        STORE + "test_a_flipped_bit_is_found_at_opening_where_the_data_are_small",
     ),
     Fault(
         "waiting for the GPU counts as waiting for data",

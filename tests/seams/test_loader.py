@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import multiprocessing
-import os
 import random
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -317,37 +315,3 @@ def test_the_store_gives_back_what_was_written(loader: str, dtype: str, opened) 
     for name, row in ARRAYS.items():
         assert store.arrays[name].dtype == dtype
         np.testing.assert_array_equal(store.arrays[name].rows(), as_stored(content(row), dtype))
-
-
-# ---- the store ---------------------------------------------------------------------------------
-
-
-def stored(folder: Path, value: float = 1.0, **facts: Any) -> Any:
-    store = engine("store")
-    with store.StoreWriter(folder, "tabular") as writer:
-        writer.create("x", (4, 1), "float32")[...] = value
-        writer.facts, writer.splits = facts, {"train": [0, 4]}
-    return store.Store.open(folder)
-
-
-def test_the_same_bytes_under_other_facts_are_other_data(tmp_path: Path) -> None:
-    """Else a run would go on with other targets, classes or characters."""
-    first = stored(tmp_path / "a", targets=[0]).fingerprint
-    assert stored(tmp_path / "b", targets=[0]).fingerprint == first
-    assert stored(tmp_path / "c", targets=[1]).fingerprint != first
-    assert stored(tmp_path / "d", 2.0, targets=[0]).fingerprint != first
-
-
-def test_a_new_store_removes_the_old_one_and_nothing_else(tmp_path: Path) -> None:
-    """Files of the user stay, whatever their names; what a killed `prepare` left goes."""
-    old = next(iter(stored(tmp_path).files))
-    mine, finished = tmp_path / "store-sales.h5", subprocess.Popen(["true"])
-    finished.wait()
-    stale, live = (tmp_path / f".store-{pid}.partial" for pid in (finished.pid, os.getppid()))
-    for path in (mine, stale, live):
-        path.write_bytes(b"x")
-    stored(tmp_path, 2.0)
-    assert mine.exists()
-    assert live.exists()
-    assert not stale.exists()
-    assert not (tmp_path / old).exists()

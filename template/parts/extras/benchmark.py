@@ -76,10 +76,10 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> int:
     import torch
 
     from ..assemble import open_store
+    from ..engine.gpus import this_card
     from ..engine.loader import Loader
     from ..engine.measurements import Measurements, environment
     from ..engine.trials import Trials, changed, elsewhere
-    from ..engine.gpus import this_card
 
     if size := arguments.model_size:
         if size not in own["sizes"]:

@@ -78,9 +78,9 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> int:
     from .. import dataset
     from ..assemble import open_store
     from ..engine.files import write_text
+    from ..engine.gpus import this_card
     from ..engine.loader import Loader
     from ..engine.trials import Trials, changed, elsewhere
-    from ..engine.gpus import this_card
 
     card = elsewhere(this_card) if torch.cuda.is_available() else this_card()
     store = open_store(settings)

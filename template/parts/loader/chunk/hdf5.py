@@ -17,6 +17,17 @@ DTYPES = ("float16", "float32", "float64", "uint8", "int8", "int16", "int32", "i
 LOCKED = (11, 35)  # EAGAIN on Linux and macOS
 
 
+class Hdf5Array(Array):
+    """An array that also HDF5 itself can read, where its bytes are not those in memory."""
+
+    def read(self, first: int, last: int) -> np.ndarray:
+        """Rows [first, last), wherever they lie."""
+        if self.offset is not None:
+            return super().read(first, last)
+        with opened(self.path) as file:
+            return file[self.dataset].astype(self.dtype)[first:last]
+
+
 @contextmanager
 def opened(path: Path) -> Iterator[Any]:
     """The file, open for reading. Raises `UserError` where it is missing, locked, cut short or no HDF5."""
@@ -75,7 +86,7 @@ def _array(path: Path, file: Any, name: str) -> Array:
             print(f"note: {where}: {_slow(dataset)}; {remedy}")
     elif offset + dataset.nbytes > path.stat().st_size:
         raise UserError("the file is cut short", where, "copy it again")
-    return Array(name, path, offset, dataset.shape, dataset.dtype.name, name)
+    return Hdf5Array(name, path, offset, dataset.shape, dataset.dtype.name, name)
 
 
 def _offset(dataset: Any) -> int | None:

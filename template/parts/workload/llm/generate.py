@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ..engine.errors import UserError
-from ..engine.files import replacing
 from ..engine.runs import find_run
-from .evaluate import open_run
+from .evaluate import open_run, write_output
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +46,8 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     if not 0 <= arguments.temperature < float("inf"):
         raise UserError(f"temperature {arguments.temperature}", "--temperature", "give 0 or more")
     folder = find_run(arguments.run)
-    project, _ = open_run(folder, load(folder / "config.resolved.yaml"), arguments.checkpoint)
+    settings = load(folder / "config.resolved.yaml")
+    project, _ = open_run(folder, settings, arguments.checkpoint, needs_data=False)
 
     import torch
 
@@ -73,9 +73,4 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     )
     print(text.decode("utf-8", "replace"))
     if arguments.output:
-        try:
-            with replacing(Path(arguments.output)) as file:
-                file.write(text + b"\n")
-        except OSError as error:
-            where = f"--output {arguments.output}"
-            raise UserError(f"cannot write the file ({error.strerror})", where) from error
+        write_output(Path(arguments.output), text + b"\n")

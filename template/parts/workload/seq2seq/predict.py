@@ -7,44 +7,45 @@ import json
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
-from ..engine.files import replacing
 from ..engine.runs import find_run
-from .evaluate import open_run
+from .evaluate import loader_of_new, open_run, output_path, prediction_flags, predictions, write_output
 from .prepare import parse_json, read_lines
+
+if TYPE_CHECKING:
+    from ..engine.loader import Loader
+    from ..engine.seams import Batch
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `predict`."""
+    prediction_flags(parser, ".tsv or .jsonl", "predictions.tsv")
     add = parser.add_argument
-    add("--run", metavar="RUN", help="name or path of the run (default: the newest)")
-    add("--split", choices=["train", "validation", "test"], default="test", help="(default: test)")
     add("--input", metavar="FILE", help="sources: .tsv (what is behind a tab is left out), .jsonl or .txt")
     add("--text", metavar="TEXT", help="one source; its prediction is printed")
     add("--source-key", default="source", metavar="NAME", help="of .jsonl (default: source)")
     add("--beams", type=int, default=1, metavar="N", help="1 decodes greedily, more search (default: 1)")
     add("--max-tokens", type=int, default=0, metavar="N", help="longest prediction (default: as in training)")
-    add("--checkpoint", choices=["best", "last"], default="best", help="(default: best)")
-    add("--output", metavar="FILE", help=".tsv or .jsonl (default: predictions.tsv in the run folder)")
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Writes a line with source, prediction and, of a split, target for each pair, in their order."""
     folder = find_run(arguments.run)
-    output = Path(arguments.output or folder / "predictions.tsv")
-    if output.suffix not in (".tsv", ".jsonl"):
-        raise UserError(f"cannot write a '{output.suffix}' file", f"--output {output}", "use .tsv or .jsonl")
-    if not output.parent.is_dir():
-        raise UserError("there is no such folder", f"--output {output}", "make it first")
+    output = output_path(arguments.output, folder / "predictions.tsv", ".tsv", ".jsonl")
     if arguments.beams < 1 or arguments.max_tokens < 0:
         raise UserError("not a number of beams or tokens", "--beams, --max-tokens", "give 1 or more")
     sources = read_sources(arguments)
-    project, step = open_run(folder, load(folder / "config.resolved.yaml"), arguments.checkpoint)
+    settings = load(folder / "config.resolved.yaml")
+    project, step = open_run(folder, settings, arguments.checkpoint, needs_data=not sources)
     with tempfile.TemporaryDirectory() as temporary:
-        new = sources and loader_of(sources, project, Path(temporary))
-        rows = predict(project, new or project.loader(arguments.split), arguments)
+        if sources:
+            new_sources(sources, project.store.facts, Path(temporary))
+            loader = loader_of_new(project, Path(temporary))
+        else:
+            loader = project.loader(arguments.split)
+        rows = predict(project, loader, arguments)
     for row, text in zip(rows, sources, strict=False):
         del row["target"]
         row["source"] = text
@@ -52,11 +53,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
         print(rows[0]["prediction"])
         return
     as_line = as_tab if output.suffix == ".tsv" else lambda row: json.dumps(row, ensure_ascii=False)
-    try:
-        with replacing(output) as file:
-            file.write("".join(as_line(row) + "\n" for row in rows).encode())
-    except OSError as error:
-        raise UserError(f"cannot write the file ({error.strerror})", f"--output {output}") from error
+    write_output(output, "".join(as_line(row) + "\n" for row in rows).encode())
     print(f"{len(rows):,} predictions of step {step} written to {output}")
 
 
@@ -75,32 +72,23 @@ def read_sources(arguments: argparse.Namespace) -> list[str]:
     return [line.partition("\t")[0] if ".tsv" in path.suffixes[-2:] else line for _, line in lines]
 
 
-def loader_of(sources: list[str], project: Any, folder: Path) -> Any:
-    """A loader over new sources, by way of a store in `folder` with the facts of the training data.
+def new_sources(sources: list[str], facts: dict[str, Any], folder: Path) -> None:
+    """Writes new sources as a store into `folder`, with the facts of the training data.
 
     Longer sources are cut, and what training had not is unknown, as `prepare` does where it is asked to.
     """
-    from ..dataset import Samples, tokenize, write
-    from ..engine.loader import Loader
-    from ..engine.store import Store
+    from ..dataset import tokenize, write
     from ..tokenizer import restore
 
-    facts = project.store.facts
     tokenizer = restore(facts["tokenizer"])
     found = [tokenize(tokenizer, facts["prefix"] + text, "", facts["limits"]) for text in sources]
     if long := sum(is_long for _, (is_long, _) in found):
         print(f"note: {long:,} sources cut to {facts['limits'][0]:,} tokens")
     write(folder, tokenizer, {"input": [pair for pair, _ in found]}, facts)
-    store = Store.open(folder)
-    samples = Samples(store, project.settings, "input")
-    return Loader(samples, store, project.settings, project.device, train=False)
 
 
-def predict(project: Any, loader: Any, arguments: argparse.Namespace) -> list[dict[str, str]]:
+def predict(project: Any, loader: Loader, arguments: argparse.Namespace) -> list[dict[str, str]]:
     """`source`, `prediction` and `target` of each pair of the loader, in the order of the store."""
-    import torch
-    from tqdm import tqdm
-
     from ..tokenizer import restore
 
     tokenizer = restore(project.store.facts["tokenizer"])
@@ -110,17 +98,17 @@ def predict(project: Any, loader: Any, arguments: argparse.Namespace) -> list[di
         end = tokens.index(tokenizer.end) if tokenizer.end in tokens else len(tokens)
         return tokenizer.decode(tokens[:end]).decode("utf-8", "replace")
 
+    def answer(batch: Batch) -> dict[str, Any]:
+        made = project.model.generate(batch["source"], batch["present"], longest, arguments.beams)
+        return {"prediction": made}
+
     rows: dict[int, dict[str, str]] = {}
-    with torch.no_grad():
-        for batch in tqdm(loader.epoch(0), "predicting", len(loader), leave=False, disable=None):
-            with project.precision.autocast():
-                found = project.model.generate(batch["source"], batch["present"], longest, arguments.beams)
-            parts = {"source": batch["source"], "prediction": found, "target": batch["targets"]}
-            lists = {name: tokens.tolist() for name, tokens in parts.items()}
-            for place, number in enumerate(batch["index"].tolist()):
-                if number >= 0:
-                    rows[number] = {name: text(tokens[place]) for name, tokens in lists.items()}
-    loader.close()
+    for batch, found in predictions(project, loader, answer):
+        parts = {"source": batch["source"], **found, "target": batch["targets"]}
+        lists = {name: tokens.tolist() for name, tokens in parts.items()}
+        for place, number in enumerate(batch["index"].tolist()):
+            if number >= 0:
+                rows[number] = {name: text(tokens[place]) for name, tokens in lists.items()}
     return [rows[number] for number in sorted(rows)]
 
 

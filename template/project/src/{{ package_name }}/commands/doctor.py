@@ -279,7 +279,7 @@ def raw_speed(path: Path, seconds: float = 0.5) -> float:
 def check_sums(settings: Settings) -> Found:
     """Reads all stored data, also what is known to be good."""
     from ..assemble import open_store
-    from ..engine.verification import verify
+    from ..engine.store import verify
 
     store = open_store(settings)
     return "ok", f"{verify(store, again=True) / 1e9:,.2f} GB in {store.folder} are as `prepare` wrote them"

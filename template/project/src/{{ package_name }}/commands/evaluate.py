@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import io
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
-from ..engine.files import write_json
+from ..engine.files import replacing, write_json
 from ..engine.runs import find_run
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ..engine.loader import Loader
+    from ..engine.seams import Batch
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,9 +64,10 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> int:
     return 0
 
 
-def open_run(folder: Path, settings: Any, which: str) -> tuple[Any, int]:
+def open_run(folder: Path, settings: Any, which: str, needs_data: bool = True) -> tuple[Any, int]:
     """A trained run's project with the weights of its best or last checkpoint, and their step.
 
+    needs_data: without them the project's store is what the run remembers of its data: facts, no rows.
     Prints what the engine has switched on, as training does. Raises `UserError` where the run has no
     valid checkpoint, or was trained on other data than there are now.
     """
@@ -65,19 +75,21 @@ def open_run(folder: Path, settings: Any, which: str) -> tuple[Any, int]:
     from ..engine.checkpoint import Checkpoint
     from ..engine.distributed import Distributed
     from ..engine.optimization import prepare_process
+    from ..engine.store import Store
 
     prepare_process()
-    distributed = Distributed()
+    distributed, data = Distributed(), None
     line = print if distributed.is_main else lambda text: None
     if settings.phases:  # a phase may have had other data, another block size
-        number = Checkpoint(folder / "checkpoints", distributed).peek(which).get("phase", 0)
-        settings = settings.phase(number + 1)
-    store = open_store(settings, synthetic=False)
+        facts = Checkpoint(folder / "checkpoints", distributed).peek(which)
+        settings, data = settings.phase(facts.get("phase", 0) + 1), facts.get("data")
+    # Runs of older versions remember nothing.
+    store = (None if needs_data else Store.remembered(folder, data)) or open_store(settings, synthetic=False)
     project = assemble(settings, distributed, store)
     checkpoint = Checkpoint(folder / "checkpoints", distributed, model=project.model)
 
     def fits(facts: dict[str, Any]) -> None:
-        if facts["data"] != store.fingerprint:
+        if facts["data"] not in store.fingerprints:
             what = "the run was trained on other data than these"
             remedy = "name the run's data with --data.path, or prepare the same once more"
             raise UserError(what, str(store.folder), remedy)
@@ -91,6 +103,92 @@ def open_run(folder: Path, settings: Any, which: str) -> tuple[Any, int]:
         line(f"  {entry['name']:<18}{entry['state']:<14}{entry['why']}")
     project.model.eval()
     return project, found["step"]
+
+
+# --- what the verbs that predict have in common
+
+
+def prediction_flags(parser: argparse.ArgumentParser, endings: str, default: str) -> None:
+    """`--run`, `--checkpoint`, `--split` and `--output` of a verb that writes predictions."""
+    add = parser.add_argument
+    add("--run", metavar="RUN", help="name or path of the run (default: the newest)")
+    add("--checkpoint", choices=["best", "last"], default="best", help="(default: best)")
+    add("--split", choices=["train", "validation", "test"], default="test", help="(default: test)")
+    add("--output", metavar="FILE", help=f"{endings} (default: {default} in the run folder)")
+
+
+def output_path(output: str | None, default: Path, *endings: str) -> Path:
+    """Where predictions go. Raises `UserError` before anything is computed for nothing."""
+    path = Path(output or default)
+    if path.suffix not in endings:
+        remedy = f"use {' or '.join(endings)}"
+        raise UserError(f"cannot write a '{path.suffix}' file", f"--output {path}", remedy)
+    if not path.parent.is_dir():
+        raise UserError("there is no such folder", f"--output {path}", "make it first")
+    return path
+
+
+def write_output(path: Path, content: bytes) -> None:
+    """Writes the file, whole or not at all. Raises `UserError` where it cannot."""
+    try:
+        with replacing(path) as file:
+            file.write(content)
+    except OSError as error:
+        raise UserError(f"cannot write the file ({error.strerror})", f"--output {path}") from error
+
+
+def as_npz(arrays: dict[str, Any]) -> bytes:
+    """The content of a file that `numpy.load` reads."""
+    import numpy as np
+
+    file = io.BytesIO()
+    np.savez(file, allow_pickle=False, **arrays)
+    return file.getvalue()
+
+
+def loader_of_new(project: Any, folder: Path) -> Loader:
+    """Batches of the split `input` of a store that was written into `folder` with the run's facts."""
+    from ..engine.store import Store
+
+    return replace(project, store=Store.open(folder)).loader("input")
+
+
+def predictions(
+    project: Any, loader: Loader, answer: Callable[[Batch], dict[str, Any]] | None = None
+) -> Iterator[tuple[Batch, dict[str, Any]]]:
+    """Each batch of the loader, and what `answer` (else the model's `predict`) makes of it.
+
+    States are carried as in evaluation. The next batch may reuse the memory of this one.
+    """
+    import torch
+    from tqdm import tqdm
+
+    from ..engine.step import Carry
+
+    carry = Carry()
+    for batch in tqdm(loader.epoch(0), "predicting", len(loader), leave=False, disable=None):
+        carry.into(batch)
+        with torch.no_grad(), project.precision.autocast():
+            found = (answer or project.model.predict)(batch)
+        carry.state = found.pop("carry", None)
+        yield batch, found
+    loader.close()
+
+
+def collected(passed: Iterable[tuple[Batch, dict[str, Any]]], *names: str) -> dict[str, np.ndarray]:
+    """What was predicted for every sample, and `names` of the batches, (N, …) in the order of the samples."""
+    import torch
+
+    parts: dict[str, list[Any]] = defaultdict(list)
+    for batch, found in passed:
+        kept = {name: batch[name] for name in ("index", *names) if name in batch}
+        for name, value in (found | kept).items():
+            parts[name].append(value.to("cpu", copy=True))
+    values = {name: torch.cat(tensors).numpy() for name, tensors in parts.items()}
+    index = values["index"]
+    order = index.argsort(kind="stable")  # lanes visit samples in another order
+    order = order[index[order] >= 0]
+    return {name: value[order] for name, value in values.items()}
 
 
 def table(rows: dict[str, dict[str, float]]) -> str:

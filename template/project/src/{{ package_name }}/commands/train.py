@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> int:
             lambda settings: assemble(settings, distributed, open_store(settings)),
             limit=arguments.max_steps,
             resumed=folder is not None,
-            rank=distributed.rank,
+            distributed=distributed,
             trial=arguments.trial,
         )
         with session:

@@ -26,7 +26,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save_file
 
 from .errors import UserError
-from .files import sha256, sync_file, sync_folder, write_json
+from .files import sha256, sync, write_json
 from .seams import Distributed
 
 T = TypeVar("T")
@@ -114,12 +114,12 @@ class Checkpoint:
         _write(torch.save, state, partial / STATE)
         manifest["sha256"] |= {name: sha256(partial / name) for name in (MODEL, STATE)}
         write_json(partial / MANIFEST, {**manifest, "seal": _seal(manifest)})
-        sync_folder(partial)
+        sync(partial)
         for trash in self.folder.glob(".trash-*"):  # of a run that was killed while it removed one
             shutil.rmtree(trash, ignore_errors=True)
         _remove(target)  # the same step again, after a resume
         os.replace(partial, target)
-        sync_folder(self.folder)
+        sync(self.folder)
         _verify(target)  # the new one must be whole before an old one goes
         older = [path for path in folders(self.folder) if path <= target]  # later ones are damaged
         for path in older[self.keep :]:
@@ -139,10 +139,10 @@ class Checkpoint:
             return None
         return name if (self.folder / name).is_dir() else None
 
-    def load(self, which: str = "last") -> Manifest | None:
+    def load(self, which: str = "last", **same: list[Any]) -> Manifest | None:
         """Restores all parts from the newest valid checkpoint, or the best one; None where there is none.
 
-        Raises `UserError` where facts or rules differ, or where checkpoints are there and none is valid.
+        same: by the name of a fact, the values that older versions had for what it is now. Raises `UserError` where facts or rules differ, or where checkpoints are there and none is valid.
         """
         if (manifest := self._find(which)) is None:
             return None
@@ -152,7 +152,7 @@ class Checkpoint:
                 what = f"the run follows rule {was} of the {name}, this version rule {rule}"
                 raise UserError(what, str(path), "end it with the version that began it, or start a new run")
         for name, value in self.facts.items():
-            if value != (fact := manifest["facts"].get(name)):
+            if (fact := manifest["facts"].get(name)) not in same.get(name, [value]):
                 what = f"the checkpoint was made with {name} {fact!r}, now it is {value!r}"
                 raise UserError(what, str(path), "go back to that, or start a new run")
         # weights_only: a checkpoint from elsewhere cannot run code (needs torch >= 2.10, CVE-2026-24747)
@@ -289,7 +289,7 @@ def _write(save: Callable[..., None], content: dict[str, Any], path: Path) -> No
         save(content, path)
     except (RuntimeError, SafetensorError) as error:  # so both libraries say that a disk is full
         raise OSError(str(error)) from error
-    sync_file(path)
+    sync(path)
 
 
 def _seal(manifest: dict[str, Any]) -> str:

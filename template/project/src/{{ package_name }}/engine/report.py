@@ -6,7 +6,6 @@ its page too. Whatever is missing or cut off is left out.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable
 from datetime import datetime
@@ -15,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from .files import read_rows, replacing, write_text
+from .files import read_json, read_rows, replacing, write_text
 
 Row = dict[str, Any]
 
@@ -70,15 +69,6 @@ def write_report(run: Path) -> None:
         listed("Notes", notes),
     ]
     write_text(run / "report.md", "\n\n".join("\n".join(part) for part in parts if part) + "\n")
-
-
-def read_json(path: Path) -> Row:
-    """The object in a file; empty where it is missing or cut off."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 def read_metrics(path: Path) -> tuple[list[Row], list[Row]]:

@@ -17,21 +17,23 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
 
+from . import order
 from .checkpoint import Checkpoint, DiskFull, newest_facts
 from .config import found
 from .errors import NonFinite, UserError, explain
 from .evaluation import evaluate, timed
-from .files import write_json, write_text
+from .files import read_json, write_json, write_text
 from .monitor import Monitor
 from .optimization import Schedule, dry_run, freeze_garbage
 from .progress import Progress, Ranks, RecurrentState
-from .report import read_json, write_report
+from .report import write_report
 from .runs import device_line, git_state, versions, write_status
 from .tracker import Tracker
 
 if TYPE_CHECKING:
     from ..assemble import Project
     from ..config import Settings
+    from .seams import Distributed
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 FAILED = 255  # what ranks agree on where a hook of one of them has called `fail`; no signal has this number
@@ -98,6 +100,7 @@ class Run:
             distributed,
             settings.checkpoint.keep,
             {"data": project.store.fingerprint, "phase": self.progress.phase},
+            {"order": order.RULE},
             model=project.model,
             optimizer=project.optimizer,
             schedule=self.schedule,
@@ -126,7 +129,8 @@ class Run:
         if progress.phase_start and progress.step == progress.phase_start:  # this call has just begun it
             self.checkpoint.load_model("last")
             return
-        restored = self.checkpoint.load("last") if resumed else None
+        data = self.project.store.fingerprints
+        restored = self.checkpoint.load("last", data=data) if resumed else None
         self.notes += [f"skipped a damaged checkpoint: {name}" for name in self.checkpoint.skipped]
         if restored is None:
             return
@@ -242,8 +246,9 @@ class Run:
 class Session:
     """One call of `train` on one run folder; a context manager.
 
-    assemble: settings → Project. limit: stop this call after that step, whatever the run's length. rank: of
-    this process; only rank 0 writes and prints. trial: metrics only, no evaluation, checkpoint or report.
+    assemble: settings → Project. limit: stop this call after that step, whatever the run's length.
+    distributed: where there may be several processes; only rank 0 writes and prints. trial: metrics only, no
+    evaluation, checkpoint or report.
     """
 
     def __init__(
@@ -254,11 +259,12 @@ class Session:
         *,
         limit: int = 0,
         resumed: bool = False,
-        rank: int = 0,
+        distributed: Distributed | None = None,
         trial: bool = False,
     ):
         self.folder, self.settings, self.assemble = folder, settings, assemble
-        self.limit, self.resumed, self.main, self.trial = limit, resumed, rank == 0, trial
+        self.limit, self.resumed, self.trial = limit, resumed, trial
+        self.distributed, self.main = distributed, distributed is None or distributed.is_main
         self.signals, self.progress = Signals(self.main), Progress()
         self.notes = list(settings.notes)
         self.run: Run | None = None  # of the phase
@@ -268,7 +274,7 @@ class Session:
     def __enter__(self) -> Session:
         self.signals.listen()
         if self.resumed and self.settings.phases:  # else the checkpoint is read once, when it is restored
-            self.progress.phase = newest_facts(self.folder / "checkpoints").get("phase", 0)
+            self.progress.phase = newest_facts(self.folder / "checkpoints", self.distributed).get("phase", 0)
         elif self.main and not self.resumed:
             write_text(self.folder / "config.resolved.yaml", self.settings.to_yaml())
         return self

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .errors import UserError
-from .files import write_json
-from .report import read_json
+from .files import read_json, write_json
 
 if TYPE_CHECKING:
     import torch

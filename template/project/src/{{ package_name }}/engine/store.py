@@ -1,16 +1,21 @@
-"""The store: named arrays in contiguous HDF5 files, and a manifest that says what they are.
+"""The store: named arrays, each a `.npy` file, and a manifest that says what they are.
 
-The manifest holds the data's facts (sizes, scaler, vocabulary), the split borders, the byte offset of
-each array and checksums of each file. It is written last, so a folder with a manifest is whole. Every
-loader reads the same bytes at the same offsets: flipping `loader` needs no new `prepare`. An HDF5 file
-that is there already stays where it is: the manifest names it.
+The manifest holds the data's facts (sizes, scaler, vocabulary), the split borders, where each array
+lies and checksums of each file. It is written last, so a folder with a manifest is whole. Every loader
+reads the same bytes at the same offsets: flipping `loader` needs no new `prepare`. An HDF5 file that
+somebody else wrote stays where it is: the manifest names it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import re
+import shutil
+import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +23,19 @@ from typing import Any
 import numpy as np
 
 from .errors import UserError
-from .files import checksums, sync_file, sync_folder, writable_folder, write_json
+from .files import BLOCK_BYTES, blocks, checksums, read_json, sync, writable_folder, write_json
 
-FORMAT = 1
-MANIFEST = "manifest.json"
-ALIGNMENT = 4096  # arrays start on a page, so that a mapped row never straddles one more page than it must
+FORMAT = 2
+"""Of the manifest. In 1 all arrays lay in one HDF5 file, at offsets as well: it is still read."""
+
+RULE = 2
+"""Of the fingerprint. What a fingerprint is made of changes under a new number only, and a store keeps
+the rule that it was prepared with: else a run would take its own data for other ones."""
+
+MANIFEST, VERIFIED, REMEMBERED = "manifest.json", "verified.json", "data.json"
+OURS = re.compile(r"store-(.+-)?[0-9a-f]{12}\.(npy|h5)")
+SMALL_BYTES = 64 << 20  # up to here, comparing all checksums takes less than importing torch
+AGAIN = "run `prepare` again"
 
 
 @dataclass(frozen=True)
@@ -58,76 +71,146 @@ class Array:
         if 0 in self.shape:
             return np.empty(self.shape, self.stored)
         if self.offset is None:
+            what = f"dataset '{self.dataset}' is packed and cannot be mapped"
             remedy = "use the loader chunk, or `prepare --dtype` to store it anew"
-            raise UserError(
-                f"dataset '{self.dataset}' is packed and cannot be mapped", str(self.path), remedy
-            )
-        return np.memmap(self.path, self.stored, mode="c", offset=self.offset, shape=self.shape)
+            raise UserError(what, str(self.path), remedy)
+        try:
+            return np.memmap(self.path, self.stored, mode="c", offset=self.offset, shape=self.shape)
+        except FileNotFoundError:
+            remedy = "this needs the prepared data: name them with --data.path"
+            raise UserError(f"the rows of '{self.name}' are not here", str(self.path), remedy) from None
 
     def read(self, first: int, last: int) -> np.ndarray:
-        """Rows [first, last), wherever they lie."""
-        if self.offset is not None:
-            return self.rows()[first:last]
-        import h5py
-
-        with h5py.File(self.path) as file:
-            return file[self.dataset].astype(self.dtype)[first:last]
+        """Rows [first, last)."""
+        return self.rows()[first:last]
 
 
 class Store:
     """A prepared data folder, opened for reading. Picklable: workers map the files by themselves."""
 
     def __init__(self, folder: Path, manifest: dict[str, Any]):
-        self.folder = folder
+        self.folder, self.manifest = folder, manifest
         self.workload: str = manifest["workload"]
         self.facts: dict[str, Any] = manifest["facts"]
         self.splits: dict[str, list[int]] = manifest["splits"]
         self.source: dict[str, Any] = manifest["source"]
         self.files: dict[str, Any] = manifest["files"]
-        self.arrays = {
-            name: Array(
-                name,
-                folder / entry["file"],
-                entry["offset"],
-                tuple(entry["shape"]),
-                entry["dtype"],
-                entry.get("dataset", ""),
-            )
-            for name, entry in manifest["arrays"].items()
-        }
-        # Facts too: the same bytes under other targets, class names or characters are other data.
-        known = [[entry["sha256"] for entry in self.files.values()], self.splits, self.facts]
-        self.fingerprint = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:16]
+        self.arrays = {name: _array(folder, name, **entry) for name, entry in manifest["arrays"].items()}
+        # Manifests of format 1 do not name their rule: runs know such data by either.
+        rules = [manifest["rule"]] if "rule" in manifest else [2, 1]
+        self.fingerprints = [self._fingerprint(rule) for rule in rules]
+        self.fingerprint = self.fingerprints[0]
 
-    def remember(self, run: Path) -> None:
-        """temporary"""
+    def _fingerprint(self, rule: int) -> str:
+        known = [[entry["sha256"] for entry in self.files.values()], self.splits]
+        if rule > 1:  # the same bytes under other targets, class names or characters are other data
+            known.append(self.facts)
+        return hashlib.sha256(json.dumps(known, sort_keys=rule > 1).encode()).hexdigest()[:16]
 
     @classmethod
     def open(cls, folder: str | Path, workload: str | None = None) -> Store:
-        """Reads the manifest and checks that its files are there with their sizes.
+        """Reads the manifest, checks that its files are there with their sizes, and small ones bit for bit.
 
-        Raises `UserError` for a missing, half-written, foreign or changed store.
+        Raises `UserError` for a missing, half-written, foreign, changed or damaged store.
         """
-        folder, remedy = Path(folder), "run `prepare` again"
+        folder = Path(folder)
         try:
             manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise UserError("no prepared data", str(folder), "run `prepare --input …` first") from None
         except (OSError, ValueError) as error:
-            raise UserError(f"unreadable manifest ({error})", str(folder / MANIFEST), remedy) from error
-        if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-            raise UserError("not a data manifest of this project", str(folder / MANIFEST), remedy)
-        if workload and manifest["workload"] != workload:
-            what = f"the data were prepared for `{manifest['workload']}`, this project trains `{workload}`"
+            raise UserError(f"unreadable manifest ({error})", str(folder / MANIFEST), AGAIN) from error
+        store = cls(folder, _understood(manifest, folder / MANIFEST))
+        if workload and store.workload != workload:
+            what = f"the data were prepared for `{store.workload}`, this project trains `{workload}`"
             raise UserError(what, str(folder), "prepare them here, or point data.path elsewhere")
-        for name, entry in manifest["files"].items():
+        for name, entry in store.files.items():
             path = folder / name
             if not path.exists():
-                raise UserError("a file of the prepared data is missing", str(path), remedy)
+                raise UserError("a file of the prepared data is missing", str(path), AGAIN)
             if path.stat().st_size != entry["bytes"]:
                 what = f"{path.stat().st_size} bytes where the manifest says {entry['bytes']}"
-                raise UserError(what, str(path), "the file was cut or changed: " + remedy)
-        return cls(folder, manifest)
+                raise UserError(what, str(path), "the file was cut or changed: " + AGAIN)
+        if sum(entry["bytes"] for entry in store.files.values()) <= SMALL_BYTES:
+            verify(store)
+        return store
+
+    def remember(self, run: Path) -> None:
+        """Keeps in the run's folder what the data are, without their rows; phases may have several."""
+        known = read_json(run / REMEMBERED)
+        if known.get(self.fingerprint) != self.manifest:
+            write_json(run / REMEMBERED, known | {self.fingerprint: self.manifest})
+
+    @classmethod
+    def remembered(cls, run: Path, fingerprint: str | None = None) -> Store | None:
+        """The data that a run was trained on, without rows; None where the run does not remember them.
+
+        fingerprint: of which, where its phases had several; the last without one.
+        """
+        known = read_json(run / REMEMBERED).values()
+        stores = [cls(run, _understood(manifest, run / REMEMBERED)) for manifest in known]
+        fitting = (store for store in reversed(stores) if fingerprint in (None, *store.fingerprints))
+        return next(fitting, None)
+
+
+def _array(folder: Path, name: str, file: str, shape: list[int], **fields: Any) -> Array:
+    return Array(name, folder / file, shape=tuple(shape), **fields)
+
+
+def _understood(manifest: Any, path: Path) -> dict[str, Any]:
+    """The manifest; raises `UserError` for one that this project cannot read."""
+    if not isinstance(manifest, dict) or not isinstance(number := manifest.get("format"), int):
+        raise UserError("not a data manifest of this project", str(path), AGAIN)
+    rule = manifest.get("rule", 1)
+    if number > FORMAT or rule > RULE:
+        what = f"the data are of format {number}, rule {rule}; this project knows {FORMAT} and {RULE}"
+        raise UserError(what, str(path), "`copier update` the project, or " + AGAIN)
+    return manifest
+
+
+def verify(store: Store, again: bool = False, stop: Callable[[], bool] = lambda: False) -> int:
+    """Compares files with the manifest's checksums, for a flipped bit loads silently; returns the bytes read.
+
+    A file that was compared counts as good while its size, time of change and inode stay the same.
+    again: compares also those. stop: ends it early. Raises `UserError` that names the file and the rows
+    of the first damaged block.
+    """
+    record, total = read_json(store.folder / VERIFIED), 0
+    for name, entry in store.files.items():
+        path = store.folder / name
+        status = os.stat(path)
+        state = [status.st_size, status.st_mtime_ns, status.st_ino]
+        if record.get(name) == state and not again:
+            continue
+        try:
+            for number, block in enumerate(blocks(path)):
+                if stop():
+                    return total
+                total += len(block)
+                if [zlib.crc32(block)] != entry["crc32"][number : number + 1]:
+                    where = _rows(store, path, number)
+                    raise UserError("the stored data are damaged", where, "copy the file again, or " + AGAIN)
+        except OSError as error:
+            raise UserError(f"the disk cannot read ({error.strerror})", str(path), "check it") from error
+        record[name] = state
+        with contextlib.suppress(OSError):  # a folder that cannot be written: then each time
+            write_json(store.folder / VERIFIED, record)
+    return total
+
+
+def _rows(store: Store, path: Path, block: int) -> str:
+    """What lies in a block of a file: the rows of each array, or the file's own tables."""
+    first, last, found = block * BLOCK_BYTES, (block + 1) * BLOCK_BYTES, []
+    for array in store.arrays.values():
+        if array.path != path:
+            continue
+        if array.offset is None:
+            found.append(f"perhaps {array.name}")
+        else:
+            begin = max((first - array.offset) // array.row_bytes, 0)
+            end = min(-(-(last - array.offset) // array.row_bytes), array.shape[0])
+            found += [f"{array.name} rows {begin} to {end - 1}"] if begin < end else []
+    return f"{path}, {' or '.join(found) or 'its header'}"
 
 
 class StoreWriter:
@@ -145,88 +228,70 @@ class StoreWriter:
         self.facts: dict[str, Any] = {}
         self.splits: dict[str, list[int]] = {}
         self.source: dict[str, Any] = {}
-        self._arrays: dict[str, dict[str, Any]] = {}
-        self._others: dict[str, dict[str, Any]] = {}  # files that stay where they are
+        self.arrays: dict[str, dict[str, Any]] = {}
+        self.files: dict[str, dict[str, Any]] = {}
 
     def __enter__(self) -> StoreWriter:
-        import h5py
-
         writable_folder(self.folder, "choose another data.path")
         for stale in self.folder.glob(".store-*.partial"):  # of a `prepare` that was killed
             if not _runs(stale.name[len(".store-") : -len(".partial")]):
-                stale.unlink()
+                shutil.rmtree(stale, ignore_errors=True)
         self._partial = self.folder / f".store-{os.getpid()}.partial"
-        self._file = h5py.File(self._partial, "w", alignment_threshold=1, alignment_interval=ALIGNMENT)
+        self._partial.mkdir(exist_ok=True)
         return self
 
-    def create(self, name: str, shape: tuple[int, ...], dtype: str) -> Any:
-        """An h5py dataset to fill, contiguous and allocated at once; bfloat16 takes its bits as uint16."""
-        import h5py
-
-        properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-        properties.set_layout(h5py.h5d.CONTIGUOUS)
-        properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-        properties.set_obj_track_times(False)  # the same data are the same bytes, whenever they were prepared
-        stored = np.dtype("uint16" if dtype == "bfloat16" else dtype)
-        kind = h5py.h5t.py_create(stored, logical=True)
-        dataset = h5py.h5d.create(
-            self._file.id, name.encode(), kind, h5py.h5s.create_simple(shape), properties
-        )
-        self._arrays[name] = {"offset": dataset.get_offset() or 0, "shape": list(shape), "dtype": dtype}
-        return h5py.Dataset(dataset)
+    def create(self, name: str, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+        """An array to fill, mapped from its file; bfloat16 takes its bits as uint16."""
+        array = Array(name, self._partial / f"{name}.npy", None, shape, dtype)
+        values = np.lib.format.open_memmap(array.path, "w+", array.stored, shape)
+        if hasattr(os, "posix_fallocate"):  # a full disk is an error here; later it would kill the process
+            with open(array.path, "r+b") as file:
+                os.posix_fallocate(file.fileno(), 0, array.path.stat().st_size)
+        self.arrays[name] = {"offset": values.offset, "shape": list(shape), "dtype": dtype}
+        return values
 
     def refer(self, name: str, array: Array) -> None:
         """Takes an array as it lies in another file, which is read once for its checksums."""
         path = str(array.path.resolve())
-        if path not in self._others:
-            self._others[path] = _file_entry(array.path)
+        if path not in self.files:
+            self.files[path] = checksums(array.path)
         entry = {"file": path, "offset": array.offset, "shape": list(array.shape), "dtype": array.dtype}
-        self._arrays[name] = {**entry, "dataset": array.dataset}
+        self.arrays[name] = {**entry, "dataset": array.dataset}
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         try:
-            self._file.close()
             if error is None:
                 self._commit()
         except OSError as failure:
             error = failure
         finally:
-            self._partial.unlink(missing_ok=True)
+            shutil.rmtree(self._partial, ignore_errors=True)
         if isinstance(error, OSError):  # also from the block's own writes
             what = f"the data could not be written ({error})"
             raise UserError(what, str(self.folder), "free some space") from error
 
     def _commit(self) -> None:
-        entry = _file_entry(self._partial)
-        name = f"store-{entry['sha256'][:12]}.h5"
-        sync_file(self._partial)
-        os.replace(self._partial, self.folder / name)
-        sync_folder(self.folder)
-        manifest = {
-            "format": FORMAT,
-            "workload": self.workload,
-            "source": self.source,
-            "facts": self.facts,
-            "splits": self.splits,
-            "arrays": {array: {"file": name, **fields} for array, fields in self._arrays.items()},
-            "files": {name: entry, **self._others},
-        }
-        write_json(self.folder / MANIFEST, manifest)
-        for old in self.folder.glob(f"store-{'[0-9a-f]' * 12}.h5"):  # the manifest no longer names them
-            if old.name != name and str(old.resolve()) not in self._others:
+        for name, fields in self.arrays.items():
+            if "file" not in fields:
+                path = self._partial / f"{name}.npy"
+                entry = checksums(path)
+                fields["file"] = f"store-{name}-{entry['sha256'][:12]}.npy"
+                self.files[fields["file"]] = entry
+                sync(path)
+                os.replace(path, self.folder / fields["file"])
+        sync(self.folder)
+        names = ("workload", "source", "facts", "splits", "arrays", "files")
+        manifest = {name: getattr(self, name) for name in names}
+        write_json(self.folder / MANIFEST, {"format": FORMAT, "rule": RULE, **manifest})
+        kept = {Path(name).name for name in self.files}
+        for old in self.folder.iterdir():  # the manifest no longer names it
+            if OURS.fullmatch(old.name) and old.name not in kept:
                 old.unlink()
 
 
 def _runs(process: str) -> bool:
     try:
         os.kill(int(process), 0)
-    except ProcessLookupError:
-        return False
-    except (OSError, ValueError):  # another user's, no number
-        pass
+    except (OSError, ValueError) as error:  # or another user's, or no number
+        return not isinstance(error, ProcessLookupError)
     return True
-
-
-def _file_entry(path: Path) -> dict[str, Any]:
-    digest, blocks = checksums(path)
-    return {"bytes": path.stat().st_size, "sha256": digest, "crc32": blocks}
