@@ -23,7 +23,7 @@ doctor = imported(render(), "commands.doctor")
 gpus = imported(render(), "engine.gpus")
 errors = imported(render(), "engine.errors")
 config = imported(render(), "config")
-Card = doctor.Card
+Card = gpus.Card
 
 CPU = Card("CPU", None)
 V100 = Card("Tesla V100-SXM2-16GB", (7, 0), 15.8, 80)
@@ -47,7 +47,7 @@ CHECKS = ["driver", "wheel", "card", "precision", "environment", "disk", "limits
 
 
 def row_of(card: Card):
-    return gpus.find(card.name, card.sm_count, card.memory_gb)
+    return gpus.match(card.name, card.sm_count, card.memory_gb)[0]
 
 
 @pytest.fixture
@@ -70,10 +70,10 @@ def on_a_gpu(monkeypatch, torch_state):
     """`on_a_gpu(card, arch_list)` makes torch report that card."""
 
     def pretend(card: Card, built: list[str]) -> None:
-        facts = SimpleNamespace(total_memory=int(card.memory_gb * 2**30), multi_processor_count=card.sm_count)
+        major, minor = card.capability
+        facts = SimpleNamespace(name=card.name, major=major, minor=minor, total_memory=card.memory_gb * 2**30)
+        facts.multi_processor_count = card.sm_count
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-        monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: card.name)
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: card.capability)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: facts)
         monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: built)
         monkeypatch.setattr(torch.version, "cuda", "13.0")
@@ -88,7 +88,7 @@ def report(capsys, monkeypatch, folder: Path, **overrides: str) -> tuple[int, di
     """Exit code and the JSON of `doctor --json`, run in this process."""
     monkeypatch.chdir(folder)
     settings = config.load(overrides=[(key.replace("__", "."), value) for key, value in overrides.items()])
-    words = {"json": True, "verify": False, "estimate": False, "gpu": None, "price": []}
+    words = {"json": True, "verify": False}
     code = doctor.run(argparse.Namespace(**words), lambda: settings)
     return code, json.loads(capsys.readouterr().out)
 

@@ -1,4 +1,4 @@
-"""Check GPU, driver, versions, answers, data and compiler; or estimate time and price on any card.
+"""Check GPU, driver, versions, answers, data and compiler.
 
 Exits with 0, or with 1 when a check failed. A warning costs speed or deserves a look; nothing breaks.
 """
@@ -16,11 +16,11 @@ import time
 from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..engine import gpus
 from ..engine.errors import UserError
-from . import estimate
+from ..engine.gpus import Card, this_card
 
 ANSWERS = Path(".copier-answers.yml")
 WHEELS = "https://download.pytorch.org/whl/"
@@ -40,31 +40,13 @@ Found = tuple[str, str]
 """What a check found: ok, warning or failed, and one line."""
 
 
-class Card(NamedTuple):
-    """What torch computes on."""
-
-    name: str
-    capability: gpus.Capability | None  # None: a CPU, and the rest is 0
-    memory_gb: float = 0.0  # GiB, as reported
-    sm_count: int = 0
-    hip: bool = False  # torch is a ROCm build
-
-    @property
-    def sm(self) -> str:
-        return ".".join(map(str, self.capability)) if self.capability else "none"
-
-
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
     parser.add_argument("--verify", action="store_true", help="compare all stored data with their checksums")
-    parser.add_argument("--estimate", action="store_true", help="fit, time and price of a run on each card")
-    estimate.choices(parser)
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> int:
     """Runs every check, also after one that failed."""
-    if arguments.estimate or arguments.gpu or arguments.price:
-        return estimate.run(arguments, load)
     settings = load()
     card, answers = this_card(), read_answers(ANSWERS)
     row, why = gpus.match(card.name, card.sm_count, card.memory_gb) if card.capability else (None, "")
@@ -101,17 +83,6 @@ def attempt(check: Callable[[], Found]) -> Found:
     except Exception as error:
         line = " ".join(str(error).split("\n")[:1])
         return "failed", line if isinstance(error, UserError) else f"{type(error).__name__}: {line}"
-
-
-def this_card() -> Card:
-    """The first GPU that torch sees, or the CPU."""
-    import torch
-
-    if not torch.cuda.is_available():
-        return Card("CPU", None)
-    name, capability = torch.cuda.get_device_name(0), torch.cuda.get_device_capability(0)
-    facts, hip = torch.cuda.get_device_properties(0), torch.version.hip is not None
-    return Card(name, capability, facts.total_memory / 2**30, facts.multi_processor_count, hip)
 
 
 def read_answers(path: Path) -> dict[str, Any]:
@@ -373,7 +344,7 @@ def check_compile(settings: Any, card: Card) -> Found:
     from ..engine.optimization import compiles
 
     device = torch.device("cuda" if card.capability else "cpu")
-    used, why = compiles(settings, device)
+    used, why = compiles(settings, card.capability)
     if card.capability and not used:
         return "ok", f"off ({why})"
     if not card.capability and not any(map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))):
