@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from . import dataset
-from .engine import optimization, plain_loader, reproducibility
+from .engine import optimization, reproducibility
 from .engine.errors import UserError
 from .engine.fp8 import convert
 from .engine.gpus import resolve_precision
@@ -40,6 +40,7 @@ class Project:
     wrapped: Any
     optimizer: torch.optim.Optimizer
     optimizations: list[dict[str, str]]  # what is on and why
+    kind: Any  # of loader
 
     @property
     def device(self) -> torch.device:
@@ -62,8 +63,7 @@ class Project:
                 f"the {split} split has no samples", str(self.store.folder), "prepare with another --split"
             )
         rank, world = self.distributed.rank, self.distributed.world
-        kind: Any = plain_loader.Loader if self.settings.data.plain_loader else Loader
-        return kind(samples, self.store, self.settings, self.device, rank, world, train)
+        return self.kind(samples, self.store, self.settings, self.device, rank, world, train)
 
 
 def open_store(settings: Any, synthetic: bool = True) -> Store:
@@ -100,8 +100,8 @@ def _require(found: Any, names: Iterable[str], title: str) -> None:
         raise UserError(what, "model.py", "its contract stands in engine/seams.py")
 
 
-def assemble(settings: Any, distributed: Any, store: Store) -> Project:
-    """Builds a project with fresh weights from the seed.
+def assemble(settings: Any, distributed: Any, store: Store, kind: Any = Loader) -> Project:
+    """Builds a project with fresh weights from the seed. kind: of loader.
 
     Raises `UserError` for a precision that the device lacks, and for a model that breaks its contract.
     """
@@ -120,7 +120,7 @@ def assemble(settings: Any, distributed: Any, store: Store) -> Project:
     blocks: dict[str, Any] = {"fp8": convert(model, emulate) if resolved == "fp8" else 0}  # 2
     if training.gradient_checkpointing:  # 3
         optimization.checkpoint_blocks(model.blocks())
-    enabled, blocks["why"] = optimization.compiles(settings, device)
+    enabled, blocks["why"] = optimization.compiles(settings, capability)
     compiled = optimization.compile_blocks(model.blocks(), settings) if enabled else (0, [])  # 4
     blocks["compiled"], blocks["skipped"] = compiled
     blocks["checkpointed"], blocks["world"] = training.gradient_checkpointing, distributed.world
@@ -130,4 +130,4 @@ def assemble(settings: Any, distributed: Any, store: Store) -> Project:
     optimizer = optimization.make_optimizer(model, settings.optimizer)  # 6
 
     described = optimization.describe(settings, device, (resolved, why), blocks)
-    return Project(settings, store, distributed, precision, model, wrapped, optimizer, described)
+    return Project(settings, store, distributed, precision, model, wrapped, optimizer, described, kind)
