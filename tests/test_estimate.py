@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -193,24 +192,6 @@ def test_rows_are_ranked_by_price_then_time_and_what_fails_comes_last():
         {"fits": False, "why": "no bf16"},
     ]
     assert sorted((ranked[i] for i in (3, 0, 5, 2, 4, 1)), key=estimate.rank) == ranked
-
-
-H100 = SimpleNamespace(
-    name="NVIDIA H100 80GB HBM3", major=9, minor=0, multi_processor_count=132, total_memory=79 << 30
-)
-
-
-def test_a_sample_has_a_shortest_time_on_a_card(monkeypatch):
-    """On a card of the table; what cannot be counted trains all the same."""
-    device = torch.device("cuda", 0)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: H100)
-    card = costs.card(gpus.table()["h100"], "bf16")
-    expected = card.step(costs.count(Toy, batch(128, 32), "bf16"))[0] / 128
-    assert costs.roof_of(Toy, batch(128, 32), device, "bf16") == pytest.approx(expected)
-    assert costs.roof_of(lambda: 1 / 0, batch(128, 32), device, "bf16") == 0
-    unknown = SimpleNamespace(**{**vars(H100), "name": "NVIDIA X"})
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: unknown)
-    assert costs.roof_of(Toy, batch(128, 32), device, "bf16") == 0
 
 
 # ---- the verb ----

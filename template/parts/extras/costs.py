@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from ..engine.gpus import Gpu, match, this_card
+from ..engine.gpus import Gpu
 from ..engine.optimization import checkpoint_blocks
 from ..engine.seams import Batch
 
@@ -219,16 +219,3 @@ def card(gpu: Gpu, precision: str, launch: float = 0.0) -> Device:
     half = gpu.tflops.get("bf16" if precision == "fp8" else precision, full)
     rates = (full * 1e12, half * 1e12, gpu.bandwidth_gb_s * 1e9, gpu.memory_gb * 1e9)
     return Device(gpu.key, precision, *rates, launch)
-
-
-def roof_of(build: Callable[[], Any], batch: Batch, device: torch.device, precision: str) -> float:
-    """Seconds of a sample at the roof of the device; 0 where the device or the model's work is not known."""
-    found = this_card(device)
-    gpu, _ = match(found.name, found.sm_count, found.memory_gb)
-    if gpu is None:
-        return 0.0
-    try:
-        costs = count(build, batch, precision)
-    except Exception:  # a model that needs values, not shapes, is trained all the same
-        return 0.0
-    return card(gpu, precision).step(costs)[0] / costs.samples
