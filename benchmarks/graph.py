@@ -213,9 +213,21 @@ def write(folder: Path, days: int = DAYS, batches: int = 3) -> None:
     dataset.write(folder, panel, facts, splits)
 
 
+def stepping(project: Any) -> Any:
+    """A function that trains one batch, as `train.py` does."""
+    parameters = [weight for group in project.optimizer.param_groups for weight in group["params"]]
+
+    def step(batch: Any) -> None:
+        with project.precision.autocast():
+            output = project.wrapped(batch)
+        output.loss.backward(gradient=project.precision.scale(output.weight))
+        project.precision.step(project.optimizer, parameters, 1.0, output.weight.clamp(min=1))
+
+    return step
+
+
 def graphs(rounds: int) -> dict[str, Any]:
     dataset, config, assembly = module("dataset"), module("config"), module("assemble")
-    step_class = module("engine.step").Step
     distributed = module("engine.distributed").Distributed()
     vectorised = dataset.correlated
     with tempfile.TemporaryDirectory() as folder:
@@ -236,8 +248,7 @@ def graphs(rounds: int) -> dict[str, Any]:
                 "graph_builder.use_in_training": "true" if builder else "false",
             }
             project = assembly.assemble(config.load(overrides=overrides.items()), distributed, store)
-            step = step_class(project.wrapped, project.optimizer, project.precision, distributed, 1.0)
-            ready[title] = project.loader("train", train=True), step, project.model
+            ready[title] = project.loader("train", train=True), stepping(project), project.model
         forget(ready["none"][0].samples)
         for number in range(-1, rounds):  # the first one warms up
             for title, builder in rows.items():
@@ -246,7 +257,7 @@ def graphs(rounds: int) -> dict[str, Any]:
                 found["loading"] += seconds_of(loader, lambda batch: None)
                 if title == "none":
                     continue
-                found["training"] += seconds_of(loader, lambda batch, step=step: step(batch, True))
+                found["training"] += seconds_of(loader, step)
                 with torch.no_grad():
                     found["validation"] += seconds_of(loader, model.eval())
                 model.train()

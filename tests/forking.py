@@ -9,25 +9,26 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import yaml
 from running import PACKAGE, _child
 
-Before = Callable[[list[str]], Any]
+Before = Callable[[dict[str, Any]], Any]
 
 
 def forked_trials(project: Path, before: Before | None = None) -> Callable[[], None]:
-    """For `run(..., before=forked_trials(project))`. before: called with a trial's words, in its process."""
+    """For `run(..., before=forked_trials(project))`. before: called with a trial's settings, in it."""
 
     def put() -> None:
         kept: list[Any] = []
-        trials = importlib.import_module(f"{PACKAGE}.engine.trials")
+        trials = importlib.import_module(f"{PACKAGE}.measure.trials")
 
-        def launch(words: list[str], folder: Path, environment: dict[str, str]) -> tuple[int, int]:
+        def launch(loader: str, folder: Path) -> tuple[int, int]:
             if (pid := os.fork()) == 0:
-                os.environ.clear()
-                os.environ.update(environment)
-                fault = (lambda: before(words)) if before else None
+                given = yaml.safe_load((folder / trials.SETTINGS).read_text())
+                fault = (lambda: before(given)) if before else None
                 kept.extend((sys.stdout, sys.stderr))  # they own the numbers that the fork gives to its log
-                os._exit(_child(project, tuple(words), folder, folder / "out", folder / "log", fault))
+                words, files = (loader,), (folder / "out", folder / "log")
+                os._exit(_child(project, words, folder, *files, fault, "measure.trials"))
             _, status, usage = os.wait4(pid, 0)
             return os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024
 

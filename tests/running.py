@@ -120,6 +120,7 @@ def _child(
     out: Path,
     err: Path,
     before: Callable[[], Any] | None,
+    entry: str = "__main__",
 ) -> int:
     os.chdir(folder)
     for path, number in ((out, 1), (err, 2)):
@@ -136,7 +137,8 @@ def _child(
     try:
         if before is not None:
             before()
-        return importlib.import_module(f"{PACKAGE}.__main__").main(list(words))
+        main = importlib.import_module(f"{PACKAGE}.{entry}").main
+        return main(list(words)) if entry == "__main__" else main(*words)
     except BaseException:
         traceback.print_exc()
         return 1

@@ -17,14 +17,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import rendering
 import torch
 import yaml
 from forking import forked_trials
 from importing import imported
-from rendering import REPOSITORY, render
-from running import PACKAGE, losses, one_error, run
+from rendering import REPOSITORY
+from running import PACKAGE, one_error, run
 from test_tier_b import TINY
 from variants import choices, gpus, name, pairwise
+
+
+def render(**answers: Any) -> Path:
+    """With the extras that are tested here."""
+    return rendering.render(**{"extras": ["benchmark"]} | answers)
+
 
 SHORT = ("--steps", "2", "--warmup", "1", "--processes", "1")
 
@@ -48,7 +55,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("answers", pairwise("workload", "framework"), ids=name)
-def test_rows_of_every_workload(answers: dict[str, str], place: Path) -> None:
+def test_rows_of_every_workload(
+    answers: dict[str, str], place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All of them for one loader and framework, the two ends for the others."""
     workload, folder = answers["workload"], place / answers["workload"]
     first = not folder.exists()
@@ -59,8 +68,8 @@ def test_rows_of_every_workload(answers: dict[str, str], place: Path) -> None:
     assert ladder[0]["name"] == "everything off"
     assert ladder[0]["precision"] == "fp32"
     assert ladder[0]["gain"] == 1
-    assert ladder[0]["overrides"]["data.plain_loader"] is True
-    assert ladder[-1]["overrides"]["data.plain_loader"] is False
+    assert ladder[0]["overrides"]["loader"] == "plain"
+    assert ladder[-1]["overrides"]["loader"] == "own"
     for row in found["rows"]:
         assert row["step_ms"]["p10"] <= row["step_ms"]["median"] <= row["step_ms"]["p90"]
         assert 0 <= row["data_wait_fraction"] <= 1
@@ -79,17 +88,30 @@ def test_rows_of_every_workload(answers: dict[str, str], place: Path) -> None:
         shared = next(row for row in found["rows"] if row["table"] == "leave_one_out")
         assert shared["step_ms"] == ladder[-1]["step_ms"]  # one row of two tables is measured once
         assert shared["overrides"] == {}
-        quoted = imported(render(**answers), "engine.report").measured(
-            folder / "benchmark_results/benchmark.json"
-        )
+        assert len(set(losses_by_loader(found, ladder[-1]["overrides"]).values())) == 1
+        monkeypatch.chdir(folder)
+        quoted = imported(render(**answers), "commands.benchmark").report(Path())
         gains = {row["name"]: row["gain"] for row in found["rows"] if row["table"] == "leave_one_out"}
-        assert quoted["fused optimizer"] == f"off: {gains['without fused optimizer']:.2f}×"
-        assert quoted["deterministic"] == f"on: {gains['with deterministic']:.2f}×"
+        assert f"| fused optimizer | off | {gains['without fused optimizer']:.2f}× |" in quoted
+        assert f"| deterministic | on | {gains['with deterministic']:.2f}× |" in quoted
+
+
+def losses_by_loader(found: dict[str, Any], on: dict[str, Any]) -> dict[tuple, tuple]:
+    """Losses of everything on, through the project's own loader and through the plain one."""
+    by_loader = {}
+    for key, trials in found["trials"].items():
+        target, overrides = json.loads(key)
+        others = on.keys() - {"loader", "data.num_workers"}
+        if not target and overrides.keys() == on.keys() and all(overrides[k] == on[k] for k in others):
+            reader = overrides["loader"], overrides.get("data.num_workers")
+            by_loader[reader] = tuple(loss for _, loss in trials[0]["curve"])
+    assert {loader for loader, _ in by_loader} == {"own", "plain"}
+    return by_loader
 
 
 def test_a_wrong_row_is_flagged_and_a_right_one_is_not(place: Path) -> None:
-    def fault(words: list[str]) -> None:
-        if "--reproducibility.deterministic" in words:
+    def fault(settings: dict[str, Any]) -> None:
+        if settings["reproducibility"]["deterministic"]:
             torch.optim.AdamW.step = lambda *_: None  # learns nothing
 
     project = render(workload="tabular")
@@ -106,7 +128,7 @@ def test_an_interrupted_benchmark_goes_on(tmp_path: Path) -> None:
     """The rows that were there are kept; a finished one begins anew, as do other settings."""
     project, log = render(workload="tabular"), tmp_path / "launched"
 
-    def stop_at_the_third(words: list[str]) -> None:
+    def stop_at_the_third(settings: dict[str, Any]) -> None:
         with open(log, "a") as file:
             file.write("x")
         if log.read_text() == "xxx":
@@ -129,8 +151,8 @@ def test_an_interrupted_benchmark_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_row_that_fails_is_named_with_the_reason(tmp_path: Path) -> None:
-    def fault(words: list[str]) -> None:
-        if words[words.index("--optimizer.fused") + 1] == "true":
+    def fault(settings: dict[str, Any]) -> None:
+        if settings["optimizer"]["fused"]:
             importlib.import_module(f"{PACKAGE}.engine.precision").Precision.step = no_memory
 
     def no_memory(*_: Any) -> None:
@@ -182,28 +204,13 @@ def test_own_particulars_fit_the_settings(workload: str) -> None:
     """Sizes and switches of a workload's benchmark.yml are settings that exist, with values in range."""
     project = render(workload=workload)
     own = yaml.safe_load((project / f"src/{PACKAGE}/commands/benchmark.yml").read_text())
-    settings, changed = imported(project, "config").load(), imported(project, "engine.trials").changed
+    settings, changed = imported(project, "config").load(), imported(project, "measure.trials").changed
     assert {"tiny", "small", "large"} <= set(own["sizes"])
     assert all(claim.keys() <= {"claim", "switch", "table", "of", "ratio"} for claim in own["headlines"])
     for overrides in (*own["sizes"].values(), *(s[end] for s in own["switches"].values() for end in s)):
         other = changed(settings, overrides)
         assert all(other.value(key) == value for key, value in overrides.items())
         assert not list(other.conflicts())
-
-
-@pytest.mark.parametrize("workload", choices("workload"))
-def test_the_plain_loader_changes_no_loss(workload: str, place: Path) -> None:
-    project, found = render(workload=workload), []
-    for plain in ("false", "true"):
-        folder = place / workload
-        words = ("--monitor.every_steps", "1", "--max-steps", "5", "--trial", "--data.plain_loader", plain)
-        done = run(project, "train", *TINY[workload], *words, "--name", f"plain-{plain}", cwd=folder)
-        assert done.code == 0, done.err
-        found.append(losses(folder))
-        assert not (folder / f"runs/plain-{plain}/checkpoints").exists()
-        assert not (folder / f"runs/plain-{plain}/report.md").exists()
-    assert len(found[0]) == 5
-    assert found[0] == found[1]
 
 
 # ---- which rows ----------------------------------------------------------------------------------
@@ -300,10 +307,12 @@ def trial(ms: float, loss: float, samples: int = 8, curve: list | None = None) -
 
 def book(folder: Path, plans: list[Any], trials: list[list[dict]], target: float | None = None) -> Any:
     project = render(workload="tabular")
-    module = imported(project, "engine.measurements")
+    module = imported(project, "measure.measurements")
     protocol = {"processes": len(trials[0]), "first seed": 1}
     state = {"target": target}
-    measured = module.Measurements(folder, plans, protocol, {"device": "made up", "torch": "0"}, state, False)
+    measured = module.Measurements(
+        folder, plans, protocol=protocol, environment={"device": "made up", "torch": "0"}, state=state
+    )
     measured.headlines, measured.skipped = [], {}
     for plan, found in zip(plans, trials, strict=True):
         measured.of(plan)[:] = found
@@ -350,7 +359,7 @@ def test_bars_say_how_far_a_gain_is_certain(tmp_path: Path) -> None:
     on = [trial(5, 1.0), trial(6, 1.1)]
     plans = [plan("cumulative", "everything off", a=0), plan("cumulative", "+ a", "a", a=1)]
     measured = book(tmp_path, plans, [[trial(20, 1.0), trial(20, 1.1)], on])
-    module, rows = imported(render(workload="tabular"), "engine.measurements"), measured.rows()
+    module, rows = imported(render(workload="tabular"), "measure.measurements"), measured.rows()
     for change, said in (
         (False, f"{rows[1]['gain_spread']:.2f} x"),
         (True, f"{100 * rows[1]['gain_spread']:.1f} %"),
@@ -435,7 +444,7 @@ def test_a_row_is_compared_with_fp32_in_its_own_order(tmp_path: Path) -> None:
     ],
 )
 def test_a_loss_strays_by_three_spreads_of_fp32s(losses: tuple[float, ...], flagged: bool) -> None:
-    strayed = imported(render(workload="tabular"), "engine.measurements").strayed
+    strayed = imported(render(workload="tabular"), "measure.measurements").strayed
     assert (strayed(list(losses), [2.0, 2.1, 2.2]) is not None) == flagged
     assert strayed([9.0], [2.0]) is None  # one seed has no spread
 
@@ -461,7 +470,7 @@ def test_time_to_the_same_loss(tmp_path: Path) -> None:
 
 def test_figures_of_a_run(tmp_path: Path) -> None:
     """Warm-up left out, the wait weighted by time, windows of several steps."""
-    trials = imported(render(workload="tabular"), "engine.trials")
+    trials = imported(render(workload="tabular"), "measure.trials")
     rows = [
         {"step": 5, "step_ms": 1000.0, "samples_per_second": 4.0, "data_wait_fraction": 0.9, "loss": 9.0},
         {"step": 10, "step_ms": 10.0, "samples_per_second": 400.0, "data_wait_fraction": 0.5, "loss": 2.0},
@@ -485,7 +494,7 @@ def test_figures_of_a_run(tmp_path: Path) -> None:
 
 def test_commands_and_switches_of_the_guide_exist() -> None:
     text = (REPOSITORY / "docs/measure.md").read_text(encoding="utf-8")
-    project = render(workload="tabular")
+    project = render(workload="tabular", extras=["benchmark", "profile", "tune"])
     main = imported(project, "__main__")
     targets = re.findall(r"^([a-z-]+):", (project / "Makefile").read_text(), flags=re.MULTILINE)
     found = re.findall(r'^    make (\w+)(?: ARGS="(.*?)")?', text, flags=re.MULTILINE)

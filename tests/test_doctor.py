@@ -81,8 +81,6 @@ def on_a_gpu(monkeypatch, torch_state):
         facts.multi_processor_count = card.sm_count
         monkeypatch.setattr(torch, "ones", launch)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-        monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: card.name)
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: card.capability)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: facts)
         monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_80"])
         monkeypatch.setattr(torch.version, "cuda", "13.0")

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
+import rendering
 import torch
 from importing import imported
-from rendering import REPOSITORY, render
+from rendering import REPOSITORY
 from running import documented, one_error, run
 from test_tier_b import TINY
 from torch import nn
 from torch.nn import functional
 from variants import choices
 
-costs = imported(render(), "engine.costs")
-estimate = imported(render(), "engine.estimate")
+
+def render(**answers: Any) -> Path:
+    """With the extras that are tested here."""
+    return rendering.render(**{"extras": ["estimate"]} | answers)
+
+
+costs = imported(render(), "measure.costs")
+estimate = imported(render(), "measure.estimates")
 gpus = imported(render(), "engine.gpus")
 seams = imported(render(), "engine.seams")
 
@@ -113,7 +122,7 @@ def test_recomputation_costs_flops_and_saves_memory():
     settings = load(overrides=[("model.width", "128"), ("model.layers", "8"), ("model.heads", "4")])
     tokens = torch.empty(8, 128, dtype=torch.int64)
     samples = {"tokens": tokens, "targets": tokens, "index": tokens[:, 0]}
-    counted = imported(project, "engine.costs").count
+    counted = imported(project, "measure.costs").count
     plain, again = (counted(lambda: build(settings, facts), samples, "fp32", flag) for flag in (False, True))
     assert 1.2 * plain.flops < again.flops < 1.4 * plain.flops
     assert again.parts["activations"] < 0.6 * plain.parts["activations"]
@@ -128,7 +137,7 @@ def test_a_language_model_counts_as_the_library_counts_it(chunked: str):
     settings = load(overrides=[("model.size", "small"), ("model.chunked_loss", chunked)])
     tokens = torch.empty(16, 128, dtype=torch.int64)
     samples = {"tokens": tokens, "targets": tokens, "index": tokens[:, 0]}
-    found = imported(project, "engine.costs").count(lambda: build(settings, facts), samples, "bf16")
+    found = imported(project, "measure.costs").count(lambda: build(settings, facts), samples, "bf16")
     expected = imported(project, "engine.throughput").count_flops(lambda: build(settings, facts), samples)
     assert found.flops == pytest.approx(16 * expected, rel=0.02)
 
@@ -145,7 +154,7 @@ def made(*operations: tuple, parameters: int = 0) -> object:
 
 
 def test_each_operation_takes_the_longer_of_its_flops_and_bytes():
-    device = estimate.Device("x", "bf16", 1e12, 1e13, 1e12, 80e9)
+    device = costs.Device("x", "bf16", 1e12, 1e13, 1e12, 80e9)
     assert device.step(made(*OPERATIONS)) == (pytest.approx(0.1 + 0.001), "compute")
     assert device.step(made(*OPERATIONS), 4) == (pytest.approx(0.404), "compute")
     assert device.step(made((0.0, 1e9, False))) == (pytest.approx(0.001), "memory")
@@ -161,15 +170,15 @@ def test_a_card_is_too_small_from_its_memory_on():
     held = made(parameters=10**9)  # 4 + 4 + 8 GB, less the weights that this one does not count
     assert held.memory == 12e9
     card = gpus.table()["t4"]
-    assert estimate.card(card, "fp16").fits(held)
-    assert not estimate.card(card, "fp16")._replace(memory=13e9).fits(held)
+    assert costs.card(card, "fp16").fits(held)
+    assert not costs.card(card, "fp16")._replace(memory=13e9).fits(held)
 
 
 def test_products_run_at_the_peak_of_their_format():
-    a100 = estimate.card(gpus.table()["a100_80gb"], "bf16")
+    a100 = costs.card(gpus.table()["a100_80gb"], "bf16")
     assert (a100.flops, a100.half_flops) == (156e12, 312e12)
-    assert estimate.card(gpus.table()["a100_80gb"], "fp32").flops == 19.5e12
-    v100 = estimate.card(gpus.table()["v100"], "fp16")
+    assert costs.card(gpus.table()["a100_80gb"], "fp32").flops == 19.5e12
+    v100 = costs.card(gpus.table()["v100"], "fp16")
     assert (v100.flops, v100.half_flops) == (15.7e12, 125e12)
 
 
@@ -196,7 +205,7 @@ def rows(result) -> dict[str, dict]:
 
 
 def test_three_cards_are_ordered_by_speed_and_by_price(tmp_path):
-    words = ("doctor", "--estimate", "--json", *LARGE, "--gpu", "t4", "h100", "rtx_4090")
+    words = ("estimate", "--json", *LARGE, "--gpu", "t4", "h100", "rtx_4090")
     project = render(workload="llm")
     found = rows(run(project, *words, cwd=tmp_path))
     fastest = [card for card in found if card != "cpu"]
@@ -207,7 +216,7 @@ def test_three_cards_are_ordered_by_speed_and_by_price(tmp_path):
     h100 = found["h100"]
     assert h100["run_hours"] == pytest.approx(10 * h100["epoch_hours"])
     assert h100["epoch_price"] is None
-    prices = ("--price", "h100=100", "rtx_4090=0.4", "--monitor.price_per_hour", "1")
+    prices = ("--price", "h100=100", "rtx_4090=0.4", "--estimate.price_per_hour", "1")
     priced = rows(run(project, *words, *prices, cwd=tmp_path))
     assert [card for card in priced if card != "cpu"][-1] == "h100"
     assert priced["h100"]["epoch_price"] == pytest.approx(100 * priced["h100"]["epoch_hours"])
@@ -297,7 +306,7 @@ def test_the_commands_of_the_page(tmp_path):
 def test_the_estimate_is_within_a_factor_of_two_of_a_step(workload: str, tmp_path, monkeypatch):
     """Both sides by their fastest repetition in one process; a busy neighbour gets three chances to rest."""
     monkeypatch.chdir(tmp_path)
-    project = render(workload=workload, extras=[])
+    project = render(workload=workload, extras=["estimate", "profile"])
     module = lambda name: imported(project, name)  # noqa: E731
     flags = iter(TINY[workload])
     overrides = [(name[2:], value) for name, value in zip(flags, flags, strict=True) if "fp8" not in name]
@@ -305,14 +314,14 @@ def test_the_estimate_is_within_a_factor_of_two_of_a_step(workload: str, tmp_pat
     assembled = module("assemble")
     store = assembled.open_store(settings)
     whole = assembled.assemble(settings, module("engine.distributed").Distributed(), store)
-    samples = next(whole.loader("train", train=True).epoch(0))
-    step = module("engine.step").Step(whole.wrapped, whole.optimizer, whole.precision, whole.distributed, 1.0)
+    loader = whole.loader("train", train=True)
+    samples, step = next(loader.epoch(0)), module("measure.steps").Steps(whole, loader)
     build = lambda: module("model").build_model(settings, store.facts)  # noqa: E731
-    counted = module("engine.costs").count(build, samples, "fp32")
+    counted = module("measure.costs").count(build, samples, "fp32")
     ratios = []
     for _ in range(3):
-        expected, _ = module("engine.estimate").this_cpu().step(counted)
-        measured = module("engine.estimate").fastest(lambda: step(dict(samples), True), 0.5)
+        expected, _ = module("measure.estimates").this_cpu().step(counted)
+        measured = module("measure.estimates").fastest(step, 0.5)
         ratios.append(expected / measured)
         if 0.5 < ratios[-1] < 2:
             return

@@ -28,7 +28,7 @@ def test_each_row_is_found_by_each_of_its_names(gpu):
     for name in gpu.aliases:
         for spelled in (name, f"NVIDIA {name}"):
             for reported in (gpu.memory_gb, 0.92 * gpu.memory_gb, None):
-                assert gpus.find(spelled, gpu.sm_count, reported) is gpu
+                assert gpus.match(spelled, gpu.sm_count, reported)[0] is gpu
 
 
 @rows
@@ -149,7 +149,7 @@ def test_cards_that_only_look_like_a_row_have_none(name):
     ],
 )
 def test_cards_of_one_name_are_told_apart(name, sm_count, memory_gb):
-    assert gpus.find(name) is not None
+    assert gpus.match(name)[0] is not None
     gpu, why = gpus.match(name, sm_count, memory_gb)
     assert gpu is None
     assert "this one" in why
@@ -170,7 +170,7 @@ def test_cards_of_one_name_are_told_apart(name, sm_count, memory_gb):
     ],
 )
 def test_the_memory_that_drivers_report_fits(name, memory_gb):
-    assert gpus.find(name, None, memory_gb) is not None
+    assert gpus.match(name, None, memory_gb)[0] is not None
 
 
 def test_an_edited_table_is_a_users_error(tmp_path, monkeypatch):

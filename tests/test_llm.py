@@ -358,7 +358,7 @@ def test_flops_are_those_of_the_formula() -> None:
 def test_mfu_has_a_denominator_or_none() -> None:
     throughput = module("engine.throughput")
     assert throughput.peak_of(torch.device("cpu"), "bf16") == (0.0, "n/a: there is no GPU")
-    work = throughput.Work(tokens=1024, flops=1e12, peak=1e15)
+    work = throughput.Work(tokens=1024, peak=1e15, count=lambda: 1e12)
     assert work.rates(500.0, devices=1) == {"tokens_per_second": 512_000.0, "mfu": 0.5}
     assert work.rates(500.0, devices=2)["mfu"] == 0.25
     assert throughput.Work(tokens=8).rates(2.0, 1) == {"tokens_per_second": 16.0}
@@ -378,7 +378,10 @@ def test_peak_of_a_gpu(
 ) -> None:
     import re
 
-    properties = SimpleNamespace(name=name, multi_processor_count=count, total_memory=int(139.8 * 2**30))
+    memory = int(139.8 * 2**30)
+    properties = SimpleNamespace(
+        name=name, major=9, minor=0, multi_processor_count=count, total_memory=memory
+    )
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     peak, why = module("engine.throughput").peak_of(torch.device("cuda"), precision)
     assert re.search(says, why), why

@@ -13,13 +13,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import rendering
 import torch
 from importing import imported
-from rendering import render
 from running import PACKAGE, run
 from test_tier_b import TINY
 from torch import nn
 from variants import choices, name, pairwise
+
+
+def render(**answers: Any) -> Path:
+    """With the extras that are tested here."""
+    return rendering.render(**{"extras": ["profile"]} | answers)
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +121,7 @@ def test_a_wait_for_the_device_is_named_by_its_line(place: Path) -> None:
 
 
 def test_recompilations_are_counted_with_the_reason() -> None:
-    profiling = imported(render(workload="tabular"), "engine.profiling")
+    profiling = imported(render(workload="tabular"), "measure.profiling")
 
     def double(x: torch.Tensor) -> torch.Tensor:
         return 2 * x
@@ -156,7 +161,7 @@ class Small(nn.Module):
 
 
 def attributed(model: nn.Module) -> dict[str, Any]:
-    profiling = imported(render(workload="tabular"), "engine.profiling")
+    profiling = imported(render(workload="tabular"), "measure.profiling")
     x = torch.ones(256, 512)
     model(x).backward()
     with profiling.Layers(model), torch.profiler.profile(profile_memory=True) as found:
@@ -183,7 +188,7 @@ def test_operations_belong_to_their_layers_forward_and_backward() -> None:
 
 def test_backward_belongs_to_the_operation_of_its_number() -> None:
     """Numbers are shared by what does not take them: the last operation of a number did."""
-    profiling = imported(render(workload="tabular"), "engine.profiling")
+    profiling = imported(render(workload="tabular"), "measure.profiling")
 
     def event(name: str, ms: float, number: int = -1, parent: Any = None) -> Any:
         times = {"self_cpu_time_total": 1000 * profiling.TRACED * ms, "self_cpu_memory_usage": 0}
@@ -233,7 +238,10 @@ def test_recomputation_belongs_to_backward() -> None:
 def settings(**data: Any) -> Any:
     training = SimpleNamespace(precision=data.pop("precision", "auto"))
     compiles = SimpleNamespace(enabled=data.pop("compiled", "auto"))
-    data = {"batch_size": 8, "num_workers": 2, "plain_loader": False} | data
+    data = {
+        "batch_size": 8,
+        "num_workers": 2,
+    } | data
     return SimpleNamespace(data=SimpleNamespace(**data), training=training, compile=compiles)
 
 
@@ -242,7 +250,6 @@ def settings(**data: Any) -> Any:
     [
         ((0.5, 0.4, 0.1), 0.9, {}, (), "input", "--data.num_workers 4"),
         ((0.5, 0.4, 0.1), 0.9, {"num_workers": "auto"}, (), "input", "--data.num_workers 4"),
-        ((0.5, 0.4, 0.1), 0.9, {"plain_loader": True}, (), "input", "--data.plain_loader false"),
         ((0.5, 0.4, 0.1), 0.9, {}, ("num_workers",), "input", "chunk_size_gb"),
         ((0.5, 0.4, 0.1), 0.9, {}, ("num_workers", "chunk_size_gb"), "input", "loader=dataloader"),
         ((0.0, 0.3, 0.7), 0.9, {}, (), "launch", "--data.batch_size 16, or --compile.mode reduce-overhead"),
@@ -256,15 +263,15 @@ def settings(**data: Any) -> Any:
 def test_verdicts(
     split: tuple[float, ...], products: float, given: dict, without: tuple, name: str, remedy: str
 ) -> None:
-    verdict = imported(render(workload="tabular"), "engine.profiling").verdict
+    verdict = imported(render(workload="tabular"), "measure.profiling").verdict
     shares = dict(zip(("data", "compute", "idle"), split, strict=True))
-    found = verdict(shares, products, settings(**given), without, cuda=True)
+    found = verdict(shares, products, settings(**given), without, (9, 0))
     assert found[0] == f"{name}-bound"
     assert remedy in found[2]
 
 
 def test_shares_of_a_step() -> None:
-    shares = imported(render(workload="tabular"), "engine.profiling").shares
+    shares = imported(render(workload="tabular"), "measure.profiling").shares
     gpu = shares(seconds=0.1, waited=0.02, busy=0.05, traced=0.4, cuda=True)
     assert gpu == pytest.approx({"data": 0.2, "compute": 0.5, "idle": 0.3})
     cpu = shares(seconds=0.1, waited=0.02, busy=0.2, traced=0.4, cuda=False)

@@ -316,7 +316,7 @@ def test_rows_are_found_by_whole_names() -> None:
     for key, row in gpus().items():
         for alias in row["aliases"]:
             for name in (alias, f"NVIDIA {alias}"):
-                assert table.find(name, row["sm_count"], row["memory_gb"]).key == key
+                assert table.match(name, row["sm_count"], row["memory_gb"])[0].key == key
     for alias in aliases:
         for other in (
             f"{alias} Laptop GPU",
@@ -325,7 +325,7 @@ def test_rows_are_found_by_whole_names() -> None:
             alias[:-1],
             alias[1:],
         ):
-            assert other in aliases or table.find(other) is None, other
+            assert other in aliases or table.match(other)[0] is None, other
 
 
 def test_precision_of_a_row_is_the_precision_of_a_run() -> None:

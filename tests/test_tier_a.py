@@ -15,7 +15,18 @@ from pathlib import Path
 import jinja2
 import pytest
 import yaml
-from budget import DEFAULT, FILE_LINES, LARGEST, SCREEN, TRAIN_LINES, measure, python_files
+from budget import (
+    DEFAULT,
+    FEATURES,
+    FILE_LINES,
+    LARGEST,
+    SCREEN,
+    TABULAR,
+    TRAIN_LINES,
+    Budget,
+    measure,
+    python_files,
+)
 from link import link
 from packaging.requirements import Requirement
 from rendering import REPOSITORY, questions, render, render_into, scratch, template
@@ -204,7 +215,7 @@ def test_stolen_releases_of_lightning_are_excluded() -> None:
 def test_size_fits_the_budget(answers: Answers) -> None:
     project = render(**answers)
     size = measure(project)
-    assert all(used <= allowed for used, allowed in zip(size, LARGEST, strict=True)), size
+    assert all(used <= allowed for used, allowed in zip(size, LARGEST.limit, strict=True)), size
     lines = python_files(project)
     assert lines["src/my_training/train.py"] <= TRAIN_LINES
     assert {path: count for path, count in lines.items() if count > FILE_LINES} == {}
@@ -212,9 +223,28 @@ def test_size_fits_the_budget(answers: Answers) -> None:
     assert len(visible) <= SCREEN, visible
 
 
-def test_default_project_fits_its_budget() -> None:
-    size = measure(render())
-    assert all(used <= allowed for used, allowed in zip(size, DEFAULT, strict=True)), size
+EVERYTHING = {"workload": "llm", "framework": "lightning", "distributed": "fsdp", "tracker": "wandb"}
+
+
+@pytest.mark.parametrize(
+    ("answers", "budget"),
+    [
+        ({}, DEFAULT),
+        ({"workload": "tabular"}, TABULAR),
+        (EVERYTHING | {"extras": list(choices("extras"))}, LARGEST),
+    ],
+    ids=["default", "tabular", "everything"],
+)
+def test_projects_fit_their_budgets(answers: Answers, budget: Budget) -> None:
+    size = measure(render(**answers))
+    assert all(used <= allowed for used, allowed in zip(size, budget.limit, strict=True)), size
+    assert all(aim <= limit for aim, limit in zip(budget.aim, budget.limit, strict=True))
+    assert all(lines > 0 for lines in FEATURES.values())
+
+
+def test_the_core_has_no_empty_folder_of_extras() -> None:
+    package = render() / "src/my_training"
+    assert sorted(path.name for path in package.iterdir() if path.is_dir()) == ["commands", "engine", "hooks"]
 
 
 @pytest.mark.parametrize("answers", pairwise(*structural(), "precision"), ids=name)
@@ -254,10 +284,11 @@ def test_parts_are_rendered_byte_for_byte_and_none_is_dead() -> None:
         for path in PACKAGE.rglob("*.jinja"):
             expression = INCLUDE.fullmatch(path.read_text(encoding="utf-8"))[1]
             part = template() / jinja2.Environment().compile_expression(expression)(**known)
-            rendered = project / "src/my_training" / path.relative_to(PACKAGE).with_suffix("")
-            rendered = rendered.with_name(jinja2.Template(path.stem).render(known) or "absent")
-            if rendered.name == "absent":  # its condition is false
+            names = path.relative_to(PACKAGE).with_suffix("").parts
+            names = tuple(jinja2.Template(name).render(known) for name in names)
+            if not all(names):  # a condition is false
                 continue
+            rendered = project / "src/my_training" / Path(*names)
             assert rendered.read_bytes() == part.read_bytes()
             unused.discard(part)
     assert unused == set()

@@ -9,12 +9,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import rendering
 from forking import forked_trials
 from importing import imported
-from rendering import render
 from running import one_error, run
 from test_tier_b import TINY
 from variants import choices, name, pairwise
+
+
+def render(**answers: Any) -> Path:
+    """With the extras that are tested here."""
+    return rendering.render(**{"extras": ["tune"]} | answers)
 
 
 def module(**answers: str) -> Any:
@@ -74,7 +79,7 @@ class Made:
 
     def __init__(self, tune: Any, rate: Any, fits: int = 10**9):
         self.rate, self.fits, self.calls = rate, fits, []
-        self.Failed = imported(render(workload="tabular"), "engine.trials").Failed
+        self.Failed = imported(render(workload="tabular"), "measure.trials").Failed
 
     def __call__(self, overrides: dict, warmup: int, steps: int) -> dict[str, Any]:
         self.calls.append(overrides)

@@ -22,11 +22,29 @@ class Size(NamedTuple):
 
     files: int
     lines: int
+    engine: int  # modules of engine/, without __init__
     dependencies: int
 
 
-DEFAULT = Size(70, 7000, 8)  # the default project may have this much
-LARGEST = Size(80, 7500, 14)  # any project; more dependencies come with lightning, a tracker, a tokenizer
+class Budget(NamedTuple):
+    """What a project may have, and what we want it to have."""
+
+    limit: Size
+    aim: Size
+
+
+# Nothing but a line here, defended by its author, raises a limit: a later feature of the core and its lines.
+FEATURES: dict[str, int] = {}
+
+
+def raised(files: int, lines: int, engine: int, dependencies: int) -> Size:
+    return Size(files, lines + sum(FEATURES.values()), engine, dependencies)
+
+
+DEFAULT = Budget(raised(48, 3950, 24, 7), raised(44, 3700, 20, 7))
+TABULAR = Budget(raised(46, 3700, 24, 7), raised(42, 3400, 20, 7))
+# Everything on. More dependencies come with a framework, a tracker, a tokenizer.
+LARGEST = Budget(raised(74, 6300, 28, 14), raised(74, 5800, 26, 14))
 
 
 def code_lines(source: str) -> int:
@@ -55,4 +73,6 @@ def measure(project: Path) -> Size:
     files = [path for path in project.rglob("*") if path.is_file()]
     files = [path for path in files if not made_later.intersection(path.relative_to(project).parts)]
     declared = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))
-    return Size(len(files), sum(python_files(project).values()), len(declared["project"]["dependencies"]))
+    lines = python_files(project)
+    engine = [path for path in lines if "/engine/" in path and not path.endswith("__init__.py")]
+    return Size(len(files), sum(lines.values()), len(engine), len(declared["project"]["dependencies"]))

@@ -12,13 +12,19 @@ import sys
 import time
 from pathlib import Path
 
-from budget import DEFAULT, measure
+from budget import DEFAULT, Size, measure
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 # Threads would wait for each other longer than they work on matrices as small as these.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": "src"}
-TRAIN = ("--training.epochs", "15")
+STEPS = 1000  # at most, of which the schedule knows
+VERBS = (
+    ("doctor",),
+    ("train", "--training.max_steps", str(STEPS), "--evaluation.every_steps", "250"),
+    ("evaluate",),
+    ("report",),
+)
 
 
 def main(folder: Path) -> None:
@@ -26,18 +32,22 @@ def main(folder: Path) -> None:
     from rendering import render_into
 
     shutil.rmtree(folder, ignore_errors=True)
+    seconds = {}
     begun = title(f"render the default project into {folder}")
     render_into(folder)
-    done(begun)
-    for words in (("doctor",), ("train", *TRAIN), ("evaluate",), ("report",)):
+    seconds["render"] = time.perf_counter() - begun
+    for words in VERBS:
         begun = title("python -m my_training " + " ".join(words))
         command = [sys.executable, "-m", "my_training", *words]
         subprocess.run(command, cwd=folder, env=ENVIRONMENT, check=True)
-        done(begun)
+        seconds[words[0]] = time.perf_counter() - begun
 
-    title("size of the project, and what it may be")
-    for name, used, allowed in zip(DEFAULT._fields, measure(folder), DEFAULT, strict=True):
-        print(f"{name:14}{used:6,} of {allowed:,}{'' if used <= allowed else '  too many'}")
+    title("size of the project: what it has, may have, and shall have")
+    for name, used, limit, aim in zip(Size._fields, measure(folder), *DEFAULT, strict=True):
+        print(f"{name:14}{used:6,} of {limit:6,}, aim {aim:6,}{'' if used <= limit else '  too many'}")
+    title("what took how long")
+    for name, taken in seconds.items():
+        print(f"{name:14}{taken:6.1f} s")
     title("look at")
     (run,) = (folder / "runs").iterdir()
     for name in ("report.md", "curves.png", "metrics.csv"):
@@ -47,10 +57,6 @@ def main(folder: Path) -> None:
 def title(text: str) -> float:
     print(f"\n--- {text}", flush=True)
     return time.perf_counter()
-
-
-def done(begun: float) -> None:
-    print(f"{time.perf_counter() - begun:.1f} s")
 
 
 if __name__ == "__main__":

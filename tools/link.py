@@ -19,10 +19,11 @@ def link(folder: Path, **answers: str) -> None:
             answers[name] = jinja2.Template(str(asked["default"])).render(answers)
     shutil.rmtree(folder / "src", ignore_errors=True)
     for part in [path for path in PACKAGE.rglob("*.*") if path.suffix in {".py", ".jinja"}]:
-        name = jinja2.Template(part.name).render(answers)  # empty, but for .jinja, where a condition is false
-        if name == ".jinja":
+        # A name is empty, but for .jinja, where its condition is false.
+        names = [jinja2.Template(name).render(answers) for name in part.relative_to(PACKAGE).parts]
+        if not all(names) or names[-1] == ".jinja":
             continue
-        place = folder / "src/my_training" / part.relative_to(PACKAGE).with_name(name)
+        place = folder / "src/my_training" / Path(*names)
         if part.suffix == ".jinja":  # one line: {% include EXPRESSION %}
             expression = part.read_text(encoding="utf-8").removeprefix("{% include ").removesuffix(" %}\n")
             part = ROOT / str(jinja2.Environment().compile_expression(expression)(**answers))

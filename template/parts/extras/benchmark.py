@@ -1,8 +1,8 @@
 """Measure what each optimization gives on this machine: tables and a picture in benchmark_results/.
 
-Without names: everything off against everything on. Each process of a row is one `train --trial`, and the
-processes of all rows alternate, so that a machine that slows down slows down every row. Results are written
-after each process; an interrupted benchmark goes on where it stopped.
+Without names: everything off against everything on. Each process of a row is a short run, and the processes
+of all rows alternate, so that a machine that slows down slows down every row. Results are written after each
+process; an interrupted benchmark goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -10,13 +10,18 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
-from ..config import ENVIRONMENT
 from ..engine.errors import UserError
-from ..engine.gpus import features, resolve_precision
+from ..engine.gpus import Card, features, resolve_precision
+from ..engine.report import read_json, show, table
+from ..measure.measurements import Measurements, Plan, environment
+from ..measure.trials import LOADER, Overrides, Trials, card_here, changed
+
+if TYPE_CHECKING:
+    from ..config import Settings
 
 OUTPUT = Path("benchmark_results")
 OWN = Path(__file__).with_suffix(".yml")
@@ -24,7 +29,17 @@ LOWER = ("fp16", "bf16")
 MODES = ("max-autotune-no-cudagraphs", "reduce-overhead", "max-autotune")
 FULL, QUICK = (20, 100, 3), (5, 10, 2)  # warm-up steps, timed steps, processes
 
-Overrides = dict[str, Any]
+# Names of optimizations in env.json, and the setting that switches each.
+SWITCHES = {
+    "precision": "training.precision",
+    "compile": "compile.enabled",
+    "fused optimizer": "optimizer.fused",
+    "recomputation": "training.gradient_checkpointing",
+    "accumulation": "training.gradient_accumulation_steps",
+    "pinned memory": "data.pin_memory",
+    "cuDNN benchmark": "training.cudnn_benchmark",
+    "deterministic": "reproducibility.deterministic",
+}
 
 
 class Switch(NamedTuple):
@@ -35,15 +50,6 @@ class Switch(NamedTuple):
     on: Overrides
     why_not: str
     enabled: bool  # whether `train` has it on
-
-
-class Plan(NamedTuple):
-    """A row to measure."""
-
-    table: str
-    name: str
-    switch: str
-    overrides: Overrides
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,81 +67,85 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--restart", action="store_true", help="forget what an interrupted benchmark has measured")
 
 
-def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> int:
+def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
     """Measures the rows that are missing; writes benchmark.json, .md and .png."""
     settings = load()
     settings = settings.phase(1) if settings.phases else settings
     own = yaml.safe_load(OWN.read_text(encoding="utf-8"))
-    given = (arguments.warmup, arguments.steps, arguments.processes)
-    counts = [
-        a if a is not None else b for a, b in zip(given, QUICK if arguments.quick else FULL, strict=True)
-    ]
-    if min(counts) < 1:
+    warmup, steps, processes = QUICK if arguments.quick else FULL
+    warmup = warmup if arguments.warmup is None else arguments.warmup
+    steps = steps if arguments.steps is None else arguments.steps
+    processes = processes if arguments.processes is None else arguments.processes
+    if min(warmup, steps, processes) < 1:
         raise UserError("--steps, --warmup and --processes count from 1", "command line", "raise it")
 
-    import torch
-
     from ..assemble import open_store
-    from ..engine.gpus import this_card
     from ..engine.loader import Loader
-    from ..engine.measurements import Measurements, environment
-    from ..engine.trials import Trials, changed, elsewhere
 
     if size := arguments.model_size:
         if size not in own["sizes"]:
-            raise UserError(
-                f"unknown model size {size!r}", "--model-size", f"choose of {', '.join(own['sizes'])}"
-            )
+            remedy = f"choose of {', '.join(own['sizes'])}"
+            raise UserError(f"unknown model size {size!r}", "--model-size", remedy)
         settings = changed(settings, own["sizes"][size])
-    card = elsewhere(this_card) if torch.cuda.is_available() else this_card()
+    card = card_here()
     found = list(switches(settings, card, Loader.WITHOUT_EFFECT, own["switches"]))
     if arguments.list:
         states = {s.name: f"cannot be measured here: {s.why_not}" for s in found if s.why_not}
         print("\n".join(f"{s.name:36}{states.get(s.name, 'on' if s.enabled else 'off')}" for s in found))
         return 0
     plans, store = plan(found, arguments.names, arguments.all), open_store(settings)
-    trials = Trials(settings, store.folder, ENVIRONMENT, card.capability is not None)
-    protocol = dict(zip(("warm-up steps", "timed steps", "processes"), counts, strict=True)) | {
+    trials = Trials(settings, store.folder, card.capability is not None)
+    several = processes > 1
+    protocol = {
+        "warm-up steps": warmup,
+        "timed steps": steps,
+        "processes": processes,
         "steps between two times": trials.window,
         "order": "one process of every row, then the next",
         "first seed": settings.reproducibility.seed,
         "memory": "largest allocated on the GPU" if card.capability else "largest resident set",
-        "gain": "± what nine of ten repeats stay within, by its processes"
-        if counts[2] > 1
-        else "one process",
-        "loss": "compared with fp32's over the same seeds" if counts[2] > 1 else "not compared: one seed",
+        "gain": "± what nine of ten repeats stay within, by its processes" if several else "one process",
+        "loss": "compared with fp32's over the same seeds" if several else "not compared: one seed",
         "model size": size or "as configured",
     }
-    state = {"data": store.fingerprint, "settings": settings.resolved(), "target": arguments.target}
-    results = Measurements(OUTPUT, plans, protocol, environment(card), state, arguments.restart)
+    results = Measurements(
+        OUTPUT,
+        plans,
+        protocol=protocol,
+        environment=environment(card),
+        state={"data": store.fingerprint, "settings": settings.resolved(), "target": arguments.target},
+        restart=arguments.restart,
+    )
     results.skipped = {s.name: s.why_not for s in found if s.why_not}
     results.headlines = own["headlines"]
-    results.measure(trials, *counts[:2])
+    results.measure(trials, warmup, steps)
     print((OUTPUT / "benchmark.md").read_text(encoding="utf-8"))
     return 0
 
 
-def switches(settings: Any, card: Any, without: tuple[str, ...], own: dict[str, Any]) -> Iterator[Switch]:
+def switches(
+    settings: Settings, card: Card, without: tuple[str, ...], own: dict[str, Any]
+) -> Iterator[Switch]:
     """All of them, in the order in which the cumulative table switches them on.
 
     without: data settings that this project's loader has no use for. own: those of the workload.
     """
+    from ..engine.optimization import compiles
+
     data, training = settings.data, settings.training
     gpu = "" if card.capability else "there is no GPU"
     has = features(card.capability, card.hip) if card.capability else frozenset()
     resolved = resolve_precision(training.precision, card.capability, card.hip, training.fp8_emulation)[0]
     half = resolved if resolved in LOWER else "fp16" if has and "bf16" not in has else "bf16"
     rungs = ("fp32", "tf32", half, "fp8")
-    compiled = settings.compile.enabled
-    if compiled == "auto":
-        compiled = bool(card.capability and card.capability >= (8, 0))
-    values = {"training.precision": resolved, "compile.enabled": compiled}
+    compiled, _ = compiles(settings, card.capability)
+    values = {"training.precision": resolved, "compile.enabled": compiled, LOADER: "own"}
 
     def switch(name: str, off: Overrides, on: Overrides, why_not: str = "") -> Switch:
-        enabled = all(values.get(key, settings.value(key)) == value for key, value in on.items())
+        now = {key: values[key] if key in values else settings.value(key) for key in on}
         if any(key.removeprefix("data.") in without for key in on):
             why_not = "this project's loader has no use for it"
-        return Switch(name, off, on, why_not, enabled)
+        return Switch(name, off, on, why_not, now == on)
 
     def flip(name: str, key: str, why_not: str = "") -> Switch:
         return switch(name, {key: False}, {key: True}, why_not)
@@ -155,7 +165,7 @@ def switches(settings: Any, card: Any, without: tuple[str, ...], own: dict[str, 
         yield switch(f"compile_{mode}", {"compile.mode": "default"}, on, why_not)
     yield flip("fused_optimizer", "optimizer.fused")
     alone = {} if "num_workers" in without else {"data.num_workers": 0}
-    yield switch("loader", {"data.plain_loader": True} | alone, {"data.plain_loader": False})
+    yield switch("loader", {LOADER: "plain"} | alone, {LOADER: "own"})
     yield switch("workers", {"data.num_workers": 0}, {"data.num_workers": data.num_workers or 4})
     yield flip("pinned_memory", "data.pin_memory", gpu)
     for name, changes in own.items():
@@ -205,3 +215,19 @@ def plan(found: list[Switch], names: list[str], everything: bool) -> list[Plan]:
 
 def spoken(name: str) -> str:
     return name.replace("_", " ").replace("tf32", "TF32")
+
+
+def report(run: Path) -> list[str]:
+    """Speed with one setting changed, as measured here; nothing where `benchmark` has not run."""
+    rows, settings = [], {key: name for name, key in SWITCHES.items()}
+    for row in read_json(OUTPUT / "benchmark.json").get("rows", []):
+        if row.get("table") != "leave_one_out" or row.get("gain") is None:
+            continue
+        gain = f"{row['gain']:.2f}×" + (f" ±{row['gain_spread']:.2f}" if row.get("gain_spread") else "")
+        gain += f" ({row['flag']})" if row.get("flag") else ""
+        rows += [
+            (settings[key], show(value), gain)
+            for key, value in row.get("overrides", {}).items()
+            if key in settings
+        ]
+    return table("Speed if changed, by benchmark", ("optimization", "to", "speed"), rows)

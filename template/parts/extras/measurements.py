@@ -15,11 +15,12 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from statistics import mean, median, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
-from .files import replacing, write_json, write_text
-from .report import read_json, show, table
-from .trials import Failed, spread
+from ..engine.files import replacing, write_json, write_text
+from ..engine.gpus import Card
+from ..engine.report import read_json, show, table
+from .trials import Failed, Overrides, Trials, spread
 
 Row = dict[str, Any]
 
@@ -42,17 +43,35 @@ SPEED = [
 QUERY = "driver_version,power.limit,clocks.max.sm,clocks.max.mem"
 
 
+class Plan(NamedTuple):
+    """A row to measure."""
+
+    table: str
+    name: str
+    switch: str
+    overrides: Overrides
+
+
 class Measurements:
     """The folder `benchmark_results/`. Figures of another protocol, machine or configuration do not count.
 
-    plans: rows as (table, name, switch, overrides), the first one in strict fp32. A benchmark that was
-    complete begins anew, one that was interrupted goes on.
+    plans: the rows, the first one in strict fp32. A benchmark that was complete begins anew, one that was
+    interrupted goes on.
     """
 
     skipped: dict[str, str]
     headlines: list[Row]
 
-    def __init__(self, folder: Path, plans: list, protocol: Row, environment: Row, state: Row, restart: bool):
+    def __init__(
+        self,
+        folder: Path,
+        plans: list[Plan],
+        *,
+        protocol: Row,
+        environment: Row,
+        state: Row,
+        restart: bool = False,
+    ):
         self.folder, self.plans, self.protocol, self.state = folder, plans, protocol, state
         self.environment = environment
         before = read_json(folder / "benchmark.json")
@@ -60,20 +79,19 @@ class Measurements:
         keep = same == [protocol, environment, state] and not restart and not before["complete"]
         self.trials: dict[str, list[Row]] = before["trials"] if keep else {}
 
-    def of(self, plan: Any) -> list[Row]:
+    def of(self, plan: Plan) -> list[Row]:
         """The row's trials, one for each seed; rows of several tables may share them."""
-        return self.trials.setdefault(
-            json.dumps([plan.table == "target", plan.overrides], sort_keys=True), []
-        )
+        key = json.dumps([plan.table == "target", plan.overrides], sort_keys=True)
+        return self.trials.setdefault(key, [])
 
-    def missing(self) -> Iterator[Any]:
+    def missing(self) -> Iterator[Plan]:
         """Rows to run next: the first process of each before the second of any."""
         for number in range(self.protocol["processes"]):
             for plan in self.plans:
                 if len(self.of(plan)) == number and not failure(self.of(plan)):
                     yield plan
 
-    def measure(self, trials: Any, warmup: int, steps: int) -> None:
+    def measure(self, trials: Trials, warmup: int, steps: int) -> None:
         """Runs what is missing, writes after each process, and draws at the end, also after Ctrl-C."""
         from tqdm import tqdm
 
@@ -123,7 +141,7 @@ class Measurements:
             rows.append(row)
         return rows
 
-    def strict(self, plan: Any) -> list[float]:
+    def strict(self, plan: Plan) -> list[float]:
         """Losses of the first fp32 row that sees the samples in the same order."""
         order = plan.overrides.get("data.order")
         same = [
@@ -156,7 +174,7 @@ def ratio(value: float | None, reference: float | None) -> float | None:
     return value / reference if value is not None and reference else None
 
 
-def figures_of(plan: Any, trials: list[Row]) -> Row:
+def figures_of(plan: Plan, trials: list[Row]) -> Row:
     """A row of the result, not yet compared with others."""
     step = spread([ms for trial in trials for ms in trial["step_ms"]])
     row = {
@@ -237,11 +255,11 @@ def beside(headlines: list[Row], rows: list[Row]) -> list[Row]:
     return found
 
 
-def environment(card: Any) -> Row:
-    """What decides speed beside the settings. card: as `doctor.this_card` gives it."""
+def environment(card: Card) -> Row:
+    """What decides speed beside the settings."""
     import torch
 
-    from .runs import git_state, versions
+    from ..engine.runs import git_state, versions
 
     found: Row = {"device": card.name}
     if card.capability:
@@ -268,18 +286,8 @@ def page(result: Row) -> str:
     parts = [["# Benchmark"], ["![the rows](benchmark.png)"]]
     if not result["complete"]:
         parts.insert(1, ["Not complete: `benchmark` with the same words goes on."])
-    header = (
-        "",
-        "precision",
-        "ms/step",
-        "p10-p90",
-        "samples/s",
-        "gain",
-        "memory MB",
-        "data wait",
-        "start s",
-        "loss",
-    )
+    columns = "precision,ms/step,p10-p90,samples/s,gain,memory MB,data wait,start s,loss"
+    header = ("", *columns.split(","))
     for name in ("cumulative", "leave_one_out"):
         rows = [row for row in result["rows"] if row["table"] == name]
         parts.append(table(TITLES[name], header, [cells(row) for row in rows]))

@@ -9,7 +9,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..config import Settings
 
 OUTPUT = Path("trace")
 SHOWN = 20  # layers and operations in a table
@@ -20,7 +23,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=20, metavar="N", help="timed steps (default: 20)")
 
 
-def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> int:
+def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
     """Profiles the configuration; prints the page and writes `trace/`."""
     settings = load()
     settings = settings.phase(1) if settings.phases else settings
@@ -29,8 +32,8 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> int:
     from ..engine.distributed import Distributed
     from ..engine.files import write_text
     from ..engine.optimization import prepare_process
-    from ..engine.profiling import Profiler, page
     from ..engine.runs import device_line
+    from ..measure.profiling import measure, page
 
     prepare_process()
     distributed = Distributed()
@@ -38,7 +41,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> int:
         project = assemble(settings, distributed, open_store(settings))
         loader = project.loader("train", train=True)
         OUTPUT.mkdir(exist_ok=True)
-        result = Profiler(project, loader, OUTPUT).measure(max(arguments.steps, 1))
+        result = measure(project, loader, OUTPUT, max(arguments.steps, 1))
         loader.close()
     finally:
         distributed.close()

@@ -11,28 +11,28 @@ import re
 import time
 import traceback
 from collections import Counter, defaultdict
-from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 from tqdm import tqdm
 
-from .monitor import stall_seconds
-from .report import show, table
-from .step import Step
+from ..engine.gpus import Capability, this_card
+from ..engine.optimization import compiles
+from ..engine.report import show, table
+from .steps import Steps
+
+if TYPE_CHECKING:
+    from ..assemble import Project
+    from ..config import Settings
 
 SOURCE = Path(__file__).absolute().parents[1]
 RANGE, BACKWARD = "layer: ", "autograd::engine::evaluate_function: "
 WARMUP, TRACED = 3, 3  # steps before the clock starts, steps under the profiler
-INPUT, IDLE, PRODUCTS = (
-    0.10,
-    0.40,
-    0.50,
-)  # shares from which on a step is bound by its input, launches, products
+# Shares from which on a step is bound by its input, by launches, by products.
+INPUT, IDLE, PRODUCTS = 0.10, 0.40, 0.50
 # Where the work is arithmetic; all other operations mostly move bytes.
 ARITHMETIC = re.compile(r"mm$|matmul|linear|conv|attention|lstm|gru|rnn|bmm|flash|gemm", re.IGNORECASE)
 SYNCS = {  # operations whose result the host waits for
@@ -41,89 +41,62 @@ SYNCS = {  # operations whose result the host waits for
 }
 
 
-class Profiler:
-    """Runs steps of a project, one way after the other."""
+def measure(project: Project, loader: Any, folder: Path, number: int) -> dict[str, Any]:
+    """All figures of the page, over `number` timed steps; trace.json.gz and memory.pickle in the folder."""
+    device, step = project.device, Steps(project, loader)
+    cuda = device.type == "cuda"
 
-    def __init__(self, project: Any, loader: Any, folder: Path):
-        self.project, self.loader, self.folder, self.device = project, loader, folder, project.device
-        training = project.settings.training
-        parts = (project.wrapped, project.optimizer, project.precision, project.distributed)
-        self.step = Step(*parts, training.gradient_clip)
-        self.accumulation = training.gradient_accumulation_steps
-        self.batches, self.waited = self._endless(), 0.0
-
-    def _endless(self) -> Iterator[tuple[dict, bool]]:
-        """Batches of training, and whether the optimizer steps behind them.
-
-        First one by itself, as before a run: loaders divide the memory that it leaves free.
-        """
-        first = self.loader.epoch(0)
-        yield next(first), True
-        first.close()
-        for epoch in count():
-            for number, batch in enumerate(self.loader.epoch(epoch), start=1):
-                yield batch, number % self.accumulation == 0 or number == len(self.loader)
-            self.step.carry.drop()
-
-    def steps(self, number: int, bar: tqdm | None = None) -> float:
-        """Seconds of so many optimizer steps; adds the wait for batches to `waited`."""
-        self._synchronize()
+    def run(count: int) -> float:
+        """Seconds of so many optimizer steps."""
+        synchronize(device)
         begun = time.perf_counter()
-        for _ in range(number):
-            closes = False
-            while not closes:
-                asked = time.perf_counter() - stall_seconds(self.loader)
-                batch, closes = next(self.batches)
-                self.waited += time.perf_counter() - stall_seconds(self.loader) - asked
-                self.step(batch, closes)
-            if bar is not None:
-                bar.update()
-        self._synchronize()
+        for _ in range(count):
+            step()
+            bar.update()
+        synchronize(device)
         return time.perf_counter() - begun
 
-    def _synchronize(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+    with Recompilations() as recompiled, tqdm(total=WARMUP + number + 1 + TRACED, unit="step") as bar:
+        run(WARMUP)
+        step.waited = 0.0
+        seconds, waited = run(number) / number, step.waited / number
+        with torch.compiler.set_stance("force_eager"), Syncs() as syncs:
+            run(1)
+        if cuda:
+            torch.cuda.memory._record_memory_history(max_entries=200_000)
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
+        with Layers(project.model), profile(activities=activities, profile_memory=True) as found:
+            traced = run(TRACED) / TRACED
+        if cuda:
+            torch.cuda.memory._dump_snapshot(str(folder / "memory.pickle"))
+            torch.cuda.memory._record_memory_history(enabled=None)
+    found.export_chrome_trace(str(folder / "trace.json.gz"))
+    events = [event for event in found.events() if event.device_type.name == "CPU"]
+    events.sort(key=lambda event: (event.time_range.start, -event.time_range.end))
+    layers, operations = attribute(events, cuda), by_operation(events, cuda)
+    busy = sum(ms for _, ms, _ in operations) / 1000  # seconds of a step
+    split = shares(seconds, waited, busy, traced, cuda)
+    arithmetic = sum(ms for name, ms, _ in operations if ARITHMETIC.search(name))
+    products = arithmetic / (1000 * busy) if busy else 0.0
+    capability = this_card(device).capability
+    name, why, remedy = verdict(split, products, project.settings, loader.WITHOUT_EFFECT, capability)
+    return {
+        "verdict": name,
+        "why": why,
+        "try": remedy,
+        "step_ms": 1000 * seconds,
+        "split": split,
+        "layers": layers,
+        "operations": operations,
+        "syncs": syncs.places,
+        "recompilations": recompiled.places,
+        "counted": "kernels" if cuda else "operations",
+    }
 
-    def measure(self, number: int) -> dict[str, Any]:
-        """All figures of the page, and trace.json.gz and memory.pickle in the folder."""
-        cuda = self.device.type == "cuda"
-        with Recompilations() as recompiled, tqdm(total=WARMUP + number + TRACED, unit="step") as bar:
-            self.steps(WARMUP, bar)
-            self.waited = 0.0
-            seconds = self.steps(number, bar) / number
-            waited = self.waited / number
-            with torch.compiler.set_stance("force_eager"), Syncs() as syncs:
-                self.steps(1)
-            if cuda:
-                torch.cuda.memory._record_memory_history(max_entries=200_000)
-            activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
-            with Layers(self.project.model), profile(activities=activities, profile_memory=True) as found:
-                traced = self.steps(TRACED, bar) / TRACED
-            if cuda:
-                torch.cuda.memory._dump_snapshot(str(self.folder / "memory.pickle"))
-                torch.cuda.memory._record_memory_history(enabled=None)
-        found.export_chrome_trace(str(self.folder / "trace.json.gz"))
-        events = [event for event in found.events() if event.device_type.name == "CPU"]
-        events.sort(key=lambda event: (event.time_range.start, -event.time_range.end))
-        layers, operations = attribute(events, cuda), by_operation(events, cuda)
-        busy = sum(ms for _, ms, _ in operations) / 1000  # seconds of a step
-        split = shares(seconds, waited, busy, traced, cuda)
-        arithmetic = sum(ms for name, ms, _ in operations if ARITHMETIC.search(name))
-        products = arithmetic / (1000 * busy) if busy else 0.0
-        name, why, remedy = verdict(split, products, self.project.settings, self.loader.WITHOUT_EFFECT, cuda)
-        return {
-            "verdict": name,
-            "why": why,
-            "try": remedy,
-            "step_ms": 1000 * seconds,
-            "split": split,
-            "layers": layers,
-            "operations": operations,
-            "syncs": syncs.places,
-            "recompilations": recompiled.places,
-            "counted": "kernels" if cuda else "operations",
-        }
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 class Layers:
@@ -242,9 +215,8 @@ def attribute(events: list[Any], cuda: bool) -> list[Layer]:
     """A row for each kind of module (`layers.*.hidden`), and for what belongs to none; shares sum to 1."""
     owner: dict[int, tuple[str, bool]] = {}  # of the event with this id: (module, whether in backward)
     numbered: dict[int, str] = {}  # autograd's number → module
-    figures: dict[str, list[float]] = defaultdict(
-        lambda: [0.0] * 4
-    )  # ms forward and backward, bytes, kernels
+    # Milliseconds of forward and of backward, bytes, kernels.
+    figures: dict[str, list[float]] = defaultdict(lambda: [0.0] * 4)
     names: dict[str, set[str]] = defaultdict(set)
     for event in events:  # parents come before their children, forward before backward
         module, backward = owner.get(id(event.cpu_parent), ("", False))
@@ -302,40 +274,37 @@ def shares(seconds: float, waited: float, busy: float, traced: float, cuda: bool
 
 
 def verdict(
-    split: dict[str, float], products: float, settings: Any, without: tuple[str, ...], cuda: bool
+    split: dict[str, float],
+    products: float,
+    settings: Settings,
+    without: tuple[str, ...],
+    capability: Capability | None,
 ) -> tuple[str, str, str]:
     """What bounds a step, in what one sees that, and the setting to try.
 
     products: share of the computing time that is arithmetic. without: what the loader has no use for.
+    capability: of the GPU; None is a CPU.
     """
-    data, training = settings.data, settings.training
+    data = settings.data
     if split["data"] > INPUT:
-        if data.plain_loader:
-            remedy = "--data.plain_loader false"
-        elif "num_workers" not in without:
-            remedy = f"--data.num_workers {max(2, 2 * data.num_workers if data.num_workers != 'auto' else 4)}"
+        if "num_workers" not in without:
+            remedy = f"--data.num_workers {4 if data.num_workers == 'auto' else max(2, 2 * data.num_workers)}"
         elif "chunk_size_gb" not in without:
             remedy = "a faster disk for the data, or a larger --data.chunk_size_gb"
         else:
             remedy = "workers that read ahead: copier update -d loader=dataloader"
         return "input-bound", f"{split['data']:.0%} of a step waits for data", remedy
-    larger = f"--data.batch_size {2 * data.batch_size}"
     if split["idle"] > IDLE:
-        compiled = settings.compile.enabled not in (False, "auto") or (
-            cuda and settings.compile.enabled == "auto"
-        )
-        graphs = "--compile.mode reduce-overhead" if compiled else "--compile.enabled true"
-        remedy = f"{larger}, or {graphs}" if cuda else larger
+        remedy = f"--data.batch_size {2 * data.batch_size}"
+        if capability:
+            compiled, _ = compiles(settings, capability)
+            remedy += ", or " + ("--compile.mode reduce-overhead" if compiled else "--compile.enabled true")
         return "launch-bound", f"{split['idle']:.0%} of a step passes between operations, in Python", remedy
-    full = training.precision in ("fp32", "tf32")
+    full = capability and settings.training.precision in ("fp32", "tf32")
     if products < PRODUCTS:
-        remedy = "--training.precision auto" if full and cuda else "--compile.enabled true"
-        return (
-            "memory-bound",
-            f"{1 - products:.0%} of the computing moves data, {products:.0%} is arithmetic",
-            remedy,
-        )
-    remedy = "--training.precision auto" if full and cuda else "a smaller model, or a faster card"
+        why = f"{1 - products:.0%} of the computing moves data, {products:.0%} is arithmetic"
+        return "memory-bound", why, "--training.precision auto" if full else "--compile.enabled true"
+    remedy = "--training.precision auto" if full else "a smaller model, or a faster card"
     return "compute-bound", f"{products:.0%} of the computing is arithmetic", remedy
 
 

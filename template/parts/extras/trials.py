@@ -1,32 +1,37 @@
-"""One short run of `train` in a process of its own, and what it measured: for `benchmark` and `tune`.
+"""One short run in a process of its own, and what it measured: for `benchmark` and `tune`.
 
 A process each, because compiled code, cuDNN's choices and the memory allocator outlive a run, and because
-one that runs out of memory takes nothing along. The same command for every framework.
+one that runs out of memory takes nothing along. The same entry for every framework.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean, median, quantiles
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from .report import read_json, read_metrics
+from ..engine.errors import UserError
+from ..engine.gpus import Card, this_card
+from ..engine.report import read_json, read_metrics
+
+if TYPE_CHECKING:
+    from ..config import Settings
 
 SOURCE = Path(__file__).absolute().parents[2]
-PACKAGE = __name__.partition(".")[0]
 WINDOW = 5  # steps between two readings of a GPU's clock: each waits for the GPU to finish
+SETTINGS = "settings.yaml"
+LOADER = "loader"  # among overrides: "plain" is PyTorch's own as most use it, "own" the project's
+
+Overrides = dict[str, Any]
+"""Values by dotted key of the settings, and `LOADER`."""
 
 
 class Failed(Exception):
@@ -42,18 +47,14 @@ class Failed(Exception):
 class Trials:
     """Runs trials of one configuration.
 
-    settings: what a trial without overrides runs. store: folder of the data. hidden: environment names
-    that a trial must not see, as their values are in the settings already. gpu: whether there is one.
+    settings: what a trial without overrides runs. store: folder of the data. gpu: whether there is one.
     """
 
-    def __init__(self, settings: Any, store: Path, hidden: Iterable[str], gpu: bool):
+    def __init__(self, settings: Settings, store: Path, gpu: bool):
         fixed = {"phases": [], "profiles": {}, "data.path": str(store.absolute()), "monitor.progress": False}
         self.settings, self.window = changed(settings, fixed), WINDOW if gpu else 1
-        self.environment = {name: value for name, value in os.environ.items() if name not in set(hidden)}
-        paths = (str(SOURCE), os.environ.get("PYTHONPATH", ""))
-        self.environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
 
-    def __call__(self, overrides: dict[str, Any], warmup: int, steps: int) -> dict[str, Any]:
+    def __call__(self, overrides: Overrides, warmup: int, steps: int) -> dict[str, Any]:
         """Measures `steps` optimizer steps behind `warmup` ones; both are rounded up to whole windows.
 
         Returns step_ms (of each window), samples (a step), data_wait_fraction, loss (their mean), curve
@@ -62,28 +63,30 @@ class Trials:
         Raises `Failed`.
         """
         warmup, steps = (-(-count // self.window) * self.window for count in (warmup, steps))
-        last = warmup + steps
-        length = {"training.max_steps": last, "schedule.warmup_steps": "auto"}
-        tree = changed(self.settings, length | {"monitor.every_steps": self.window}).resolved()
-        words = ["train", "--trial", "--name", "trial", "--config", "base.yaml"]
-        for key, value in overrides.items():
-            words += [f"--{key}", json.dumps(value) if isinstance(value, bool) else str(value)]
+        length = {
+            "training.max_steps": warmup + steps,
+            "schedule.warmup_steps": "auto",
+            "monitor.every_steps": self.window,
+        }
+        given = {key: value for key, value in overrides.items() if key != LOADER}
+        tree = replaced(self.settings.resolved(), length | given)
         with tempfile.TemporaryDirectory(prefix="trial-") as name:
             folder, begun = Path(name), time.time()
-            (folder / "base.yaml").write_text(yaml.safe_dump(tree, sort_keys=False), encoding="utf-8")
-            code, resident = launch(words, folder, self.environment)
+            (folder / SETTINGS).write_text(yaml.safe_dump(tree, sort_keys=False), encoding="utf-8")
+            code, resident = launch(overrides.get(LOADER, "own"), folder)
             rows, _ = read_metrics(folder / "runs/trial/metrics.jsonl")
-            if code or not rows or rows[-1]["step"] < last:
+            if code or not rows or rows[-1]["step"] < warmup + steps:
                 raise Failed(code, (folder / "log").read_text(encoding="utf-8", errors="replace"))
             optimizations = read_json(folder / "runs/trial/env.json")["optimizations"]
         state = {entry["name"]: entry["state"] for entry in optimizations}
         return figures(rows, warmup, begun, resident) | {"state": state}
 
 
-def launch(words: list[str], folder: Path, environment: dict[str, str]) -> tuple[int, int]:
-    """Exit code and largest resident bytes of `python -m <package> WORDS` run in `folder`, with a `log`."""
+def launch(loader: str, folder: Path) -> tuple[int, int]:
+    """Exit code and largest resident bytes of `main` run in `folder`, with a `log`."""
+    path = os.pathsep.join(filter(None, (str(SOURCE), os.environ.get("PYTHONPATH", ""))))
     with open(folder / "log", "wb") as log:
-        command = [sys.executable, "-m", PACKAGE, *words]
+        command, environment = [sys.executable, "-m", __name__, loader], {**os.environ, "PYTHONPATH": path}
         process = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
         try:
             _, status, usage = os.wait4(process.pid, 0)
@@ -93,6 +96,37 @@ def launch(words: list[str], folder: Path, environment: dict[str, str]) -> tuple
             raise
     process.returncode = os.waitstatus_to_exitcode(status)
     return process.returncode, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def main(loader: str) -> int:
+    """Trains by the settings in this folder; metrics only: no evaluation, checkpoint or report.
+
+    The environment was heard when the settings were made, and counts no more.
+    """
+    from ..assemble import assemble, open_store
+    from ..config import load
+    from ..engine.distributed import Distributed
+    from ..engine.loader import Loader
+    from ..engine.optimization import prepare_process
+    from ..engine.runs import new_run
+    from ..engine.session import Session
+    from ..train import fit
+    from . import plain_loader
+
+    prepare_process()
+    distributed, kind = Distributed(), plain_loader.Loader if loader == "plain" else Loader
+    try:
+        settings, run = load(Path(SETTINGS)), new_run("trial")
+        build = lambda settings: assemble(settings, distributed, open_store(settings), kind)  # noqa: E731
+        with Session(run, settings, build, trial=True) as session:
+            for _ in session.phases():
+                fit(session)
+        return session.exit_code
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.code
+    finally:
+        distributed.close()
 
 
 def figures(rows: list[dict[str, Any]], warmup: int, begun: float, resident: int) -> dict[str, Any]:
@@ -117,10 +151,17 @@ def figures(rows: list[dict[str, Any]], warmup: int, begun: float, resident: int
     }
 
 
-def elsewhere(function: Callable[[], Any]) -> Any:
-    """What `function` gives in a process of its own: this one must hold no memory on the GPU."""
+def card_here() -> Card:
+    """`this_card`, a GPU by a process of its own: this one must hold no memory there."""
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import get_context
+
+    import torch
+
+    if not torch.cuda.is_available():
+        return this_card()
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(function).result()
+        return pool.submit(this_card).result()
 
 
 def spread(values: list[float]) -> dict[str, float]:
@@ -129,13 +170,21 @@ def spread(values: list[float]) -> dict[str, float]:
     return {"median": median(values), "p10": tenths[0], "p90": tenths[-1]}
 
 
-def changed(settings: Any, overrides: dict[str, Any]) -> Any:
+def changed(settings: Settings, overrides: Overrides) -> Settings:
     """The settings with other values for some dotted keys."""
-    tree = settings.resolved()
+    return type(settings).model_validate(replaced(settings.resolved(), overrides))
+
+
+def replaced(tree: dict[str, Any], overrides: Overrides) -> dict[str, Any]:
+    """Puts values at dotted keys of a tree, in place."""
     for key, value in overrides.items():
         *sections, name = key.split(".")
         place = tree
         for section in sections:
             place = place[section]
         place[name] = value
-    return type(settings).model_validate(tree)
+    return tree
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

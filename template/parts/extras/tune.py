@@ -15,10 +15,16 @@ from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..config import ENVIRONMENT
 from ..engine.errors import UserError
+from ..engine.files import replacing, write_text
+from ..engine.gpus import Card
+from ..measure.trials import Failed, Overrides, Trials, card_here, changed
+
+if TYPE_CHECKING:
+    from ..assemble import Project
+    from ..config import Settings
 
 OUTPUT, PICTURE = Path("tuned.yaml"), Path("learning_rate.png")
 KNOBS = ("batch_size", "workers", "prefetch", "chunk_size", "compile_mode")
@@ -28,8 +34,6 @@ REPEATS = 3  # of both sides, before a setting changes
 PAYS = 1.03  # a doubled batch that gains less does not pay; after two of them the search ends
 STEPS_AN_EPOCH = 8  # that a larger batch must leave
 LOWEST, HIGHEST, RATES = 1e-7, 1.0, 150  # of the range test, and its number of steps
-
-Overrides = dict[str, Any]
 
 
 class Change(NamedTuple):
@@ -51,15 +55,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("knobs", nargs="*", metavar="KNOB", help=f"what to tune, of {', '.join(KNOBS)} (default: all)")
     add("--minutes", type=float, default=10.0, help="when to stop (default: 10)")
     add("--steps", type=int, default=40, metavar="N", help="timed steps of a run (default: 40)")
-    add(
-        "--keep-effective-batch",
-        action="store_true",
-        help="same samples a step: accumulation makes up for it",
-    )
+    same = "same samples a step: accumulation makes up for it"
+    add("--keep-effective-batch", action="store_true", help=same)
     add("--learning-rate", action="store_true", help="only draw the loss over a rising learning rate")
 
 
-def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> int:
+def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
     """Writes tuned.yaml, or learning_rate.png."""
     configured = load()
     settings = configured.phase(1) if configured.phases else configured
@@ -73,18 +74,12 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> int:
     if arguments.learning_rate:
         return find_learning_rate(settings)
 
-    import torch
-
     from .. import dataset
     from ..assemble import open_store
-    from ..engine.files import write_text
-    from ..engine.gpus import this_card
     from ..engine.loader import Loader
-    from ..engine.trials import Trials, changed, elsewhere
 
-    card = elsewhere(this_card) if torch.cuda.is_available() else this_card()
-    store = open_store(settings)
-    trials = Trials(settings, store.folder, ENVIRONMENT, card.capability is not None)
+    card, store = card_here(), open_store(settings)
+    trials = Trials(settings, store.folder, card.capability is not None)
     samples: Any = dataset.Samples(store, settings, "train")
     tuner = Tuner(settings, trials, arguments.steps, 60 * arguments.minutes)
     try:
@@ -107,8 +102,10 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> int:
     return 0
 
 
-def options(knob: str, settings: Any, without: tuple[str, ...], card: Any) -> Iterator[Overrides]:
+def options(knob: str, settings: Settings, without: tuple[str, ...], card: Card) -> Iterator[Overrides]:
     """What else to try for a knob; nothing where loader, device or configuration have no use for it."""
+    from ..engine.optimization import compiles
+
     data, cores = settings.data, os.cpu_count() or 1
     if knob == "workers" and "num_workers" not in without:
         yield from ({"data.num_workers": number} for number in (0, 1, 2, 4, 8, 12, 16) if number <= cores)
@@ -116,8 +113,7 @@ def options(knob: str, settings: Any, without: tuple[str, ...], card: Any) -> It
         yield from ({"data.prefetch_factor": number} for number in (2, 4, 8))
     if knob == "chunk_size" and "chunk_size_gb" not in without:
         yield from ({"data.chunk_size_gb": size} for size in ("auto", 0.25, 1.0, 4.0))
-    compiled = settings.compile.enabled is True or (card.capability and settings.compile.enabled == "auto")
-    if knob == "compile_mode" and compiled:
+    if knob == "compile_mode" and compiles(settings, card.capability)[0]:
         graphs = settings.training.gradient_accumulation_steps == 1  # they overwrite accumulated gradients
         yield from ({"compile.mode": mode} for mode in (MODES if graphs else MODES[:2]))
 
@@ -128,7 +124,7 @@ class Tuner:
     settings: the default. trials: as `Trials`, measures overrides. seconds: after so many it ends.
     """
 
-    def __init__(self, settings: Any, trials: Any, steps: int, seconds: float):
+    def __init__(self, settings: Settings, trials: Trials, steps: int, seconds: float):
         from tqdm import tqdm
 
         self.settings, self.trials, self.steps = settings, trials, steps
@@ -164,8 +160,6 @@ class Tuner:
 
     def batch_size(self, samples: int, keep: bool) -> None:
         """Doubles the batch while it fits and pays. keep: accumulation is halved with it."""
-        from ..engine.trials import Failed
-
         data, groups = self.settings.data, self.settings.training.gradient_accumulation_steps
         largest, best, idle = None, {BATCH: data.batch_size, GROUPS: groups}, 0
         top = rate = self.rate(best)
@@ -191,8 +185,6 @@ class Tuner:
 
     def knob(self, name: str, found: list[Overrides]) -> None:
         """Measures each option once, and decides between the best and what there is."""
-        from ..engine.trials import Failed
-
         rates: list[tuple[float, Overrides]] = []
         present = [self.now(overrides) for overrides in found[:1]]
         for overrides in present + [overrides for overrides in found if overrides not in present]:
@@ -252,7 +244,7 @@ def words(overrides: Overrides) -> str:
     return ", ".join(f"{key} {value}" for key, value in overrides.items())
 
 
-def find_learning_rate(settings: Any) -> int:
+def find_learning_rate(settings: Settings) -> int:
     """Trains a fresh model while the learning rate rises, and draws it (Smith 2015, arXiv:1506.01186)."""
     from ..assemble import assemble, open_store
     from ..engine.distributed import Distributed
@@ -275,33 +267,20 @@ def find_learning_rate(settings: Any) -> int:
     return 0
 
 
-def range_test(project: Any, loader: Any) -> tuple[list[float], list[float]]:
+def range_test(project: Project, loader: Any) -> tuple[list[float], list[float]]:
     """(learning rates, losses) until the loss is four times its lowest, or not finite."""
     from tqdm import tqdm
 
-    from ..engine.step import Step
+    from ..measure.steps import Steps
 
-    training = project.settings.training
-    parts = (project.wrapped, project.optimizer, project.precision, project.distributed)
-    step, groups = Step(*parts, training.gradient_clip), training.gradient_accumulation_steps
-
-    def batches() -> Iterator[tuple[Any, bool]]:
-        for epoch in count():
-            for number, batch in enumerate(loader.epoch(epoch), start=1):
-                yield batch, number % groups == 0 or number == len(loader)
-            step.carry.drop()
-
-    endless, rates, losses = batches(), [], []
+    step = Steps(project, loader)
+    rates: list[float] = []
+    losses: list[float] = []
     for number in tqdm(range(RATES), unit="step"):
-        rate = LOWEST * (HIGHEST / LOWEST) ** (number / (RATES - 1))
+        rates.append(LOWEST * (HIGHEST / LOWEST) ** (number / (RATES - 1)))
         for group in project.optimizer.param_groups:
-            group["lr"] = rate
-        closes = False
-        while not closes:
-            batch, closes = next(endless)
-            step(batch, closes)
-        rates.append(rate)
-        losses.append(step.last["loss"].item())
+            group["lr"] = rates[-1]
+        losses.append(step().item())
         means = smooth(losses)
         if not math.isfinite(losses[-1]) or (number > 10 and means[-1] > 4 * min(means)):
             break
@@ -327,8 +306,6 @@ def suggested(rates: list[float], means: list[float]) -> float | None:
 def draw(path: Path, rates: list[float], losses: list[float], best: float | None) -> None:
     """The losses pale, their mean on top, the suggestion as a line."""
     from matplotlib.figure import Figure
-
-    from ..engine.files import replacing
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes, means = figure.subplots(), smooth(losses)

@@ -18,7 +18,7 @@ from . import dataset
 from .engine import optimization
 from .engine.errors import UserError
 from .engine.fp8 import convert
-from .engine.gpus import resolve_precision
+from .engine.gpus import resolve_precision, this_card
 from .engine.loader import Loader
 from .engine.precision import Precision
 from .engine.progress import seed_everything
@@ -117,19 +117,15 @@ def assemble(
     seed, deterministic = settings.reproducibility.seed, settings.reproducibility.deterministic
     seed_everything(seed)
     optimization.set_deterministic(deterministic, training.cudnn_benchmark)
-    name, why = resolve_precision(
-        training.precision,
-        torch.cuda.get_device_capability(device) if device.type == "cuda" else None,
-        hip=torch.version.hip is not None,
-        emulate=training.fp8_emulation,
-    )
+    card = this_card(device)
+    name, why = resolve_precision(training.precision, card.capability, card.hip, training.fp8_emulation)
     precision = Precision(name, device)
 
     model: Any = checked(build_model(settings, store.facts)).to(device)  # 1
     fp8_layers = convert(model, training.fp8_emulation) if name == "fp8" else 0  # 2
     if training.gradient_checkpointing:  # 3
         optimization.checkpoint_blocks(model.blocks())
-    enabled, compile_why = optimization.compiles(settings, device)
+    enabled, compile_why = optimization.compiles(settings, card.capability)
     compiled, skipped = optimization.compile_blocks(model.blocks(), settings) if enabled else (0, [])  # 4
     wrapped = distributed.wrap(model, precision.dtype)  # 5
     if distributed.rank:  # the same weights on every rank, but dropout of its own

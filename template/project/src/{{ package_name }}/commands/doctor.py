@@ -292,7 +292,7 @@ def check_compile(settings: Settings, card: gpus.Card) -> Found:
     from ..engine.optimization import compiles
 
     device = torch.device("cuda" if card.capability else "cpu")
-    used, why = compiles(settings, device)
+    used, why = compiles(settings, card.capability)
     if card.capability and not used:
         return "ok", f"off ({why})"
     if not card.capability and not any(map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))):

@@ -142,7 +142,8 @@ class Checkpoint:
     def load(self, which: str = "last", **same: list[Any]) -> Manifest | None:
         """Restores all parts from the newest valid checkpoint, or the best one; None where there is none.
 
-        same: by the name of a fact, the values that older versions had for what it is now. Raises `UserError` where facts or rules differ, or where checkpoints are there and none is valid.
+        same: by the name of a fact, the values that older versions had for what it is now. Raises `UserError`
+        where facts or rules differ, or where checkpoints are there and none is valid.
         """
         if (manifest := self._find(which)) is None:
             return None

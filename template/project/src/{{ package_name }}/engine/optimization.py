@@ -83,13 +83,12 @@ def _recomputed(forward: Any) -> Any:
     return run
 
 
-def compiles(settings: Any, device: torch.device) -> tuple[bool, str]:
-    """Whether blocks are compiled, and why."""
+def compiles(settings: Any, capability: tuple[int, int] | None) -> tuple[bool, str]:
+    """Whether blocks are compiled on a GPU of this capability, or on a CPU for None, and why."""
     if settings.compile.enabled != "auto":
         return settings.compile.enabled, "set by compile.enabled"
-    if device.type != "cuda":
+    if capability is None:
         return False, "auto: on a CPU compiling costs more than a short run gains"
-    capability = torch.cuda.get_device_capability(device)
     if capability < COMPILE_CAPABILITY:
         return False, f"auto: Triton does not support sm {'.'.join(map(str, capability))}"
     return True, "auto: block by block"

@@ -17,7 +17,6 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
 
-from . import order
 from .checkpoint import Checkpoint, DiskFull, newest_facts
 from .config import found
 from .errors import NonFinite, UserError, explain
@@ -25,6 +24,7 @@ from .evaluation import evaluate, timed
 from .files import read_json, write_json, write_text
 from .monitor import Monitor
 from .optimization import Schedule, dry_run, freeze_garbage
+from .order import RULE as ORDER_RULE
 from .progress import Progress, Ranks, RecurrentState
 from .report import write_report
 from .runs import device_line, git_state, versions, write_status
@@ -100,7 +100,7 @@ class Run:
             distributed,
             settings.checkpoint.keep,
             {"data": project.store.fingerprint, "phase": self.progress.phase},
-            {"order": order.RULE},
+            {"order": ORDER_RULE},
             model=project.model,
             optimizer=project.optimizer,
             schedule=self.schedule,

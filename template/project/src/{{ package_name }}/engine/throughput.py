@@ -8,22 +8,29 @@ count, a causal mask halves nothing (PaLM, appendix B), and the peak is the dens
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
-from torch import Tensor
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from .gpus import Gpu, match
+from .gpus import match, this_card
+from .seams import Batch, Samples
 
 
-class Work(NamedTuple):
+@dataclass
+class Work:
     """What one sample is, and what one device can do."""
 
     tokens: int = 0  # targets of a full sample; 0 where a workload does not count in tokens
-    flops: float = 0.0  # of forward and backward
     peak: float = 0.0  # FLOP/s; 0 where it is not known
     why: str = ""
+    count: Callable[[], float] = float  # FLOPs of forward and backward; called once, for the first row
+
+    @cached_property
+    def flops(self) -> float:
+        return self.count()
 
     @property
     def sentence(self) -> str:
@@ -39,25 +46,23 @@ class Work(NamedTuple):
 
 
 def measure(
-    samples: Any, build: Callable[[], Any], batch: dict[str, Tensor], device: torch.device, precision: str
+    samples: Samples, build: Callable[[], nn.Module], batch: Batch, device: torch.device, precision: str
 ) -> Work:
     """The work of one sample. build: gives the model, plain and without its optimizations."""
-    tokens = getattr(samples, "tokens", 0)
-    if not tokens:
+    if not (tokens := getattr(samples, "tokens", 0)):
         return Work()
     peak, why = peak_of(device, precision)
     if hasattr(samples, "typical"):  # of ragged ones the first is as good as any, and padding is no work
         batch = samples.typical()
-    return Work(tokens, count_flops(build, batch) if peak else 0.0, peak, why)
+    shapes = {name: torch.empty_like(value[:1], device="meta") for name, value in batch.items()}
+    return Work(tokens, peak, why, lambda: count_flops(build, shapes))
 
 
-def count_flops(build: Callable[[], Any], batch: dict[str, Tensor]) -> float:
+def count_flops(build: Callable[[], nn.Module], batch: Batch) -> float:
     """FLOPs of forward and backward over one sample; `batch` gives shapes only."""
-    with torch.device("meta"):
-        model = build()
     first = {name: torch.empty_like(value[:1], device="meta") for name, value in batch.items()}
-    with FlopCounterMode(display=False) as counter:
-        model(first).loss.backward()
+    with torch.random.fork_rng(devices=[]), torch.device("meta"), FlopCounterMode(display=False) as counter:
+        build()(first).loss.backward()
     return float(counter.get_total_flops())
 
 
@@ -66,19 +71,12 @@ def peak_of(device: torch.device, precision: str) -> tuple[float, str]:
 
     fp8 has none: some layers multiply in fp8 and others in bf16, so no single peak fits.
     """
-    if device.type != "cuda":
+    card = this_card(device)
+    if card.capability is None:
         return 0.0, "n/a: there is no GPU"
     if precision == "fp8":
         return 0.0, "n/a: fp8 and bf16 layers have different peaks"
-    gpu, why = card_of(device)
+    gpu, why = match(card.name, card.sm_count, card.memory_gb)
     if gpu is None or precision not in gpu.tflops:
         return 0.0, f"n/a: {why if gpu is None else f'no published {precision} peak'}"
     return gpu.tflops[precision] * 1e12, f"of {gpu.tflops[precision]:g} TFLOPS, {gpu.label} dense {precision}"
-
-
-def card_of(device: torch.device) -> tuple[Gpu | None, str]:
-    """The table's row of a device, and a sentence why that one or none."""
-    if device.type != "cuda":
-        return None, "there is no GPU"
-    properties = torch.cuda.get_device_properties(device)
-    return match(properties.name, properties.multi_processor_count, properties.total_memory / 2**30)

@@ -1,6 +1,9 @@
-"""What a step costs: its operations with FLOPs and bytes, and the memory it holds, counted and not computed.
+"""What a step costs, counted and not computed, and the least time that a card needs for it.
 
 The step runs on fake tensors, which have shapes and no memory: a CPU counts what only a large card can run.
+Each operation takes the longer of its FLOPs at the card's dense peak and its bytes at its bandwidth (a
+roofline: Williams et al., 2009), and the step no less than the host needs to launch its operations. Real
+steps take longer, because no kernel reaches a peak.
 """
 
 from __future__ import annotations
@@ -19,12 +22,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from .optimization import checkpoint_blocks
-from .seams import Batch
+from ..engine.gpus import Gpu
+from ..engine.optimization import checkpoint_blocks
+from ..engine.seams import Batch
 
 aten = torch.ops.aten
 LSTM = (aten.mkldnn_rnn_layer, aten.mkldnn_rnn_layer_backward)  # of a layer, inputs (T, B, C)
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
+CONTEXT_BYTES = 0.8e9  # CUDA's own, and what its allocator cannot use
+USABLE = 0.93  # share of the sold memory that a driver reports
+UPDATE_PASSES = 10  # over all weights: norm, division, and what AdamW reads and writes
+UPDATE_KERNELS = 20
 LSTM_KEPT = 5  # outputs that cuDNN keeps for backward: four gates and the cell
 # Fake tensors are of a CPU, whose fused operations have no formula of their own.
 ATTENTION = "_scaled_dot_product_flash_attention"
@@ -169,3 +177,45 @@ def count(
             costs.forward_bytes = costs.peak_bytes
             output.loss.backward(gradient=output.weight)
     return costs
+
+
+class Device(NamedTuple):
+    """What a roofline needs of a card, or of this CPU. Rates are per second."""
+
+    name: str
+    precision: str
+    flops: float  # of products in fp32 or TF32
+    half_flops: float
+    bandwidth: float  # bytes
+    memory: float  # bytes
+    launch: float = 0.0  # seconds of the host for an operation
+    is_host: bool = False  # launches and computes in turn, not side by side
+
+    def fits(self, costs: Costs) -> bool:
+        return self.is_host or costs.memory + CONTEXT_BYTES <= USABLE * self.memory
+
+    def step(self, costs: Costs, accumulation: int = 1) -> tuple[float, str]:
+        """Seconds of an optimizer step at best, and what bounds it: compute, memory or launch."""
+        compute = memory = 0.0
+        for (flops, size, half), count in costs.operations.items():
+            by_flops, by_bytes = flops / (self.half_flops if half else self.flops), size / self.bandwidth
+            if by_flops > by_bytes:
+                compute += count * by_flops
+            else:
+                memory += count * by_bytes
+        update = UPDATE_PASSES * 4 * costs.parameters / self.bandwidth
+        bounds = {"compute": accumulation * compute, "memory": accumulation * memory + update}
+        device, launch = sum(bounds.values()), self.launch * (accumulation * costs.kernels + UPDATE_KERNELS)
+        if self.is_host or launch > device:
+            bounds["launch"] = launch
+        seconds = device + launch if self.is_host else max(device, launch)
+        return seconds, max(bounds, key=lambda name: bounds[name])
+
+
+def card(gpu: Gpu, precision: str, launch: float = 0.0) -> Device:
+    """A row of the table in a resolved precision. launch: seconds of the host for an operation."""
+    full = gpu.tflops.get("fp32", min(gpu.tflops.values()))  # unpublished for some: at best the slowest other
+    full = full if precision == "fp32" else gpu.tflops.get("tf32", full)
+    half = gpu.tflops.get("bf16" if precision == "fp8" else precision, full)
+    rates = (full * 1e12, half * 1e12, gpu.bandwidth_gb_s * 1e9, gpu.memory_gb * 1e9)
+    return Device(gpu.key, precision, *rates, launch)

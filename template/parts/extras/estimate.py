@@ -5,31 +5,44 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from pydantic import Field
 
 from ..engine import gpus
-from ..engine.config import near
+from ..engine.config import Section, defaults, near
 from ..engine.errors import UserError
+from ..engine.files import read_rows
+
+if TYPE_CHECKING:
+    from ..config import Settings
+    from ..measure.costs import Costs
+
+
+class Price(Section):
+    """What the machine costs."""
+
+    price_per_hour: float = Field(0.0, ge=0, description="of the machine, in any currency; 0 is none")
+
+
+class Sections(Section):
+    """Settings of this verb."""
+
+    estimate: Price = defaults(Price)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print a JSON list instead of a table")
-    choices(parser)
+    """Flags of the verb beside the common ones."""
+    add = parser.add_argument
+    add("--json", action="store_true", help="print a JSON list instead of a table")
+    add("--gpu", nargs="+", metavar="NAME", help="cards to estimate (default: all)")
+    price = "price of a card's hour, such as h100=2.5; of others it is estimate.price_per_hour"
+    add("--price", nargs="+", metavar="NAME=X", default=[], help=price)
 
 
-def choices(parser: argparse.ArgumentParser) -> None:
-    """What `doctor --estimate` takes, too."""
-    parser.add_argument("--gpu", nargs="+", metavar="NAME", help="cards to estimate (default: all)")
-    parser.add_argument(
-        "--price",
-        nargs="+",
-        metavar="NAME=X",
-        default=[],
-        help="price of a card's hour, such as h100=2.5; of others it is monitor.price_per_hour",
-    )
-
-
-def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> int:
+def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
     """Prints a table; the fastest card first, or the cheapest epoch where there are prices."""
     keys = [known(name, "--gpu") for name in arguments.gpu or gpus.table() if name != "cpu"]
     prices = dict(map(priced, arguments.price))
@@ -39,18 +52,18 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> int:
 
     from ..assemble import open_store
     from ..dataset import Samples
-    from ..engine.costs import Costs, count
-    from ..engine.estimate import estimates
     from ..engine.loader import Loader
+    from ..measure.costs import count
+    from ..measure.estimates import estimates
     from ..model import build_model
 
     training, store = settings.training, open_store(settings)
     samples: Any = Samples(store, settings, "train")
     samples.training = True
-    loader = Loader(samples, store, settings, torch.device("cpu"))
+    loader: Any = Loader(samples, store, settings, torch.device("cpu"))
     batches = loader.epoch(0)
     batch = next(batches)
-    batches.close()  # type: ignore[attr-defined]
+    batches.close()
     loader.close()
 
     def measure(precision: str) -> Costs:
@@ -59,7 +72,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> int:
 
     epoch = -(-len(loader) // training.gradient_accumulation_steps)
     try:
-        rows = estimates(settings, epoch, keys, prices, measure)
+        rows = estimates(settings, epoch=epoch, keys=keys, prices=prices, count=measure)
     except (RuntimeError, NotImplementedError) as error:
         what = f"the model cannot be counted without data ({str(error).splitlines()[0]})"
         raise UserError(what, "model.py", "keep values such as `.item()` out of forward") from error
@@ -72,7 +85,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> int:
     parts = ", ".join(f"{name} {amount / 1e9:.3g}" for name, amount in costs.parts.items())
     print(f"{size}\na micro-batch in fp32: {work}\nGB in fp32: {parts}\n")
     print("\n".join(table(rows)))
-    print("\nAt best: no kernel reaches a peak. report.md shows which share of it a run reached.")
+    print("\nAt best: no kernel reaches a peak. Divide by the share that a run of yours reached.")
     return 0
 
 
@@ -103,7 +116,9 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
     cells = [header, *map(shown, rows)]
     widths = (16, 11, 16, 11, 10, 10, 10, 0)
     lines = ["".join(map(str.ljust, row, widths)).rstrip() for row in cells]
-    return lines + ["! does not fit"] * any(" !" in row[2] for row in cells)
+    if any(" !" in row[2] for row in cells):
+        lines.append("! does not fit")
+    return lines
 
 
 def shown(row: dict[str, Any]) -> tuple[str, ...]:
@@ -123,3 +138,20 @@ def hours(value: float) -> str:
         if value >= length:
             return f"{value / length:,.1f} {unit}"
     return f"{value * 3600:.1f} s"
+
+
+def report(run: Path) -> list[str]:
+    """What a run's training, evaluations and checkpoints cost, at the price of its settings."""
+    try:
+        settings = yaml.safe_load((run / "config.resolved.yaml").read_text(encoding="utf-8"))
+        price = settings["estimate"]["price_per_hour"]
+    except (OSError, yaml.YAMLError, KeyError, TypeError):  # of before this verb was added, or cut off
+        return []
+    seconds, step = 0.0, 0
+    for row in (*read_rows(run / "metrics.jsonl"), *read_rows(run / "events.jsonl")):
+        seconds += row.get("seconds") or 0.0
+        if row.get("step_ms"):
+            seconds += row["step_ms"] / 1000 * max(row["step"] - step, 0)
+            step = row["step"]
+    money = f"{seconds / 3600 * price:,.4g} at {price:g} an hour"
+    return ["## Money", "", f"{money}: training, evaluations and checkpoints."] if price and seconds else []

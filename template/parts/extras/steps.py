@@ -1,0 +1,61 @@
+"""Optimizer steps without a run around them: for `profile` and the range test of `tune`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..engine.monitor import stall_seconds
+from ..engine.progress import RecurrentState
+from ..engine.seams import Batch
+
+if TYPE_CHECKING:
+    from ..assemble import Project
+
+
+class Steps:
+    """The algorithm of `train.py`, in one process. `waited`: seconds for batches so far."""
+
+    def __init__(self, project: Project, loader: Any):
+        self.project, self.loader = project, loader
+        self.state = RecurrentState()
+        self.waited = 0.0
+        self._batches = self._endless()
+
+    def _endless(self) -> Iterator[tuple[Batch, bool]]:
+        """Batches of training, and whether the optimizer steps behind them.
+
+        First one by itself, as before a run: loaders divide the memory that it leaves free.
+        """
+        first = self.loader.epoch(0)
+        yield next(first), True
+        first.close()
+        accumulation = self.project.settings.training.gradient_accumulation_steps
+        for epoch in count():
+            self.state.drop()
+            for number, batch in enumerate(self.loader.epoch(epoch), start=1):
+                yield batch, number % accumulation == 0 or number == len(self.loader)
+
+    def __call__(self) -> Tensor:
+        """One step. Returns its loss per target: (), on the device."""
+        precision, losses, weights, closes = self.project.precision, [], [], False
+        while not closes:
+            asked = time.perf_counter() - stall_seconds(self.loader)
+            batch, closes = next(self._batches)
+            self.waited += time.perf_counter() - stall_seconds(self.loader) - asked
+            self.state.attach(batch)
+            with precision.autocast():
+                output = self.project.wrapped(batch)
+            output.loss.backward(gradient=precision.scale(output.weight))
+            self.state.keep(output)
+            losses.append(output.loss.detach() * output.weight)
+            weights.append(output.weight)
+        targets = torch.stack(weights).sum().clamp(min=1)
+        clip = self.project.settings.training.gradient_clip
+        precision.step(self.project.optimizer, clip, targets)
+        return torch.stack(losses).sum() / targets

@@ -1,0 +1,1 @@
+"""What the extras that measure need, and nothing else imports."""
