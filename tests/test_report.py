@@ -267,7 +267,7 @@ def test_the_newest_run_is_the_one_that_started_last(tmp_path):
     (tmp_path / "no run").mkdir()
     (tmp_path / "file").touch()
     make_run(tmp_path / "apple" / "inner")  # touches the folder of an older run
-    assert runs.newest(tmp_path).name == "mango"
+    assert runs.find_run(None, tmp_path).name == "mango"
     assert runs.find_run(None, tmp_path).name == "mango"
     assert [run.name for run in runs.all_runs(tmp_path)] == ["zebra", "apple", "mango"]
 
@@ -280,7 +280,7 @@ def test_a_run_is_found_by_name_and_by_path(tmp_path):
 
 def test_a_missing_run_is_one_line_that_lists_the_runs(tmp_path):
     with pytest.raises(errors.UserError, match="no run yet"):
-        runs.newest(tmp_path)
+        runs.find_run(None, tmp_path)
     with pytest.raises(errors.UserError, match="there is no run yet"):
         runs.find_run("nope", tmp_path)
     for number in range(12):

@@ -161,7 +161,7 @@ FAULTS = (
     Fault(
         "Lightning keeps the signals",
         "parts/framework/lightning.py",
-        "self.run.signals.listen()  # Lightning has just put its own signal handlers in place",
+        "self.run.session.listen()  # Lightning has just put its own signal handlers in place",
         "pass",
         "test_resume.py::test_signal_saves_reports_and_resumes",
     ),

@@ -214,7 +214,7 @@ class Loop:
         self.recurrent = engine("progress").RecurrentState()
         self.progress = engine("progress").Progress()
         self.accumulation = 10**9
-        self.loader = self.monitor = self.schedule = self.signals = self
+        self.loader = self.monitor = self.schedule = self.session = self
         self.learning_rate = 0.0
         self.norms: list[float] = []
         self.means: list[float] = []
@@ -252,7 +252,7 @@ class Loop:
     def epoch(self, number: int, start_batch: int = 0) -> Any:
         return iter([{**batch} for batch in self._groups[0]])
 
-    # --- as a monitor, a schedule, signals, hooks
+    # --- as a monitor, a schedule, a session, hooks
 
     def timed(self, batches: Any) -> Any:
         return batches

@@ -108,8 +108,8 @@ def main(loader: str) -> int:
     from ..engine.distributed import Distributed
     from ..engine.loader import Loader
     from ..engine.optimization import prepare_process
+    from ..engine.run import Session
     from ..engine.runs import new_run
-    from ..engine.session import Session
     from ..train import fit
     from . import plain_loader
 
@@ -119,8 +119,8 @@ def main(loader: str) -> int:
         settings, run = load(Path(SETTINGS)), new_run("trial")
         build = lambda settings: assemble(settings, distributed, open_store(settings), kind)  # noqa: E731
         with Session(run, settings, build, trial=True) as session:
-            for _ in session.phases():
-                fit(session)
+            for phase in session.phases():
+                fit(phase)
         return session.exit_code
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

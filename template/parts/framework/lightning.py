@@ -63,7 +63,7 @@ class Module(lightning.LightningModule):
         return batch  # the loader has put it there
 
     def on_train_start(self) -> None:
-        self.run.signals.listen()  # Lightning has just put its own signal handlers in place
+        self.run.session.listen()  # Lightning has just put its own signal handlers in place
 
     def on_train_epoch_start(self) -> None:
         self.first = self.number = self.run.progress.batch

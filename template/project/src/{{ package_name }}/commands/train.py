@@ -4,59 +4,39 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ..engine.errors import UserError
-from ..engine.runs import all_runs, find_run, new_run, newest
+from ..engine.runs import all_runs, find_run, new_run
+
+if TYPE_CHECKING:
+    from ..config import Settings
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of the verb beside the common ones."""
-    parser.add_argument(
-        "--resume",
-        nargs="?",
-        const="",
-        metavar="RUN",
-        help="go on with a run and its settings; the newest one without a name",
-    )
-    parser.add_argument("--name", help="name of the new run (default: date and time)")
-    parser.add_argument(
-        "--max-steps",
-        type=int,
-        default=0,
-        metavar="N",
-        help="stop this call after step N; the schedule keeps its length (training.max_steps changes that)",
-    )
-    parser.add_argument(
-        "--phase",
-        type=int,
-        default=0,
-        metavar="N",
-        help="only phase N (from 1), from the end of the one before",
-    )
-    parser.add_argument(
-        "--trial", action="store_true", help="metrics only: no evaluation, no checkpoint, no report"
-    )
-    parser.add_argument(
-        "--no-optimize",
-        dest="profile",
-        action="store_const",
-        const="baseline",
-        help="every optimization off, to compare with: the same as --profile baseline",
-    )
+    add = parser.add_argument
+    resume = "go on with a run and its settings; the newest one without a name"
+    add("--resume", nargs="?", const="", metavar="RUN", help=resume)
+    add("--name", help="name of the new run (default: date and time)")
+    stop = "stop this call after step N; the schedule keeps its length (training.max_steps changes that)"
+    add("--max-steps", type=int, default=0, metavar="N", help=stop)
+    phase = "only phase N (from 1), from the end of the one before"
+    add("--phase", type=int, default=0, metavar="N", help=phase)
+    off = "every optimization off, to compare with: the same as --profile baseline"
+    add("--no-optimize", dest="profile", action="store_const", const="baseline", help=off)
 
 
-def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> int:
+def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
     """Trains; returns 0, or 128 + the signal that ended it (143 SIGTERM, 130 SIGINT)."""
     if arguments.max_steps < 0:
         raise UserError(f"no run has {arguments.max_steps} steps", "--max-steps", "give at least 1")
     if arguments.phase and not all_runs():
         load().phase(arguments.phase)  # "there is no such phase" says more than "there is no run"
-    folder = _existing(arguments)
+    if arguments.resume is None and arguments.phase > 1:  # a later phase goes on with the newest run
+        arguments.resume = ""
+    folder = None if arguments.resume is None else find_run(arguments.resume)
     settings = load(folder / "config.resolved.yaml" if folder else None)
-    if arguments.trial and len(settings.phases) > 1 and arguments.phase != 1:
-        raise UserError("phases hand weights on in checkpoints", "--trial", "add --phase 1")
     if arguments.phase:
         settings.phase(arguments.phase)  # one line where there is no such phase
 
@@ -73,31 +53,22 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> int:
             settings = load(folder / "config.resolved.yaml")
         # Before the run's folder: a mistake leaves nothing behind. Rank 0 makes what others wait for.
         distributed.together(lambda: open_store(settings), main_first=True)
-        run_folder = folder or distributed.begin(lambda: new_run(arguments.name))
         session = Session(
-            run_folder,
+            folder or distributed.begin(lambda: new_run(arguments.name)),
             settings,
             lambda settings: assemble(settings, distributed, open_store(settings)),
             limit=arguments.max_steps,
             resumed=folder is not None,
             distributed=distributed,
-            trial=arguments.trial,
         )
         with session:
             for run in session.phases(arguments.phase):
                 fit(run)
-        if distributed.is_main and not arguments.trial:
+        if distributed.is_main:
             where = f"at step {run.progress.step} of {run.end}"
-            again = f"stopped {where}: `train --resume {run_folder.name}` goes on"
-            print(f"finished {where}: {run_folder / 'report.md'}" if session.finished else again)
+            again = f"stopped {where}: `train --resume {session.folder.name}` goes on"
+            print(f"finished {where}: {session.folder / 'report.md'}" if session.finished else again)
         distributed.together(lambda: None)  # who leaves first ends the others: not before rank 0 has reported
         return session.exit_code
     finally:
         distributed.close()
-
-
-def _existing(arguments: argparse.Namespace) -> Path | None:
-    """The run to go on with, if any; a later phase goes on with the newest."""
-    if arguments.resume is not None:
-        return find_run(arguments.resume)
-    return newest() if arguments.phase > 1 else None

@@ -39,53 +39,24 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 FAILED = 255  # what ranks agree on where a hook of one of them has called `fail`; no signal has this number
 
 
-class Signals:
-    """Notes SIGTERM and SIGINT, and the loop saves after its step; a second one ends at once, which harms
-    nothing."""
-
-    def __init__(self, main: bool):
-        self.main = main
-        self.received = 0  # by this process
-        self._before = {number: signal.getsignal(number) for number in SIGNALS}
-
-    def listen(self) -> None:
-        """Takes the signals; a framework that took them for itself gives them back here."""
-        for number in SIGNALS:
-            signal.signal(number, self._note)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.received:
-            os._exit(128 + number)
-        self.received = number
-        if self.main:
-            name = signal.Signals(number).name
-            print(f"{name}: saving after this step; once more to leave at once", file=sys.stderr)
-
-    def restore(self) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-
 class Run:
     """One phase of a training, restored and ready: what the loop and the hooks see."""
 
     def __init__(self, session: Session, settings: Settings, project: Project):
         training, distributed = settings.training, project.distributed
         self.folder, self.settings, self.project = session.folder, settings, project
-        self.progress, self.signals = session.progress, session.signals
-        self.limit, self.trial = session.limit, session.trial
+        self.session, self.progress, self.trial = session, session.progress, session.trial
         self.stop = 0  # the signal that all ranks know of
-        self.notes: list[str] = []
         self._failure: UserError | None = None
         self._saved = -1
-        closing = session.closing  # by whoever comes next, also where the rest of this raises
+        closing = session.closing  # takes what is open also where the rest of this raises
 
         self.loader = project.loader("train", train=True)
         closing.callback(self.loader.close)
         first, last = project.store.splits.get("validation", (0, 0))
-        self.validation = project.loader("validation") if last > first else None
-        if self.validation is not None:
-            closing.callback(self.validation.close)
+        if (validation := project.loader("validation") if last > first else None) is not None:
+            closing.callback(validation.close)
+        self.validation = validation
         self.accumulation = training.gradient_accumulation_steps
         groups = -(-len(self.loader) // self.accumulation)
         self.total = training.max_steps or training.epochs * groups
@@ -131,13 +102,17 @@ class Run:
             return
         data = self.project.store.fingerprints
         restored = self.checkpoint.load("last", data=data) if resumed else None
-        self.notes += [f"skipped a damaged checkpoint: {name}" for name in self.checkpoint.skipped]
-        if restored is None:
-            return
-        self._saved = restored["step"]
-        # Killed between saving and marking.
-        if self.project.distributed.is_main and progress.best_step == restored["step"]:
-            self.checkpoint.mark_best(restored["path"], progress.best_loss)
+        self.session.notes += [f"skipped a damaged checkpoint: {name}" for name in self.checkpoint.skipped]
+        self._saved = restored["step"] if restored else -1
+        if progress.best_step == self._saved:  # killed between saving and marking
+            self._mark_best()
+
+    def _mark_best(self) -> None:
+        """Names the checkpoint of the best step, if that could be saved."""
+        progress = self.progress
+        if self.project.distributed.is_main and self._saved == progress.best_step:
+            path = self.folder / "checkpoints" / f"step-{progress.best_step:08d}"
+            self.checkpoint.mark_best(path, progress.best_loss)
 
     # --- where it stands
 
@@ -158,7 +133,7 @@ class Run:
     @property
     def over(self) -> bool:
         """Whether the loop ends here: the phase's length, --max-steps, a signal, an early stop."""
-        return self.done or bool(self.stop) or bool(self.limit and self.progress.step >= self.limit)
+        return self.done or bool(self.stop) or 0 < self.session.limit <= self.progress.step
 
     # --- between two steps
 
@@ -178,7 +153,7 @@ class Run:
     def agree(self) -> bool:
         """Whether a rank has got a signal: every rank asks as often, and all get the same answer."""
         distributed = self.project.distributed
-        self.stop = distributed.agree(FAILED if self._failure else self.signals.received) or self.stop
+        self.stop = distributed.agree(FAILED if self._failure else self.session.signal) or self.stop
         if self.stop == FAILED:
             distributed.together(self._raise_failure)
         return bool(self.stop)
@@ -219,9 +194,7 @@ class Run:
             self.monitor.line(f"early stop: {patience} evaluations without a better loss")
         if better:
             self.save()
-            if project.distributed.is_main and self._saved == progress.step:
-                path = self.folder / "checkpoints" / f"step-{progress.step:08d}"
-                self.checkpoint.mark_best(path, metrics["loss"])
+            self._mark_best()
 
     @property
     def save_due(self) -> bool:
@@ -265,14 +238,15 @@ class Session:
         self.folder, self.settings, self.assemble = folder, settings, assemble
         self.limit, self.resumed, self.trial = limit, resumed, trial
         self.distributed, self.main = distributed, distributed is None or distributed.is_main
-        self.signals, self.progress = Signals(self.main), Progress()
-        self.notes = list(settings.notes)
+        self.progress, self.notes = Progress(), list(settings.notes)
+        self.signal = 0  # that this process got
         self.run: Run | None = None  # of the phase
+        self.closing = contextlib.ExitStack()  # what the phase has open
         self._current = settings  # of the phase
-        self.closing = contextlib.ExitStack()
+        self._handlers = {number: signal.getsignal(number) for number in SIGNALS}
 
     def __enter__(self) -> Session:
-        self.signals.listen()
+        self.listen()
         if self.resumed and self.settings.phases:  # else the checkpoint is read once, when it is restored
             self.progress.phase = newest_facts(self.folder / "checkpoints", self.distributed).get("phase", 0)
         elif self.main and not self.resumed:
@@ -280,7 +254,8 @@ class Session:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.signals.restore()
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
         self.closing.close()
         explained = explain(error, self._current, self.run.loader.order if self.run else None)
         if self.main:
@@ -288,6 +263,20 @@ class Session:
         if explained is not None:
             explained.reported = not self.main and isinstance(error, NonFinite)
             raise explained from error
+
+    def listen(self) -> None:
+        """Takes the signals; a framework that took them for itself gives them back here."""
+        for number in SIGNALS:
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        """Only notes it: the loop saves after its step. A second one ends at once, which harms nothing."""
+        if self.signal:
+            os._exit(128 + number)
+        self.signal = number
+        if self.main:
+            name = signal.Signals(number).name
+            print(f"{name}: saving after this step; once more to leave at once", file=sys.stderr)
 
     def phases(self, only: int = 0) -> Iterator[Run]:
         """Each phase, ready to train; a run without phases is one of them.
@@ -333,7 +322,7 @@ class Session:
 
     def _introduce(self, run: Run) -> None:
         project, line = run.project, run.monitor.line
-        self.notes += run.notes + self._remarks(run)
+        self.notes += self._remarks(run)
         if self.resumed:
             line(f"resumed at step {self.progress.step} of {run.end}")
         line(f"{self.folder}: {device_line(project.device)}")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from .errors import UserError
 from .files import read_json, write_json
+from .gpus import this_card
 
 if TYPE_CHECKING:
     import torch
@@ -38,30 +39,20 @@ def all_runs(runs: Path = RUNS) -> list[Path]:
     return sorted(filter(is_run, runs.iterdir()), key=lambda run: (started(run), run.name))
 
 
-def newest(runs: Path = RUNS) -> Path:
-    """The run that started last.
-
-    Raises UserError where there is none.
-    """
-    found = all_runs(runs)
-    if not found:
-        raise UserError("no run yet", f"{runs}/", "start one with the verb train")
-    return found[-1]
-
-
 def find_run(name_or_path: str | Path | None = None, runs: Path = RUNS) -> Path:
     """The run of this name or at this path; the newest for None or an empty name.
 
     Raises UserError that lists the runs where there is no such run.
     """
-    if name_or_path is None or not str(name_or_path):
-        return newest(runs)
-    for folder in (runs / name_or_path, Path(name_or_path)):
+    newest_first = all_runs(runs)[::-1]
+    if not newest_first and not name_or_path:
+        raise UserError("no run yet", f"{runs}/", "start one with the verb train")
+    for folder in (runs / name_or_path, Path(name_or_path)) if name_or_path else newest_first:
         if is_run(folder):
             return folder
-    names = [run.name for run in reversed(all_runs(runs))]
-    shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-    known = f"runs are {shown}" if names else "there is no run yet: start one with the verb train"
+    shown = ", ".join(run.name for run in newest_first[:8])
+    more = f" and {len(newest_first) - 8} more" if len(newest_first) > 8 else ""
+    known = f"runs are {shown}{more}" if shown else "there is no run yet: start one with the verb train"
     raise UserError(f"no run '{name_or_path}'", f"{runs}/", known)
 
 
@@ -70,12 +61,9 @@ def new_run(name: str | None = None, runs: Path = RUNS) -> Path:
 
     Raises UserError for a name that is taken or is no plain folder name, and where nothing can be written.
     """
-    if name is not None and (
-        not name.strip() or name.startswith(".") or Path(name).name != name or "\\" in name
-    ):
-        raise UserError(
-            f"run name {name!r} is not a plain folder name", "--name", "use letters, digits, - and _"
-        )
+    if name is not None and (not name or name.strip(" .") != name or Path(name).name != name or "\\" in name):
+        what = f"run name {name!r} is not a plain folder name"
+        raise UserError(what, "--name", "use letters, digits, - and _")
     stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
     # Two runs that start within one second both get a folder; mkdir decides the race.
     candidates = [name] if name is not None else [stamp, *(f"{stamp}_{number}" for number in range(2, 100))]
@@ -108,11 +96,10 @@ def device_line(device: torch.device) -> str:
     """The device as lines and the report name it: name, capability, memory."""
     import torch
 
-    if device.type != "cuda":
+    card = this_card(device)
+    if card.capability is None:
         return f"CPU, {torch.get_num_threads()} threads"
-    properties = torch.cuda.get_device_properties(device)
-    capability = f"{properties.major}.{properties.minor}"
-    return f"{properties.name}, sm {capability}, {properties.total_memory / 2**30:.1f} GB"
+    return f"{card.name}, sm {card.sm}, {card.memory_gb:.1f} GB"
 
 
 def versions() -> dict[str, str]:
@@ -125,12 +112,11 @@ def versions() -> dict[str, str]:
 
 def git_state() -> str:
     """Commit of the project, with `+changes` where files differ from it; empty outside git."""
-    try:
-        commit = _git("rev-parse", "--short", "HEAD")
-        return commit + ("+changes" if commit and _git("status", "--porcelain") else "")
-    except (OSError, subprocess.SubprocessError):
-        return ""
 
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], capture_output=True, text=True, timeout=5).stdout.strip()
 
-def _git(*words: str) -> str:
-    return subprocess.run(["git", *words], capture_output=True, text=True, timeout=5).stdout.strip()
+    with suppress(OSError, subprocess.SubprocessError):
+        commit = git("rev-parse", "--short", "HEAD")
+        return commit + ("+changes" if commit and git("status", "--porcelain") else "")
+    return ""
