@@ -220,7 +220,7 @@ class Killed(BaseException):
 
 
 # Every call by which saving touches the disk; `os` is the one module of all, so its names go last.
-TOUCHES = ("save_file", "_write", "sha256", "write_json", "sync_file", "sync_folder", "_remove")
+TOUCHES = ("save_file", "_write", "sha256", "write_json", "sync", "_remove")
 
 
 def test_dying_anywhere_in_a_save_costs_that_checkpoint_at_most(
@@ -273,7 +273,7 @@ def test_a_full_disk_is_said_and_leaves_the_others_whole(
     def full(*arguments: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    for name in ("save_file", "_write", "write_json", "sync_folder"):
+    for name in ("save_file", "_write", "write_json", "sync"):
         with monkeypatch.context() as patch:
             patch.setattr(module, name, full)
             with pytest.raises(module.DiskFull, match=r"No space left.*need"):
