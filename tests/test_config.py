@@ -548,6 +548,11 @@ def test_config_yaml_has_no_key_without_use(answers):
     assert set(written) >= shown | {key for key, order in ORDERS_NEED.items() if order in offered}
 
 
+def test_config_yaml_of_fp8_shows_its_emulation():
+    text = (render(workload="llm", precision="fp8") / "config.yaml").read_text(encoding="utf-8")
+    assert flat(yaml.safe_load(text))["training.fp8_emulation"] is False
+
+
 def test_config_yaml_has_a_comment_above_each_setting():
     lines = (PROJECT / "config.yaml").read_text(encoding="utf-8").split("profiles:\n")[0].splitlines()
     settings = [number for number, line in enumerate(lines) if re.match(r"  \w+: |phases: ", line)]

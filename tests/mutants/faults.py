@@ -946,4 +946,33 @@ FAULTS = (
         "groups",
         "test_tune.py::test_the_effective_batch_is_kept",
     ),
+    # --- settings
+    Fault(
+        "a weaker source wins",
+        "config.py",
+        "layer |= _without_switches(given, stronger, layer, notes)",
+        "layer = _without_switches(given, stronger, layer, notes) | layer",
+        "test_config.py::test_a_single_process_is_stronger_than_a_number_of_workers",
+    ),
+    Fault(
+        "an unknown setting is never a mistake",
+        "engine/config.py",
+        "self.tolerant and not outranks_files(origin)",
+        "not outranks_files(origin)",
+        "test_config.py::test_settings_of_a_part_that_was_taken_away",
+    ),
+    Fault(
+        "a word in a docstring makes a part of the settings",
+        "engine/config.py",
+        'f"\\n{declares}" in f"\\n{text}"',
+        "declares in text",
+        "test_config.py::test_a_section_in_a_hook_is_a_section_like_any_other",
+    ),
+    Fault(
+        "a phase outranks the command line",
+        "config.py",
+        "for key, value in overlay.items() if not outranks_files(self.origins[key])",
+        "for key, value in overlay.items()",
+        "test_config.py::test_phases_stand_between_file_and_environment",
+    ),
 )
