@@ -40,7 +40,8 @@ class Checkpoint:
     """Saves and restores the parts of a run: `model` and whatever else has `state_dict`/`load_state_dict`.
 
     keep: how many of the newest stay, beside the best one. facts: plain values kept in the manifest,
-    compared on loading (data, settings that must not change).
+    compared on loading (data, settings that must not change). accepted: other values of a fact that mean
+    the same.
     """
 
     def __init__(
@@ -49,10 +50,11 @@ class Checkpoint:
         distributed: Any,
         keep: int = 2,
         facts: dict[str, Any] | None = None,
+        accepted: dict[str, list[Any]] | None = None,
         **parts: Any,
     ):
         self.folder, self.distributed, self.keep, self.parts = folder, distributed, max(keep, 2), parts
-        self.facts = facts or {}
+        self.facts, self.accepted = facts or {}, accepted or {}
         self.skipped: list[str] = []
 
     def save(self, step: int, extra: dict[str, Any] | None = None) -> Path:
@@ -128,8 +130,8 @@ class Checkpoint:
             return None
         manifest, tensors, state = found["manifest"], found["tensors"], found["state"]
         for name, value in self.facts.items():
-            if manifest["facts"].get(name) != value:
-                was = manifest["facts"].get(name)
+            was = manifest["facts"].get(name)
+            if was not in [value, *self.accepted.get(name, [])]:
                 what = f"the checkpoint was made with {name} {was!r}, now it is {value!r}"
                 raise UserError(what, str(found["path"]), "go back to that, or start a new run")
         for name, part in self.parts.items():

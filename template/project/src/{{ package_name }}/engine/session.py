@@ -195,6 +195,7 @@ class Session:
             project.distributed,
             settings.checkpoint.keep,
             {"data": project.store.fingerprint, "phase": self.progress.phase},
+            {"data": project.store.fingerprints},
             model=project.model,
             optimizer=project.optimizer,
             schedule=self.schedule,
