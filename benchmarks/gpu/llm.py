@@ -60,8 +60,8 @@ REHEARSAL = {
 BESIDE = {  # all of the above, and this
     "fp8 instead of bf16": {"training.precision": "fp8"},
     "activation checkpointing": {"training.gradient_checkpointing": "true"},
-    "watch, ten samples a second": {"watch.every_seconds": 0.1},
-    "watch, no samples": {"watch.every_seconds": 0},
+    "monitor, ten samples a second": {"watch.every_seconds": 0.1},
+    "monitor, no samples": {"watch.every_seconds": 0},
     "deterministic": {"reproducibility.deterministic": "true", "training.cudnn_benchmark": "false"},
 }
 
