@@ -15,7 +15,7 @@ from rendering import REPOSITORY, render
 GPU = REPOSITORY / "benchmarks/gpu"
 # The page of each part, and the answers of its project.
 PARTS = {
-    "llm": ("llm", {"workload": "llm", "precision": "fp8", "loader": "memmap"}),
+    "llm": ("llm", {"workload": "llm", "precision": "fp8", "loader": "memmap", "extras": ["watch"]}),
     "seq2seq": ("seq2seq", {"workload": "seq2seq", "precision": "fp8"}),
     "timeseries": ("loaders", {"workload": "timeseries", "loader": "chunk"}),
     "graph": ("graph", {"workload": "graph"}),

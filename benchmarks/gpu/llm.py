@@ -60,8 +60,8 @@ REHEARSAL = {
 BESIDE = {  # all of the above, and this
     "fp8 instead of bf16": {"training.precision": "fp8"},
     "activation checkpointing": {"training.gradient_checkpointing": "true"},
-    "monitor, ten samples a second": {"monitor.system_every_seconds": 0.1},
-    "monitor, no samples": {"monitor.system_every_seconds": 0},
+    "monitor, ten samples a second": {"watch.every_seconds": 0.1},
+    "monitor, no samples": {"watch.every_seconds": 0},
     "deterministic": {"reproducibility.deterministic": "true", "training.cudnn_benchmark": "false"},
 }
 
@@ -163,7 +163,7 @@ def cells(row: dict[str, Any], done: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def main() -> None:
-    arguments = begin(__doc__, steps=40, workload="llm", precision="fp8", loader="memmap")
+    arguments = begin(__doc__, steps=40, workload="llm", precision="fp8", loader="memmap", extras=["watch"])
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         write_tokens(folder / "data", *((10_000, 500) if arguments.rehearse else (20_000_000, VOCABULARY)))

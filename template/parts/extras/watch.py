@@ -161,8 +161,7 @@ def roof_of(run: Run, batch: Batch) -> float:
     import torch
 
     from ..engine.gpus import match, this_card
-    from ..measure.costs import count
-    from ..measure.estimates import card
+    from ..measure.costs import card, count
     from ..model import build_model
 
     found, project = this_card(), run.project
