@@ -29,18 +29,6 @@ LOWER = ("fp16", "bf16")
 MODES = ("max-autotune-no-cudagraphs", "reduce-overhead", "max-autotune")
 FULL, QUICK = (20, 100, 3), (5, 10, 2)  # warm-up steps, timed steps, processes
 
-# Names of optimizations in env.json, and the setting that switches each.
-SWITCHES = {
-    "precision": "training.precision",
-    "compile": "compile.enabled",
-    "fused optimizer": "optimizer.fused",
-    "recomputation": "training.gradient_checkpointing",
-    "accumulation": "training.gradient_accumulation_steps",
-    "pinned memory": "data.pin_memory",
-    "cuDNN benchmark": "training.cudnn_benchmark",
-    "deterministic": "reproducibility.deterministic",
-}
-
 
 class Switch(NamedTuple):
     """One optimization, off and on; `why_not` says why it cannot be measured here."""
@@ -218,16 +206,10 @@ def spoken(name: str) -> str:
 
 
 def report(run: Path) -> list[str]:
-    """Speed with one setting changed, as measured here; nothing where `benchmark` has not run."""
-    rows, settings = [], {key: name for name, key in SWITCHES.items()}
+    """What each change gives on this machine; nothing where `benchmark` has not run."""
+    rows = []
     for row in read_json(OUTPUT / "benchmark.json").get("rows", []):
-        if row.get("table") != "leave_one_out" or row.get("gain") is None:
-            continue
-        gain = f"{row['gain']:.2f}×" + (f" ±{row['gain_spread']:.2f}" if row.get("gain_spread") else "")
-        gain += f" ({row['flag']})" if row.get("flag") else ""
-        rows += [
-            (settings[key], show(value), gain)
-            for key, value in row.get("overrides", {}).items()
-            if key in settings
-        ]
-    return table("Speed if changed, by benchmark", ("optimization", "to", "speed"), rows)
+        if row.get("table") == "leave_one_out" and row.get("overrides") and row.get("gain") is not None:
+            gain = f"{row['gain']:.2f}×" + (f" ±{row['gain_spread']:.2f}" if row.get("gain_spread") else "")
+            rows.append((row["name"], gain, row.get("flag")))
+    return table("Speed against everything on, by benchmark", ("", "speed", ""), rows)

@@ -28,24 +28,15 @@ def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
     settings = load()
     settings = settings.phase(1) if settings.phases else settings
 
-    from ..assemble import assemble, open_store
-    from ..engine.distributed import Distributed
     from ..engine.environment import device_line
     from ..engine.files import write_text
-    from ..engine.optimization import prepare_process
     from ..measure.profiling import measure, page
+    from ..measure.steps import stepping
 
-    prepare_process()
-    distributed = Distributed()
-    try:
-        project = assemble(settings, distributed, open_store(settings))
-        loader = project.loader("train", train=True)
+    with stepping(settings) as step:
         OUTPUT.mkdir(exist_ok=True)
-        result = measure(project, loader, OUTPUT, max(arguments.steps, 1))
-        loader.close()
-    finally:
-        distributed.close()
-    text = page(result, device_line(project.device), SHOWN)
+        result, device = measure(step, OUTPUT, max(arguments.steps, 1)), device_line(step.project.device)
+    text = page(result, device, SHOWN)
     write_text(OUTPUT / "profile.md", text)
     print(text)
     return 0
