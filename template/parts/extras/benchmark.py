@@ -16,7 +16,7 @@ import yaml
 
 from ..engine.errors import UserError
 from ..engine.gpus import Card, features, resolve_precision
-from ..engine.report import read_json, show, table
+from ..engine.report import read_json, table
 from ..measure.measurements import Measurements, Plan, environment
 from ..measure.trials import LOADER, Overrides, Trials, card_here, changed
 
