@@ -154,6 +154,7 @@ def switches(
     yield flip("fused_optimizer", "optimizer.fused")
     alone = {} if "num_workers" in without else {"data.num_workers": 0}
     yield switch("loader", {LOADER: "plain"} | alone, {LOADER: "own"})
+    yield switch("resident", {"data.resident": False}, {"data.resident": "auto"}, gpu)
     yield switch("workers", {"data.num_workers": 0}, {"data.num_workers": data.num_workers or 4})
     yield flip("pinned_memory", "data.pin_memory", gpu)
     for name, changes in own.items():
