@@ -854,6 +854,13 @@ FAULTS = (
         "pass",
         "test_watch.py::test_a_slow_loader_is_told_and_reported_once[pytorch]",
     ),
+    Fault(
+        "auto compiles where Triton does not run",
+        "engine/optimization.py",
+        "if capability < COMPILE_CAPABILITY:",
+        "if capability < (7, 0):",
+        "seams/test_optimization.py::test_whether_blocks_compile[auto-capability1-False]",
+    ),
     # --- measuring
     Fault(
         "no row is ever flagged",

@@ -16,7 +16,7 @@ import yaml
 
 from ..engine.errors import UserError
 from ..engine.gpus import Card, features, resolve_precision
-from ..engine.report import read_json, show, table
+from ..engine.report import read_json, table
 from ..measure.measurements import Measurements, Plan, environment
 from ..measure.trials import LOADER, Overrides, Trials, card_here, changed
 
@@ -28,18 +28,6 @@ OWN = Path(__file__).with_suffix(".yml")
 LOWER = ("fp16", "bf16")
 MODES = ("max-autotune-no-cudagraphs", "reduce-overhead", "max-autotune")
 FULL, QUICK = (20, 100, 3), (5, 10, 2)  # warm-up steps, timed steps, processes
-
-# Names of optimizations in env.json, and the setting that switches each.
-SWITCHES = {
-    "precision": "training.precision",
-    "compile": "compile.enabled",
-    "fused optimizer": "optimizer.fused",
-    "recomputation": "training.gradient_checkpointing",
-    "accumulation": "training.gradient_accumulation_steps",
-    "pinned memory": "data.pin_memory",
-    "cuDNN benchmark": "training.cudnn_benchmark",
-    "deterministic": "reproducibility.deterministic",
-}
 
 
 class Switch(NamedTuple):
@@ -166,6 +154,7 @@ def switches(
     yield flip("fused_optimizer", "optimizer.fused")
     alone = {} if "num_workers" in without else {"data.num_workers": 0}
     yield switch("loader", {LOADER: "plain"} | alone, {LOADER: "own"})
+    yield switch("resident", {"data.resident": False}, {"data.resident": "auto"}, gpu)
     yield switch("workers", {"data.num_workers": 0}, {"data.num_workers": data.num_workers or 4})
     yield flip("pinned_memory", "data.pin_memory", gpu)
     for name, changes in own.items():
@@ -218,16 +207,10 @@ def spoken(name: str) -> str:
 
 
 def report(run: Path) -> list[str]:
-    """Speed with one setting changed, as measured here; nothing where `benchmark` has not run."""
-    rows, settings = [], {key: name for name, key in SWITCHES.items()}
+    """What each change gives on this machine; nothing where `benchmark` has not run."""
+    rows = []
     for row in read_json(OUTPUT / "benchmark.json").get("rows", []):
-        if row.get("table") != "leave_one_out" or row.get("gain") is None:
-            continue
-        gain = f"{row['gain']:.2f}×" + (f" ±{row['gain_spread']:.2f}" if row.get("gain_spread") else "")
-        gain += f" ({row['flag']})" if row.get("flag") else ""
-        rows += [
-            (settings[key], show(value), gain)
-            for key, value in row.get("overrides", {}).items()
-            if key in settings
-        ]
-    return table("Speed if changed, by benchmark", ("optimization", "to", "speed"), rows)
+        if row.get("table") == "leave_one_out" and row.get("overrides") and row.get("gain") is not None:
+            gain = f"{row['gain']:.2f}×" + (f" ±{row['gain_spread']:.2f}" if row.get("gain_spread") else "")
+            rows.append((row["name"], gain, row.get("flag")))
+    return table("Speed against everything on, by benchmark", ("", "speed", ""), rows)

@@ -34,18 +34,12 @@ def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
     from ..engine.optimization import prepare_process
     from ..engine.runs import device_line
     from ..measure.profiling import measure, page
+    from ..measure.steps import stepping
 
-    prepare_process()
-    distributed = Distributed()
-    try:
-        project = assemble(settings, distributed, open_store(settings))
-        loader = project.loader("train", train=True)
+    with stepping(settings) as step:
         OUTPUT.mkdir(exist_ok=True)
-        result = measure(project, loader, OUTPUT, max(arguments.steps, 1))
-        loader.close()
-    finally:
-        distributed.close()
-    text = page(result, device_line(project.device), SHOWN)
+        result, device = measure(step, OUTPUT, max(arguments.steps, 1)), device_line(step.project.device)
+    text = page(result, device, SHOWN)
     write_text(OUTPUT / "profile.md", text)
     print(text)
     return 0

@@ -25,7 +25,6 @@ from ..engine.report import show, table
 from .steps import Steps
 
 if TYPE_CHECKING:
-    from ..assemble import Project
     from ..config import Settings
 
 SOURCE = Path(__file__).absolute().parents[1]
@@ -41,9 +40,9 @@ SYNCS = {  # operations whose result the host waits for
 }
 
 
-def measure(project: Project, loader: Any, folder: Path, number: int) -> dict[str, Any]:
+def measure(step: Steps, folder: Path, number: int) -> dict[str, Any]:
     """All figures of the page, over `number` timed steps; trace.json.gz and memory.pickle in the folder."""
-    device, step = project.device, Steps(project, loader)
+    project, device = step.project, step.project.device
     cuda = device.type == "cuda"
 
     def run(count: int) -> float:
@@ -79,7 +78,7 @@ def measure(project: Project, loader: Any, folder: Path, number: int) -> dict[st
     arithmetic = sum(ms for name, ms, _ in operations if ARITHMETIC.search(name))
     products = arithmetic / (1000 * busy) if busy else 0.0
     capability = this_card(device).capability
-    name, why, remedy = verdict(split, products, project.settings, loader.WITHOUT_EFFECT, capability)
+    name, why, remedy = verdict(split, products, project.settings, step.loader.WITHOUT_EFFECT, capability)
     return {
         "verdict": name,
         "why": why,

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from ..assemble import Project, assemble, open_store
+from ..engine.distributed import Distributed
 from ..engine.monitor import stall_seconds
+from ..engine.optimization import prepare_process
 from ..engine.progress import RecurrentState
 from ..engine.seams import Batch
 
 if TYPE_CHECKING:
-    from ..assemble import Project
+    from ..config import Settings
 
 
 class Steps:
@@ -59,3 +63,17 @@ class Steps:
         clip = self.project.settings.training.gradient_clip
         precision.step(self.project.optimizer, clip, targets)
         return torch.stack(losses).sum() / targets
+
+
+@contextmanager
+def stepping(settings: Settings) -> Iterator[Steps]:
+    """A fresh model and its training samples, ready to step."""
+    prepare_process()
+    distributed = Distributed()
+    try:
+        project = assemble(settings, distributed, open_store(settings))
+        loader = project.loader("train", train=True)
+        yield Steps(project, loader)
+        loader.close()
+    finally:
+        distributed.close()

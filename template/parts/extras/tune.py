@@ -23,8 +23,8 @@ from ..engine.gpus import Card
 from ..measure.trials import Failed, Overrides, Trials, card_here, changed
 
 if TYPE_CHECKING:
-    from ..assemble import Project
     from ..config import Settings
+    from ..measure.steps import Steps
 
 OUTPUT, PICTURE = Path("tuned.yaml"), Path("learning_rate.png")
 KNOBS = ("batch_size", "workers", "prefetch", "chunk_size", "compile_mode")
@@ -246,19 +246,10 @@ def words(overrides: Overrides) -> str:
 
 def find_learning_rate(settings: Settings) -> int:
     """Trains a fresh model while the learning rate rises, and draws it (Smith 2015, arXiv:1506.01186)."""
-    from ..assemble import assemble, open_store
-    from ..engine.distributed import Distributed
-    from ..engine.optimization import prepare_process
+    from ..measure.steps import stepping
 
-    prepare_process()
-    distributed = Distributed()
-    try:
-        project = assemble(settings, distributed, open_store(settings))
-        loader = project.loader("train", train=True)
-        rates, losses = range_test(project, loader)
-        loader.close()
-    finally:
-        distributed.close()
+    with stepping(settings) as step:
+        rates, losses = range_test(step)
     best = suggested(rates, smooth(losses))
     draw(PICTURE, rates, losses, best)
     if best is None:
@@ -267,18 +258,15 @@ def find_learning_rate(settings: Settings) -> int:
     return 0
 
 
-def range_test(project: Project, loader: Any) -> tuple[list[float], list[float]]:
+def range_test(step: Steps) -> tuple[list[float], list[float]]:
     """(learning rates, losses) until the loss is four times its lowest, or not finite."""
     from tqdm import tqdm
 
-    from ..measure.steps import Steps
-
-    step = Steps(project, loader)
     rates: list[float] = []
     losses: list[float] = []
     for number in tqdm(range(RATES), unit="step"):
         rates.append(LOWEST * (HIGHEST / LOWEST) ** (number / (RATES - 1)))
-        for group in project.optimizer.param_groups:
+        for group in step.project.optimizer.param_groups:
             group["lr"] = rates[-1]
         losses.append(step().item())
         means = smooth(losses)
