@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> int:
     return 0
 
 
-def open_run(folder: Path, settings: Any, which: str) -> tuple[Any, int]:
+def open_run(folder: Path, settings: Any, which: str, needs_data: bool = True) -> tuple[Any, int]:
     """A trained run's project with the weights of its best or last checkpoint, and their step.
 
     Prints what the engine has switched on, as training does. Raises `UserError` where the run has no
