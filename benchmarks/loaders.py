@@ -139,6 +139,7 @@ def ours(path: Path, loader: str, order: str, rows: int = ROWS) -> Any:
 
     data = SimpleNamespace(
         order=order, batch_size=BATCH, fraction=1.0, shuffle_block=CHUNK, stride=0, chunk_size_gb="auto",
+        resident="auto",
         pin_memory=True, num_workers=2, prefetch_factor=2, persistent_workers=True,
     )  # fmt: skip
     settings = SimpleNamespace(

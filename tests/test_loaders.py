@@ -106,7 +106,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def settings(order: str = "time", chunk_gb: float | str = "auto", workers: int = 0, batch: int = 16) -> Any:
+def settings(
+    order: str = "time",
+    chunk_gb: float | str = "auto",
+    workers: int = 0,
+    batch: int = 16,
+    resident: bool | str = "auto",
+) -> Any:
     data = SimpleNamespace(
         order=order,
         batch_size=batch,
@@ -118,6 +124,7 @@ def settings(order: str = "time", chunk_gb: float | str = "auto", workers: int =
         prefetch_factor=2,
         persistent_workers=True,
         chunk_size_gb=chunk_gb,
+        resident=resident,
     )
     evaluation, reproducibility = SimpleNamespace(batch_size=0), SimpleNamespace(seed=3)
     return SimpleNamespace(data=data, evaluation=evaluation, reproducibility=reproducibility)
@@ -171,6 +178,9 @@ def test_loaders_give_the_same_batches(fake: type[Fake], order: str, folder: Pat
             assert sorted(numbers[numbers >= 0].tolist()) == list(range(Fake.count))
         for loader in ("dataloader", "plain"):
             assert_equal(delivered(make(loader, fake, folder, settings(order), train=train)), expected)
+        for loader in ("memmap", "chunk"):
+            kept = make(loader, fake, folder, settings(order, resident=True), train=train)
+            assert_equal(delivered(kept), expected)
         for size in ("auto", SIZES[fake] / 1e9, SIZES[fake] / 8e9, 1e-9):
             assert_equal(delivered(make("chunk", fake, folder, settings(order, size), train=train)), expected)
 
@@ -216,10 +226,11 @@ def test_work_on_the_host_is_done_for_each_sample(loader: str, folder: Path) -> 
             assert batch["pages.values"].equal(original["pages.values"] * 2 + epoch)
 
 
-def test_a_random_start_beyond_the_first_epochs_rows(folder: Path) -> None:
+@pytest.mark.parametrize("loader", ["memmap", "chunk"])
+def test_a_random_start_beyond_the_first_epochs_rows(loader: str, folder: Path) -> None:
     """A resident set holds what later epochs reach, too."""
     late = delivered(make("memmap", Ragged, folder, settings("random_start")), epochs=(900,))
-    loader = make("chunk", Ragged, folder, settings("random_start"))
+    loader = make(loader, Ragged, folder, settings("random_start", resident=True))
     next(loader.epoch(0))
     assert loader.stats()["resident"] == 1
     for _ in range(2):
@@ -227,6 +238,32 @@ def test_a_random_start_beyond_the_first_epochs_rows(folder: Path) -> None:
         assert_equal(found, late)
         assert loader.stats()["resident"] == 1
     loader.close()
+
+
+def test_resident_is_a_wish_an_order_or_a_ban(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """On a CPU `auto` is off for `memmap`; true must fit; work on the host needs the rows there."""
+    for loader, wish, held in (
+        *(("memmap", "auto", 0), ("memmap", True, 1), ("memmap", False, 0)),
+        *(("chunk", "auto", 1), ("chunk", True, 1), ("chunk", False, 0)),
+    ):
+        made = make(loader, Pages, folder, settings("full", resident=wish))
+        next(made.epoch(0))
+        assert made.stats()["resident"] == held, (loader, wish)
+        made.close()
+    worked = type("Worked", (Pages,), {"host": lambda self, rows, indices, epoch: rows})
+    made = make("memmap", worked, folder, settings("full", resident=True))
+    next(made.epoch(0))
+    assert made.stats()["resident"] == 0
+    assert "data.resident has no effect" in capsys.readouterr().out
+    made.close()
+    monkeypatch.setattr(module("engine.loader", "memmap"), "memory_left", lambda device: 1e6)
+    for loader, size in (("memmap", "auto"), ("chunk", 1e-3)):
+        made = make(loader, Pages, folder, settings("full", size, resident=True))
+        with pytest.raises(module("engine.errors", loader).UserError, match=r"data.resident true"):
+            next(made.epoch(0))
+        made.close()
 
 
 def test_waiting_for_the_gpu_is_no_wait_for_data(folder: Path) -> None:

@@ -77,7 +77,7 @@ def windows(folder: Path, split: str) -> list[dict[str, torch.Tensor]]:
         "pin_memory": False,
     }
     given = SimpleNamespace(
-        data=SimpleNamespace(**data, chunk_size_gb="auto"),
+        data=SimpleNamespace(**data, chunk_size_gb="auto", resident="auto"),
         evaluation=SimpleNamespace(batch_size=0),
         reproducibility=SimpleNamespace(seed=0),
     )

@@ -324,8 +324,8 @@ FAULTS = (
     Fault(
         "augmentation is the same in every epoch",
         "parts/loader/memmap.py",
-        "rows = host(rows, numbers[batch], number)",
-        "rows = host(rows, numbers[batch], 0)",
+        "rows = self._host(rows, numbers[batch], number)",
+        "rows = self._host(rows, numbers[batch], 0)",
         LOADER + "test_batches_hold_the_rows_of_their_samples[train-host-time-memmap]",
     ),
     # --- evaluation
@@ -433,7 +433,21 @@ FAULTS = (
         "parts/loader/chunk/chunks.py",
         "self._reside(epoch)\n                continue",
         "self.resident = {}\n                continue",
-        "test_loaders.py::test_a_random_start_beyond_the_first_epochs_rows",
+        "test_loaders.py::test_a_random_start_beyond_the_first_epochs_rows[chunk]",
+    ),
+    Fault(
+        "resident rows of an earlier epoch are taken for this one's",
+        "parts/loader/memmap.py",
+        "if extents == self._extents:",
+        "if self._resident:",
+        "test_loaders.py::test_a_random_start_beyond_the_first_epochs_rows[memmap]",
+    ),
+    Fault(
+        "resident rows are counted from the file's beginning",
+        "parts/loader/memmap.py",
+        "spans.starts - first, 0)",
+        "spans.starts, 0)",
+        "test_loaders.py::test_loaders_give_the_same_batches[time-Windows]",
     ),
     Fault(
         "a full disk kills at a row",

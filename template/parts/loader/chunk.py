@@ -46,7 +46,8 @@ class Loader:
         self._host = getattr(samples, "host", None)  # real work on the CPU needs the rows there
         holder = torch.device("cpu") if self._host else device
         size = None if data.chunk_size_gb == "auto" else int(data.chunk_size_gb * 1e9)
-        self._chunks = Chunks(samples, store.arrays, self.order, holder, size, data.pin_memory, train)
+        arrays, pin = store.arrays, data.pin_memory
+        self._chunks = Chunks(samples, arrays, self.order, holder, size, pin, train, data.resident)
         self._batches = 0
 
     def __len__(self) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from . import dataset
-from .engine import optimization, plain_loader, reproducibility
+from .engine import optimization, reproducibility
 from .engine.errors import UserError
 from .engine.fp8 import convert
 from .engine.gpus import resolve_precision
@@ -50,7 +50,7 @@ class Project:
         build = lambda: build_model(self.settings, self.store.facts)  # noqa: E731
         return measure(samples, build, batch, self.device, self.precision.name)
 
-    def loader(self, split: str, train: bool = False) -> Loader:
+    def loader(self, split: str, train: bool = False, kind: Any = Loader) -> Loader:
         """Batches of a split; training order with `train`, every sample once in time order without.
 
         Raises `UserError` where the split has no samples.
@@ -62,7 +62,6 @@ class Project:
                 f"the {split} split has no samples", str(self.store.folder), "prepare with another --split"
             )
         rank, world = self.distributed.rank, self.distributed.world
-        kind: Any = plain_loader.Loader if self.settings.data.plain_loader else Loader
         return kind(samples, self.store, self.settings, self.device, rank, world, train)
 
 

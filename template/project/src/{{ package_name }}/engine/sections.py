@@ -69,8 +69,8 @@ class LoaderSettings(Section):
     chunk_size_gb: Annotated[float, Field(gt=0)] | Auto = Field(
         "auto", description="GB of samples held on the device by a loader that reads in chunks"
     )
-    plain_loader: bool = Field(
-        False, description="read sample by sample through a plain DataLoader, to compare with"
+    resident: bool | Auto = Field(
+        "auto", description="all samples stay on the device; auto on a GPU with room"
     )
 
 
