@@ -19,7 +19,7 @@ from rendering import render
 from variants import choices
 
 CPU = torch.device("cpu")
-LOADERS = (*choices("loader"), "plain")  # the last one to compare with, in every project
+LOADERS = (*choices("loader"), "plain")  # the last one to compare with, of `benchmark`
 ORDERS = ("time", "block", "full", "lanes", "bucket", "random_start")
 
 
@@ -133,10 +133,12 @@ def settings(
 def make(
     loader: str, fake: type[Fake], folder: Path, given: Any, rank: int = 0, world: int = 1, train: bool = True
 ) -> Any:
-    name, loader = ("engine.plain_loader", "chunk") if loader == "plain" else ("engine.loader", loader)
-    store = module("engine.store", loader).Store.open(folder)
-    samples = fake(module("engine.seams", loader).Spans, train and given.data.order == "random_start")
-    return module(name, loader).Loader(samples, store, given, CPU, rank, world, train)
+    answers = {"loader": "chunk", "extras": ["benchmark"]} if loader == "plain" else {"loader": loader}
+    project, part = render(**answers), "measure.plain_loader" if loader == "plain" else "engine.loader"
+    store = imported(project, "engine.store").Store.open(folder)
+    spans = imported(project, "engine.seams").Spans
+    samples = fake(spans, train and given.data.order == "random_start")
+    return imported(project, part).Loader(samples, store, given, CPU, rank, world, train)
 
 
 def delivered(loader: Any, epochs: tuple[int, ...] = (0, 1), start: int = 0) -> list[dict[str, torch.Tensor]]:

@@ -19,10 +19,10 @@ def link(folder: Path, **answers: str) -> None:
             answers[name] = jinja2.Template(str(asked["default"])).render(answers)
     shutil.rmtree(folder / "src", ignore_errors=True)
     for part in [path for path in PACKAGE.rglob("*.*") if path.suffix in {".py", ".jinja"}]:
-        name = jinja2.Template(part.name).render(answers)  # empty, but for .jinja, where a condition is false
-        if name == ".jinja":
+        name = jinja2.Template(part.relative_to(PACKAGE).as_posix()).render(answers)
+        if name.startswith("/") or name.endswith("/.jinja") or name == ".jinja":  # a condition is false
             continue
-        place = folder / "src/my_training" / part.relative_to(PACKAGE).with_name(name)
+        place = folder / "src/my_training" / name
         if part.suffix == ".jinja":  # one line: {% include EXPRESSION %}
             expression = part.read_text(encoding="utf-8").removeprefix("{% include ").removesuffix(" %}\n")
             part = ROOT / str(jinja2.Environment().compile_expression(expression)(**answers))

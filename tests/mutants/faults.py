@@ -828,7 +828,7 @@ FAULTS = (
     ),
     Fault(
         "the plain loader shifts every epoch alike",
-        "engine/plain_loader.py",
+        "parts/extras/plain_loader.py",
         "number, epoch = np.array(key[:1]), key[1]",
         "number, epoch = np.array(key[:1]), 0",
         "test_loaders.py::test_loaders_give_the_same_batches[random_start-Ragged]",

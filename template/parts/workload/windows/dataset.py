@@ -65,8 +65,9 @@ class Samples:
             batch["target"] = rows["targets"].values[:, 0].float()
         return batch
 
-    def history(self, batch: Batch) -> None:
-        """What came before the first target, for a picture: nobody knows which feature that is."""
+    def history(self, batch: Batch) -> torch.Tensor | None:
+        """(B, T) before the first target, for a picture; None, as nobody knows which feature that is."""
+        return None
 
 
 def write_windows(
