@@ -348,7 +348,7 @@ def test_chunk_data_loader_goes_on_with_the_next_batch(tmp_path: Path) -> None:
 def test_chunk_data_loader_refuses_unequal_rows(tmp_path: Path) -> None:
     path = hdf5(tmp_path, targets=np.ones((7, 2)))
     with pytest.raises(
-        module("engine.errors").UserError, match="unequal numbers of rows: features 400, targets 7"
+        module("engine.errors").UserError, match="unequal numbers of rows: 'features' 400, 'targets' 7"
     ):
         chunk_loader(path)
 

@@ -32,8 +32,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--split", default="test", metavar="SPLIT", help="train, validation or test (default: test)")
     add("--input", metavar="FILE", help="new data; the last window of a series forecasts what comes after it")
     add("--checkpoint", choices=["best", "last"], default="best", help="(default: best)")
-    place = ".npz (default: predictions.npz in the run folder); a .png goes beside it"
-    add("--output", metavar="FILE", help=place)
+    add("--output", metavar="FILE", help=".npz (default: in the run folder); a .png goes beside it")
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:

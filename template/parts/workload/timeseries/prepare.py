@@ -32,8 +32,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--horizon", type=int, default=24, metavar="ROWS", help="rows to forecast (default: 24)")
     shares = "by time: shares that add up to 1, or numbers of rows; test may be 0 (default: %(default)s)"
     add("--split", default="0.7,0.15,0.15", metavar="TRAIN,VALIDATION,TEST", help=shares)
-    times = "time of the row (default: the first column); `none`: rows count"
-    add("--time-column", metavar="COLUMN", help=times)
+    add("--time-column", metavar="COLUMN", help="time of a row (default: the first); `none`: rows count")
     add("--targets", metavar="COLUMNS", help="columns to forecast, with commas between (default: all)")
     add("--drop", action="append", default=[], metavar="COLUMN", help="leave a column out; repeatable")
     add("--fill", choices=["last"], help="the last known value for empty cells; without it they are an error")
@@ -41,7 +40,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     rules = "how bars are made: first, max, min, last, sum (default: open, high, low, close and volume as"
     add("--aggregate", default="", metavar="COLUMN=RULE", help=rules + " their names say, others last)")
     add("--delimiter", default=",", choices=[",", ";", "|", "tab"], help="between cells (default: comma)")
-    add("--dtype", choices=dtypes, help="halves store standardised values, in half the space")
+    halves = "halves store standardised values, in half the space (default: float32)"
+    add("--dtype", choices=dtypes, default="float32", help=halves)
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
@@ -65,8 +65,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     splits = borders(arguments.split, len(base))
     origin = {"file": path.name, "rows": len(series), "split": arguments.split, "aggregate": how}
     origin |= {"delimiter": source.delimiter, "time_column": arguments.time_column}
-    dtype = arguments.dtype or "float32"
-    rounding = write_series(folder, frames, splits, targets, arguments.horizon, dtype, origin)
+    rounding = write_series(folder, frames, splits, targets, arguments.horizon, arguments.dtype, origin)
     store = Store.open(folder)
     print(f"columns:    {', '.join(base.names)}")
     for name, (bars, rows) in frames.items():

@@ -86,9 +86,6 @@ def arrays_of(path: Path, names: list[str]) -> list[Array]:
             where = f"{path}, dataset '{name}'"
             raise UserError(f"shape {shape} where {axes} is expected", where, "see --datasets")
         arrays.append(replace(found[name], name=role))
-    if len({array.shape[0] for array in arrays}) > 1:
-        sizes = ", ".join(f"'{array.dataset}' {array.shape[0]}" for array in arrays)
-        raise UserError(f"unequal numbers of rows: {sizes}", str(path), "write one row of each for a window")
     return arrays
 
 

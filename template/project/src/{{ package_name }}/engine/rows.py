@@ -18,10 +18,8 @@ from .seams import Batch, Rows, Samples, Spans
 from .store import Array
 
 SAMPLES_AT_ONCE = 1 << 16
-SIGNED = {
-    torch.uint16: torch.int16,
-    torch.uint32: torch.int32,
-}  # CPU torch cannot index unsigned types; same bits
+# CPU torch cannot index unsigned types; these have the same bits.
+SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32}
 
 
 def order_of(samples: Any, settings: Any, rank: int, world: int, train: bool) -> Order:
