@@ -131,7 +131,7 @@ def ours(path: Path, loader: str, order: str, rows: int = ROWS) -> Any:
     from link import link
 
     folder = Path(tempfile.mkdtemp())
-    link(folder, workload="timeseries", loader=loader)
+    link(folder, workload="windows", loader=loader)
     sys.path.insert(0, str(folder / "src"))
     from my_training.engine.hdf5 import hdf5_arrays
     from my_training.engine.loader import Loader
@@ -139,6 +139,7 @@ def ours(path: Path, loader: str, order: str, rows: int = ROWS) -> Any:
 
     data = SimpleNamespace(
         order=order, batch_size=BATCH, fraction=1.0, shuffle_block=CHUNK, stride=0, chunk_size_gb="auto",
+        resident="auto",
         pin_memory=True, num_workers=2, prefetch_factor=2, persistent_workers=True,
     )  # fmt: skip
     settings = SimpleNamespace(
@@ -232,18 +233,15 @@ def lstm(path: Path) -> dict[str, float]:
     from my_training.engine.optimization import make_optimizer
 
     torch.set_num_threads(1)
-    sizes = SimpleNamespace(width=64, depth=1, dropout=0.0, subtract_last=False, linear_path=False)
-    settings = SimpleNamespace(model=sizes, data=SimpleNamespace(order="full"))
-    scale = {"mean": [0.0] * SHAPE[1], "std": [1.0] * SHAPE[1]}
-    frame = {"name": "features", "history": SHAPE[0], "step": 1, **scale}
-    facts = {"frames": [frame], "targets": None, "horizon": TARGETS}
-    facts |= {"target_mean": [[0.0]] * TARGETS, "target_std": [[1e4]] * TARGETS}
+    settings = SimpleNamespace(model=SimpleNamespace(width=64, depth=1, dropout=0.0))
+    facts = {"mean": [0.0] * SHAPE[1], "std": [1.0] * SHAPE[1]}
+    facts |= {"target_mean": [0.0] * TARGETS, "target_std": [1e4] * TARGETS}
     optimizing = SimpleNamespace(
         name="adamw", weight_decay=0.01, learning_rate=1e-3, beta1=0.9, beta2=0.999, epsilon=1e-8, fused=True
     )
     distributed = SimpleNamespace(world=1, sum=lambda tensor: tensor)
     batch = {name: value[:32].clone() for name, value in next(loader.epoch(0)).items()}
-    batch["target"] = batch.pop("targets")[:, :, None]
+    batch["target"] = batch.pop("targets")
     seconds: dict[str, list[float]] = {"bare": [], "ours": []}
     model = models.build_model(settings, facts)
     optimizer = make_optimizer(model, optimizing)

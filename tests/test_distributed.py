@@ -26,7 +26,7 @@ from variants import choices, name, products
 CELLS = [cell for cell in products("workload", "framework", "distributed") if cell["distributed"] != "none"]
 STEPS = 24
 # Samples of a step: two ranks take half each. Dropout would draw other numbers on each: there is none.
-BATCH = {"tabular": 64, "llm": 8, "graph": 4, "timeseries": 32, "seq2seq": 8}
+BATCH = {"tabular": 64, "llm": 8, "graph": 4, "timeseries": 32, "seq2seq": 8, "windows": 32}
 SAME = (
     *("--model.dropout", "0", "--training.precision", "fp32", "--monitor.every_steps", "1"),
     *("--training.max_steps", str(STEPS), "--evaluation.every_steps", "12", "--checkpoint.every_steps", "8"),

@@ -17,7 +17,7 @@ GPU = REPOSITORY / "benchmarks/gpu"
 PARTS = {
     "llm": ("llm", {"workload": "llm", "precision": "fp8", "loader": "memmap", "extras": ["watch"]}),
     "seq2seq": ("seq2seq", {"workload": "seq2seq", "precision": "fp8"}),
-    "timeseries": ("loaders", {"workload": "timeseries", "loader": "chunk"}),
+    "timeseries": ("loaders", {"workload": "windows", "loader": "chunk"}),
     "graph": ("graph", {"workload": "graph"}),
 }
 

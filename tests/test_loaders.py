@@ -19,7 +19,7 @@ from rendering import render
 from variants import choices
 
 CPU = torch.device("cpu")
-LOADERS = (*choices("loader"), "plain")  # the last one to compare with, in every project
+LOADERS = (*choices("loader"), "plain")  # the last one to compare with, of `benchmark`
 ORDERS = ("time", "block", "full", "lanes", "bucket", "random_start")
 
 
@@ -106,7 +106,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def settings(order: str = "time", chunk_gb: float | str = "auto", workers: int = 0, batch: int = 16) -> Any:
+def settings(
+    order: str = "time",
+    chunk_gb: float | str = "auto",
+    workers: int = 0,
+    batch: int = 16,
+    resident: bool | str = "auto",
+) -> Any:
     data = SimpleNamespace(
         order=order,
         batch_size=batch,
@@ -118,6 +124,7 @@ def settings(order: str = "time", chunk_gb: float | str = "auto", workers: int =
         prefetch_factor=2,
         persistent_workers=True,
         chunk_size_gb=chunk_gb,
+        resident=resident,
     )
     evaluation, reproducibility = SimpleNamespace(batch_size=0), SimpleNamespace(seed=3)
     return SimpleNamespace(data=data, evaluation=evaluation, reproducibility=reproducibility)
@@ -126,10 +133,12 @@ def settings(order: str = "time", chunk_gb: float | str = "auto", workers: int =
 def make(
     loader: str, fake: type[Fake], folder: Path, given: Any, rank: int = 0, world: int = 1, train: bool = True
 ) -> Any:
-    name, loader = ("engine.plain_loader", "chunk") if loader == "plain" else ("engine.loader", loader)
-    store = module("engine.store", loader).Store.open(folder)
-    samples = fake(module("engine.seams", loader).Spans, train and given.data.order == "random_start")
-    return module(name, loader).Loader(samples, store, given, CPU, rank, world, train)
+    answers = {"loader": "chunk", "extras": ["benchmark"]} if loader == "plain" else {"loader": loader}
+    project, part = render(**answers), "measure.plain_loader" if loader == "plain" else "engine.loader"
+    store = imported(project, "engine.store").Store.open(folder)
+    spans = imported(project, "engine.seams").Spans
+    samples = fake(spans, train and given.data.order == "random_start")
+    return imported(project, part).Loader(samples, store, given, CPU, rank, world, train)
 
 
 def delivered(loader: Any, epochs: tuple[int, ...] = (0, 1), start: int = 0) -> list[dict[str, torch.Tensor]]:
@@ -171,6 +180,9 @@ def test_loaders_give_the_same_batches(fake: type[Fake], order: str, folder: Pat
             assert sorted(numbers[numbers >= 0].tolist()) == list(range(Fake.count))
         for loader in ("dataloader", "plain"):
             assert_equal(delivered(make(loader, fake, folder, settings(order), train=train)), expected)
+        for loader in ("memmap", "chunk"):
+            kept = make(loader, fake, folder, settings(order, resident=True), train=train)
+            assert_equal(delivered(kept), expected)
         for size in ("auto", SIZES[fake] / 1e9, SIZES[fake] / 8e9, 1e-9):
             assert_equal(delivered(make("chunk", fake, folder, settings(order, size), train=train)), expected)
 
@@ -216,10 +228,11 @@ def test_work_on_the_host_is_done_for_each_sample(loader: str, folder: Path) -> 
             assert batch["pages.values"].equal(original["pages.values"] * 2 + epoch)
 
 
-def test_a_random_start_beyond_the_first_epochs_rows(folder: Path) -> None:
+@pytest.mark.parametrize("loader", ["memmap", "chunk"])
+def test_a_random_start_beyond_the_first_epochs_rows(loader: str, folder: Path) -> None:
     """A resident set holds what later epochs reach, too."""
     late = delivered(make("memmap", Ragged, folder, settings("random_start")), epochs=(900,))
-    loader = make("chunk", Ragged, folder, settings("random_start"))
+    loader = make(loader, Ragged, folder, settings("random_start", resident=True))
     next(loader.epoch(0))
     assert loader.stats()["resident"] == 1
     for _ in range(2):
@@ -227,6 +240,32 @@ def test_a_random_start_beyond_the_first_epochs_rows(folder: Path) -> None:
         assert_equal(found, late)
         assert loader.stats()["resident"] == 1
     loader.close()
+
+
+def test_resident_is_a_wish_an_order_or_a_ban(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """On a CPU `auto` is off for `memmap`; true must fit; work on the host needs the rows there."""
+    for loader, wish, held in (
+        *(("memmap", "auto", 0), ("memmap", True, 1), ("memmap", False, 0)),
+        *(("chunk", "auto", 1), ("chunk", True, 1), ("chunk", False, 0)),
+    ):
+        made = make(loader, Pages, folder, settings("full", resident=wish))
+        next(made.epoch(0))
+        assert made.stats()["resident"] == held, (loader, wish)
+        made.close()
+    worked = type("Worked", (Pages,), {"host": lambda self, rows, indices, epoch: rows})
+    made = make("memmap", worked, folder, settings("full", resident=True))
+    next(made.epoch(0))
+    assert made.stats()["resident"] == 0
+    assert "data.resident has no effect" in capsys.readouterr().out
+    made.close()
+    monkeypatch.setattr(module("engine.loader", "memmap"), "memory_left", lambda device: 1e6)
+    for loader, size in (("memmap", "auto"), ("chunk", 1e-3)):
+        made = make(loader, Pages, folder, settings("full", size, resident=True))
+        with pytest.raises(module("engine.errors", loader).UserError, match=r"data.resident true"):
+            next(made.epoch(0))
+        made.close()
 
 
 def test_waiting_for_the_gpu_is_no_wait_for_data(folder: Path) -> None:

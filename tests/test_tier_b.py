@@ -39,6 +39,10 @@ TINY = {
         *("--model.width", "16"),
         *("--optimizer.learning_rate", "0.01", "--schedule.warmup_steps", "10"),
     ),
+    "windows": (
+        *("--model.width", "16"),
+        *("--optimizer.learning_rate", "0.01", "--schedule.warmup_steps", "10"),
+    ),
 }
 STEPS = 60  # of 110 or more in an epoch
 EVERY_STEP = ("--monitor.every_steps", "1", "--training.max_steps", str(STEPS))

@@ -1,4 +1,4 @@
-"""The workload `timeseries`: what becomes of a CSV or HDF5 file, that no window sees the future, states."""
+"""The workload `timeseries`: what becomes of a CSV file, that no window sees the future, states."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import h5py
 import numpy as np
 import pytest
 import torch
@@ -24,11 +23,10 @@ SMALL = (
     *("--model.width", "8", "--data.batch_size", "32", "--training.max_steps", "20"),
     *("--schedule.warmup_steps", "2", "--monitor.every_steps", "1", "--evaluation.every_steps", "20"),
 )
-HDF5 = ("prepare", "--input", "windows.h5")
 
 
 def project(**answers: str) -> Path:
-    return render(**{"workload": "timeseries", "loader": "chunk"} | answers)
+    return render(**{"workload": "timeseries"} | answers)
 
 
 def module(name: str) -> Any:
@@ -79,7 +77,7 @@ def windows(folder: Path, split: str) -> list[dict[str, torch.Tensor]]:
         "pin_memory": False,
     }
     given = SimpleNamespace(
-        data=SimpleNamespace(**data, chunk_size_gb="auto"),
+        data=SimpleNamespace(**data, chunk_size_gb="auto", resident="auto"),
         evaluation=SimpleNamespace(batch_size=0),
         reproducibility=SimpleNamespace(seed=0),
     )
@@ -450,13 +448,11 @@ def test_flags_that_do_not_fit_the_file_are_one_line(
 
 
 def test_a_refused_prepare_leaves_the_data_that_were_there(tmp_path: Path) -> None:
-    hdf5(tmp_path)
-    for words in (PREPARE, HDF5):
-        assert prepare(tmp_path, text(), words=words).code == 0
-        before = {path.name: path.read_bytes() for path in (tmp_path / "data").iterdir()}
-        refused = prepare(tmp_path, text(), "--split", "0.99,0.005,0.005", "--history", "24", words=words)
-        one_error(refused, "0 validation windows", "--split 0.99,0.005,0.005")
-        assert {path.name: path.read_bytes() for path in (tmp_path / "data").iterdir()} == before
+    assert prepare(tmp_path, text()).code == 0
+    before = {path.name: path.read_bytes() for path in (tmp_path / "data").iterdir()}
+    refused = prepare(tmp_path, text(), "--split", "0.99,0.005,0.005", "--history", "24")
+    one_error(refused, "0 validation windows", "--split 0.99,0.005,0.005")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "data").iterdir()} == before
 
 
 def test_gaps_empty_cells_and_constant_columns_are_said_and_trained(tmp_path: Path) -> None:
@@ -474,236 +470,6 @@ def test_gaps_empty_cells_and_constant_columns_are_said_and_trained(tmp_path: Pa
     assert "noise" in result.out.split("constant:")[1].splitlines()[0]
     assert run(project(), "train", *SMALL, cwd=tmp_path).code == 0
     assert all(np.isfinite(float.fromhex(loss)) for _, loss in losses(tmp_path))
-
-
-# ---- HDF5 as it is -------------------------------------------------------------------------------
-
-
-def hdf5(folder: Path, count: int = 400, **datasets: Any) -> Path:
-    """A file of windows that overlap by all but 2 steps, with targets 3 steps ahead; `datasets` replace."""
-    folder.mkdir(parents=True, exist_ok=True)
-    series = values(2 * count + 30).astype(np.float32)
-    found = {
-        "features": np.stack([series[2 * row : 2 * row + 16] for row in range(count)]),
-        "targets": np.stack([series[2 * row + 16 : 2 * row + 19, 0] for row in range(count)]),
-    } | datasets
-    with h5py.File(folder / "windows.h5", "w") as file:
-        for name, content in found.items():
-            if isinstance(content, dict):
-                file.create_dataset(name, **content)
-            elif content is not None:
-                file[name] = content
-    return folder / "windows.h5"
-
-
-def test_hdf5_is_read_as_it_is(tmp_path: Path) -> None:
-    path = hdf5(tmp_path)
-    result = run(project(), *HDF5, "--split", "280,60,60", cwd=tmp_path)
-    assert result.code == 0, result.err
-    assert "2 steps later, 9 left out at each border" in result.out  # (16 + 3) ÷ 2, rounded up, less 1
-    opened = store(tmp_path)
-    assert opened.arrays["features"].path == path
-    assert opened.splits == {"train": [0, 271], "validation": [280, 331], "test": [340, 400]}
-    assert sum(file.stat().st_size for file in (tmp_path / "data").iterdir()) < 20_000
-    with h5py.File(path) as file:
-        for number, window in enumerate(windows(tmp_path, "test")):
-            assert window["features"][0].equal(torch.from_numpy(file["features"][340 + number]))
-            assert window["target"][0, :, 0].equal(torch.from_numpy(file["targets"][340 + number]))
-        train = file["features"][:271].reshape(-1, 3).astype(np.float64)
-    np.testing.assert_allclose(opened.facts["frames"][0]["mean"], train.mean(0), rtol=1e-9)
-    np.testing.assert_allclose(opened.facts["frames"][0]["std"], train.std(0), rtol=1e-9)
-    assert run(project(), "train", *SMALL, cwd=tmp_path).code == 0
-    evaluated = run(project(), "evaluate", cwd=tmp_path)
-    assert evaluated.code == 0, evaluated.err
-    assert "linear" in evaluated.out
-    predicted = run(project(), "predict", "--input", "windows.h5", "--output", "new.npz", cwd=tmp_path)
-    assert predicted.code == 0, predicted.err
-    assert np.load(tmp_path / "new.npz")["prediction"].shape == (400, 3, 1)
-
-
-def test_rows_that_do_not_overlap_leave_no_gap(tmp_path: Path) -> None:
-    hdf5(tmp_path, features=np.random.default_rng(0).normal(size=(400, 16, 3)))
-    result = run(project(), *HDF5, cwd=tmp_path)
-    assert "overlap:    none" in result.out
-    assert store(tmp_path).splits == {"train": [0, 280], "validation": [280, 340], "test": [340, 400]}
-
-
-@pytest.mark.parametrize(
-    "layout",
-    [
-        {"chunks": (7, 16, 3)},
-        {"chunks": (4, 8, 3)},
-        {"chunks": True, "compression": "gzip"},
-        {"dtype": ">f4"},
-    ],
-    ids=["whole rows", "pieces", "gzip", "big-endian"],
-)
-def test_packed_hdf5_trains_alike_with_a_note_of_its_cost(layout: dict[str, Any], tmp_path: Path) -> None:
-    plain = hdf5(tmp_path / "plain")
-    with h5py.File(plain) as file:
-        hdf5(tmp_path / "packed", features={"data": file["features"][:], **layout})
-    for name in ("plain", "packed"):
-        result = run(project(), *HDF5, cwd=tmp_path / name)
-        assert result.code == 0, result.err
-        slow = name == "packed" and layout.get("chunks") != (7, 16, 3)  # whole rows are read as they are
-        assert ("note: " in result.out) == slow
-        result = run(project(), "train", *SMALL, cwd=tmp_path / name)
-        assert result.code == 0, result.err
-    assert losses(tmp_path / "plain") == losses(tmp_path / "packed")
-    refused = run(project(loader="memmap"), "train", *SMALL, cwd=tmp_path / "packed")
-    one_error(refused, "cannot be mapped", "windows.h5", "loader chunk")
-
-
-def test_auto_chunks_are_named_with_their_cost(tmp_path: Path) -> None:
-    wide = np.random.default_rng(0).normal(size=(256, 90, 40))
-    hdf5(
-        tmp_path,
-        features={"data": wide, "chunks": (64, 10, 5)},
-        targets=np.zeros((256, 2)) + np.arange(256)[:, None],
-    )
-    result = run(project(), *HDF5, cwd=tmp_path)
-    assert result.code == 0, result.err
-    assert "one row touches 72 of them, 1.8 MB" in result.out
-
-
-BAD_HDF5 = {
-    "missing dataset": (
-        {"features": None, "series": np.ones(3)},
-        ["no dataset 'features'", "it has series, targets"],
-    ),
-    "unequal": ({"targets": np.ones((7, 3))}, ["unequal numbers of rows: 'features' 400, 'targets' 7"]),
-    "dtype": ({"features": np.array([b"x"] * 400)}, ["cannot train on dtype"]),
-    "shape": ({"features": np.ones((400, 3))}, ["shape \\(400, 3\\) where \\(N, T, F\\)"]),
-    "unallocated": ({"features": {"shape": (400, 16, 3), "dtype": "f4"}}, ["nothing was ever written"]),
-    "no rows": ({"features": np.ones((0, 16, 3))}, ["no rows"]),
-    "not finite": (
-        {"targets": np.where(np.arange(1200).reshape(400, 3) == 30, np.nan, 1)},
-        ["not finite", "rows 10 to 10"],
-    ),
-}
-
-
-@pytest.mark.parametrize("name", BAD_HDF5)
-def test_bad_hdf5_is_one_line(name: str, tmp_path: Path) -> None:
-    datasets, parts = BAD_HDF5[name]
-    hdf5(tmp_path, **datasets)
-    one_error(run(project(), *HDF5, cwd=tmp_path), *parts)
-
-
-def test_a_file_that_is_no_hdf5_cut_missing_or_locked_is_one_line(tmp_path: Path) -> None:
-    one_error(run(project(), *HDF5, cwd=tmp_path), "there is no such file")
-    path = hdf5(tmp_path)
-    writer = "import h5py, sys; f = h5py.File(sys.argv[1], 'a'); print('open', flush=True); sys.stdin.read()"
-    command = [sys.executable, "-c", writer, str(path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout.readline() == b"open\n"
-        one_error(run(project(), *HDF5, cwd=tmp_path), "another process is writing")
-    path.write_bytes(path.read_bytes()[:20_000])
-    one_error(run(project(), *HDF5, cwd=tmp_path), "cut short")
-    path.write_text("date,a\n1,2\n")
-    one_error(run(project(), *HDF5, cwd=tmp_path), "not an HDF5 file")
-
-
-def test_a_filter_that_is_not_installed_is_named(tmp_path: Path) -> None:
-    path = hdf5(tmp_path)
-    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    properties.set_chunk((4, 16, 3))
-    properties.set_filter(32015, h5py.h5z.FLAG_OPTIONAL, (3,))  # zstd
-    with h5py.File(path, "a") as file:
-        del file["features"]
-        space = h5py.h5s.create_simple((400, 16, 3))
-        dataset = h5py.Dataset(
-            h5py.h5d.create(file.id, b"features", h5py.h5t.NATIVE_FLOAT, space, properties)
-        )
-        dataset[...] = 1
-    one_error(run(project(), *HDF5, cwd=tmp_path), "filter 32015", "hdf5plugin")
-
-
-# ---- checksums -----------------------------------------------------------------------------------
-
-
-def flip(path: Path, place: int) -> None:
-    content = bytearray(path.read_bytes())
-    content[place] ^= 1
-    path.write_bytes(content)
-
-
-def test_a_flipped_bit_is_found_and_named_with_its_rows(tmp_path: Path) -> None:
-    path = hdf5(tmp_path)
-    assert run(project(), *HDF5, cwd=tmp_path).code == 0
-    verify, opened = module("engine.store").verify, store(tmp_path)
-    assert verify(opened, again=True) >= path.stat().st_size
-    assert verify(opened) == 0  # known to be good
-    flip(path, opened.arrays["features"].offset + 100)
-    error = module("engine.errors").UserError
-    with pytest.raises(
-        error, match=r"damaged: .*windows\.h5, features rows 0 to 399 or targets rows 0 to 399: copy"
-    ):
-        verify(opened)
-    one_error(
-        run(project(), "train", *SMALL, "--training.max_steps", "400", cwd=tmp_path),
-        "damaged",
-        "features rows",
-    )
-    doctor = run(project(), "doctor", "--verify", cwd=tmp_path)
-    assert doctor.code == 1
-    assert "failed   checksums    the stored data are damaged" in doctor.out
-
-
-def test_a_file_that_changed_its_size_since_prepare_is_named(tmp_path: Path) -> None:
-    path = hdf5(tmp_path)
-    assert run(project(), *HDF5, cwd=tmp_path).code == 0
-    path.write_bytes(path.read_bytes() + b"x")
-    one_error(run(project(), "train", *SMALL, cwd=tmp_path), "bytes where the manifest says", "windows.h5")
-
-
-# ---- ChunkDataLoader -----------------------------------------------------------------------------
-
-
-def chunk_loader(path: Path, **given: Any) -> Any:
-    return module("engine.loader").ChunkDataLoader(path, 32, device="cpu", **given)
-
-
-def test_chunk_data_loader_by_itself(tmp_path: Path) -> None:
-    path = hdf5(tmp_path)
-    with h5py.File(path) as file:
-        features, targets = torch.from_numpy(file["features"][:]), torch.from_numpy(file["targets"][:])
-    for size in ("auto", 40e-6):
-        with chunk_loader(path, chunk_size_gb=size) as loader:
-            found = [(x.clone(), y.clone()) for x, y in loader]
-            assert len(loader) == len(found) == 13
-        assert torch.cat([x for x, _ in found]).equal(features)
-        assert torch.cat([y for _, y in found]).equal(targets)
-        with chunk_loader(path, chunk_size_gb=size, shuffle=True, drop_last=True) as loader:
-            epochs = [[y.clone() for _, y in loader] for _ in range(2)]
-        assert [len(epoch) for epoch in epochs] == [12, 12]
-        assert not epochs[0][0].equal(epochs[1][0])
-
-
-def test_chunk_data_loader_goes_on_with_the_next_batch(tmp_path: Path) -> None:
-    path = hdf5(tmp_path)
-    with chunk_loader(path, shuffle=True) as loader:
-        whole = [y.clone() for _ in range(2) for _, y in loader]
-    with chunk_loader(path, shuffle=True) as loader:
-        part = []
-        for _, y in loader:
-            part.append(y.clone())
-            state = loader.state_dict()
-            if len(part) == 5:
-                break
-    with chunk_loader(path, shuffle=True) as loader:
-        loader.load_state_dict(state)
-        part += [y.clone() for _ in range(2) for _, y in loader]
-    assert len(part) == len(whole)
-    assert all(one.equal(other) for one, other in zip(part, whole, strict=True))
-
-
-def test_chunk_data_loader_refuses_unequal_rows(tmp_path: Path) -> None:
-    path = hdf5(tmp_path, targets=np.ones((7, 2)))
-    with pytest.raises(
-        module("engine.errors").UserError, match="unequal numbers of rows: features 400, targets 7"
-    ):
-        chunk_loader(path)
 
 
 # ---- the guide -----------------------------------------------------------------------------------

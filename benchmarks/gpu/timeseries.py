@@ -6,7 +6,7 @@ what the machine allows: reading the cached file, copying from page-locked memor
 windows in the same order. Takes about 6 minutes and 13 GB of disk.
 
     make bench-gpu PART=timeseries ARGS="--output benchmark_results"
-    python benchmarks/gpu/timeseries.py --project build/gpu/projects/timeseries-chunk-pytorch
+    python benchmarks/gpu/timeseries.py --project build/gpu/projects/windows-chunk-pytorch
     python benchmarks/gpu/timeseries.py --rehearse     # every row in small on a CPU, without worth as figures
 """
 
@@ -170,7 +170,7 @@ def cells(row: dict[str, Any], done: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def main() -> None:
-    arguments = begin(__doc__, workload="timeseries", loader="chunk")
+    arguments = begin(__doc__, workload="windows", loader="chunk")
     windows = 2 * BATCH if arguments.rehearse else WINDOWS
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)

@@ -15,6 +15,7 @@ pytestmark = [
 ]
 SMALL = {  # learns in 60 steps, with products that tensor cores take
     "timeseries": ("--model.width", "64", "--optimizer.learning_rate", "0.01"),
+    "windows": ("--model.width", "64", "--optimizer.learning_rate", "0.01"),
     "llm": (
         *("--data.sample_mb", "1", "--data.block_size", "128", "--data.batch_size", "16"),
         *("--model.layers", "2", "--model.width", "256", "--model.heads", "4"),
@@ -23,7 +24,7 @@ SMALL = {  # learns in 60 steps, with products that tensor cores take
     "graph": ("--data.batch_size", "8", "--model.width", "32", "--optimizer.learning_rate", "3e-3"),
     "seq2seq": ("--data.batch_size", "32", "--model.size", "tiny", "--optimizer.learning_rate", "3e-3"),
 }
-LOADERS = {"timeseries": "chunk", "llm": "memmap"}
+LOADERS = {"windows": "chunk", "timeseries": "memmap", "llm": "memmap"}
 OPTIONS = ("--monitor.every_steps", "1", "--training.max_steps", "60", "--schedule.warmup_steps", "10")
 
 

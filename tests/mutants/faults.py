@@ -346,8 +346,8 @@ FAULTS = (
     Fault(
         "augmentation is the same in every epoch",
         "parts/loader/memmap.py",
-        "rows = host(rows, numbers[batch], number)",
-        "rows = host(rows, numbers[batch], 0)",
+        "rows = self._host(rows, numbers[batch], number)",
+        "rows = self._host(rows, numbers[batch], 0)",
         LOADER + "test_batches_hold_the_rows_of_their_samples[train-host-time-memmap]",
     ),
     # --- evaluation
@@ -490,7 +490,21 @@ FAULTS = (
         "parts/loader/chunk/chunks.py",
         "self._reside(epoch)\n                continue",
         "self.resident = {}\n                continue",
-        "test_loaders.py::test_a_random_start_beyond_the_first_epochs_rows",
+        "test_loaders.py::test_a_random_start_beyond_the_first_epochs_rows[chunk]",
+    ),
+    Fault(
+        "resident rows of an earlier epoch are taken for this one's",
+        "parts/loader/memmap.py",
+        "if extents == self._extents:",
+        "if self._resident:",
+        "test_loaders.py::test_a_random_start_beyond_the_first_epochs_rows[memmap]",
+    ),
+    Fault(
+        "resident rows are counted from the file's beginning",
+        "parts/loader/memmap.py",
+        "spans.starts - first, 0)",
+        "spans.starts, 0)",
+        "test_loaders.py::test_loaders_give_the_same_batches[time-Windows]",
     ),
     Fault(
         "a full disk kills at a row",
@@ -630,16 +644,30 @@ FAULTS = (
     Fault(
         "the history holds the first target",
         "parts/workload/timeseries/dataset.py",
-        'batch = {base["name"]: both[:, : base["history"]], **values}',
-        'batch = {base["name"]: both[:, 1 : base["history"] + 1], **values}',
+        "batch = values | {name: both[:, :history]}",
+        "batch = values | {name: both[:, 1 : history + 1]}",
         "test_timeseries.py::test_a_window_belongs_to_the_split_that_holds_all_its_targets",
     ),
     Fault(
         "the series' scaler has seen validation and test",
         "parts/workload/timeseries/dataset.py",
-        "if name in closed else border])",
-        "if name in closed else None])",
+        "bars.values[:last].astype",
+        "bars.values.astype",
         "test_timeseries.py::test_noise_behind_the_training_border_changes_neither_scaler_nor_losses",
+    ),
+    Fault(
+        "the windows' scaler has seen validation and test",
+        "parts/workload/windows/dataset.py",
+        "values[: border - first].reshape",
+        "values.reshape",
+        "test_windows.py::test_hdf5_is_read_as_it_is",
+    ),
+    Fault(
+        "windows before a border share rows with those behind it",
+        "parts/workload/windows/prepare.py",
+        "max(splits[before][1] - purge, splits[before][0])",
+        "splits[before][1]",
+        "test_windows.py::test_hdf5_is_read_as_it_is",
     ),
     Fault(
         "unshifted tokens",
@@ -899,7 +927,7 @@ FAULTS = (
     ),
     Fault(
         "the plain loader shifts every epoch alike",
-        "engine/plain_loader.py",
+        "parts/extras/plain_loader.py",
         "number, epoch = np.array(key[:1]), key[1]",
         "number, epoch = np.array(key[:1]), 0",
         "test_loaders.py::test_loaders_give_the_same_batches[random_start-Ragged]",

@@ -37,6 +37,8 @@ MACHINE = (
     {"num_workers": 2, "persistent_workers": False, "pin_memory": False},
     {"num_workers": "auto"},
     {"chunk_size_gb": 1e-7},
+    {"resident": True},
+    {"resident": False},
 )
 
 

@@ -28,10 +28,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
     settings = load()
     settings = settings.phase(1) if settings.phases else settings
 
-    from ..assemble import assemble, open_store
-    from ..engine.distributed import Distributed
     from ..engine.files import write_text
-    from ..engine.optimization import prepare_process
     from ..engine.runs import device_line
     from ..measure.profiling import measure, page
     from ..measure.steps import stepping

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from .chunks import Chunks
-from .errors import UserError
 from .hdf5 import hdf5_arrays
 from .order import Order
 from .rows import deliver, order_of
@@ -46,7 +45,8 @@ class Loader:
         self._host = getattr(samples, "host", None)  # real work on the CPU needs the rows there
         holder = torch.device("cpu") if self._host else device
         size = None if data.chunk_size_gb == "auto" else int(data.chunk_size_gb * 1e9)
-        self._chunks = Chunks(samples, store.arrays, self.order, holder, size, data.pin_memory, train)
+        arrays, pin = store.arrays, data.pin_memory
+        self._chunks = Chunks(samples, arrays, self.order, holder, size, pin, train, data.resident)
         self._batches = 0
 
     def __len__(self) -> int:
@@ -106,22 +106,12 @@ class ChunkDataLoader:
         datasets: tuple[str, ...] = ("features", "targets"),
     ):
         arrays = hdf5_arrays(hdf5_path, *datasets)
-        rows = {name: array.shape[0] for name, array in arrays.items()}
-        if len(set(rows.values())) > 1:
-            found = ", ".join(f"{name} {count}" for name, count in rows.items())
-            raise UserError(
-                f"unequal numbers of rows: {found}", str(hdf5_path), "write one row of each for a sample"
-            )
-        self.rows, self.batch_size, self.drop_last, self.datasets = (
-            rows[datasets[0]],
-            batch_size,
-            drop_last,
-            datasets,
-        )
-        order = Order("full" if shuffle else "time", self.rows, batch_size, seed=seed)
+        self.rows, self.datasets = arrays[datasets[0]].shape[0], datasets
+        self.batch_size, self.drop_last = batch_size, drop_last
+        self.order = Order("full" if shuffle else "time", self.rows, batch_size, seed=seed)
+        self._epoch, self._batch = 0, 0
         size = None if chunk_size_gb == "auto" else int(float(chunk_size_gb) * 1e9)
-        self.order, self._epoch, self._batch = order, 0, 0
-        self._chunks = Chunks(Pairs(datasets), arrays, order, torch.device(device), size)
+        self._chunks = Chunks(Pairs(datasets), arrays, self.order, torch.device(device), size)
 
     def __len__(self) -> int:
         return self.rows // self.batch_size if self.drop_last else len(self.order)

@@ -60,7 +60,7 @@ class Reader(Dataset):
 class Loader:
     """See `seams.Loader`."""
 
-    WITHOUT_EFFECT = ("chunk_size_gb",)
+    WITHOUT_EFFECT = ("chunk_size_gb", "resident")
 
     def __init__(
         self,

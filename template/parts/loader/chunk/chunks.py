@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .errors import UserError
 from .order import Order
 from .reader import Block, Filtered, Layout, Plain, Reader, cut, host_memory, lay_out, open_source
-from .rows import SIGNED, gather, stored_dtype
+from .rows import SIGNED, Extents, gather, memory_left, reach, stored_dtype
 from .seams import Rows, Spans
 from .store import Array
 
@@ -102,6 +103,7 @@ class Chunks:
     """The rows of batch after batch; the inside of a loader, which knows no settings.
 
     holder: device of the chunks. size: bytes of all chunks together; None decides by what is free.
+    resident: whether everything stays there: never, "auto" where `size` allows it, or else an error.
     trains: steps run between the batches, so that only the second pass knows what they leave free.
     """
 
@@ -114,8 +116,10 @@ class Chunks:
         size: int | None,
         pin: bool = True,
         trains: bool = False,
+        resident: bool | str = "auto",
     ):
         self.samples, self.order, self.holder, self.size = samples, order, holder, size
+        self.wanted = resident
         spans = samples.spans(order.samples[: order.batch_size], 0)
         self.sources = {name: open_source(arrays[name]) for name in spans}
         self.batch_bytes = sum(
@@ -125,7 +129,7 @@ class Chunks:
         self.buffers: list[Tensor | None] = [None] * (2 if holder.type == "cuda" else 3)
         self.released: list[Any] = [None] * len(self.buffers)  # events: the GPU is done with the buffer
         self.outputs, self.resident = Outputs(), dict[str, tuple[int, Part]]()  # first row and rows, by array
-        self.extents = dict[str, tuple[int, int]]()  # rows of each array that the samples reach
+        self.extents: Extents = {}  # that the samples reach
         self.budget = 0  # bytes of all chunks, or of what is resident
         self.dry = trains and size is None and holder.type == "cuda"
         self.capacity, self.batches_planned, self.chunks, self.read_bytes = 0, 1, 0, 0
@@ -226,15 +230,20 @@ class Chunks:
             return
         self.budget = self.size or free_for_chunks(self.holder)
         self.capacity = max((self.budget - 2 * self.batch_bytes) // len(self.buffers), 1)
-        self._reside(epoch)
+        if self.wanted:
+            self._reside(epoch)
 
     def _reside(self, epoch: int) -> None:
         """Reads all rows that samples reach, in this epoch and those before, if they fit; they stay."""
         for _, part in self.resident.values():
             part.abandon()
         self.resident = {}
-        self._reach(epoch)
-        if sum(self._bytes(name, last - first) for name, (first, last) in self.extents.items()) > self.budget:
+        self.extents = reach(self.samples, self.order, epoch, self.extents)
+        size = sum(self._bytes(name, last - first) for name, (first, last) in self.extents.items())
+        if size > self.budget:
+            if self.wanted is True:
+                what = f"the samples take {size / 1e9:.1f} GB, and chunks may have {self.budget / 1e9:.1f} GB"
+                raise UserError(what, "data.resident true", "set it to auto")
             return
         self.buffers = [None] * len(self.buffers)
         for name, (first, last) in self.extents.items():
@@ -243,17 +252,6 @@ class Chunks:
             part = Part(self.sources[name], layout, memory, 0, self.reader)
             self._start([part], memory, self._event())
             self.resident[name] = first, part
-
-    def _reach(self, epoch: int) -> None:
-        """Widens `extents`, the rows [first, last) of each array, to what the epoch's samples reach."""
-        found = self.extents or {name: (source.array.shape[0], 0) for name, source in self.sources.items()}
-        for start in range(0, len(self.order.samples), 1 << 16):
-            spans = self.samples.spans(self.order.samples[start : start + (1 << 16)], epoch)
-            for name, part in spans.items():
-                (first, last), present = found[name], part.lengths > 0
-                first = int(part.starts.min(initial=first, where=present))
-                found[name] = first, int((part.starts + part.lengths).max(initial=last, where=present))
-        self.extents = {name: (min(first, last), last) for name, (first, last) in found.items()}
 
     def _memory(self, turn: int, size: int) -> Tensor:
         """Buffer `turn` with at least `size` bytes; the chunks get smaller where the GPU has no room left."""
@@ -310,6 +308,4 @@ def free_for_chunks(device: torch.device) -> int:
     """
     if device.type == "cpu":
         return HOST_BYTES
-    free, _ = torch.cuda.mem_get_info(device)
-    unused = torch.cuda.memory_reserved(device) - torch.cuda.max_memory_allocated(device)
-    return int(DEVICE_SHARE * (free + unused))
+    return int(DEVICE_SHARE * memory_left(device))

@@ -38,16 +38,14 @@ def opened(path: Path) -> Iterator[Any]:
     try:
         file = h5py.File(path)
     except OSError as error:
+        what, remedy = f"cannot open the file ({error})", "copy it again"
         if error.errno in LOCKED or "unable to lock" in str(error):
-            raise UserError(
-                "another process is writing the file", str(path), "wait until it has closed it"
-            ) from error
-        if "truncated" in str(error):
+            what, remedy = "another process is writing the file", "wait until it has closed it"
+        elif "truncated" in str(error):
             what = f"the file is cut short, it has {path.stat().st_size} bytes"
-            raise UserError(what, str(path), "copy it again") from error
-        if not h5py.is_hdf5(path):
-            raise UserError("not an HDF5 file", str(path), "it takes .h5 and .csv files") from error
-        raise UserError(f"cannot open the file ({error})", str(path), "copy it again") from error
+        elif not h5py.is_hdf5(path):
+            what, remedy = "not an HDF5 file", "a CSV is for the workload timeseries"
+        raise UserError(what, str(path), remedy) from error
     with file:
         yield file
 
@@ -59,7 +57,12 @@ def hdf5_arrays(path: str | Path, *names: str) -> dict[str, Array]:
     """
     path = Path(path)
     with opened(path) as file:
-        return {name: _array(path, file, name) for name in names}
+        arrays = {name: _array(path, file, name) for name in names}
+    rows = {name: array.shape[0] for name, array in arrays.items()}
+    if len(set(rows.values())) > 1:
+        what = "unequal numbers of rows: " + ", ".join(f"'{name}' {count}" for name, count in rows.items())
+        raise UserError(what, str(path), "write one row of each for a sample")
+    return arrays
 
 
 def _array(path: Path, file: Any, name: str) -> Array:
@@ -75,9 +78,8 @@ def _array(path: Path, file: Any, name: str) -> Array:
     if dataset.ndim < 1 or 0 in dataset.shape:
         raise UserError(f"no rows: its shape is {dataset.shape}", where, "rows are the first axis")
     if not dataset.id.get_storage_size():
-        raise UserError(
-            "nothing was ever written into it", where, "it would be all fill values; write it first"
-        )
+        remedy = "it would be all fill values; write it first"
+        raise UserError("nothing was ever written into it", where, remedy)
     offset = _offset(dataset)
     if offset is None:
         _check_filters(dataset, where)
@@ -132,10 +134,8 @@ def _check_filters(dataset: Any, where: str) -> None:
     for number in range(properties.get_nfilters()):
         code, _, _, name = properties.get_filter(number)
         if not h5py.h5z.filter_avail(code):
-            title = f"filter {code} ({name.decode(errors='replace')})"
-            raise UserError(
-                f"it is packed by {title}, which is not installed", where, "pip install hdf5plugin"
-            )
+            what = f"it is packed by filter {code} ({name.decode(errors='replace')}), which is not installed"
+            raise UserError(what, where, "pip install hdf5plugin")
 
 
 def _slow(dataset: Any) -> str:

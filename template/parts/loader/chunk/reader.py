@@ -34,9 +34,7 @@ class Layout(NamedTuple):
     """Where the rows of one array's spans lie in a chunk, and which reads bring them there."""
 
     starts: list[np.ndarray]  # of each batch, like `Spans.starts`, in rows of this array's part of the chunk
-    pieces: (
-        np.ndarray
-    )  # (n, 3) int64, by place: row in the file, rows, row in the part; row −1 stands for zeros
+    pieces: np.ndarray  # (n, 3) int64, by place: row in the file (−1: zeros), rows, row in the part
     rows: int
     in_place: bool  # batches stand in the chunk as they are
 
@@ -115,9 +113,8 @@ class Plain:
         try:
             self._file = os.open(array.path, os.O_RDONLY)
         except OSError as error:
-            raise UserError(
-                f"cannot open the file ({error.strerror})", str(array.path), "check data.path"
-            ) from error
+            what = f"cannot open the file ({error.strerror})"
+            raise UserError(what, str(array.path), "check data.path") from error
 
     def read(self, row: int, into: memoryview) -> None:
         """Fills `into` with the bytes of whole rows from `row` on."""
@@ -240,9 +237,8 @@ class Reader:
 
         free: event after which the GPU no longer uses what `memory` held before.
         """
-        return self._pool.submit(
-            self._through_host if self.host_bytes else self._directly, memory, block, free
-        )
+        fill = self._through_host if self.host_bytes else self._directly
+        return self._pool.submit(fill, memory, block, free)
 
     def _directly(self, memory: Tensor, block: Block, free: Any) -> None:
         _read(block, memory.numpy().data, 0)

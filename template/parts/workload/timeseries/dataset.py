@@ -1,31 +1,33 @@
 """What a sample is: a window of history in each time frame, and the rows that follow. Replace it with your
 own, together with `commands/prepare.py`.
 
-Two kinds of store, told apart by the fact `kind`:
-* `series`: an array for each time frame, (rows, C), oldest first; the first frame has the targets. For each
-  further frame `<name>.closed` says how many of its bars have closed at each row of the first: no window
-  sees a bar before its end.
-* `windows`: `features` (N, T, F) and `targets` (N, H), often of a file that somebody else wrote.
+The store has an array for each time frame, (rows, C), oldest first; the first frame has the targets. For each
+further frame `<name>.closed` says how many of its bars have closed at each row of the first: no window
+sees a bar before its end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from .engine.errors import UserError
 from .engine.seams import Batch, Rows, Spans
-from .engine.store import Array, Store, StoreWriter
+from .engine.store import Store, StoreWriter
 from .series import Series, bars_closed, resample
 from .settings import WORKLOAD
 
+if TYPE_CHECKING:
+    from .settings import Sections
+
 WINDOWS_AT_ONCE = 1024
-BLOCK_BYTES = 64 << 20  # in memory at a time
+HALVES = ("float16", "bfloat16")
+Frames = dict[str, tuple[Series, int]]
+"""Bars of each time frame and how many of them a window has, the finest first."""
 
 
 class Samples:
@@ -36,20 +38,19 @@ class Samples:
     targets: its last window forecasts what comes after the data.
     """
 
-    def __init__(self, store: Store, settings: Any, split: str):
+    def __init__(self, store: Store, settings: Sections | None, split: str):
         facts, (first, last) = store.facts, store.splits[split]
-        self.kind, self.frames, self.targets = facts["kind"], facts["frames"], facts["targets"]
-        self.stride = self.frames[0]["history"] if self.kind == "series" else 1
+        self.base, *self.others = facts["frames"]
+        self.targets, self.stride = facts["targets"], self.base["history"]
+        self.title = facts["columns"][self.targets[0]]  # of a picture
         self.horizon = facts["horizon"] if split != "input" else 0
-        self.first, self.count = first, last - first
-        if self.kind == "series":
-            self.first = max(first, facts["reach"])  # of the first target
-            self.count = max(last - self.horizon - self.first + 1, 0)
-            self._closed = [_closed(store, frame["name"]) for frame in self.frames[1:]]
+        self.first = max(first, facts["reach"])  # of the first target
+        self.count = max(last - self.horizon - self.first + 1, 0)
+        self._closed = [store.arrays[f"{frame['name']}.closed"].rows() for frame in self.others]
         self._scales = {
             frame["name"]: [torch.tensor(frame["mean"]), torch.tensor(frame["std"])]
-            for frame in self.frames
-            if store.arrays[frame["name"]].dtype in ("float16", "bfloat16")
+            for frame in facts["frames"]
+            if store.arrays[frame["name"]].dtype in HALVES
         }
 
     def __len__(self) -> int:
@@ -61,27 +62,24 @@ class Samples:
     def spans(self, indices: np.ndarray, epoch: int) -> dict[str, Spans]:
         present = indices >= 0
         rows = np.where(present, indices + self.first, 0)
-        if self.kind == "windows":
-            span = Spans(rows, present.astype(np.int64), 1)
-            return {"features": span, "targets": span} if self.horizon else {"features": span}
-        base, *others = self.frames
-        spans = {base["name"]: _window(rows, present, base["history"], self.horizon)}
-        for frame, closed in zip(others, self._closed, strict=True):
+        spans = {self.base["name"]: _window(rows, present, self.base["history"], self.horizon)}
+        for frame, closed in zip(self.others, self._closed, strict=True):
             spans[frame["name"]] = _window(closed[rows - 1], present, frame["history"], 0)
         return spans
 
     def batch(self, rows: dict[str, Rows]) -> Batch:
         """For each frame (B, T, C), and `target` (B, H, G), all in original units."""
         values = {name: self._original(name, part.values) for name, part in rows.items()}
-        if self.kind == "windows":
-            batch = {"features": values["features"][:, 0]}
-            return batch | {"target": values["targets"][:, 0, :, None]} if self.horizon else batch
-        base = self.frames[0]
-        both = values.pop(base["name"])
-        batch = {base["name"]: both[:, : base["history"]], **values}
+        name, history = self.base["name"], self.base["history"]
+        both = values[name]
+        batch = values | {name: both[:, :history]}
         if self.horizon:
-            batch["target"] = both[:, base["history"] :, self.targets]
+            batch["target"] = both[:, history:, self.targets]
         return batch
+
+    def history(self, batch: Batch) -> torch.Tensor:
+        """(B, T) of the first target, for a picture."""
+        return batch[self.base["name"]][:, :, self.targets[0]]
 
     def _original(self, name: str, values: torch.Tensor) -> torch.Tensor:
         """float32; halves were standardised before they were stored."""
@@ -96,13 +94,9 @@ def _window(ends: np.ndarray, present: np.ndarray, history: int, horizon: int) -
     return Spans(np.where(present, ends - history, 0), np.where(present, width, 0), width)
 
 
-def _closed(store: Store, frame: str) -> np.ndarray:
-    return np.asarray(store.arrays[f"{frame}.closed"].rows())
-
-
 def write_series(
     folder: Path,
-    frames: dict[str, tuple[Series, int]],
+    frames: Frames,
     splits: dict[str, list[int]],
     targets: list[int],
     horizon: int,
@@ -110,7 +104,7 @@ def write_series(
     source: dict[str, Any] | None = None,
     known: dict[str, Any] | None = None,
 ) -> float:
-    """Writes frames, each with its history in bars, as a store; the first holds the targets and the splits.
+    """Writes frames as a store; the first holds the targets (columns) and the splits (rows).
 
     The scaler comes from the training rows, or from the facts `known`. Returns the rounding error of
     `dtype` (root of the mean square, in standard deviations). Raises `UserError` where no window fits.
@@ -120,124 +114,44 @@ def write_series(
     reaches = [int(np.searchsorted(count, frames[name][1])) + 1 for name, count in closed.items()]
     reach = max(history, *reaches, 0)  # the first row that all frames know enough about
     if not known:
-        _check_split(splits, horizon, reach, source)
-    border = splits["train"][1] if "train" in splits else len(base)
-    facts = known or {
-        "kind": "series",
-        "columns": base.names,
-        "targets": targets,
-        "horizon": horizon,
-        "frames": [
-            {"name": name, "history": bars_of, "step": bars.step}
-            | _scale(bars.values[: int(closed[name][border - 1]) if name in closed else border])
-            for name, (bars, bars_of) in frames.items()
-        ],
-    }
-    if not known:
-        facts["target_mean"] = [[facts["frames"][0]["mean"][column] for column in targets]]
-        facts["target_std"] = [[facts["frames"][0]["std"][column] for column in targets]]
+        train, validation, *_ = (max(b - horizon - max(a, reach) + 1, 0) for a, b in splits.values())
+        if not (train and validation):  # before a store that is there is replaced
+            what = f"{train} training and {validation} validation windows fit into the split"
+            remedy = "give it more rows, or take a smaller --history"
+            raise UserError(what, f"--split {(source or {}).get('split')}", remedy)
+        last = splits["train"][1]
+        seen = {name: int(count[last - 1]) for name, count in closed.items()}
+        scaled = [_scaled(name, *frame, seen.get(name, last)) for name, frame in frames.items()]
+        known = {"columns": base.names, "targets": targets, "horizon": horizon, "frames": scaled}
+        for key in ("mean", "std"):
+            known[f"target_{key}"] = [[scaled[0][key][column] for column in targets]]
     error = 0.0
     with StoreWriter(folder, WORKLOAD) as writer:
-        for frame in facts["frames"]:
-            bars = frames[frame["name"]][0]
-            stored, lost = _stored(bars.values, frame, dtype)
+        for frame in known["frames"]:
+            stored, lost = _stored(frames[frame["name"]][0].values, frame, dtype)
             writer.create(frame["name"], stored.shape, dtype)[...] = stored
             error = max(error, lost)
         for name, count in closed.items():
             writer.create(f"{name}.closed", count.shape, "int64")[...] = count
         writer.create("time", base.times.shape, "int64")[...] = base.times
-        writer.facts, writer.splits, writer.source = facts | {"reach": reach}, splits, source or {}
+        writer.facts, writer.splits, writer.source = known | {"reach": reach}, splits, source or {}
     return error
 
 
-def write_windows(
-    folder: Path,
-    features: Array,
-    targets: Array,
-    splits: dict[str, list[int]],
-    dtype: str | None,
-    source: dict[str, Any],
-) -> float:
-    """Takes two arrays of an HDF5 file as they are, or stores them anew as `dtype`, features halved alone.
-
-    One pass checks every value and learns the scaler from the training rows. Returns the rounding error
-    as `write_series` does. Raises `UserError` that names the row of a value that is not finite.
-    """
-    _check_split(splits, 1, 0, source)
-    scales = [_checked(array, splits["train"][1]) for array in (features, targets)]
-    facts = {
-        "kind": "windows",
-        "columns": [str(column) for column in range(features.shape[2])],
-        "targets": None,
-        "horizon": targets.shape[1],
-        "frames": [{"name": "features", "history": features.shape[1], "step": 1, **scales[0]}],
-        "target_mean": [[value] for value in scales[1]["mean"]],
-        "target_std": [[value] for value in scales[1]["std"]],
-    }
-    error = 0.0
-    with StoreWriter(folder, WORKLOAD) as writer:
-        if dtype is None:
-            writer.refer("features", features)
-            writer.refer("targets", targets)
-        else:
-            new = writer.create("features", features.shape, dtype)
-            for first, values in _blocks(features, "storing"):
-                new[first : first + len(values)], lost = _stored(values, scales[0], dtype)
-                error = max(error, lost)
-            writer.create("targets", targets.shape, "float32")[...] = targets.read(0, targets.shape[0])
-        writer.facts, writer.splits, writer.source = facts, splits, source
-    return error
-
-
-def _check_split(splits: dict[str, list[int]], horizon: int, reach: int, source: Any) -> None:
-    """Raises `UserError` where nothing can train or validate: before a store that is there is replaced."""
-    train, validation, *_ = (max(b - horizon - max(a, reach) + 1, 0) for a, b in splits.values())
-    if not (train and validation):
-        what = f"{train} training and {validation} validation windows fit into the split"
-        raise UserError(what, f"--split {source['split']}", "give it more rows, or take a smaller --history")
-
-
-def _blocks(array: Array, title: str) -> Iterator[tuple[int, np.ndarray]]:
-    """(first row, rows) of the whole array, with a progress bar."""
-    rows = max(BLOCK_BYTES // array.row_bytes, 1)
-    for first in tqdm(range(0, array.shape[0], rows), f"{title} {array.name}", disable=None):
-        yield first, array.read(first, min(first + rows, array.shape[0]))
-
-
-def _checked(array: Array, border: int) -> dict[str, list[float]]:
-    """The scaler of the first `border` rows, by last axis, after a look at every value."""
-    total: Any = 0
-    squares: Any = 0
-    origin = np.float64(array.read(0, 1)).reshape(-1, array.shape[-1])[0]
-    low = high = np.zeros_like(origin)
-    for first, values in _blocks(array, "checking"):
-        if not np.isfinite(values).all():
-            row = first + int(np.argwhere(~np.isfinite(values))[0, 0])
-            raise UserError("a value is not finite", array.where(row, 0), "mend it, or leave the row out")
-        if first < border:
-            shifted = values[: border - first].reshape(-1, array.shape[-1]) - origin
-            total, squares = total + shifted.sum(0), squares + (shifted**2).sum(0)
-            low, high = np.minimum(low, shifted.min(0)), np.maximum(high, shifted.max(0))
-    count = max(border * int(np.prod(array.shape[1:-1])), 1)
-    mean = total / count
-    spread = np.sqrt(np.maximum(squares / count - mean**2, 0))
-    constant = (low == high) | (spread < np.finfo(np.float32).tiny)
-    return {"mean": (origin + mean).tolist(), "std": np.where(constant, 1.0, spread).tolist()}
-
-
-def _scale(values: np.ndarray) -> dict[str, list[float]]:
-    """Mean and standard deviation by column; 1 for a constant column."""
-    values = values.astype(np.float64)
+def _scaled(name: str, bars: Series, history: int, last: int) -> dict[str, Any]:
+    """A frame's facts, with mean and standard deviation (1 for a constant column) of `last` rows."""
+    values = bars.values[:last].astype(np.float64)
     spread = values.std(0)
     constant = (values.max(0) == values.min(0)) | (spread < np.finfo(np.float32).tiny)
-    mean = np.where(constant, values[0], values.mean(0))
-    return {"mean": mean.tolist(), "std": np.where(constant, 1.0, spread).tolist()}
+    scale = {"mean": np.where(constant, values[0], values.mean(0)), "std": np.where(constant, 1.0, spread)}
+    found = {key: value.tolist() for key, value in scale.items()}
+    return {"name": name, "history": history, "step": bars.step, **found}
 
 
 def _stored(values: np.ndarray, scale: dict[str, Any], dtype: str) -> tuple[np.ndarray, float]:
     """Values as they are stored, halves standardised; and what that costs, in standard deviations."""
     if dtype == "float32":
-        return values.astype(np.float32), 0.0
+        return values, 0.0
     standardised = torch.from_numpy((values - np.array(scale["mean"])) / np.array(scale["std"]))
     halves = standardised.to(getattr(torch, dtype))
     if halves.isinf().any():
@@ -252,45 +166,34 @@ def _stored(values: np.ndarray, scale: dict[str, Any], dtype: str) -> tuple[np.n
 
 def finish(metrics: dict[str, float], store: Store, split: str) -> dict[str, float]:
     """Adds `r2`: 1 − squared error ÷ variance of the split's targets, both in standard deviations."""
-    variance = float(_targets(store, split).var(0).mean())
+    variance = float(_targets(store, *store.splits[split]).var(0).mean())
     known = variance > 0 and "mse" in metrics
     return {**metrics, "r2": 1 - metrics["mse"] / variance} if known else metrics
 
 
-def _targets(store: Store, split: str) -> np.ndarray:
-    """(rows, G) or (N, H) standardised targets of a split."""
-    facts, (first, last) = store.facts, store.splits[split]
-    name = facts["frames"][0]["name"] if facts["kind"] == "series" else "targets"
-    values = _standardised(store, name, first, last)
-    return values[:, facts["targets"]] if facts["kind"] == "series" else values
-
-
-def _standardised(store: Store, name: str, first: int, last: int) -> np.ndarray:
-    """Rows of an array in standard deviations, float64."""
-    facts, array = store.facts, store.arrays[name]
+def _targets(store: Store, first: int, last: int) -> np.ndarray:
+    """(rows, G) float64 target columns in standard deviations."""
+    frame = store.facts["frames"][0]
+    array = store.arrays[frame["name"]]
     values = torch.from_numpy(np.array(array.read(first, last)))
-    if array.dtype in ("float16", "bfloat16"):
-        return values.view(getattr(torch, array.dtype)).double().numpy()
-    if name == "targets":
-        mean, std = (np.array(facts[key])[:, 0] for key in ("target_mean", "target_std"))
+    if array.dtype in HALVES:
+        standardised = values.view(getattr(torch, array.dtype)).double().numpy()
     else:
-        frame = next(frame for frame in facts["frames"] if frame["name"] == name)
-        mean, std = np.array(frame["mean"]), np.array(frame["std"])
-    return (values.double().numpy() - mean) / std
+        standardised = (values.double().numpy() - np.array(frame["mean"])) / np.array(frame["std"])
+    return standardised[:, store.facts["targets"]]
 
 
-def baselines(store: Store, settings: Any, split: str) -> dict[str, dict[str, float]]:
+def baselines(store: Store, settings: Sections, split: str) -> dict[str, dict[str, float]]:
     """Repeating the last value, and the best linear map of the history (less its last value), shared by
-    all targets; of stored windows the mean of the training targets, and a linear map of the last row."""
+    all targets."""
     if not len(Samples(store, settings, split)):
         return {}
-    name = "repeat_last" if store.facts["kind"] == "series" else "mean"
-    solution = _linear(store, settings)
-    sums = {name: np.zeros(4), "linear": np.zeros(4)}
-    count, scale = 0, np.array(store.facts["target_std"])
-    for inputs, target in _examples(store, settings, split):
+    solution, scale = _linear(store), np.array(store.facts["target_std"])
+    sums, count = {"repeat_last": np.zeros(4), "linear": np.zeros(4)}, 0
+    for inputs, target in _examples(store, split):
         count += target.size
-        for row, forecast in ((name, np.zeros(1)), ("linear", np.einsum("bgt,th->bhg", inputs, solution))):
+        linear = np.einsum("bgt,th->bhg", inputs, solution)
+        for row, forecast in (("repeat_last", np.zeros(1)), ("linear", linear)):
             error = target - forecast
             parts = (error**2, abs(error), (error * scale) ** 2, abs(error * scale))
             sums[row] += [part.sum() for part in parts]
@@ -301,33 +204,24 @@ def baselines(store: Store, settings: Any, split: str) -> dict[str, dict[str, fl
     }
 
 
-def _linear(store: Store, settings: Any) -> np.ndarray:
-    """(inputs, H) least squares over the training windows, with a trace of ridge for columns that repeat."""
-    left: Any = 0
-    right: Any = 0
-    for inputs, target in _examples(store, settings, "train"):
-        left = left + np.einsum("bgt,bgs->ts", inputs, inputs)
-        right = right + np.einsum("bgt,bhg->th", inputs, target)
-    ridge = 1e-6 * np.trace(left) / len(left) + np.finfo(np.float32).tiny
-    return np.linalg.solve(left + ridge * np.eye(len(left)), right)
+def _linear(store: Store) -> np.ndarray:
+    """(T + 1, H) least squares over the training windows, with a trace of ridge for columns that repeat."""
+    size = store.facts["frames"][0]["history"] + 1
+    left, right = np.zeros((size, size)), np.zeros((size, store.facts["horizon"]))
+    for inputs, target in _examples(store, "train"):
+        left += np.einsum("bgt,bgs->ts", inputs, inputs)
+        right += np.einsum("bgt,bhg->th", inputs, target)
+    ridge = 1e-6 * np.trace(left) / size + np.finfo(np.float32).tiny
+    return np.linalg.solve(left + ridge * np.eye(size), right)
 
 
-def _examples(store: Store, settings: Any, split: str) -> Any:
-    """Inputs (B, G, T) and targets (B, H, G) in standard deviations, batch by batch."""
-    samples, facts = Samples(store, settings, split), store.facts
+def _examples(store: Store, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Histories and a one (B, G, T + 1), targets (B, H, G), in standard deviations from the last value."""
+    samples, history = Samples(store, None, split), store.facts["frames"][0]["history"]
     for start in range(0, len(samples), WINDOWS_AT_ONCE):
-        first = samples.first + start
-        count = min(WINDOWS_AT_ONCE, len(samples) - start)
-        if facts["kind"] == "windows":
-            last_row = _standardised(store, "features", first, first + count)[:, -1]
-            ones = np.ones((count, 1))
-            target = _standardised(store, "targets", first, first + count)[:, :, None]
-            yield np.concatenate([last_row, ones], 1)[:, None, :], target
-            continue
-        base, horizon = facts["frames"][0], facts["horizon"]
-        history = base["history"]
-        rows = _standardised(store, base["name"], first - history, first + count + horizon - 1)
-        windows = np.lib.stride_tricks.sliding_window_view(rows[:, facts["targets"]], history + horizon, 0)
+        first, count = samples.first + start, min(WINDOWS_AT_ONCE, len(samples) - start)
+        rows = _targets(store, first - history, first + count + samples.horizon - 1)
+        windows = np.lib.stride_tricks.sliding_window_view(rows, history + samples.horizon, 0)
         last = windows[:, :, history - 1 : history]  # (B, G, 1)
         inputs = np.concatenate([windows[:, :, :history] - last, np.ones_like(last)], 2)
         yield inputs, (windows[:, :, history:] - last).transpose(0, 2, 1)

@@ -6,14 +6,17 @@ Shapes: `B` windows in a batch, `T` rows of history, `C` columns, `H` horizons, 
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from .engine.seams import Batch, Output
+
+if TYPE_CHECKING:
+    from .settings import Sections
 
 State = tuple[Tensor, Tensor]
 
@@ -36,15 +39,10 @@ class Encoder(nn.Module):
         return outputs[:, -1].float(), state
 
 
-def bfloat16_for_float16(device: torch.device) -> Any:
+def bfloat16_for_float16(device: torch.device) -> AbstractContextManager[Any]:
     """The CPU has no float16 LSTM; the loss scaling stays, so that such runs are tried there all the same."""
-    if (
-        device.type == "cpu"
-        and torch.is_autocast_enabled("cpu")
-        and torch.get_autocast_dtype("cpu") == torch.float16
-    ):
-        return torch.autocast("cpu", torch.bfloat16)
-    return nullcontext()
+    half = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.float16
+    return torch.autocast("cpu", torch.bfloat16) if half and device.type == "cpu" else nullcontext()
 
 
 class Forecaster(nn.Module):
@@ -54,33 +52,26 @@ class Forecaster(nn.Module):
     one would meet the same rows twice.
     """
 
-    target_mean: Tensor
+    target_mean: Tensor  # (1, G)
     target_std: Tensor
 
-    def __init__(self, settings: Any, facts: dict[str, Any]):
+    def __init__(self, settings: Sections, facts: dict[str, Any]):
         super().__init__()
-        sizes, self.horizon = settings.model, facts["horizon"]
-        self.names = [frame["name"] for frame in facts["frames"]]
-        self.dropout = sizes.dropout
-        self.targets: list[int] | None = facts["targets"]  # columns of the first frame; None: not among them
-        self.subtract = sizes.subtract_last and self.targets is not None
-        for frame in facts["frames"]:
+        sizes, frames = settings.model, facts["frames"]
+        self.names = [frame["name"] for frame in frames]
+        self.targets, self.horizon = facts["targets"], facts["horizon"]  # columns of the first frame, rows
+        self.subtract, self.dropout = sizes.subtract_last, sizes.dropout
+        for frame in frames:
             self.register_buffer(f"mean_{frame['name']}", torch.tensor(frame["mean"]))
             self.register_buffer(f"std_{frame['name']}", torch.tensor(frame["std"]))
-        self.register_buffer("target_mean", torch.tensor(facts["target_mean"]))  # (1, G), or (H, 1)
+        self.register_buffer("target_mean", torch.tensor(facts["target_mean"]))
         self.register_buffer("target_std", torch.tensor(facts["target_std"]))
-        columns = [len(frame["mean"]) for frame in facts["frames"]]
+        columns = [len(frame["mean"]) for frame in frames]
         self.encoders = nn.ModuleList(Encoder(count, sizes.width, sizes.depth) for count in columns)
-        self.outputs = len(self.targets) if self.targets else 1
-        self.head = nn.Linear(sizes.width * len(columns), self.horizon * self.outputs)
-        base = facts["frames"][0]
-        with_line = sizes.linear_path and self.targets is not None
-        self.line = nn.Linear(base["history"], self.horizon) if with_line else None
-        lane = base["history"] * base["step"]
-        self.carried = [
-            settings.data.order == "lanes" and frame["history"] * frame["step"] <= lane
-            for frame in facts["frames"]
-        ]
+        self.head = nn.Linear(sizes.width * len(columns), self.horizon * len(self.targets))
+        self.line = nn.Linear(frames[0]["history"], self.horizon) if sizes.linear_path else None
+        lengths = [frame["history"] * frame["step"] for frame in frames]
+        self.carried = [settings.data.order == "lanes" and length <= lengths[0] for length in lengths]
 
     def blocks(self) -> list[nn.Module]:
         """The encoders, for recomputation and sharding one by one."""
@@ -88,39 +79,33 @@ class Forecaster(nn.Module):
 
     def forecast(self, batch: Batch) -> tuple[Tensor, dict[str, State]]:
         """(B, H, G) float32 in standard deviations, also under autocast, and the states to carry on."""
-        encoded: list[Tensor] = []
-        carry: dict[str, State] = {}
         known: Any = batch.get("carry", {})
-        first = None
-        for name, encoder, carried in zip(self.names, self.encoders, self.carried, strict=True):
-            x = (batch[name] - getattr(self, f"mean_{name}")) / getattr(self, f"std_{name}")  # (B, T, C)
-            first = x if first is None else first
+        encoded, carry = [], dict[str, State]()
+        frames = [self._standardised(name, batch[name]) for name in self.names]
+        for name, x, encoder, carried in zip(self.names, frames, self.encoders, self.carried, strict=True):
             if self.subtract:
-                x = x - x[:, -1:]
-            state = _layers_first(known[name]) if name in known else None
-            output, state = encoder(x, state)
+                x = x - x[:, -1:]  # (B, T, C)
+            output, state = encoder(x, _layers_first(known[name]) if name in known else None)
             encoded.append(output)
             if carried:
                 carry[name] = _batch_first(state)
-        hidden = torch.cat(encoded, 1)
-        if self.dropout:
-            hidden = functional.dropout(hidden, self.dropout, self.training)
-        forecast = self.head(hidden).float().unflatten(1, (self.horizon, self.outputs))
-        if self.targets is not None and first is not None:
-            series = first[:, :, self.targets]  # (B, T, G)
-            last = series[:, -1:]
-            if self.line is not None:
-                change = self.line((series - last).transpose(1, 2))  # (B, G, H)
-                forecast = forecast + change.float().transpose(1, 2)
-            if self.subtract:
-                forecast = forecast + last
-        return forecast, carry
+        hidden = functional.dropout(torch.cat(encoded, 1), self.dropout, self.training)
+        forecast = self.head(hidden).float().unflatten(1, (self.horizon, len(self.targets)))
+        series = frames[0][:, :, self.targets]  # (B, T, G)
+        last = series[:, -1:]
+        if self.line is not None:
+            change = self.line((series - last).transpose(1, 2))  # (B, G, H)
+            forecast = forecast + change.float().transpose(1, 2)
+        return forecast + last if self.subtract else forecast, carry
+
+    def _standardised(self, name: str, values: Tensor) -> Tensor:
+        return (values - getattr(self, f"mean_{name}")) / getattr(self, f"std_{name}")
 
     def forward(self, batch: Batch) -> Output:
         forecast, carry = self.forecast(batch)
         target = (batch["target"] - self.target_mean) / self.target_std  # (B, H, G)
         present = batch["index"] >= 0
-        weight = present.sum(dtype=torch.float32) * (self.horizon * self.outputs)
+        weight = present.sum(dtype=torch.float32) * (self.horizon * len(self.targets))
         error = (forecast - target) * present[:, None, None]
         squares = error.square()
         loss = squares.sum() / weight.clamp(min=1)
@@ -150,6 +135,6 @@ def _layers_first(state: State) -> State:
     return state[0].transpose(0, 1).contiguous(), state[1].transpose(0, 1).contiguous()
 
 
-def build_model(settings: Any, facts: dict[str, Any]) -> nn.Module:
+def build_model(settings: Sections, facts: dict[str, Any]) -> nn.Module:
     """The forecaster that fits the data's facts: their frames, scalers, targets and horizon."""
     return Forecaster(settings, facts)

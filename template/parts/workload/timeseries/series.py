@@ -8,7 +8,6 @@ import io
 import math
 import zlib
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -69,68 +68,57 @@ class Source(NamedTuple):
         """(line, stripped cells) of the header and of each row; blank lines are skipped."""
         from tqdm import tqdm
 
-        reader = None
-        with ExitStack() as stack:
-            try:
-                raw = stack.enter_context(open(self.path, "rb"))
+        line = width = 0
+        try:
+            size = self.path.stat().st_size
+            bar = tqdm(None, "reading", size, unit="B", unit_scale=True, disable=None)
+            with open(self.path, "rb") as raw, bar:
                 packed = raw.peek(2)[:2] == b"\x1f\x8b"
                 plain = gzip.GzipFile(fileobj=raw) if packed else raw
-                text = stack.enter_context(io.TextIOWrapper(plain, "utf-8-sig", newline=""))
-                size = self.path.stat().st_size
-                bar = stack.enter_context(
-                    tqdm(None, "reading", size, unit="B", unit_scale=True, disable=None)
-                )
+                text = io.TextIOWrapper(plain, "utf-8-sig", newline="")
                 reader = csv.reader(text, delimiter=self.delimiter, strict=True)
-                width = 0
                 for row in reader:
-                    width = width or len(row)
+                    line, width = reader.line_num, width or len(row)
                     if row and len(row) != width:
                         what = f"{len(row)} cells where the header has {width}"
-                        raise UserError(what, f"{self.path}, line {reader.line_num}", "mend the line")
+                        raise UserError(what, f"{self.path}, line {line}", "mend the line")
                     if row:
-                        yield reader.line_num, [cell.strip() for cell in row]
-                    if reader.line_num % UPDATE_LINES == 0:
+                        yield line, [cell.strip() for cell in row]
+                    if line % UPDATE_LINES == 0:
                         bar.update(raw.tell() - bar.n)
-            except UnicodeDecodeError as error:
-                where = f"{self.path}, after line {reader.line_num if reader else 0}"
-                raise UserError("not UTF-8 text", where, "convert it, for example with iconv") from error
-            except (csv.Error, gzip.BadGzipFile, EOFError, zlib.error) as error:
-                where = f"{self.path}, line {reader.line_num if reader else 0}"
-                raise UserError(f"not a readable CSV file ({error})", where, "mend the file") from error
-            except OSError as error:
-                what = f"cannot read the file ({error.strerror or error})"
-                raise UserError(what, str(self.path), "check --input") from error
+        except UnicodeDecodeError as error:
+            where = f"{self.path}, after line {line}"
+            raise UserError("not UTF-8 text", where, "convert it, for example with iconv") from error
+        except (csv.Error, gzip.BadGzipFile, EOFError, zlib.error) as error:
+            where = f"{self.path}, after line {line}"
+            raise UserError(f"not a readable CSV file ({error})", where, "mend the file") from error
+        except OSError as error:
+            what = f"cannot read the file ({error.strerror or error})"
+            raise UserError(what, str(self.path), "check --input") from error
 
     def series(
         self, time_column: str | None, drop: list[str], fill: str | None, only: list[str] | None = None
     ) -> Series:
         """The whole file, or some columns of it. Raises `UserError`, with row and column, for no series."""
         rows = self.rows()
-        names = self._header(next(rows, (0, []))[1])
-        for name in [*drop, *([time_column] if time_column not in (None, "none") else [])]:
-            check_column(name, names, self.path)
-        time_name = names[0] if time_column is None else time_column
-        if may_drop := only is None:
-            only = [name for name in names if name != time_name and name not in drop]
-        for name in only:
-            check_column(name, names, self.path)
-        columns = [names.index(name) for name in only]
-        if not columns:
+        header = self._header(next(rows, (0, []))[1])
+        time = None if time_column == "none" else time_column or header[0]
+        names = only or [name for name in header if name != time and name not in drop]
+        for name in [*drop, *names, *([time] if time else [])]:
+            check_column(name, header, self.path)
+        if not names:
             raise UserError("no column of numbers", str(self.path), "it needs a time and one or more numbers")
+        columns, place = [header.index(name) for name in names], header.index(time) if time else -1
         cells, values = [], []
-        times = names.index(time_name) if time_name in names else None
         for line, row in rows:
-            cells.append("" if times is None else row[times])
-            values.append([self._number(row[place], line, names[place], fill, may_drop) for place in columns])
+            cells.append(row[place])
+            values.append([self._number(row[at], line, header[at], fill, not only) for at in columns])
         if not values:
             raise UserError("no rows under the header", str(self.path), "there is nothing to learn from")
         table = np.array(values, np.float64)
-        self._fill(table, only)
-        if times is None:
-            stamps, step = np.arange(len(table)), 1
-        else:
-            stamps, step = self._times(cells, time_name)
-        return Series(only, stamps, table.astype(np.float32), step)
+        self._fill(table, names)
+        times, step = self._times(cells, time) if time else (np.arange(len(table)), 1)
+        return Series(names, times, table.astype(np.float32), step)
 
     def _header(self, names: list[str]) -> list[str]:
         if not names:
@@ -163,35 +151,29 @@ class Source(NamedTuple):
         """Fills gaps with the value before them, never with a later one."""
         for name, column in zip(names, table.T, strict=True):
             gaps = np.isnan(column)
-            if not gaps.any():
-                continue
             if gaps[0]:
-                where = f"{self.path}, first row, column '{name}'"
-                raise UserError(
-                    "nothing to fill an empty cell with", where, "cut the file where the column begins"
-                )
-            known = np.maximum.accumulate(np.where(gaps, 0, np.arange(len(column))))
-            column[:] = column[known]
-            filled = f"{gaps.sum():,} empty cells ({gaps.mean():.1%})"
-            print(f"note: column '{name}': {filled} filled with the last value")
+                where, remedy = f"{self.path}, first row, column '{name}'", "cut the file where it begins"
+                raise UserError("nothing to fill an empty cell with", where, remedy)
+            if gaps.any():
+                column[:] = column[np.maximum.accumulate(np.where(gaps, 0, np.arange(len(column))))]
+                filled = f"{gaps.sum():,} empty cells ({gaps.mean():.1%})"
+                print(f"note: column '{name}': {filled} filled with the last value")
 
     def _times(self, cells: list[str], column: str) -> tuple[np.ndarray, int]:
         """Seconds since 1970 of each row, and the step between most rows."""
         try:
-            whole = all(cell.lstrip("-").isdecimal() for cell in cells[:1])
+            whole = cells[0].lstrip("-").isdecimal()
             times = np.array(cells, np.int64 if whole else "datetime64[s]").astype(np.int64)
         except (ValueError, OverflowError) as error:
-            where = f"{self.path}, column '{column}'"
-            raise UserError(
-                f"not a time ({error})", where, "2016-07-01 00:00:00, or seconds; see --time-column"
-            ) from error
+            remedy = "2016-07-01 00:00:00, or seconds; see --time-column"
+            raise UserError(f"not a time ({error})", f"{self.path}, column '{column}'", remedy) from error
         steps = np.diff(times)
         for row in np.flatnonzero(steps <= 0)[:1]:
-            what = "the time goes back" if steps[row] else "the same time twice"
+            what, remedy = "the same time twice", "keep one of the two"
+            if steps[row]:
+                what, remedy = "the time goes back", "sort the rows by time, one for each"
             where = f"{self.path}, row {row + 2}, '{cells[row + 1]}' after '{cells[row]}'"
-            raise UserError(
-                what, where, "sort the rows by time, one for each" if steps[row] else "keep one of the two"
-            )
+            raise UserError(what, where, remedy)
         found, counts = np.unique(steps, return_counts=True)
         step = int(found[counts.argmax()]) if len(found) else 1
         if (gaps := np.flatnonzero(steps > step)).size:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from typing import Any
 
@@ -13,13 +14,12 @@ import torch
 from torch import Tensor
 
 from .order import Order
-from .seams import Batch, Rows, Spans
+from .seams import Batch, Rows, Samples, Spans
 from .store import Array
 
-SIGNED = {
-    torch.uint16: torch.int16,
-    torch.uint32: torch.int32,
-}  # CPU torch cannot index unsigned types; same bits
+SAMPLES_AT_ONCE = 1 << 16
+# CPU torch cannot index unsigned types; these have the same bits.
+SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32}
 
 
 def order_of(samples: Any, settings: Any, rank: int, world: int, train: bool) -> Order:
@@ -39,6 +39,30 @@ def order_of(samples: Any, settings: Any, rank: int, world: int, train: bool) ->
         stride=data.stride or getattr(samples, "stride", 1),
         lengths=samples.lengths() if data.order == "bucket" else None,
     )
+
+
+Extents = dict[str, tuple[int, int]]
+"""Rows [first, last) by array."""
+
+
+def reach(samples: Samples, order: Order, epoch: int, known: Extents) -> Extents:
+    """The rows that an epoch's samples need, widened by those that are `known`."""
+    found = dict(known)
+    for start in range(0, len(order.samples), SAMPLES_AT_ONCE):
+        indices = order.samples[start : start + SAMPLES_AT_ONCE]
+        for name, (starts, lengths, _) in samples.spans(indices, epoch).items():
+            first, last = found.get(name, (np.iinfo(np.int64).max, 0))
+            first = int(starts.min(initial=first, where=lengths > 0))
+            found[name] = first, int((starts + lengths).max(initial=last, where=lengths > 0))
+    return {name: (min(first, last), last) for name, (first, last) in found.items()}
+
+
+def memory_left(device: torch.device) -> int:
+    """Bytes that the largest step so far has left free on a GPU; on a CPU what the machine has."""
+    if device.type == "cpu":
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.max_memory_allocated(device)
 
 
 def leave_signals(worker: int) -> None:

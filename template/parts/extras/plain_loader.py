@@ -1,4 +1,4 @@
-"""The loader to compare with (`data.plain_loader`): PyTorch's DataLoader as most projects use it.
+"""The loader to compare with: PyTorch's DataLoader as most projects use it.
 
 A map-style data set reads one sample at a time and a collate function stacks them; files are opened once.
 Order and batches are those of this project's own loader, only the way to them is the common one.
@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
 
-from .rows import deliver, gather, leave_signals, mapped, order_of, stored_dtype
-from .seams import Batch, Rows
-from .store import Store
+from ..engine.rows import deliver, gather, leave_signals, mapped, order_of, stored_dtype
+from ..engine.seams import Batch, Rows
+from ..engine.store import Store
 
 
 class Reader(Dataset):
@@ -42,7 +42,7 @@ class Reader(Dataset):
 class Loader:
     """See `seams.Loader`."""
 
-    WITHOUT_EFFECT = ("chunk_size_gb",)
+    WITHOUT_EFFECT = ("chunk_size_gb", "resident")
 
     def __init__(self, samples: Any, store: Store, settings: Any, device: Any, rank=0, world=1, train=True):
         data = settings.data

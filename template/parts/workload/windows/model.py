@@ -1,0 +1,94 @@
+"""An LSTM over windows. Replace it with your own: `build_model` is all that the engine calls.
+
+Shapes: `B` windows in a batch, `T` rows of a window, `F` features, `H` horizons.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from .engine.seams import Batch, Output
+
+if TYPE_CHECKING:
+    from .settings import Sections
+
+
+class Encoder(nn.Module):
+    """The LSTM. Recomputed if asked to, never compiled: that gains nothing for cuDNN's.
+
+    Under bf16 torch's autocast casts cuDNN's RNNs to float16, whatever else it is set to (AutocastRNN.cpp):
+    the numbers inside are small enough for its range; losses, weights and the head do not pass through it.
+    """
+
+    def __init__(self, features: int, width: int, depth: int):
+        super().__init__()
+        self.lstm = nn.LSTM(features, width, depth, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, F) to the last output (B, width)."""
+        with bfloat16_for_float16(x.device):
+            outputs, _ = self.lstm(x)
+        return outputs[:, -1].float()
+
+
+def bfloat16_for_float16(device: torch.device) -> AbstractContextManager[Any]:
+    """The CPU has no float16 LSTM; the loss scaling stays, so that such runs are tried there all the same."""
+    half = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.float16
+    return torch.autocast("cpu", torch.bfloat16) if half and device.type == "cpu" else nullcontext()
+
+
+class Forecaster(nn.Module):
+    """A window to all horizons at once. The scalers are part of it: batches hold original units."""
+
+    mean: Tensor  # (F,)
+    std: Tensor
+    target_mean: Tensor  # (H,)
+    target_std: Tensor
+
+    def __init__(self, settings: Sections, facts: dict[str, Any]):
+        super().__init__()
+        sizes = settings.model
+        for name in ("mean", "std", "target_mean", "target_std"):
+            self.register_buffer(name, torch.tensor(facts[name]))
+        self.dropout = sizes.dropout
+        self.encoder = Encoder(len(facts["mean"]), sizes.width, sizes.depth)
+        self.head = nn.Linear(sizes.width, len(facts["target_mean"]))
+
+    def blocks(self) -> list[nn.Module]:
+        """The encoder, for recomputation and sharding."""
+        return [self.encoder]
+
+    def forecast(self, batch: Batch) -> Tensor:
+        """(B, H) float32 in standard deviations, also under autocast."""
+        hidden = self.encoder((batch["features"] - self.mean) / self.std)
+        return self.head(functional.dropout(hidden, self.dropout, self.training)).float()
+
+    def forward(self, batch: Batch) -> Output:
+        present = batch["index"] >= 0
+        target = (batch["target"] - self.target_mean) / self.target_std
+        error = (self.forecast(batch) - target) * present[:, None]
+        squares, weight = error.square(), present.sum(dtype=torch.float32) * error.shape[1]
+        loss = squares.sum() / weight.clamp(min=1)
+        if self.training:
+            return Output(loss, weight)
+        sums = {
+            "mse": squares.sum(),
+            "mae": error.abs().sum(),
+            "mse_original": (squares * self.target_std**2).sum(),
+            "mae_original": (error.abs() * self.target_std).sum(),
+        }
+        return Output(loss, weight, {name: (value, weight) for name, value in sums.items()})
+
+    def predict(self, batch: Batch) -> dict[str, Tensor]:
+        """`prediction` (B, H) in the targets' own units."""
+        return {"prediction": self.forecast(batch) * self.target_std + self.target_mean}
+
+
+def build_model(settings: Sections, facts: dict[str, Any]) -> nn.Module:
+    """The forecaster that fits the data's facts: their features, scalers and horizon."""
+    return Forecaster(settings, facts)

@@ -1,0 +1,37 @@
+"""The settings of your model and of your data; change them together with model.py and dataset.py."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from .engine.sections import BatchSize, LoaderSettings, Section, defaults
+
+WORKLOAD = "windows"
+"""What the data in a store are for; another project refuses them."""
+
+LEARNING_RATE = 1e-3
+"""Default of optimizer.learning_rate; it belongs to the model, so it stands here."""
+
+
+class Data(LoaderSettings):
+    """Where the windows lie, in which order they come and how they reach the device."""
+
+    batch_size: BatchSize = 64
+    order: Literal["time", "block", "full"] = Field("full", description="order of the training windows")
+
+
+class Model(Section):
+    """An LSTM, and one linear layer from its last output to all horizons."""
+
+    width: int = Field(64, ge=1, description="hidden units of the LSTM")
+    depth: int = Field(1, ge=1, description="layers of the LSTM")
+    dropout: float = Field(0.2, ge=0, lt=1, description="share of the units dropped before the last layer")
+
+
+class Sections(Section):
+    """The sections of config.yaml that belong to this workload."""
+
+    data: Data = defaults(Data)
+    model: Model = defaults(Model)

@@ -1,0 +1,369 @@
+"""The workload `windows`: HDF5 as it lies, what is wrong with others' files, checksums, ChunkDataLoader."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from importing import imported
+from rendering import REPOSITORY, render
+from running import losses, newest_run, one_error, run
+from variants import choices
+
+PREPARE = ("prepare", "--input", "windows.h5")
+SMALL = (
+    *("--model.width", "8", "--data.batch_size", "32", "--training.max_steps", "20"),
+    *("--schedule.warmup_steps", "2", "--monitor.every_steps", "1", "--evaluation.every_steps", "20"),
+)
+
+
+def project(**answers: str) -> Path:
+    return render(**{"workload": "windows"} | answers)
+
+
+def module(name: str) -> Any:
+    return imported(project(), name)
+
+
+def values(count: int) -> np.ndarray:
+    """(count, 3): a daily wave, a random walk, noise."""
+    random, hours = np.random.default_rng(0), np.arange(count)
+    wave = 20 + 5 * np.sin(2 * np.pi * hours / 24) + random.normal(0, 0.3, count)
+    return np.stack([wave, random.normal(0, 1, count).cumsum(), random.normal(0, 1, count)], 1)
+
+
+def store(folder: Path) -> Any:
+    return module("engine.store").Store.open(folder / "data")
+
+
+def batches(folder: Path, split: str) -> list[dict[str, torch.Tensor]]:
+    """Every window of a split, one by one, through a loader."""
+    words = {"order": "time", "batch_size": "1", "path": str(folder / "data")}
+    overrides = [(f"data.{name}", value) for name, value in words.items()]
+    opened, given = store(folder), module("config").load(None, None, overrides, {})
+    samples = module("dataset").Samples(opened, given, split)
+    loader = module("engine.loader").Loader(samples, opened, given, torch.device("cpu"), train=False)
+    found = [{name: value.clone() for name, value in batch.items()} for batch in loader.epoch(0)]
+    loader.close()
+    return found
+
+
+# ---- HDF5 as it is -------------------------------------------------------------------------------
+
+
+def hdf5(folder: Path, count: int = 400, **datasets: Any) -> Path:
+    """A file of windows that overlap by all but 2 steps, with targets 3 steps ahead; `datasets` replace."""
+    folder.mkdir(parents=True, exist_ok=True)
+    series = values(2 * count + 30).astype(np.float32)
+    found = {
+        "features": np.stack([series[2 * row : 2 * row + 16] for row in range(count)]),
+        "targets": np.stack([series[2 * row + 16 : 2 * row + 19, 0] for row in range(count)]),
+    } | datasets
+    with h5py.File(folder / "windows.h5", "w") as file:
+        for name, content in found.items():
+            if isinstance(content, dict):
+                file.create_dataset(name, **content)
+            elif content is not None:
+                file[name] = content
+    return folder / "windows.h5"
+
+
+def test_hdf5_is_read_as_it_is(tmp_path: Path) -> None:
+    path = hdf5(tmp_path)
+    result = run(project(), *PREPARE, "--split", "280,60,60", cwd=tmp_path)
+    assert result.code == 0, result.err
+    assert "2 steps later, 9 left out at each border" in result.out  # (16 + 3) ÷ 2, rounded up, less 1
+    opened = store(tmp_path)
+    assert opened.arrays["features"].path == path
+    assert opened.splits == {"train": [0, 271], "validation": [280, 331], "test": [340, 400]}
+    assert sum(file.stat().st_size for file in (tmp_path / "data").iterdir()) < 20_000
+    with h5py.File(path) as file:
+        for number, window in enumerate(batches(tmp_path, "test")):
+            assert window["features"][0].equal(torch.from_numpy(file["features"][340 + number]))
+            assert window["target"][0].equal(torch.from_numpy(file["targets"][340 + number]))
+        train = file["features"][:271].reshape(-1, 3).astype(np.float64)
+    np.testing.assert_allclose(opened.facts["mean"], train.mean(0), rtol=1e-9)
+    np.testing.assert_allclose(opened.facts["std"], train.std(0), rtol=1e-9)
+    assert run(project(), "train", *SMALL, cwd=tmp_path).code == 0
+    evaluated = run(project(), "evaluate", cwd=tmp_path)
+    assert evaluated.code == 0, evaluated.err
+    assert "linear" in evaluated.out
+    predicted = run(project(), "predict", "--input", "windows.h5", "--output", "new.npz", cwd=tmp_path)
+    assert predicted.code == 0, predicted.err
+    assert np.load(tmp_path / "new.npz")["prediction"].shape == (400, 3)
+
+
+def test_rows_that_do_not_overlap_leave_no_gap(tmp_path: Path) -> None:
+    hdf5(tmp_path, features=np.random.default_rng(0).normal(size=(400, 16, 3)))
+    result = run(project(), *PREPARE, cwd=tmp_path)
+    assert "overlap:    none" in result.out
+    assert store(tmp_path).splits == {"train": [0, 280], "validation": [280, 340], "test": [340, 400]}
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"chunks": (7, 16, 3)},
+        {"chunks": (4, 8, 3)},
+        {"chunks": True, "compression": "gzip"},
+        {"dtype": ">f4"},
+    ],
+    ids=["whole rows", "pieces", "gzip", "big-endian"],
+)
+def test_packed_hdf5_trains_alike_with_a_note_of_its_cost(layout: dict[str, Any], tmp_path: Path) -> None:
+    plain = hdf5(tmp_path / "plain")
+    with h5py.File(plain) as file:
+        hdf5(tmp_path / "packed", features={"data": file["features"][:], **layout})
+    for name in ("plain", "packed"):
+        result = run(project(), *PREPARE, cwd=tmp_path / name)
+        assert result.code == 0, result.err
+        slow = name == "packed" and layout.get("chunks") != (7, 16, 3)  # whole rows are read as they are
+        assert ("note: " in result.out) == slow
+        result = run(project(), "train", *SMALL, cwd=tmp_path / name)
+        assert result.code == 0, result.err
+    assert losses(tmp_path / "plain") == losses(tmp_path / "packed")
+    refused = run(project(loader="memmap"), "train", *SMALL, cwd=tmp_path / "packed")
+    one_error(refused, "cannot be mapped", "windows.h5", "loader chunk")
+
+
+def test_auto_chunks_are_named_with_their_cost(tmp_path: Path) -> None:
+    wide = np.random.default_rng(0).normal(size=(256, 90, 40))
+    hdf5(
+        tmp_path,
+        features={"data": wide, "chunks": (64, 10, 5)},
+        targets=np.zeros((256, 2)) + np.arange(256)[:, None],
+    )
+    result = run(project(), *PREPARE, cwd=tmp_path)
+    assert result.code == 0, result.err
+    assert "one row touches 72 of them, 1.8 MB" in result.out
+
+
+BAD_HDF5 = {
+    "missing dataset": (
+        {"features": None, "series": np.ones(3)},
+        ["no dataset 'features'", "it has series, targets"],
+    ),
+    "unequal": ({"targets": np.ones((7, 3))}, ["unequal numbers of rows: 'features' 400, 'targets' 7"]),
+    "dtype": ({"features": np.array([b"x"] * 400)}, ["cannot train on dtype"]),
+    "shape": ({"features": np.ones((400, 3))}, ["shape \\(400, 3\\) where \\(N, T, F\\)"]),
+    "unallocated": ({"features": {"shape": (400, 16, 3), "dtype": "f4"}}, ["nothing was ever written"]),
+    "no rows": ({"features": np.ones((0, 16, 3))}, ["no rows"]),
+    "not finite": (
+        {"targets": np.where(np.arange(1200).reshape(400, 3) == 30, np.nan, 1)},
+        ["not finite", "rows 10 to 10"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_HDF5)
+def test_bad_hdf5_is_one_line(name: str, tmp_path: Path) -> None:
+    datasets, parts = BAD_HDF5[name]
+    hdf5(tmp_path, **datasets)
+    one_error(run(project(), *PREPARE, cwd=tmp_path), *parts)
+
+
+def test_a_file_that_is_no_hdf5_cut_missing_or_locked_is_one_line(tmp_path: Path) -> None:
+    one_error(run(project(), *PREPARE, cwd=tmp_path), "there is no such file")
+    path = hdf5(tmp_path)
+    writer = "import h5py, sys; f = h5py.File(sys.argv[1], 'a'); print('open', flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", writer, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"open\n"
+        one_error(run(project(), *PREPARE, cwd=tmp_path), "another process is writing")
+    path.write_bytes(path.read_bytes()[:20_000])
+    one_error(run(project(), *PREPARE, cwd=tmp_path), "cut short")
+    path.write_text("date,a\n1,2\n")
+    one_error(run(project(), *PREPARE, cwd=tmp_path), "not an HDF5 file")
+
+
+def test_a_filter_that_is_not_installed_is_named(tmp_path: Path) -> None:
+    path = hdf5(tmp_path)
+    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    properties.set_chunk((4, 16, 3))
+    properties.set_filter(32015, h5py.h5z.FLAG_OPTIONAL, (3,))  # zstd
+    with h5py.File(path, "a") as file:
+        del file["features"]
+        space = h5py.h5s.create_simple((400, 16, 3))
+        dataset = h5py.Dataset(
+            h5py.h5d.create(file.id, b"features", h5py.h5t.NATIVE_FLOAT, space, properties)
+        )
+        dataset[...] = 1
+    one_error(run(project(), *PREPARE, cwd=tmp_path), "filter 32015", "hdf5plugin")
+
+
+def test_halves_take_half_the_space_and_say_what_they_cost(tmp_path: Path) -> None:
+    hdf5(tmp_path / "whole")
+    hdf5(tmp_path / "half")
+    assert run(project(), *PREPARE, cwd=tmp_path / "whole").code == 0
+    result = run(project(), *PREPARE, "--dtype", "float16", cwd=tmp_path / "half")
+    assert result.code == 0, result.err
+    error = float(result.out.split("rounding:")[1].split()[0])
+    assert 0 < error < 4e-4
+    whole, half = store(tmp_path / "whole"), store(tmp_path / "half")
+    assert half.arrays["features"].row_bytes * 2 == whole.arrays["features"].row_bytes
+    scale = max(whole.facts["std"])
+    one, other = (batches(tmp_path / name, "test")[5] for name in ("whole", "half"))
+    np.testing.assert_allclose(other["features"], one["features"], atol=10 * error * scale)
+    assert other["target"].equal(one["target"])
+    assert run(project(), "train", *SMALL, cwd=tmp_path / "half").code == 0
+
+
+def test_a_refused_prepare_leaves_the_data_that_were_there(tmp_path: Path) -> None:
+    hdf5(tmp_path)
+    assert run(project(), *PREPARE, cwd=tmp_path).code == 0
+    before = {path.name: path.read_bytes() for path in (tmp_path / "data").iterdir()}
+    refused = run(project(), *PREPARE, "--split", "0.99,0.005,0.005", cwd=tmp_path)
+    one_error(refused, "0 validation windows", "--split 0.99,0.005,0.005")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "data").iterdir()} == before
+
+
+def test_baselines_are_as_a_slow_reading_makes_them(tmp_path: Path) -> None:
+    """The mean of the training targets, and least squares on a window's last row."""
+    path = hdf5(tmp_path)
+    assert run(project(), *PREPARE, "--split", "280,60,60", cwd=tmp_path).code == 0
+    with h5py.File(path) as file:
+        last, targets = file["features"][:, -1].astype(np.float64), file["targets"][:].astype(np.float64)
+    train = targets[:271]
+    targets = (targets - train.mean(0)) / train.std(0)
+    inputs = np.pad(last, ((0, 0), (0, 1)), constant_values=1)
+    solution, *_ = np.linalg.lstsq(inputs[:271], targets[:271], rcond=None)
+    found = module("dataset").baselines(store(tmp_path), None, "test")
+    assert found["mean"]["mse"] == pytest.approx((targets[340:] ** 2).mean(), rel=1e-4)
+    expected = ((inputs[340:] @ solution - targets[340:]) ** 2).mean()
+    assert found["linear"]["mse"] == pytest.approx(expected, rel=1e-3)
+
+
+def test_new_windows_of_another_shape_are_one_line(tmp_path: Path) -> None:
+    hdf5(tmp_path)
+    assert run(project(), *PREPARE, cwd=tmp_path).code == 0
+    assert run(project(), "train", *SMALL, "--max-steps", "1", cwd=tmp_path).code == 0
+    hdf5(tmp_path / "new", features=np.ones((400, 15, 3)))
+    refused = run(project(), "predict", "--input", "new/windows.h5", cwd=tmp_path)
+    one_error(refused, "windows of \\(15, 3\\) where the model was trained on \\(16, 3\\)")
+
+
+def little_memory() -> None:
+    """This process's machine has 4 KB."""
+    os.sysconf = lambda name: 64
+
+
+@pytest.mark.parametrize("loader", choices("loader"))
+def test_data_beyond_memory_are_for_the_chunk_loader(loader: str, tmp_path: Path) -> None:
+    hdf5(tmp_path)
+    for before in (None, little_memory):
+        result = run(project(loader=loader), *PREPARE, cwd=tmp_path, before=before)
+        assert result.code == 0, result.err
+        told = "copier update --defaults -r :current: -d loader=chunk" in result.out
+        assert told == bool(before and loader != "chunk")
+
+
+# ---- checksums -----------------------------------------------------------------------------------
+
+
+def flip(path: Path, place: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_flipped_bit_is_found_and_named_with_its_rows(tmp_path: Path) -> None:
+    path = hdf5(tmp_path)
+    assert run(project(), *PREPARE, cwd=tmp_path).code == 0
+    verify, opened = module("engine.verification").verify, store(tmp_path)
+    assert verify(opened) >= path.stat().st_size
+    assert verify(opened) == 0  # known to be good
+    flip(path, opened.arrays["features"].offset + 100)
+    error = module("engine.errors").UserError
+    with pytest.raises(
+        error, match=r"damaged: .*windows\.h5, features rows 0 to 399 or targets rows 0 to 399: copy"
+    ):
+        verify(opened)
+    one_error(
+        run(project(), "train", *SMALL, "--training.max_steps", "400", cwd=tmp_path),
+        "damaged",
+        "features rows",
+    )
+    doctor = run(project(), "doctor", "--verify", cwd=tmp_path)
+    assert doctor.code == 1
+    assert "failed   checksums    the stored data are damaged" in doctor.out
+
+
+def test_a_file_that_changed_its_size_since_prepare_is_named(tmp_path: Path) -> None:
+    path = hdf5(tmp_path)
+    assert run(project(), *PREPARE, cwd=tmp_path).code == 0
+    path.write_bytes(path.read_bytes() + b"x")
+    one_error(run(project(), "train", *SMALL, cwd=tmp_path), "bytes where the manifest says", "windows.h5")
+
+
+# ---- ChunkDataLoader -----------------------------------------------------------------------------
+
+
+def chunk_loader(path: Path, **given: Any) -> Any:
+    return module("engine.loader").ChunkDataLoader(path, 32, device="cpu", **given)
+
+
+def test_chunk_data_loader_by_itself(tmp_path: Path) -> None:
+    path = hdf5(tmp_path)
+    with h5py.File(path) as file:
+        features, targets = torch.from_numpy(file["features"][:]), torch.from_numpy(file["targets"][:])
+    for size in ("auto", 40e-6):
+        with chunk_loader(path, chunk_size_gb=size) as loader:
+            found = [(x.clone(), y.clone()) for x, y in loader]
+            assert len(loader) == len(found) == 13
+        assert torch.cat([x for x, _ in found]).equal(features)
+        assert torch.cat([y for _, y in found]).equal(targets)
+        with chunk_loader(path, chunk_size_gb=size, shuffle=True, drop_last=True) as loader:
+            epochs = [[y.clone() for _, y in loader] for _ in range(2)]
+        assert [len(epoch) for epoch in epochs] == [12, 12]
+        assert not epochs[0][0].equal(epochs[1][0])
+
+
+def test_chunk_data_loader_goes_on_with_the_next_batch(tmp_path: Path) -> None:
+    path = hdf5(tmp_path)
+    with chunk_loader(path, shuffle=True) as loader:
+        whole = [y.clone() for _ in range(2) for _, y in loader]
+    with chunk_loader(path, shuffle=True) as loader:
+        part = []
+        for _, y in loader:
+            part.append(y.clone())
+            state = loader.state_dict()
+            if len(part) == 5:
+                break
+    with chunk_loader(path, shuffle=True) as loader:
+        loader.load_state_dict(state)
+        part += [y.clone() for _ in range(2) for _, y in loader]
+    assert len(part) == len(whole)
+    assert all(one.equal(other) for one, other in zip(part, whole, strict=True))
+
+
+def test_chunk_data_loader_refuses_unequal_rows(tmp_path: Path) -> None:
+    path = hdf5(tmp_path, targets=np.ones((7, 2)))
+    with pytest.raises(
+        module("engine.errors").UserError, match="unequal numbers of rows: 'features' 400, 'targets' 7"
+    ):
+        chunk_loader(path)
+
+
+# ---- the guide -----------------------------------------------------------------------------------
+
+DOCUMENT = (REPOSITORY / "docs/windows.md").read_text(encoding="utf-8")
+
+
+def test_documented_commands_run_and_beat_the_linear_map(tmp_path: Path) -> None:
+    python, shell = (re.search(rf"```{kind}\n(.*?)```", DOCUMENT, re.DOTALL)[1] for kind in ("python", "sh"))
+    subprocess.run([sys.executable, "-c", python], cwd=tmp_path, check=True)
+    for line in shell.splitlines():
+        result = run(project(), *line.split()[3:], cwd=tmp_path)
+        assert result.code == 0, result.err
+    evaluation = json.loads((newest_run(tmp_path) / "evaluation.json").read_text())
+    assert evaluation["metrics"]["mse"] < 0.9 * evaluation["baselines"]["linear"]["mse"]
+    assert np.load(tmp_path / "forecast.npz")["prediction"].shape == (8000, 6)
