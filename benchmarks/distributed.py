@@ -54,7 +54,7 @@ def session(folder: Path, distributed: Any, shape: dict[str, Any]) -> Any:
     run = folder / f"run-{os.getpid()}-of-{distributed.world}"
     run.mkdir()
     build = lambda settings: assembling.assemble(settings, distributed, store)  # noqa: E731
-    make = importlib.import_module("my_training.engine.session").Session
+    make = importlib.import_module("my_training.engine.run").Session
     made = make(run, settings, build, rank=distributed.rank).__enter__()
     next(made.phases())
     made.evaluate = made.save = lambda: None

@@ -112,7 +112,7 @@ class Ours:
         settings = load(overrides=[(key, str(value)) for key, value in flags.items()])
         self.store = assembling.open_store(settings)
         run = Path(tempfile.mkdtemp(dir=folder))
-        self.session = importlib.import_module("my_training.engine.session").Session(
+        self.session = importlib.import_module("my_training.engine.run").Session(
             run,
             settings,
             lambda settings: assembling.assemble(settings, distributed, self.store),

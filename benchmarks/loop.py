@@ -276,7 +276,7 @@ def ours(framework: str) -> Callable[[Data, Path], Result]:
 
         folder.mkdir()
         seconds = 0.0
-        with get("engine.session").Session(folder, settings, assemble) as session:
+        with get("engine.run").Session(folder, settings, assemble) as session:
             for _ in session.phases():
                 session.save = lambda: None  # the other loops keep no checkpoint
                 start = time.process_time()

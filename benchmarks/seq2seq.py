@@ -78,7 +78,7 @@ class Ours:
         store = assembling.open_store(settings)
         run = Path(tempfile.mkdtemp(dir=folder))
         build = lambda settings: assembling.assemble(settings, distributed, store)  # noqa: E731
-        self.session = importlib.import_module("my_training.engine.session").Session(run, settings, build)
+        self.session = importlib.import_module("my_training.engine.run").Session(run, settings, build)
 
     def run(self) -> list[float]:
         """Seconds of each step."""

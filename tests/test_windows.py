@@ -278,7 +278,7 @@ def flip(path: Path, place: int) -> None:
 def test_a_flipped_bit_is_found_and_named_with_its_rows(tmp_path: Path) -> None:
     path = hdf5(tmp_path)
     assert run(project(), *PREPARE, cwd=tmp_path).code == 0
-    verify, opened = module("engine.verification").verify, store(tmp_path)
+    verify, opened = module("engine.store").verify, store(tmp_path)
     assert verify(opened) >= path.stat().st_size
     assert verify(opened) == 0  # known to be good
     flip(path, opened.arrays["features"].offset + 100)

@@ -99,7 +99,7 @@ def train(folder: Path, overrides: Row, loader: Any = None, around: Any = None) 
     settings = project("config").load(overrides=words)
     run, start = Path(tempfile.mkdtemp(dir=folder)), time.perf_counter()
     build = lambda settings: assembling.assemble(settings, distributed, assembling.open_store(settings))  # noqa: E731
-    make = project("engine.session").Session
+    make = project("engine.run").Session
     with (
         open(run / "log", "w") as log,
         contextlib.redirect_stdout(log),

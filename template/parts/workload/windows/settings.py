@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from .engine.sections import BatchSize, LoaderSettings, Section, defaults
+from .engine.config import BatchSize, LoaderSettings, Section, defaults
 
 WORKLOAD = "windows"
 """What the data in a store are for; another project refuses them."""

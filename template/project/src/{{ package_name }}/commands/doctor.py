@@ -121,8 +121,8 @@ def torch_state(settings: Settings, card: gpus.Card) -> dict[str, str]:
     """What is set in torch, after setting it as training does."""
     import torch
 
+    from ..engine.optimization import set_deterministic
     from ..engine.precision import Precision
-    from ..engine.reproducibility import set_deterministic
 
     try:
         name, _ = gpus.resolve_precision(settings.training.precision, card.capability, card.hip)

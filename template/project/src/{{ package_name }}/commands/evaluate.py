@@ -163,14 +163,14 @@ def predictions(
     import torch
     from tqdm import tqdm
 
-    from ..engine.step import Carry
+    from ..engine.progress import RecurrentState
 
-    carry = Carry()
+    recurrent = RecurrentState()
     for batch in tqdm(loader.epoch(0), "predicting", len(loader), leave=False, disable=None):
-        carry.into(batch)
+        recurrent.attach(batch)
         with torch.no_grad(), project.precision.autocast():
             found = (answer or project.model.predict)(batch)
-        carry.state = found.pop("carry", None)
+        recurrent.state = found.pop("carry", None)
         yield batch, found
     loader.close()
 
