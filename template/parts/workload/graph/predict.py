@@ -12,16 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
 from ..engine.runs import find_run
-from .evaluate import (
-    as_npz,
-    collected,
-    loader_of_new,
-    open_run,
-    output_path,
-    prediction_flags,
-    predictions,
-    write_output,
-)
+from .evaluate import add_flags, collected, new_loader, open_run, output_path, predictions, write_output
 from .prepare import long_enough, read_stocks
 
 if TYPE_CHECKING:
@@ -30,7 +21,7 @@ if TYPE_CHECKING:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `predict`."""
-    prediction_flags(parser, ".npz or .csv", "predictions.npz")
+    add_flags(parser, ".npz or .csv", "predictions.npz")
     parser.add_argument(
         "--input", metavar="PATH", help="folder or CSV of prices, with a window of days before the new ones"
     )
@@ -45,12 +36,12 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         if arguments.input:
             new_days(Path(arguments.input), project.store.facts, Path(temporary))
-            loader = loader_of_new(project, Path(temporary))
+            loader = new_loader(project, Path(temporary))
         else:
             loader = project.loader(arguments.split)
         found = predict(project, loader)
     found["horizons"] = [horizon["days"] for horizon in project.store.facts["target"]["horizons"]]
-    write_output(output, as_csv(found) if output.suffix == ".csv" else as_npz(found))
+    write_output(output, as_csv(found) if output.suffix == ".csv" else found)
     print(f"{len(found['prediction']):,} predictions of step {step} written to {output}")
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
 from ..engine.runs import find_run
-from .evaluate import loader_of_new, open_run, output_path, prediction_flags, predictions, write_output
+from .evaluate import add_flags, new_loader, open_run, output_path, predictions, write_output
 from .prepare import parse_json, read_lines
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `predict`."""
-    prediction_flags(parser, ".tsv or .jsonl", "predictions.tsv")
+    add_flags(parser, ".tsv or .jsonl", "predictions.tsv")
     add = parser.add_argument
     add("--input", metavar="FILE", help="sources: .tsv (what is behind a tab is left out), .jsonl or .txt")
     add("--text", metavar="TEXT", help="one source; its prediction is printed")
@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         if sources:
             new_sources(sources, project.store.facts, Path(temporary))
-            loader = loader_of_new(project, Path(temporary))
+            loader = new_loader(project, Path(temporary))
         else:
             loader = project.loader(arguments.split)
         rows = predict(project, loader, arguments)

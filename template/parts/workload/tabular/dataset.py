@@ -110,10 +110,10 @@ def _scale(name: str, values: np.ndarray) -> dict[str, Any]:
     if not known.size:
         remedy = f"leave it out with --drop '{name}'"
         raise UserError("no training row has a value", f"column '{name}'", remedy)
-    spread = float(known.std()) if known.min() < known.max() else 1.0
-    centre = float(known.mean()) if known.min() < known.max() else float(known[0])
+    constant = known.min() == known.max()  # its mean and spread would be rounding
+    spread = 0.0 if constant else float(known.std())
     return {
-        "mean": centre,
+        "mean": float(known[0] if constant else known.mean()),
         "std": spread if spread > np.finfo(np.float32).tiny else 1.0,
         "median": float(np.median(known)),
         "missing": int(values.size - known.size),
@@ -149,27 +149,30 @@ def write(
     """
     order = np.concatenate(list(splits.values()))
     borders = np.cumsum([0, *map(len, splits.values())]).tolist()
+    arrays: dict[str, np.ndarray] = {}
     with StoreWriter(folder, WORKLOAD) as writer:
-        arrays = {}
-        if table.features:
-            arrays["features"] = writer.create("features", (len(order), len(table.features)), dtype)
-        if table.categories:
-            arrays["categories"] = writer.create("categories", (len(order), len(table.categories)), "int32")
-        if isinstance(table.target, np.ndarray):
-            arrays["target"] = writer.create("target", (len(order),), str(table.target.dtype))
         for start in range(0, len(order), WRITE_ROWS):
-            rows = order[start : start + WRITE_ROWS]
-            part = slice(start, start + len(rows))
-            if table.features:
-                columns = zip(table.features.values(), facts["features"], strict=True)
-                values = [_stored(column[rows], scale, dtype, rows) for column, scale in columns]
-                arrays["features"][part] = np.stack(values, 1)
-            if table.categories:
-                arrays["categories"][part] = np.stack([c.codes[rows] for c in table.categories.values()], 1)
-            if isinstance(table.target, np.ndarray):
-                arrays["target"][part] = table.target[rows]
+            for name, values in _values(table, facts, dtype, order[start : start + WRITE_ROWS]).items():
+                if start == 0:
+                    kind = dtype if name == "features" else str(values.dtype)
+                    arrays[name] = writer.create(name, (len(order), *values.shape[1:]), kind)
+                arrays[name][start : start + len(values)] = values
         writer.facts, writer.source = facts, source or {}
         writer.splits = {name: borders[place : place + 2] for place, name in enumerate(splits)}
+
+
+def _values(table: Table, facts: dict[str, Any], dtype: str, rows: np.ndarray) -> dict[str, np.ndarray]:
+    """Rows of each array as they are stored."""
+    found = {}
+    if table.features:
+        columns = zip(table.features.values(), facts["features"], strict=True)
+        stored = [_stored(column[rows], scale, dtype, rows) for column, scale in columns]
+        found["features"] = np.stack(stored, 1)
+    if table.categories:
+        found["categories"] = np.stack([levels.codes[rows] for levels in table.categories.values()], 1)
+    if isinstance(table.target, np.ndarray):
+        found["target"] = table.target[rows]
+    return found
 
 
 def _stored(values: np.ndarray, scale: dict[str, Any], dtype: str, rows: np.ndarray) -> np.ndarray:

@@ -12,16 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
 from ..engine.runs import find_run
-from .evaluate import (
-    as_npz,
-    collected,
-    loader_of_new,
-    open_run,
-    output_path,
-    prediction_flags,
-    predictions,
-    write_output,
-)
+from .evaluate import add_flags, collected, new_loader, open_run, output_path, predictions, write_output
 from .prepare import Source, read_table
 
 if TYPE_CHECKING:
@@ -32,7 +23,7 @@ if TYPE_CHECKING:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `predict`."""
-    prediction_flags(parser, ".npz or .csv", "predictions.npz")
+    add_flags(parser, ".npz or .csv", "predictions.npz")
     add = parser.add_argument
     add("--input", metavar="FILE", help="CSV file of new rows, with or without the target")
     add("--delimiter", default=",", choices=[",", ";", "|", "tab"], help="between cells (default: comma)")
@@ -51,16 +42,14 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
         if arguments.input:
             delimiter = "\t" if arguments.delimiter == "tab" else arguments.delimiter
             new_rows(Source(Path(arguments.input), delimiter), project.store, Path(temporary))
-            loader = loader_of_new(project, Path(temporary))
+            loader = new_loader(project, Path(temporary))
         else:
             loader = project.loader(arguments.split)
         found = collected(predictions(project, loader), "target")
     del found["index"]
     classes = project.store.facts["target"].get("classes")
-    if output.suffix == ".csv":
-        write_output(output, as_csv(found, classes))
-    else:
-        write_output(output, as_npz(found | ({"classes": classes} if classes else {})))
+    arrays = {**found, "classes": classes} if classes else found
+    write_output(output, as_csv(found, classes) if output.suffix == ".csv" else arrays)
     print(f"{len(found['prediction']):,} predictions of step {step} written to {output}")
 
 

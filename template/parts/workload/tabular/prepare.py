@@ -36,9 +36,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--input", required=True, metavar="FILE", help="CSV file with a header line, UTF-8, also .gz")
     add("--target", required=True, metavar="COLUMN", help="the column to predict")
-    add(
-        "--task", required=True, choices=["regression", "classification"], help="predict a number, or a class"
-    )
+    add("--task", required=True, choices=["regression", "classification"], help="of a number, or a class")
     add(
         "--split",
         default="0.7,0.15,0.15",
@@ -143,11 +141,10 @@ class Source(NamedTuple):
         if not names:
             raise UserError("the file is empty", str(self.path), "it needs a header line and rows")
         for place, name in enumerate(names):
-            if not name:
-                remedy = "name it; from pandas, export with index=False"
-                raise UserError(f"column {place + 1} has no name", f"{self.path}, line 1", remedy)
-            if name in names[:place]:
-                raise UserError(f"two columns are named '{name}'", f"{self.path}, line 1", "rename one")
+            if not name or name in names[:place]:
+                what = f"two columns are named '{name}'" if name else f"column {place + 1} has no name"
+                remedy = "rename one" if name else "name it; from pandas, export with index=False"
+                raise UserError(what, f"{self.path}, line 1", remedy)
 
     def error(self, what: str, row: int, column: str, remedy: str) -> UserError:
         """A mistake in a cell; rows count from 1, without the header."""
@@ -255,14 +252,12 @@ def read_table(
                     what = f"'{cell}' is not a {'number' if number(cell) == TEXT else 'finite number'}"
                     remedy = "or use --task classification" if name == target else OTHERWISE
                     raise source.error(what, before + wrong[0], name, f"mend the cell, {remedy}")
-            elif known is not None:
-                codes[name].extend(place.setdefault(cell, 0) for cell in cells)
-            else:
-                codes[name].extend(place.setdefault(cell, len(place) - len(MISSING) + 1) for cell in cells)
-                if len(place) - len(MISSING) > limit:
-                    what = f"more than {limit} different values in a category"
-                    remedy = f"leave it out with --drop '{name}', or raise --max-levels"
-                    raise UserError(what, f"{source.path}, column '{name}'", remedy)
+                continue
+            codes[name].extend(place.setdefault(cell, 0 if known else len(place) - 1) for cell in cells)
+            if not known and len(place) - len(MISSING) > limit:
+                what = f"more than {limit} different values in a category"
+                remedy = f"leave it out with --drop '{name}', or raise --max-levels"
+                raise UserError(what, f"{source.path}, column '{name}'", remedy)
     for name in known or ():
         if unknown := [value for value, code in places[name].items() if not code and value not in MISSING]:
             print(f"note: column '{name}' has values that training had not, such as '{unknown[0]}'")
@@ -281,24 +276,21 @@ def split_sizes(split: str, count: int) -> list[int]:
     try:
         parts = [float(part) for part in split.split(",")]
         parts += [0.0] * (3 - len(parts))
-        if len(parts) != 3 or not all(0 <= part < math.inf for part in parts):
-            raise ValueError
         shares = abs(sum(parts) - 1) < 1e-6
-        if not shares and any(part != int(part) for part in parts):
+        if len(parts) != 3 or any(part < 0 or not (shares or part.is_integer()) for part in parts):
             raise ValueError
     except ValueError:
         remedy = "give three shares that add up to 1, such as 0.7,0.15,0.15, or three numbers of rows"
         raise UserError(f"'{split}' splits nothing", "--split", remedy) from None
+    rows = [int(part) for part in parts]
     if shares:
         last = round(count * parts[2])
         first = min(round(count * parts[0]), count - last)
         rows = [first, count - last - first, last]
-    else:
-        rows = [int(part) for part in parts]
-    for name, number_of_rows in zip(("training", "validation"), rows, strict=False):
-        if number_of_rows < 1:
-            where, remedy = f"--split {split}, {count} rows", "give it at least one row"
-            raise UserError(f"no row is left for {name}", where, remedy)
+    for name, left in zip(("training", "validation"), rows, strict=False):
+        if left < 1:
+            where = f"--split {split}, {count} rows"
+            raise UserError(f"no row is left for {name}", where, "give it at least one row")
     if sum(rows) > count:
         raise UserError(f"the split needs {sum(rows)} rows", f"--split {split}", f"the file has {count}")
     return rows

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import io
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -108,7 +107,7 @@ def open_run(folder: Path, settings: Any, which: str, needs_data: bool = True) -
 # --- what the verbs that predict have in common
 
 
-def prediction_flags(parser: argparse.ArgumentParser, endings: str, default: str) -> None:
+def add_flags(parser: argparse.ArgumentParser, endings: str, default: str) -> None:
     """`--run`, `--checkpoint`, `--split` and `--output` of a verb that writes predictions."""
     add = parser.add_argument
     add("--run", metavar="RUN", help="name or path of the run (default: the newest)")
@@ -128,25 +127,21 @@ def output_path(output: str | None, default: Path, *endings: str) -> Path:
     return path
 
 
-def write_output(path: Path, content: bytes) -> None:
-    """Writes the file, whole or not at all. Raises `UserError` where it cannot."""
+def write_output(path: Path, content: bytes | dict[str, Any]) -> None:
+    """Writes the file, whole or not at all; arrays as `numpy.load` reads them. Raises `UserError`."""
+    import numpy as np
+
     try:
         with replacing(path) as file:
-            file.write(content)
+            if isinstance(content, bytes):
+                file.write(content)
+            else:
+                np.savez(file, allow_pickle=False, **content)
     except OSError as error:
         raise UserError(f"cannot write the file ({error.strerror})", f"--output {path}") from error
 
 
-def as_npz(arrays: dict[str, Any]) -> bytes:
-    """The content of a file that `numpy.load` reads."""
-    import numpy as np
-
-    file = io.BytesIO()
-    np.savez(file, allow_pickle=False, **arrays)
-    return file.getvalue()
-
-
-def loader_of_new(project: Any, folder: Path) -> Loader:
+def new_loader(project: Any, folder: Path) -> Loader:
     """Batches of the split `input` of a store that was written into `folder` with the run's facts."""
     from ..engine.store import Store
 
