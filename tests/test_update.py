@@ -71,8 +71,8 @@ def upstream(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = project / "config.yaml.jinja"
     replace(config, "\n  seed: 42\n", "\n  seed: 42\n\n  # A setting of the new version.\n  new_setting: 1\n")
     replace(config, "\n  keep: 2\n", "\n  keep: 3\n")
-    schedule = package / "engine/schedule.py"
-    schedule.write_text(schedule.read_text(encoding="utf-8") + "\n\nNEW = True\n", encoding="utf-8")
+    order = package / "engine/order.py"
+    order.write_text(order.read_text(encoding="utf-8") + "\n\nNEW = True\n", encoding="utf-8")
     replace(project / "README.md.jinja", "\n## Runs\n", "\n## Runs and what they leave\n")
     (package / "engine/later.py").write_text('"""A module of the new version."""\n', encoding="utf-8")
     commit(folder, NEW)
@@ -169,8 +169,8 @@ def test_edits_survive(upstream: Path, tmp_path: Path, copier: str) -> None:
     (package / "model.py").write_text(
         '"""My own model."""\n', encoding="utf-8"
     )  # replaced, as it is meant to be
-    schedule = package / "engine/schedule.py"
-    schedule.write_text("# Mine.\n" + schedule.read_text(encoding="utf-8"), encoding="utf-8")
+    order = package / "engine/order.py"
+    order.write_text("# Mine.\n" + order.read_text(encoding="utf-8"), encoding="utf-8")
     (package / "mine.py").write_text("X = 1\n", encoding="utf-8")
     (package / "commands/report.py").unlink()
     (project / ".gitattributes").unlink()
@@ -184,8 +184,8 @@ def test_edits_survive(upstream: Path, tmp_path: Path, copier: str) -> None:
     assert settings["training"]["epochs"] == 20
     assert settings["checkpoint"]["keep"] == 3
     assert (package / "model.py").read_text(encoding="utf-8") == '"""My own model."""\n'
-    assert schedule.read_text(encoding="utf-8").startswith("# Mine.\n")
-    assert schedule.read_text(encoding="utf-8").endswith("NEW = True\n")
+    assert order.read_text(encoding="utf-8").startswith("# Mine.\n")
+    assert order.read_text(encoding="utf-8").endswith("NEW = True\n")
     assert (package / "mine.py").exists()
     assert (package / "engine/later.py").exists()
     assert not (package / "commands/report.py").exists()
@@ -200,7 +200,8 @@ def test_files_without_use_are_deleted_and_can_be_brought_back(
     upstream: Path, tmp_path: Path, copier: str
 ) -> None:
     """What docs/update.md warns of: an edit goes with its file, and nothing but git's status says so."""
-    project = copied(upstream, tmp_path / "project", which=copier)
+    extras = ["benchmark", "profile"]
+    project = copied(upstream, tmp_path / "project", which=copier, extras=extras)
     edited = project / "src/my_training/commands/benchmark.py"
     edited.write_text(edited.read_text(encoding="utf-8") + "\n\nMINE = True\n", encoding="utf-8")
     commit(project)

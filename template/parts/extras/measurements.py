@@ -342,36 +342,30 @@ def draw(path: Path, results: Measurements) -> None:
             curves = [(p.name, [t["curve"] for t in results.of(p)]) for p in results.plans if p.table == name]
             draw_curves(axes, curves, group[0]["target_loss"])
         else:
-            draw_bars(axes, group, change=name == "leave_one_out")
+            draw_bars(axes, group)
     with replacing(path) as file:
         figure.savefig(file, format="png", dpi=120)
 
 
-def draw_bars(axes: Any, rows: list[Row], change: bool) -> None:
-    """samples/s, with whiskers from the 10th to the 90th percentile of the steps; or its change in per cent,
-    with those that the gain's repeats stay within."""
-    first = rows[0]["samples_per_second"]
+def draw_bars(axes: Any, rows: list[Row]) -> None:
+    """samples/s over the first row's, with whiskers that the gain's repeats stay within; where one process
+    cannot tell, from the 10th to the 90th percentile of its steps."""
     for place, row in enumerate(rows):
-        step, rate = row["step_ms"], row["samples_per_second"]
-        rates = [rate * step["median"] / step[name] for name in ("p90", "median", "p10")]
-        low, value, high = (100 * (x / first - 1) if change else x for x in rates)
-        if change and row["gain_spread"] is not None:
-            low, high = (value + 100 * way * row["gain_spread"] for way in (-1, 1))
+        value, around = row["samples_per_second"] / rows[0]["samples_per_second"], row["gain_spread"]
+        step = row["step_ms"]
+        low, high = (value * step["median"] / step[name] for name in ("p90", "p10"))
+        if around is not None:
+            low, high = value - around, value + around
         color = "C3" if row["flag"] else "C0" if place else "0.7"
         axes.barh(place, value, height=0.6, color=color, zorder=2)
         axes.errorbar(value, place, xerr=[[value - low], [high - value]], color="0.25", lw=1, capsize=2.5)
-        around = row["gain_spread"]  # None for one process, which cannot tell
-        text = f"{value:+.1f}" if change else f"{value / first:.2f}"
-        text += (f" ±{100 * around:.1f}" if change else f" ±{around:.2f}") if around else ""
-        text = f"{text} {'%' if change else 'x'}" if place else "reference"
+        text = f"{value:.2f}" + (f" ±{around:.2f}" if around else "") if place else "reference"
         text += "  loss strays from fp32's" if row["flag"] else ""
-        spot = (max(high, 0.0), place)
-        axes.annotate(text, spot, (7, 0), textcoords="offset points", va="center", fontsize=9)
+        axes.annotate(text, (high, place), (7, 0), textcoords="offset points", va="center", fontsize=9)
     axes.set_yticks(range(len(rows)), [row["name"] for row in rows], fontsize=9)
     axes.invert_yaxis()
     axes.margins(x=0.15)
-    axes.set_xlabel("change of samples/s, %" if change else "samples/s", fontsize=9)
-    axes.xaxis.set_major_formatter("{x:+,g}" if change else "{x:,g}")
+    axes.set_xlabel("samples/s, the first row is 1", fontsize=9)
 
 
 def draw_curves(axes: Any, curves: list[tuple[str, list]], target: float) -> None:

@@ -103,45 +103,35 @@ class Layers:
 
     def __init__(self, model: torch.nn.Module):
         self.model = model
-        self.undo: list[Any] = []
-        self.open: list[Any] = []
+        self.before: list[tuple[Any, str, Any]] = []
 
     def __enter__(self) -> None:
         inside: set[int] = set()
         for name, module in self.model.named_modules():
             if id(module) in inside:
                 continue
-            label = RANGE + (name or type(module).__name__)
-            if module._compiled_call_impl is not None:  # hooks would become part of the graph
+            compiled = module._compiled_call_impl is not None
+            if compiled:  # ranges of its parts would become part of the graph
                 inside |= {id(part) for part in module.modules()}
-                self._wrap(module, label)
-                continue
-            before = module.register_forward_pre_hook(
-                lambda *_, label=label: self._begin(label), prepend=True
-            )
-            after = module.register_forward_hook(lambda *_: self._end(), always_call=True)
-            self.undo += [before.remove, after.remove]
+            label = RANGE + (name or type(module).__name__)
+            self._wrap(module, "_compiled_call_impl" if compiled else "forward", label)
 
-    def _wrap(self, module: Any, label: str) -> None:
-        compiled = module._compiled_call_impl
+    def _wrap(self, module: torch.nn.Module, attribute: str, label: str) -> None:
+        function: Any = getattr(module, attribute)
 
         def call(*inputs: Any, **named: Any) -> Any:
             with record_function(label):
-                return compiled(*inputs, **named)
+                return function(*inputs, **named)
 
-        module._compiled_call_impl = call
-        self.undo.append(lambda: setattr(module, "_compiled_call_impl", compiled))
-
-    def _begin(self, label: str) -> None:
-        self.open.append(record_function(label))
-        self.open[-1].__enter__()
-
-    def _end(self) -> None:
-        self.open.pop().__exit__(None, None, None)
+        self.before.append((module, attribute, vars(module).get(attribute)))
+        setattr(module, attribute, call)
 
     def __exit__(self, *error: object) -> None:
-        for undo in self.undo:
-            undo()
+        for module, attribute, before in self.before:
+            if before is None:  # it was the class's
+                delattr(module, attribute)
+            else:
+                setattr(module, attribute, before)
 
 
 class Syncs(TorchDispatchMode):
