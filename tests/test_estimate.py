@@ -138,7 +138,7 @@ def test_a_language_model_counts_as_the_library_counts_it(chunked: str):
     tokens = torch.empty(16, 128, dtype=torch.int64)
     samples = {"tokens": tokens, "targets": tokens, "index": tokens[:, 0]}
     found = imported(project, "measure.costs").count(lambda: build(settings, facts), samples, "bf16")
-    expected = imported(project, "engine.throughput").count_flops(lambda: build(settings, facts), samples)
+    expected = imported(project, "hooks.throughput").count_flops(lambda: build(settings, facts), samples)
     assert found.flops == pytest.approx(16 * expected, rel=0.02)
 
 

@@ -370,7 +370,7 @@ def test_flops_of_a_mean_pair_are_those_of_the_formula(prepared: Path) -> None:
         "source": S, "present": S, "decoder_input": T, "targets": T
     }  # fmt: skip
     build = functools.partial(module("model").build_model, chosen, store(prepared).facts)
-    found = module("engine.throughput").count_flops(build, samples.typical())
+    found = module("hooks.throughput").count_flops(build, samples.typical())
     inner, width, hidden = 2 * 32, 32, 64
     projections = 4 * width * inner
     weights_met = S * (projections + 2 * width * hidden)  # the encoder

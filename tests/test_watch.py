@@ -68,7 +68,7 @@ def test_waiting_for_data_is_judged_over_a_stretch(workers, remedy, tmp_path, ca
     stats = {} if workers is None else {"workers": workers}
     loader = type("Loader", (), {"order": order, "__len__": lambda self: 8, "stats": lambda self: stats})()
     watched = monitor.Monitor(tmp_path, project, tracker, loader)
-    watched.start(0, 9, imported(render(**WATCH), "engine.throughput").Work())
+    watched.start(0, 9)
     one = torch.tensor(1.0)
 
     def step(number: int, seconds: float, waited: float) -> str:

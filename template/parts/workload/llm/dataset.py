@@ -58,6 +58,10 @@ class Samples:
         """Targets of a sample, for tokens per second."""
         return self.block
 
+    def typical(self) -> Batch:
+        """One sample without content, for counting FLOPs."""
+        return dict.fromkeys(("tokens", "targets"), torch.zeros(1, self.block, dtype=torch.int64))
+
     def __len__(self) -> int:
         """Every token but the first is a target once, so that the last block may be a shorter one."""
         return -(-max(self.last - self.first - 1, 0) // self.block)

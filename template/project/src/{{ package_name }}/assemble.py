@@ -24,7 +24,6 @@ from .engine.precision import Precision
 from .engine.progress import seed_everything
 from .engine.seams import Output
 from .engine.store import MANIFEST, Store
-from .engine.throughput import Work, measure
 from .model import build_model
 from .settings import WORKLOAD
 
@@ -50,11 +49,6 @@ class Project:
     @property
     def device(self) -> torch.device:
         return self.distributed.device
-
-    def work(self, samples: Any, batch: dict[str, torch.Tensor]) -> Work:
-        """Tokens and FLOPs of a sample, against the device's peak."""
-        build = lambda: build_model(self.settings, self.store.facts)  # noqa: E731
-        return measure(samples, build, batch, self.device, self.precision.name)
 
     def loader(self, split: str, train: bool = False) -> Loader:
         """Batches of a split; training order with `train`, every sample once in time order without.

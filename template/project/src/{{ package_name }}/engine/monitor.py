@@ -11,7 +11,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -23,7 +23,6 @@ from tqdm import tqdm
 
 from .errors import NonFinite
 from .files import read_rows, write_text
-from .throughput import Work
 
 if TYPE_CHECKING:
     from ..assemble import Project
@@ -57,7 +56,9 @@ class Monitor:
         # Samples of a batch over all ranks, on the average of an epoch: its last one is filled up.
         self.samples = min(len(loader.order.samples) / len(loader), loader.order.slots)
         self.row: Row | None = None
-        self.end, self.work = 0, Work()
+        self.end = 0
+        # A hook adds its own: samples a second and devices → metrics.
+        self.rates: list[Callable[[float, int], Row]] = []
         self._bar: tqdm | None = None
         self._file: TextIO = io.StringIO()  # until `start`
         self._pending: list[tuple[int, int, tuple[int, int], Losses]] = []
@@ -65,9 +66,9 @@ class Monitor:
         self._alerted: set[str] = set()
         self._restart(0)
 
-    def start(self, step: int, end: int, work: Work) -> None:
+    def start(self, step: int, end: int) -> None:
         """Begins (or goes on) at `step` of `end`; rows behind it, of a run that died later, are dropped."""
-        self.end, self.work = end, work
+        self.end = end
         path, progress = self.folder / "metrics.jsonl", self.project.settings.monitor.progress
         if self.main:
             kept = [json.dumps(row) + "\n" for row in read_rows(path) if row["step"] <= step]
@@ -128,7 +129,8 @@ class Monitor:
         }
         if self.project.precision.scaler is not None:
             row["skipped_steps"] = self.project.precision.skipped()  # since the last row
-        row |= self.work.rates(row["samples_per_second"], self.distributed.world)
+        for rates in self.rates:
+            row |= rates(row["samples_per_second"], self.distributed.world)
         if device.type == "cuda":
             row["memory_mb"] = torch.cuda.max_memory_allocated(device) / 2**20
             row["memory_reserved_mb"] = torch.cuda.max_memory_reserved(device) / 2**20

@@ -24,7 +24,6 @@ from .progress import random_state, set_random_state
 if TYPE_CHECKING:
     from ..assemble import Project
     from ..config import Settings
-    from .throughput import Work
 
 FP8 = "evaluation in bf16; without compile and on small models it loses time"
 # Triton supports sm 8.0 and later; older cards run its kernels by luck (triton#10918).
@@ -228,17 +227,15 @@ def reserved(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     held.clear()
 
 
-def dry_run(project: Project, loader: Any) -> tuple[float, Work]:
+def dry_run(project: Project, loader: Any) -> float:
     """One forward and backward before step 0, so that memory and compile errors show now, not at night.
 
-    Leaves no trace: random state, buffers and gradients are put back. Returns the batch's weight and what a
-    sample's work is.
+    Leaves no trace: random state, buffers and gradients are put back. Returns the batch's weight.
     """
     state = random_state()
     buffers = {name: buffer.clone() for name, buffer in project.model.named_buffers()}
     batches = loader.epoch(0)
     batch = next(batches)
-    work = project.work(loader.samples, batch)
     try:
         with reserved(project.optimizer):
             with project.precision.autocast():
@@ -254,7 +251,7 @@ def dry_run(project: Project, loader: Any) -> tuple[float, Work]:
         for name, buffer in project.model.named_buffers():
             buffer.copy_(buffers[name])
     set_random_state(state)
-    return output.weight.item(), work
+    return output.weight.item()
 
 
 def freeze_garbage() -> None:

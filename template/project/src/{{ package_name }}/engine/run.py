@@ -79,11 +79,11 @@ class Run:
             progress=self.progress,
             ranks=Ranks(distributed, self.progress, self.recurrent, self.loader.order, self.accumulation),
         )
-        weight, self.work = distributed.together(lambda: dry_run(project, self.loader))
+        weight = distributed.together(lambda: dry_run(project, self.loader))
         project.precision.calibrate(max(distributed.gather(weight)))
         distributed.together(lambda: self._restore(session.resumed))
         self.schedule.set(self.step_of_phase)
-        self.monitor.start(self.progress.step, self.end, self.work)
+        self.monitor.start(self.progress.step, self.end)
         hooks = [module.Hook() for module in found("hooks", "class Hook")]
         self.hooks = [hook for hook in hooks if not self.trial or getattr(hook, "trials", True)]
         closing.callback(self.tell_hooks, "close")
@@ -329,9 +329,7 @@ class Session:
         for entry in project.optimizations:
             line(f"  {entry['name']:<18}{entry['state']:<14}{entry['why']}")
         parameters = sum(parameter.numel() for parameter in project.model.parameters())
-        line(
-            f"  {parameters:,} parameters, {run.total:,} steps of {run.samples:,} samples{run.work.sentence}"
-        )
+        line(f"  {parameters:,} parameters, {run.total:,} steps of {run.samples:,} samples")
         for note in self.notes:
             line(f"note: {note}")
         if not self.main:

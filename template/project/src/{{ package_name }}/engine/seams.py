@@ -67,8 +67,8 @@ class Samples(Protocol):
     def batch(self, rows: dict[str, Rows]) -> Batch:
         """On the device: split, shift, cast, mask. The loader adds `index` and `fresh`."""
 
-    # Optional: `tokens`, how many targets a full sample has, where a workload counts in tokens;
-    # `typical()`, a batch of one sample of mean lengths, where they are ragged.
+    # Optional, for `hooks/throughput.py` where a workload counts in tokens: `tokens`, how many targets a mean
+    # sample has, and `typical()`, a batch of one such sample.
     # Optional: host(rows, indices, epoch) -> rows runs in the worker or reader thread: real CPU
     # work per sample, such as augmentation, seeded by (seed, epoch, index) alone.
 

@@ -1,4 +1,4 @@
-"""Tokens per second and MFU: which share of the GPU's peak the model's own arithmetic makes up.
+"""Tokens per second and MFU in the rows of metrics: the model's own arithmetic as a share of the GPU's peak.
 
 FLOPs are counted, not estimated: matrix products and attention of one forward and backward, run by
 `torch.utils.flop_counter` on the meta device, where nothing is computed. Recomputed activations do not
@@ -10,56 +10,58 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
+from ..engine.gpus import match, this_card
 
-from .gpus import match, this_card
-from .seams import Batch, Samples
+if TYPE_CHECKING:
+    import torch
+
+    from ..engine.run import Run
+    from ..engine.seams import Batch
+
+
+class Hook:
+    """Adds them to the rows. FLOPs are counted for the first row, and only where the peak is known."""
+
+    def start(self, run: Run) -> None:
+        from ..model import build_model
+
+        project, samples = run.project, run.loader.samples
+        peak, why = peak_of(project.device, project.precision.name)
+
+        def flops() -> float:
+            return count_flops(lambda: build_model(project.settings, project.store.facts), samples.typical())
+
+        run.monitor.rates.append(Work(samples.tokens, peak, flops).rates)
+        run.monitor.line(f"  {samples.tokens:,} tokens a sample; MFU {why}")
 
 
 @dataclass
 class Work:
     """What one sample is, and what one device can do."""
 
-    tokens: int = 0  # targets of a full sample; 0 where a workload does not count in tokens
-    peak: float = 0.0  # FLOP/s; 0 where it is not known
-    why: str = ""
-    count: Callable[[], float] = float  # FLOPs of forward and backward; called once, for the first row
+    tokens: int  # targets of a mean sample
+    peak: float  # FLOP/s; 0 where it is not known
+    count: Callable[[], float]  # FLOPs of forward and backward
 
     @cached_property
     def flops(self) -> float:
         return self.count()
 
-    @property
-    def sentence(self) -> str:
-        """What a run's start says of it; nothing where a workload does not count in tokens."""
-        return f" of {self.tokens:,} tokens; MFU {self.why}" if self.tokens else ""
-
     def rates(self, samples_per_second: float, devices: int) -> dict[str, float]:
         """Metrics of a training that takes so many samples a second on all devices together."""
-        rates = {"tokens_per_second": samples_per_second * self.tokens} if self.tokens else {}
-        if self.peak and self.flops:
+        rates = {"tokens_per_second": samples_per_second * self.tokens}
+        if self.peak:
             rates["mfu"] = samples_per_second * self.flops / (self.peak * devices)
         return rates
 
 
-def measure(
-    samples: Samples, build: Callable[[], nn.Module], batch: Batch, device: torch.device, precision: str
-) -> Work:
-    """The work of one sample. build: gives the model, plain and without its optimizations."""
-    if not (tokens := getattr(samples, "tokens", 0)):
-        return Work()
-    peak, why = peak_of(device, precision)
-    if hasattr(samples, "typical"):  # of ragged ones the first is as good as any, and padding is no work
-        batch = samples.typical()
-    shapes = {name: torch.empty_like(value[:1], device="meta") for name, value in batch.items()}
-    return Work(tokens, peak, why, lambda: count_flops(build, shapes))
-
-
-def count_flops(build: Callable[[], nn.Module], batch: Batch) -> float:
+def count_flops(build: Callable[[], Any], batch: Batch) -> float:
     """FLOPs of forward and backward over one sample; `batch` gives shapes only."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
     first = {name: torch.empty_like(value[:1], device="meta") for name, value in batch.items()}
     with torch.random.fork_rng(devices=[]), torch.device("meta"), FlopCounterMode(display=False) as counter:
         build()(first).loss.backward()
