@@ -68,15 +68,9 @@ def run(words: list[str]) -> int:
     except SystemExit:  # after --help
         return 0
     mistakes += parser.unknown(unknown)
-    settings = loading(arguments, overrides)
-    if mistakes:
-        try:
-            settings()
-        except UserErrors as others:
-            mistakes += others.errors
-        raise UserErrors(mistakes)
-    if arguments.print_config:
-        print(settings().to_yaml(), end="")
+    settings = loading(arguments, overrides, mistakes)
+    if mistakes or arguments.print_config:
+        print(settings().to_yaml(), end="")  # not where there are mistakes: it raises them
         return 0
     try:
         return command.run(arguments, settings) or 0
