@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..engine import gpus
 from ..engine.errors import UserError
+from ..engine.report import show
 from ..engine.runs import device_line, versions
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def run(arguments: argparse.Namespace, load: Callable[[], Settings]) -> int:
         listed = [{"name": name, "state": result, "line": line} for name, (result, line) in found.items()]
         print(json.dumps({"ok": not failed, "state": state, "checks": listed, "update": command}, indent=1))
     else:
-        print("\n".join(f"{name:17} {value}" for name, value in state.items()), end="\n\n")
+        print("\n".join(f"{name:26} {value}" for name, value in state.items()), end="\n\n")
         print("\n".join(f"{result:8} {name:12} {line}" for name, (result, line) in found.items()))
     return int(failed)
 
@@ -121,7 +122,7 @@ def state_of(settings: Settings, card: gpus.Card) -> dict[str, str]:
     """The machine, the versions, and what is set in torch, after setting it as training does."""
     import torch
 
-    from ..engine.optimization import set_deterministic, torch_state
+    from ..engine.optimization import set_deterministic
     from ..engine.precision import Precision
 
     device = torch.device("cuda" if card.capability else "cpu")
@@ -129,8 +130,11 @@ def state_of(settings: Settings, card: gpus.Card) -> dict[str, str]:
         name, _ = gpus.resolve_precision(settings.training.precision, card.capability, card.hip)
         Precision(name, device)
     set_deterministic(settings.reproducibility.deterministic, settings.training.cudnn_benchmark)
-    set_in_torch = {name: f"{state} ({why})" for name, state, why in torch_state()}
-    return {"device": device_line(device)} | versions() | set_in_torch
+    matmuls, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    switches = {"TF32 in matmuls": matmuls.allow_tf32, "TF32 in cuDNN": cudnn.allow_tf32}
+    switches |= {"cuDNN benchmark": cudnn.benchmark, "deterministic": cudnn.deterministic}
+    found = {"device": device_line(device)} | versions() | {name: show(on) for name, on in switches.items()}
+    return found | {"float32 matmul precision": torch.get_float32_matmul_precision()}
 
 
 def driver() -> tuple[str, str] | None:
@@ -242,16 +246,13 @@ def check_data(settings: Settings) -> Found:
     return "ok", f"{speed}; the disk gives {raw_speed(largest) / 1e6:,.0f} MB/s"
 
 
-def raw_speed(path: Path, seconds: float = 0.5) -> float:
-    """Bytes a second of a file read from its beginning, without what the page cache holds of it."""
-    total, buffer = 0, bytearray(8 << 20)
+def raw_speed(path: Path) -> float:
+    """Bytes a second of a file's first 256 MB, without what the page cache holds of them."""
     with open(path, "rb", buffering=0) as file:
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         start = time.perf_counter()
-        while (count := file.readinto(buffer)) and time.perf_counter() - start < seconds:
-            total += count
-        return total / (time.perf_counter() - start)
+        return len(file.read(256 << 20)) / (time.perf_counter() - start)
 
 
 def check_sums(settings: Settings) -> Found:

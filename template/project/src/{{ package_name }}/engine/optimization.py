@@ -279,10 +279,17 @@ def describe(
     training, accumulation = settings.training, settings.training.gradient_accumulation_steps
     fused = settings.optimizer.fused and settings.optimizer.name == "adamw"
     pinned = settings.data.pin_memory and device.type == "cuda"
+    matmuls = f"float32 matmul precision is {torch.get_float32_matmul_precision()}"
     samples = f"{settings.data.batch_size} × {accumulation} samples a step"
     rows = [
         ("precision", *precision),
-        *torch_state(),
+        ("TF32 in matmuls", _on(torch.backends.cuda.matmul.allow_tf32), matmuls),
+        ("TF32 in cuDNN", _on(torch.backends.cudnn.allow_tf32), "follows the precision"),
+        (
+            "cuDNN benchmark",
+            _on(torch.backends.cudnn.benchmark),
+            "training.cudnn_benchmark, for convolutions",
+        ),
         ("fp8", f"{fp8_layers} layers" if fp8_layers else "", FP8),
         (
             "compile",
@@ -295,20 +302,9 @@ def describe(
         ("accumulation", str(accumulation), samples + (" and process" if world > 1 else "")),
         ("gradient clip", str(training.gradient_clip or "off"), "training.gradient_clip"),
         ("pinned memory", _on(pinned), "data.pin_memory, with CUDA only"),
+        ("deterministic", _on(settings.reproducibility.deterministic), "reproducibility.deterministic"),
     ]
     return [{"name": name, "state": state, "why": why} for name, state, why in rows if state]
-
-
-def torch_state() -> list[tuple[str, str, str]]:
-    """(name, state, why) of what is set in torch for the whole process."""
-    cudnn = torch.backends.cudnn
-    matmuls = f"float32 matmul precision is {torch.get_float32_matmul_precision()}"
-    return [
-        ("TF32 in matmuls", _on(torch.backends.cuda.matmul.allow_tf32), matmuls),
-        ("TF32 in cuDNN", _on(cudnn.allow_tf32), "follows the precision"),
-        ("cuDNN benchmark", _on(cudnn.benchmark), "training.cudnn_benchmark, for convolutions"),
-        ("deterministic", _on(cudnn.deterministic), "reproducibility.deterministic"),
-    ]
 
 
 def _on(value: bool) -> str:
