@@ -1,18 +1,15 @@
 """Names that settings have in older projects, accepted in files and as flags; delete it if yours has none."""
 
 ALIASES = {
-    f"{section}.{name}": key
-    for section in ("data", "training")
-    for name, key in {
-        "batch_size": "data.batch_size",
-        "chunk_size_gb": "data.chunk_size_gb",
-        "num_workers": "data.num_workers",
-        "pin_memory": "data.pin_memory",
-        "gradient_accumulation_steps": "training.gradient_accumulation_steps",
-        "use_amp": "use_amp",
-        "log_gpu_stats_every_n_batches": "monitor.every_steps",
-    }.items()
-    if f"{section}.{name}" != key
+    "training.batch_size": "data.batch_size",
+    "training.chunk_size_gb": "data.chunk_size_gb",
+    "training.num_workers": "data.num_workers",
+    "training.pin_memory": "data.pin_memory",
+    "training.use_amp": "use_amp",
+    "training.log_gpu_stats_every_n_batches": "monitor.every_steps",
+    "data.gradient_accumulation_steps": "training.gradient_accumulation_steps",
+    "data.use_amp": "use_amp",
+    "data.log_gpu_stats_every_n_batches": "monitor.every_steps",
 }
 """Another spelling → the setting."""
 

@@ -10,7 +10,6 @@ import argparse
 import ast
 import os
 import sys
-from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -53,30 +52,33 @@ def run(words: list[str]) -> int:
     if words[:1] in (["-h"], ["--help"]):
         print(overview(verbs))
         return 0
-    if not words or words[0] not in verbs:
-        guess = near(words[:1], {verb: verb for verb in verbs}) if words else None
+    verb = words[0] if words else ""
+    if verb not in verbs:
+        guess = near([verb], {known: known for known in verbs})
         remedy = f"did you mean {guess!r}?" if guess else f"begin with one of {', '.join(verbs)}"
-        raise UserError(f"unknown verb {words[0]!r}" if words else "no verb", "command line", remedy)
-    if os.environ.get("WORLD_SIZE", "1") != "1" and words[0] not in TOGETHER:
-        where = f"WORLD_SIZE={os.environ['WORLD_SIZE']}"
-        raise UserErrors([UserError(f"{words[0]} runs in one process", where, "start it without torchrun")])
-    command = import_module(f".commands.{words[0]}", __package__)
+        raise UserError(f"no verb {verb!r}", "command line", remedy)
+    if os.environ.get("WORLD_SIZE", "1") != "1" and verb not in TOGETHER:
+        what = f"{verb} runs in one process"
+        raise UserErrors([UserError(what, "WORLD_SIZE", "start it without torchrun")])
+    command = import_module(f".commands.{verb}", __package__)
     rest, overrides, mistakes = split_settings(words[1:])
-    parser = parser_of(words[0], command)
+    parser = parser_of(verb, command)
     try:
         arguments, unknown = parser.parse_known_args(rest)
     except SystemExit:  # after --help
         return 0
     mistakes += parser.unknown(unknown)
-    settings = loading(arguments, overrides)
-    if mistakes:
-        try:
-            settings()
-        except UserErrors as others:
-            mistakes += others.errors
-        raise UserErrors(mistakes)
-    if arguments.print_config:
-        print(settings().to_yaml(), end="")
+
+    def settings(base: Path | None = None) -> Settings:
+        """The `load` that a verb gets; `load(base=FILE)` takes a run's settings for the configuration."""
+        config, resumed = base or arguments.config or (CONFIG if CONFIG.exists() else None), base is not None
+        found = load(config, arguments.profile, overrides, os.environ, resolved=resumed, mistakes=mistakes)
+        for note in found.notes if RANK == "0" else ():
+            print(f"note: {note}", file=sys.stderr)
+        return found
+
+    if mistakes or arguments.print_config:
+        print(settings().to_yaml(), end="")  # not where there are mistakes: it raises them
         return 0
     try:
         return command.run(arguments, settings) or 0
@@ -85,20 +87,7 @@ def run(words: list[str]) -> int:
         if not (gpu or isinstance(error, MemoryError) or "can't allocate memory" in str(error)):
             raise
         remedy = "smaller batches: --evaluation.batch_size, --data.batch_size; or end what else runs"
-        raise UserError(f"out of {'GPU ' if gpu else ''}memory", words[0], remedy) from error
-
-
-def loading(arguments: argparse.Namespace, overrides: list[tuple[str, str]]) -> Callable[..., Settings]:
-    """The `load` that a verb gets; `load(base=FILE)` takes a run's settings for the configuration."""
-
-    def load_settings(base: Path | None = None) -> Settings:
-        config = base or arguments.config or (CONFIG if CONFIG.exists() else None)
-        settings = load(config, arguments.profile, overrides, os.environ, resolved=base is not None)
-        for note in settings.notes if RANK == "0" else ():
-            print(f"note: {note}", file=sys.stderr)
-        return settings
-
-    return load_settings
+        raise UserError(f"out of {'GPU ' if gpu else ''}memory", verb, remedy) from error
 
 
 def split_settings(words: list[str]) -> tuple[list[str], list[tuple[str, str]], list[UserError]]:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import product
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -42,12 +43,13 @@ class Schedule(Section):
     final_factor: float = Field(0.1, ge=0, le=1, description="last learning rate as a share of the peak")
 
 
+Precision = Literal["auto", "fp32", "tf32", "fp16", "bf16", "fp8"]
+
+
 class Training(Section):
     """How long, in which precision, and what a step is made of."""
 
-    precision: Literal["auto", "fp32", "tf32", "fp16", "bf16", "fp8"] = Field(
-        "auto", description="auto is bf16 from compute capability 8.0, fp16 on 7.x, else fp32"
-    )
+    precision: Precision = Field("auto", description="auto is bf16 from sm 8.0, fp16 on 7.x, else fp32")
     fp8_emulation: bool = Field(False, description="round as fp8 does on any device, slowly, to test")
     epochs: int = Field(10, ge=1, description="passes over the training samples")
     max_steps: int = Field(0, ge=0, description="optimizer steps of the run; 0 goes by epochs")
@@ -57,13 +59,14 @@ class Training(Section):
     cudnn_benchmark: bool = Field(False, description="time cuDNN's convolutions first; for fixed shapes only")
 
 
+CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+
+
 class Compile(Section):
     """torch.compile, for each block of the model."""
 
     enabled: bool | Auto = Field("auto", description="auto is on for GPUs from compute capability 8.0")
-    mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = Field(
-        "default", description="how much time the compiler spends, and whether it uses CUDA graphs"
-    )
+    mode: CompileMode = Field("default", description="how long the compiler searches; CUDA graphs or not")
     dynamic: bool | Auto = Field("auto", description="one kernel for many shapes; auto: after a change")
     fullgraph: bool = Field(True, description="stop where the compiler would split a block")
 
@@ -138,10 +141,7 @@ class Settings(*_more, TrackerSections, Sections):  # type: ignore[misc]  # base
 
     def value(self, key: str) -> Any:
         """The value of a dotted key."""
-        value: Any = self
-        for name in key.split("."):
-            value = getattr(value, name)
-        return value
+        return attrgetter(key)(self)
 
     def resolved(self) -> dict[str, Any]:
         """Every value as plain data; `load` of the same data gives the same settings.
@@ -198,15 +198,18 @@ class Settings(*_more, TrackerSections, Sections):  # type: ignore[misc]  # base
     def conflicts(self) -> Iterator[tuple[str, list[str], str]]:
         """Values that are fine alone and wrong together."""
         yield from super().conflicts()
-        uses_graphs = self.compile.mode in ("reduce-overhead", "max-autotune") and self.compile.enabled
-        if uses_graphs and self.training.gradient_accumulation_steps > 1:
+        graphs = self.compile.enabled and self.compile.mode in ("reduce-overhead", "max-autotune")
+        if graphs and self.training.gradient_accumulation_steps > 1:
+            keys = ["compile.mode", "training.gradient_accumulation_steps"]
             what = f"compile.mode {self.compile.mode} overwrites accumulated gradients (pytorch#169545)"
-            remedy = "set compile.mode to default or training.gradient_accumulation_steps to 1"
-            yield what, ["compile.mode", "training.gradient_accumulation_steps"], remedy
+            yield what, keys, f"set {keys[0]} to default or {keys[1]} to 1"
         if self.reproducibility.deterministic and self.training.cudnn_benchmark:
-            what = "training.cudnn_benchmark picks kernels by time: runs would differ despite deterministic"
             keys = ["reproducibility.deterministic", "training.cudnn_benchmark"]
-            yield what, keys, "switch one of the two off"
+            yield (
+                "cudnn_benchmark picks kernels by time: runs would differ",
+                keys,
+                "switch one of the two off",
+            )
 
 
 class Switches(Section):
@@ -256,6 +259,7 @@ def load(
     environment: Mapping[str, str] | None = None,
     *,
     resolved: bool = False,
+    mistakes: Iterable[UserError] = (),
 ) -> Settings:
     """The settings from a YAML file, one of its profiles, the environment and the command line.
 
@@ -264,28 +268,32 @@ def load(
     Args:
         resolved: `config` is the `config.resolved.yaml` of a run that goes on. Settings in it that this
             project does not have any more, as of an extra that was taken away, are a note.
+        mistakes: what else is wrong, to be raised together with what is wrong here.
 
     Raises:
         UserErrors: every mistake in every source, one line each.
     """
     given, environment = sources(tolerant=resolved), environment or {}
+    given.mistakes += mistakes
     file = given.file(config) if config else {}
-    overlays = {origin: given.tree(tree, origin) for origin, tree in _overlays(file)}
-    chosen = f"{config} profile {profile}"
-    if profile is not None and chosen not in overlays:
-        names = ", ".join(origin.rpartition(" profile ")[2] for origin in overlays if " profile " in origin)
-        remedy = f"choose one of {names}" if names else "profiles stand in config.yaml under `profiles:`"
-        given.mistakes.append(UserError(f"unknown profile {profile!r}", "--profile", remedy))
+    overlays = {key: file[key] for key in ("phases", "profiles") if key in file}
+    parts = given.build(Settings, overlays) or defaults(Settings)
+    profiles = {name: given.tree(tree, f"{config} profile {name}") for name, tree in parts.profiles.items()}
+    phases = [given.tree(x.overrides, f"{config} phase {n}") for n, x in enumerate(parts.phases, 1)]
+    if profile is not None and profile not in profiles:
+        known = (
+            f"choose one of {', '.join(profiles)}" if profiles else "config.yaml has none under `profiles:`"
+        )
+        given.mistake(f"unknown profile {profile!r}", "--profile", known)
     # An empty name is an unset one: containers pass `SEED=` for a variable that nobody set.
-    texts = {name: text for name in ENVIRONMENT if (text := environment.get(name))}
-    named = [(ENVIRONMENT[name], text, f"${name}") for name, text in texts.items()]
+    named = [
+        (key, environment[name], f"${name}") for name, key in ENVIRONMENT.items() if environment.get(name)
+    ]
     flags = [(key, text, f"--{key}") for key, text in overrides]
-    layers = [file, overlays.get(chosen, {}), given.texts(named), given.texts(flags)]
-    for each in [*layers, *overlays.values()]:  # one by one: a stronger value would hide a wrong one
+    layers = [file, profiles.get(profile or "", {}), given.texts(named), given.texts(flags)]
+    for each in [*layers, *profiles.values(), *phases]:  # one by one: a stronger value hides a wrong one
         given.build(Settings, _without_switches(given, each, {}, []))
-    notes = [*_misspelt(environment), *given.notes]
-    for keys in given.passed_over.values():
-        notes.append(f"{config}: passed over, as this project has no such setting: {', '.join(keys)}")
+    notes = list(dict.fromkeys([*_misspelt(environment), *given.notes]))
     layer: Layer = {}
     for stronger in layers:
         layer |= _without_switches(given, stronger, layer, notes)
@@ -307,7 +315,7 @@ def _checked(given: Sources, layer: Layer, notes: list[str]) -> Settings:
     origins = {key: value.origin for key, value in layer.items()}
     for what, keys, remedy in settings.conflicts():
         where = dict.fromkeys(origins.get(key, "default") for key in keys)
-        given.mistakes.append(UserError(what, " and ".join(where), remedy))
+        given.mistake(what, " and ".join(where), remedy)
     given.reject()
     settings._origins, settings._notes = origins, notes
     return settings
@@ -332,26 +340,13 @@ def _without_switches(given: Sources, layer: Layer, below: Layer, notes: list[st
         layer["training.precision"] = Given("fp32", asked["use_amp"].origin)
     elif switches.use_amp and precision in ("fp32", "tf32"):
         layer["training.precision"] = Given("auto", asked["use_amp"].origin)
-        what = f"{asked['use_amp'].origin} turns training.precision {precision} into auto"
-        notes.append(f"{what}: bf16 or fp16 by the GPU, fp32 on a CPU")
+        notes.append(f"{asked['use_amp'].origin} turns training.precision {precision} into auto")
     if switches.allow_unsafe_dataloader is False:
         origin = asked["allow_unsafe_dataloader"].origin
         if "data.num_workers" in layer:
             notes.append(f"{origin} is 0, so {layer['data.num_workers'].origin} has no effect")
         layer["data.num_workers"] = Given(0, origin)
     return layer
-
-
-def _overlays(file: Layer) -> Iterator[tuple[str, object]]:
-    """(origin, settings) of every profile and phase; what is malformed is reported by the schema."""
-    profiles, phases = file.get("profiles"), file.get("phases")
-    if profiles and isinstance(profiles.value, Mapping):
-        for name, overlay in profiles.value.items():
-            yield f"{profiles.origin} profile {name}", overlay
-    if phases and isinstance(phases.value, list):
-        for number, phase in enumerate(phases.value, 1):
-            if isinstance(phase, Mapping):
-                yield f"{phases.origin} phase {number}", phase.get("overrides")
 
 
 def _misspelt(environment: Mapping[str, str]) -> Iterator[str]:

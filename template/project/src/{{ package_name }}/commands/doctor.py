@@ -13,13 +13,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from importlib import metadata
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..engine import gpus
 from ..engine.errors import UserError
 from ..engine.report import show
+from ..engine.runs import device_line, versions
 
 if TYPE_CHECKING:
     from ..config import Settings
@@ -72,7 +73,7 @@ def run(arguments: argparse.Namespace, load: Callable[[], Settings]) -> int:
     if arguments.verify:
         checks["checksums"] = lambda: check_sums(settings)
     found = {name: attempt(check) for name, check in checks.items()}
-    state = torch_state(settings, card) | versions()
+    state = state_of(settings, card)
     failed = any(result == "failed" for result, _ in found.values())
     if arguments.json:
         listed = [{"name": name, "state": result, "line": line} for name, (result, line) in found.items()]
@@ -117,41 +118,23 @@ def update_command(card: gpus.Card, row: gpus.Gpu | None, answers: Answers) -> s
     return command + (" -d precision=auto" if answers.get("precision") in impossible else "")
 
 
-def torch_state(settings: Settings, card: gpus.Card) -> dict[str, str]:
-    """What is set in torch, after setting it as training does."""
+def state_of(settings: Settings, card: gpus.Card) -> dict[str, str]:
+    """The machine, the versions, and what is set in torch, after setting it as training does."""
     import torch
 
     from ..engine.optimization import set_deterministic
     from ..engine.precision import Precision
 
-    try:
+    device = torch.device("cuda" if card.capability else "cpu")
+    with suppress(UserError):  # the check `precision` says it
         name, _ = gpus.resolve_precision(settings.training.precision, card.capability, card.hip)
-        Precision(name, torch.device("cuda" if card.capability else "cpu"))
-    except UserError:
-        name = "impossible here"  # the check `precision` says why
+        Precision(name, device)
     set_deterministic(settings.reproducibility.deterministic, settings.training.cudnn_benchmark)
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    return {
-        "device": card.name,
-        "compute capability": card.sm,
-        "memory": f"{card.memory_gb:.1f} GB" if card.capability else "none",
-        "precision": name,
-        "float32 matmul precision": torch.get_float32_matmul_precision(),
-        "matmul TF32": show(matmul.allow_tf32),
-        "cuDNN TF32": show(cudnn.allow_tf32),
-        "cuDNN benchmark": show(cudnn.benchmark),
-        "deterministic": show(torch.are_deterministic_algorithms_enabled()),
-    }
-
-
-def versions() -> dict[str, str]:
-    """Of Python and of what decides speed."""
-    import torch
-
-    toolkit = f"ROCm {torch.version.hip}" if torch.version.hip else torch.version.cuda or "none"
-    found = {"Python": sys.version.split()[0], "torch": torch.__version__, "CUDA": toolkit}
-    installed = {package.name.lower(): package.version for package in metadata.distributions()}
-    return found | {name: installed.get(name, "not installed") for name in ("triton", "h5py", "numpy")}
+    matmuls, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    switches = {"TF32 in matmuls": matmuls.allow_tf32, "TF32 in cuDNN": cudnn.allow_tf32}
+    switches |= {"cuDNN benchmark": cudnn.benchmark, "deterministic": cudnn.deterministic}
+    found = {"device": device_line(device)} | versions() | {name: show(on) for name, on in switches.items()}
+    return found | {"float32 matmul precision": torch.get_float32_matmul_precision()}
 
 
 def driver() -> tuple[str, str] | None:
@@ -223,9 +206,8 @@ def check_precision(name: str, card: gpus.Card) -> Found:
 
 
 def check_environment(environment: Mapping[str, str]) -> Found:
-    lines = [
-        f"{name}={environment[name]} {effect}" for name, effect in VARIABLES.items() if name in environment
-    ]
+    given = [name for name in VARIABLES if name in environment]
+    lines = [f"{name}={environment[name]} {VARIABLES[name]}" for name in given]
     return ("warning", "; ".join(lines)) if lines else ("ok", "no variable overrides TF32")
 
 
@@ -264,16 +246,13 @@ def check_data(settings: Settings) -> Found:
     return "ok", f"{speed}; the disk gives {raw_speed(largest) / 1e6:,.0f} MB/s"
 
 
-def raw_speed(path: Path, seconds: float = 0.5) -> float:
-    """Bytes a second of a file read from its beginning, without what the page cache holds of it."""
-    total, buffer = 0, bytearray(8 << 20)
+def raw_speed(path: Path) -> float:
+    """Bytes a second of a file's first 256 MB, without what the page cache holds of them."""
     with open(path, "rb", buffering=0) as file:
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         start = time.perf_counter()
-        while (count := file.readinto(buffer)) and time.perf_counter() - start < seconds:
-            total += count
-        return total / (time.perf_counter() - start)
+        return len(file.read(256 << 20)) / (time.perf_counter() - start)
 
 
 def check_sums(settings: Settings) -> Found:
@@ -286,25 +265,19 @@ def check_sums(settings: Settings) -> Found:
 
 
 def check_compile(settings: Settings, card: gpus.Card) -> Found:
-    """A tiny function compiled in another process, against its eager result."""
-    import torch
-
+    """A tiny function compiled in another process, against its eager result, where training compiles."""
     from ..engine.optimization import compiles
 
-    device = torch.device("cuda" if card.capability else "cpu")
     used, why = compiles(settings, card.capability)
-    if card.capability and not used:
+    if not used:
         return "ok", f"off ({why})"
-    if not card.capability and not any(map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))):
-        return "failed" if used else "ok", "no C++ compiler, which torch.compile needs on a CPU"
-    trouble, suffix = ("failed", "") if used else ("warning", f"; not used in training ({why})")
-    command = [sys.executable, "-c", COMPILED.format(device=device.type)]
+    command = [sys.executable, "-c", COMPILED.format(device="cuda" if card.capability else "cpu")]
     alone = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1"}  # no workers that outlive the time limit
     begun = time.perf_counter()
     try:
         done = subprocess.run(command, env=alone, capture_output=True, text=True, timeout=COMPILE_SECONDS)
     except subprocess.TimeoutExpired:
-        return trouble, f"no result after {COMPILE_SECONDS} s{suffix}"
+        return "failed", f"no result after {COMPILE_SECONDS} s"
     if done.returncode:
-        return trouble, (done.stderr.strip().splitlines() or ["died without a word"])[-1] + suffix
-    return "ok", f"a small function compiled in {time.perf_counter() - begun:.0f} s{suffix}"
+        return "failed", (done.stderr.strip().splitlines() or ["died without a word"])[-1]
+    return "ok", f"a small function compiled in {time.perf_counter() - begun:.0f} s"

@@ -43,9 +43,8 @@ class Section(BaseModel):
     @classmethod
     def _refuse_bool_as_number(cls, value: object, info: ValidationInfo) -> object:
         # Python counts True as 1, so that `epochs: yes` would train for one epoch.
-        if isinstance(value, bool) and YES_OR_NO not in _allowed(
-            cls.model_fields[info.field_name or ""].annotation
-        ):
+        kind = cls.model_fields[info.field_name or ""].annotation
+        if isinstance(value, bool) and YES_OR_NO not in _allowed(kind):
             raise ValueError("a yes or no is not a number")
         return value
 
@@ -76,7 +75,7 @@ class LoaderSettings(Section):
     persistent_workers: bool = Field(True, description="keep the workers alive between epochs")
     resident: bool | Auto = Field("auto", description="keep all samples on the device; auto: where they fit")
     chunk_size_gb: Annotated[float, Field(gt=0)] | Auto = Field(
-        "auto", description="GB on the device at a time"
+        "auto", description="GB on the device at once"
     )
 
 
@@ -137,8 +136,8 @@ def _allowed(annotation: Any, limits: Sequence[object] = ()) -> str:
 def _range(limits: Sequence[object]) -> str:
     """Limits in words; pydantic's are objects with one attribute: `ge`, `gt`, `le` or `lt`."""
     words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
-    bounds = {name: getattr(limit, name) for limit in limits for name in words if hasattr(limit, name)}
-    return " and".join(f" {words[name]} {bound}" for name, bound in bounds.items())
+    bounds = [(limit, name) for limit, name in product(limits, words) if hasattr(limit, name)]
+    return " and".join(f" {words[name]} {getattr(limit, name)}" for limit, name in bounds)
 
 
 # ---- what people gave --------------------------------------------------------------------------
@@ -166,7 +165,7 @@ class Sources:
 
     aliases: other accepted spellings, with the key of each. hints: spellings that are refused, with the
     key that was probably meant. obsolete: names that do nothing any more, with the reason.
-    tolerant: an unknown key in a file is no mistake; `passed_over` has it, by section, each once.
+    tolerant: an unknown key in a file is a note.
     """
 
     settings: Mapping[str, Setting]
@@ -176,26 +175,26 @@ class Sources:
     tolerant: bool = False
     mistakes: list[UserError] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    passed_over: dict[str, dict[str, None]] = field(default_factory=dict)
+
+    def mistake(self, what: str, origin: str, remedy: str) -> None:
+        """Notes down one mistake; `reject` raises it with all others."""
+        self.mistakes.append(UserError(what, origin, remedy))
 
     def file(self, path: Path) -> Layer:
         """The settings in a YAML file. An empty file and an empty section are allowed."""
-        tree, where = None, str(path)
+        where = str(path)
         try:
-            loader = _Loader(path.read_text(encoding="utf-8-sig"))
-            tree = loader.get_single_data()
-            for line, key in loader.duplicates.items():
-                self._mistake(f"duplicate key {key!r}", f"{where} line {line}", "keep one")
+            return self.tree(_Loader(path.read_text(encoding="utf-8-sig")).get_single_data(), where)
         except OSError as error:
-            self._mistake(f"cannot read the configuration ({error.strerror})", where, "check --config")
+            self.mistake(f"cannot read the configuration ({error.strerror})", where, "check --config")
         except UnicodeDecodeError as error:
-            self._mistake(f"not UTF-8 at byte {error.start}", where, "save the file as UTF-8")
+            self.mistake(f"not UTF-8 at byte {error.start}", where, "save the file as UTF-8")
         except (yaml.YAMLError, ValueError, RecursionError) as error:
             mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
             problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
             where += f" line {mark.line + 1}" if mark else ""
-            self._mistake(f"not YAML: {problem}", where, "mend that place, or the line above it")
-        return self.tree(tree, where)
+            self.mistake(f"not YAML: {problem}", where, "mend that place, or the line above it")
+        return {}
 
     def tree(self, tree: object, origin: str) -> Layer:
         """A nested mapping, in which `data: {path: x}` and `data.path: x` say the same."""
@@ -203,7 +202,7 @@ class Sources:
         if isinstance(tree, Mapping):
             self._walk(tree, "", origin, layer)
         elif tree is not None:
-            self._mistake(f"found {show(tree)} instead of settings", origin, "write `section.key: value`")
+            self.mistake(f"found {show(tree)} instead of settings", origin, "write `section.key: value`")
         return layer
 
     def texts(self, given: Iterable[tuple[str, str, str]]) -> Layer:
@@ -240,12 +239,14 @@ class Sources:
             raise UserErrors(list({str(mistake): mistake for mistake in self.mistakes}.values()))
 
     def nearest(self, name: str) -> str | None:
-        """The setting that `name` is probably a misspelling of."""
+        """The setting or section that `name` is probably a misspelling of."""
         leaves = [key.rpartition(".")[2] for key in self.settings]
         # A name that two sections have ("every_steps") says nothing without its section.
-        pairs = zip(leaves, self.settings, strict=True)
-        unique = {leaf: key for leaf, key in pairs if leaves.count(leaf) == 1}
-        spellings = {**self.hints, **self.aliases, **unique, **{key: key for key in self.settings}}
+        unique = {
+            leaf: key for leaf, key in zip(leaves, self.settings, strict=True) if leaves.count(leaf) == 1
+        }
+        whole = {key: key for key in (*self.settings, *_prefixes(self.settings))}
+        spellings = {**self.hints, **self.aliases, **unique, **whole}
         return near({name, name.rpartition(".")[2]}, spellings)
 
     def _walk(self, tree: Mapping[object, object], prefix: str, origin: str, layer: Layer) -> None:
@@ -253,17 +254,17 @@ class Sources:
         for name, value in tree.items():
             key = self.aliases.get(f"{prefix}{name}", f"{prefix}{name}")
             if key in layer:
-                self._mistake(f"setting {key!r} is given twice", origin, "keep one of the two")
+                self.mistake(f"setting {key!r} is given twice", origin, "keep one of the two")
             elif key in self.settings:
                 layer[key] = Given(value, origin)
             elif key not in branches and self.tolerant and not outranks_files(origin):
-                self.passed_over.setdefault(key.partition(".")[0], {})[key] = None
+                self.notes.append(f"{key} is passed over, as this project has no such setting")
             elif key not in branches:
-                self._unknown(key, origin, is_section=isinstance(value, Mapping))
+                self._unknown(key, origin)
             elif isinstance(value, Mapping):
                 self._walk(value, f"{key}.", origin, layer)
             elif value is not None:
-                self._mistake(f"section {key!r} cannot be {show(value)}", origin, "write `key: value`")
+                self.mistake(f"section {key!r} cannot be {show(value)}", origin, "write `key: value`")
 
     def _explained(self, error: ErrorDetails, layer: Layer) -> UserError:
         """One line for one of pydantic's errors; a union's alternatives give the same line each."""
@@ -278,32 +279,26 @@ class Sources:
             return UserError(f"{entry} is {what}", origin, remedy)
         return UserError(f"{entry} cannot be {show(error['input'])}", origin, error["msg"])
 
-    def _unknown(self, key: str, origin: str, is_section: bool = False) -> None:
-        name = key.rpartition(".")[2]
+    def _unknown(self, key: str, origin: str) -> None:
+        name, guess = key.rpartition(".")[2], self.nearest(key)
         if name in self.obsolete:
             self.notes.append(f"{origin}: {name} has no effect: {self.obsolete[name]}")
             return
-        sections = {section: section for section in _prefixes(self.settings)}
-        guess = near([key], sections) if is_section else self.nearest(key)
         remedy = f"did you mean {guess!r}?" if guess else "remove it; `train --help` lists all"
-        self._mistake(f"unknown {'section' if is_section else 'setting'} {key!r}", origin, remedy)
-
-    def _mistake(self, what: str, origin: str, remedy: str) -> None:
-        self.mistakes.append(UserError(what, origin, remedy))
+        self.mistake(f"unknown setting {key!r}", origin, remedy)
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML that notices a key written twice, where PyYAML would silently take the last."""
-
-    def __init__(self, text: str):
-        super().__init__(text)
-        self.duplicates: dict[int, str] = {}  # by line
+    """YAML in which a key written twice is an error, where PyYAML would silently take the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        last = {key.value: key for key in keys}
-        twice = [last[key.value] for key in keys if key is not last[key.value]]
-        self.duplicates |= {key.start_mark.line + 1: key.value for key in twice}
+        seen: set[str] = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in seen:
+                raise yaml.MarkedYAMLError(
+                    problem=f"duplicate key {key.value!r}", problem_mark=key.start_mark
+                )
+            seen.add(key.value)
         return super().construct_mapping(node, deep)
 
 
@@ -311,10 +306,8 @@ class _Dumper(yaml.SafeDumper):
     """Writes what `_Loader` reads."""
 
 
-for _each in (_Loader, _Dumper):
-    _each.add_implicit_resolver(
-        "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-    )
+EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")  # `1e-3` is a text for PyYAML
+yaml.add_implicit_resolver("tag:yaml.org,2002:float", EXPONENT, list("-+.0123456789"), _Loader, _Dumper)
 
 
 def parse_scalar(text: str) -> object:
@@ -330,10 +323,8 @@ def annotated_yaml(tree: Mapping[str, Any], origins: Mapping[str, str], prefix: 
     lines = []
     for name, value in tree.items():
         if (origin := origins.get(prefix + name)) is None:
-            lines += [
-                f"{name}:",
-                *(f"  {line}" for line in annotated_yaml(value, origins, f"{prefix}{name}.")),
-            ]
+            inner = annotated_yaml(value, origins, f"{prefix}{name}.")
+            lines += [f"{name}:", *(f"  {line}" for line in inner)]
         else:
             text = yaml.dump({name: value}, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10**6)
             body = text.splitlines()
@@ -346,10 +337,8 @@ def annotated_yaml(tree: Mapping[str, Any], origins: Mapping[str, str], prefix: 
 def near(words: Iterable[str], spellings: Mapping[str, str], cutoff: float = 0.75) -> str | None:
     """What the spelling that is most like one of `words` stands for, unless none is like it."""
     pairs = product(words, spellings)
-    ratio, meant = max(
-        (SequenceMatcher(None, word, known).ratio(), spellings[known]) for word, known in pairs
-    )
-    return meant if ratio >= cutoff else None
+    best, meant = max((SequenceMatcher(None, word, known).ratio(), spellings[known]) for word, known in pairs)
+    return meant if best >= cutoff else None
 
 
 def show(value: object) -> str:

@@ -106,7 +106,7 @@ def versions() -> dict[str, str]:
     """Of what decides speed and numbers."""
     import torch
 
-    cuda = torch.version.cuda or "none"
+    cuda = torch.version.cuda or torch.version.hip or "none"
     return {"python": platform.python_version(), "torch": torch.__version__, "cuda": cuda}
 
 
