@@ -7,7 +7,6 @@ an optimizer made before sharding would hold parameters that are no longer the m
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,7 @@ from .engine.gpus import resolve_precision, this_card
 from .engine.loader import Loader
 from .engine.precision import Precision
 from .engine.progress import seed_everything
-from .engine.seams import Output
+from .engine.seams import keeps
 from .engine.store import MANIFEST, Store
 from .model import build_model
 from .settings import WORKLOAD
@@ -58,9 +57,8 @@ class Project:
         samples: Any = dataset.Samples(self.store, self.settings, split)
         samples.training = train
         if not len(samples):
-            raise UserError(
-                f"the {split} split has no samples", str(self.store.folder), "prepare with another --split"
-            )
+            what = f"the {split} split has no samples"
+            raise UserError(what, str(self.store.folder), "prepare with another --split")
         rank, world = self.distributed.rank, self.distributed.world
         return self.loader_class(samples, self.store, self.settings, self.device, rank, world, train)
 
@@ -76,27 +74,6 @@ def open_store(settings: Settings, synthetic: bool = True) -> Store:
         if not (folder / MANIFEST).exists() and synthetic:
             dataset.synthesize(folder, settings)
     return Store.open(folder, WORKLOAD)
-
-
-def checked(model: Any) -> Any:
-    """The model, if it keeps to `seams.Model`. What forward returns is looked at once, the first time.
-
-    Raises `UserError` where it does not.
-    """
-
-    def look(module: Any, inputs: Any, output: Any) -> None:
-        hook.remove()
-        _require(output, Output._fields, f"the {type(output).__name__} that forward returns")
-
-    _require(model, ("predict", "blocks"), f"the model {type(model).__name__}")
-    hook = model.register_forward_hook(look)
-    return model
-
-
-def _require(found: Any, names: Iterable[str], title: str) -> None:
-    if missing := [name for name in names if not hasattr(found, name)]:
-        what = f"{title} has no {' and no '.join(missing)}"
-        raise UserError(what, "model.py", "its contract stands in engine/seams.py")
 
 
 def assemble(
@@ -115,7 +92,8 @@ def assemble(
     name, why = resolve_precision(training.precision, card.capability, card.hip, training.fp8_emulation)
     precision = Precision(name, device)
 
-    model: Any = checked(build_model(settings, store.facts)).to(device)  # 1
+    model: Any = build_model(settings, store.facts).to(device)  # 1
+    keeps(("predict", "blocks"), model, f"the model {type(model).__name__}")
     fp8_layers = convert(model, training.fp8_emulation) if name == "fp8" else 0  # 2
     if training.gradient_checkpointing:  # 3
         optimization.checkpoint_blocks(model.blocks())

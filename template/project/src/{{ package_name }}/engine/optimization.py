@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from .errors import UserError, out_of_memory
 from .progress import random_state, set_random_state
+from .seams import Output, keeps
 
 if TYPE_CHECKING:
     from ..assemble import Project
@@ -230,7 +231,8 @@ def reserved(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 def dry_run(project: Project, loader: Any) -> float:
     """One forward and backward before step 0, so that memory and compile errors show now, not at night.
 
-    Leaves no trace: random state, buffers and gradients are put back. Returns the batch's weight.
+    Leaves no trace: random state, buffers and gradients are put back. Returns the batch's weight. Raises
+    `UserError` for a model that breaks its contract, or has too little memory.
     """
     state = random_state()
     buffers = {name: buffer.clone() for name, buffer in project.model.named_buffers()}
@@ -240,6 +242,7 @@ def dry_run(project: Project, loader: Any) -> float:
         with reserved(project.optimizer):
             with project.precision.autocast():
                 output = project.model(batch)  # as it is: without the exchange of gradients
+            keeps(Output._fields, output, f"the {type(output).__name__} that forward returns")
             output.loss.backward(gradient=output.weight)
     except torch.cuda.OutOfMemoryError as error:
         if project.distributed.forward_exchanges:  # the others wait inside it: ending ends them

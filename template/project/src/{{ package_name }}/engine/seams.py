@@ -9,13 +9,15 @@ Shapes: `B` samples in a batch, `K` spans of one sample in one array, `W` padded
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from .errors import UserError
 
 T = TypeVar("T")
 Batch = dict[str, Tensor]
@@ -102,6 +104,13 @@ class Model(Protocol):
 
         A block may have `apart()`: parts of it that are called outside of its forward, sharded by themselves.
         """
+
+
+def keeps(names: Iterable[str], found: object, title: str) -> None:
+    """Raises `UserError` where what yours gives lacks one of `names`."""
+    if missing := [name for name in names if not hasattr(found, name)]:
+        what = f"{title} has no {' and no '.join(missing)}"
+        raise UserError(what, "model.py", "its contract stands in engine/seams.py")
 
 
 class Distributed(Protocol):
