@@ -54,7 +54,7 @@ def run(words: list[str]) -> int:
         return 0
     verb = words[0] if words else ""
     if verb not in verbs:
-        guess = near([verb], {known: known for known in verbs})
+        guess = near([verb], verbs)
         remedy = f"did you mean {guess!r}?" if guess else f"begin with one of {', '.join(verbs)}"
         raise UserError(f"no verb {verb!r}", "command line", remedy)
     if os.environ.get("WORLD_SIZE", "1") != "1" and verb not in TOGETHER:
@@ -119,13 +119,12 @@ class Parser(argparse.ArgumentParser):
 
     def unknown(self, words: list[str]) -> list[UserError]:
         """A line for each word that argparse did not understand; the values of unknown flags are silent."""
-        flags = {option: option for option in self._option_string_actions}
         mistakes = []
         for before, word in zip(["", *words], words, strict=False):
             flag = word.partition("=")[0]
             if flag.startswith("-"):
                 key = sources().nearest(flag.lstrip("-").replace("-", "_")) or ""
-                guess = near([flag], flags) or (f"--{key}" if "." in key else "")
+                guess = near([flag], self._option_string_actions) or (f"--{key}" if "." in key else "")
                 remedy = f"did you mean {guess!r}?" if guess else f"`{self.prog} --help` lists all"
                 mistakes.append(UserError(f"unknown option {flag!r}", "command line", remedy))
             elif not before.startswith("-"):

@@ -205,11 +205,7 @@ class Settings(*_more, TrackerSections, Sections):  # type: ignore[misc]  # base
             yield what, keys, f"set {keys[0]} to default or {keys[1]} to 1"
         if self.reproducibility.deterministic and self.training.cudnn_benchmark:
             keys = ["reproducibility.deterministic", "training.cudnn_benchmark"]
-            yield (
-                "cudnn_benchmark picks kernels by time: runs would differ",
-                keys,
-                "switch one of the two off",
-            )
+            yield "cudnn_benchmark picks kernels by time, so runs differ", keys, "switch one of the two off"
 
 
 class Switches(Section):
@@ -277,18 +273,15 @@ def load(
     given.mistakes += mistakes
     file = given.file(config) if config else {}
     overlays = {key: file[key] for key in ("phases", "profiles") if key in file}
-    parts = given.build(Settings, overlays) or defaults(Settings)
+    parts = given.build(Settings, overlays)
     profiles = {name: given.tree(tree, f"{config} profile {name}") for name, tree in parts.profiles.items()}
-    phases = [given.tree(x.overrides, f"{config} phase {n}") for n, x in enumerate(parts.phases, 1)]
+    phases = [given.tree(each.overrides, f"{config} phase {n}") for n, each in enumerate(parts.phases, 1)]
     if profile is not None and profile not in profiles:
-        known = (
-            f"choose one of {', '.join(profiles)}" if profiles else "config.yaml has none under `profiles:`"
-        )
-        given.mistake(f"unknown profile {profile!r}", "--profile", known)
+        remedy = f"choose one of {', '.join(profiles)}" if profiles else "config.yaml has no `profiles:`"
+        given.mistake(f"unknown profile {profile!r}", "--profile", remedy)
     # An empty name is an unset one: containers pass `SEED=` for a variable that nobody set.
-    named = [
-        (key, environment[name], f"${name}") for name, key in ENVIRONMENT.items() if environment.get(name)
-    ]
+    names = [name for name in ENVIRONMENT if environment.get(name)]
+    named = [(ENVIRONMENT[name], environment[name], f"${name}") for name in names]
     flags = [(key, text, f"--{key}") for key, text in overrides]
     layers = [file, profiles.get(profile or "", {}), given.texts(named), given.texts(flags)]
     for each in [*layers, *profiles.values(), *phases]:  # one by one: a stronger value hides a wrong one
@@ -311,7 +304,6 @@ def _checked(given: Sources, layer: Layer, notes: list[str]) -> Settings:
     """Settings without a mistake and without a conflict."""
     settings = given.build(Settings, layer)
     given.reject()
-    assert settings is not None
     origins = {key: value.origin for key, value in layer.items()}
     for what, keys, remedy in settings.conflicts():
         where = dict.fromkeys(origins.get(key, "default") for key in keys)
@@ -334,7 +326,7 @@ def _without_switches(given: Sources, layer: Layer, below: Layer, notes: list[st
     """Replaces the switches in `layer` by the settings that they stand for, given the weaker layers."""
     asked = {key: value for key, value in layer.items() if key in SWITCHES}
     layer = {key: value for key, value in layer.items() if key not in SWITCHES}
-    switches = given.build(Switches, asked) or defaults(Switches)
+    switches = given.build(Switches, asked)
     precision = (below | layer).get("training.precision", Given("auto", "default")).value
     if switches.use_amp is False:
         layer["training.precision"] = Given("fp32", asked["use_amp"].origin)
@@ -351,8 +343,7 @@ def _without_switches(given: Sources, layer: Layer, below: Layer, notes: list[st
 
 def _misspelt(environment: Mapping[str, str]) -> Iterator[str]:
     """A note for each environment name that is almost one of ours, such as NUM_WORKER."""
-    known = {name: name for name in ENVIRONMENT}
     for name in environment:
         # 0.9 tells NUM_WORKER from SPEED, which is only one letter away from SEED too.
-        if name not in known and (meant := engine.near([name.upper()], known, 0.9)):
+        if name not in ENVIRONMENT and (meant := engine.near([name.upper()], ENVIRONMENT, 0.9)):
             yield f"{name} is not a setting: environment: did you mean {meant}?"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -22,45 +23,41 @@ if TYPE_CHECKING:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of the verb beside the common ones."""
-    parser.add_argument("--run", help="name or path of the run (default: the newest)")
-    splits = ("train", "validation", "test")
-    parser.add_argument("--split", choices=splits, default="test", help="default: test")
-    parser.add_argument("--checkpoint", choices=("best", "last"), default="best", help="default: best")
+    add = parser.add_argument
+    add("--run", metavar="RUN", help="name or path of the run (default: the newest)")
+    add("--checkpoint", choices=["best", "last"], default="best", help="(default: best)")
+    add("--split", choices=["train", "validation", "test"], default="test", help="(default: test)")
 
 
-def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> int:
+def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Writes `evaluation.json` into the run folder and prints a table."""
-    folder = find_run(arguments.run)
+    folder, split = find_run(arguments.run), arguments.split
     settings = load(folder / "config.resolved.yaml")
 
     from .. import dataset
-    from ..engine.evaluation import evaluate, timed
+    from ..engine.evaluation import evaluate
     from ..engine.tracker import Tracker
 
     project, step = open_run(folder, settings, arguments.checkpoint)
-    loader = project.loader(arguments.split)
-    metrics, seconds = timed(
-        lambda: evaluate(
-            project.wrapped, loader, project.precision, project.distributed, title=arguments.split
-        )
-    )
+    loader = project.loader(split)
+    distributed, count, begun = project.distributed, len(loader.order.samples), time.perf_counter()
+    metrics = evaluate(project.wrapped, loader, project.precision, distributed, title=split)
+    seconds = time.perf_counter() - begun
     loader.close()
-    project.distributed.close()
-    if not project.distributed.is_main:
-        return 0
-    metrics = dataset.finish(metrics, project.store, arguments.split)
-    baselines = dataset.baselines(project.store, project.settings, arguments.split)
-    result = {"split": arguments.split, "step": step, "metrics": metrics, "baselines": baselines}
+    distributed.close()
+    if not distributed.is_main:
+        return
+    metrics = dataset.finish(metrics, project.store, split)
+    baselines = dataset.baselines(project.store, project.settings, split)
+    result = {"split": split, "step": step, "metrics": metrics, "baselines": baselines}
     write_json(folder / "evaluation.json", result)
     tracker = Tracker(folder, project.settings)
     tracker.open()
-    tracker.log(step, {f"{arguments.split}/{name}": value for name, value in metrics.items()})
+    tracker.log(step, {f"{split}/{name}": value for name, value in metrics.items()})
     tracker.close()
-    count = len(loader.order.samples)
-    print(f"{folder}: {arguments.split} split, checkpoint of step {step}")
+    print(f"{folder}: {split} split, checkpoint of step {step}")
     print(f"{count:,} samples in {seconds:.1f} s, {count / seconds:,.0f} samples/s")
     print(table({"model": metrics, **baselines}))
-    return 0
 
 
 def open_run(folder: Path, settings: Any, which: str, needs_data: bool = True) -> tuple[Any, int]:
@@ -89,9 +86,8 @@ def open_run(folder: Path, settings: Any, which: str, needs_data: bool = True) -
 
     def fits(facts: dict[str, Any]) -> None:
         if facts["data"] not in store.fingerprints:
-            what = "the run was trained on other data than these"
             remedy = "name the run's data with --data.path, or prepare the same once more"
-            raise UserError(what, str(store.folder), remedy)
+            raise UserError("the run was trained on other data than these", str(store.folder), remedy)
 
     found = checkpoint.load_model(which, fits)
     for skipped in checkpoint.skipped:
@@ -108,20 +104,18 @@ def open_run(folder: Path, settings: Any, which: str, needs_data: bool = True) -
 
 
 def add_flags(parser: argparse.ArgumentParser, endings: str, default: str) -> None:
-    """`--run`, `--checkpoint`, `--split` and `--output` of a verb that writes predictions."""
-    add = parser.add_argument
-    add("--run", metavar="RUN", help="name or path of the run (default: the newest)")
-    add("--checkpoint", choices=["best", "last"], default="best", help="(default: best)")
-    add("--split", choices=["train", "validation", "test"], default="test", help="(default: test)")
-    add("--output", metavar="FILE", help=f"{endings} (default: {default} in the run folder)")
+    """`--output` and the flags of `evaluate`, for a verb that writes predictions."""
+    arguments(parser)
+    output = f"{endings} (default: {default} in the run folder)"
+    parser.add_argument("--output", metavar="FILE", help=output)
 
 
 def output_path(output: str | None, default: Path, *endings: str) -> Path:
     """Where predictions go. Raises `UserError` before anything is computed for nothing."""
     path = Path(output or default)
     if path.suffix not in endings:
-        remedy = f"use {' or '.join(endings)}"
-        raise UserError(f"cannot write a '{path.suffix}' file", f"--output {path}", remedy)
+        what = f"cannot write a '{path.suffix}' file"
+        raise UserError(what, f"--output {path}", f"use {' or '.join(endings)}")
     if not path.parent.is_dir():
         raise UserError("there is no such folder", f"--output {path}", "make it first")
     return path

@@ -210,12 +210,12 @@ class Sources:
         layer: Layer = {}
         for key, text, origin in given:
             setting = self.settings.get(self.aliases.get(key, key))
-            is_text = setting is not None and setting.allowed.startswith("text")
-            layer |= self.tree({key: text if is_text else parse_scalar(text)}, origin)
+            value = text if setting and setting.allowed == "text" else parse_scalar(text)
+            layer |= self.tree({key: value}, origin)
         return layer
 
-    def build(self, model: type[S], layer: Layer) -> S | None:
-        """A checked `model`, or None after noting down each wrong value."""
+    def build(self, model: type[S], layer: Layer) -> S:
+        """A checked `model`, or its defaults after noting down each wrong value."""
         tree: dict[str, Any] = {}
         for key, given in layer.items():
             *sections, name = key.split(".")
@@ -227,7 +227,7 @@ class Sources:
             return model.model_validate(tree)
         except ValidationError as invalid:
             self.mistakes += [self._explained(error, layer) for error in invalid.errors(include_url=False)]
-            return None
+            return model()
 
     def reject(self) -> None:
         """Raises all mistakes together, each once.
@@ -245,9 +245,10 @@ class Sources:
         unique = {
             leaf: key for leaf, key in zip(leaves, self.settings, strict=True) if leaves.count(leaf) == 1
         }
-        whole = {key: key for key in (*self.settings, *_prefixes(self.settings))}
+        sections = () if "." in name else _prefixes(self.settings)
+        whole = {key: key for key in (*self.settings, *sections)}
         spellings = {**self.hints, **self.aliases, **unique, **whole}
-        return near({name, name.rpartition(".")[2]}, spellings)
+        return spellings.get(near({name, name.rpartition(".")[2]}, spellings))
 
     def _walk(self, tree: Mapping[object, object], prefix: str, origin: str, layer: Layer) -> None:
         branches = _prefixes([*self.settings, *self.aliases])
@@ -274,10 +275,7 @@ class Sources:
         value, origin = layer[setting.key]
         if depth == len(path) or not path[depth].isdigit():
             return UserError(f"{setting.key} cannot be {show(value)}", origin, f"give {setting.allowed}")
-        if error["type"] in ("missing", "extra_forbidden"):
-            what, remedy = ("missing", "add it") if error["type"] == "missing" else ("unknown", "remove it")
-            return UserError(f"{entry} is {what}", origin, remedy)
-        return UserError(f"{entry} cannot be {show(error['input'])}", origin, error["msg"])
+        return UserError(entry, origin, error["msg"])
 
     def _unknown(self, key: str, origin: str) -> None:
         name, guess = key.rpartition(".")[2], self.nearest(key)
@@ -334,11 +332,11 @@ def annotated_yaml(tree: Mapping[str, Any], origins: Mapping[str, str], prefix: 
     return lines
 
 
-def near(words: Iterable[str], spellings: Mapping[str, str], cutoff: float = 0.75) -> str | None:
-    """What the spelling that is most like one of `words` stands for, unless none is like it."""
+def near(words: Iterable[str], spellings: Iterable[str], cutoff: float = 0.75) -> str:
+    """The spelling that is most like one of `words`; empty where none is like it."""
     pairs = product(words, spellings)
-    best, meant = max((SequenceMatcher(None, word, known).ratio(), spellings[known]) for word, known in pairs)
-    return meant if best >= cutoff else None
+    likeness, best = max((SequenceMatcher(None, word, known).ratio(), known) for word, known in pairs)
+    return best if likeness >= cutoff else ""
 
 
 def show(value: object) -> str:
