@@ -275,8 +275,8 @@ def test_waiting_for_the_gpu_is_no_wait_for_data(folder: Path) -> None:
     watch = SimpleNamespace(loader=loader, waited=0.0)
     batches = sum(1 for _ in module("engine.monitor", "memmap").Monitor.timed(watch, loader.epoch(0)))
     loader.close()
-    assert loader.held_up >= 0.01 * batches
-    assert watch.waited < 0.5 * loader.held_up
+    assert loader.stall_seconds >= 0.01 * batches
+    assert watch.waited < 0.5 * loader.stall_seconds
 
 
 # ---- memory, threads, errors of the chunk loader -------------------------------------------------

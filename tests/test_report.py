@@ -98,11 +98,12 @@ def test_a_whole_run(tmp_path):
     for expected in (
         "# Run my run",
         "**Finished**, at step 300 of epoch 4",
-        "5 min 00 s later",
+        "last step logged 0:05:00 later",
         "resumed from step 120",
         "(curves.png)",
         "| validation, best | 0.4 | 200 |",
         "| validation, last | 0.5 | 300 |",
+        "| training, first | 2.0344 | 10 |",
         "| training, last | 0.83576 | 300 |",
         "## Evaluation on test at step 200",
         "| mse | 0.42 | 1.5 |",

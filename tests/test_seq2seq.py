@@ -218,7 +218,7 @@ def test_batches_hold_the_pairs_one_place_apart(loader: str, prepared: Path) -> 
         expected = stored_pairs(prepared, split)
         seen = {}
         for batch in batches(prepared, split, loader=loader):
-            longest = [batch["present"].sum(1).max(), (batch["targets"] != -100).sum(1).max()]
+            longest = [batch["source_present"].sum(1).max(), (batch["targets"] != -100).sum(1).max()]
             for name, length in zip(("source", "targets"), longest, strict=True):
                 assert batch[name].shape[1] == -(-int(length) // 8) * 8, "no wider than it must be"
             for row in range(len(batch["index"])):
@@ -226,9 +226,9 @@ def test_batches_hold_the_pairs_one_place_apart(loader: str, prepared: Path) -> 
                 target = batch["targets"][row]
                 if number < 0:
                     assert (target == -100).all()
-                    assert batch["present"][row].sum() == 1, "else attention would be over nothing"
+                    assert batch["source_present"][row].sum() == 1, "else attention would be over nothing"
                     continue
-                source = batch["source"][row][batch["present"][row]].tolist()
+                source = batch["source"][row][batch["source_present"][row]].tolist()
                 kept = target[target != -100].tolist()
                 assert source[-1] == kept[-1] == 256
                 assert batch["decoder_input"][row, : len(kept)].tolist() == [256, *kept[:-1]]
@@ -241,7 +241,7 @@ def test_bucketing_pads_less_and_the_numbers_are_printed(prepared: Path) -> None
     shares = {}
     for order in ("bucket", "full"):
         found = batches(prepared, "train", "--data.order", order, train=True)
-        real = sum(int(batch["present"][batch["index"] >= 0].sum()) for batch in found)
+        real = sum(int(batch["source_present"][batch["index"] >= 0].sum()) for batch in found)
         places = sum(batch["source"].shape[1] * int((batch["index"] >= 0).sum()) for batch in found)
         shares[order] = 1 - real / places
         assert not any("target_bytes" in batch for batch in found)
@@ -290,7 +290,7 @@ def random_batch(pairs: int = 5, source: int = 24, target: int = 16, seed: int =
     behind = torch.arange(target) >= kept[:, None]
     return {
         "source": tokens.masked_fill(~present, 0),
-        "present": present,
+        "source_present": present,
         "decoder_input": functional.pad(targets[:, :-1], (1, 0), value=256),
         "targets": targets.masked_fill(behind, -100),
         "target_bytes": kept,
@@ -314,7 +314,7 @@ def test_loss_and_gradients_are_those_of_the_library(
     batch = random_batch()
     found = model.train()(batch)
     expected = library.train()(
-        input_ids=batch["source"], attention_mask=batch["present"].long(), labels=batch["targets"]
+        input_ids=batch["source"], attention_mask=batch["source_present"].long(), labels=batch["targets"]
     )
     torch.testing.assert_close(found.loss, expected.loss)
     assert found.weight == (batch["targets"] != -100).sum()
@@ -330,7 +330,7 @@ def test_twenty_places_more_of_padding_change_nothing() -> None:
     batch = random_batch()
     padded = {
         "source": functional.pad(batch["source"], (0, 20), value=7),
-        "present": functional.pad(batch["present"], (0, 20)),
+        "source_present": functional.pad(batch["source_present"], (0, 20)),
         "decoder_input": functional.pad(batch["decoder_input"], (0, 20), value=7),
         "targets": functional.pad(batch["targets"], (0, 20), value=-100),
         "target_bytes": batch["target_bytes"],
@@ -344,7 +344,7 @@ def test_twenty_places_more_of_padding_change_nothing() -> None:
         with torch.no_grad():
             output = model.eval()(made)
             gradients[-1] += [part for pair in output.metrics.values() for part in pair]
-            gradients[-1].append(model.generate(made["source"], made["present"], 9))
+            gradients[-1].append(model.generate(made["source"], made["source_present"], 9))
     for plain, wide in zip(*gradients, strict=True):
         torch.testing.assert_close(wide, plain, rtol=1e-6, atol=1e-5)
 
@@ -367,7 +367,7 @@ def test_flops_of_a_mean_pair_are_those_of_the_formula(prepared: Path) -> None:
     lengths = [len(source) + 1 for source, _ in stored_pairs(prepared, "train")]
     S, T = round(sum(lengths) / len(lengths)), samples.tokens
     assert {name: value.shape[1] for name, value in samples.typical().items()} == {
-        "source": S, "present": S, "decoder_input": T, "targets": T
+        "source": S, "source_present": S, "decoder_input": T, "targets": T
     }  # fmt: skip
     build = functools.partial(module("model").build_model, chosen, store(prepared).facts)
     found = module("hooks.throughput").count_flops(build, samples.typical())
@@ -396,7 +396,8 @@ def test_layers_compile_whole_and_for_any_lengths(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(torch.nn.Module, "compile", compiled)
     optimization = module("engine.optimization")
-    assert optimization.compile_blocks(model.blocks(), settings()) == (4, [])
+    done, _ = optimization.compile_blocks(model.blocks(), settings("--compile.enabled", "true"), None)
+    assert done == "4 blocks, mode default"
     for number, (pairs, source, target) in enumerate(
         [(4, 24, 16), (4, 32, 16), (4, 32, 24), (4, 64, 64), (4, 8, 16), (4, 16, 8), (4, 8, 8), (9, 40, 8)]
     ):
@@ -410,7 +411,7 @@ def test_layers_compile_whole_and_for_any_lengths(monkeypatch: pytest.MonkeyPatc
         with torch.no_grad():
             torch.testing.assert_close(model.eval()(batch).loss, plain.eval()(batch).loss)
     assert len(graphs) == 4
-    one, other = (made.generate(batch["source"], batch["present"], 6) for made in (model, plain))
+    one, other = (made.generate(batch["source"], batch["source_present"], 6) for made in (model, plain))
     assert torch.equal(one, other)
     assert len(graphs) == 4, "decoding compiles nothing"
     torch._dynamo.reset()
@@ -438,11 +439,13 @@ def copying(pairs: int, seed: int) -> Batch:
     length = torch.randint(1, 4, (pairs,), generator=random)
     place = torch.arange(8)
     targets = source[:, :8].masked_fill(place == length[:, None], 256)
-    source = source.masked_fill(torch.arange(16) == length[:, None], 104).masked_fill(~batch["present"], 0)
-    present = batch["present"] | (torch.arange(16) <= length[:, None])
+    source = source.masked_fill(torch.arange(16) == length[:, None], 104).masked_fill(
+        ~batch["source_present"], 0
+    )
+    present = batch["source_present"] | (torch.arange(16) <= length[:, None])
     return {
         "source": source,
-        "present": present,
+        "source_present": present,
         "decoder_input": functional.pad(targets[:, :-1], (1, 0), value=256),
         "targets": targets.masked_fill(place > length[:, None], -100),
         "target_bytes": length,
@@ -453,7 +456,7 @@ def test_exact_match_is_that_of_decoding_greedily(learned: Any) -> None:
     batch = copying(64, 999)
     with torch.no_grad():
         total, count = learned(batch).metrics["exact_match"]
-    found = learned.generate(batch["source"], batch["present"], 8)
+    found = learned.generate(batch["source"], batch["source_present"], 8)
     same = [
         row.tolist()[: len(kept)] == kept
         for row, target in zip(found, batch["targets"], strict=True)
@@ -467,12 +470,12 @@ def test_exact_match_is_that_of_decoding_greedily(learned: Any) -> None:
 @pytest.mark.parametrize("beams", [1, 4])
 def test_a_prediction_is_the_same_in_any_batch(learned: Any, beams: int) -> None:
     batch = copying(64, 998)
-    whole = learned.generate(batch["source"], batch["present"], 8, beams)
+    whole = learned.generate(batch["source"], batch["source_present"], 8, beams)
     assert whole.shape == (64, 8)
     for row in range(0, 64, 7):
-        real = int(batch["present"][row].nonzero().max()) + 1
+        real = int(batch["source_present"][row].nonzero().max()) + 1
         alone = learned.generate(
-            batch["source"][row : row + 1, :real], batch["present"][row : row + 1, :real], 8, beams
+            batch["source"][row : row + 1, :real], batch["source_present"][row : row + 1, :real], 8, beams
         )
         assert torch.equal(alone[0], whole[row])
     end = (whole == 256).int()
@@ -483,7 +486,7 @@ def likelihood(model: Any, batch: dict[str, torch.Tensor], found: torch.Tensor) 
     """(B,) mean log-likelihood of a token, the end included."""
     behind = (found == 256).int().cumsum(1) > (found == 256).int()
     targets = found.masked_fill(behind, -100)
-    memory, bias = model._encode(batch["source"], batch["present"])
+    memory, bias = model._encode(batch["source"], batch["source_present"])
     logits = model._decode(functional.pad(found[:, :-1], (1, 0), value=256), memory, bias)
     logits[..., 257:] = -math.inf
     loss = functional.cross_entropy(logits.mT, targets, reduction="none", ignore_index=-100)
@@ -492,7 +495,7 @@ def likelihood(model: Any, batch: dict[str, torch.Tensor], found: torch.Tensor) 
 
 def test_beams_find_likelier_targets_and_a_cache_changes_none(learned: Any) -> None:
     batch = copying(48, 997)
-    greedy, beam = (learned.generate(batch["source"], batch["present"], 8, beams) for beams in (1, 5))
+    greedy, beam = (learned.generate(batch["source"], batch["source_present"], 8, beams) for beams in (1, 5))
     assert not torch.equal(greedy, beam)
     with torch.no_grad():
         gain = likelihood(learned, batch, beam) - likelihood(learned, batch, greedy)
@@ -500,7 +503,7 @@ def test_beams_find_likelier_targets_and_a_cache_changes_none(learned: Any) -> N
     assert (gain > -1e-4).float().mean() > 0.9
     for beams, expected in ((1, greedy), (5, beam)):
         learned.t5.generation_config.use_cache = False
-        without = learned.generate(batch["source"], batch["present"], 8, beams)
+        without = learned.generate(batch["source"], batch["source_present"], 8, beams)
         learned.t5.generation_config.use_cache = True
         assert torch.equal(without, expected)
 
@@ -614,7 +617,7 @@ def test_training_starts_from_pretrained_weights(options: dict[str, Any], tmp_pa
     first = batches(tmp_path, "train", "--data.batch_size", "8", train=True)[0]
     with torch.no_grad():
         expected = library(
-            input_ids=first["source"], attention_mask=first["present"].long(), labels=first["targets"]
+            input_ids=first["source"], attention_mask=first["source_present"].long(), labels=first["targets"]
         ).loss
     assert float.fromhex(losses(tmp_path)[0][1]) == pytest.approx(expected.item(), rel=1e-5)
     evaluated = run(project(), "evaluate", cwd=tmp_path)

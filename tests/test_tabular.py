@@ -354,7 +354,8 @@ def batch_of(opened, split: str, indices: np.ndarray | None = None) -> dict[str,
         tensor = torch.from_numpy(values)
         tensor = tensor.view(torch.bfloat16) if array.dtype == "bfloat16" else tensor
         rows[name] = seams.Rows(tensor, torch.from_numpy(span.lengths))
-    return {**samples.batch(rows), "index": torch.from_numpy(indices)}
+    index = torch.from_numpy(indices)
+    return {**samples.batch(rows), "index": index, "present": index >= 0}
 
 
 @functools.cache

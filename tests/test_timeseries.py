@@ -214,7 +214,7 @@ def batch(rows: int = 4, length: int = 24) -> dict[str, torch.Tensor]:
         "H4": torch.randn(rows, 24, 3, generator=generator),
     }
     found |= {"target": torch.randn(rows, 6, 2, generator=generator), "index": torch.arange(rows)}
-    return found | {"fresh": torch.ones(rows, dtype=torch.bool)}
+    return found | dict.fromkeys(("present", "fresh"), torch.ones(rows, dtype=torch.bool))
 
 
 def test_a_level_added_to_the_series_is_added_to_the_forecast() -> None:
@@ -228,7 +228,7 @@ def test_a_level_added_to_the_series_is_added_to_the_forecast() -> None:
 def test_filled_up_rows_weigh_nothing() -> None:
     forecaster, whole = model().eval(), batch()
     part = {name: value[:3] for name, value in whole.items()}
-    filled = whole | {"index": torch.tensor([0, 1, 2, -1])}
+    filled = whole | {"present": torch.tensor([True, True, True, False])}
     expected, found = forecaster(part), forecaster(filled)
     torch.testing.assert_close(found.loss, expected.loss)
     assert found.weight == expected.weight == 3 * 6 * 2

@@ -308,6 +308,7 @@ def ragged_batch(count: int = 24, dtype: torch.dtype = torch.float64, seed: int 
         "y": 3 * torch.randn(count, WIDTH, generator=random, dtype=dtype) + 2,
         "lengths": torch.randint(0, WIDTH + 1, (count,), generator=random),
         "index": torch.arange(count),
+        "present": torch.ones(count, dtype=torch.bool),
         "fresh": torch.ones(count, dtype=torch.bool),
     }
 
@@ -336,7 +337,7 @@ class Summing(nn.Module):
         before = batch.get("carry", {"sum": torch.zeros(len(batch["x"]))})["sum"]
         self.seen.append(before.detach().clone() if "carry" in batch else None)
         total = before + self.weight * batch["x"]
-        present = batch["index"] >= 0
+        present = batch["present"]
         weight = present.sum(dtype=torch.float32)
         value = torch.where(present, total, 0.0).sum()
         metrics = {} if self.training else {"sum": (value.detach(), weight)}

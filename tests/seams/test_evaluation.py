@@ -36,7 +36,7 @@ class Squares(nn.Module):
     def forward(self, batch: dict[str, Tensor]) -> Any:
         if self.training:
             self.passes += 1
-        x, present = self.dropout(batch["x"]), batch["index"] >= 0
+        x, present = self.dropout(batch["x"]), batch["present"]
         even = present & (batch["index"] % 2 == 0)
         weight = present.sum(dtype=torch.float32)
         total = torch.where(present, x.square(), 0.0).sum()
@@ -62,6 +62,7 @@ def numbered(values: np.ndarray, batch: int) -> list[dict[str, Tensor]]:
         {
             "x": torch.from_numpy(x[start : start + batch]),
             "index": torch.from_numpy(index[start : start + batch]),
+            "present": torch.from_numpy(index[start : start + batch] >= 0),
             "fresh": torch.ones(batch, dtype=torch.bool),
         }
         for start in range(0, full, batch)

@@ -110,7 +110,8 @@ def test_batches_hold_the_rows_of_their_samples(
             expected["wide"] = expected["wide"] + noise[:, None, None]
         assert batch["index"].tolist() == wanted[position].tolist()
         assert batch["fresh"].tolist() == fresh[position].tolist()
-        assert batch.keys() == {*expected, "index", "fresh"}
+        assert batch["present"].tolist() == (wanted[position] >= 0).tolist()
+        assert batch.keys() == {*expected, "index", "present", "fresh"}
         for name, values in expected.items():
             np.testing.assert_array_equal(batch[name].numpy(), values, err_msg=f"{name} of batch {position}")
         count += 1

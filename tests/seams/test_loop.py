@@ -152,8 +152,8 @@ def test_gradients_stay_local_until_the_group_closes(framework: str) -> None:
 
 
 def stateful(x: list[float], fresh: list[bool]) -> dict[str, Tensor]:
-    index = torch.arange(len(x))
-    return {"x": torch.tensor(x), "fresh": torch.tensor(fresh), "index": index}
+    present = torch.ones(len(x), dtype=torch.bool)
+    return {"x": torch.tensor(x), "fresh": torch.tensor(fresh), "present": present}
 
 
 @every_framework

@@ -54,7 +54,7 @@ class Loader:
         self._resident, self._room = False, 0.0
         self._ring: list[dict[str, Tensor]] = [{} for _ in range(RING)]
         self._copied: list[Any] = [None] * RING
-        self._batches, self.held_up = 0, 0.0
+        self._batches, self.stall_seconds = 0, 0.0
 
     def __len__(self) -> int:
         return len(self.order)
@@ -67,7 +67,7 @@ class Loader:
             if self._copied[slot] is not None:  # the copy out of this buffer, RING batches ago
                 begun = time.perf_counter()
                 self._copied[slot].synchronize()
-                self.held_up += time.perf_counter() - begun
+                self.stall_seconds += time.perf_counter() - begun
             spans = self.samples.spans(numbers[batch], number)
             rows = {name: self._rows(name, part, self._ring[slot]) for name, part in spans.items()}
             if self._host is not None:

@@ -41,7 +41,7 @@ def test_an_epoch_has_each_sample_once(train: bool) -> None:
 
 
 def test_what_fills_a_batch_up_changes_no_loss() -> None:
-    """Rows of index −1 are no samples: a loss that forgets `batch["index"] >= 0` is wrong, silently."""
+    """Rows that fill a batch up are no samples: a loss that forgets `batch["present"]` is wrong, silently."""
     settings = module("config").load(CONFIG)
     store = module("assemble").open_store(settings)
     samples = module("dataset").Samples(store, settings, "validation")

@@ -69,7 +69,7 @@ class Samples:
     def typical(self) -> Batch:
         """One sample of mean lengths, without content, for counting FLOPs."""
         source, target = (torch.zeros(1, max(round(length), 1), dtype=torch.int64) for length in self._mean())
-        return {"source": source, "present": source == 0, "decoder_input": target, "targets": target}
+        return {"source": source, "source_present": source == 0, "decoder_input": target, "targets": target}
 
     def _mean(self) -> np.ndarray:
         return (self.offsets[-1] - self.offsets[0]) / max(len(self), 1)
@@ -88,7 +88,7 @@ class Samples:
         return spans
 
     def batch(self, rows: dict[str, Rows]) -> Batch:
-        """`source` (B, S) and whether a token is `present` (B, S); `decoder_input`, `targets` (B, T) int64.
+        """`source` (B, S) and whether a token stands there; `decoder_input`, `targets` (B, T) int64.
 
         A target behind the end is IGNORE. The decoder sees each target one place later, behind `start`.
         """
@@ -99,7 +99,7 @@ class Samples:
         behind = place[: target.shape[1]] >= rows["target"].lengths[:, None]
         batch = {
             "source": source,
-            "present": present,
+            "source_present": present,
             "decoder_input": functional.pad(target[:, :-1], (1, 0), value=self.start),
             "targets": target.masked_fill(behind, IGNORE),
         }

@@ -180,7 +180,7 @@ class Seq2Seq(nn.Module):
 
     def forward(self, batch: Batch) -> Output:
         targets = batch["targets"]
-        memory, bias = self._encode(batch["source"], batch["present"])
+        memory, bias = self._encode(batch["source"], batch["source_present"])
         logits = self._decode(batch["decoder_input"], memory, bias).float()  # (B, T, V)
         total = functional.cross_entropy(
             logits.flatten(0, 1), targets.flatten(), reduction="sum", ignore_index=IGNORE
@@ -228,7 +228,7 @@ class Seq2Seq(nn.Module):
 
         `end` behind a target's own; `generate` needs no target.
         """
-        memory, bias = self._encode(batch["source"], batch["present"])
+        memory, bias = self._encode(batch["source"], batch["source_present"])
         found = self._decode(batch["decoder_input"], memory, bias)[..., : self.vocabulary].argmax(-1)
         found = found.masked_fill(batch["targets"] == IGNORE, self.end)
         return {"prediction": functional.pad(found, (0, self.longest - found.shape[1]), value=self.end)}

@@ -99,7 +99,7 @@ def predict(project: Any, loader: Loader, arguments: argparse.Namespace) -> list
         return tokenizer.decode(tokens[:end]).decode("utf-8", "replace")
 
     def answer(batch: Batch) -> dict[str, Any]:
-        made = project.model.generate(batch["source"], batch["present"], longest, arguments.beams)
+        made = project.model.generate(batch["source"], batch["source_present"], longest, arguments.beams)
         return {"prediction": made}
 
     rows: dict[int, dict[str, str]] = {}

@@ -95,7 +95,7 @@ class Regression(Network):
 
     def forward(self, batch: Batch) -> Output:
         prediction = self.outputs(batch).squeeze(1)
-        present = batch["index"] >= 0
+        present = batch["present"]
         weight = present.sum(dtype=torch.float32)
         target = (batch["target"] - self.target_mean) / self.target_std
         target = torch.where(present, target, prediction.detach())  # no error where the batch is filled up
@@ -126,7 +126,7 @@ class Classification(Network):
 
     def forward(self, batch: Batch) -> Output:
         logits = self.outputs(batch)  # (B, K)
-        present = batch["index"] >= 0
+        present = batch["present"]
         weight = present.sum(dtype=torch.float32)
         surprise = (functional.cross_entropy(logits, batch["target"], reduction="none") * present).sum()
         loss = surprise / weight.clamp(min=1)

@@ -104,7 +104,7 @@ class Forecaster(nn.Module):
     def forward(self, batch: Batch) -> Output:
         forecast, carry = self.forecast(batch)
         target = (batch["target"] - self.target_mean) / self.target_std  # (B, H, G)
-        present = batch["index"] >= 0
+        present = batch["present"]
         weight = present.sum(dtype=torch.float32) * (self.horizon * len(self.targets))
         error = (forecast - target) * present[:, None, None]
         squares = error.square()

@@ -69,7 +69,7 @@ class Forecaster(nn.Module):
         return self.head(functional.dropout(hidden, self.dropout, self.training)).float()
 
     def forward(self, batch: Batch) -> Output:
-        present = batch["index"] >= 0
+        present = batch["present"]
         target = (batch["target"] - self.target_mean) / self.target_std
         error = (self.forecast(batch) - target) * present[:, None]
         squares, weight = error.square(), present.sum(dtype=torch.float32) * error.shape[1]

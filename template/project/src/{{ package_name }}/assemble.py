@@ -90,29 +90,21 @@ def assemble(
     optimization.set_deterministic(deterministic, training.cudnn_benchmark)
     card = this_card(device)
     name, why = resolve_precision(training.precision, card.capability, card.hip, training.fp8_emulation)
-    precision = Precision(name, device)
+    precision, decided = Precision(name, device), {"precision": (name, why)}
 
     model: Any = build_model(settings, store.facts).to(device)  # 1
     keeps(("predict", "blocks"), model, f"the model {type(model).__name__}")
-    fp8_layers = convert(model, training.fp8_emulation) if name == "fp8" else 0  # 2
+    if name == "fp8":  # 2
+        decided["fp8"] = f"{convert(model, training.fp8_emulation)} layers", optimization.FP8
     if training.gradient_checkpointing:  # 3
         optimization.checkpoint_blocks(model.blocks())
-    enabled, compile_why = optimization.compiles(settings, card.capability)
-    compiled, skipped = optimization.compile_blocks(model.blocks(), settings) if enabled else (0, [])  # 4
+    decided["compile"] = optimization.compile_blocks(model.blocks(), settings, card.capability)  # 4
     wrapped = distributed.wrap(model, precision.dtype)  # 5
     if distributed.rank:  # the same weights on every rank, but dropout of its own
         seed_everything((seed + distributed.rank) % 2**32)
     optimizer = optimization.make_optimizer(model, settings.optimizer)  # 6
 
-    compile_why += f"; left alone: {', '.join(skipped)}" if skipped else ""
-    described = optimization.describe(
-        settings,
-        device,
-        world=distributed.world,
-        precision=(name, why),
-        compiled=(compiled, compile_why),
-        fp8_layers=fp8_layers,
-    )
+    described = optimization.describe(settings, distributed, decided)
     return Project(
         settings, store, distributed, precision, model, wrapped, optimizer, described, loader_class
     )

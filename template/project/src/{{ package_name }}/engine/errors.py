@@ -44,23 +44,24 @@ def explain(error: BaseException | None, settings: Settings, order: Order | None
 
     order: of the training samples; None where the failure came before there was one.
     """
+    said = str(error)
     if type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported for this
         return out_of_memory(settings)
-    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+    if isinstance(error, MemoryError) or "can't allocate memory" in said:
         return out_of_memory(settings, host=True)
     if isinstance(error, NonFinite) and order is not None:
         return non_finite(error, order)
-    if type(error).__module__ == "torch.distributed" or "gloo" in str(error):
+    first = said.strip().partition("\n")[0]
+    if type(error).__module__ == "torch.distributed" or "gloo" in said:
         remedy = "its own last words say why; `train --resume` goes on from the newest checkpoint"
-        return UserError("another process of this run is gone", str(error).partition("\n")[0], remedy)
+        return UserError("another process of this run is gone", first, remedy)
     if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
-        first = str(error).strip().partition("\n")[0]
         remedy = "--compile.enabled false, or --compile.fullgraph false to compile the parts that can be"
         return UserError(f"a block could not be compiled ({first})", "compile.enabled", remedy)
-    if isinstance(error, RuntimeError) and "deterministic implementation" in str(error):
-        operation = str(error).partition(" does not have")[0]
+    if isinstance(error, RuntimeError) and "deterministic implementation" in said:
+        what = f"{said.partition(' does not have')[0]} cannot be deterministic"
         remedy = "replace the operation, or DETERMINISTIC=0"
-        return UserError(f"{operation} cannot be deterministic", "reproducibility.deterministic", remedy)
+        return UserError(what, "reproducibility.deterministic", remedy)
     return None
 
 
@@ -75,17 +76,14 @@ def non_finite(error: NonFinite, order: Order) -> UserError:
 
 def out_of_memory(settings: Settings, host: bool = False) -> UserError:
     """The ladder of settings to try, mildest first. host: the machine's own memory, not the GPU's."""
-    batch = settings.data.batch_size
-    steps = []
-    if batch > 1:
-        halved, accumulation = batch // 2, settings.training.gradient_accumulation_steps * 2
-        steps.append(
-            f"--data.batch_size {halved} --training.gradient_accumulation_steps {accumulation} (same result)"
-        )
-    if not settings.training.gradient_checkpointing:
+    data, training, steps = settings.data, settings.training, []
+    if (batch := data.batch_size) > 1:
+        same = f"--training.gradient_accumulation_steps {2 * training.gradient_accumulation_steps}"
+        steps.append(f"--data.batch_size {batch // 2} {same} (same result)")
+    if not training.gradient_checkpointing:
         steps.append("--training.gradient_checkpointing true (half of the activations, a fifth more time)")
-    if settings.data.chunk_size_gb != "auto":
-        steps.append(f"--data.chunk_size_gb {settings.data.chunk_size_gb * 0.8:.2f}")
+    if data.chunk_size_gb != "auto":
+        steps.append(f"--data.chunk_size_gb {data.chunk_size_gb * 0.8:.2f}")
     steps.append("--profile low_memory")
     remedy = "try, in this order: " + "; ".join(steps)
     if host:

@@ -20,27 +20,21 @@ def evaluate(
     precision: Precision,
     distributed: Any,
     stop: Callable[[], bool] = bool,
-    progress: bool | None = None,
     title: str = "evaluating",
 ) -> dict[str, float] | None:
-    """Metrics by name, each the sum over its own denominator, and `loss` per target; None when `stop()`
-    said so.
+    """Metrics by name, each the sum over its own denominator, and `loss` per target.
 
-    progress: a bar; None shows one on a terminal only. One host sync, at the end. Draws no random
-    numbers, so training goes on bit for bit.
+    None when `stop()` said so. One host sync, at the end. Draws no random number: training goes on as it was.
     """
     totals: dict[str, Tensor] = {}
-    recurrent, was_training, interrupted = RecurrentState(), model.training, False
+    recurrent, was_training = RecurrentState(), model.training
+    bar = tqdm(loader.epoch(0), title, len(loader), leave=False, disable=None, unit="batch")
     model.eval()
     try:
         with torch.no_grad():
-            bar = tqdm(
-                loader.epoch(0), title, len(loader), leave=False, disable=_silent(progress), unit="batch"
-            )
             for batch in bar:
                 if stop():
-                    interrupted = True
-                    break
+                    return None
                 recurrent.attach(batch)
                 with precision.autocast():
                     output = model(batch)
@@ -51,8 +45,6 @@ def evaluate(
                     totals[name] = totals[name] + value if name in totals else value
     finally:
         model.train(was_training)
-    if interrupted or not totals:
-        return None
     sums = distributed.sum(torch.stack(list(totals.values()))).tolist()
     return {name: total / max(count, 1.0) for name, (total, count) in zip(totals, sums, strict=True)}
 
@@ -61,7 +53,3 @@ def timed(function: Callable[[], Any]) -> tuple[Any, float]:
     """A call's result and its seconds; the result must have synchronised with the device."""
     start = time.perf_counter()
     return function(), time.perf_counter() - start
-
-
-def _silent(progress: bool | None) -> bool | None:
-    return None if progress is None else not progress

@@ -108,9 +108,8 @@ class Monitor:
 
         losses: its own. norm: () gradient norm before clipping. epoch: from 0; rows and lines count from 1.
         """
-        parts = [torch.stack([loss * weight for loss, weight in losses]).sum()]
-        parts.append(torch.stack([weight for _, weight in losses]).sum())
-        total, weight = self.distributed.sum(torch.stack(parts))
+        means, weights = (torch.stack(values) for values in zip(*losses, strict=True))
+        total, weight = self.distributed.sum(torch.stack([(means * weights).sum(), weights.sum()]))
         mean, size = torch.stack([(total / weight.clamp(min=1)).float(), norm.float()]).tolist()
         self.check()
         seconds, device = time.perf_counter() - self._since, self.project.device
@@ -194,16 +193,13 @@ class Monitor:
         """Appends one object; flushed, so that a killed run loses no row. nan becomes null."""
         if self.tracker is None:
             return
-        bad = [name for name, value in row.items() if isinstance(value, float) and not math.isfinite(value)]
-        clean = row | dict.fromkeys(bad)
+        clean = {name: x if not isinstance(x, float) or math.isfinite(x) else None for name, x in row.items()}
         with self._going_on():
             self._file.write(json.dumps(clean) + "\n")
             self._file.flush()
-        numbers = {
-            name: value for name, value in clean.items() if isinstance(value, float) and name != "time"
-        }
         group = row.get("split", "train")
-        self.tracker.log(row["step"], {f"{group}/{name}": value for name, value in numbers.items()})
+        sent = {f"{group}/{name}": x for name, x in clean.items() if isinstance(x, float) and name != "time"}
+        self.tracker.log(row["step"], sent)
 
     def _write_csv(self) -> None:
         """The same rows as a table, all columns that occur."""

@@ -10,12 +10,10 @@ import functools
 import gc
 import math
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from .errors import UserError, out_of_memory
@@ -25,6 +23,7 @@ from .seams import Output, keeps
 if TYPE_CHECKING:
     from ..assemble import Project
     from ..config import Settings
+    from .seams import Distributed
 
 FP8 = "evaluation in bf16; without compile and on small models it loses time"
 # Triton supports sm 8.0 and later; older cards run its kernels by luck (triton#10918).
@@ -83,7 +82,7 @@ def _recomputed(forward: Any) -> Any:
     return run
 
 
-def compiles(settings: Any, capability: tuple[int, int] | None) -> tuple[bool, str]:
+def compiles(settings: Settings, capability: tuple[int, int] | None) -> tuple[bool, str]:
     """Whether blocks are compiled on a GPU of this capability, or on a CPU for None, and why."""
     if settings.compile.enabled != "auto":
         return settings.compile.enabled, "set by compile.enabled"
@@ -94,16 +93,20 @@ def compiles(settings: Any, capability: tuple[int, int] | None) -> tuple[bool, s
     return True, "auto: block by block"
 
 
-def compile_blocks(blocks: list[nn.Module], settings: Any) -> tuple[int, list[str]]:
-    """Compiles blocks in place; returns how many, and the names of those left alone.
+def compile_blocks(
+    blocks: list[nn.Module], settings: Settings, capability: tuple[int, int] | None
+) -> tuple[str, str]:
+    """Compiles blocks in place, where `compiles` says so; returns how many and why, for `describe`.
 
     Per block: a fifth of the whole model's compile time, and state_dict keys stay as they are. cuDNN's
     RNNs are left alone: Dynamo breaks the graph there, and nothing is faster. Stock modules compile to
     nothing in place, silently, hence `fullgraph`. A block that calls itself `ragged` has other shapes in
     each batch: any shape from the start on, else torch gives up at the ninth that it compiles for.
     """
-    options = settings.compile
-    skipped = []
+    enabled, why = compiles(settings, capability)
+    if not enabled:
+        return "off", why
+    options, skipped = settings.compile, []
     for block in blocks:
         dynamic = getattr(block, "ragged", None) if options.dynamic == "auto" else options.dynamic
         if any(isinstance(part, nn.RNNBase) for part in block.modules()):
@@ -114,7 +117,9 @@ def compile_blocks(blocks: list[nn.Module], settings: Any) -> tuple[int, list[st
             block.compile(mode=options.mode, dynamic=dynamic, fullgraph=options.fullgraph)
             if options.mode in CUDA_GRAPHS:
                 _eager_without_gradient(block)
-    return len(blocks) - len(skipped), skipped
+    compiled = len(blocks) - len(skipped)
+    why += f"; left alone: {', '.join(skipped)}" if skipped else ""
+    return f"{compiled} blocks, mode {options.mode}" if compiled else "off", why
 
 
 def _eager_without_gradient(block: Any) -> None:
@@ -142,14 +147,9 @@ def make_optimizer(model: nn.Module, settings: Any) -> torch.optim.Optimizer:
     groups = [group for group in groups if group["params"]]
     if settings.name == "adafactor":
         return torch.optim.Adafactor(groups, lr=settings.learning_rate)
-    return torch.optim.AdamW(
-        groups,
-        lr=settings.learning_rate,
-        betas=(settings.beta1, settings.beta2),
-        eps=settings.epsilon,
-        fused=settings.fused,
-        foreach=None if settings.fused else False,
-    )
+    betas, foreach = (settings.beta1, settings.beta2), None if settings.fused else False
+    options = {"lr": settings.learning_rate, "betas": betas, "eps": settings.epsilon}
+    return torch.optim.AdamW(groups, **options, fused=settings.fused, foreach=foreach)
 
 
 def factor(name: str, step: int, total: int, warmup: int, final: float) -> float:
@@ -206,26 +206,10 @@ class Schedule:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Raises `UserError` where the run's length or schedule is another than the checkpoint's."""
         if state != self.state_dict():
-            was, now = (
-                f"{state['name']} over {state['total']} steps",
-                f"{self.settings.name} over {self.total}",
-            )
-            what = f"the schedule changed from {was} to {now}: a resumed run would not be the same"
+            was, now = f"{state['name']} over {state['total']}", f"{self.settings.name} over {self.total}"
+            what = f"the schedule changed from {was} steps to {now}: a resumed run would not be the same"
             remedy = "keep epochs, max_steps, batch size and schedule, or start a new run"
             raise UserError(what, "--resume", remedy)
-
-
-@contextmanager
-def reserved(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """While open: the memory of AdamW's two averages is taken, which else the first step allocates.
-
-    What fits and what is left free then show before it.
-    """
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    adam = isinstance(optimizer, torch.optim.AdamW)
-    held = [torch.empty_like(parameter) for parameter in parameters for _ in range(2)] if adam else []
-    yield
-    held.clear()
 
 
 def dry_run(project: Project, loader: Any) -> float:
@@ -238,16 +222,17 @@ def dry_run(project: Project, loader: Any) -> float:
     buffers = {name: buffer.clone() for name, buffer in project.model.named_buffers()}
     batches = loader.epoch(0)
     batch = next(batches)
+    held = averages(project.optimizer)
     try:
-        with reserved(project.optimizer):
-            with project.precision.autocast():
-                output = project.model(batch)  # as it is: without the exchange of gradients
-            keeps(Output._fields, output, f"the {type(output).__name__} that forward returns")
-            output.loss.backward(gradient=output.weight)
+        with project.precision.autocast():
+            output = project.model(batch)  # as it is: without the exchange of gradients
+        keeps(Output._fields, output, f"the {type(output).__name__} that forward returns")
+        output.loss.backward(gradient=output.weight)
     except torch.cuda.OutOfMemoryError as error:
         if project.distributed.forward_exchanges:  # the others wait inside it: ending ends them
             raise
         raise out_of_memory(project.settings) from error
+    del held
     batches.close()
     project.optimizer.zero_grad(set_to_none=True)
     with torch.no_grad():
@@ -255,6 +240,14 @@ def dry_run(project: Project, loader: Any) -> float:
             buffer.copy_(buffers[name])
     set_random_state(state)
     return output.weight.item()
+
+
+def averages(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """As much memory as AdamW's two averages will take in the first step: what fits then shows before it."""
+    if not isinstance(optimizer, torch.optim.AdamW):
+        return []
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return [torch.empty_like(parameter) for parameter in parameters * 2]
 
 
 def freeze_garbage() -> None:
@@ -267,47 +260,33 @@ def freeze_garbage() -> None:
 
 
 def describe(
-    settings: Settings,
-    device: torch.device,
-    *,
-    world: int,
-    precision: tuple[str, str],
-    compiled: tuple[int, str],
-    fp8_layers: int,
+    settings: Settings, distributed: Distributed, decided: dict[str, tuple[str, str]]
 ) -> list[dict[str, str]]:
     """What is on and why: [{"name", "state", "why"}], printed at the start and kept in `env.json`.
 
-    precision: resolved name and reason. compiled: blocks, and why so many.
+    decided: state and why of what only the building of the model could tell.
     """
-    training, accumulation = settings.training, settings.training.gradient_accumulation_steps
-    fused = settings.optimizer.fused and settings.optimizer.name == "adamw"
-    pinned = settings.data.pin_memory and device.type == "cuda"
+    training, backends, world = settings.training, torch.backends, distributed.world
+    accumulation, optimizer = training.gradient_accumulation_steps, settings.optimizer
+    pinned = settings.data.pin_memory and distributed.device.type == "cuda"
     matmuls = f"float32 matmul precision is {torch.get_float32_matmul_precision()}"
     samples = f"{settings.data.batch_size} × {accumulation} samples a step"
-    rows = [
-        ("precision", *precision),
-        ("TF32 in matmuls", _on(torch.backends.cuda.matmul.allow_tf32), matmuls),
-        ("TF32 in cuDNN", _on(torch.backends.cudnn.allow_tf32), "follows the precision"),
-        (
-            "cuDNN benchmark",
-            _on(torch.backends.cudnn.benchmark),
-            "training.cudnn_benchmark, for convolutions",
+    rows = decided | {
+        "TF32 in matmuls": (_on(backends.cuda.matmul.allow_tf32), matmuls),
+        "TF32 in cuDNN": (_on(backends.cudnn.allow_tf32), "follows the precision"),
+        "cuDNN benchmark": (_on(backends.cudnn.benchmark), "training.cudnn_benchmark, for convolutions"),
+        "fused optimizer": (
+            _on(optimizer.fused and optimizer.name == "adamw"),
+            "optimizer.fused, AdamW only",
         ),
-        ("fp8", f"{fp8_layers} layers" if fp8_layers else "", FP8),
-        (
-            "compile",
-            f"{compiled[0]} blocks, mode {settings.compile.mode}" if compiled[0] else "off",
-            compiled[1],
-        ),
-        ("fused optimizer", _on(fused), f"optimizer.fused, {settings.optimizer.name}"),
-        ("recomputation", _on(training.gradient_checkpointing), "training.gradient_checkpointing"),
-        ("processes", str(world) if world > 1 else "", "a device each"),
-        ("accumulation", str(accumulation), samples + (" and process" if world > 1 else "")),
-        ("gradient clip", str(training.gradient_clip or "off"), "training.gradient_clip"),
-        ("pinned memory", _on(pinned), "data.pin_memory, with CUDA only"),
-        ("deterministic", _on(settings.reproducibility.deterministic), "reproducibility.deterministic"),
-    ]
-    return [{"name": name, "state": state, "why": why} for name, state, why in rows if state]
+        "recomputation": (_on(training.gradient_checkpointing), "training.gradient_checkpointing"),
+        "processes": (str(world), "a device each"),
+        "accumulation": (str(accumulation), samples + (" and process" if world > 1 else "")),
+        "gradient clip": (str(training.gradient_clip or "off"), "training.gradient_clip"),
+        "pinned memory": (_on(pinned), "data.pin_memory, with CUDA only"),
+        "deterministic": (_on(settings.reproducibility.deterministic), "reproducibility.deterministic"),
+    }
+    return [{"name": name, "state": state, "why": why} for name, (state, why) in rows.items()]
 
 
 def _on(value: bool) -> str:

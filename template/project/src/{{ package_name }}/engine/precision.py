@@ -40,9 +40,8 @@ class Precision:
     def calibrate(self, weight: float) -> None:
         """Fits the scale to gradients of a sum over `weight` targets; else the first ~10 steps overflow."""
         if self.scaler is not None:
-            self.scaler = torch.amp.GradScaler(
-                self.device.type, init_scale=SCALE / 2 ** math.ceil(math.log2(max(weight, 1.0)))
-            )
+            exponent = math.ceil(math.log2(max(weight, 1.0)))
+            self.scaler = torch.amp.GradScaler(self.device.type, init_scale=SCALE / 2**exponent)
 
     def scale(self, gradient: Tensor) -> Tensor:
         """The gradient that backward starts from, times the loss scale."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from .errors import UserError
 
@@ -59,45 +60,31 @@ class RecurrentState:
 
     def attach(self, batch: Batch) -> None:
         """Puts the last state into `batch["carry"]`, zero where a lane starts afresh."""
-        if self.state is not None:
-            keep = ~batch["fresh"]
-            batch["carry"] = each(self.state, lambda state: _masked(state, keep))
+        if self.state is None:
+            return
+        goes_on = ~batch["fresh"]
+
+        def masked(state: Tensor) -> Tensor:  # `where`, because 0 × inf would be nan
+            return torch.where(goes_on.view(-1, *[1] * (state.dim() - 1)), state, torch.zeros_like(state))
+
+        batch["carry"] = each(masked, self.state)
 
     def keep(self, output: Output) -> None:
         """Remembers the state. It fits the next batch, because all batches are full."""
         if output.carry is not None:
-            self.state = each(output.carry, Tensor.detach)
+            self.state = each(Tensor.detach, output.carry)
 
     def drop(self) -> None:
         """At an epoch's end."""
         self.state = None
 
 
-def _masked(state: Tensor, keep: Tensor) -> Tensor:
-    """Zero where a lane is fresh; `where`, because 0 × inf would be nan."""
-    return torch.where(keep.view(-1, *[1] * (state.dim() - 1)), state, torch.zeros_like(state))
+def each(function: Callable[..., Tensor], *states: State) -> State:
+    """The nest whose tensors are `function` of those of one nest, or of several alike; None stays None."""
+    return tree_map(lambda *leaves: None if leaves[0] is None else function(*leaves), *states)
 
 
-def each(state: State, function: Callable[[Tensor], Tensor]) -> State:
-    """Applies `function` to every tensor of a nest of tuples, lists and dicts; None stays None."""
-    if isinstance(state, Tensor):
-        return function(state)
-    if state is None:
-        return None
-    if isinstance(state, dict):
-        return {key: each(value, function) for key, value in state.items()}
-    return type(state)(each(value, function) for value in state)
-
-
-def _joined(states: list[State]) -> State:
-    """The same nest of tensors of several ranks as one, one rank's lanes behind another's."""
-    if isinstance(states[0], Tensor):
-        return torch.cat(states)
-    if isinstance(states[0], dict):
-        return {key: _joined([state[key] for state in states]) for key in states[0]}
-    return type(states[0])(_joined(list(parts)) for parts in zip(*states, strict=True))
-
-
+@dataclass
 class Ranks:
     """Random state and carried state of every rank, as one part of a checkpoint.
 
@@ -105,20 +92,15 @@ class Ranks:
     follow, carried states find their lanes, and random numbers are new ones.
     """
 
-    def __init__(
-        self,
-        distributed: Distributed,
-        progress: Progress,
-        recurrent: RecurrentState,
-        order: Order,
-        accumulation: int,
-    ):
-        self.distributed, self.progress, self.recurrent = distributed, progress, recurrent
-        self.order, self.accumulation = order, accumulation
+    distributed: Distributed
+    progress: Progress
+    recurrent: RecurrentState
+    order: Order
+    accumulation: int
 
     def state_dict(self) -> dict[str, Any]:
         """Collective: every rank calls it."""
-        carry = each(self.recurrent.state, Tensor.cpu)
+        carry = each(Tensor.cpu, self.recurrent.state)
         ranks = self.distributed.gather({"random": random_state(), "carry": carry})
         return {"ranks": ranks, "slots": self.order.slots, "accumulation": self.accumulation}
 
@@ -138,9 +120,9 @@ class Ranks:
             self.progress.batch = self.progress.batch * slots // order.slots
         rank, size, carry = self.distributed.rank, order.batch_size, None
         if slots == order.slots and ranks[0]["carry"] is not None:
-            whole = _joined([saved["carry"] for saved in ranks])
-            carry = each(whole, lambda state: state[rank * size : (rank + 1) * size].clone())
-        self.recurrent.state = each(carry, lambda state: state.to(self.distributed.device))
+            whole = each(lambda *lanes: torch.cat(lanes), *(saved["carry"] for saved in ranks))
+            carry = each(lambda state: state[rank * size : (rank + 1) * size].clone(), whole)
+        self.recurrent.state = each(lambda state: state.to(self.distributed.device), carry)
         if len(ranks) == world:
             set_random_state(ranks[rank]["random"])
         else:
@@ -159,11 +141,10 @@ def random_state() -> dict[str, Any]:
     """State of all generators in types that `torch.load(weights_only=True)` accepts."""
     version, internal, gauss = random.getstate()
     numbers: Any = np.random.get_state(legacy=True)
-    name, keys, position, has_gauss, cached = numbers
-    keys = torch.from_numpy(keys.astype(np.int64))
+    name, keys, *rest = numbers
     return {
         "python": [version, list(internal), gauss],
-        "numpy": [name, keys, int(position), int(has_gauss), float(cached)],
+        "numpy": [name, torch.from_numpy(keys.astype(np.int64)), *rest],
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
     }
@@ -173,8 +154,8 @@ def set_random_state(state: dict[str, Any]) -> None:
     """Puts the generators back; CUDA's only where there are as many devices as when it was saved."""
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
-    name, keys, position, has_gauss, cached = state["numpy"]
-    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, cached))
+    name, keys, *rest = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
     torch.set_rng_state(state["torch"])
     if state["cuda"] and len(state["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(state["cuda"])

@@ -7,9 +7,9 @@ its page too. Whatever is missing or cut off is left out.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from datetime import datetime
-from itertools import accumulate
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from itertools import accumulate, pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -17,20 +17,35 @@ from typing import Any
 from .files import read_json, read_rows, replacing, write_text
 
 Row = dict[str, Any]
+Series = list[tuple[int, float]]
+"""(step, value) of rows that have a finite number."""
 
-STATES = {
-    "finished": "Finished",
+STATES = {  # others are said as they are
     "stopped": "Stopped early",
-    "failed": "Failed",
     "running": "Running, or ended without a word (killed, out of memory, power lost)",
 }
 
-MEDIANS = {  # of a row of metrics: its name, factor and unit on the page
-    "samples_per_second": ("samples/s", 1, ""),
-    "tokens_per_second": ("tokens/s", 1, ""),
-    "step_ms": ("time of a step", 1, " ms"),
-    "data_wait_fraction": ("waiting for data", 100, " %"),
-    "mfu": ("MFU", 100, " %"),
+
+def steady(values: list[float]) -> float:
+    """The median without the first one, which holds compilation and cold caches."""
+    return median(values[1:] or values)
+
+
+SPEED = {  # of a row of metrics: its name on the page, what sums it up, factor and unit
+    "samples_per_second": ("samples/s, median", steady, 1, ""),
+    "tokens_per_second": ("tokens/s, median", steady, 1, ""),
+    "step_ms": ("time of a step, median", steady, 1, " ms"),
+    "data_wait_fraction": ("waiting for data, median", steady, 100, " %"),
+    "mfu": ("MFU, median", steady, 100, " %"),
+    "skipped_steps": ("steps skipped, for an overflow of fp16", sum, 1, ""),
+    "memory_mb": ("GPU memory, peak", max, 1, " MB"),
+    "memory_reserved_mb": ("GPU memory, reserved", max, 1, " MB"),
+}
+PANELS = {  # of curves.png: title, and whether it begins at 0; others are logarithmic where they span much
+    "loss": ("loss", False),
+    "learning_rate": ("learning rate", True),
+    "samples_per_second": ("samples/s", True),
+    "gradient_norm": ("gradient norm, before clipping", False),
 }
 REPORTS = "def report(run: Path) -> list[str]:"  # as commands and hooks with a part of the page declare it
 MARKED_POINTS = 50  # a curve of more has no markers
@@ -48,20 +63,23 @@ def write_report(run: Path) -> None:
     events = read_rows(run / "events.jsonl")
     environment, status, result = (read_json(run / f"{x}.json") for x in ("env", "status", "evaluation"))
     notes = [*environment.get("notes", []), *status.get("notes", [])]
-    picture = draw(run / "curves.png", history, evaluations, status.get("resumes", []), notes)
+    series = {"training": numbers(history, "loss")}
+    for split in dict.fromkeys(row["split"] for row in evaluations):
+        series[split] = numbers((row for row in evaluations if row["split"] == split), "loss")
+    undrawn = draw(run / "curves.png", history, series, status.get("resumes", []))
+    notes += [undrawn] if undrawn else []
     alerts = [f"step {x['step']:,}: {x.get('text')}" for x in events if x.get("event") == "alert"]
-    optimizations = columns(environment, "optimizations", "name", "state", "why")
-    changed = columns(environment, "changed", "name", "value", "default", "origin")
-    more = [part.report(run) for folder in ("hooks", "commands") for part in found(folder, REPORTS)]
+    optimizations = [row.values() for row in environment.get("optimizations", [])]
+    changed = [row.values() for row in environment.get("changed", [])]
     parts = [
         [f"# Run {run.resolve().name}", "", headline(history, environment, status)],
         listed("Alerts", alerts),
-        ["![loss, learning rate, speed and gradient norm over the steps](curves.png)"] if picture else [],
-        table("Losses", ("", "loss", "step"), losses(history, evaluations)),
+        [] if undrawn else ["![loss, learning rate, speed and gradient norm over the steps](curves.png)"],
+        table("Losses", ("", "loss", "step"), losses(series)),
         table(*result_table(result)),
         table("Speed and memory", ("", ""), speed(history)),
-        table("Time", ("", "", "share", ""), shares(spent(history, evaluations, events))),
-        *more,
+        table("Time", ("", "", "share", ""), times(history, evaluations, events)),
+        *(part.report(run) for folder in ("hooks", "commands") for part in found(folder, REPORTS)),
         table("Optimizations", ("", "state", "why"), optimizations),
         table("Settings that differ from the defaults", ("setting", "value", "default", "from"), changed),
         table("Checkpoints", ("", "step", "MB", ""), checkpoints(run / "checkpoints")),
@@ -77,7 +95,7 @@ def read_metrics(path: Path) -> tuple[list[Row], list[Row]]:
     return [row for row in rows if "split" not in row], [row for row in rows if "split" in row]
 
 
-def numbers(rows: Iterable[Row], name: str) -> list[tuple[int, float]]:
+def numbers(rows: Iterable[Row], name: str) -> Series:
     """(step, value) of the rows that have a finite number of this name."""
     pairs = [(row["step"], row.get(name)) for row in rows]
     return [(step, x) for step, x in pairs if isinstance(x, int | float) and math.isfinite(x)]
@@ -85,39 +103,35 @@ def numbers(rows: Iterable[Row], name: str) -> list[tuple[int, float]]:
 
 def headline(history: list[Row], environment: Row, status: Row) -> str:
     """One sentence: how it ended, where and when."""
-    last = history[-1] if history else {}
-    state = status.get("state", "running")
-    line = f"**{STATES.get(state, state)}**" + (f": {status['reason']}" if status.get("reason") else "")
-    step = max(status.get("step") or 0, last.get("step", 0))  # a killed run's status is as old as its start
-    line += f", at step {step:,}"
+    last, state = history[-1] if history else {}, status.get("state", "running")
+    line = f"**{STATES.get(state, state.capitalize())}**" + (
+        f": {status['reason']}" if status.get("reason") else ""
+    )
+    # A killed run's status is as old as its start.
+    line += f", at step {max(status.get('step') or 0, last.get('step', 0)):,}"
     line += f" of epoch {last['epoch']}" if "epoch" in last else ""
-    begun, ended = environment.get("started"), last.get("time")
-    if begun is not None:
+    if begun := environment.get("started"):
         line += f"; started {datetime.fromtimestamp(begun):%Y-%m-%d %H:%M}"
-        line += f", last step logged {duration(ended - begun)} later" if ended and ended >= begun else ""
-    if steps := status.get("resumes", []):
+        passed = last.get("time", 0) - begun
+        line += f", last step logged {duration(passed)} later" if passed >= 0 else ""
+    if steps := status.get("resumes"):
         line += f"; resumed from step {', '.join(f'{step:,}' for step in steps)}"
     return line + "."
 
 
 def duration(seconds: float) -> str:
-    """`3725` → `1 h 02 min`."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+    """`3.2 s`, from a minute on `1:02:03`."""
+    return f"{seconds:.1f} s" if seconds < 60 else str(timedelta(seconds=round(seconds)))
 
 
-def losses(history: list[Row], evaluations: list[Row]) -> list[tuple]:
-    """First, last and best of each split, with their steps."""
+def losses(series: dict[str, Series]) -> list[tuple]:
+    """First, best and last of training and of each split, with their steps."""
     rows = []
-    if series := numbers(history, "loss"):
-        (first_step, first), (last_step, last) = series[0], series[-1]
-        rows += [("training, first", first, first_step), ("training, last", last, last_step)]
-    for split, series in by_split(evaluations).items():
-        if series:
-            best_step, best = min(series, key=lambda pair: pair[1])
-            rows += [(f"{split}, best", best, best_step), (f"{split}, last", series[-1][1], series[-1][0])]
+    for name, pairs in series.items():
+        if pairs:
+            best = min(pairs, key=lambda pair: pair[1])
+            points = {"first": pairs[0], "best": best, "last": pairs[-1]}
+            rows += [(f"{name}, {which}", loss, step) for which, (step, loss) in points.items()]
     return rows
 
 
@@ -130,65 +144,49 @@ def result_table(result: Row) -> tuple[str, tuple, list[tuple]]:
 
 
 def speed(history: list[Row]) -> list[tuple]:
-    """Medians over the logged steps; the largest memory."""
-    names, rows = dict.fromkeys(name for row in history for name in row), []
-    found = {name: [x for _, x in numbers(history, name)] for name in names}
-    for name, (label, scale, unit) in MEDIANS.items():
-        if values := found.get(name):
-            # The first logged step holds compilation and cold caches.
-            rows.append((f"{label}, median", f"{show(scale * median(values[1:] or values), 3)}{unit}"))
-    if skipped := found.get("skipped_steps"):
-        rows.append(("steps skipped, for an overflow of fp16", f"{sum(skipped):,.0f}"))
-    for name, label in (("memory_mb", "peak"), ("memory_reserved_mb", "reserved")):
-        if values := found.get(name):
-            rows.append((f"GPU memory, {label}", f"{max(values):,.0f} MB"))
+    """Medians over the logged steps, and what else sums them up."""
+    rows = []
+    for name, (label, digest, scale, unit) in SPEED.items():
+        if values := [x for _, x in numbers(history, name)]:
+            rows.append((label, f"{show(scale * digest(values), 3)}{unit}"))
     return rows
 
 
-def spent(history: list[Row], evaluations: list[Row], events: list[Row]) -> dict[str, tuple[float, str]]:
-    """Where the time went: seconds, and how often."""
+def times(history: list[Row], evaluations: list[Row], events: list[Row]) -> list[tuple]:
+    """Where the time went, without what took none."""
     steps, training = [row for row in history if row.get("step_ms")], 0.0
-    for before, row in zip([{"step": 0}, *steps], steps, strict=False):
+    for before, row in pairwise([{"step": 0}, *steps]):
         training += max(row["step"] - before["step"], 0) * row["step_ms"] / 1000
     measured = [row.get("seconds") or 0 for row in evaluations]
     saves = [event.get("seconds") or 0 for event in events if event.get("event") == "checkpoint"]
-    return {
-        "training": (training, ""),
-        "evaluation": (sum(measured), f"{len(measured):,} times"),
-        "checkpoints": (sum(saves), f"{len(saves):,} saved"),
-    }
-
-
-def shares(parts: dict[str, tuple[float, str]]) -> list[tuple]:
-    """Of the time, without parts that took none."""
-    total = sum(seconds for seconds, _ in parts.values())
-    return [(name, duration(x), f"{x / total:.1%}", often) for name, (x, often) in parts.items() if x]
-
-
-def columns(environment: Row, name: str, *wanted: str) -> list[tuple]:
-    """A list of objects in env.json as rows."""
-    return [tuple(entry.get(column) for column in wanted) for entry in environment.get(name, [])]
+    parts = [
+        ("training", training, ""),
+        ("evaluation", sum(measured), f"{len(measured):,} times"),
+        ("checkpoints", sum(saves), f"{len(saves):,} saved"),
+    ]
+    total = sum(seconds for _, seconds, _ in parts)
+    return [(name, duration(x), f"{x / total:.1%}", often) for name, x, often in parts if x]
 
 
 def checkpoints(folder: Path) -> list[tuple]:
     """Name, step, size in MB of each, and the loss of the best."""
-    best = read_json(folder / "best.json")
-    rows = []
+    best, rows = read_json(folder / "best.json"), []
     for manifest in sorted(folder.glob("step-*/manifest.json")):
-        size = sum(file.stat().st_size for file in manifest.parent.iterdir() if file.is_file())
         name, step = manifest.parent.name, read_json(manifest).get("step")
+        size = sum(file.stat().st_size for file in manifest.parent.iterdir() if file.is_file())
         mark = f"best, loss {show(best.get('loss'))}" if best.get("checkpoint") == name else ""
         rows.append((name, step, f"{size / 1e6:.1f}", mark))
     return rows
 
 
 def machine(environment: Row) -> list[tuple]:
-    rows = [("device", environment.get("gpu")), *environment.get("versions", {}).items()]
-    rows += [("git", environment.get("git")), ("command", " ".join(environment.get("argv", [])))]
-    return [row for row in rows if row[1]]
+    command = " ".join(environment.get("argv", []))
+    known = {"device": environment.get("gpu"), **environment.get("versions", {})}
+    known |= {"git": environment.get("git"), "command": command}
+    return [row for row in known.items() if row[1]]
 
 
-def table(title: str, header: tuple, rows: list[tuple]) -> list[str]:
+def table(title: str, header: tuple, rows: Sequence[Iterable]) -> list[str]:
     """A heading with a Markdown table; nothing where there are no rows."""
     if not rows:
         return []
@@ -214,51 +212,40 @@ def show(value: Any, digits: int = 5) -> str:
     return str(value).replace("|", "\\|").replace("\n", " ")
 
 
-def draw(
-    path: Path, history: list[Row], evaluations: list[Row], resumes: list[int], notes: list[str]
-) -> bool:
-    """Draws the curves; False where there is nothing to draw, or with a note where it does not work."""
-    if not history and not evaluations:
-        notes.append("no step was logged, so there are no curves")
-        return False
+def draw(path: Path, history: list[Row], losses: dict[str, Series], resumes: list[int]) -> str:
+    """Draws the curves; returns why not, where there is nothing to draw or it does not work."""
+    if not history and not any(losses.values()):
+        return "no step was logged, so there are no curves"
     try:
-        figure = curves(history, evaluations, resumes)
+        figure = curves(history, losses, resumes)
         with replacing(path) as file:
             figure.savefig(file, format="png", dpi=120)
     except Exception as error:  # the page matters more than its picture, above all after a crash
-        notes.append(f"curves.png was not drawn: {type(error).__name__}: {error}")
-        return False
-    return True
+        return f"curves.png was not drawn: {type(error).__name__}: {error}"
+    return ""
 
 
-def curves(history: list[Row], evaluations: list[Row], resumes: list[int]) -> Any:
-    """Four panels over the steps, as a matplotlib Figure without pyplot and its global state."""
+def curves(history: list[Row], losses: dict[str, Series], resumes: list[int]) -> Any:
+    """Four panels over the steps as a matplotlib Figure, without pyplot and its global state."""
     from matplotlib.figure import Figure
-    from matplotlib.ticker import LogLocator
 
     figure = Figure(figsize=(11, 6.6), layout="constrained")
-    panels = {
-        "loss": "loss",
-        "learning_rate": "learning rate",
-        "samples_per_second": "samples/s",
-        "gradient_norm": "gradient norm, before clipping",
-    }
-    for axes, (name, title) in zip(figure.subplots(2, 2, sharex=True).flat, panels.items(), strict=True):
+    panels = zip(figure.subplots(2, 2, sharex=True).flat, PANELS.items(), strict=True)
+    for axes, (name, (title, from_zero)) in panels:
         axes.set_title(title, loc="left", fontsize=11)
         axes.set_xlabel("step")
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25, linewidth=0.6)
-        drawn = plot(axes, numbers(history, name), "C0", "training", smooth=name != "learning_rate")
-        if name == "loss":
-            for number, (split, series) in enumerate(by_split(evaluations).items(), start=1):
-                drawn += plot(axes, series, f"C{number}", split)
+        series = losses if name == "loss" else {"training": numbers(history, name)}
+        for number, (label, pairs) in enumerate(series.items()):
+            plot(axes, pairs, f"C{number}", label, smooth=name != "learning_rate")
+        drawn = [x for pairs in series.values() for _, x in pairs]
+        if len(series) > 1:
             axes.legend(frameon=False)
-        if name in ("learning_rate", "samples_per_second"):
+        if from_zero:
             axes.set_ylim(bottom=0)
         elif drawn and min(drawn) > 0 and max(drawn) > 20 * min(drawn):
             axes.set_yscale("log")
-            axes.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
-            axes.yaxis.set_minor_formatter("{x:,g}")
         axes.yaxis.set_major_formatter("{x:,g}")
         for step in resumes:
             axes.axvline(step, color="0.5", linewidth=0.9, linestyle=":")
@@ -267,25 +254,13 @@ def curves(history: list[Row], evaluations: list[Row], resumes: list[int]) -> An
     return figure
 
 
-def plot(
-    axes: Any, series: list[tuple[int, float]], color: str, label: str, smooth: bool = True
-) -> list[float]:
-    """One curve; a long one pale, with its moving mean on top. Returns the values drawn."""
-    steps, values = [step for step, _ in series], [x for _, x in series]
-    if len(series) <= MANY_POINTS or not smooth:
-        marker = "o" if len(series) <= MARKED_POINTS else ""
-        axes.plot(steps, values, color=color, label=label, linewidth=1.5, marker=marker, markersize=3)
-        return values
-    width = len(series) // 50
-    sums = [0.0, *accumulate(values)]
-    mean = [(sums[i + width] - sums[i]) / width for i in range(len(values) - width + 1)]
-    axes.plot(steps, values, color=color, alpha=0.3, linewidth=0.8)
-    middle = steps[width // 2 :][: len(mean)]
-    axes.plot(middle, mean, color=color, label=f"{label}, mean of {width}", linewidth=1.5)
-    return values
-
-
-def by_split(evaluations: list[Row]) -> dict[str, list[tuple[int, float]]]:
-    """The losses of each split that was evaluated."""
-    splits = dict.fromkeys(row["split"] for row in evaluations)
-    return {split: numbers((row for row in evaluations if row["split"] == split), "loss") for split in splits}
+def plot(axes: Any, pairs: Series, color: str, label: str, smooth: bool) -> None:
+    """One curve; a long one pale, with its moving mean on top."""
+    steps, values = [step for step, _ in pairs], [x for _, x in pairs]
+    if smooth and len(pairs) > MANY_POINTS:
+        axes.plot(steps, values, color=color, alpha=0.3, linewidth=0.8)
+        width, sums = len(pairs) // 50, [0.0, *accumulate(values)]
+        values = [(end - start) / width for start, end in zip(sums, sums[width:], strict=False)]
+        steps, label = steps[width // 2 :][: len(values)], f"{label}, mean of {width}"
+    marker = "o" if len(values) <= MARKED_POINTS else ""
+    axes.plot(steps, values, color=color, label=label, linewidth=1.5, marker=marker, markersize=3)

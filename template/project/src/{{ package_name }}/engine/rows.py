@@ -128,7 +128,6 @@ def deliver(
         name: Rows(part.values.to(device, non_blocking=True), part.lengths.to(device, non_blocking=True))
         for name, part in rows.items()
     }
-    batch = samples.batch(moved)
-    batch["index"] = torch.from_numpy(numbers).to(device, non_blocking=True)
-    batch["fresh"] = torch.from_numpy(fresh).to(device, non_blocking=True)
-    return batch
+    added = {"index": numbers, "present": numbers >= 0, "fresh": fresh}
+    tensors = {name: torch.from_numpy(values) for name, values in added.items()}
+    return samples.batch(moved) | {name: x.to(device, non_blocking=True) for name, x in tensors.items()}

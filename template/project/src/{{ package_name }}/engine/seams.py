@@ -22,8 +22,9 @@ from .errors import UserError
 T = TypeVar("T")
 Batch = dict[str, Tensor]
 """What a model gets: every tensor has the batch as its first axis and lies on the device. It is
-valid until the next `next()` of its loader. `index` (B,) int64 is the sample's number, −1 where the
-batch is filled up; `fresh` (B,) bool is False where a carried state goes on."""
+valid until the next `next()` of its loader. `present` (B,) bool is False where the batch is filled up with
+rows that count for nothing; `index` (B,) int64 is the sample's number, −1 there; `fresh` (B,) bool is False
+where a carried state goes on."""
 
 
 class Spans(NamedTuple):
@@ -67,7 +68,7 @@ class Samples(Protocol):
         """Rows of each sample by array name; index −1 gives spans of length 0."""
 
     def batch(self, rows: dict[str, Rows]) -> Batch:
-        """On the device: split, shift, cast, mask. The loader adds `index` and `fresh`."""
+        """On the device: split, shift, cast, mask. The loader adds `index`, `present`, `fresh`."""
 
     # Optional, for `hooks/throughput.py` where a workload counts in tokens: `tokens`, how many targets a mean
     # sample has, and `typical()`, a batch of one such sample.
