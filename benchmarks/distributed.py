@@ -33,8 +33,6 @@ FLAGS = {
     "training.max_steps": 10**6,
     "monitor.every_steps": 10,
     "monitor.progress": "false",
-    "evaluation.every_steps": 10**9,
-    "checkpoint.every_steps": 10**9,
 }
 GPT = {"data.block_size": 64, "model.layers": 4, "model.heads": 4, "model.width": 256}
 CASES = {  # workload, settings; a row each
@@ -44,8 +42,8 @@ CASES = {  # workload, settings; a row each
 }
 
 
-def session(folder: Path, distributed: Any, shape: dict[str, Any]) -> Any:
-    """A training under way, without evaluations and checkpoints."""
+def begun(folder: Path, distributed: Any, shape: dict[str, Any]) -> Any:
+    """A run under way, without evaluations and checkpoints."""
     assembling = importlib.import_module("my_training.assemble")
     flags = FLAGS | shape | {"data.path": folder / "data"}
     load = importlib.import_module("my_training.config").load
@@ -55,27 +53,25 @@ def session(folder: Path, distributed: Any, shape: dict[str, Any]) -> Any:
     run.mkdir()
     build = lambda settings: assembling.assemble(settings, distributed, store)  # noqa: E731
     make = importlib.import_module("my_training.engine.run").Session
-    made = make(run, settings, build, rank=distributed.rank).__enter__()
-    next(made.phases())
-    made.evaluate = made.save = lambda: None
-    return made
+    session = make(run, settings, build, distributed=distributed, trial=True).__enter__()
+    return next(session.phases())
 
 
-def per_second(session: Any, steps: int) -> float:
+def per_second(run: Any, steps: int) -> float:
     """Samples a second of all its processes over so many steps."""
-    session.limit = session.progress.step + steps
+    run.session.limit = run.progress.step + steps
     start = time.perf_counter()
-    importlib.import_module("my_training.train").fit(session)
-    return steps * session.loader.order.slots / (time.perf_counter() - start)
+    importlib.import_module("my_training.train").fit(run)
+    return steps * run.loader.order.slots / (time.perf_counter() - start)
 
 
 def work(folder: Path, rank: int, shape: dict[str, Any], arguments: argparse.Namespace) -> list[list[float]]:
     """[[alone, beside each other, together], …] of each round, in samples a second of all."""
     make = importlib.import_module("my_training.engine.distributed").Distributed
-    own = session(folder, make(), shape)
+    own = begun(folder, make(), shape)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2")
     distributed = make()
-    shared, found = session(folder, distributed, shape), []
+    shared, found = begun(folder, distributed, shape), []
     for one in (own, shared):
         per_second(one, 3)
     for _ in range(arguments.rounds):

@@ -215,13 +215,12 @@ def write(folder: Path, days: int = DAYS, batches: int = 3) -> None:
 
 def stepping(project: Any) -> Any:
     """A function that trains one batch, as `train.py` does."""
-    parameters = [weight for group in project.optimizer.param_groups for weight in group["params"]]
 
     def step(batch: Any) -> None:
         with project.precision.autocast():
             output = project.wrapped(batch)
         output.loss.backward(gradient=project.precision.scale(output.weight))
-        project.precision.step(project.optimizer, parameters, 1.0, output.weight.clamp(min=1))
+        project.precision.step(project.optimizer, 1.0, output.weight.clamp(min=1))
 
     return step
 

@@ -44,8 +44,6 @@ FLAGS = {
     "schedule.warmup_steps": WARMUP,
     "monitor.every_steps": EVERY,
     "monitor.progress": "false",
-    "evaluation.every_steps": 10**9,
-    "checkpoint.every_steps": 10**9,
 }
 
 
@@ -116,19 +114,22 @@ class Ours:
             run,
             settings,
             lambda settings: assembling.assemble(settings, distributed, self.store),
+            trial=True,
         )
 
     def run(self) -> list[float]:
-        stamps = []
-        advance = self.session.advance
+        run, stamps = self.session.run, []
+        advance = run.advance
 
-        def timed(batches: tuple[int, int]) -> None:
-            advance(batches)
+        def timed(batch: int) -> int:
             stamps.append(CLOCK())
+            return advance(batch)
 
-        self.session.advance, self.session.evaluate, self.session.save = timed, lambda: None, lambda: None
+        run.advance = timed
         stamps.append(CLOCK())
-        self.fit(self.session)
+        self.fit(run)
+        if code := self.session.exit_code:  # a signal: fewer steps than the others
+            sys.exit(code)
         return [1000 * (after - before) for before, after in itertools.pairwise(stamps)]
 
 
@@ -143,10 +144,10 @@ def compare(torch: Any, folder: Path, threads: int, rounds: int, steps: int) -> 
             stdout, sys.stdout = sys.stdout, nothing
             ours = Ours(folder, steps)
             with ours.session as session:
-                for project in session.phases():
-                    split = project.store.splits["train"]
-                    data = np.asarray(project.store.arrays["tokens"].rows()[slice(*split)])
-                    theirs = Theirs(torch, project, data, steps)
+                for run in session.phases():
+                    store = run.project.store
+                    data = np.asarray(store.arrays["tokens"].rows()[slice(*store.splits["train"])])
+                    theirs = Theirs(torch, run.project, data, steps)
                     both = [theirs.run, ours.run] if number % 2 else [ours.run, theirs.run]
                     figures = {call.__self__.__class__.__name__: tenth(call()) for call in both}
             sys.stdout = stdout

@@ -5,7 +5,7 @@ case runs in a process of its own: one epoch to warm up, then three that count (
 round has every case once, each ratio is taken within its round, and the table gives the median over the
 rounds and their span. Every epoch's batches are checked: each row once, with its own target.
 
-    python benchmarks/loaders.py [--rounds 3] [--folder /tmp/benchmark] [--cold] [--write]
+    python benchmarks/loaders.py [--rounds 3] [--rows 8192] [--folder /tmp/benchmark] [--cold] [--write]
 
 --cold drops the page cache before some epochs: needs root, and slows whoever shares the machine.
 """
@@ -125,7 +125,7 @@ class Windows:
         return {name: part.values[:, 0] for name, part in rows.items()}
 
 
-def ours(path: Path, loader: str, order: str, rows: int = ROWS) -> Any:
+def ours(path: Path, loader: str, order: str) -> Any:
     """A loader of the template, over links to its parts."""
     import torch
     from link import link
@@ -146,7 +146,7 @@ def ours(path: Path, loader: str, order: str, rows: int = ROWS) -> Any:
         data=data, evaluation=SimpleNamespace(batch_size=0), reproducibility=SimpleNamespace(seed=0)
     )
     store = SimpleNamespace(arrays=hdf5_arrays(path, "features", "targets"))
-    return Loader(Windows(Spans, rows), store, settings, torch.device("cpu"))
+    return Loader(Windows(Spans, ROWS), store, settings, torch.device("cpu"))
 
 
 def template(path: Path, loader: str, order: str) -> Callable[[int], Iterator[Any]]:
@@ -224,13 +224,13 @@ def map_style(path: Path, workers: int) -> Callable[[int], Iterator[Any]]:
 
 
 def lstm(path: Path) -> dict[str, float]:
-    """One training step of the template's LSTM on the loader's batches: Step against a bare loop."""
+    """One training step of the template's LSTM on the loader's batches: train.py's against a bare one."""
     import torch
 
     loader = ours(path, "chunk", "full")
-    from my_training import model as models
-    from my_training.engine import precision, step
     from my_training.engine.optimization import make_optimizer
+    from my_training.engine.precision import Precision
+    from my_training.model import build_model
 
     torch.set_num_threads(1)
     settings = SimpleNamespace(model=SimpleNamespace(width=64, depth=1, dropout=0.0))
@@ -239,13 +239,11 @@ def lstm(path: Path) -> dict[str, float]:
     optimizing = SimpleNamespace(
         name="adamw", weight_decay=0.01, learning_rate=1e-3, beta1=0.9, beta2=0.999, epsilon=1e-8, fused=True
     )
-    distributed = SimpleNamespace(world=1, sum=lambda tensor: tensor)
     batch = {name: value[:32].clone() for name, value in next(loader.epoch(0)).items()}
     batch["target"] = batch.pop("targets")
     seconds: dict[str, list[float]] = {"bare": [], "ours": []}
-    model = models.build_model(settings, facts)
+    model, precision = build_model(settings, facts), Precision("fp32", torch.device("cpu"))
     optimizer = make_optimizer(model, optimizing)
-    whole = step.Step(model, optimizer, precision.Precision("fp32", torch.device("cpu")), distributed, 1.0)
 
     def bare() -> None:
         loss = model(batch).loss
@@ -254,8 +252,14 @@ def lstm(path: Path) -> dict[str, float]:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
+    def project() -> None:
+        with precision.autocast():
+            output = model(batch)
+        output.loss.backward(gradient=precision.scale(output.weight))
+        precision.step(optimizer, 1.0, output.weight.clamp(min=1))
+
     for number in range(24):
-        for name, run in (("bare", bare), ("ours", lambda: whole(batch, True))):
+        for name, run in (("bare", bare), ("ours", project)):
             start = time.perf_counter()
             run()
             if number >= 4:
@@ -330,14 +334,14 @@ def child(path: Path, name: str, step: float, cold: bool) -> dict[str, Any]:
     return counted | {"memory": peak - start_memory}
 
 
-def growth(path: Path, rows: int) -> dict[str, Any]:
+def growth(path: Path) -> dict[str, Any]:
     """Peak of host memory over the start, and the time from asking to the first batch at some places."""
-    loader = ours(path, "chunk", "full", rows)
+    loader = ours(path, "chunk", "full")
     start, peak, resumed = memory(), 0, []
     for batch in loader.epoch(0):
         batch["features"].sum()
         peak = max(peak, memory())
-    for place in (3, rows // BATCH // 2, rows // BATCH - 2):
+    for place in (3, ROWS // BATCH // 2, ROWS // BATCH - 2):
         begun = time.perf_counter()
         batches = loader.epoch(0, place)
         next(batches)
@@ -362,7 +366,7 @@ def beside() -> tuple[str, ...]:
 def spawn(path: Path, *words: str) -> dict[str, Any]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     python = str(PEERS_PYTHON) if words[0].startswith(PEERS) else sys.executable
-    command = [python, __file__, "--folder", str(path.parent), "--child", *words]
+    command = [python, __file__, "--folder", str(path.parent), "--rows", path.stem, "--child", *words]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(done.stderr)
@@ -370,7 +374,7 @@ def spawn(path: Path, *words: str) -> dict[str, Any]:
 
 
 def measure(folder: Path, rounds: int, cold: bool) -> list[dict[str, Any]]:
-    path = folder / "benchmark.h5"
+    path = folder / f"{ROWS}.h5"
     if not path.exists():
         write(path, ROWS)
     found = []
@@ -384,10 +388,10 @@ def measure(folder: Path, rounds: int, cold: bool) -> list[dict[str, Any]]:
             }
         found.append(row)
         print(f"round {number + 1} of {rounds}", file=sys.stderr)
-    small, large = folder / "small.h5", folder / "large.h5"
-    for file, rows in ((small, ROWS // 2), (large, 2 * ROWS)):
+    for size, rows in (("small", ROWS // 2), ("large", 2 * ROWS)):
+        file = folder / f"{rows}.h5"
         write(file, rows)
-        found[-1][file.stem] = spawn(file, "growth", "--rows", str(rows))
+        found[-1][size] = spawn(file, "growth")
         file.unlink()
     return found
 
@@ -400,7 +404,7 @@ def tables(rounds: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]
 
     threads = min(os.cpu_count() or 1, 2)
     base = f"raw {threads}"
-    chunk_seconds = CHUNK / ROWS  # of a raw epoch: one chunk's read
+    gigabytes, chunk_seconds = ROWS * ROW_BYTES / 1e9, CHUNK / ROWS  # of a raw epoch: one chunk's read
 
     def share(name: str) -> list[float]:
         return ratio(lambda row: row[base]["epoch"] / row[name]["epoch"])
@@ -450,7 +454,7 @@ def tables(rounds: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]
         (
             "CPU seconds per GB, chunk, sequential",
             "≤ 0.13",
-            ratio(lambda row: row["chunk time"]["cpu"] / 1.97),
+            ratio(lambda row: row["chunk time"]["cpu"] / gigabytes),
         ),
     ]
     if "raw 2 cold" in rounds[0]:
@@ -471,7 +475,7 @@ def tables(rounds: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]
         for name, wanted, values in lines
     ]
     speeds = [
-        [name, f"{statistics.median(1.97 / row[name]['epoch'] for row in rounds):.2f}"]
+        [name, f"{statistics.median(gigabytes / row[name]['epoch'] for row in rounds):.2f}"]
         for name in (*WARM, *beside())
     ]
     return (
@@ -485,19 +489,20 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rows", type=int, default=ROWS, help="fewer, to try it (default: %(default)s)")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "fasttrain-benchmark")
     parser.add_argument("--cold", action="store_true")
     parser.add_argument("--write", action="store_true", help="into docs/benchmarks/loaders.md")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--step", type=float, default=0.0, help=argparse.SUPPRESS)
-    parser.add_argument("--rows", type=int, default=0, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    global ROWS
+    ROWS = arguments.rows
+    path = arguments.folder / f"{ROWS}.h5"
     if arguments.child == "growth":
-        path = arguments.folder / ("small.h5" if arguments.rows < ROWS else "large.h5")
-        print(json.dumps(growth(path, arguments.rows)))
+        print(json.dumps(growth(path)))
         return
     if arguments.child:
-        path = arguments.folder / "benchmark.h5"
         print(json.dumps(child(path, arguments.child, arguments.step, arguments.cold)))
         return
     arguments.folder.mkdir(parents=True, exist_ok=True)

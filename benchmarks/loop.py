@@ -266,7 +266,8 @@ def ours(framework: str) -> Callable[[Data, Path], Result]:
         def assemble(settings: Any) -> Any:
             model = Wrapped()
             optimizer = get("engine.optimization").make_optimizer(model, settings.optimizer)
-            store = SimpleNamespace(fingerprint="", source={}, splits={}, files={}, folder=folder)
+            store = SimpleNamespace(fingerprint="", fingerprints=[], source={}, splits={}, folder=folder)
+            store.remember = lambda run: None
             return SimpleNamespace(
                 work=lambda *_: throughput.Work(), settings=settings, store=store, device=distributed.device,
                 distributed=distributed, model=model, wrapped=model, optimizer=optimizer, optimizations=[],
@@ -276,11 +277,11 @@ def ours(framework: str) -> Callable[[Data, Path], Result]:
 
         folder.mkdir()
         seconds = 0.0
-        with get("engine.run").Session(folder, settings, assemble) as session:
-            for _ in session.phases():
-                session.save = lambda: None  # the other loops keep no checkpoint
+        # A trial: the other loops keep no checkpoint.
+        with get("engine.run").Session(folder, settings, assemble, trial=True) as session:
+            for run in session.phases():
                 start = time.process_time()
-                get("train").fit(session)
+                get("train").fit(run)
                 seconds = time.process_time() - start
         rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         return seconds, [row["loss"] for row in rows]

@@ -3,7 +3,7 @@
 A gain is printed with a ±, within which nine of ten repeats lie. Each row's second gain is compared with the
 first one's ±, each second median of a step with the first one's range from the 10th to the 90th percentile.
 
-    python benchmarks/repeat.py [--workload graph] [--write]
+    python benchmarks/repeat.py [--workload graph] [--quick] [--write]
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ SMALL = {
 }
 
 
-def measured(project: Path, folder: Path, workload: str) -> list[dict[str, Any]]:
+def measured(project: Path, folder: Path, workload: str, *more: str) -> list[dict[str, Any]]:
     """The rows of benchmark.json that have a ±."""
-    words = ("benchmark", *SWITCHES, "--restart", *SMALL.get(workload, ()))
+    words = ("benchmark", *SWITCHES, "--restart", *more, *SMALL.get(workload, ()))
     command = (sys.executable, "-m", "my_training", *words)
     environment = {**os.environ, "PYTHONPATH": str(project / "src")}
     subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
@@ -44,15 +44,17 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--workload", default="graph")
+    parser.add_argument("--quick", action="store_true", help="few steps, to try it")
     parser.add_argument("--write", action="store_true", help="into docs/benchmarks/repeat.md")
     arguments = parser.parse_args()
     from rendering import render
 
-    protocol, project = machine(), render(workload=arguments.workload)
+    protocol, project = machine(), render(workload=arguments.workload, extras=["benchmark"])
+    quick = ["--quick"] * arguments.quick
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         (folder / "config.yaml").write_text((project / "config.yaml").read_text())
-        first, second = (measured(project, folder, arguments.workload) for _ in range(2))
+        first, second = (measured(project, folder, arguments.workload, *quick) for _ in range(2))
     rows, inside, near = [], 0, 0
     for one, other in zip(first, second, strict=True):
         gains = abs(other["gain"] - one["gain"]) <= one["gain_spread"]

@@ -40,8 +40,6 @@ FLAGS = {
     "schedule.warmup_steps": WARMUP,
     "monitor.every_steps": EVERY,
     "monitor.progress": "false",
-    "evaluation.every_steps": 10**9,
-    "checkpoint.every_steps": 10**9,
 }
 
 
@@ -78,19 +76,23 @@ class Ours:
         store = assembling.open_store(settings)
         run = Path(tempfile.mkdtemp(dir=folder))
         build = lambda settings: assembling.assemble(settings, distributed, store)  # noqa: E731
-        self.session = importlib.import_module("my_training.engine.run").Session(run, settings, build)
+        make = importlib.import_module("my_training.engine.run").Session
+        self.session = make(run, settings, build, trial=True)
 
     def run(self) -> list[float]:
         """Seconds of each step."""
-        stamps, advance = [], self.session.advance
+        run, stamps = self.session.run, []
+        advance = run.advance
 
-        def timed(batches: tuple[int, int]) -> None:
-            advance(batches)
+        def timed(batch: int) -> int:
             stamps.append(CLOCK())
+            return advance(batch)
 
-        self.session.advance, self.session.evaluate, self.session.save = timed, lambda: None, lambda: None
+        run.advance = timed
         stamps.append(CLOCK())
-        self.fit(self.session)
+        self.fit(run)
+        if code := self.session.exit_code:  # a signal: fewer steps than the others
+            sys.exit(code)
         return [after - before for before, after in itertools.pairwise(stamps)]
 
 
@@ -186,16 +188,16 @@ def measure_loop(torch: Any, folder: Path, rounds: int, steps: int) -> list[list
     for number in range(-1, rounds):
         made = Ours(folder, **{"training.max_steps": steps})
         with quiet(), made.session as session:
-            for project in session.phases():
+            for run in session.phases():
                 batches = []
-                for batch in itertools.islice(session.loader.epoch(0), steps):
+                for batch in itertools.islice(run.loader.epoch(0), steps):
                     names = {"input_ids": "source", "attention_mask": "present", "labels": "targets"}
                     kept = {name: batch[ours].clone() for name, ours in names.items()}
                     batches.append(kept | {"attention_mask": kept["attention_mask"].long()})
                 if number % 2:
-                    library, mine = bare(torch, project, batches), made.run()
+                    library, mine = bare(torch, run.project, batches), made.run()
                 else:
-                    mine, library = made.run(), bare(torch, project, batches)
+                    mine, library = made.run(), bare(torch, run.project, batches)
         if number >= 0:  # the first round warms up
             both = [1000 * float(np.percentile(times[3:], 10)) for times in (mine, library)]
             found.append(both)
@@ -220,8 +222,8 @@ def measure_epoch(torch: Any, folder: Path, pairs: list[Any], rounds: int) -> li
 
     def theirs() -> float:
         with quiet(), Ours(folder, **{"training.epochs": 1}).session as session:
-            for project in session.phases():
-                return tokens / trainer(torch, project, pairs, folder)
+            for run in session.phases():
+                return tokens / trainer(torch, run.project, pairs, folder)
         raise RuntimeError("the session had no phase")
 
     sides = {"bucket": lambda: ours("bucket"), "full": lambda: ours("full"), "Trainer": theirs}

@@ -38,7 +38,7 @@ def measured(folder: Path, overrides: dict[str, Any], builder: Callable[..., Any
         dataset.correlated = own
     figures = found.steady("samples_per_second", "data_wait_fraction")
     figures["windows_per_second"] = figures["samples_per_second"] * graph.STOCKS
-    figures["validation_s"] = found.evaluations[-1]["seconds"] / len(found.session.validation)
+    figures["validation_s"] = found.evaluations[-1]["seconds"] / len(found.run.validation)
     later = busy[len(busy) // 2 :]
     return figures | ({"gpu_busy_percent": statistics.median(later)} if later else {})
 

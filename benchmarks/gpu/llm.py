@@ -13,7 +13,6 @@ the same order. Takes about 8 minutes on an H200.
 from __future__ import annotations
 
 import itertools
-import json
 import statistics
 import tempfile
 import time
@@ -73,41 +72,33 @@ def write_tokens(folder: Path, count: int, vocabulary: int) -> None:
     random = np.random.default_rng(0)
     drawn = np.minimum(random.zipf(1.2, count), vocabulary - 1).astype(np.int64)
     drawn[1::2] = (drawn[::2] * 31 + 7) % (vocabulary - 1)
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "store-random.bin"
-    drawn.astype(np.uint16).tofile(path)
-    manifest = {
-        **{"format": 1, "workload": "llm", "source": {}},
-        "facts": {"vocabulary": vocabulary, "token_bytes": [4] * (vocabulary - 1) + [0]},
-        "splits": {"train": [0, count], "validation": [count, count], "test": [count, count]},
-        "arrays": {"tokens": {"file": path.name, "offset": 0, "shape": [count], "dtype": "uint16"}},
-        "files": {path.name: project("engine.files").checksums(path)},
-    }
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with project("engine.store").StoreWriter(folder, "llm") as writer:
+        writer.create("tokens", drawn.shape, "uint16")[...] = drawn
+        writer.facts = {"vocabulary": vocabulary, "token_bytes": [4] * (vocabulary - 1) + [0]}
+        writer.splits = {"train": [0, count], "validation": [count, count], "test": [count, count]}
 
 
 def ours(folder: Path, overrides: dict[str, Any]) -> dict[str, Any]:
     """A row of the project's own loop."""
     found = train(folder, overrides)
     figures = found.steady("step_ms", "tokens_per_second", "data_wait_fraction", "mfu")
-    figures |= {"loss": found.rows[-1]["loss"], "start_s": found.ready_s, "why": found.session.work.why}
+    figures |= {"loss": found.rows[-1]["loss"], "start_s": found.ready_s, "why": found.run.work.why}
     return figures | {"fp8_layers": found.state("fp8")}
 
 
 def theirs(overrides: dict[str, Any]) -> dict[str, Any]:
     """nanoGPT's loop with compile, bf16, TF32 and fused AdamW, from the weights that ours start from."""
     import nanogpt
-    import numpy as np
     import torch
 
     model_of, throughput = project("model").build_model, project("engine.throughput")
     settings = project("config").load(overrides=[(key, str(value)) for key, value in overrides.items()])
-    facts = json.loads((Path(settings.data.path) / "manifest.json").read_text())["facts"]
+    store = project("engine.store").Store.open(settings.data.path)
     torch.set_float32_matmul_precision("high")
     torch.backends.cudnn.allow_tf32 = True
     torch.manual_seed(settings.reproducibility.seed)
     start = time.perf_counter()
-    same = model_of(settings, facts)
+    same = model_of(settings, store.facts)
     padded = same.embedding.num_embeddings
     model = nanogpt.GPT(nanogpt.Config(settings.model.context, padded, *settings.model.shape))
     nanogpt.load_ours(model, same)
@@ -115,7 +106,7 @@ def theirs(overrides: dict[str, Any]) -> dict[str, Any]:
     if device == "cuda":
         model = torch.compile(model.to(device))
     optimizer = model.configure_optimizers(0.1, 6e-4, (0.9, 0.999), device)
-    data = np.memmap(Path(settings.data.path) / "store-random.bin", dtype=np.uint16, mode="r")
+    data = store.arrays["tokens"].rows()
     batch, block, steps = settings.data.batch_size, settings.data.block_size, settings.training.max_steps
     X, Y = nanogpt.get_batch(data, batch, block, device)
     times, loss = [], 0.0
@@ -136,7 +127,7 @@ def theirs(overrides: dict[str, Any]) -> dict[str, Any]:
             ready = times[0] - start
     step = statistics.median(b - a for a, b in itertools.pairwise(times[1:])) / EVERY
     example = {name: torch.zeros(1, block, dtype=torch.int64) for name in ("tokens", "targets")}
-    flops = throughput.count_flops(lambda: model_of(settings, facts), example)
+    flops = throughput.count_flops(lambda: model_of(settings, store.facts), example)
     peak, why = throughput.peak_of(torch.device(device), "bf16")
     found = {
         "step_ms": 1000 * step,

@@ -73,7 +73,7 @@ class Training(NamedTuple):
 
     rows: list[Row]  # of metrics.jsonl: training steps
     evaluations: list[Row]
-    session: Any
+    run: Any
     ready_s: float  # imports, data, dry run
 
     def steady(self, *names: str, after: int = 0) -> Row:
@@ -82,7 +82,7 @@ class Training(NamedTuple):
         return {name: statistics.median(row[name] for row in late) for name in names if name in late[0]}
 
     def state(self, optimization: str) -> str:
-        entries = self.session.project.optimizations
+        entries = self.run.project.optimizations
         return next((entry["state"] for entry in entries if entry["name"] == optimization), "")
 
 
@@ -92,27 +92,29 @@ def train(folder: Path, overrides: Row, loader: Any = None, around: Any = None) 
     loader: to take the place of the project's. around: a context manager around the loop.
     """
     assembling = project("assemble")
-    assembling.Loader = loader or project("engine.loader").Loader
+    loader = loader or project("engine.loader").Loader
     distributed = project("engine.distributed").Distributed()
     quiet = {"monitor.progress": "false", "evaluation.every_steps": 10**9, "checkpoint.every_steps": 10**9}
     words = [(key, str(value)) for key, value in (quiet | overrides).items()]
     settings = project("config").load(overrides=words)
-    run, start = Path(tempfile.mkdtemp(dir=folder)), time.perf_counter()
-    build = lambda settings: assembling.assemble(settings, distributed, assembling.open_store(settings))  # noqa: E731
-    make = project("engine.run").Session
+    place, start = Path(tempfile.mkdtemp(dir=folder)), time.perf_counter()
+
+    def build(settings: Any) -> Any:
+        return assembling.assemble(settings, distributed, assembling.open_store(settings), loader)
+
     with (
-        open(run / "log", "w") as log,
+        open(place / "log", "w") as log,
         contextlib.redirect_stdout(log),
-        make(run, settings, build) as session,
+        project("engine.run").Session(place, settings, build) as session,
     ):
-        session.save = lambda: None
-        for _ in session.phases():
+        for run in session.phases():
+            run.save = lambda: None
             ready = time.perf_counter() - start
             with around or contextlib.nullcontext():
-                project("train").fit(session)
+                project("train").fit(run)
             if session.exit_code:  # a signal: the row would be of fewer steps than the others
                 sys.exit(session.exit_code)
-    return Training(*project("engine.report").read_metrics(run / "metrics.jsonl"), session, ready)
+    return Training(*project("engine.report").read_metrics(place / "metrics.jsonl"), session.run, ready)
 
 
 @contextlib.contextmanager

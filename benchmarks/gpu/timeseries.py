@@ -117,7 +117,7 @@ def epochs(folder: Path, steps: int, overrides: dict[str, Any], loader: Any) -> 
     figures = found.steady("step_ms", "samples_per_second", "data_wait_fraction", after=steps)
     figures["epoch_s"] = figures["step_ms"] * steps / 1000
     figures["gb_per_second"] = figures["samples_per_second"] * 4 * SHAPE[0] * SHAPE[1] / 1e9
-    figures |= {"loss": found.rows[-1]["loss"], "resident": found.session.loader.stats().get("resident")}
+    figures |= {"loss": found.rows[-1]["loss"], "resident": found.run.loader.stats().get("resident")}
     later = busy[len(busy) // 2 :]
     return figures | ({"gpu_busy_percent": statistics.median(later)} if later else {})
 
