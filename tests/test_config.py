@@ -59,7 +59,7 @@ FILES = [
     ("training: {learning_rate: 1}", "'training.learning_rate'", "did you mean 'optimizer.learning_rate'"),
     ("training: {lrr: 1}", "'training.lrr'", "did you mean 'optimizer.learning_rate'"),
     ("chekpoint.every_steps: 1", "'chekpoint.every_steps'", "did you mean 'checkpoint.every_steps'"),
-    ("optimiser: {learning_rate: 1, beta1: 2}", "section 'optimiser'", "did you mean 'optimizer'"),
+    ("optimiser: {learning_rate: 1, beta1: 2}", "'optimiser'", "did you mean 'optimizer'"),
     ("zzz: 1", "'zzz'", "--help"),
     ("data: {1: 2}", "'data.1'"),
     ("training: {epochs: many}", "training.epochs", "'many'", "whole number"),
@@ -97,9 +97,9 @@ FILES = [
     ("profiles: {a: {training.use_amp: 3}}", "profile a", "true or false"),
     ("profiles: {a: 5}", "profile a", "5"),
     ("phases: [{name: a, steps: 1, overrides: {model.width: 0}}]", "phase 1", "model.width"),
-    ("phases: [{name: a}]", "phases.1.steps is missing"),
-    ("phases: [{name: a, steps: 0}]", "phases.1.steps cannot be 0"),
-    ("phases: [{name: a, steps: 1, step: 2}]", "phases.1.step is unknown"),
+    ("phases: [{name: a}]", "phases.1.steps", "required"),
+    ("phases: [{name: a, steps: 0}]", "phases.1.steps", "greater than or equal to 1"),
+    ("phases: [{name: a, steps: 1, step: 2}]", "phases.1.step", "not permitted"),
     ("phases: 5", "phases cannot be 5", "list"),
 ]
 # (name, text, what the line says apart from the name)
@@ -138,7 +138,7 @@ FLAGS = [
 # (config.yaml, environment, flags, the lines in their order)
 TOGETHER = [
     ("profiles: {fast: {}, slow: {}}", {}, "--profile fats", [("'fats'", "--profile", "fast, slow")]),
-    ("data: {path: 3}\ndata: {pth: 4}", {}, "", [("duplicate",), ("data.pth",)]),
+    ("data: {path: 3}\ndata: {pth: 4}", {"SEED": "x"}, "", [("duplicate",), ("$SEED",)]),
     ("reproducibility: {seed: x}", {"SEED": "1"}, "", [("'x'", "config.yaml")]),  # hidden by a right one
     (
         "training: {cudnn_benchmark: true}",
@@ -650,8 +650,8 @@ def test_settings_of_a_part_that_was_taken_away(hooked, capsys, monkeypatch):
     run = write(settings.to_yaml() + "engine.of: 1\n", "config.resolved.yaml")
     again = config.load(run, "fast", resolved=True)
     assert again.notes == [
-        f"{run}: passed over, as this project has no such setting: {keys}"
-        for keys in ("watch, watch.every_seconds", "engine.of")
+        f"{key} is passed over, as this project has no such setting"
+        for key in ("watch", "engine.of", "watch.every_seconds")
     ]
     assert (again.monitor.every_steps, again.phase(1).model.dropout) == (7, 0.3)
     assert again.resolved()["phases"][0]["overrides"] == {"model.dropout": 0.3}

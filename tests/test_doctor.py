@@ -34,11 +34,8 @@ MI300X = Card("AMD Instinct MI300X", (9, 4), 191.7, 304, hip=True)
 
 STATE = {
     "device",
-    "compute capability",
-    "memory",
-    "precision",
-    "matmul TF32",
-    "cuDNN TF32",
+    "TF32 in matmuls",
+    "TF32 in cuDNN",
     "float32 matmul precision",
     "cuDNN benchmark",
     "deterministic",
@@ -127,7 +124,7 @@ def test_a_healthy_machine_exits_with_0(project):
     assert done.returncode == 0, done.stdout + done.stderr
     assert found["ok"]
     assert found["update"] is None
-    assert set(found["state"]) >= STATE | {"Python", "torch", "CUDA", "triton", "h5py", "numpy"}
+    assert set(found["state"]) >= STATE | {"python", "torch", "cuda"}
     assert [check["name"] for check in found["checks"]] == CHECKS
     assert not any("\n" in check["line"] for check in found["checks"])
     lines = {check["name"]: check["line"] for check in found["checks"]}
@@ -166,7 +163,7 @@ def test_a_compiler_that_hangs_or_fails_is_said_so(monkeypatch):
     monkeypatch.setattr(doctor, "COMPILED", "raise ValueError('wrong result')")
     monkeypatch.setattr(doctor, "COMPILE_SECONDS", 60)
     assert doctor.check_compile(settings, CPU) == ("failed", "ValueError: wrong result")
-    assert doctor.check_compile(config.load(), CPU)[0] == "warning"  # not used by training on a CPU
+    assert doctor.check_compile(config.load(), CPU)[0] == "ok"  # not used by training on a CPU
 
 
 # ---- what is set, as training sets it ----
@@ -183,22 +180,19 @@ def test_the_printed_state_is_what_training_sets(
     _, found = report(
         capsys, monkeypatch, tmp_path, training__precision=precision, training__cudnn_benchmark="true"
     )
-    state = found["state"]
-    assert (state["device"], state["compute capability"], state["memory"]) == (H100.name, "9.0", "79.1 GB")
-    assert (state["matmul TF32"], state["cuDNN TF32"], state["float32 matmul precision"]) == (
-        tf32,
-        tf32,
-        matmul,
-    )
-    assert (state["precision"], state["cuDNN benchmark"], state["deterministic"]) == (precision, "on", "off")
+    state, lines = found["state"], {check["name"]: check["line"] for check in found["checks"]}
+    assert state["device"] == f"{H100.name}, sm 9.0, 79.1 GB"
+    assert (state["TF32 in matmuls"], state["TF32 in cuDNN"]) == (tf32, tf32)
+    assert (state["float32 matmul precision"], lines["precision"].partition(":")[0]) == (matmul, precision)
+    assert (state["cuDNN benchmark"], state["deterministic"]) == ("on", "off")
 
 
 def test_an_old_card_does_not_fail(on_a_gpu, capsys, monkeypatch, tmp_path):
     on_a_gpu(V100)
     code, found = report(capsys, monkeypatch, tmp_path, training__precision="tf32")
     assert code == 0
-    assert found["state"]["precision"] == "fp32"
-    assert found["state"]["matmul TF32"] == "off"
+    assert found["state"]["TF32 in matmuls"] == "off"
+    assert any(check["line"] == "fp32: sm 7.0 has no TF32: it runs as fp32" for check in found["checks"])
     assert states(found)["precision"] == "warning"
 
 

@@ -7,15 +7,15 @@ Mistakes are collected, so that a person mends them in one go: each is one line 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from functools import cache
 from importlib import import_module
 from itertools import product
 from pathlib import Path
-from types import ModuleType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
+from types import ModuleType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
@@ -25,7 +25,6 @@ from .errors import UserError, UserErrors
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-YES_OR_NO = "true or false"
 S = TypeVar("S", bound="Section")
 
 Auto = Literal["auto"]
@@ -44,7 +43,7 @@ class Section(BaseModel):
     def _refuse_bool_as_number(cls, value: object, info: ValidationInfo) -> object:
         # Python counts True as 1, so that `epochs: yes` would train for one epoch.
         kind = cls.model_fields[info.field_name or ""].annotation
-        if isinstance(value, bool) and YES_OR_NO not in _allowed(kind):
+        if isinstance(value, bool) and bool not in (kind, *get_args(kind)):
             raise ValueError("a yes or no is not a number")
         return value
 
@@ -74,9 +73,7 @@ class LoaderSettings(Section):
     prefetch_factor: int = Field(2, ge=1, le=64, description="batches that each worker holds ready")
     persistent_workers: bool = Field(True, description="keep the workers alive between epochs")
     resident: bool | Auto = Field("auto", description="keep all samples on the device; auto: where they fit")
-    chunk_size_gb: Annotated[float, Field(gt=0)] | Auto = Field(
-        "auto", description="GB on the device at once"
-    )
+    chunk_size_gb: Annotated[float, Field(gt=0)] | Auto = Field("auto", description="GB on the device")
 
 
 @cache
@@ -105,39 +102,35 @@ class Setting(NamedTuple):
 
 def catalogue(model: type[Section], prefix: str = "") -> dict[str, Setting]:
     """Every setting of `model` by its dotted key, in the order of the schema."""
-    settings: dict[str, Setting] = {}
+    settings, schema = {}, model.model_json_schema()["properties"]
     for name, info in model.model_fields.items():
         kind, key = info.annotation, prefix + name
         # Python 3.10 takes list[int] for a class, hence the first test.
         if get_origin(kind) is None and isinstance(kind, type) and issubclass(kind, Section):
             settings |= catalogue(kind, f"{key}.")
         else:
-            default, allowed = info.get_default(call_default_factory=True), _allowed(kind, info.metadata)
-            settings[key] = Setting(key, default, allowed, info.description or "")
+            default = info.get_default(call_default_factory=True)
+            settings[key] = Setting(key, default, _allowed(schema[name]), info.description or "")
     return settings
 
 
-def _allowed(annotation: Any, limits: Sequence[object] = ()) -> str:
-    """The values a setting takes, in words: `a whole number at least 0 and at most 256 or auto`."""
-    origin, parts = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        return _allowed(parts[0], [limit for info in parts[1:] for limit in info.metadata])
-    if origin in (Union, UnionType):
-        return " or ".join(_allowed(part) for part in parts if part is not type(None))
-    if origin is Literal:
-        return " or ".join(filter(None, [", ".join(parts[:-1]), parts[-1]]))
-    if origin in (list, tuple):
-        return f"a list, each entry {_allowed(parts[0])}"
-    if annotation in (int, float):
-        return f"a {'whole number' if annotation is int else 'number'}{_range(limits)}"
-    return {bool: YES_OR_NO, str: "text"}.get(annotation, "a mapping")
+LEAST = {"minimum": "at least", "exclusiveMinimum": "above"}
+MOST = {"maximum": "at most", "exclusiveMaximum": "below"}
+KINDS = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "array": "a list"}
 
 
-def _range(limits: Sequence[object]) -> str:
-    """Limits in words; pydantic's are objects with one attribute: `ge`, `gt`, `le` or `lt`."""
-    words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
-    bounds = [(limit, name) for limit, name in product(limits, words) if hasattr(limit, name)]
-    return " and".join(f" {words[name]} {getattr(limit, name)}" for limit, name in bounds)
+def _allowed(schema: dict[str, Any]) -> str:
+    """The values of a JSON schema in words: `a whole number at least 0 and at most 256 or auto`."""
+    if "anyOf" in schema:
+        return " or ".join(_allowed(part) for part in schema["anyOf"] if part.get("type") != "null")
+    if "enum" in schema:
+        return f"{', '.join(schema['enum'][:-1])} or {schema['enum'][-1]}"
+    if schema.get("type") == "string":
+        return schema.get("const", "text")
+    kind = KINDS.get(schema.get("type", ""), "a mapping")
+    return kind + " and".join(
+        f" {word} {schema[name]}" for name, word in (LEAST | MOST).items() if name in schema
+    )
 
 
 # ---- what people gave --------------------------------------------------------------------------
