@@ -39,11 +39,8 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> int:
 
     project, step = open_run(folder, settings, arguments.checkpoint)
     loader = project.loader(arguments.split)
-    metrics, seconds = timed(
-        lambda: evaluate(
-            project.wrapped, loader, project.precision, project.distributed, title=arguments.split
-        )
-    )
+    parts = project.wrapped, loader, project.precision, project.distributed
+    metrics, seconds = timed(lambda: evaluate(*parts))
     loader.close()
     project.distributed.close()
     if not project.distributed.is_main:
