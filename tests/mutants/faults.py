@@ -47,8 +47,8 @@ FAULTS = (
     Fault(
         "the group's loss is the last micro-batch's",
         "engine/monitor.py",
-        "loss = torch.stack([loss * weight for loss, weight in losses]).sum()",
-        "loss = losses[-1][0] * losses[-1][1]",
+        "(means * weights).sum()",
+        "(means * weights)[-1]",
         "test_tier_b.py::test_accumulation_last_short_group_steps_and_resumes",
     ),
     Fault(
@@ -82,21 +82,21 @@ FAULTS = (
     Fault(
         "a state reaches a fresh lane",
         "engine/progress.py",
-        "each(self.state, lambda state: _masked(state, keep))",
+        "each(masked, self.state)",
         "self.state",
         LOOP + "test_a_state_goes_on_in_its_lane_and_starts_at_zero_where_fresh[pytorch]",
     ),
     Fault(
         "a state is masked by multiplication",
         "engine/progress.py",
-        "torch.where(keep.view(-1, *[1] * (state.dim() - 1)), state, torch.zeros_like(state))",
-        "state * keep.view(-1, *[1] * (state.dim() - 1))",
+        "torch.where(goes_on.view(-1, *[1] * (state.dim() - 1)), state, torch.zeros_like(state))",
+        "state * goes_on.view(-1, *[1] * (state.dim() - 1))",
         LOOP + "test_a_state_goes_on_in_its_lane_and_starts_at_zero_where_fresh[accelerate]",
     ),
     Fault(
         "a state keeps its graph",
         "engine/progress.py",
-        "each(output.carry, Tensor.detach)",
+        "each(Tensor.detach, output.carry)",
         "output.carry",
         LOOP + "test_a_carried_state_is_cut_off_from_the_graph[pytorch]",
     ),
@@ -139,7 +139,7 @@ FAULTS = (
     Fault(
         "fp32 multiplies in TF32",
         "engine/precision.py",
-        '"high" if allowed else "highest"',
+        '"high" if tf32 else "highest"',
         '"high"',
         PRECISION + "test_flags_follow_the_precision",
     ),

@@ -15,12 +15,7 @@ from .progress import RecurrentState
 
 
 def evaluate(
-    model: Any,
-    loader: Any,
-    precision: Precision,
-    distributed: Any,
-    stop: Callable[[], bool] = bool,
-    title: str = "evaluating",
+    model: Any, loader: Any, precision: Precision, distributed: Any, stop: Callable[[], bool] = bool
 ) -> dict[str, float] | None:
     """Metrics by name, each the sum over its own denominator, and `loss` per target.
 
@@ -28,7 +23,7 @@ def evaluate(
     """
     totals: dict[str, Tensor] = {}
     recurrent, was_training = RecurrentState(), model.training
-    bar = tqdm(loader.epoch(0), title, len(loader), leave=False, disable=None, unit="batch")
+    bar = tqdm(loader.epoch(0), "evaluating", len(loader), leave=False, disable=None, unit="batch")
     model.eval()
     try:
         with torch.no_grad():

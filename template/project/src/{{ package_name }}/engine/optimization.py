@@ -67,9 +67,8 @@ def checkpoint_blocks(blocks: list[nn.Module]) -> None:
     Off in evaluation. `training.gradient_checkpointing`.
     """
     for block in blocks:
-        if not getattr(block, "recomputes", True):  # a head: its backward follows its forward at once
-            continue
-        block.forward = _recomputed(block.forward)
+        if getattr(block, "recomputes", True):  # not a head, whose backward follows its forward at once
+            block.forward = _recomputed(block.forward)
 
 
 def _recomputed(forward: Any) -> Any:

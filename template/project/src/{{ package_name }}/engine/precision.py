@@ -31,7 +31,11 @@ class Precision:
         self.dtype = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.bfloat16}.get(name)
         self.scaler = torch.amp.GradScaler(device.type, init_scale=SCALE) if name == "fp16" else None
         self._skipped: Tensor | float = 0.0  # steps that overflowed; on the device
-        set_tf32(name == "tf32" or self.dtype is not None)
+        # In float32 matmuls, and in cuDNN's convolutions and RNNs, which use it even in "highest" by default.
+        # Two calls and no more: setting the newer `fp32_precision` flags as well makes later reads raise.
+        tf32 = name == "tf32" or self.dtype is not None
+        torch.set_float32_matmul_precision("high" if tf32 else "highest")
+        torch.backends.cudnn.allow_tf32 = tf32
 
     def autocast(self) -> Any:
         """The forward's context; weights and the loss stay float32."""
@@ -80,14 +84,14 @@ class Precision:
         assert self.scaler is not None
         overflow = sum(self.scaler._found_inf_per_device(raw).values())
         self._skipped = self._skipped + (overflow > 0)
-        if getattr(raw, "_step_supports_amp_scaling", False):
+        fused = getattr(raw, "_step_supports_amp_scaling", False)
+        if fused:
             raw.grad_scale, raw.found_inf = None, overflow
-            optimizer.step()
+        elif overflow:  # host sync: the price of an unfused optimizer under fp16
+            raw.zero_grad(set_to_none=True)  # no gradients, no update; a framework counts the step
+        optimizer.step()
+        if fused:
             raw.found_inf = None
-        else:
-            if overflow:  # host sync: the price of an unfused optimizer under fp16
-                raw.zero_grad(set_to_none=True)  # no gradients, no update; a framework counts the step
-            optimizer.step()
         self.scaler.update()
 
     def skipped(self) -> float:
@@ -110,16 +114,6 @@ def total(losses: list[tuple[Tensor, Tensor]]) -> Tensor:
     if len(losses) == 1:
         return losses[0][1]
     return torch.stack([targets for _, targets in losses]).sum()
-
-
-def set_tf32(allowed: bool) -> None:
-    """TF32 for float32 matmuls and for cuDNN's convolutions and RNNs, which use it by default even in
-    "highest".
-
-    Two calls and no more: setting the newer `fp32_precision` flags as well makes later reads raise.
-    """
-    torch.set_float32_matmul_precision("high" if allowed else "highest")
-    torch.backends.cudnn.allow_tf32 = allowed
 
 
 def _own(gradient: Tensor) -> Tensor:

@@ -180,9 +180,8 @@ def checkpoints(folder: Path) -> list[tuple]:
 
 
 def machine(environment: Row) -> list[tuple]:
-    command = " ".join(environment.get("argv", []))
-    known = {"device": environment.get("gpu"), **environment.get("versions", {})}
-    known |= {"git": environment.get("git"), "command": command}
+    versions, command = environment.get("versions", {}), " ".join(environment.get("argv", []))
+    known = {"device": environment.get("gpu"), **versions, "git": environment.get("git"), "command": command}
     return [row for row in known.items() if row[1]]
 
 

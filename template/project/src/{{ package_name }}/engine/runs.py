@@ -34,9 +34,7 @@ def started(run: Path) -> float:
 
 def all_runs(runs: Path = RUNS) -> list[Path]:
     """Every run in `runs`, the newest last; empty where there is no such folder."""
-    if not runs.is_dir():
-        return []
-    return sorted(filter(is_run, runs.iterdir()), key=lambda run: (started(run), run.name))
+    return sorted(filter(is_run, runs.glob("*")), key=lambda run: (started(run), run.name))
 
 
 def find_run(name_or_path: str | Path | None = None, runs: Path = RUNS) -> Path:
@@ -73,8 +71,8 @@ def new_run(name: str | None = None, runs: Path = RUNS) -> Path:
         except FileExistsError:
             continue
         except OSError as error:
-            reason = error.strerror or str(error)
-            raise UserError(f"cannot make the run folder: {reason}", str(runs / candidate)) from error
+            what = f"cannot make the run folder: {error.strerror}"
+            raise UserError(what, str(runs / candidate)) from error
         return runs / candidate
     remedy = f"choose another name, or continue it with --resume {name}"
     raise UserError(f"run '{candidates[0]}' exists already", f"{runs}/", remedy)
@@ -82,9 +80,7 @@ def new_run(name: str | None = None, runs: Path = RUNS) -> Path:
 
 def write_status(run: Path, state: str, reason: str, step: int, resumed: bool = False) -> None:
     """status.json; what ended a run matters more than its status, so that a full disk is no error."""
-    resumes = read_json(run / "status.json").get("resumes", [])
-    if resumed:
-        resumes.append(step)
+    resumes = read_json(run / "status.json").get("resumes", []) + [step] * resumed
     with suppress(OSError):
         write_json(run / "status.json", {"state": state, "reason": reason, "step": step, "resumes": resumes})
 
