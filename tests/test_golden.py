@@ -10,8 +10,8 @@ import pytest
 from rendering import copy_template
 
 KEPT = json.loads(golden.CURVES.read_text()) if golden.CURVES.exists() else {}
-# Kernels of another machine round sums elsewhere, and products in half precision to 3 digits or fewer.
-TOLERANCE = {"fp32": 1e-5, "fp16": 1e-3, "bf16": 1e-2, "fp8": 1e-2}
+# Kernels for AVX2 and SSE gave 5e-6 in fp32, 1e-4 in fp16, 8e-4 in bf16 and fp8 beside those for AMX.
+TOLERANCE = {"fp32": 2e-5, "fp16": 1e-3, "bf16": 5e-3, "fp8": 5e-3}
 
 
 @pytest.fixture(scope="session")
@@ -23,7 +23,13 @@ def trials(tmp_path_factory: pytest.TempPathFactory) -> golden.Trials:
 def test_losses_are_those_that_are_kept(name: str, trials: golden.Trials) -> None:
     """After a change on purpose: `python tools/golden.py --write`, and say in the changelog why."""
     cell = golden.Cell(*name.split())
-    assert golden.curve(trials.like, trials, cell) == pytest.approx(KEPT[name], rel=TOLERANCE[cell.precision])
+    try:
+        losses = golden.curve(trials.like, trials, cell)
+    except RuntimeError as error:
+        if "primitive descriptor" not in str(error):
+            raise
+        pytest.skip("this CPU has no LSTM in half precision")
+    assert losses == pytest.approx(KEPT[name], rel=TOLERANCE[cell.precision])
 
 
 def test_a_version_that_computes_something_else_is_noticed(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -153,6 +154,12 @@ def test_block_reads_stay_local(chosen: dict[str, Any], epoch: int) -> None:
     assert changes == len(set(blocks)) - 1
 
 
+def test_each_block_has_a_shuffle_of_its_own() -> None:
+    order = make({"kind": "block", "length": 20 * 64, "batch_size": 64, "seed": 1, "block": 64})
+    places = [tuple(numbers % 64) for epoch in (0, 1) for numbers in order.epoch(epoch)[0]]
+    assert len(set(places)) == 40
+
+
 @given(orders(kinds=("lanes",)), some.integers(0, 5))
 @example(TURNS, 0)
 @quickly
@@ -201,3 +208,106 @@ def test_bucket_without_lengths_is_refused() -> None:
     order = make({"kind": "bucket", "length": 5, "batch_size": 2, "seed": 1})
     with pytest.raises(ValueError, match="lengths"):
         order.epoch(0)
+
+
+SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 63, 64, 65, 1000, 1023, 1024, 1025, 65_537, 100_003)
+
+
+@pytest.mark.parametrize("count", SIZES)
+def test_a_permutation_is_one_to_one_and_has_an_inverse(count: int) -> None:
+    """Also where each place has its own, by its tweak."""
+    every = np.arange(count)
+    permutation = engine("order").Permutation(count, 3, count)
+    for tweak in (None, np.full(count, 7, np.uint32)):
+        values = permutation(every, tweak)
+        assert sorted(values) == list(every)
+        assert permutation(values, tweak, inverse=True).tolist() == every.tolist()
+
+
+@pytest.mark.parametrize("kind", ORDERS)
+def test_no_samples_are_no_batches(kind: str) -> None:
+    order = make({"kind": kind, "length": 0, "batch_size": 4, "seed": 1, "lengths": np.arange(0)})
+    assert len(order) == 0
+    assert [part.shape for part in order.epoch(0)] == [(0, 4), (0, 4)]
+
+
+def test_permutations_of_few_are_equally_likely() -> None:
+    """All 24 of 4, by chi-square: 23 degrees of freedom, 5 standard deviations."""
+    every, draws = np.arange(4), 2400
+    found = [tuple(engine("order").Permutation(4, 1, draw)(every)) for draw in range(draws)]
+    counts = np.array([found.count(one) for one in itertools.permutations(range(4))])
+    assert (np.square(counts - draws / 24) / (draws / 24)).sum() < 23 + 5 * np.sqrt(2 * 23)
+
+
+@pytest.mark.parametrize("kind", ["full", "random_start"])
+@pytest.mark.parametrize("count", [2**16, 2**16 + 1, 100_000])
+def test_a_shuffle_looks_like_chance(kind: str, count: int) -> None:
+    """Position by value on a grid, by chi-square; and each number has nothing to do with the one before."""
+    numbers = make({"kind": kind, "length": count, "batch_size": 1, "seed": 4}).epoch(3)[0].ravel()
+    grid = np.zeros((40, 40))
+    np.add.at(grid, (np.arange(count) * 40 // count, numbers * 40 // count), 1)
+    freedom = 39 * 39
+    assert np.square(grid - count / 1600).sum() / (count / 1600) < freedom + 5 * np.sqrt(2 * freedom)
+    for lag in (1, 2, 256):
+        assert abs(np.corrcoef(numbers[lag:], numbers[:-lag])[0, 1]) < 5 / np.sqrt(count)
+
+
+@given(orders(), some.integers(0, 5), some.integers(0, 200), some.integers(0, 9))
+@quickly
+def test_an_epoch_begins_anywhere(chosen: dict[str, Any], epoch: int, first: int, more: int) -> None:
+    """A part of it is what it would be in the whole, however much is computed at once."""
+    for order in ranks(chosen):
+        whole, first = order.epoch(epoch), first % (len(order) + 1)
+        for part, wanted in zip(order.numbers(epoch, first, first + more), whole, strict=True):
+            np.testing.assert_array_equal(part, wanted[first : first + more])
+        batches = list(order.batches(epoch, first))
+        assert len(batches) == len(order) - first
+        for number, wanted in enumerate(whole):
+            assert [batch[number].tolist() for batch in batches] == wanted[first:].tolist()
+
+
+def test_more_than_is_computed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in ORDERS:
+        chosen = {"kind": kind, "length": 999, "batch_size": 7, "seed": 2, "block": 100, "stride": 3}
+        order = make({**chosen, "lengths": np.arange(999) % 50})
+        whole = order.epoch(1)[0].tolist()
+        with monkeypatch.context() as patch:
+            patch.setattr(engine("order"), "TOGETHER", 64)
+            assert [numbers.tolist() for numbers, _ in order.batches(1)] == whole
+            assert order.epoch(1)[0].tolist() == whole
+
+
+@pytest.mark.parametrize("kind", [kind for kind in ORDERS if kind != "bucket"])
+@pytest.mark.parametrize("train", [True, False])
+def test_a_billion_samples_take_little_memory(kind: str, train: bool) -> None:
+    tracemalloc.start()
+    try:
+        order = make({"kind": kind, "length": 10**9, "batch_size": 256, "seed": 1, "train": train})
+        for epoch, start in ((0, 0), (7, len(order) // 2), (7, len(order) - 1)):
+            numbers, _ = next(order.batches(epoch, start))
+            assert numbers.shape == (256,)
+            assert numbers.max() < 10**9
+        assert tracemalloc.get_traced_memory()[1] < 50 << 20
+    finally:
+        tracemalloc.stop()
+
+
+# The first numbers of an epoch. Whoever changes them changes what a run goes on with: raise RULE with them.
+RULES = {
+    2: {
+        "time": [0, 1, 2, 3, 4, 5],
+        "block": [408, 406, 380, 422, 360, 418],
+        "full": [263, 254, 485, 712, 34, 928],
+        "lanes": [102, 552, 111, 561, 120, 570],
+        "bucket": [984, 318, 387, 424, 203, 55],
+        "random_start": [263, 254, 485, 712, 34, 928],
+    }
+}
+
+
+def test_the_rule_is_that_of_its_number() -> None:
+    module = engine("order")
+    chosen = {"length": 1000, "batch_size": 2, "seed": 7, "block": 64, "stride": 9, "fraction": 0.9}
+    for kind, wanted in RULES[module.RULE].items():
+        order = make({**chosen, "kind": kind, "lengths": np.arange(1000) % 37})
+        assert order.numbers(2, 0, 3)[0].ravel().tolist() == wanted, kind
