@@ -243,7 +243,7 @@ def ours(framework: str) -> Callable[[Data, Path], Result]:
 
         class InMemory:
             WITHOUT_EFFECT = ()
-            samples, order = None, SimpleNamespace(slots=BATCH, samples=range(STEPS * BATCH))
+            samples, order = None, SimpleNamespace(slots=BATCH, count=STEPS * BATCH)
 
             def __len__(self) -> int:
                 return STEPS

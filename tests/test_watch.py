@@ -64,7 +64,7 @@ def test_waiting_for_data_is_judged_over_a_stretch(workers, remedy, tmp_path, ca
     project = SimpleNamespace(settings=options, distributed=ranks, device=torch.device("cpu"))
     project.precision = SimpleNamespace(scaler=None)
     tracker = SimpleNamespace(open=lambda step: "", log=lambda *_: None, close=lambda: None)
-    order = SimpleNamespace(samples=range(64), slots=8)
+    order = SimpleNamespace(count=64, slots=8)
     stats = {} if workers is None else {"workers": workers}
     loader = type("Loader", (), {"order": order, "__len__": lambda self: 8, "stats": lambda self: stats})()
     watched = monitor.Monitor(tmp_path, project, tracker, loader)

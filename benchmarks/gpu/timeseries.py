@@ -82,7 +82,7 @@ def make_row_by_row(inner: Any) -> Any:
         def epoch(self, number: int, start: int = 0) -> Iterator[Any]:
             rows = project("engine.rows")
             seams = project("engine.seams")
-            numbers, fresh = self.order.epoch(number)
+            numbers, fresh = self.order.numbers(number, 0, len(self))
             spans = [self.samples.spans(batch, number)[self.names[0]] for batch in numbers[start:]]
             loader = torch.utils.data.DataLoader(
                 self.data,

@@ -353,22 +353,22 @@ FAULTS = (
     Fault(
         "workers change the order",
         "parts/loader/dataloader.py",
-        "numbers, fresh = self.order.epoch(self._epoch)",
-        "numbers, fresh = self.order.epoch(self._epoch + self.workers)",
+        "self.order.batches(self._epoch, self._start)",
+        "self.order.batches(self._epoch + self.workers, self._start)",
         LOADER + "test_machine_settings_and_the_choice_of_loader_change_no_batch[full-host-dataloader]",
     ),
     Fault(
         "a resumed epoch begins at its beginning",
         "parts/loader/dataloader.py",
-        "for batch in range(self._start, len(numbers)):",
-        "for batch in range(len(numbers)):",
+        "self.order.batches(self._epoch, self._start)",
+        "self.order.batches(self._epoch)",
         LOADER + "test_any_position_can_be_resumed[0-time-dataloader]",
     ),
     Fault(
         "a resumed epoch reads the chunks of its beginning",
         "parts/loader/chunk.py",
-        "self._chunks(numbers, number, start_batch)",
-        "self._chunks(numbers, number, 0)",
+        "self._chunks(number, start_batch, len(self))",
+        "self._chunks(number, 0, len(self) - start_batch)",
         LOADER + "test_any_position_can_be_resumed[0-time-chunk]",
     ),
     Fault(
@@ -381,8 +381,8 @@ FAULTS = (
     Fault(
         "augmentation is the same in every epoch",
         "parts/loader/memmap.py",
-        "rows = self._host(rows, numbers[batch], number)",
-        "rows = self._host(rows, numbers[batch], 0)",
+        "rows = self._host(rows, numbers, number)",
+        "rows = self._host(rows, numbers, 0)",
         LOADER + "test_batches_hold_the_rows_of_their_samples[train-host-time-memmap]",
     ),
     # --- evaluation

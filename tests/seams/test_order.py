@@ -37,6 +37,16 @@ def orders(draw: Any, kinds: tuple[str, ...] = ORDERS, train: bool | None = None
     }
 
 
+def whole_epoch(order: Any, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+    """(batches, B) numbers and fresh of an epoch."""
+    return order.numbers(epoch, 0, len(order))
+
+
+def chosen_from(order: Any) -> np.ndarray:
+    """(count,) the samples that an epoch chooses from."""
+    return order.sample(np.arange(order.count))
+
+
 def make(chosen: dict[str, Any], **changed: Any) -> Any:
     return engine("order").Order(**chosen | changed)
 
@@ -47,7 +57,7 @@ def ranks(chosen: dict[str, Any]) -> list[Any]:
 
 def together(chosen: dict[str, Any], epoch: int) -> tuple[np.ndarray, np.ndarray]:
     """Numbers and fresh (batches, B × world) of all ranks side by side."""
-    parts = [order.epoch(epoch) for order in ranks(chosen)]
+    parts = [whole_epoch(order, epoch) for order in ranks(chosen)]
     return tuple(np.concatenate(each, 1) for each in zip(*parts, strict=True))
 
 
@@ -55,7 +65,7 @@ def together(chosen: dict[str, Any], epoch: int) -> tuple[np.ndarray, np.ndarray
 @quickly
 def test_every_rank_runs_equally_many_full_batches(chosen: dict[str, Any], epoch: int) -> None:
     for order in ranks(chosen):
-        numbers, fresh = order.epoch(epoch)
+        numbers, fresh = whole_epoch(order, epoch)
         assert numbers.shape == fresh.shape == (len(order), chosen["batch_size"])
         assert (numbers.dtype, fresh.dtype) == (np.int64, bool)
         assert fresh[numbers < 0].all()
@@ -71,7 +81,7 @@ def test_an_epoch_has_each_sample_once(chosen: dict[str, Any], epoch: int) -> No
     assert numbers.min() >= -1
     seen = np.sort(numbers[numbers >= 0])
     assert len(np.unique(seen)) == len(seen)
-    part = make(chosen).samples
+    part = chosen_from(make(chosen))
     if not chosen["train"]:
         assert seen.tolist() == list(range(chosen["length"]))
     elif chosen["kind"] != "lanes":
@@ -85,19 +95,19 @@ def test_an_epoch_has_each_sample_once(chosen: dict[str, Any], epoch: int) -> No
 @given(orders(train=True))
 @quickly
 def test_fraction_is_a_share_of_the_samples_for_good(chosen: dict[str, Any]) -> None:
-    part = make(chosen).samples
+    part = chosen_from(make(chosen))
     assert len(part) == max(1, round(chosen["length"] * chosen["fraction"]))
     assert len(np.unique(part)) == len(part)
     assert (np.diff(part) > 0).all()
     assert 0 <= part[0] <= part[-1] < chosen["length"]
-    assert make(chosen, seed=chosen["seed"] ^ 1).samples.tolist() == part.tolist()
+    assert chosen_from(make(chosen, seed=chosen["seed"] ^ 1)).tolist() == part.tolist()
 
 
 @given(orders(), some.integers(0, 5))
 @quickly
 def test_the_number_of_ranks_cuts_the_same_batches(chosen: dict[str, Any], epoch: int) -> None:
     alone = make(chosen, world=1, batch_size=chosen["batch_size"] * chosen["world"])
-    for parts, whole in zip(together(chosen, epoch), alone.epoch(epoch), strict=True):
+    for parts, whole in zip(together(chosen, epoch), whole_epoch(alone, epoch), strict=True):
         np.testing.assert_array_equal(parts, whole)
 
 
@@ -107,11 +117,11 @@ def test_pure(chosen: dict[str, Any], turn: list[int]) -> None:
     """No state, whatever was asked before, and no draw from a global generator."""
     before = random.getstate(), np.random.get_state()[1].tolist()
     order = make(chosen)
-    first = {epoch: order.epoch(epoch) for epoch in range(4)}
+    first = {epoch: whole_epoch(order, epoch) for epoch in range(4)}
     for epoch in turn:
-        for again, was in zip(make(chosen).epoch(epoch), first[epoch], strict=True):
+        for again, was in zip(whole_epoch(make(chosen), epoch), first[epoch], strict=True):
             np.testing.assert_array_equal(again, was)
-        for again, was in zip(order.epoch(epoch), first[epoch], strict=True):
+        for again, was in zip(whole_epoch(order, epoch), first[epoch], strict=True):
             np.testing.assert_array_equal(again, was)
     assert (random.getstate(), np.random.get_state()[1].tolist()) == before
 
@@ -127,7 +137,9 @@ def test_evaluation_runs_in_the_order_of_time(chosen: dict[str, Any], epoch: int
 def test_seed_and_epoch_change_a_shuffled_order(kind: str) -> None:
     chosen = {"kind": kind, "length": 500, "batch_size": 8, "seed": 1, "block": 50, "stride": 16}
     chosen["lengths"] = np.arange(500) % 37
-    sequences = [make(chosen, seed=seed).epoch(epoch)[0].tolist() for seed in (1, 2) for epoch in (0, 1)]
+    sequences = [
+        whole_epoch(make(chosen, seed=seed), epoch)[0].tolist() for seed in (1, 2) for epoch in (0, 1)
+    ]
     for place, sequence in enumerate(sequences):
         assert sequence not in sequences[:place]
 
@@ -138,7 +150,7 @@ def test_a_full_shuffle_is_uniform() -> None:
     epochs = 400
     counts = np.zeros((4, 64))
     for epoch in range(epochs):
-        for quarter, batch in enumerate(order.epoch(epoch)[0]):
+        for quarter, batch in enumerate(whole_epoch(order, epoch)[0]):
             counts[quarter, batch] += 1
     assert np.abs(counts - epochs / 4).max() < 4.5 * np.sqrt(epochs * 3 / 16)
 
@@ -148,7 +160,7 @@ def test_a_full_shuffle_is_uniform() -> None:
 def test_block_reads_stay_local(chosen: dict[str, Any], epoch: int) -> None:
     """All samples of a block come before the next block begins."""
     numbers, _ = together(chosen, epoch)
-    part = make(chosen).samples.tolist()
+    part = chosen_from(make(chosen)).tolist()
     blocks = [part.index(number) // chosen["block"] for number in numbers[numbers >= 0].tolist()]
     changes = sum(left != right for left, right in itertools.pairwise(blocks))
     assert changes == len(set(blocks)) - 1
@@ -156,7 +168,7 @@ def test_block_reads_stay_local(chosen: dict[str, Any], epoch: int) -> None:
 
 def test_each_block_has_a_shuffle_of_its_own() -> None:
     order = make({"kind": "block", "length": 20 * 64, "batch_size": 64, "seed": 1, "block": 64})
-    places = [tuple(numbers % 64) for epoch in (0, 1) for numbers in order.epoch(epoch)[0]]
+    places = [tuple(numbers % 64) for epoch in (0, 1) for numbers in whole_epoch(order, epoch)[0]]
     assert len(set(places)) == 40
 
 
@@ -170,7 +182,7 @@ def test_a_lane_goes_on_in_time_and_says_where_it_begins(chosen: dict[str, Any],
     assert (before[carried] >= 0).all()
     assert (after[carried] - before[carried] == chosen["stride"]).all()
     begun = (fresh & (numbers >= 0)).sum()
-    count = len(make(chosen).samples)
+    count = len(chosen_from(make(chosen)))
     lanes = min(numbers.shape[1], max(count // chosen["stride"], 1)) if chosen["train"] else None
     assert begun == (lanes if chosen["train"] else min(chosen["stride"], count))
 
@@ -189,7 +201,7 @@ def test_training_lanes_are_stretches_of_like_length(chosen: dict[str, Any], epo
 @pytest.mark.parametrize("kind", [kind for kind in ORDERS if kind != "lanes"])
 def test_without_lanes_no_state_is_carried(kind: str) -> None:
     order = make({"kind": kind, "length": 30, "batch_size": 4, "seed": 1, "lengths": np.arange(30)})
-    assert order.epoch(0)[1].all()
+    assert whole_epoch(order, 0)[1].all()
 
 
 @given(orders(kinds=("bucket",)), some.integers(0, 5))
@@ -207,7 +219,7 @@ def test_buckets_are_cut_from_sorted_lengths(chosen: dict[str, Any], epoch: int)
 def test_bucket_without_lengths_is_refused() -> None:
     order = make({"kind": "bucket", "length": 5, "batch_size": 2, "seed": 1})
     with pytest.raises(ValueError, match="lengths"):
-        order.epoch(0)
+        whole_epoch(order, 0)
 
 
 SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 63, 64, 65, 1000, 1023, 1024, 1025, 65_537, 100_003)
@@ -228,7 +240,7 @@ def test_a_permutation_is_one_to_one_and_has_an_inverse(count: int) -> None:
 def test_no_samples_are_no_batches(kind: str) -> None:
     order = make({"kind": kind, "length": 0, "batch_size": 4, "seed": 1, "lengths": np.arange(0)})
     assert len(order) == 0
-    assert [part.shape for part in order.epoch(0)] == [(0, 4), (0, 4)]
+    assert [part.shape for part in whole_epoch(order, 0)] == [(0, 4), (0, 4)]
 
 
 def test_permutations_of_few_are_equally_likely() -> None:
@@ -243,7 +255,7 @@ def test_permutations_of_few_are_equally_likely() -> None:
 @pytest.mark.parametrize("count", [2**16, 2**16 + 1, 100_000])
 def test_a_shuffle_looks_like_chance(kind: str, count: int) -> None:
     """Position by value on a grid, by chi-square; and each number has nothing to do with the one before."""
-    numbers = make({"kind": kind, "length": count, "batch_size": 1, "seed": 4}).epoch(3)[0].ravel()
+    numbers = whole_epoch(make({"kind": kind, "length": count, "batch_size": 1, "seed": 4}), 3)[0].ravel()
     grid = np.zeros((40, 40))
     np.add.at(grid, (np.arange(count) * 40 // count, numbers * 40 // count), 1)
     freedom = 39 * 39
@@ -257,7 +269,7 @@ def test_a_shuffle_looks_like_chance(kind: str, count: int) -> None:
 def test_an_epoch_begins_anywhere(chosen: dict[str, Any], epoch: int, first: int, more: int) -> None:
     """A part of it is what it would be in the whole, however much is computed at once."""
     for order in ranks(chosen):
-        whole, first = order.epoch(epoch), first % (len(order) + 1)
+        whole, first = whole_epoch(order, epoch), first % (len(order) + 1)
         for part, wanted in zip(order.numbers(epoch, first, first + more), whole, strict=True):
             np.testing.assert_array_equal(part, wanted[first : first + more])
         batches = list(order.batches(epoch, first))
@@ -270,11 +282,11 @@ def test_more_than_is_computed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in ORDERS:
         chosen = {"kind": kind, "length": 999, "batch_size": 7, "seed": 2, "block": 100, "stride": 3}
         order = make({**chosen, "lengths": np.arange(999) % 50})
-        whole = order.epoch(1)[0].tolist()
+        whole = whole_epoch(order, 1)[0].tolist()
         with monkeypatch.context() as patch:
             patch.setattr(engine("order"), "TOGETHER", 64)
             assert [numbers.tolist() for numbers, _ in order.batches(1)] == whole
-            assert order.epoch(1)[0].tolist() == whole
+            assert whole_epoch(order, 1)[0].tolist() == whole
 
 
 @pytest.mark.parametrize("kind", [kind for kind in ORDERS if kind != "bucket"])

@@ -57,11 +57,11 @@ class Loader:
         return len(self.order)
 
     def epoch(self, number: int, start_batch: int = 0) -> Iterator[Batch]:
-        numbers, fresh = self.order.epoch(number)
+        numbers, fresh = self.order.numbers(number, start_batch, len(self))
         batches = DataLoader(
             self._reader,
             batch_size=self.order.batch_size,
-            sampler=[(sample, number) for sample in numbers[start_batch:].ravel().tolist()],
+            sampler=[(sample, number) for sample in numbers.ravel().tolist()],
             num_workers=self.workers,
             prefetch_factor=self.prefetch,
             pin_memory=self.pin,
@@ -69,7 +69,7 @@ class Loader:
             worker_init_fn=leave_signals,
             generator=torch.Generator(),  # its own: the global one decides on dropout
         )
-        for batch, rows in enumerate(batches, start_batch):
+        for batch, rows in enumerate(batches):
             self._batches += 1
             yield deliver(self.samples, rows, numbers[batch], fresh[batch], self.device)
 

@@ -53,13 +53,12 @@ class Loader:
         return len(self.order)
 
     def epoch(self, number: int, start_batch: int = 0) -> Iterator[Batch]:
-        numbers, fresh = self.order.epoch(number)
-        with closing(self._chunks(numbers, number, start_batch)) as batches:
-            for batch, rows in enumerate(batches, start_batch):
+        with closing(self._chunks(number, start_batch, len(self))) as batches:
+            for (numbers, fresh), rows in zip(self.order.batches(number, start_batch), batches, strict=True):
                 if self._host is not None:
-                    rows = self._host(rows, numbers[batch], number)
+                    rows = self._host(rows, numbers, number)
                 self._batches += 1
-                yield deliver(self.samples, rows, numbers[batch], fresh[batch], self.device)
+                yield deliver(self.samples, rows, numbers, fresh, self.device)
 
     def stats(self) -> dict[str, float]:
         """Batches delivered so far, and what `Chunks.stats` says."""
@@ -118,10 +117,9 @@ class ChunkDataLoader:
 
     def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
         """The rest of the current epoch; the next call begins the next one."""
-        numbers = self.order.epoch(self._epoch)[0][: len(self)]
-        with closing(self._chunks(numbers, self._epoch, self._batch)) as batches:
+        with closing(self._chunks(self._epoch, self._batch, len(self))) as batches:
             for rows in batches:
-                count = int((numbers[self._batch] >= 0).sum())
+                count = min(self.rows - self._batch * self.batch_size, self.batch_size)
                 self._batch += 1
                 yield tuple(rows[name].values[:count, 0] for name in self.datasets)
         self._epoch, self._batch = self._epoch + 1, 0

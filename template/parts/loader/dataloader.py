@@ -93,7 +93,7 @@ class Loader:
 
     def _automatic_workers(self, store: Store) -> int:
         """Half of the cores, at most 8; none where a batch is small and needs no work on the CPU."""
-        spans = self.samples.spans(self.order.samples[: self.order.batch_size], 0)
+        spans = self.samples.spans(self.order.first(), 0)
         size = sum(
             part.starts.size * part.width * store.arrays[name].row_bytes for name, part in spans.items()
         )
@@ -107,10 +107,8 @@ class Loader:
 
     def __iter__(self) -> Iterator[Work]:
         """The work of the current epoch (DataLoader's sampler protocol)."""
-        numbers, fresh = self.order.epoch(self._epoch)
-        for batch in range(self._start, len(numbers)):
-            spans = self.samples.spans(numbers[batch], self._epoch)
-            yield Work(numbers[batch], fresh[batch], spans, self._epoch)
+        for numbers, fresh in self.order.batches(self._epoch, self._start):
+            yield Work(numbers, fresh, self.samples.spans(numbers, self._epoch), self._epoch)
 
     def epoch(self, number: int, start_batch: int = 0) -> Iterator[Batch]:
         self._epoch, self._start = number, start_batch

@@ -60,19 +60,18 @@ class Loader:
         return len(self.order)
 
     def epoch(self, number: int, start_batch: int = 0) -> Iterator[Batch]:
-        numbers, fresh = self.order.epoch(number)
         self._settle(number)
-        for batch in range(start_batch, len(numbers)):
+        for numbers, fresh in self.order.batches(number, start_batch):
             slot = self._batches % RING
             if self._copied[slot] is not None:  # the copy out of this buffer, RING batches ago
                 begun = time.perf_counter()
                 self._copied[slot].synchronize()
                 self.stall_seconds += time.perf_counter() - begun
-            spans = self.samples.spans(numbers[batch], number)
+            spans = self.samples.spans(numbers, number)
             rows = {name: self._rows(name, part, self._ring[slot]) for name, part in spans.items()}
             if self._host is not None:
-                rows = self._host(rows, numbers[batch], number)
-            yield deliver(self.samples, rows, numbers[batch], fresh[batch], self.device)
+                rows = self._host(rows, numbers, number)
+            yield deliver(self.samples, rows, numbers, fresh, self.device)
             if self.pin and not self._resident:
                 self._copied[slot] = torch.cuda.Event()
                 self._copied[slot].record()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -120,7 +121,7 @@ class Chunks:
     ):
         self.samples, self.order, self.holder, self.size = samples, order, holder, size
         self.wanted = resident
-        spans = samples.spans(order.samples[: order.batch_size], 0)
+        spans = samples.spans(order.first(), 0)
         self.sources = {name: open_source(arrays[name]) for name in spans}
         self.batch_bytes = sum(
             part.starts.size * part.width * arrays[name].row_bytes for name, part in spans.items()
@@ -134,21 +135,22 @@ class Chunks:
         self.dry = trains and size is None and holder.type == "cuda"
         self.capacity, self.batches_planned, self.chunks, self.read_bytes = 0, 1, 0, 0
 
-    def __call__(self, numbers: np.ndarray, epoch: int, start: int) -> Generator[dict[str, Rows]]:
-        """The rows of each batch of `numbers` (batches, B) from `start` on."""
+    def __call__(self, epoch: int, start: int, end: int) -> Generator[dict[str, Rows]]:
+        """The rows of each of the batches [start, end) of an epoch."""
         self._settle(epoch)
-        while self.resident and start < len(numbers):
-            rows = self._from_resident(self.samples.spans(numbers[start], epoch))
-            if rows is None:  # this epoch's spans reach further
-                self._reside(epoch)
-                continue
-            yield rows
-            start += 1
+        while self.resident and start < end:
+            for numbers, _ in islice(self.order.batches(epoch, start), end - start):
+                rows = self._from_resident(self.samples.spans(numbers, epoch))
+                if rows is None:  # this epoch's spans reach further
+                    self._reside(epoch)
+                    break
+                yield rows
+                start += 1
         ahead: deque[Chunk] = deque()
         try:
-            while ahead or start < len(numbers):
+            while ahead or start < end:
                 if not ahead:
-                    ahead.append(self._begin(numbers[start:], epoch))
+                    ahead.append(self._begin(epoch, start, end))
                     start += len(ahead[-1].spans)
                 chunk = ahead[0]
                 for place, spans in enumerate(chunk.spans):
@@ -158,8 +160,8 @@ class Chunks:
                         for name, part in chunk.parts.items()
                     }
                     # After the wait for these rows: planning holds the interpreter, which readers need too.
-                    while start < len(numbers) and len(ahead) < len(self.buffers):
-                        ahead.append(self._begin(numbers[start:], epoch))
+                    while start < end and len(ahead) < len(self.buffers):
+                        ahead.append(self._begin(epoch, start, end))
                         start += len(ahead[-1].spans)
                     yield rows
                 self.released[ahead.popleft().turn] = self._event()  # the loop asked for what comes after
@@ -183,9 +185,9 @@ class Chunks:
 
     # --- chunks
 
-    def _begin(self, numbers: np.ndarray, epoch: int) -> Chunk:
-        """Plans the chunk that begins with the first of `numbers`, and starts its reads."""
-        spans, layouts, size = self._plan(numbers, epoch)
+    def _begin(self, epoch: int, start: int, end: int) -> Chunk:
+        """Plans the chunk that begins with the batch `start`, and starts its reads."""
+        spans, layouts, size = self._plan(epoch, start, end)
         turn, place = self.chunks % len(self.buffers), 0
         memory, parts = self._memory(turn, size), dict[str, Part]()
         for name, layout in layouts.items():
@@ -195,9 +197,12 @@ class Chunks:
         self.chunks += 1
         return Chunk(spans, parts, turn)
 
-    def _plan(self, numbers: np.ndarray, epoch: int) -> tuple[list[dict[str, Spans]], dict[str, Layout], int]:
+    def _plan(
+        self, epoch: int, start: int, end: int
+    ) -> tuple[list[dict[str, Spans]], dict[str, Layout], int]:
         """As many batches as a chunk has room for, at least one; begins with one and doubles."""
-        spans = [self.samples.spans(batch, epoch) for batch in numbers[: self.batches_planned]]
+        numbers, _ = self.order.numbers(epoch, start, min(start + self.batches_planned, end))
+        spans = [self.samples.spans(batch, epoch) for batch in numbers]
         while True:
             layouts = {
                 name: lay_out([part[name] for part in spans], source.array.row_bytes)

@@ -263,7 +263,7 @@ def padding(samples: Any, settings: Any, kind: str) -> list[float]:
     seed, size = settings.reproducibility.seed, settings.data.batch_size
     order = Order(kind, len(samples), size, seed=seed, lengths=samples.lengths())
     places = Counter[str]()
-    for numbers in order.epoch(0)[0]:
+    for numbers, _ in order.batches(0):
         for name, spans in samples.spans(numbers[numbers >= 0], 0).items():
             places[name] += spans.width * len(spans.lengths)
             places[f"{name} kept"] += int(spans.lengths.sum())

@@ -236,7 +236,7 @@ def check_data(settings: Settings) -> Found:
     while time.perf_counter() - start < READ_SECONDS and (batch := next(batches, None)) is not None:
         samples += int((batch["index"] >= 0).sum())
     rate = samples / (time.perf_counter() - start)
-    spans = loader.samples.spans(loader.order.samples[:1], 0)
+    spans = loader.samples.spans(loader.order.first(), 0)
     loader.close()
     if not samples:
         return "ok", f"a single batch from {store.folder}"

@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
 
     project, step = open_run(folder, settings, arguments.checkpoint)
     loader = project.loader(split)
-    distributed, count, begun = project.distributed, len(loader.order.samples), time.perf_counter()
+    distributed, count, begun = project.distributed, loader.order.count, time.perf_counter()
     metrics = evaluate(project.wrapped, loader, project.precision, distributed)
     seconds = time.perf_counter() - begun
     loader.close()

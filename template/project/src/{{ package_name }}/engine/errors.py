@@ -68,7 +68,7 @@ def explain(error: BaseException | None, settings: Settings, order: Order | None
 def non_finite(error: NonFinite, order: Order) -> UserError:
     """Names the training samples of the step where the loss went bad."""
     order.rank = error.rank  # of the process where it happened
-    numbers = order.epoch(error.epoch)[0][slice(*error.batches)].ravel()
+    numbers = order.numbers(error.epoch, *error.batches)[0].ravel()
     shown = ", ".join(map(str, numbers[numbers >= 0][:64]))
     remedy = "look at them; lower optimizer.learning_rate, longer schedule.warmup_steps, or precision fp32"
     return UserError(str(error), f"epoch {error.epoch + 1}, training samples {shown}", remedy)

@@ -54,7 +54,7 @@ class Monitor:
         self.distributed, self.main = project.distributed, project.distributed.is_main
         self.every = project.settings.monitor.every_steps
         # Samples of a batch over all ranks, on the average of an epoch: its last one is filled up.
-        self.samples = min(len(loader.order.samples) / len(loader), loader.order.slots)
+        self.samples = min(loader.order.count / len(loader), loader.order.slots)
         self.row: Row | None = None
         self.end = 0
         # A hook adds its own: samples a second and devices → metrics.

@@ -48,8 +48,8 @@ Extents = dict[str, tuple[int, int]]
 def reach(samples: Samples, order: Order, epoch: int, known: Extents) -> Extents:
     """The rows that an epoch's samples need, widened by those that are `known`."""
     found = dict(known)
-    for start in range(0, len(order.samples), SAMPLES_AT_ONCE):
-        indices = order.samples[start : start + SAMPLES_AT_ONCE]
+    for start in range(0, order.count, SAMPLES_AT_ONCE):
+        indices = order.sample(np.arange(start, min(start + SAMPLES_AT_ONCE, order.count)))
         for name, (starts, lengths, _) in samples.spans(indices, epoch).items():
             first, last = found.get(name, (np.iinfo(np.int64).max, 0))
             first = int(starts.min(initial=first, where=lengths > 0))

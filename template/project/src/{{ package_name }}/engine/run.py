@@ -354,10 +354,8 @@ class Session:
         order, store, remarks = run.loader.order, run.project.store, []
         if store.source.get("kind") == "synthetic":
             remarks.append(f"synthetic data in {store.folder}; `prepare` takes your own")
-        if order.slots > len(order.samples):
-            remarks.append(
-                f"a batch of {order.slots:,} samples: the training split has {len(order.samples):,}"
-            )
+        if order.slots > order.count:
+            remarks.append(f"a batch of {order.slots:,} samples: the training split has {order.count:,}")
         without = [f"data.{name}" for name in run.loader.WITHOUT_EFFECT]
         return remarks + self.settings.without_effect(without, "this project's loader has no use for it")
 
