@@ -106,8 +106,7 @@ def open_run(folder: Path, settings: Any, which: str, needs_data: bool = True) -
 def add_flags(parser: argparse.ArgumentParser, endings: str, default: str) -> None:
     """`--output` and the flags of `evaluate`, for a verb that writes predictions."""
     arguments(parser)
-    output = f"{endings} (default: {default} in the run folder)"
-    parser.add_argument("--output", metavar="FILE", help=output)
+    parser.add_argument("--output", metavar="FILE", help=f"{endings} (default: {default} of the run)")
 
 
 def output_path(output: str | None, default: Path, *endings: str) -> Path:
