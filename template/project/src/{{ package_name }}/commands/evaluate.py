@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     project, step = open_run(folder, settings, arguments.checkpoint)
     loader = project.loader(split)
     distributed, count, begun = project.distributed, len(loader.order.samples), time.perf_counter()
-    metrics = evaluate(project.wrapped, loader, project.precision, distributed, title=split)
+    metrics = evaluate(project.wrapped, loader, project.precision, distributed, title=split) or {}
     seconds = time.perf_counter() - begun
     loader.close()
     distributed.close()
