@@ -54,22 +54,35 @@ def test_a_badly_used_device_gets_cause_and_remedy(waits, roof, means, kind, say
     assert watch.WAITS == monitor.WAITS, "no case is left to neither"
 
 
-@pytest.mark.parametrize(
-    ("workers", "remedy"), [(4, "raise data.num_workers (4), then"), (None, ": a faster disk")]
-)
-def test_waiting_for_data_is_judged_over_a_stretch(workers, remedy, tmp_path, capsys):
-    """Needs neither NVML nor the hook; the first row compiles and fills caches, and does not count."""
+def monitor_of(folder, stats: dict) -> Any:
+    """A monitor of 9 steps whose loader has these `stats`."""
     options = SimpleNamespace(monitor=SimpleNamespace(every_steps=1, progress=False))
     ranks = SimpleNamespace(is_main=True, world=1, sum=lambda x: x, together=lambda work: work())
     project = SimpleNamespace(settings=options, distributed=ranks, device=torch.device("cpu"))
     project.precision = SimpleNamespace(scaler=None)
     tracker = SimpleNamespace(open=lambda step: "", log=lambda *_: None, close=lambda: None)
     order = SimpleNamespace(samples=range(64), slots=8)
-    stats = {} if workers is None else {"workers": workers}
     loader = type("Loader", (), {"order": order, "__len__": lambda self: 8, "stats": lambda self: stats})()
-    watched = monitor.Monitor(tmp_path, project, tracker, loader)
+    watched = monitor.Monitor(folder, project, tracker, loader)
     watched.start(0, 9)
-    one = torch.tensor(1.0)
+    return watched
+
+
+def test_a_step_has_the_mean_loss_of_all_its_targets(tmp_path):
+    watched = monitor_of(tmp_path, {})
+    losses = [(torch.tensor(2.0), torch.tensor(6.0)), (torch.tensor(4.0), torch.tensor(2.0))]
+    watched.note(1, 0, (0, 2), losses)
+    watched.log(1, 0, losses, torch.tensor(1.0), 0.1)
+    assert watched.row["loss"] == (2.0 * 6 + 4.0 * 2) / 8
+    watched.close()
+
+
+@pytest.mark.parametrize(
+    ("workers", "remedy"), [(4, "raise data.num_workers (4), then"), (None, ": a faster disk")]
+)
+def test_waiting_for_data_is_judged_over_a_stretch(workers, remedy, tmp_path, capsys):
+    """Needs neither NVML nor the hook; the first row compiles and fills caches, and does not count."""
+    watched, one = monitor_of(tmp_path, {} if workers is None else {"workers": workers}), torch.tensor(1.0)
 
     def step(number: int, seconds: float, waited: float) -> str:
         watched.note(number, 0, (number - 1, number), [(one, one)])
