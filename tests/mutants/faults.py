@@ -651,8 +651,8 @@ FAULTS = (
     Fault(
         "the series' scaler has seen validation and test",
         "parts/workload/timeseries/dataset.py",
-        "bars.values[:last].astype",
-        "bars.values.astype",
+        "bars.values[: closed[name][last - 1]]",
+        "bars.values",
         "test_timeseries.py::test_noise_behind_the_training_border_changes_neither_scaler_nor_losses",
     ),
     Fault(
