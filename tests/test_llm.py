@@ -278,6 +278,7 @@ def test_random_start_shifts_in_training_only(prepared: Path) -> None:
     for train in (True, False):  # the one place that says so
         holder = SimpleNamespace(store=opened, settings=settings(*flags), device=torch.device("cpu"))
         holder.distributed = SimpleNamespace(rank=0, world=1)
+        holder.loader_class = imported(project(), "engine.loader").Loader
         assert assembled.loader(holder, "train", train).samples.training is train
 
 
