@@ -165,7 +165,7 @@ def fake_nvml(**more) -> SimpleNamespace:
     known = {
         "nvmlInit": lambda: None,
         "nvmlDeviceGetHandleByUUID": lambda name: name,
-        "nvmlDeviceGetUtilizationRates": lambda handle: SimpleNamespace(gpu=42),
+        "nvmlDeviceGetUtilizationRates": lambda handle: SimpleNamespace(gpu={"GPU-0123-4567": 42}[handle]),
         "nvmlDeviceGetMemoryInfo": lambda handle: SimpleNamespace(used=3 << 30, total=8 << 30),
         "nvmlDeviceGetPowerUsage": lambda handle: 250_000,
         "nvmlDeviceGetEnforcedPowerLimit": missing,
@@ -192,7 +192,6 @@ def gpu(monkeypatch):
 def test_what_a_gpu_says(gpu, tmp_path):
     watched = watch.Samples(tmp_path, CUDA, 0)
     watched.roof_percent = 51.0
-    assert watched._nvml._handle == "GPU-0123-4567"
     sample = watched.sample()
     expected = {
         "gpu_percent": 42,
@@ -344,8 +343,9 @@ def test_a_first_batch_gives_its_shapes_and_no_more(tmp_path):
     loud = SimpleNamespace(row=None, alert=None)
     progress = SimpleNamespace(epoch=0, step=1)
     run = SimpleNamespace(project=project, folder=tmp_path, monitor=loud, progress=progress)
-    watcher = watch.Watcher(run, 0.0)
-    watcher.hook = model.register_forward_pre_hook(watcher._catch)
+    watcher = watch.Hook()
+    watcher.start(run)
+    watcher.catching = model.register_forward_pre_hook(watcher.catch)
     for _ in range(2):
         model({"x": seen, "carry": None})
     assert {name: (value.shape, value.is_meta) for name, value in watcher.shapes.items()} == {
@@ -354,7 +354,8 @@ def test_a_first_batch_gives_its_shapes_and_no_more(tmp_path):
     assert not model._forward_pre_hooks
     watcher.shapes, watcher.roof = {}, 1e-3
     loud.row = {"step": 1, "data_wait_fraction": 0.0, "samples_per_second": 1000.0}
-    watcher.look()
+    watcher.after_step(run)
+    watcher.close(run)
     assert watcher.samples.roof_percent == pytest.approx(50), "of two cards"
 
 

@@ -693,7 +693,7 @@ FAULTS = (
     Fault(
         "a cached token stands at the first position",
         "parts/workload/llm/model.py",
-        "start = 0 if cache is None else cache.length",
+        "start = caches[0].length if caches else 0",
         "start = 0",
         "test_llm.py::test_generating_with_a_cache_equals_without[5-flags0]",
     ),
@@ -829,7 +829,7 @@ FAULTS = (
     Fault(
         "the roof of one card for two",
         "parts/extras/watch.py",
-        " * self.roof / self.run.project.distributed.world",
+        " * self.roof / run.project.distributed.world",
         " * self.roof",
         "test_watch.py::test_a_first_batch_gives_its_shapes_and_no_more",
     ),
@@ -843,7 +843,7 @@ FAULTS = (
     Fault(
         "memory that is freed counts on",
         "parts/extras/costs.py",
-        "self.live -= size",
+        "weakref.finalize(storage, self._hold, -size)",
         "pass",
         "test_estimate.py::test_recomputation_costs_flops_and_saves_memory",
     ),
