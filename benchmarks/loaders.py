@@ -485,6 +485,7 @@ def tables(rounds: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]
 
 
 def main() -> None:
+    global ROWS
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -496,7 +497,6 @@ def main() -> None:
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--step", type=float, default=0.0, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    global ROWS
     ROWS = arguments.rows
     path = arguments.folder / f"{ROWS}.h5"
     if arguments.child == "growth":
