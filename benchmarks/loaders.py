@@ -506,7 +506,7 @@ def main() -> None:
         print(json.dumps(child(path, arguments.child, arguments.step, arguments.cold)))
         return
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    protocol = machine("h5py", "numpy") + f", {arguments.rounds} rounds"
+    protocol = machine("h5py", "numpy") + f", {ROWS:,} rows, {arguments.rounds} rounds"
     found = measure(arguments.folder, arguments.rounds, arguments.cold)
     publish("loaders", "loaders", protocol, *tables(found), write=arguments.write)
 

@@ -43,10 +43,10 @@ NEVER = dict.fromkeys(("--evaluation.every_steps", "--checkpoint.every_steps"), 
 
 
 class Figures(NamedTuple):
-    """Of one version in one round; seconds are the CPU's."""
+    """Of one version in one round. waits: share of the time. Seconds are the CPU's."""
 
     step_ms: float
-    waits: float  # share of the time in which the loop waits for data
+    waits: float
     help_s: float
     first_s: float
 
@@ -74,15 +74,14 @@ def measure(project: Path, flags: dict[str, str]) -> Figures:
     cpu_seconds(project, *itertools.chain(*flags.items()))
     late = [row for row in rows(project) if "split" not in row][WARM:]
     shutil.rmtree(project / "runs")
-    step_ms, waits = ([row[name] for row in late] for name in ("step_ms", "data_wait_fraction"))
-    return Figures(statistics.median(step_ms), statistics.mean(waits), help_s, first_s)
+    waits = statistics.mean(row["data_wait_fraction"] for row in late)
+    return Figures(statistics.median(row["step_ms"] for row in late), waits, help_s, first_s)
 
 
 def compare(part: str, old: Tree, new: Tree, rounds: int) -> list[str]:
     """The row of a part."""
     workload, loader, steps = PARTS[part]
-    cell, pairs = Cell(workload, "fp32", loader, "pytorch"), []
-    sides: dict[Tree, tuple[Path, dict[str, str]]] = {}
+    cell, sides, pairs = Cell(workload, "fp32", loader, "pytorch"), {}, []
     for tree in (old, new):
         words = Trials(old, steps).flags(tree, cell)
         flags = dict(zip(words[::2], words[1::2], strict=True)) | NEVER
@@ -99,24 +98,24 @@ def compare(part: str, old: Tree, new: Tree, rounds: int) -> list[str]:
     return [*row, f"{before.help_s:.2f} → {after.help_s:.2f}", f"{before.first_s:.2f} → {after.first_s:.2f}"]
 
 
-def main(words: list[str]) -> None:
+def main() -> None:
     style = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=style)
     parser.add_argument("old", metavar="OLD")
     parser.add_argument("new", metavar="NEW")
-    parser.add_argument("--only", default="", metavar="PART,…", help="of " + ", ".join(PARTS))
+    every = ",".join(dict.fromkeys(part.split()[0] for part in PARTS))
+    parser.add_argument("--only", default=every, metavar="PART,…", help="(default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=7, help="(default: %(default)s)")
-    arguments = parser.parse_args(words)
+    arguments = parser.parse_args()
     only, protocol = arguments.only.split(","), machine()
-    parts = [part for part in PARTS if not arguments.only or part.split()[0] in only]
     with tempfile.TemporaryDirectory(prefix="compare-") as scratch:
         old, new = Tree(arguments.old, Path(scratch) / "old"), Tree(arguments.new, Path(scratch) / "new")
-        rows = [compare(part, old, new, arguments.rounds) for part in parts]
-    columns = ["part", "old ms/step", "new ms/step", "new ÷ old", "all pairs"]
-    columns += ["data wait", "CPU s of --help", "CPU s of one step"]
+        rows = [compare(part, old, new, arguments.rounds) for part in PARTS if part.split()[0] in only]
+    columns = ["part", "old ms/step", "new ms/step", "new ÷ old", "all pairs", "data wait"]
+    columns += ["CPU s of --help", "CPU s of one step"]
     how = f"{protocol}, one thread, {arguments.rounds} rounds, {arguments.old} against {arguments.new}"
     print(tables({"protocol": how, "tables": [{"columns": columns, "rows": rows}]}))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()
