@@ -23,8 +23,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
+sys.path[:0] = [str(Path(__file__).resolve().parent.parent / name) for name in ("tests", "benchmarks")]
 
 from golden import Cell, Tree, Trials  # noqa: E402
 from publish import machine, tables  # noqa: E402
