@@ -485,6 +485,7 @@ def tables(rounds: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]
 
 
 def main() -> None:
+    global ROWS
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -496,7 +497,6 @@ def main() -> None:
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--step", type=float, default=0.0, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    global ROWS
     ROWS = arguments.rows
     path = arguments.folder / f"{ROWS}.h5"
     if arguments.child == "growth":
@@ -506,7 +506,7 @@ def main() -> None:
         print(json.dumps(child(path, arguments.child, arguments.step, arguments.cold)))
         return
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    protocol = machine("h5py", "numpy") + f", {arguments.rounds} rounds"
+    protocol = machine("h5py", "numpy") + f", {ROWS:,} rows, {arguments.rounds} rounds"
     found = measure(arguments.folder, arguments.rounds, arguments.cold)
     publish("loaders", "loaders", protocol, *tables(found), write=arguments.write)
 

@@ -309,18 +309,16 @@ def book(folder: Path, plans: list[Any], trials: list[list[dict]], target: float
     project = render(workload="tabular")
     module = imported(project, "measure.measurements")
     protocol = {"processes": len(trials[0]), "first seed": 1}
-    state = {"target": target}
-    measured = module.Measurements(
-        folder, plans, protocol=protocol, environment={"device": "made up", "torch": "0"}, state=state
-    )
-    measured.headlines, measured.skipped = [], {}
+    about = {"protocol": protocol, "environment": {"device": "made up", "torch": "0"}}
+    about |= {"state": {"target": target}, "headlines": [], "skipped": {}}
+    measured = module.Measurements(folder, plans, about)
     for plan, found in zip(plans, trials, strict=True):
         measured.of(plan)[:] = found
     return measured
 
 
 def plan(table: str, name: str, switch: str = "", **overrides: Any) -> Any:
-    return SimpleNamespace(table=table, name=name, switch=switch, overrides=overrides)
+    return imported(render(workload="tabular"), "measure.measurements").Plan(table, name, switch, overrides)
 
 
 def test_gains_are_ratios_of_samples_per_second(tmp_path: Path) -> None:
@@ -333,7 +331,7 @@ def test_gains_are_ratios_of_samples_per_second(tmp_path: Path) -> None:
     on = [trial(5, 1.0), trial(5, 1.1)]
     trials = [[trial(20, 1.0), trial(20, 1.1)], on, on, [trial(20, 1.01, 16), trial(20, 1.1, 16)]]
     measured = book(tmp_path, plans, trials)
-    measured.headlines = [
+    measured.about["headlines"] = [
         {"claim": "all", "switch": "all", "of": "samples_per_second", "ratio": 3},
         {"claim": "b", "switch": "b", "of": "samples_per_second", "ratio": 3},
         {"claim": "c", "switch": "c", "of": "samples_per_second", "ratio": 3},

@@ -183,7 +183,7 @@ def test_the_width_of_a_stored_token_follows_the_vocabulary(tmp_path: Path) -> N
             decode=lambda tokens: b"x" * len(tokens),
             facts=lambda: {},
         )
-        dataset.write(tmp_path / dtype, tokenizer, [tmp_path / "text"], lambda ends: [80, 90, 101])
+        dataset.write(tmp_path / dtype, tokenizer, [tmp_path / "text"], lambda ends: [80, 90, 101], {})
         assert tokens(tmp_path, data=dtype).dtype == np.dtype(dtype)
         assert tokens(tmp_path, data=dtype)[:2].tolist() == [end - 1] * 2
         samples = dataset.Samples(store(tmp_path, dtype), settings("--data.block_size", "8"), "train")
@@ -278,6 +278,7 @@ def test_random_start_shifts_in_training_only(prepared: Path) -> None:
     for train in (True, False):  # the one place that says so
         holder = SimpleNamespace(store=opened, settings=settings(*flags), device=torch.device("cpu"))
         holder.distributed = SimpleNamespace(rank=0, world=1)
+        holder.loader_class = imported(project(), "engine.loader").Loader
         assert assembled.loader(holder, "train", train).samples.training is train
 
 
@@ -358,10 +359,10 @@ def test_flops_are_those_of_the_formula() -> None:
 def test_mfu_has_a_denominator_or_none() -> None:
     throughput = module("hooks.throughput")
     assert throughput.peak_of(torch.device("cpu"), "bf16") == (0.0, "n/a: there is no GPU")
-    work = throughput.Work(1024, 1e15, lambda: 1e12)
-    assert work.rates(500.0, devices=1) == {"tokens_per_second": 512_000.0, "mfu": 0.5}
-    assert work.rates(500.0, devices=2)["mfu"] == 0.25
-    assert throughput.Work(8, 0.0, float).rates(2.0, 1) == {"tokens_per_second": 16.0}
+    rates = functools.partial(throughput.rates, tokens=1024, peak=1e15, flops=lambda: 1e12)
+    assert rates(500.0, 1) == {"tokens_per_second": 512_000.0, "mfu": 0.5}
+    assert rates(500.0, 2)["mfu"] == 0.25
+    assert throughput.rates(2.0, 1, tokens=8, peak=0.0, flops=float) == {"tokens_per_second": 16.0}
 
 
 @pytest.mark.parametrize(
@@ -457,17 +458,21 @@ def test_what_is_added_to_the_stream_starts_smaller_in_a_deep_model() -> None:
     "flags", [(), ("--model.positions", "learned", "--model.norm", "rms", "--model.bias", "true")]
 )
 @pytest.mark.parametrize("length", [1, 5, 16, 40])
-def test_generating_with_a_cache_equals_without(flags: tuple[str, ...], length: int) -> None:
+def test_generating_with_a_cache_equals_without(
+    flags: tuple[str, ...], length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also past block_size 16, and from a prompt that is longer than a block."""
+    forgetful = SimpleNamespace(length=0, extend=lambda key, value: (key, value))
     model = small_model(*flags).eval()
     with torch.no_grad():
         for parameter in model.parameters():  # far from the start, where all logits are alike
             parameter.mul_(3)
     prompt = torch.randint(257, (2, length))
     for temperature, top_k in ((0.0, 0), (1.0, 0), (0.7, 5)):
-        with_cache, without = (
-            model.generate(prompt, 45, temperature, top_k, seed=3, cached=cached) for cached in (True, False)
-        )
+        with_cache = model.generate(prompt, 45, temperature, top_k, seed=3)
+        with monkeypatch.context() as patched:
+            patched.setattr(module("model"), "Cache", lambda: forgetful)
+            without = model.generate(prompt, 45, temperature, top_k, seed=3)
         assert torch.equal(with_cache, without)
         assert with_cache.shape == (2, length + 45)
         assert torch.equal(with_cache[:, :length], prompt)

@@ -164,7 +164,7 @@ def attributed(model: nn.Module) -> dict[str, Any]:
     profiling = imported(render(workload="tabular"), "measure.profiling")
     x = torch.ones(256, 512)
     model(x).backward()
-    with profiling.Layers(model), torch.profiler.profile(profile_memory=True) as found:
+    with profiling.layers(model), torch.profiler.profile(profile_memory=True) as found:
         model(x).backward()
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
     events = sorted(found.events(), key=lambda event: (event.time_range.start, -event.time_range.end))

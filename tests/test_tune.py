@@ -183,7 +183,7 @@ def test_time_that_is_over_keeps_the_default() -> None:
     ],
 )
 def test_the_gain_must_exceed_the_spread(before: tuple, after: tuple, kept: bool) -> None:
-    change = module().compare({}, list(before), list(after))
+    change = module().compare(list(before), list(after))
     assert change.kept == kept
     assert change.gain == sorted(after)[1] / sorted(before)[1]
 

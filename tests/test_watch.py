@@ -54,22 +54,35 @@ def test_a_badly_used_device_gets_cause_and_remedy(waits, roof, means, kind, say
     assert watch.WAITS == monitor.WAITS, "no case is left to neither"
 
 
-@pytest.mark.parametrize(
-    ("workers", "remedy"), [(4, "raise data.num_workers (4), then"), (None, ": a faster disk")]
-)
-def test_waiting_for_data_is_judged_over_a_stretch(workers, remedy, tmp_path, capsys):
-    """Needs neither NVML nor the hook; the first row compiles and fills caches, and does not count."""
+def monitor_of(folder, stats: dict) -> Any:
+    """A monitor of 9 steps whose loader has these `stats`."""
     options = SimpleNamespace(monitor=SimpleNamespace(every_steps=1, progress=False))
     ranks = SimpleNamespace(is_main=True, world=1, sum=lambda x: x, together=lambda work: work())
     project = SimpleNamespace(settings=options, distributed=ranks, device=torch.device("cpu"))
     project.precision = SimpleNamespace(scaler=None)
     tracker = SimpleNamespace(open=lambda step: "", log=lambda *_: None, close=lambda: None)
     order = SimpleNamespace(count=64, slots=8)
-    stats = {} if workers is None else {"workers": workers}
     loader = type("Loader", (), {"order": order, "__len__": lambda self: 8, "stats": lambda self: stats})()
-    watched = monitor.Monitor(tmp_path, project, tracker, loader)
+    watched = monitor.Monitor(folder, project, tracker, loader)
     watched.start(0, 9)
-    one = torch.tensor(1.0)
+    return watched
+
+
+def test_a_step_has_the_mean_loss_of_all_its_targets(tmp_path):
+    watched = monitor_of(tmp_path, {})
+    losses = [(torch.tensor(2.0), torch.tensor(6.0)), (torch.tensor(4.0), torch.tensor(2.0))]
+    watched.note(1, 0, (0, 2), losses)
+    watched.log(1, 0, losses, torch.tensor(1.0), 0.1)
+    assert watched.row["loss"] == (2.0 * 6 + 4.0 * 2) / 8
+    watched.close()
+
+
+@pytest.mark.parametrize(
+    ("workers", "remedy"), [(4, "raise data.num_workers (4), then"), (None, ": a faster disk")]
+)
+def test_waiting_for_data_is_judged_over_a_stretch(workers, remedy, tmp_path, capsys):
+    """Needs neither NVML nor the hook; the first row compiles and fills caches, and does not count."""
+    watched, one = monitor_of(tmp_path, {} if workers is None else {"workers": workers}), torch.tensor(1.0)
 
     def step(number: int, seconds: float, waited: float) -> str:
         watched.note(number, 0, (number - 1, number), [(one, one)])
@@ -152,7 +165,7 @@ def fake_nvml(**more) -> SimpleNamespace:
     known = {
         "nvmlInit": lambda: None,
         "nvmlDeviceGetHandleByUUID": lambda name: name,
-        "nvmlDeviceGetUtilizationRates": lambda handle: SimpleNamespace(gpu=42),
+        "nvmlDeviceGetUtilizationRates": lambda handle: SimpleNamespace(gpu={"GPU-0123-4567": 42}[handle]),
         "nvmlDeviceGetMemoryInfo": lambda handle: SimpleNamespace(used=3 << 30, total=8 << 30),
         "nvmlDeviceGetPowerUsage": lambda handle: 250_000,
         "nvmlDeviceGetEnforcedPowerLimit": missing,
@@ -179,7 +192,6 @@ def gpu(monkeypatch):
 def test_what_a_gpu_says(gpu, tmp_path):
     watched = watch.Samples(tmp_path, CUDA, 0)
     watched.roof_percent = 51.0
-    assert watched._nvml._handle == "GPU-0123-4567"
     sample = watched.sample()
     expected = {
         "gpu_percent": 42,
@@ -331,8 +343,9 @@ def test_a_first_batch_gives_its_shapes_and_no_more(tmp_path):
     loud = SimpleNamespace(row=None, alert=None)
     progress = SimpleNamespace(epoch=0, step=1)
     run = SimpleNamespace(project=project, folder=tmp_path, monitor=loud, progress=progress)
-    watcher = watch.Watcher(run, 0.0)
-    watcher.hook = model.register_forward_pre_hook(watcher._catch)
+    watcher = watch.Hook()
+    watcher.start(run)
+    watcher.catching = model.register_forward_pre_hook(watcher.catch)
     for _ in range(2):
         model({"x": seen, "carry": None})
     assert {name: (value.shape, value.is_meta) for name, value in watcher.shapes.items()} == {
@@ -341,7 +354,8 @@ def test_a_first_batch_gives_its_shapes_and_no_more(tmp_path):
     assert not model._forward_pre_hooks
     watcher.shapes, watcher.roof = {}, 1e-3
     loud.row = {"step": 1, "data_wait_fraction": 0.0, "samples_per_second": 1000.0}
-    watcher.look()
+    watcher.after_step(run)
+    watcher.close(run)
     assert watcher.samples.roof_percent == pytest.approx(50), "of two cards"
 
 

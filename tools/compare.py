@@ -3,19 +3,18 @@
     python tools/compare.py v0.1.0 .                     # a git revision against the working tree
     python tools/compare.py v0.1.0 . --only loop,llm --rounds 9
 
-OLD and NEW are git revisions, `.` for the working tree, or folders with a copier.yml, as in tools/golden.py,
-whose small sizes these are. Both render the same answers without extras, synthesize their own data and train
-in fresh processes of one thread, with equal settings as flags: where defaults differ, OLD's. What one of them
-alone has is as by default. A round has each version once, and their order turns. Its figures are medians of
-`step_ms` and means of `data_wait_fraction` over the rows after the warm-up, and CPU seconds, user and system,
-of `train --help` and of a run of one step: imports, data, dry run, evaluation, checkpoint, report.
+OLD and NEW are as in tools/golden.py, whose small sizes these are. Both render the same answers, synthesize
+their own data and train in fresh processes of one thread, with equal settings: where defaults differ, OLD's;
+what one of them alone has is as by default. A round has each version once, and their order turns: the median
+of `step_ms` and the mean of `data_wait_fraction` over rows after the warm-up, and CPU seconds, user and
+system, of `train --help` and of a run of one step: imports, dry run, evaluation, checkpoint, report.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
-import resource
 import shutil
 import statistics
 import subprocess
@@ -24,8 +23,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
+sys.path[:0] = [str(Path(__file__).resolve().parent.parent / name) for name in ("tests", "benchmarks")]
 
 from golden import Cell, Tree, Trials  # noqa: E402
 from publish import machine, tables  # noqa: E402
@@ -40,90 +38,83 @@ PARTS = {  # workload, loader, steps of a run
     "llm": ("llm", "memmap", 300),
 }
 ROWS, WARM = 60, 10  # rows of metrics of a run; how many of them do not count
-NEVER = str(10**9)
+NEVER = dict.fromkeys(("--evaluation.every_steps", "--checkpoint.every_steps"), str(10**9))
 
 
 class Figures(NamedTuple):
-    """Of one version in one round."""
+    """Of one version in one round. waits: share of the time. Seconds are the CPU's."""
 
     step_ms: float
-    waits: float  # share of the time in which the loop waits for data
-    help_s: float  # CPU seconds
+    waits: float
+    help_s: float
     first_s: float
 
 
 def cpu_seconds(project: Path, *words: str) -> float:
-    """User and system time of a project's command in a fresh process. Raises `RuntimeError` if it fails."""
+    """User and system time of `train` in a fresh process. Raises `RuntimeError` if it fails."""
     environment = {**os.environ, "PYTHONPATH": str(project / "src"), "OMP_NUM_THREADS": "1"}
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    command = (sys.executable, "-m", "my_training", *words)
+    command = (sys.executable, "-m", "my_training", "train", *words)
+    before = os.times()
     done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{project}: {' '.join(words)}: {done.stderr[-2000:]}")
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return sum(os.times()[2:4]) - sum(before[2:4])  # of ended children
+
+
+def one_step(project: Path, flags: dict[str, str]) -> float:
+    """CPU seconds of the shortest run."""
+    return cpu_seconds(project, *itertools.chain(*(flags | {"--training.max_steps": "1"}).items()))
 
 
 def measure(project: Path, flags: dict[str, str]) -> Figures:
     from running import rows
 
-    words = [word for pair in flags.items() for word in pair]
-    one_step = [word for pair in {**flags, "--training.max_steps": "1"}.items() for word in pair]
-    help_s, first_s = cpu_seconds(project, "train", "--help"), cpu_seconds(project, "train", *one_step)
-    shutil.rmtree(project / "runs")
-    cpu_seconds(project, "train", *words)
+    help_s, first_s = cpu_seconds(project, "--help"), one_step(project, flags)
+    cpu_seconds(project, *itertools.chain(*flags.items()))
     late = [row for row in rows(project) if "split" not in row][WARM:]
     shutil.rmtree(project / "runs")
-    step_ms = statistics.median(row["step_ms"] for row in late)
-    return Figures(step_ms, statistics.mean(row["data_wait_fraction"] for row in late), help_s, first_s)
+    waits = statistics.mean(row["data_wait_fraction"] for row in late)
+    return Figures(statistics.median(row["step_ms"] for row in late), waits, help_s, first_s)
 
 
 def compare(part: str, old: Tree, new: Tree, rounds: int) -> list[str]:
     """The row of a part."""
     workload, loader, steps = PARTS[part]
-    cell, pairs = Cell(workload, "fp32", loader, "pytorch"), []
-    more = {"--monitor.every_steps": str(steps // ROWS), "--monitor.progress": "false"}
-    more |= {"--evaluation.every_steps": NEVER, "--checkpoint.every_steps": NEVER}
-    projects = {}
+    cell, sides, pairs = Cell(workload, "fp32", loader, "pytorch"), {}, []
     for tree in (old, new):
         words = Trials(old, steps).flags(tree, cell)
-        projects[tree] = tree.render(cell), dict(zip(words[::2], words[1::2], strict=True)) | more
-    for number in range(-1, rounds):
-        order = (old, new) if number % 2 else (new, old)
-        found = {tree: measure(*projects[tree]) for tree in order}
-        if number >= 0:  # the first one synthesizes data, compiles Python and fills caches
-            pairs.append((found[old], found[new]))
-            steps_ms = " and ".join(f"{figures.step_ms:.3f}" for figures in pairs[-1])
-            print(f"{part}, round {number + 1}: {steps_ms} ms a step", file=sys.stderr, flush=True)
+        flags = dict(zip(words[::2], words[1::2], strict=True)) | NEVER
+        sides[tree] = (tree.render(cell), flags | {"--monitor.every_steps": str(steps // ROWS)})
+        one_step(*sides[tree])  # synthesizes data, compiles Python and fills caches
+    for number in range(rounds):
+        found = {tree: measure(*sides[tree]) for tree in ((new, old) if number % 2 else (old, new))}
+        pairs.append((found[old], found[new]))
+        print(f"{part}, round {number + 1}: {pairs[-1]}", file=sys.stderr, flush=True)
     ratios = [after.step_ms / before.step_ms for before, after in pairs]
-    middle = [Figures(*map(statistics.median, zip(*side, strict=True))) for side in zip(*pairs, strict=True)]
-    both = lambda name, form: [format(getattr(figures, name), form) for figures in middle]  # noqa: E731
-    row = [part, *both("step_ms", ".3f"), f"{statistics.median(ratios):.3f}"]
-    row += [f"{min(ratios):.3f} to {max(ratios):.3f}"]
-    return row + [
-        " → ".join(both(*what)) for what in (("waits", ".1%"), ("help_s", ".2f"), ("first_s", ".2f"))
-    ]
+    before, after = (Figures(*map(statistics.median, zip(*s, strict=True))) for s in zip(*pairs, strict=True))
+    row = [part, f"{before.step_ms:.3f}", f"{after.step_ms:.3f}", f"{statistics.median(ratios):.3f}"]
+    row += [f"{min(ratios):.3f} to {max(ratios):.3f}", f"{before.waits:.1%} → {after.waits:.1%}"]
+    return [*row, f"{before.help_s:.2f} → {after.help_s:.2f}", f"{before.first_s:.2f} → {after.first_s:.2f}"]
 
 
-def main(words: list[str]) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main() -> None:
+    style = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=style)
     parser.add_argument("old", metavar="OLD")
     parser.add_argument("new", metavar="NEW")
-    parser.add_argument("--only", default="", metavar="PART,…", help="of " + ", ".join(PARTS))
-    parser.add_argument("--rounds", type=int, default=7, metavar="N", help="(default: %(default)s)")
-    arguments = parser.parse_args(words)
-    only, protocol = arguments.only.split(",") if arguments.only else [], machine()
-    parts = [part for part in PARTS if not only or part in only or part.split()[0] in only]
+    every = ",".join(dict.fromkeys(part.split()[0] for part in PARTS))
+    parser.add_argument("--only", default=every, metavar="PART,…", help="(default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=7, help="(default: %(default)s)")
+    arguments = parser.parse_args()
+    only, protocol = arguments.only.split(","), machine()
     with tempfile.TemporaryDirectory(prefix="compare-") as scratch:
         old, new = Tree(arguments.old, Path(scratch) / "old"), Tree(arguments.new, Path(scratch) / "new")
-        rows = [compare(part, old, new, arguments.rounds) for part in parts]
-    columns = ["part", "old ms/step", "new ms/step", "new ÷ old", "all pairs"]
-    columns += ["data wait", "CPU s of --help", "CPU s of one step"]
-    protocol += f", one thread, {arguments.rounds} rounds, {arguments.old} against {arguments.new}"
-    print(tables({"protocol": protocol, "tables": [{"columns": columns, "rows": rows}]}))
+        rows = [compare(part, old, new, arguments.rounds) for part in PARTS if part.split()[0] in only]
+    columns = ["part", "old ms/step", "new ms/step", "new ÷ old", "all pairs", "data wait"]
+    columns += ["CPU s of --help", "CPU s of one step"]
+    how = f"{protocol}, one thread, {arguments.rounds} rounds, {arguments.old} against {arguments.new}"
+    print(tables({"protocol": how, "tables": [{"columns": columns, "rows": rows}]}))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -106,7 +106,7 @@ def test_a_store_of_tomorrow_is_one_line(change: dict[str, Any], tmp_path: Path)
     stored(tmp_path)
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     (tmp_path / "manifest.json").write_text(json.dumps(manifest | change))
-    says = "format 99|rule 99|not a data manifest"
+    says = "format 99|rule 99|unreadable manifest"
     with pytest.raises(engine("errors").UserError, match=says):
         engine("store").Store.open(tmp_path)
 

@@ -50,16 +50,15 @@ class Group:
 
     def _join(self) -> None:
         # Plain values and flags travel between hosts' memories, so that no rank waits for a GPU.
+        rank, world = self.rank, self.world
         backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
         where = f"MASTER_ADDR={os.environ.get('MASTER_ADDR')}, MASTER_PORT={os.environ.get('MASTER_PORT')}"
         try:
             store = next(dist.rendezvous("env://", timeout=TIMEOUT))[0]
-            fresh = dist.PrefixStore(meet(store, self.rank, self.world), store)
-            dist.init_process_group(
-                backend, store=fresh, rank=self.rank, world_size=self.world, timeout=TIMEOUT
-            )
+            fresh = dist.PrefixStore(meet(store, rank, world), store)
+            dist.init_process_group(backend, store=fresh, rank=rank, world_size=world, timeout=TIMEOUT)
         except (ValueError, dist.DistError) as error:
-            what = f"the {self.world} processes do not find each other ({str(error).splitlines()[0]})"
+            what = f"the {world} processes do not find each other ({str(error).splitlines()[0]})"
             raise UserError(what, where, "start all of them by torchrun with one address") from error
 
     def begin(self, make: Callable[[], Path]) -> Path:

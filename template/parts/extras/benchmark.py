@@ -8,7 +8,7 @@ process; an interrupted benchmark goes on where it stopped.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -60,10 +60,9 @@ def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
     settings = load()
     settings = settings.phase(1) if settings.phases else settings
     own = yaml.safe_load(OWN.read_text(encoding="utf-8"))
-    warmup, steps, processes = QUICK if arguments.quick else FULL
-    warmup = warmup if arguments.warmup is None else arguments.warmup
-    steps = steps if arguments.steps is None else arguments.steps
-    processes = processes if arguments.processes is None else arguments.processes
+    given = arguments.warmup, arguments.steps, arguments.processes
+    usual = QUICK if arguments.quick else FULL
+    warmup, steps, processes = (y if x is None else x for x, y in zip(given, usual, strict=True))
     if min(warmup, steps, processes) < 1:
         raise UserError("--steps, --warmup and --processes count from 1", "command line", "raise it")
 
@@ -96,24 +95,16 @@ def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
         "loss": "compared with fp32's over the same seeds" if several else "not compared: one seed",
         "model size": size or "as configured",
     }
-    results = Measurements(
-        OUTPUT,
-        plans,
-        protocol=protocol,
-        environment=environment(card),
-        state={"data": store.fingerprint, "settings": settings.resolved(), "target": arguments.target},
-        restart=arguments.restart,
-    )
-    results.skipped = {s.name: s.why_not for s in found if s.why_not}
-    results.headlines = own["headlines"]
+    state = {"data": store.fingerprint, "settings": settings.resolved(), "target": arguments.target}
+    about = {"protocol": protocol, "environment": environment(card), "state": state}
+    about |= {"headlines": own["headlines"], "skipped": {s.name: s.why_not for s in found if s.why_not}}
+    results = Measurements(OUTPUT, plans, about, arguments.restart)
     results.measure(trials, warmup, steps)
     print((OUTPUT / "benchmark.md").read_text(encoding="utf-8"))
     return 0
 
 
-def switches(
-    settings: Settings, card: Card, without: tuple[str, ...], own: dict[str, Any]
-) -> Iterator[Switch]:
+def switches(settings: Settings, card: Card, without: Sequence[str], own: dict[str, Any]) -> Iterator[Switch]:
     """All of them, in the order in which the cumulative table switches them on.
 
     without: data settings that this project's loader has no use for. own: those of the workload.
@@ -187,7 +178,7 @@ def plan(found: list[Switch], names: list[str], everything: bool) -> list[Plan]:
         state = state | switch.on
         if everything or switch is enabled[-1]:
             name = f"+ {spoken(switch.name)}" if everything else "everything on"
-            rows.append(Plan("cumulative", name, switch.name, state))
+            rows.append(Plan("cumulative", name, switch.name if everything else "", state))
     if everything or names:
         rows.append(Plan("leave_one_out", "everything on", "", state))
     for switch in found:
@@ -195,10 +186,7 @@ def plan(found: list[Switch], names: list[str], everything: bool) -> list[Plan]:
             kind, change = ("without", switch.off) if switch.enabled else ("with", switch.on)
             rows.append(Plan("leave_one_out", f"{kind} {spoken(switch.name)}", switch.name, state | change))
     if everything:
-        rows += [
-            Plan("target", name, "", ends)
-            for name, ends in zip(("everything off", "everything on"), (nothing, state), strict=True)
-        ]
+        rows += [Plan("target", "everything off", "", nothing), Plan("target", "everything on", "", state)]
     return rows
 
 

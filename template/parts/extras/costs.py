@@ -116,19 +116,16 @@ class Recorder(TorchDispatchMode):
         known = {_key(x) for x in given}
         for tensor in made:
             if _key(tensor) not in known:
-                self._hold(tensor, LSTM_KEPT if packet is aten.mkldnn_rnn_layer else 1)
+                storage = tensor.untyped_storage()
+                size = storage.nbytes() * (LSTM_KEPT if packet is aten.mkldnn_rnn_layer else 1)
+                self._hold(size)
+                weakref.finalize(storage, self._hold, -size)  # when nothing needs it any more
                 known.add(_key(tensor))
         return result
 
-    def _hold(self, tensor: Tensor, copies: int) -> None:
-        storage = tensor.untyped_storage()
-        size = copies * storage.nbytes()
+    def _hold(self, size: int) -> None:
         self.live += size
         self.costs.peak_bytes = max(self.costs.peak_bytes, self.live)
-        weakref.finalize(storage, self._free, size)
-
-    def _free(self, size: int) -> None:
-        self.live -= size
 
 
 def _key(tensor: Tensor) -> int:

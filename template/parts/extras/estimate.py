@@ -15,6 +15,7 @@ from ..engine import gpus
 from ..engine.config import Section, defaults, near
 from ..engine.errors import UserError
 from ..engine.files import read_rows
+from ..engine.report import read_metrics, spent
 
 if TYPE_CHECKING:
     from ..config import Settings
@@ -67,8 +68,8 @@ def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
     loader.close()
 
     def measure(precision: str) -> Costs:
-        build = lambda: build_model(settings, store.facts)  # noqa: E731
-        return count(build, batch, precision, training.gradient_checkpointing, settings.optimizer.name)
+        recomputed, optimizer = training.gradient_checkpointing, settings.optimizer.name
+        return count(lambda: build_model(settings, store.facts), batch, precision, recomputed, optimizer)
 
     epoch = -(-len(loader) // training.gradient_accumulation_steps)
     try:
@@ -124,7 +125,7 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
 def shown(row: dict[str, Any]) -> tuple[str, ...]:
     """The cells of a card."""
     if "why" in row:
-        return row["card"], row["why"], "", "", "", "", "", ""
+        return row["card"], row["why"], *[""] * 6
     of = f" of {row['card_gb']:g}" if row["card_gb"] else ""
     memory = f"{row['memory_gb']:.2f}{of}{'' if row['fits'] else ' !'}"
     price = "" if row["epoch_price"] is None else f"{row['epoch_price']:.3g}"
@@ -147,11 +148,7 @@ def report(run: Path) -> list[str]:
         price = settings["estimate"]["price_per_hour"]
     except (OSError, yaml.YAMLError, KeyError, TypeError):  # of before this verb was added, or cut off
         return []
-    seconds, step = 0.0, 0
-    for row in (*read_rows(run / "metrics.jsonl"), *read_rows(run / "events.jsonl")):
-        seconds += row.get("seconds") or 0.0
-        if row.get("step_ms"):
-            seconds += row["step_ms"] / 1000 * max(row["step"] - step, 0)
-            step = row["step"]
+    parts = spent(*read_metrics(run / "metrics.jsonl"), read_rows(run / "events.jsonl"))
+    seconds = sum(part for part, _ in parts.values())
     money = f"{seconds / 3600 * price:,.4g} at {price:g} an hour"
     return ["## Money", "", f"{money}: training, evaluations and checkpoints."] if price and seconds else []

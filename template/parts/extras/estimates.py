@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,12 +17,14 @@ from .costs import HALF, Costs, Device, Recorder, card
 if TYPE_CHECKING:
     from ..config import Settings
 
+Count = Callable[[str], Costs]  # of a micro-batch, by the precision
+
 
 def this_cpu(precision: str = "fp32") -> Device:
     """This machine's CPU, measured for a second: products, memory, and the host's time for an operation."""
     dtype = HALF.get(precision, torch.float32)
     square, wide = torch.randn(1024, 1024), torch.randn(1024, 1024, requires_grad=True)
-    halves, products = square.to(dtype), 2 * square.shape[0] ** 3
+    products = 2 * square.shape[0] ** 3
     layers = nn.Sequential(*(layer for _ in range(8) for layer in (nn.Linear(8, 8), nn.ReLU())))
     # On a CPU memory alone bounds little: functions and random numbers take their part.
     mixed = lambda: functional.dropout(functional.gelu(wide).softmax(-1), 0.1).sum().backward()  # noqa: E731
@@ -32,16 +34,10 @@ def this_cpu(precision: str = "fp32") -> Device:
         mixed()
     with Recorder(launched):
         small()
-    return Device(
-        "cpu",
-        precision,
-        products / fastest(lambda: square @ square),
-        products / fastest(lambda: halves @ halves),
-        moved.bytes / fastest(mixed),
-        0.0,
-        fastest(small) / launched.kernels,
-        is_host=True,
-    )
+    halves = square.to(dtype)
+    full, half = products / fastest(lambda: square @ square), products / fastest(lambda: halves @ halves)
+    bandwidth, launch = moved.bytes / fastest(mixed), fastest(small) / launched.kernels
+    return Device("cpu", precision, full, half, bandwidth, 0.0, launch, is_host=True)
 
 
 def fastest(function: Callable[[], Any], seconds: float = 0.4) -> float:
@@ -55,12 +51,7 @@ def fastest(function: Callable[[], Any], seconds: float = 0.4) -> float:
 
 
 def estimates(
-    settings: Settings,
-    *,
-    epoch: int,
-    keys: list[str],
-    prices: Mapping[str, float],
-    count: Callable[[str], Costs],
+    settings: Settings, *, epoch: int, keys: list[str], prices: dict[str, float], count: Count
 ) -> list[dict[str, Any]]:
     """A row for this CPU and for each card, cheapest or fastest first; what does not fit comes last.
 
@@ -79,9 +70,8 @@ def estimates(
         except UserError as error:
             rows.append({"card": key, "fits": False, "why": str(error)})
             continue
-        if HALF.get(resolved) not in known:
-            known[HALF.get(resolved)] = count(resolved)
-        costs, device = known[HALF.get(resolved)], card(gpu, resolved, host.launch) if gpu else host
+        dtype, device = HALF.get(resolved), card(gpu, resolved, host.launch) if gpu else host
+        costs = known[dtype] = known.get(dtype) or count(resolved)
         seconds, bound = device.step(costs, training.gradient_accumulation_steps)
         price, hours = prices.get(key, settings.value("estimate.price_per_hour")), seconds * epoch / 3600
         rows.append(

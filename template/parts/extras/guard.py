@@ -22,13 +22,16 @@ class Hook:
 
     trials = False
 
-    def start(self, run: Run) -> None:
-        """Begins to read, on the main rank alone."""
+    def __init__(self) -> None:
         self._closed = threading.Event()
         self._error: UserError | None = None
-        work = (run.project.store,)
-        self._thread = threading.Thread(target=self._compare, args=work, name="guard", daemon=True)
+        self._thread: threading.Thread | None = None
+
+    def start(self, run: Run) -> None:
+        """Begins to read, on the main rank alone."""
         if run.project.distributed.is_main:
+            work = (run.project.store,)
+            self._thread = threading.Thread(target=self._compare, args=work, name="guard", daemon=True)
             self._thread.start()
 
     def _compare(self, store: Store) -> None:
@@ -45,5 +48,5 @@ class Hook:
     def close(self, run: Run) -> None:
         """Ends the thread; what it has not read is read in the next run."""
         self._closed.set()
-        if self._thread.is_alive():
+        if self._thread is not None:
             self._thread.join()

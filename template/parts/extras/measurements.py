@@ -29,6 +29,7 @@ TITLES = {
     "leave_one_out": "One changed, against everything on",
     "target": "To the same loss",
 }
+TABLES = ("cumulative", "leave_one_out")  # of speed
 TARGET = 5  # a run to the target loss is so many times as long as a row's
 MARGIN = 0.01  # by which the loss to reach is above the lowest that every process of the first row reached
 SMOOTH = 10  # logged losses of which the target table takes the mean
@@ -55,28 +56,17 @@ class Plan(NamedTuple):
 class Measurements:
     """The folder `benchmark_results/`. Figures of another protocol, machine or configuration do not count.
 
-    plans: the rows, the first one in strict fp32. A benchmark that was complete begins anew, one that was
+    plans: the rows, the first one in strict fp32. about: `protocol`, `environment`, `state` (what else the
+    figures depend on), `headlines` and `skipped`. A benchmark that was complete begins anew, one that was
     interrupted goes on.
     """
 
-    skipped: dict[str, str]
-    headlines: list[Row]
-
-    def __init__(
-        self,
-        folder: Path,
-        plans: list[Plan],
-        *,
-        protocol: Row,
-        environment: Row,
-        state: Row,
-        restart: bool = False,
-    ):
-        self.folder, self.plans, self.protocol, self.state = folder, plans, protocol, state
-        self.environment = environment
+    def __init__(self, folder: Path, plans: list[Plan], about: Row, restart: bool = False):
+        self.folder, self.plans, self.about = folder, plans, about
+        self.protocol, self.target = about["protocol"], about["state"]["target"]
         before = read_json(folder / "benchmark.json")
-        same = [before.get(name) for name in ("protocol", "environment", "state")]
-        keep = same == [protocol, environment, state] and not restart and not before["complete"]
+        same = all(before.get(name) == about[name] for name in ("protocol", "environment", "state"))
+        keep = same and not restart and not before["complete"]
         self.trials: dict[str, list[Row]] = before["trials"] if keep else {}
 
     def of(self, plan: Plan) -> list[Row]:
@@ -119,7 +109,7 @@ class Measurements:
         """All rows that have a trial and none that failed."""
         rows: list[Row] = []
         firsts: dict[str, Row] = {}  # of each table; empty where that one failed, and there is no gain then
-        target = self.state["target"]
+        target = self.target
         whole: Row = next((plan.overrides for plan in self.plans if plan.table == "leave_one_out"), {})
         for plan in self.plans:
             if not (trials := self.of(plan)) or failure(trials):
@@ -144,21 +134,20 @@ class Measurements:
     def strict(self, plan: Plan) -> list[float]:
         """Losses of the first fp32 row that sees the samples in the same order."""
         order = plan.overrides.get("data.order")
-        same = [
-            self.of(p) for p in self.plans if p.table != "target" and p.overrides.get("data.order") == order
-        ]
-        for trials in same:
-            if trials and not failure(trials) and trials[0]["state"].get("precision") == "fp32":
-                return [trial["loss"] for trial in trials]
+        for other in self.plans:
+            if other.table != "target" and other.overrides.get("data.order") == order:
+                trials = self.of(other)
+                if trials and not failure(trials) and trials[0]["state"].get("precision") == "fp32":
+                    return [trial["loss"] for trial in trials]
         return []
 
     def write(self) -> None:
         """benchmark.json and benchmark.md."""
-        rows = self.rows()
-        failed = {plan.name: failure(self.of(plan)) for plan in self.plans if failure(self.of(plan))}
-        result: Row = {"protocol": self.protocol, "environment": self.environment, "rows": rows}
-        result |= {"headlines": beside(self.headlines, rows), "not_measured": self.skipped | failed}
-        result |= {"complete": not any(self.missing()), "state": self.state, "trials": self.trials}
+        rows, about = self.rows(), dict(self.about)
+        failed = {plan.name: why for plan in self.plans if (why := failure(self.of(plan)))}
+        headlines, skipped = beside(about.pop("headlines"), rows), about.pop("skipped")
+        result = about | {"rows": rows, "headlines": headlines, "not_measured": skipped | failed}
+        result |= {"complete": not any(self.missing()), "trials": self.trials}
         write_json(self.folder / "benchmark.json", result)
         write_text(self.folder / "benchmark.md", page(result))
 
@@ -177,11 +166,7 @@ def ratio(value: float | None, reference: float | None) -> float | None:
 def figures_of(plan: Plan, trials: list[Row]) -> Row:
     """A row of the result, not yet compared with others."""
     step = spread([ms for trial in trials for ms in trial["step_ms"]])
-    row = {
-        "name": plan.name,
-        "table": plan.table,
-        "switch": plan.switch,
-        "overrides": plan.overrides,
+    row = plan._asdict() | {
         "precision": trials[0]["state"].get("precision"),
         "processes": len(trials),
         "step_ms": step,
@@ -239,19 +224,17 @@ def reached(curves: list[list], target: float) -> Row:
 
 def beside(headlines: list[Row], rows: list[Row]) -> list[Row]:
     """What others reported, and the same ratio here, with the switch to without it; None if unmeasured."""
+    every, single = ([row for row in rows if row["table"] == name] for name in TABLES)
+    steps = {row["switch"]: (row, before) for before, row in itertools.pairwise(every)}
+    pairs = {"all": (every[-1], every[0])} if len(every) > 1 else {}
+    for row in single[1:]:
+        added = row["name"].startswith("with ")
+        pairs[row["switch"]] = (row, single[0]) if added else (single[0], row)
     found = []
     for claim in headlines:
-        every = [row for row in rows if row["table"] == "cumulative"]
-        single = [row for row in rows if row["table"] == "leave_one_out"]
-        pair = [every[-1], every[0]] if claim["switch"] == "all" and len(every) > 1 else []
-        for before, row in itertools.pairwise(every):
-            if claim.get("table") == "cumulative" and row["switch"] == claim["switch"]:
-                pair = [row, before]
-        for row in single[1:]:
-            if row["switch"] == claim["switch"] and "table" not in claim:
-                pair = [row, single[0]] if row["name"].startswith("with ") else [single[0], row]
-        ours = [row[claim["of"]] for row in pair] or [None, None]
-        found.append(claim | {"measured": ratio(*ours)})
+        known = steps if claim.get("table") == "cumulative" else pairs
+        ours, theirs = known.get(claim["switch"], ({}, {}))
+        found.append(claim | {"measured": ratio(ours.get(claim["of"]), theirs.get(claim["of"]))})
     return found
 
 
@@ -288,7 +271,7 @@ def page(result: Row) -> str:
         parts.insert(1, ["Not complete: `benchmark` with the same words goes on."])
     columns = "precision,ms/step,p10-p90,samples/s,gain,memory MB,data wait,start s,loss"
     header = ("", *columns.split(","))
-    for name in ("cumulative", "leave_one_out"):
+    for name in TABLES:
         rows = [row for row in result["rows"] if row["table"] == name]
         parts.append(table(TITLES[name], header, [cells(row) for row in rows]))
         parts.append([f"**{row['name']}**: {row['flag']}." for row in rows if row["flag"]])
@@ -307,18 +290,10 @@ def cells(row: Row) -> tuple:
     step = {name: show(value, 3) for name, value in row["step_ms"].items()}
     gain = "" if row["gain"] is None else f"{row['gain']:.2f}"
     gain += f" ±{row['gain_spread']:.2f}" if row.get("gain_spread") else ""  # the reference has none
-    return (
-        row["name"],
-        row["precision"],
-        step["median"],
-        f"{step['p10']}-{step['p90']}",
-        show(row["samples_per_second"], 3),
-        gain,
-        f"{row['peak_memory_bytes'] / 2**20:,.0f}",
-        f"{row['data_wait_fraction']:.1%}",
-        f"{row['start_s']:.1f}",
-        show(row["loss"], 4) + (" (!)" if row["flag"] else ""),
-    )
+    speed = step["median"], f"{step['p10']}-{step['p90']}", show(row["samples_per_second"], 3), gain
+    memory, wait = f"{row['peak_memory_bytes'] / 2**20:,.0f}", f"{row['data_wait_fraction']:.1%}"
+    loss = show(row["loss"], 4) + (" (!)" if row["flag"] else "")
+    return row["name"], row["precision"], *speed, memory, wait, f"{row['start_s']:.1f}", loss
 
 
 def draw(path: Path, results: Measurements) -> None:
@@ -332,7 +307,9 @@ def draw(path: Path, results: Measurements) -> None:
         return
     heights = [3.2 if name == "target" else 0.9 + 0.32 * len(group) for name, group in groups.items()]
     figure = Figure(figsize=(10, 0.4 + sum(heights)), layout="constrained")
-    figure.suptitle("{device}, torch {torch}".format(**results.environment), fontsize=9, color="0.35")
+    figure.suptitle(
+        "{device}, torch {torch}".format(**results.about["environment"]), fontsize=9, color="0.35"
+    )
     panels = figure.subplots(len(groups), 1, height_ratios=heights, squeeze=False)[:, 0]
     for axes, (name, group) in zip(panels, groups.items(), strict=True):
         axes.set_title(TITLES[name], loc="left", fontsize=11)

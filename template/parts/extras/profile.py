@@ -29,14 +29,12 @@ def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
     settings = settings.phase(1) if settings.phases else settings
 
     from ..engine.files import write_text
-    from ..engine.runs import device_line
-    from ..measure.profiling import measure, page
+    from ..measure.profiling import measure
     from ..measure.steps import stepping
 
     with stepping(settings) as step:
         OUTPUT.mkdir(exist_ok=True)
-        result, device = measure(step, OUTPUT, max(arguments.steps, 1)), device_line(step.project.device)
-    text = page(result, device, SHOWN)
+        text = measure(step, OUTPUT, max(arguments.steps, 1), SHOWN)
     write_text(OUTPUT / "profile.md", text)
     print(text)
     return 0

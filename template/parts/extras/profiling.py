@@ -11,6 +11,8 @@ import re
 import time
 import traceback
 from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,10 +24,13 @@ from tqdm import tqdm
 from ..engine.gpus import Capability, this_card
 from ..engine.optimization import compiles
 from ..engine.report import show, table
+from ..engine.runs import device_line
 from .steps import Steps
 
 if TYPE_CHECKING:
     from ..config import Settings
+
+Shares = dict[str, float]
 
 SOURCE = Path(__file__).absolute().parents[1]
 RANGE, BACKWARD = "layer: ", "autograd::engine::evaluate_function: "
@@ -40,8 +45,11 @@ SYNCS = {  # operations whose result the host waits for
 }
 
 
-def measure(step: Steps, folder: Path, number: int) -> dict[str, Any]:
-    """All figures of the page, over `number` timed steps; trace.json.gz and memory.pickle in the folder."""
+def measure(step: Steps, folder: Path, number: int, shown: int) -> str:
+    """profile.md, over `number` timed steps; trace.json.gz and memory.pickle in the folder.
+
+    shown: layers and operations in a table.
+    """
     project, device = step.project, step.project.device
     cuda = device.type == "cuda"
 
@@ -64,7 +72,7 @@ def measure(step: Steps, folder: Path, number: int) -> dict[str, Any]:
         if cuda:
             torch.cuda.memory._record_memory_history(max_entries=200_000)
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
-        with Layers(project.model), profile(activities=activities, profile_memory=True) as found:
+        with layers(project.model), profile(activities=activities, profile_memory=True) as found:
             traced = run(TRACED) / TRACED
         if cuda:
             torch.cuda.memory._dump_snapshot(str(folder / "memory.pickle"))
@@ -72,25 +80,26 @@ def measure(step: Steps, folder: Path, number: int) -> dict[str, Any]:
     found.export_chrome_trace(str(folder / "trace.json.gz"))
     events = [event for event in found.events() if event.device_type.name == "CPU"]
     events.sort(key=lambda event: (event.time_range.start, -event.time_range.end))
-    layers, operations = attribute(events, cuda), by_operation(events, cuda)
-    busy = sum(ms for _, ms, _ in operations) / 1000  # seconds of a step
-    split = shares(seconds, waited, busy, traced, cuda)
-    arithmetic = sum(ms for name, ms, _ in operations if ARITHMETIC.search(name))
-    products = arithmetic / (1000 * busy) if busy else 0.0
+    operations = by_operation(events, cuda)
+    busy = sum(ms for _, ms, _ in operations) or 1e-9  # of a step
+    split = shares(seconds, waited, busy / 1000, traced, cuda)
+    products = sum(ms for name, ms, _ in operations if ARITHMETIC.search(name)) / busy
     capability = this_card(device).capability
     name, why, remedy = verdict(split, products, project.settings, step.loader.WITHOUT_EFFECT, capability)
-    return {
-        "verdict": name,
-        "why": why,
-        "try": remedy,
-        "step_ms": 1000 * seconds,
-        "split": split,
-        "layers": layers,
-        "operations": operations,
-        "syncs": syncs.places,
-        "recompilations": recompiled.places,
-        "counted": "kernels" if cuda else "operations",
-    }
+    shared = ", ".join(f"{name} {share:.0%}" for name, share in split.items())
+    columns = ("layer", "forward ms", "backward ms", "kept MB", "share", "kernels" if cuda else "operations")
+    calls = [(name, f"{ms:.3f}", f"{ms / busy:.1%}", round(often)) for name, ms, often in operations[:shown]]
+    waits = syncs.places.most_common(shown)
+    parts = [
+        [f"# Profile: {name}"],
+        [f"{why}. Try {remedy}, and measure what it gives."],
+        [f"{device_line(device)}; {show(1000 * seconds, 4)} ms/step: {shared}."],
+        table("Layers", columns, [layer.cells() for layer in attribute(events, cuda)[:shown]]),
+        table("Operations", ("", "ms", "share", "calls"), calls),
+        table("Where the host waits for the device", ("", "times a step"), waits),
+        table("Compiled again", ("", "times"), recompiled.places.most_common(shown)),
+    ]
+    return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
 
 
 def synchronize(device: torch.device) -> None:
@@ -98,40 +107,27 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-class Layers:
+@contextmanager
+def layers(model: torch.nn.Module) -> Iterator[None]:
     """While open: every module's forward is a range of the trace. A compiled block is one range."""
-
-    def __init__(self, model: torch.nn.Module):
-        self.model = model
-        self.before: list[tuple[Any, str, Any]] = []
-
-    def __enter__(self) -> None:
-        inside: set[int] = set()
-        for name, module in self.model.named_modules():
-            if id(module) in inside:
-                continue
-            compiled = module._compiled_call_impl is not None
-            if compiled:  # ranges of its parts would become part of the graph
-                inside |= {id(part) for part in module.modules()}
-            label = RANGE + (name or type(module).__name__)
-            self._wrap(module, "_compiled_call_impl" if compiled else "forward", label)
-
-    def _wrap(self, module: torch.nn.Module, attribute: str, label: str) -> None:
-        function: Any = getattr(module, attribute)
-
-        def call(*inputs: Any, **named: Any) -> Any:
-            with record_function(label):
-                return function(*inputs, **named)
-
-        self.before.append((module, attribute, vars(module).get(attribute)))
-        setattr(module, attribute, call)
-
-    def __exit__(self, *error: object) -> None:
-        for module, attribute, before in self.before:
-            if before is None:  # it was the class's
-                delattr(module, attribute)
-            else:
-                setattr(module, attribute, before)
+    inside: set[int] = set()
+    before: list[tuple[torch.nn.Module, str, Any]] = []
+    for name, module in model.named_modules():
+        if id(module) in inside:
+            continue
+        attribute = "forward"
+        if module._compiled_call_impl is not None:  # ranges of its parts would become part of the graph
+            inside |= {id(part) for part in module.modules()}
+            attribute = "_compiled_call_impl"
+        before.append((module, attribute, vars(module).get(attribute)))
+        label = RANGE + (name or type(module).__name__)
+        setattr(module, attribute, record_function(label)(getattr(module, attribute)))
+    yield
+    for module, attribute, function in before:
+        if function is None:  # it was the class's
+            delattr(module, attribute)
+        else:
+            setattr(module, attribute, function)
 
 
 class Syncs(TorchDispatchMode):
@@ -144,12 +140,8 @@ class Syncs(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = function._schema.name
         moves = name == "aten::_to_copy" and args[0].is_cuda and str((kwargs or {}).get("device")) == "cpu"
-        picks = name.startswith("aten::index") and any(
-            getattr(part, "dtype", None) == torch.bool
-            for arg in args[1:2]
-            if isinstance(arg, list | tuple)
-            for part in arg
-        )
+        places = args[1] if name.startswith("aten::index") and isinstance(args[1], list | tuple) else ()
+        picks = any(getattr(place, "dtype", None) == torch.bool for place in places)
         if name in SYNCS or moves or picks:
             frames = [f for f in traceback.extract_stack() if Path(f.filename).is_relative_to(SOURCE)]
             own = [f for f in frames if not f.filename.endswith("profiling.py")][-1:]
@@ -193,11 +185,17 @@ class Layer(NamedTuple):
 
     name: str
     modules: int
+    share: float
     forward_ms: float
     backward_ms: float
     kept_bytes: float
     kernels: float
-    share: float
+
+    def cells(self) -> tuple:
+        """Of its row in the table."""
+        name = self.name + (f" ({self.modules} modules)" if self.modules > 1 else "")
+        times = f"{self.forward_ms:.3f}", f"{self.backward_ms:.3f}"
+        return name, *times, f"{self.kept_bytes / 2**20:,.2f}", f"{self.share:.1%}", round(self.kernels)
 
 
 def attribute(events: list[Any], cuda: bool) -> list[Layer]:
@@ -227,10 +225,7 @@ def attribute(events: list[Any], cuda: bool) -> list[Layer]:
             row[2] += kept / TRACED
         row[3] += (len(event.kernels) if cuda else not event.cpu_children) / TRACED
     total = sum(row[0] + row[1] for row in figures.values()) or 1.0
-    rows = [
-        Layer(kind, len(names[kind]), forward, backward, kept, kernels, (forward + backward) / total)
-        for kind, (forward, backward, kept, kernels) in figures.items()
-    ]
+    rows = (Layer(kind, len(names[kind]), (row[0] + row[1]) / total, *row) for kind, row in figures.items())
     return sorted(rows, key=lambda row: -row.share)
 
 
@@ -250,7 +245,7 @@ def by_operation(events: list[Any], cuda: bool) -> list[tuple[str, float, float]
     return sorted(rows, key=lambda row: -row[1])
 
 
-def shares(seconds: float, waited: float, busy: float, traced: float, cuda: bool) -> dict[str, float]:
+def shares(seconds: float, waited: float, busy: float, traced: float, cuda: bool) -> Shares:
     """Of a step without the profiler: waiting for data, computing, and idle, that is Python and launches.
 
     On a GPU kernels take as long under the profiler as without it. On a CPU everything takes longer there, so
@@ -263,11 +258,7 @@ def shares(seconds: float, waited: float, busy: float, traced: float, cuda: bool
 
 
 def verdict(
-    split: dict[str, float],
-    products: float,
-    settings: Settings,
-    without: tuple[str, ...],
-    capability: Capability | None,
+    split: Shares, products: float, settings: Settings, without: Sequence[str], capability: Capability | None
 ) -> tuple[str, str, str]:
     """What bounds a step, in what one sees that, and the setting to try.
 
@@ -295,38 +286,3 @@ def verdict(
         return "memory-bound", why, "--training.precision auto" if full else "--compile.enabled true"
     remedy = "--training.precision auto" if full else "a smaller model, or a faster card"
     return "compute-bound", f"{products:.0%} of the computing is arithmetic", remedy
-
-
-def page(result: dict[str, Any], device: str, shown: int) -> str:
-    """profile.md."""
-    split = ", ".join(f"{name} {share:.0%}" for name, share in result["split"].items())
-    counted = result["counted"]
-    layers = [
-        (
-            row.name + (f" ({row.modules} modules)" if row.modules > 1 else ""),
-            f"{row.forward_ms:.3f}",
-            f"{row.backward_ms:.3f}",
-            f"{row.kept_bytes / 2**20:,.2f}",
-            f"{row.share:.1%}",
-            round(row.kernels),
-        )
-        for row in result["layers"][:shown]
-    ]
-    total = sum(ms for _, ms, _ in result["operations"]) or 1.0
-    operations = [
-        (name, f"{ms:.3f}", f"{ms / total:.1%}", round(calls))
-        for name, ms, calls in result["operations"][:shown]
-    ]
-    header = ("layer", "forward ms", "backward ms", "kept MB", "share", counted)
-    parts = [
-        [f"# Profile: {result['verdict']}"],
-        [f"{result['why']}. Try {result['try']}, and measure what it gives."],
-        [f"{device}; {show(result['step_ms'], 4)} ms/step: {split}."],
-        table("Layers", header, layers),
-        table("Operations", ("", "ms", "share", "calls"), operations),
-        table(
-            "Where the host waits for the device", ("", "times a step"), result["syncs"].most_common(shown)
-        ),
-        table("Compiled again", ("", "times"), result["recompilations"].most_common(shown)),
-    ]
-    return "\n\n".join("\n".join(part) for part in parts if part) + "\n"

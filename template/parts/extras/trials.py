@@ -63,11 +63,8 @@ class Trials:
         Raises `Failed`.
         """
         warmup, steps = (-(-count // self.window) * self.window for count in (warmup, steps))
-        length = {
-            "training.max_steps": warmup + steps,
-            "schedule.warmup_steps": "auto",
-            "monitor.every_steps": self.window,
-        }
+        length = {"training.max_steps": warmup + steps, "schedule.warmup_steps": "auto"}
+        length |= {"monitor.every_steps": self.window}
         given = {key: value for key, value in overrides.items() if key != LOADER}
         tree = replaced(self.settings.resolved(), length | given)
         with tempfile.TemporaryDirectory(prefix="trial-") as name:

@@ -24,7 +24,6 @@ from ..measure.trials import Failed, Overrides, Trials, card_here, changed
 
 if TYPE_CHECKING:
     from ..config import Settings
-    from ..measure.steps import Steps
 
 OUTPUT, PICTURE = Path("tuned.yaml"), Path("learning_rate.png")
 KNOBS = ("batch_size", "workers", "prefetch", "chunk_size", "compile_mode")
@@ -39,10 +38,12 @@ LOWEST, HIGHEST, RATES = 1e-7, 1.0, 150  # of the range test, and its number of 
 class Change(NamedTuple):
     """What one knob came to; `kept` says that the default stays."""
 
-    overrides: Overrides
     gain: float
     spread: float
     kept: bool
+
+    def __str__(self) -> str:
+        return f"{self.gain:.2f} times, spread {self.spread:.1%}{': kept as it was' if self.kept else ''}"
 
 
 class OutOfTime(Exception):
@@ -64,9 +65,8 @@ def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
     """Writes tuned.yaml, or learning_rate.png."""
     configured = load()
     settings = configured.phase(1) if configured.phases else configured
-    for knob in arguments.knobs:
-        if knob not in KNOBS:
-            raise UserError(f"unknown knob {knob!r}", "command line", f"choose of {', '.join(KNOBS)}")
+    if unknown := [knob for knob in arguments.knobs if knob not in KNOBS]:
+        raise UserError(f"unknown knob {unknown[0]!r}", "command line", f"choose of {', '.join(KNOBS)}")
     if arguments.steps < 1:
         raise UserError(f"{arguments.steps} steps are none to time", "--steps", "give at least 1")
     if not 0 < arguments.minutes < math.inf:
@@ -131,7 +131,7 @@ class Tuner:
         self.begun, self.seconds, self.longest = time.monotonic(), seconds, 0.0
         self.chosen: Overrides = {}
         self.lines: list[str] = []
-        self.changes: list[Change] = []
+        self.changes = 0
         self.random = random.Random(settings.reproducibility.seed)
         unit = "{desc} {percentage:3.0f}% |{bar}| {postfix}"
         self.bar = tqdm(total=round(seconds), desc="time", bar_format=unit, dynamic_ncols=True)
@@ -203,41 +203,34 @@ class Tuner:
         if best == before:
             self.say(f"{name}: {words(before)} stays, nothing was faster")
             return
-        change = compare(best, *self.repeat(before, best))
-        self.say(f"{name}: {words(before)} -> {words(best)}: {told(change)}")
+        change = compare(*self.repeat(before, best))
+        self.say(f"{name}: {words(before)} -> {words(best)}: {change}")
         if not change.kept:
             self.chosen |= best
-            self.changes.append(change)
+            self.changes += 1
 
     def repeat(self, first: Overrides, second: Overrides) -> list[list[float]]:
         """samples/s of REPEATS fresh runs of both, in random order."""
         rates: list[list[float]] = [[], []]
-        order = [0, 1] * REPEATS
-        self.random.shuffle(order)
-        for side in order:
+        for side in self.random.sample([0, 1] * REPEATS, k=2 * REPEATS):
             rates[side].append(self.rate((first, second)[side]))
         return rates
 
     def confirm_all(self) -> None:
         """What all changes give together, where there are several."""
-        if len(self.changes) > 1:
+        if self.changes > 1:
             chosen, self.chosen = self.chosen, {}
             try:
-                change = compare(chosen, *self.repeat({}, chosen))
-                self.say(f"all together: {told(change)}")
+                self.say(f"all together: {compare(*self.repeat({}, chosen))}")
             finally:
                 self.chosen = chosen
 
 
-def compare(overrides: Overrides, before: list[float], after: list[float]) -> Change:
+def compare(before: list[float], after: list[float]) -> Change:
     """Ratio of the medians, and the larger of the two sides' ranges relative to its median."""
     gain = median(after) / median(before)
     spread = max((max(side) - min(side)) / median(side) for side in (before, after))
-    return Change(overrides, gain, spread, gain - 1 <= spread)
-
-
-def told(change: Change) -> str:
-    return f"{change.gain:.2f} times, spread {change.spread:.1%}{': kept as it was' if change.kept else ''}"
+    return Change(gain, spread, gain - 1 <= spread)
 
 
 def words(overrides: Overrides) -> str:
@@ -245,34 +238,28 @@ def words(overrides: Overrides) -> str:
 
 
 def find_learning_rate(settings: Settings) -> int:
-    """Trains a fresh model while the learning rate rises, and draws it (Smith 2015, arXiv:1506.01186)."""
+    """Trains a fresh model while the learning rate rises, until the loss is four times its lowest, or not
+    finite, and draws it (Smith 2015, arXiv:1506.01186)."""
+    from tqdm import tqdm
+
     from ..measure.steps import stepping
 
+    rates, losses, means = [], [], []
     with stepping(settings) as step:
-        rates, losses = range_test(step)
-    best = suggested(rates, smooth(losses))
+        for number in tqdm(range(RATES), unit="step"):
+            rates.append(LOWEST * (HIGHEST / LOWEST) ** (number / (RATES - 1)))
+            for group in step.project.optimizer.param_groups:
+                group["lr"] = rates[-1]
+            losses.append(step().item())
+            means = smooth(losses)
+            if not math.isfinite(losses[-1]) or (number > 10 and means[-1] > 4 * min(means)):
+                break
+    best = suggested(rates, means)
     draw(PICTURE, rates, losses, best)
     if best is None:
         raise UserError("the loss fell at no learning rate", str(PICTURE), "look at the data and the model")
     print(f"{PICTURE}: a tenth of where the loss is lowest: --optimizer.learning_rate {best:.1e}")
     return 0
-
-
-def range_test(step: Steps) -> tuple[list[float], list[float]]:
-    """(learning rates, losses) until the loss is four times its lowest, or not finite."""
-    from tqdm import tqdm
-
-    rates: list[float] = []
-    losses: list[float] = []
-    for number in tqdm(range(RATES), unit="step"):
-        rates.append(LOWEST * (HIGHEST / LOWEST) ** (number / (RATES - 1)))
-        for group in step.project.optimizer.param_groups:
-            group["lr"] = rates[-1]
-        losses.append(step().item())
-        means = smooth(losses)
-        if not math.isfinite(losses[-1]) or (number > 10 and means[-1] > 4 * min(means)):
-            break
-    return rates, losses
 
 
 def smooth(losses: list[float], keep: float = 0.9) -> list[float]:

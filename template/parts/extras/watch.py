@@ -12,6 +12,7 @@ import importlib
 import os
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean, median
@@ -61,9 +62,7 @@ Sample = dict[str, float]
 class Watch(Section):
     """The machine, watched while a run trains."""
 
-    every_seconds: float = Field(
-        10.0, ge=0, description="seconds between two rows of system.csv, and until an alert; 0 is off"
-    )
+    every_seconds: float = Field(10.0, ge=0, description="between rows of system.csv, or alerts; 0 is off")
 
 
 class Sections(Section):
@@ -73,84 +72,70 @@ class Sections(Section):
 
 
 class Hook:
-    """Watches the main process and its GPU; other ranks are left alone. No host sync."""
+    """Watches the main process and its GPU; other ranks are left alone. No host sync. One for each phase."""
 
     trials = False
-
-    def __init__(self) -> None:
-        self._watcher: Watcher | None = None
+    watches = False
 
     def start(self, run: Run) -> None:
-        """Begins anew in each phase, which has settings and a loader of its own."""
-        self.close(run)
-        every = run.project.settings.watch.every_seconds
-        if every and run.project.distributed.is_main:
-            self._watcher = Watcher(run, every)
-
-    def after_step(self, run: Run) -> None:
-        """Looks at memory once an epoch, and at the use of the device with a row of metrics."""
-        if self._watcher is not None:
-            self._watcher.look()
-
-    def close(self, run: Run) -> None:
-        """Ends the thread."""
-        if self._watcher is not None:
-            self._watcher.samples.close()
-            self._watcher = None
-
-
-class Watcher:
-    """What is watched in one phase of a run."""
-
-    def __init__(self, run: Run, every: float):
-        self.run, self.every, device = run, every, run.project.device
-        self.samples, self.leaks = Samples(run.folder, device, every), Leaks(device)
+        """Begins to sample, and waits for the first batch."""
+        project, self.every = run.project, run.project.settings.watch.every_seconds
+        if not (project.distributed.is_main and self.every):
+            return
+        self.watches = True
+        self.samples, self.leaks = Samples(run.folder, project.device, self.every), Leaks(project.device)
         self.epoch = self.checked = run.progress.epoch
         self.row = run.monitor.row
         self.waits: list[float] = []  # of the rows since the last judgement
         self.judged = time.perf_counter()
         self.roof = 0.0  # seconds of a sample at the card's roof; 0 where it is not known
         self.shapes: Batch = {}
-        if device.type == "cuda":
-            self.hook = run.project.model.register_forward_pre_hook(self._catch)
+        if project.device.type == "cuda":
+            self.catching = project.model.register_forward_pre_hook(self.catch)
 
-    def _catch(self, model: nn.Module, inputs: tuple[Batch, ...]) -> None:
+    def catch(self, model: nn.Module, inputs: tuple[Batch, ...]) -> None:
         """Keeps the shapes of the first batch, which the roof is counted from."""
-        self.hook.remove()
+        self.catching.remove()
         tensors = {name: value for name, value in inputs[0].items() if name != "carry"}
         self.shapes = {name: value.to("meta") for name, value in tensors.items()}
 
-    def look(self) -> None:
-        """After each step."""
-        run, step = self.run, self.run.progress.step
+    def after_step(self, run: Run) -> None:
+        """Looks at memory once an epoch, and at the use of the device with a row of metrics."""
+        if not self.watches:
+            return
         epoch, self.epoch = self.epoch, run.progress.epoch  # of this step, and of the next
         if epoch > self.checked:  # an epoch's first step; the first epoch fills caches
             self.checked = epoch
             for line in self.leaks.grown():
-                run.monitor.alert(step, line.partition(" grew")[0], f"memory: {line}: what keeps it?")
+                kind = line.partition(" grew")[0]
+                run.monitor.alert(run.progress.step, kind, f"memory: {line}: what keeps it?")
         if self.shapes:
             begun = time.perf_counter()
             self.roof, self.shapes = roof_of(run, self.shapes), {}
             run.monitor.exclude(time.perf_counter() - begun)
         if run.monitor.row is not None and run.monitor.row is not self.row:
-            self._judge(run.monitor.row, first=self.row is None)
+            self._judge(run, run.monitor.row, first=self.row is None)
             self.row = run.monitor.row
 
-    def _judge(self, row: Row, first: bool) -> None:
+    def _judge(self, run: Run, row: Row, first: bool) -> None:
         """An alert where the device was used badly, once `watch.every_seconds` have passed."""
         roof = 1.0
         if self.roof:
-            roof = row["samples_per_second"] * self.roof / self.run.project.distributed.world
+            roof = row["samples_per_second"] * self.roof / run.project.distributed.world
             self.samples.roof_percent = 100 * roof
         self.waits.append(row["data_wait_fraction"])
         now = time.perf_counter()
         if not first and now - self.judged < self.every:
             return
         means, waits, self.waits, self.judged = self.samples.means(), fmean(self.waits), [], now
-        if first:  # the first steps compile, and fill caches
-            return
-        if found := judge(waits, roof, means, self.run.project.settings):
-            self.run.monitor.alert(row["step"], *found)
+        # The first steps compile, and fill caches.
+        if not first and (found := judge(waits, roof, means, run.project.settings)):
+            run.monitor.alert(row["step"], *found)
+
+    def close(self, run: Run) -> None:
+        """Ends the thread."""
+        if self.watches:
+            self.samples.close()
 
 
 def roof_of(run: Run, batch: Batch) -> float:
@@ -184,7 +169,7 @@ class Samples:
         self.path, self.device, self.seconds = folder / "system.csv", device, seconds
         self.roof_percent = 0.0  # as the last row of metrics has it; 0 where it is not known
         self.taken: list[Sample] = []  # since the last `means`
-        self._nvml = Nvml(device) if device.type == "cuda" else None
+        self._sensors = sensors(device) if device.type == "cuda" else dict
         self._before = (time.perf_counter(), time.process_time(), cpu_ticks())
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
@@ -214,7 +199,7 @@ class Samples:
             row["allocated_mb"] = stats.get("allocated_bytes.all.current", 0) / MB
             row["reserved_mb"] = stats.get("reserved_bytes.all.current", 0) / MB
             row["alloc_retries"] = stats.get("num_alloc_retries", 0)
-            row |= self._nvml.sample() if self._nvml is not None else {}
+            row |= self._sensors()
         if self.roof_percent:
             row["roof_percent"] = self.roof_percent
         self.taken.append(row)
@@ -240,37 +225,35 @@ class Samples:
             self._thread.join()
 
 
-class Nvml:
-    """Utilisation, memory, power and clocks of one GPU, by its driver; nothing where that is impossible."""
+def sensors(device: torch.device) -> Callable[[], Sample]:
+    """What reads utilisation, memory, power and clocks of a GPU; gives nothing where its driver cannot."""
+    import torch
 
-    def __init__(self, device: torch.device):
-        import torch
+    try:
+        nvml = importlib.import_module("pynvml")
+        nvml.nvmlInit()
+        # By identity: CUDA_VISIBLE_DEVICES renumbers torch's devices and not NVML's.
+        gpu = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+    except Exception:  # no package, an old driver, a container without NVML
+        return dict
+    asked: dict[str, Callable[[], float]] = {
+        "gpu_percent": lambda: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu,
+        "gpu_memory_mb": lambda: nvml.nvmlDeviceGetMemoryInfo(gpu).used / MB,
+        "gpu_memory_total_mb": lambda: nvml.nvmlDeviceGetMemoryInfo(gpu).total / MB,
+        "power_w": lambda: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000,
+        "power_limit_w": lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000,
+        "clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM),
+        "clock_max_mhz": lambda: nvml.nvmlDeviceGetMaxClockInfo(gpu, nvml.NVML_CLOCK_SM),
+    }
 
-        self._handle: Any = None
-        with contextlib.suppress(Exception):  # no package, an old driver, a container without NVML
-            self._nvml = importlib.import_module("pynvml")
-            self._nvml.nvmlInit()
-            # By identity: CUDA_VISIBLE_DEVICES renumbers torch's devices and not NVML's.
-            identity = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-            self._handle = self._nvml.nvmlDeviceGetHandleByUUID(identity)
-
-    def sample(self) -> Sample:
-        if self._handle is None:
-            return {}
-        nvml, handle, row = self._nvml, self._handle, {}
-        asked: dict[str, Callable[[], float]] = {
-            "gpu_percent": lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
-            "gpu_memory_mb": lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used / MB,
-            "gpu_memory_total_mb": lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total / MB,
-            "power_w": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
-            "power_limit_w": lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000,
-            "clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
-            "clock_max_mhz": lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM),
-        }
+    def read() -> Sample:
+        row = {}
         for name, ask in asked.items():
             with contextlib.suppress(nvml.NVMLError):  # cards without a sensor say so by an error
                 row[name] = float(ask())
         return row
+
+    return read
 
 
 def cpu_ticks() -> tuple[int, int] | None:
@@ -322,11 +305,8 @@ class Leaks:
             now["GPU memory in use"] = torch.cuda.memory_allocated(self.device) / MB
         more = {name: size - self._last.get(name, size) for name, size in now.items()}
         self._last = now
-        return [
-            f"{name} grew by {size:,.0f} MB in an epoch, to {now[name]:,.0f} MB"
-            for name, size in more.items()
-            if size > GROWTH_MB
-        ]
+        grown = [name for name, size in more.items() if size > GROWTH_MB]
+        return [f"{name} grew by {more[name]:,.0f} MB in an epoch, to {now[name]:,.0f} MB" for name in grown]
 
 
 def judge(waits: float, roof: float, means: Sample, settings: Any) -> tuple[str, str] | None:
@@ -357,24 +337,18 @@ def judge(waits: float, roof: float, means: Sample, settings: Any) -> tuple[str,
     return kind, f"{kind}: {what}: {why}: {remedy}"
 
 
-def number(text: str | None) -> float | None:
-    """A cell of system.csv; None where it is empty or cut off."""
-    try:
-        return float(text or "")
-    except ValueError:
-        return None
-
-
 def report(run: Path) -> list[str]:
     """Median, lowest and highest of each column of `system.csv` that has numbers, for report.md."""
+    columns: dict[str, list[float]] = defaultdict(list)
     try:
         with open(run / "system.csv", encoding="utf-8", newline="") as file:
-            samples = list(csv.DictReader(file))
+            for name, cell in (pair for sample in csv.DictReader(file) for pair in sample.items()):
+                with contextlib.suppress(TypeError, ValueError):  # empty, or cut off
+                    columns[name].append(float(cell))
     except (OSError, csv.Error, UnicodeDecodeError):
         return []
     rows = []
     for name, label in COLUMNS.items():
-        values = sorted(x for x in (number(sample.get(name)) for sample in samples) if x is not None)
-        if label and values and values[-1] > 0:
-            rows.append((label, *(show(x, 3) for x in (median(values), values[0], values[-1]))))
+        if label and max(values := columns[name], default=0) > 0:
+            rows.append((label, *(show(x, 3) for x in (median(values), min(values), max(values)))))
     return table("Machine in use", ("", "median", "lowest", "highest"), rows)

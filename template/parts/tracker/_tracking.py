@@ -49,11 +49,9 @@ class Guarded:
 
     def send(self, step: int, row: Mapping[str, float]) -> None:
         """Passes numbers on."""
-        raise NotImplementedError
 
     def finish(self, failed: bool) -> None:
         """Sends what is pending."""
-        raise NotImplementedError
 
     def open(self, step: int | None = None) -> str:
         """Connects. step: where training goes on; None is beside training, for an evaluation.

@@ -58,9 +58,8 @@ class Tracker(Guarded):
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        self.client.log_batch(
-            self.id, metrics=[Metric(name, value, now, step) for name, value in row.items()]
-        )
+        metrics = [Metric(name, value, now, step) for name, value in row.items()]
+        self.client.log_batch(self.id, metrics=metrics)
 
     def finish(self, failed: bool) -> None:
         self.client.set_terminated(self.id, status="FAILED" if failed else "FINISHED")

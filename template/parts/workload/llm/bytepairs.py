@@ -65,12 +65,8 @@ class Pairs:
         learner = tokenizers.Tokenizer(tokenizers.models.BPE())
         learner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
         learner.decoder = tokenizers.decoders.ByteLevel()
-        trainer = tokenizers.trainers.BpeTrainer(
-            vocab_size=vocabulary - 1,
-            initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
-            show_progress=False,
-        )
-        learner.train_from_iterator(texts, trainer)
+        given = {"vocab_size": vocabulary - 1, "initial_alphabet": learner.pre_tokenizer.alphabet()}
+        learner.train_from_iterator(texts, tokenizers.trainers.BpeTrainer(show_progress=False, **given))
         return cls(learner.to_str())
 
     def encode(self, text: bytes) -> np.ndarray:

@@ -36,6 +36,8 @@ COUNTED = 32 << 20  # tokens of training text that the count model learns from; 
 LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
 FEWEST = 20  # modules of the sample text, so that each split has one
 
+Borders = Callable[[np.ndarray], list[int]]
+
 
 class Samples:
     """The blocks of one split: block i starts at token i × T. See `engine.seams.Samples`."""
@@ -49,9 +51,8 @@ class Samples:
         count = self.last - self.first
         if 0 < count <= self.block:
             what = f"the {split} split has {count} tokens and a block needs {self.block + 1}"
-            raise UserError(
-                what, str(store.folder), "lower data.block_size, or prepare more text or another --split"
-            )
+            remedy = "lower data.block_size, or prepare more text or another --split"
+            raise UserError(what, str(store.folder), remedy)
 
     @property
     def tokens(self) -> int:
@@ -92,10 +93,9 @@ class Samples:
 def shift(seed: int, epoch: int, indices: np.ndarray) -> np.ndarray:
     """(B,) uint64 from (seed, epoch, index): splitmix64, the same for every loader and any worker."""
     with np.errstate(over="ignore"):
-        mixed = np.array([seed, epoch], np.uint64) * np.array(
-            [0x9E3779B97F4A7C15, 0xD1B54A32D192ED03], np.uint64
-        )
-        value = indices.astype(np.uint64) * np.uint64(0xBF58476D1CE4E5B9) + mixed.sum()
+        factors = np.array([0x9E3779B97F4A7C15, 0xD1B54A32D192ED03], np.uint64)
+        mixed = (np.array([seed, epoch], np.uint64) * factors).sum()
+        value = indices.astype(np.uint64) * np.uint64(0xBF58476D1CE4E5B9) + mixed
         for places, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
             value = (value ^ (value >> np.uint64(places))) * np.uint64(factor)
         return value ^ (value >> np.uint64(31))
@@ -126,11 +126,7 @@ def _unfinished(text: bytes) -> int:
 
 
 def write(
-    folder: Path,
-    tokenizer: Tokenizer,
-    files: Sequence[Path],
-    borders: Callable[[np.ndarray], list[int]],
-    source: dict[str, Any] | None = None,
+    folder: Path, tokenizer: Tokenizer, files: Sequence[Path], borders: Borders, source: dict[str, Any]
 ) -> dict[str, list[int]]:
     """Tokenizes `files` one after the other into a store, one piece in memory at a time; returns the splits.
 
@@ -154,17 +150,15 @@ def write(
         raw.seek(0)
         for start in range(0, ends[-1], PIECE):
             tokens[start : start + PIECE] = np.frombuffer(raw.read(PIECE * dtype.itemsize), dtype)
-        splits = dict(
-            zip(("train", "validation", "test"), zip([0, *stops], stops, strict=False), strict=True)
-        )
+        train, validation, test = stops
+        writer.splits = {"train": [0, train], "validation": [train, validation], "test": [validation, test]}
+        writer.source = source
         writer.facts = {
             "vocabulary": tokenizer.end + 1,
             "documents": len(files),
             "tokenizer": tokenizer.facts(),
             "token_bytes": byte_counts(tokenizer),
         }
-        writer.splits = {name: list(border) for name, border in splits.items()}
-        writer.source = source or {}
     return writer.splits
 
 

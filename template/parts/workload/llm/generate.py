@@ -18,20 +18,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--prompt", default="", metavar="TEXT", help="how the text begins (default: a new document)")
     add("--tokens", type=int, default=200, metavar="N", help="how many to add (default: 200)")
-    add(
-        "--temperature",
-        type=float,
-        default=0.8,
-        metavar="X",
-        help="0 is the likeliest token each time, 1 the model's own spread (default: 0.8)",
-    )
-    add(
-        "--top-k",
-        type=int,
-        default=0,
-        metavar="N",
-        help="draw from the N likeliest tokens only (default: all)",
-    )
+    spread = "0 is the likeliest token each time, 1 the model's own spread (default: 0.8)"
+    add("--temperature", type=float, default=0.8, metavar="X", help=spread)
+    likeliest = "draw from the N likeliest tokens only (default: all)"
+    add("--top-k", type=int, default=0, metavar="N", help=likeliest)
     add("--seed", type=int, default=0, metavar="N", help="the same seed, the same text (default: 0)")
     add("--run", metavar="RUN", help="name or path of the run (default: the newest)")
     add("--checkpoint", choices=["best", "last"], default="best", help="(default: best)")
@@ -59,18 +49,13 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
         prompt = [tokenizer.end, *tokenizer.encode(os.fsencode(arguments.prompt)).tolist()]
     except UnicodeDecodeError:
         raise UserError("not UTF-8 text", "--prompt", f"tokenizer {tokenizer.kind} needs it") from None
+    given = torch.tensor([prompt], device=project.device)
+    drawn = arguments.tokens, arguments.temperature, arguments.top_k, arguments.seed
     with torch.inference_mode(), project.precision.autocast():
-        found = project.model.generate(
-            torch.tensor([prompt], device=project.device),
-            arguments.tokens,
-            arguments.temperature,
-            arguments.top_k,
-            arguments.seed,
-        )[0].tolist()
-    added = found[len(prompt) :]
-    text = tokenizer.decode(
-        prompt + added[: (added.index(tokenizer.end) if tokenizer.end in added else None)]
-    )
+        added = project.model.generate(given, *drawn)[0, len(prompt) :].tolist()
+    if tokenizer.end in added:
+        del added[added.index(tokenizer.end) :]
+    text = tokenizer.decode(prompt + added)
     print(text.decode("utf-8", "replace"))
     if arguments.output:
         write_output(Path(arguments.output), text + b"\n")

@@ -6,6 +6,7 @@ Shapes: `B` texts, `T` tokens, `C` width, `H` heads, `D` = C / H, `V` padded voc
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -43,9 +44,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(width, width, bias=sizes.bias)
         self.dropout = sizes.dropout
 
-    def forward(
-        self, x: Tensor, rotation: Tensor | None, cache: Cache | None = None, layer: int = 0
-    ) -> Tensor:
+    def forward(self, x: Tensor, rotation: Tensor | None, cache: Cache | None = None) -> Tensor:
         batch, time, width = x.shape
         qkv = self.qkv(x).view(batch, time, 3, self.heads, width // self.heads)
         query, key, value = qkv.unbind(2)  # each (B, T, H, D)
@@ -53,10 +52,9 @@ class Attention(nn.Module):
             query, key = rotate(qkv[:, :, :2], rotation).unbind(2)
         query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)  # (B, H, T, D)
         if cache is not None:
-            key, value = cache.extend(layer, key, value)
-        mixed = functional.scaled_dot_product_attention(
-            query, key, value, dropout_p=self.dropout if self.training else 0.0, is_causal=time > 1
-        )
+            key, value = cache.extend(key, value)
+        attend, dropout = functional.scaled_dot_product_attention, self.dropout if self.training else 0.0
+        mixed = attend(query, key, value, dropout_p=dropout, is_causal=time > 1)
         return self.out(mixed.transpose(1, 2).reshape(batch, time, width))
 
 
@@ -79,10 +77,8 @@ class Block(nn.Module):
         self.out = nn.Linear(4 * width, width, bias=sizes.bias)
         self.dropout = sizes.dropout
 
-    def forward(
-        self, x: Tensor, rotation: Tensor | None, cache: Cache | None = None, layer: int = 0
-    ) -> Tensor:
-        x = x + self._dropped(self.attention(self.attention_norm(x), rotation, cache, layer))
+    def forward(self, x: Tensor, rotation: Tensor | None, cache: Cache | None = None) -> Tensor:
+        x = x + self._dropped(self.attention(self.attention_norm(x), rotation, cache))
         return x + self._dropped(self.out(functional.gelu(self.hidden(self.hidden_norm(x)))))
 
     def _dropped(self, x: Tensor) -> Tensor:
@@ -109,9 +105,8 @@ class Head(nn.Module):
         rows = max(LOGITS_BYTES // (4 * len(weight)), 1)
         if self.chunked and len(x) > rows:
             return chunked_cross_entropy(x, weight, targets, rows)
-        return functional.cross_entropy(
-            functional.linear(x, weight).float(), targets, reduction="sum", ignore_index=IGNORE
-        )
+        logits = functional.linear(x, weight).float()
+        return functional.cross_entropy(logits, targets, reduction="sum", ignore_index=IGNORE)
 
 
 class GPT(nn.Module):
@@ -141,25 +136,22 @@ class GPT(nn.Module):
         """The repeated layers and the head, for compiling, checkpointing and sharding one by one."""
         return [*self.layers, self.head]
 
-    def hidden(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
-        """(B, T, C) behind the last block, before the last norm; with a cache, of tokens behind its own."""
-        start = 0 if cache is None else cache.length
+    def hidden(self, tokens: Tensor, caches: Sequence[Cache] = ()) -> Tensor:
+        """(B, T, C) behind the last block, before the last norm; with caches, of tokens behind theirs."""
+        start = caches[0].length if caches else 0
         place = slice(start, start + tokens.shape[1])
-        x = self.embedding(tokens)
-        rotation = self.rotation[place] if self.positions is None else None
+        x, rotation = self.embedding(tokens), self.rotation[place] if self.positions is None else None
         if self.positions is not None:
             x = x + self.positions.weight[place]
         if self.dropout:
             x = functional.dropout(x, self.dropout, self.training)
         for number, layer in enumerate(self.layers):
-            x = layer(x, rotation) if cache is None else layer(x, rotation, cache, number)
-        if cache is not None:
-            cache.length = place.stop
+            x = layer(x, rotation, caches[number]) if caches else layer(x, rotation)
         return x
 
-    def logits(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
+    def logits(self, tokens: Tensor, caches: Sequence[Cache] = ()) -> Tensor:
         """(B, T, vocabulary): of the token after each; what pads the vocabulary is left out."""
-        x = self.head.norm(self.hidden(tokens, cache))
+        x = self.head.norm(self.hidden(tokens, caches))
         return functional.linear(x, self.embedding.weight)[..., : self.vocabulary]
 
     def forward(self, batch: Batch) -> Output:
@@ -179,36 +171,22 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def generate(
-        self,
-        tokens: Tensor,
-        count: int,
-        temperature: float = 1.0,
-        top_k: int = 0,
-        seed: int = 0,
-        cached: bool = True,
+        self, tokens: Tensor, count: int, temperature: float = 1.0, top_k: int = 0, seed: int = 0
     ) -> Tensor:
         """Continues tokens (B, T) by `count` more: (B, T + count).
 
         temperature: 0 takes the likeliest token. top_k: draws from so many likeliest tokens; 0 is from all.
         The model sees `block_size` tokens. When they are full, it goes on from the newer half of them: the
-        cache is filled anew once in block_size / 2 tokens, and gives what computing without one gives.
-        Eagerly: every length would be compiled for.
+        caches are filled anew once in block_size / 2 tokens, and give what computing without them gives.
         """
-        with torch.compiler.set_stance("force_eager"):
-            return self._generate(tokens, count, temperature, top_k, seed, cached)
-
-    def _generate(
-        self, tokens: Tensor, count: int, temperature: float, top_k: int, seed: int, cached: bool
-    ) -> Tensor:
         random = torch.Generator(tokens.device).manual_seed(seed)
-        cache = Cache() if cached else None
-        start = max(tokens.shape[1] - self.block_size, 0)
+        start, caches = max(tokens.shape[1] - self.block_size, 0), [Cache() for _ in self.layers]
         for _ in range(count):
             if tokens.shape[1] - start > self.block_size:
                 start = tokens.shape[1] - max(self.block_size // 2, 1)
-                cache = Cache() if cached else None
-            known = 0 if cache is None else cache.length
-            logits = self.logits(tokens[:, start + known :], cache)[:, -1].float()
+                caches = [Cache() for _ in self.layers]
+            with torch.compiler.set_stance("force_eager"):  # every length would be compiled for
+                logits = self.logits(tokens[:, start + caches[0].length :], caches)[:, -1].float()
             if temperature == 0:
                 token = logits.argmax(-1, keepdim=True)
             else:
@@ -221,18 +199,17 @@ class GPT(nn.Module):
 
 
 class Cache:
-    """Keys and values of the tokens that a model has seen, for each layer (B, H, length, D)."""
+    """Keys and values of the tokens that a layer has seen, each (B, H, length, D)."""
 
     def __init__(self) -> None:
         self.length = 0
-        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+        self._seen: list[tuple[Tensor, ...]] = []  # one pair
 
-    def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Adds those of new tokens to `layer` and returns all."""
-        if layer in self._layers:
-            key, value = (torch.cat(pair, 2) for pair in zip(self._layers[layer], (key, value), strict=True))
-        self._layers[layer] = (key, value)
-        return key, value
+    def extend(self, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
+        """Adds those of new tokens and returns all."""
+        self.length += key.shape[2]
+        self._seen = [tuple(torch.cat(parts, 2) for parts in zip(*self._seen, (key, value), strict=True))]
+        return self._seen[0]
 
 
 def rotation_table(time: int, width: int) -> Tensor:
@@ -262,9 +239,8 @@ def chunked_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, rows: int)
     looked_into = torch.compiler.is_compiling() or device == "meta"
     if hasattr(functional, "linear_cross_entropy") and not looked_into:
         options = nn.LinearCrossEntropyOptions(batch_chunk_size=rows, chunking_method=None)
-        return functional.linear_cross_entropy(
-            x, weight, targets, reduction="sum", ignore_index=IGNORE, options=options
-        ).float()
+        given: dict[str, Any] = {"reduction": "sum", "ignore_index": IGNORE, "options": options}
+        return functional.linear_cross_entropy(x, weight, targets, **given).float()
     return ChunkedCrossEntropy.apply(x, weight, targets, rows)
 
 
@@ -293,10 +269,5 @@ class ChunkedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> Any:
-        x_gradient, weight_gradient = context.saved_tensors
-        return (
-            x_gradient * gradient.to(x_gradient.dtype),
-            weight_gradient * gradient.to(weight_gradient.dtype),
-            None,
-            None,
-        )
+        scaled = [saved * gradient.to(saved.dtype) for saved in context.saved_tensors]
+        return *scaled, None, None  # rows and targets have none

@@ -27,25 +27,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--input", required=True, metavar="PATH", help="text file (also .gz) or a folder of them")
     add("--glob", default="*", metavar="PATTERN", help="files of a folder, at any depth (default: all)")
-    add(
-        "--tokenizer",
-        choices=["byte", "char", "bpe", "gpt2"],
-        default="byte",
-        help="a token for each byte or char; byte pairs of this text; those of GPT-2 (default: byte)",
-    )
+    kinds = "a token for each byte or char; byte pairs of this text; those of GPT-2 (default: byte)"
+    add("--tokenizer", choices=["byte", "char", "bpe", "gpt2"], default="byte", help=kinds)
     add("--vocabulary", type=int, default=8192, metavar="N", help="tokens that bpe learns (default: 8192)")
-    add(
-        "--split",
-        default="0.9,0.05,0.05",
-        metavar="TRAIN,VALIDATION,TEST",
-        help="shares that add up to 1, or numbers of tokens or files; test may be 0 (default: %(default)s)",
-    )
-    add(
-        "--split-by",
-        choices=["auto", "position", "file"],
-        default="auto",
-        help=f"one text after the other, or whole shuffled files; auto is by file from {FEW_FILES} files on",
-    )
+    split = "shares that add up to 1, or numbers of tokens or files; test may be 0 (default: %(default)s)"
+    add("--split", default="0.9,0.05,0.05", metavar="TRAIN,VALIDATION,TEST", help=split)
+    by = f"one text after the other, or whole shuffled files; auto is by file from {FEW_FILES} files on"
+    add("--split-by", choices=["auto", "position", "file"], default="auto", help=by)
     add("--seed", type=int, default=0, metavar="N", help="of the files' shuffle (default: 0)")
 
 
@@ -71,15 +59,12 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
             return [int(ends[count - 1]) for count in accumulate(sizes)]
         return list(accumulate(split_sizes(shares, int(ends[-1]), "token", arguments.split)))
 
-    source = {
-        "file": Path(arguments.input).name,
-        "files": len(files),
-        "split_by": "file" if by_file else "position",
-    }
+    split_by = "file" if by_file else "position"
+    source = {"file": Path(arguments.input).name, "files": len(files), "split_by": split_by}
     splits = write(writable_folder(folder, "choose another data.path"), tokenizer, files, borders, source)
     parts = [f"{last - first:,} {name}" for name, (first, last) in splits.items()]
     left_out = f", {copies} copies left out" if copies else ""
-    print(f"{'files:':14}{len(files):,}{left_out}, split by {source['split_by']}")
+    print(f"{'files:':14}{len(files):,}{left_out}, split by {split_by}")
     print(f"{'vocabulary:':14}{tokenizer.end + 1:,} ({tokenizer.kind})")
     print(f"{'tokens:':14}{', '.join(parts)}")
     print(f"{'written to:':14}{folder}")
@@ -148,8 +133,6 @@ def make_tokenizer(arguments: argparse.Namespace, files: list[Path], training: i
     if arguments.tokenizer == "gpt2":
         return Gpt2.fetch()
     if arguments.tokenizer == "char":
-        return Character(
-            "".join(sorted({letter for file in files for text in decoded(file) for letter in text}))
-        )
+        return Character("".join(sorted({each for file in files for text in decoded(file) for each in text})))
     texts = (text for file in files[: training or len(files)] for text in decoded(file))
     return Pairs.learn(texts, arguments.vocabulary)

@@ -28,9 +28,8 @@ def split_sizes(parts: list[float], count: int, unit: str, split: str) -> list[i
         sizes = [int(part) for part in parts]
     for name, size in zip(("training", "validation"), sizes, strict=False):
         if size < 1:
-            raise UserError(
-                f"no {unit} is left for {name}", f"--split {split}, {count} {unit}s", "give it one"
-            )
+            where = f"--split {split}, {count} {unit}s"
+            raise UserError(f"no {unit} is left for {name}", where, "give it one")
     if sum(sizes) > count:
         raise UserError(f"the split needs {sum(sizes)} {unit}s", f"--split {split}", f"there are {count}")
     return sizes

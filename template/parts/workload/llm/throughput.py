@@ -8,8 +8,7 @@ count, a causal mask halves nothing (PaLM, appendix B), and the peak is the dens
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from ..engine.gpus import match, this_card
@@ -33,28 +32,20 @@ class Hook:
         def flops() -> float:
             return count_flops(lambda: build_model(project.settings, project.store.facts), samples.typical())
 
-        run.monitor.rates.append(Work(samples.tokens, peak, flops).rates)
+        run.monitor.rates.append(partial(rates, tokens=samples.tokens, peak=peak, flops=cache(flops)))
         run.monitor.line(f"  {samples.tokens:,} tokens a sample; MFU {why}")
 
 
-@dataclass
-class Work:
-    """What one sample is, and what one device can do."""
+def rates(
+    samples_per_second: float, devices: int, *, tokens: int, peak: float, flops: Callable[[], float]
+) -> dict[str, float]:
+    """Metrics of a training that takes so many samples a second on all devices together.
 
-    tokens: int  # targets of a mean sample
-    peak: float  # FLOP/s; 0 where it is not known
-    count: Callable[[], float]  # FLOPs of forward and backward
-
-    @cached_property
-    def flops(self) -> float:
-        return self.count()
-
-    def rates(self, samples_per_second: float, devices: int) -> dict[str, float]:
-        """Metrics of a training that takes so many samples a second on all devices together."""
-        rates = {"tokens_per_second": samples_per_second * self.tokens}
-        if self.peak:
-            rates["mfu"] = samples_per_second * self.flops / (self.peak * devices)
-        return rates
+    tokens: targets of a mean sample. peak: FLOP/s of a device; 0 where it is not known. flops: of forward and
+    backward of a sample.
+    """
+    found = {"tokens_per_second": samples_per_second * tokens}
+    return found | ({"mfu": samples_per_second * flops() / (peak * devices)} if peak else {})
 
 
 def count_flops(build: Callable[[], Any], batch: Batch) -> float:

@@ -58,9 +58,8 @@ class Gpt2:
         import tiktoken
 
         self._ranks, self.end = ranks, len(ranks)
-        self._encoding = tiktoken.Encoding(
-            "gpt2", pat_str=GPT2_PATTERN, mergeable_ranks=ranks, special_tokens={"<|endoftext|>": self.end}
-        )
+        parts: dict[str, Any] = {"mergeable_ranks": ranks, "special_tokens": {"<|endoftext|>": self.end}}
+        self._encoding = tiktoken.Encoding("gpt2", pat_str=GPT2_PATTERN, **parts)
 
     @classmethod
     def fetch(cls) -> Gpt2:
@@ -72,10 +71,9 @@ class Gpt2:
             return cls(tiktoken_ext.openai_public.gpt2()["mergeable_ranks"])
         except (OSError, ValueError) as error:  # requests' errors are OSErrors; a wrong hash is a ValueError
             reason = str(error).partition("\n")[0][:120]
+            what = f"GPT-2's vocabulary could not be loaded ({reason})"
             remedy = f"go online once, or fill the folder on another machine: {folder}"
-            raise UserError(
-                f"GPT-2's vocabulary could not be loaded ({reason})", "--tokenizer gpt2", remedy
-            ) from error
+            raise UserError(what, "--tokenizer gpt2", remedy) from error
 
     def encode(self, text: bytes) -> np.ndarray:
         return np.array(self._encoding.encode_ordinary(text.decode("utf-8")), np.int64)

@@ -19,6 +19,7 @@ from .engine.seams import Batch, Rows, Spans
 from .engine.store import Store, StoreWriter
 from .settings import WORKLOAD
 
+Facts = dict[str, Any]
 WRITE_ROWS = 1 << 16  # rows that are in memory twice while a table is written
 
 
@@ -26,12 +27,9 @@ class Samples:
     """The rows of one split. See `engine.seams.Samples`."""
 
     def __init__(self, store: Store, settings: Any, split: str):
-        self.store = store
-        self.first, self.last = store.splits[split]
+        self.store, (self.first, self.last) = store, store.splits[split]
         columns = store.facts["features"]
-        self._halves = "features" in store.arrays and store.arrays["features"].dtype != "float32"
-        self._mean = torch.tensor([column["mean"] for column in columns])
-        self._std = torch.tensor([column["std"] for column in columns])
+        self._scale = [torch.tensor([column[name] for column in columns]) for name in ("mean", "std")]
 
     def __len__(self) -> int:
         return self.last - self.first
@@ -47,10 +45,10 @@ class Samples:
     def batch(self, rows: dict[str, Rows]) -> Batch:
         """`features` (B, F) float32, `categories` (B, C) int32, `target` (B,)."""
         batch = {name: part.values[:, 0] for name, part in rows.items()}
-        if self._halves:
-            device = batch["features"].device
-            self._mean, self._std = self._mean.to(device), self._std.to(device)  # copies once
-            batch["features"] = torch.addcmul(self._mean, batch["features"].float(), self._std)
+        features = batch.get("features")
+        if features is not None and features.dtype != torch.float32:
+            mean, std = self._scale = [part.to(features.device) for part in self._scale]  # copies once
+            batch["features"] = torch.addcmul(mean, features.float(), std)
         return batch
 
 
@@ -75,7 +73,7 @@ class Table:
         return len(columns[0])
 
 
-def describe(table: Table, train: np.ndarray) -> tuple[Table, dict[str, Any]]:
+def describe(table: Table, train: np.ndarray) -> tuple[Table, Facts]:
     """The facts that a model is built from, of the training rows `train` alone, and the table in their codes.
 
     Categories are numbered in the order of their values; those that no training row has become 0.
@@ -83,7 +81,7 @@ def describe(table: Table, train: np.ndarray) -> tuple[Table, dict[str, Any]]:
     """
     features = [{"name": name, **_scale(name, values[train])} for name, values in table.features.items()]
     categories = {name: _known(levels, train) for name, levels in table.categories.items()}
-    facts: dict[str, Any] = {
+    facts: Facts = {
         "task": "classification" if isinstance(table.target, Levels) else "regression",
         "target": {"name": table.target_name},
         "features": features,
@@ -136,43 +134,33 @@ def _by_number(value: str) -> tuple[int, str, str]:
 
 
 def write(
-    folder: Path,
-    table: Table,
-    facts: dict[str, Any],
-    splits: dict[str, np.ndarray],
-    dtype: str = "float32",
-    source: dict[str, Any] | None = None,
+    folder: Path, table: Table, facts: Facts, splits: dict[str, np.ndarray], dtype: str, source: Facts
 ) -> None:
     """Writes a table in the codes of `facts` as a store, `splits` saying which rows go where.
 
     `dtype` is that of the stored features. Raises `UserError` where a value does not fit into it.
     """
-    order = np.concatenate(list(splits.values()))
+    order, target = np.concatenate(list(splits.values())), table.target
     borders = np.cumsum([0, *map(len, splits.values())]).tolist()
-    arrays: dict[str, np.ndarray] = {}
+    arrays = {}
     with StoreWriter(folder, WORKLOAD) as writer:
+        if table.features:
+            arrays["features"] = writer.create("features", (len(order), len(table.features)), dtype)
+        if table.categories:
+            arrays["categories"] = writer.create("categories", (len(order), len(table.categories)), "int32")
+        if isinstance(target, np.ndarray):
+            arrays["target"] = writer.create("target", (len(order),), str(target.dtype))
         for start in range(0, len(order), WRITE_ROWS):
-            for name, values in _values(table, facts, dtype, order[start : start + WRITE_ROWS]).items():
-                if start == 0:
-                    kind = dtype if name == "features" else str(values.dtype)
-                    arrays[name] = writer.create(name, (len(order), *values.shape[1:]), kind)
-                arrays[name][start : start + len(values)] = values
-        writer.facts, writer.source = facts, source or {}
+            rows, part = order[start : start + WRITE_ROWS], slice(start, start + WRITE_ROWS)
+            columns = zip(table.features.values(), facts["features"], strict=True)
+            for place, (column, scale) in enumerate(columns):
+                arrays["features"][part, place] = _stored(column[rows], scale, dtype, rows)
+            for place, levels in enumerate(table.categories.values()):
+                arrays["categories"][part, place] = levels.codes[rows]
+            if isinstance(target, np.ndarray):
+                arrays["target"][part] = target[rows]
+        writer.facts, writer.source = facts, source
         writer.splits = {name: borders[place : place + 2] for place, name in enumerate(splits)}
-
-
-def _values(table: Table, facts: dict[str, Any], dtype: str, rows: np.ndarray) -> dict[str, np.ndarray]:
-    """Rows of each array as they are stored."""
-    found = {}
-    if table.features:
-        columns = zip(table.features.values(), facts["features"], strict=True)
-        stored = [_stored(column[rows], scale, dtype, rows) for column, scale in columns]
-        found["features"] = np.stack(stored, 1)
-    if table.categories:
-        found["categories"] = np.stack([levels.codes[rows] for levels in table.categories.values()], 1)
-    if isinstance(table.target, np.ndarray):
-        found["target"] = table.target[rows]
-    return found
 
 
 def _stored(values: np.ndarray, scale: dict[str, Any], dtype: str, rows: np.ndarray) -> np.ndarray:
@@ -236,4 +224,4 @@ def synthesize(folder: Path, settings: Any) -> None:
     splits = dict(zip(("train", "validation", "test"), rows, strict=True))
     table = Table(features, {"soil": soils}, "yield", target.astype(np.float32))
     table, facts = describe(table, splits["train"])
-    write(folder, table, facts, splits, source={"kind": "synthetic"})
+    write(folder, table, facts, splits, "float32", {"kind": "synthetic"})

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..engine.errors import UserError
 from ..engine.runs import find_run
 from .evaluate import add_flags, collected, new_loader, open_run, output_path, predictions, write_output
 from .prepare import Source, read_table
@@ -62,11 +61,9 @@ def new_rows(source: Source, trained: Store, folder: Path) -> None:
     facts, arrays = trained.facts, trained.arrays
     kinds = {column["name"]: "number" for column in facts["features"]}
     known = {column["name"]: column["values"] for column in facts["categories"]}
-    table = read_table(source, kinds | dict.fromkeys(known, "category"), known=known)
-    if not len(table):
-        raise UserError("no rows under the header", str(source.path), "there is nothing to predict")
+    table = read_table(source, kinds | dict.fromkeys(known, "category"), "", 0, known)
     dtype = arrays["features"].dtype if "features" in arrays else "float32"
-    write(folder, table, facts, {"input": np.arange(len(table))}, dtype)
+    write(folder, table, facts, {"input": np.arange(len(table))}, dtype, {})
 
 
 def as_csv(found: dict[str, np.ndarray], classes: list[str] | None) -> bytes:

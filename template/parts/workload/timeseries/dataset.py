@@ -18,7 +18,7 @@ import torch
 from .engine.errors import UserError
 from .engine.seams import Batch, Rows, Spans
 from .engine.store import Store, StoreWriter
-from .series import Series, bars_closed, resample
+from .series import Series, resample
 from .settings import WORKLOAD
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 WINDOWS_AT_ONCE = 1024
 HALVES = ("float16", "bfloat16")
+METRICS = ("mse", "mae", "mse_original", "mae_original")
+Splits = dict[str, list[int]]
 Frames = dict[str, tuple[Series, int]]
 """Bars of each time frame and how many of them a window has, the finest first."""
 
@@ -39,7 +41,7 @@ class Samples:
     """
 
     def __init__(self, store: Store, settings: Sections | None, split: str):
-        facts, (first, last) = store.facts, store.splits[split]
+        self.store, facts, (first, last) = store, store.facts, store.splits[split]
         self.base, *self.others = facts["frames"]
         self.targets, self.stride = facts["targets"], self.base["history"]
         self.title = facts["columns"][self.targets[0]]  # of a picture
@@ -47,11 +49,8 @@ class Samples:
         self.first = max(first, facts["reach"])  # of the first target
         self.count = max(last - self.horizon - self.first + 1, 0)
         self._closed = [store.arrays[f"{frame['name']}.closed"].rows() for frame in self.others]
-        self._scales = {
-            frame["name"]: [torch.tensor(frame["mean"]), torch.tensor(frame["std"])]
-            for frame in facts["frames"]
-            if store.arrays[frame["name"]].dtype in HALVES
-        }
+        scales = {frame["name"]: (frame["mean"], frame["std"]) for frame in facts["frames"]}
+        self._scales = {name: [torch.tensor(part) for part in scale] for name, scale in scales.items()}
 
     def __len__(self) -> int:
         return self.count
@@ -77,14 +76,16 @@ class Samples:
             batch["target"] = both[:, history:, self.targets]
         return batch
 
-    def history(self, batch: Batch) -> torch.Tensor:
-        """(B, T) of the first target, for a picture."""
-        return batch[self.base["name"]][:, :, self.targets[0]]
+    def history(self, index: int) -> np.ndarray:
+        """(T,) of the first target before a window, for a picture."""
+        row, facts = self.first + index, self.store.facts
+        values = _targets(self.store, row - self.base["history"], row)[:, 0]
+        return values * facts["target_std"][0][0] + facts["target_mean"][0][0]
 
     def _original(self, name: str, values: torch.Tensor) -> torch.Tensor:
         """float32; halves were standardised before they were stored."""
-        if name not in self._scales:
-            return values.float()
+        if values.dtype == torch.float32:
+            return values
         mean, std = self._scales[name] = [scale.to(values.device) for scale in self._scales[name]]  # once
         return torch.addcmul(mean, values.float(), std)
 
@@ -94,58 +95,66 @@ def _window(ends: np.ndarray, present: np.ndarray, history: int, horizon: int) -
     return Spans(np.where(present, ends - history, 0), np.where(present, width, 0), width)
 
 
-def write_series(
-    folder: Path,
-    frames: Frames,
-    splits: dict[str, list[int]],
-    targets: list[int],
-    horizon: int,
-    dtype: str = "float32",
-    source: dict[str, Any] | None = None,
-    known: dict[str, Any] | None = None,
-) -> float:
-    """Writes frames as a store; the first holds the targets (columns) and the splits (rows).
+def describe(
+    frames: Frames, splits: Splits, *, targets: list[int], horizon: int, where: str = ""
+) -> dict[str, Any]:
+    """The facts that a model is built from, with scalers of the training rows alone.
 
-    The scaler comes from the training rows, or from the facts `known`. Returns the rounding error of
-    `dtype` (root of the mean square, in standard deviations). Raises `UserError` where no window fits.
+    The first frame has the targets (columns) and the splits (rows). Raises `UserError`, with `where`, where
+    no window fits into training or validation.
     """
-    base, history = next(iter(frames.values()))
-    closed = {name: bars_closed(base, bars) for name, (bars, _) in frames.items() if bars is not base}
-    reaches = [int(np.searchsorted(count, frames[name][1])) + 1 for name, count in closed.items()]
-    reach = max(history, *reaches, 0)  # the first row that all frames know enough about
-    if not known:
-        train, validation, *_ = (max(b - horizon - max(a, reach) + 1, 0) for a, b in splits.values())
-        if not (train and validation):  # before a store that is there is replaced
-            what = f"{train} training and {validation} validation windows fit into the split"
-            remedy = "give it more rows, or take a smaller --history"
-            raise UserError(what, f"--split {(source or {}).get('split')}", remedy)
-        last = splits["train"][1]
-        seen = {name: int(count[last - 1]) for name, count in closed.items()}
-        scaled = [_scaled(name, *frame, seen.get(name, last)) for name, frame in frames.items()]
-        known = {"columns": base.names, "targets": targets, "horizon": horizon, "frames": scaled}
-        for key in ("mean", "std"):
-            known[f"target_{key}"] = [[scaled[0][key][column] for column in targets]]
-    error = 0.0
+    closed, reach = _closed(frames)
+    train, validation, *_ = (max(b - horizon - max(a, reach) + 1, 0) for a, b in splits.values())
+    if not (train and validation):
+        what = f"{train} training and {validation} validation windows fit into the split"
+        raise UserError(what, where, "give it more rows, or take a smaller --history")
+    scaled: list[dict[str, Any]] = []
+    last = splits["train"][1]
+    for name, (bars, history) in frames.items():
+        scale = _scale(bars.values[: closed[name][last - 1]])
+        scaled.append({"name": name, "history": history, "step": bars.step, **scale})
+    names, first = next(iter(frames.values()))[0].names, scaled[0]
+    facts = {"columns": names, "targets": targets, "horizon": horizon, "frames": scaled}
+    return facts | {f"target_{key}": [[first[key][at] for at in targets]] for key in ("mean", "std")}
+
+
+def _closed(frames: Frames) -> tuple[dict[str, np.ndarray], int]:
+    """(N,) how many bars of each frame have closed at each row of the first, and the first row that all
+    frames know enough about."""
+    ends = {name: bars.times + bars.step for name, (bars, _) in frames.items()}
+    known = next(iter(ends.values()))  # a row is known when its bar closes
+    closed = {name: np.searchsorted(end, known, "right") for name, end in ends.items()}
+    return closed, max(int(np.searchsorted(closed[name], rows)) + 1 for name, (_, rows) in frames.items())
+
+
+def _scale(values: np.ndarray) -> dict[str, list[float]]:
+    """Mean and standard deviation of each column; 1 for a constant one."""
+    values = values.astype(np.float64)
+    spread = values.std(0)
+    constant = (values.max(0) == values.min(0)) | (spread < np.finfo(np.float32).tiny)
+    mean, std = np.where(constant, values[0], values.mean(0)), np.where(constant, 1.0, spread)
+    return {"mean": mean.tolist(), "std": std.tolist()}
+
+
+def write_series(
+    folder: Path, frames: Frames, splits: Splits, facts: dict[str, Any], dtype: str, source: dict[str, Any]
+) -> float:
+    """Writes frames as a store, with facts that `describe` has found, in these data or in earlier ones.
+
+    Returns the rounding error of `dtype` (root of the mean square, in standard deviations).
+    """
+    (base, *others), error = frames, 0.0
+    closed, reach = _closed(frames)
     with StoreWriter(folder, WORKLOAD) as writer:
-        for frame in known["frames"]:
+        for frame in facts["frames"]:
             stored, lost = _stored(frames[frame["name"]][0].values, frame, dtype)
             writer.create(frame["name"], stored.shape, dtype)[...] = stored
             error = max(error, lost)
-        for name, count in closed.items():
-            writer.create(f"{name}.closed", count.shape, "int64")[...] = count
-        writer.create("time", base.times.shape, "int64")[...] = base.times
-        writer.facts, writer.splits, writer.source = known | {"reach": reach}, splits, source or {}
+        numbers = {f"{name}.closed": closed[name] for name in others} | {"time": frames[base][0].times}
+        for name, values in numbers.items():
+            writer.create(name, values.shape, "int64")[...] = values
+        writer.facts, writer.splits, writer.source = facts | {"reach": reach}, splits, source
     return error
-
-
-def _scaled(name: str, bars: Series, history: int, last: int) -> dict[str, Any]:
-    """A frame's facts, with mean and standard deviation (1 for a constant column) of `last` rows."""
-    values = bars.values[:last].astype(np.float64)
-    spread = values.std(0)
-    constant = (values.max(0) == values.min(0)) | (spread < np.finfo(np.float32).tiny)
-    scale = {"mean": np.where(constant, values[0], values.mean(0)), "std": np.where(constant, 1.0, spread)}
-    found = {key: value.tolist() for key, value in scale.items()}
-    return {"name": name, "history": history, "step": bars.step, **found}
 
 
 def _stored(values: np.ndarray, scale: dict[str, Any], dtype: str) -> tuple[np.ndarray, float]:
@@ -189,19 +198,14 @@ def baselines(store: Store, settings: Sections, split: str) -> dict[str, dict[st
     if not len(Samples(store, settings, split)):
         return {}
     solution, scale = _linear(store), np.array(store.facts["target_std"])
-    sums, count = {"repeat_last": np.zeros(4), "linear": np.zeros(4)}, 0
+    sums, count = np.zeros((2, len(METRICS))), 0
     for inputs, target in _examples(store, split):
         count += target.size
-        linear = np.einsum("bgt,th->bhg", inputs, solution)
-        for row, forecast in (("repeat_last", np.zeros(1)), ("linear", linear)):
-            error = target - forecast
-            parts = (error**2, abs(error), (error * scale) ** 2, abs(error * scale))
-            sums[row] += [part.sum() for part in parts]
-    names = ("mse", "mae", "mse_original", "mae_original")
-    return {
-        row: finish(dict(zip(names, (total / count).tolist(), strict=True)), store, split)
-        for row, total in sums.items()
-    }
+        for row, error in enumerate((target, target - np.einsum("bgt,th->bhg", inputs, solution))):
+            original = error * scale
+            sums[row] += [(error**2).sum(), abs(error).sum(), (original**2).sum(), abs(original).sum()]
+    found = zip(("repeat_last", "linear"), (sums / count).tolist(), strict=True)
+    return {row: finish(dict(zip(METRICS, values, strict=True)), store, split) for row, values in found}
 
 
 def _linear(store: Store) -> np.ndarray:
@@ -242,4 +246,5 @@ def synthesize(folder: Path, settings: Any) -> None:
     series = Series(["load", "warmth", "price"], 1_600_000_000 // 86400 * 86400 + 3600 * hours, values, 3600)
     frames = {"H1": (series, 48), "H4": (resample(series, 4 * 3600, {}), 24)}
     splits = {"train": [0, 14_000], "validation": [14_000, 17_000], "test": [17_000, 20_000]}
-    write_series(folder, frames, splits, [0, 1, 2], horizon=12, source={"kind": "synthetic"})
+    facts = describe(frames, splits, targets=[0, 1, 2], horizon=12)
+    write_series(folder, frames, splits, facts, "float32", {"kind": "synthetic"})

@@ -85,10 +85,10 @@ class Forecaster(nn.Module):
         for name, x, encoder, carried in zip(self.names, frames, self.encoders, self.carried, strict=True):
             if self.subtract:
                 x = x - x[:, -1:]  # (B, T, C)
-            output, state = encoder(x, _layers_first(known[name]) if name in known else None)
+            output, state = encoder(x, _turned(known[name]) if name in known else None)
             encoded.append(output)
             if carried:
-                carry[name] = _batch_first(state)
+                carry[name] = _turned(state)
         hidden = functional.dropout(torch.cat(encoded, 1), self.dropout, self.training)
         forecast = self.head(hidden).float().unflatten(1, (self.horizon, len(self.targets)))
         series = frames[0][:, :, self.targets]  # (B, T, G)
@@ -126,13 +126,10 @@ class Forecaster(nn.Module):
         return known | {"prediction": forecast * self.target_std + self.target_mean}
 
 
-def _batch_first(state: State) -> State:
-    """(depth, B, width) to (B, depth, width), which the engine can mask by lane and shard by rank."""
-    return state[0].transpose(0, 1).float(), state[1].transpose(0, 1).float()
-
-
-def _layers_first(state: State) -> State:
-    return state[0].transpose(0, 1).contiguous(), state[1].transpose(0, 1).contiguous()
+def _turned(state: State) -> State:
+    """(depth, B, width) to (B, depth, width), so that the engine can mask lanes and shard; and back."""
+    hidden, cell = (part.float().transpose(0, 1).contiguous() for part in state)
+    return hidden, cell
 
 
 def build_model(settings: Sections, facts: dict[str, Any]) -> nn.Module:

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import re
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
 
 if TYPE_CHECKING:
-    from ..assemble import Project
     from ..dataset import Frames
     from ..engine.store import Store
     from ..series import Series
 
 UNITS = {"S": 1, "M": 60, "H": 3600, "D": 86400, "W": 604800}
-SPLITS = ("train", "validation", "test")
-CHUNK = "copier update --defaults -r :current: -d loader=chunk"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,9 +43,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Reads, checks and writes; prints what was found."""
-    from ..dataset import Samples, write_series
+    from ..dataset import Samples, describe, write_series
     from ..engine.store import Store
-    from ..series import Source
+    from ..series import Source, place_of
 
     folder, path = Path(load().data.path), Path(arguments.input)
     if arguments.horizon < 1:
@@ -61,17 +58,19 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     if len(base) < history + arguments.horizon:
         what = f"{len(base)} rows are shorter than one window of {history} + {arguments.horizon}"
         raise UserError(what, str(path), "give a smaller --history or --horizon")
-    targets = choose(arguments.targets, base.names, path)
-    splits = borders(arguments.split, len(base))
+    wanted = arguments.targets.split(",") if arguments.targets else base.names
+    targets = [place_of(name.strip(), base.names, path) for name in wanted]
+    splits, where = borders(arguments.split, len(base)), f"--split {arguments.split}"
+    facts = describe(frames, splits, targets=targets, horizon=arguments.horizon, where=where)
     origin = {"file": path.name, "rows": len(series), "split": arguments.split, "aggregate": how}
     origin |= {"delimiter": source.delimiter, "time_column": arguments.time_column}
-    rounding = write_series(folder, frames, splits, targets, arguments.horizon, arguments.dtype, origin)
+    rounding = write_series(folder, frames, splits, facts, arguments.dtype, origin)
     store = Store.open(folder)
     print(f"columns:    {', '.join(base.names)}")
     for name, (bars, rows) in frames.items():
         print(f"{name + ':':12}{len(bars):,} rows, {rows} in a window")
-    spread = store.facts["frames"][0]["std"]
-    if constant := [name for name, std in zip(base.names, spread, strict=True) if std == 1]:
+    spread = dict(zip(base.names, facts["frames"][0]["std"], strict=True))
+    if constant := [name for name, std in spread.items() if std == 1]:
         print(f"constant:   {', '.join(constant)}")
     counts = (f"{len(Samples(store, None, name)):,} {name}" for name in store.splits)
     print(f"windows:    {', '.join(counts)}")
@@ -88,12 +87,13 @@ def advise(store: Store) -> None:
     size = sum(array.shape[0] * array.row_bytes for array in store.arrays.values()) / 1e9
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
     if size > memory and "chunk_size_gb" in Loader.WITHOUT_EFFECT:
-        print(f"note: {size:,.0f} GB of data, {memory:,.0f} GB of memory: for the loader `chunk`, {CHUNK}")
+        remedy = "for the loader `chunk`, copier update --defaults -r :current: -d loader=chunk"
+        print(f"note: {size:,.0f} GB of data, {memory:,.0f} GB of memory: {remedy}")
 
 
 def make_frames(series: Series, how: dict[str, str], arguments: argparse.Namespace) -> Frames:
     """Each time frame and its history in bars, the finest first. how: rule by column."""
-    from ..series import RULES, check_column, resample
+    from ..series import RULES, place_of, resample
 
     names = [name.strip() for name in arguments.frames.split(",")] if arguments.frames else ["rows"]
     histories = [int(part) if part.strip().isdecimal() else 0 for part in arguments.history.split(",")]
@@ -102,19 +102,17 @@ def make_frames(series: Series, how: dict[str, str], arguments: argparse.Namespa
         remedy = f"give one number, or {len(names)} for {', '.join(names)}"
         raise UserError(f"'{arguments.history}' is no history", "--history", remedy)
     for column, rule in how.items():
-        check_column(column, series.names, Path(arguments.input))
+        place_of(column, series.names, Path(arguments.input))
         if rule not in RULES:
             raise UserError(f"no rule '{rule}'", f"--aggregate {column}={rule}", f"take {', '.join(RULES)}")
-    if not arguments.frames:
-        return {"rows": (series, histories[0])}
     frames, before = {}, 0
     for name, history in zip(names, histories, strict=True):
-        step = seconds(name)
+        step = seconds(name) if arguments.frames else series.step
         if step < max(series.step, before + 1) or step % series.step:
             remedy = f"rows are {series.step} s apart; name the finest first"
             raise UserError(f"a frame of {step} s does not fit here", f"--frames {name}", remedy)
-        bars = series if step == series.step else resample(series, step, how)
-        if len(bars) < history:
+        bars = resample(series, step, how)
+        if before and len(bars) < history:
             what = f"{len(bars)} bars of {name} are shorter than a history of {history}"
             raise UserError(what, arguments.input, "give a smaller --history")
         frames[name], before = (bars, history), step
@@ -129,50 +127,37 @@ def seconds(frame: str) -> int:
     return UNITS[found[1]] * int(found[2])
 
 
-def choose(given: str | None, names: list[str], path: Path) -> list[int]:
-    """Places of the columns that `--targets` names; all without it."""
-    from ..series import check_column
-
-    wanted = [name.strip() for name in given.split(",")] if given else names
-    for name in wanted:
-        check_column(name, names, path)
-    return [names.index(name) for name in wanted]
-
-
 def borders(split: str, count: int) -> dict[str, list[int]]:
     """First and last + 1 row of each split: `0.7,0.15,0.15` of them, or as many as `--split` says."""
     try:
         parts = [float(part) for part in split.split(",")]
         parts += [0.0] * (3 - len(parts))
         shares = abs(sum(parts) - 1) < 1e-6
-        finite = all(0 <= part < math.inf for part in parts)
-        if len(parts) != 3 or not finite or not (shares or all(part.is_integer() for part in parts)):
+        if len(parts) != 3 or any(part < 0 or not (shares or part.is_integer()) for part in parts):
             raise ValueError
     except ValueError:
         remedy = "give three shares that add up to 1, such as 0.7,0.15,0.15, or three numbers of rows"
         raise UserError(f"'{split}' splits nothing", "--split", remedy) from None
-    marks = [0, round(count * parts[0]), round(count * (parts[0] + parts[1])), count]
-    if not shares:
-        marks = [0, *(int(sum(parts[:place])) for place in (1, 2, 3))]
+    marks = [round(sum(parts[:place]) * (count if shares else 1)) for place in range(4)]
+    if shares:
+        marks[-1] = count
     if marks[-1] > count:
         raise UserError(f"the split needs {marks[-1]} rows", f"--split {split}", f"the file has {count}")
-    return {name: marks[place : place + 2] for place, name in enumerate(SPLITS)}
+    return dict(zip(("train", "validation", "test"), map(list, pairwise(marks)), strict=True))
 
 
-def new_store(path: Path, project: Project, folder: Path) -> Store:
-    """A store of new data with the scaler, columns and frames of the training data."""
+def new_store(path: Path, trained: Store, folder: Path) -> None:
+    """Writes new data as a store into `folder`, with the scaler, columns and frames of the training data."""
     from ..dataset import write_series
-    from ..engine.store import Store
     from ..series import Source, resample
 
-    facts, origin = project.store.facts, project.store.source
+    facts, origin = trained.facts, trained.source
     source = Source(path, origin.get("delimiter", ","))
     series = source.series(origin.get("time_column"), [], "last", facts["columns"])
     frames = {}
     for frame in facts["frames"]:
-        same = frame["step"] == series.step or frame["name"] == "rows"
-        bars = series if same else resample(series, frame["step"], origin.get("aggregate", {}))
-        frames[frame["name"]] = bars, frame["history"]
+        step = series.step if frame["name"] == "rows" else frame["step"]
+        frames[frame["name"]] = resample(series, step, origin.get("aggregate", {})), frame["history"]
     first = facts["frames"][0]
     base = frames[first["name"]][0]
     if len(base) < first["history"]:  # before its step, which a single row does not tell
@@ -181,6 +166,5 @@ def new_store(path: Path, project: Project, folder: Path) -> Store:
     if base.step != first["step"]:
         what = f"rows are {base.step} s apart, the model was trained on {first['step']} s"
         raise UserError(what, str(path), "give data of the same step")
-    dtype = project.store.arrays[first["name"]].dtype
-    write_series(folder, frames, {"input": [0, len(base)]}, [], 0, dtype, known=facts)
-    return Store.open(folder)
+    dtype = trained.arrays[first["name"]].dtype
+    write_series(folder, frames, {"input": [0, len(base)]}, facts, dtype, {})

@@ -9,15 +9,14 @@ import math
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from .engine.config import near
 from .engine.errors import UserError
 
-UPDATE_LINES = 8192  # of the progress bar
 FLOAT32_MAX = 3.4e38
 EMPTY = ("", "NA", "nan", "NaN")
 RULES = ("first", "max", "min", "last", "sum")
@@ -39,23 +38,21 @@ class Series:
 
 
 def resample(series: Series, step: int, how: dict[str, str]) -> Series:
-    """Bars of `step` seconds, each with the time of its beginning; only bars that the data close."""
+    """Bars of `step` seconds, each with the time of its beginning; only bars that the data close.
+
+    how: the rule of a column, where it is not that of its name.
+    """
+    if step == series.step:
+        return series
     bars, begins = np.unique(series.times // step, return_index=True)
-    last = series.times[-1] + series.step
-    columns = []
+    ends, columns = np.append(begins[1:], len(series)) - 1, []
     for name, column in zip(series.names, series.values.T, strict=True):
         rule = how.get(name) or BY_NAME.get(name.lower(), "last")
-        if rule in REDUCE:
-            columns.append(REDUCE[rule].reduceat(column, begins))
-        else:
-            columns.append(column[begins if rule == "first" else np.append(begins[1:], len(column)) - 1])
-    whole = bars * step + step <= last
+        reduce = REDUCE.get(rule)
+        at = begins if rule == "first" else ends
+        columns.append(reduce.reduceat(column, begins) if reduce else column[at])
+    whole = bars * step + step <= series.times[-1] + series.step
     return Series(series.names, bars[whole] * step, np.stack(columns, 1)[whole], step)
-
-
-def bars_closed(series: Series, bars: Series) -> np.ndarray:
-    """(N,) how many of `bars` have closed by the time at which each row of `series` is known."""
-    return np.searchsorted(bars.times + bars.step, series.times + series.step, "right")
 
 
 class Source(NamedTuple):
@@ -84,14 +81,11 @@ class Source(NamedTuple):
                         raise UserError(what, f"{self.path}, line {line}", "mend the line")
                     if row:
                         yield line, [cell.strip() for cell in row]
-                    if line % UPDATE_LINES == 0:
-                        bar.update(raw.tell() - bar.n)
-        except UnicodeDecodeError as error:
-            where = f"{self.path}, after line {line}"
-            raise UserError("not UTF-8 text", where, "convert it, for example with iconv") from error
-        except (csv.Error, gzip.BadGzipFile, EOFError, zlib.error) as error:
-            where = f"{self.path}, after line {line}"
-            raise UserError(f"not a readable CSV file ({error})", where, "mend the file") from error
+                    bar.update(raw.tell() - bar.n)
+        except (UnicodeDecodeError, csv.Error, gzip.BadGzipFile, EOFError, zlib.error) as error:
+            readable = not isinstance(error, UnicodeDecodeError)
+            what = f"not a readable CSV file ({error})" if readable else "not UTF-8 text"
+            raise UserError(what, f"{self.path}, after line {line}", "mend or convert the file") from error
         except OSError as error:
             what = f"cannot read the file ({error.strerror or error})"
             raise UserError(what, str(self.path), "check --input") from error
@@ -102,13 +96,14 @@ class Source(NamedTuple):
         """The whole file, or some columns of it. Raises `UserError`, with row and column, for no series."""
         rows = self.rows()
         header = self._header(next(rows, (0, []))[1])
-        time = None if time_column == "none" else time_column or header[0]
+        time = "" if time_column == "none" else time_column or header[0]
         names = only or [name for name in header if name != time and name not in drop]
-        for name in [*drop, *names, *([time] if time else [])]:
-            check_column(name, header, self.path)
+        for name in drop:
+            place_of(name, header, self.path)
+        columns = [place_of(name, header, self.path) for name in names]
+        place = place_of(time, header, self.path) if time else -1
         if not names:
             raise UserError("no column of numbers", str(self.path), "it needs a time and one or more numbers")
-        columns, place = [header.index(name) for name in names], header.index(time) if time else -1
         cells, values = [], []
         for line, row in rows:
             cells.append(row[place])
@@ -184,9 +179,10 @@ class Source(NamedTuple):
         return times, step
 
 
-def check_column(name: str, names: list[str], path: Path) -> None:
-    """Raises `UserError` for a column that is not there, with the one that was probably meant."""
-    if name not in names:
-        likely = near([name], dict(zip(names, names, strict=True)), cutoff=0.6)
-        hint = f"did you mean '{likely}'?" if likely else f"it has {', '.join(names[:20])}"
-        raise UserError(f"no column '{name}'", str(path), hint)
+def place_of(name: str, names: list[str], path: Path) -> int:
+    """Where a column is; raises `UserError` where it is not there, with the one that was probably meant."""
+    if name in names:
+        return names.index(name)
+    likely = get_close_matches(name, names, 1)
+    hint = f"did you mean '{likely[0]}'?" if likely else f"it has {', '.join(names[:20])}"
+    raise UserError(f"no column '{name}'", str(path), hint)

@@ -36,7 +36,7 @@ class Samples:
     title = "target 0"  # of a picture
 
     def __init__(self, store: Store, settings: Sections | None, split: str):
-        self.first, last = store.splits[split]
+        self.store, (self.first, last) = store, store.splits[split]
         self.count = last - self.first
         self.names = ("features", "targets") if split != "input" else ("features",)
         self._scale = None
@@ -65,8 +65,8 @@ class Samples:
             batch["target"] = rows["targets"].values[:, 0].float()
         return batch
 
-    def history(self, batch: Batch) -> torch.Tensor | None:
-        """(B, T) before the first target, for a picture; None, as nobody knows which feature that is."""
+    def history(self, index: int) -> np.ndarray | None:
+        """(T,) before the first target, for a picture; None, as nobody knows which feature that is."""
         return None
 
 

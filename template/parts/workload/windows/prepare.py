@@ -7,17 +7,14 @@ import math
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
 
 if TYPE_CHECKING:
-    from ..assemble import Project
     from ..engine.store import Array, Store
-
-SPLITS = ("train", "validation", "test")
-CHUNK = "copier update --defaults -r :current: -d loader=chunk"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,7 +69,8 @@ def advise(store: Store) -> None:
     size = sum(array.shape[0] * array.row_bytes for array in store.arrays.values()) / 1e9
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
     if size > memory and "chunk_size_gb" in Loader.WITHOUT_EFFECT:
-        print(f"note: {size:,.0f} GB of data, {memory:,.0f} GB of memory: for the loader `chunk`, {CHUNK}")
+        remedy = "for the loader `chunk`, copier update --defaults -r :current: -d loader=chunk"
+        print(f"note: {size:,.0f} GB of data, {memory:,.0f} GB of memory: {remedy}")
 
 
 def arrays_of(path: Path, names: list[str]) -> list[Array]:
@@ -102,31 +100,29 @@ def borders(split: str, count: int) -> dict[str, list[int]]:
         parts = [float(part) for part in split.split(",")]
         parts += [0.0] * (3 - len(parts))
         shares = abs(sum(parts) - 1) < 1e-6
-        finite = all(0 <= part < math.inf for part in parts)
-        if len(parts) != 3 or not finite or not (shares or all(part.is_integer() for part in parts)):
+        if len(parts) != 3 or any(part < 0 or not (shares or part.is_integer()) for part in parts):
             raise ValueError
     except ValueError:
         remedy = "give three shares that add up to 1, such as 0.7,0.15,0.15, or three numbers of rows"
         raise UserError(f"'{split}' splits nothing", "--split", remedy) from None
-    marks = [0, round(count * parts[0]), round(count * (parts[0] + parts[1])), count]
-    if not shares:
-        marks = [0, *(int(sum(parts[:place])) for place in (1, 2, 3))]
+    marks = [round(sum(parts[:place]) * (count if shares else 1)) for place in range(4)]
+    if shares:
+        marks[-1] = count
     if marks[-1] > count:
         raise UserError(f"the split needs {marks[-1]} rows", f"--split {split}", f"the file has {count}")
-    return {name: marks[place : place + 2] for place, name in enumerate(SPLITS)}
+    return dict(zip(("train", "validation", "test"), map(list, pairwise(marks)), strict=True))
 
 
-def new_store(path: Path, project: Project, folder: Path) -> Store:
-    """A store of new windows, without targets, with the scaler of the training data."""
-    from ..engine.store import Store, StoreWriter
+def new_store(path: Path, trained: Store, folder: Path) -> None:
+    """Writes new windows, without targets, as a store into `folder`, with the scaler of the training data."""
+    from ..engine.store import StoreWriter
 
-    facts = project.store.facts
-    (features,) = arrays_of(path, project.store.source.get("datasets", ["features"])[:1])
+    facts = trained.facts
+    (features,) = arrays_of(path, trained.source.get("datasets", ["features"])[:1])
     expected = facts["history"], facts["columns"]
     if features.shape[1:] != expected:
         what = f"windows of {features.shape[1:]} where the model was trained on {expected}"
         raise UserError(what, str(path), "give windows of that shape")
-    with StoreWriter(folder, project.store.workload) as writer:
+    with StoreWriter(folder, trained.workload) as writer:
         writer.refer("features", features)
         writer.facts, writer.splits = facts, {"input": [0, features.shape[0]]}
-    return Store.open(folder)

@@ -272,7 +272,7 @@ def load(
     given, environment = sources(tolerant=resolved), environment or {}
     given.mistakes += mistakes
     file = given.file(config) if config else {}
-    overlays = {key: file[key] for key in ("phases", "profiles") if key in file}
+    overlays: Layer = {key: file[key] for key in ("phases", "profiles") if key in file}
     parts = given.build(Settings, overlays)
     profiles = {name: given.tree(tree, f"{config} profile {name}") for name, tree in parts.profiles.items()}
     phases = [given.tree(each.overrides, f"{config} phase {n}") for n, each in enumerate(parts.phases, 1)]

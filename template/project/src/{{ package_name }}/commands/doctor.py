@@ -17,6 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
 from ..engine import gpus
 from ..engine.errors import UserError
 from ..engine.report import show
@@ -73,8 +75,7 @@ def run(arguments: argparse.Namespace, load: Callable[[], Settings]) -> int:
     if arguments.verify:
         checks["checksums"] = lambda: check_sums(settings)
     found = {name: attempt(check) for name, check in checks.items()}
-    state = state_of(settings, card)
-    failed = any(result == "failed" for result, _ in found.values())
+    state, failed = state_of(settings, card), any(result == "failed" for result, _ in found.values())
     if arguments.json:
         listed = [{"name": name, "state": result, "line": line} for name, (result, line) in found.items()]
         print(json.dumps({"ok": not failed, "state": state, "checks": listed, "update": command}, indent=1))
@@ -95,21 +96,17 @@ def attempt(check: Callable[[], Found]) -> Found:
 
 def read_answers(path: Path) -> Answers:
     """The answers that this project was rendered from; empty where the file is missing or unreadable."""
-    import yaml
-
-    try:
-        answers = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
-        return {}
-    return answers if isinstance(answers, dict) else {}
+    with suppress(OSError, ValueError, yaml.YAMLError):
+        if isinstance(answers := yaml.safe_load(path.read_text(encoding="utf-8")), dict):
+            return answers
+    return {}
 
 
 def update_command(card: gpus.Card, row: gpus.Gpu | None, answers: Answers) -> str | None:
     """What moves the project to this card; None where it fits, or was rendered to decide at the start."""
-    answer = answers.get("gpu", "auto")
-    if card.capability is None or answer == "auto" or (row is None and card.hip):
-        return None
-    if answer == (row.key if row else "other") and answers.get("gpu_compute_capability", card.sm) == card.sm:
+    answer, sm = answers.get("gpu", "auto"), answers.get("gpu_compute_capability", card.sm)
+    fits = answer == "auto" or (answer == (row.key if row else "other") and sm == card.sm)
+    if card.capability is None or fits or (row is None and card.hip):
         return None
     unknown = f"other -d gpu_compute_capability={card.sm} -d gpu_memory_gb={round(card.memory_gb)}"
     command = f"copier update --defaults -r :current: -d gpu={row.key if row else unknown}"

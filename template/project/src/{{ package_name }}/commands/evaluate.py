@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     project, step = open_run(folder, settings, arguments.checkpoint)
     loader = project.loader(split)
     distributed, count, begun = project.distributed, loader.order.count, time.perf_counter()
-    metrics = evaluate(project.wrapped, loader, project.precision, distributed)
+    metrics = evaluate(project.wrapped, loader, project.precision, distributed) or {}
     seconds = time.perf_counter() - begun
     loader.close()
     distributed.close()
@@ -106,8 +106,7 @@ def open_run(folder: Path, settings: Any, which: str, needs_data: bool = True) -
 def add_flags(parser: argparse.ArgumentParser, endings: str, default: str) -> None:
     """`--output` and the flags of `evaluate`, for a verb that writes predictions."""
     arguments(parser)
-    output = f"{endings} (default: {default} in the run folder)"
-    parser.add_argument("--output", metavar="FILE", help=output)
+    parser.add_argument("--output", metavar="FILE", help=f"{endings} (default: {default} of the run)")
 
 
 def output_path(output: str | None, default: Path, *endings: str) -> Path:

@@ -7,15 +7,15 @@ Mistakes are collected, so that a person mends them in one go: each is one line 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from functools import cache
 from importlib import import_module
 from itertools import product
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin
+from types import ModuleType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
@@ -102,35 +102,34 @@ class Setting(NamedTuple):
 
 def catalogue(model: type[Section], prefix: str = "") -> dict[str, Setting]:
     """Every setting of `model` by its dotted key, in the order of the schema."""
-    settings, schema = {}, model.model_json_schema()["properties"]
+    settings: dict[str, Setting] = {}
     for name, info in model.model_fields.items():
         kind, key = info.annotation, prefix + name
         # Python 3.10 takes list[int] for a class, hence the first test.
         if get_origin(kind) is None and isinstance(kind, type) and issubclass(kind, Section):
             settings |= catalogue(kind, f"{key}.")
         else:
-            default = info.get_default(call_default_factory=True)
-            settings[key] = Setting(key, default, _allowed(schema[name]), info.description or "")
+            default, allowed = info.get_default(call_default_factory=True), _allowed(kind, info.metadata)
+            settings[key] = Setting(key, default, allowed, info.description or "")
     return settings
 
 
-LEAST = {"minimum": "at least", "exclusiveMinimum": "above"}
-MOST = {"maximum": "at most", "exclusiveMaximum": "below"}
-KINDS = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "array": "a list"}
+KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", tuple: "a list"}
+LIMITS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}  # as pydantic's objects name them
 
 
-def _allowed(schema: dict[str, Any]) -> str:
-    """The values of a JSON schema in words: `a whole number at least 0 and at most 256 or auto`."""
-    if "anyOf" in schema:
-        return " or ".join(_allowed(part) for part in schema["anyOf"] if part.get("type") != "null")
-    if "enum" in schema:
-        return f"{', '.join(schema['enum'][:-1])} or {schema['enum'][-1]}"
-    if schema.get("type") == "string":
-        return schema.get("const", "text")
-    kind = KINDS.get(schema.get("type", ""), "a mapping")
-    return kind + " and".join(
-        f" {word} {schema[name]}" for name, word in (LEAST | MOST).items() if name in schema
-    )
+def _allowed(annotation: Any, metadata: Sequence[object] = ()) -> str:
+    """The values a setting takes, in words: `a whole number at least 0 and at most 256 or auto`."""
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _allowed(parts[0], [limit for info in parts[1:] for limit in info.metadata])
+    if origin in (Union, UnionType):
+        return " or ".join(_allowed(part) for part in parts if part is not type(None))
+    if origin is Literal:
+        return " or ".join(filter(None, [", ".join(parts[:-1]), parts[-1]]))
+    limits = [(limit, name) for limit, name in product(metadata, LIMITS) if hasattr(limit, name)]
+    bounds = " and".join(f" {LIMITS[name]} {getattr(limit, name)}" for limit, name in limits)
+    return KINDS.get(origin or annotation, "a mapping") + bounds
 
 
 # ---- what people gave --------------------------------------------------------------------------

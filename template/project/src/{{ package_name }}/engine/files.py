@@ -50,11 +50,9 @@ def write_text(path: Path, text: str) -> None:
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """Objects with a whole number `step`, one a line; what a crash cut off or broke is left out."""
-    try:
+    rows, lines = [], []
+    with suppress(OSError):
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []
-    rows = []
     for line in lines:
         with suppress(ValueError):
             rows.append(json.loads(line))
@@ -68,10 +66,9 @@ def write_json(path: Path, value: Any) -> None:
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a file; empty where it is missing or cut off."""
-    try:
+    content = None
+    with suppress(OSError, ValueError):
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
     return content if isinstance(content, dict) else {}
 
 

@@ -23,6 +23,7 @@ from .seams import Output, keeps
 if TYPE_CHECKING:
     from ..assemble import Project
     from ..config import Settings
+    from .gpus import Capability
     from .seams import Distributed
 
 FP8 = "evaluation in bf16; without compile and on small models it loses time"
@@ -81,7 +82,7 @@ def _recomputed(forward: Any) -> Any:
     return run
 
 
-def compiles(settings: Settings, capability: tuple[int, int] | None) -> tuple[bool, str]:
+def compiles(settings: Settings, capability: Capability | None) -> tuple[bool, str]:
     """Whether blocks are compiled on a GPU of this capability, or on a CPU for None, and why."""
     if settings.compile.enabled != "auto":
         return settings.compile.enabled, "set by compile.enabled"
@@ -92,9 +93,7 @@ def compiles(settings: Settings, capability: tuple[int, int] | None) -> tuple[bo
     return True, "auto: block by block"
 
 
-def compile_blocks(
-    blocks: list[nn.Module], settings: Settings, capability: tuple[int, int] | None
-) -> tuple[str, str]:
+def compile_blocks(blocks: list[Any], settings: Settings, capability: Capability | None) -> tuple[str, str]:
     """Compiles blocks in place, where `compiles` says so; returns how many and why, for `describe`.
 
     Per block: a fifth of the whole model's compile time, and state_dict keys stay as they are. cuDNN's
@@ -151,11 +150,15 @@ def make_optimizer(model: nn.Module, settings: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, **options, fused=settings.fused, foreach=foreach)
 
 
-def factor(name: str, step: int, total: int, warmup: int, final: float) -> float:
+def factor(schedule: Any, step: int, total: int) -> float:
     """Learning rate of step `step` (from 0) over its peak, for a run of `total` steps.
 
-    warmup: steps of rise, linear but for OneCycle. final: value at the end; OneCycle has its own.
+    schedule: the settings. The warm-up is linear but for OneCycle; `auto` leaves a short run time to decay:
+    100 steps, or a tenth, and 30 % for OneCycle. The final factor is the end's; OneCycle has its own.
     """
+    name, warmup, final = schedule.name, schedule.warmup_steps, schedule.final_factor
+    if warmup == "auto":
+        warmup = round(0.3 * total) if name == "onecycle" else min(100, total // 10)
     if name == "onecycle":
         if step < warmup:
             return _cosine(ONECYCLE_START, 1.0, step / max(warmup - 1, 1))
@@ -174,28 +177,17 @@ def _cosine(start: float, end: float, passed: float) -> float:
     return end + (start - end) * (1 + math.cos(math.pi * min(passed, 1.0))) / 2
 
 
-def warmup_steps(schedule: Any, total: int) -> int:
-    """Steps of rise; `auto` leaves a short run time to decay: 100, or a tenth, and 30 % for OneCycle."""
-    if schedule.warmup_steps != "auto":
-        return schedule.warmup_steps
-    return round(0.3 * total) if schedule.name == "onecycle" else min(100, total // 10)
-
-
 class Schedule:
     """Sets the learning rate of every parameter group; `total` steps is the run's length."""
 
     def __init__(self, optimizer: Any, settings: Any, total: int):
         self.optimizer = optimizer  # not its groups: loading a state puts new ones in their place
         self.settings, self.total = settings.schedule, total
-        self.peak = settings.optimizer.learning_rate
-        self.warmup = warmup_steps(self.settings, total)
-        self.learning_rate = self.peak
+        self.peak = self.learning_rate = settings.optimizer.learning_rate
 
     def set(self, step: int) -> None:
         """Prepares the optimizer for step number `step` (from 0)."""
-        schedule = self.settings
-        share = factor(schedule.name, step, self.total, self.warmup, schedule.final_factor)
-        self.learning_rate = self.peak * share
+        self.learning_rate = self.peak * factor(self.settings, step, self.total)
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate
 

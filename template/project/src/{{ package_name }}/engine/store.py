@@ -88,14 +88,21 @@ class Array:
 class Store:
     """A prepared data folder, opened for reading. Picklable: workers map the files by themselves."""
 
-    def __init__(self, folder: Path, manifest: dict[str, Any]):
-        self.folder, self.manifest = folder, manifest
+    def __init__(self, path: Path, manifest: dict[str, Any]):
+        """Raises `UserError` for a manifest, which stands in `path`, that this project cannot read."""
+        if not isinstance(number := manifest.get("format"), int):
+            raise UserError("unreadable manifest", str(path), AGAIN)
+        rule = manifest.get("rule", 1)
+        if number > FORMAT or rule > RULE:
+            what = f"the data are of format {number}, rule {rule}; this project knows {FORMAT} and {RULE}"
+            raise UserError(what, str(path), "`copier update` the project, or " + AGAIN)
+        self.folder, self.manifest = path.parent, manifest
         self.workload: str = manifest["workload"]
         self.facts: dict[str, Any] = manifest["facts"]
         self.splits: dict[str, list[int]] = manifest["splits"]
         self.source: dict[str, Any] = manifest["source"]
         self.files: dict[str, Any] = manifest["files"]
-        self.arrays = {name: _array(folder, name, **entry) for name, entry in manifest["arrays"].items()}
+        self.arrays = {name: _array(path.parent, name, **entry) for name, entry in manifest["arrays"].items()}
         # Manifests of format 1 do not name their rule: runs know such data by either.
         rules = [manifest["rule"]] if "rule" in manifest else [2, 1]
         self.fingerprints = [self._fingerprint(rule) for rule in rules]
@@ -114,23 +121,18 @@ class Store:
         Raises `UserError` for a missing, half-written, foreign, changed or damaged store.
         """
         folder = Path(folder)
-        try:
-            manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise UserError("no prepared data", str(folder), "run `prepare --input …` first") from None
-        except (OSError, ValueError) as error:
-            raise UserError(f"unreadable manifest ({error})", str(folder / MANIFEST), AGAIN) from error
-        store = cls(folder, _understood(manifest, folder / MANIFEST))
+        if not (folder / MANIFEST).exists():
+            raise UserError("no prepared data", str(folder), "run `prepare --input …` first")
+        store = cls(folder / MANIFEST, read_json(folder / MANIFEST))
         if workload and store.workload != workload:
             what = f"the data were prepared for `{store.workload}`, this project trains `{workload}`"
             raise UserError(what, str(folder), "prepare them here, or point data.path elsewhere")
         for name, entry in store.files.items():
             path = folder / name
-            if not path.exists():
-                raise UserError("a file of the prepared data is missing", str(path), AGAIN)
-            if path.stat().st_size != entry["bytes"]:
-                what = f"{path.stat().st_size} bytes where the manifest says {entry['bytes']}"
-                raise UserError(what, str(path), "the file was cut or changed: " + AGAIN)
+            size = path.stat().st_size if path.exists() else "no"
+            if size != entry["bytes"]:
+                what = f"{size} bytes where the manifest says {entry['bytes']}"
+                raise UserError(what, str(path), "the file was cut, changed or removed: " + AGAIN)
         if sum(entry["bytes"] for entry in store.files.values()) <= SMALL_BYTES:
             verify(store)
         return store
@@ -147,25 +149,14 @@ class Store:
 
         fingerprint: of which, where its phases had several; the last without one.
         """
-        known = read_json(run / REMEMBERED).values()
-        stores = [cls(run, _understood(manifest, run / REMEMBERED)) for manifest in known]
+        path = run / REMEMBERED
+        stores = [cls(path, manifest) for manifest in read_json(path).values()]
         fitting = (store for store in reversed(stores) if fingerprint in (None, *store.fingerprints))
         return next(fitting, None)
 
 
 def _array(folder: Path, name: str, file: str, shape: list[int], **fields: Any) -> Array:
     return Array(name, folder / file, shape=tuple(shape), **fields)
-
-
-def _understood(manifest: Any, path: Path) -> dict[str, Any]:
-    """The manifest; raises `UserError` for one that this project cannot read."""
-    if not isinstance(manifest, dict) or not isinstance(number := manifest.get("format"), int):
-        raise UserError("not a data manifest of this project", str(path), AGAIN)
-    rule = manifest.get("rule", 1)
-    if number > FORMAT or rule > RULE:
-        what = f"the data are of format {number}, rule {rule}; this project knows {FORMAT} and {RULE}"
-        raise UserError(what, str(path), "`copier update` the project, or " + AGAIN)
-    return manifest
 
 
 def verify(store: Store, again: bool = False, stop: Callable[[], bool] = lambda: False) -> int:
@@ -178,7 +169,7 @@ def verify(store: Store, again: bool = False, stop: Callable[[], bool] = lambda:
     record, total = read_json(store.folder / VERIFIED), 0
     for name, entry in store.files.items():
         path = store.folder / name
-        status = os.stat(path)
+        status = path.stat()
         state = [status.st_size, status.st_mtime_ns, status.st_ino]
         if record.get(name) == state and not again:
             continue
@@ -234,8 +225,11 @@ class StoreWriter:
     def __enter__(self) -> StoreWriter:
         writable_folder(self.folder, "choose another data.path")
         for stale in self.folder.glob(".store-*.partial"):  # of a `prepare` that was killed
-            if not _runs(stale.name[len(".store-") : -len(".partial")]):
-                shutil.rmtree(stale, ignore_errors=True)
+            with contextlib.suppress(PermissionError, ValueError):  # another user's process, or no number
+                try:
+                    os.kill(int(stale.stem.rpartition("-")[2]), 0)
+                except ProcessLookupError:
+                    shutil.rmtree(stale, ignore_errors=True)
         self._partial = self.folder / f".store-{os.getpid()}.partial"
         self._partial.mkdir(exist_ok=True)
         return self
@@ -287,11 +281,3 @@ class StoreWriter:
         for old in self.folder.iterdir():  # the manifest no longer names it
             if OURS.fullmatch(old.name) and old.name not in kept:
                 old.unlink()
-
-
-def _runs(process: str) -> bool:
-    try:
-        os.kill(int(process), 0)
-    except (OSError, ValueError) as error:  # or another user's, or no number
-        return not isinstance(error, ProcessLookupError)
-    return True
