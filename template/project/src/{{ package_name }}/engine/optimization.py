@@ -157,8 +157,9 @@ def factor(schedule: ScheduleSettings, step: int, total: int) -> float:
     schedule: the settings. The warm-up is linear but for OneCycle; `auto` leaves a short run time to decay:
     100 steps, or a tenth, and 30 % for OneCycle. The final factor is the end's; OneCycle has its own.
     """
-    name, warmup, final = schedule.name, schedule.warmup_steps, schedule.final_factor
-    if warmup == "auto":
+    name, given, final = schedule.name, schedule.warmup_steps, schedule.final_factor
+    warmup = 0 if given == "auto" else given
+    if given == "auto":
         warmup = round(0.3 * total) if name == "onecycle" else min(100, total // 10)
     if name == "onecycle":
         if step < warmup:
