@@ -73,7 +73,7 @@ class Loader:
                 rows = self._host(rows, numbers, number)
             yield deliver(self.samples, rows, numbers, fresh, self.device)
             if self.pin and not self._resident:
-                self._copied[slot] = torch.cuda.Event()
+                self._copied[slot] = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 self._copied[slot].record()
             self._batches += 1
 

@@ -15,6 +15,7 @@ import torch
 
 from . import dataset
 from .engine import optimization
+from .engine.config import defaults
 from .engine.errors import UserError
 from .engine.fp8 import convert
 from .engine.gpus import resolve_precision, this_card
@@ -69,7 +70,7 @@ def open_store(settings: Settings, synthetic: bool = True) -> Store:
     synthetic: makes that sample where there is none.
     """
     folder = Path(settings.data.path)
-    if not (folder / MANIFEST).exists() and settings.data.path == type(settings.data)().path:
+    if not (folder / MANIFEST).exists() and settings.data.path == defaults(type(settings.data)).path:
         folder = folder / "synthetic"
         if not (folder / MANIFEST).exists() and synthetic:
             dataset.synthesize(folder, settings)

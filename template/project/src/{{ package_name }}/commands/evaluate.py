@@ -17,6 +17,7 @@ from ..engine.runs import find_run
 if TYPE_CHECKING:
     import numpy as np
 
+    from ..assemble import Project
     from ..engine.loader import Loader
     from ..engine.seams import Batch
 
@@ -134,7 +135,7 @@ def write_output(path: Path, content: bytes | dict[str, Any]) -> None:
         raise UserError(f"cannot write the file ({error.strerror})", f"--output {path}") from error
 
 
-def new_loader(project: Any, folder: Path) -> Loader:
+def new_loader(project: Project, folder: Path) -> Loader:
     """Batches of the split `input` of a store that was written into `folder` with the run's facts."""
     from ..engine.store import Store
 

@@ -22,6 +22,7 @@ from .seams import Output, keeps
 
 if TYPE_CHECKING:
     from ..assemble import Project
+    from ..config import Schedule as ScheduleSettings
     from ..config import Settings
     from .gpus import Capability
     from .seams import Distributed
@@ -150,14 +151,15 @@ def make_optimizer(model: nn.Module, settings: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, **options, fused=settings.fused, foreach=foreach)
 
 
-def factor(schedule: Any, step: int, total: int) -> float:
+def factor(schedule: ScheduleSettings, step: int, total: int) -> float:
     """Learning rate of step `step` (from 0) over its peak, for a run of `total` steps.
 
     schedule: the settings. The warm-up is linear but for OneCycle; `auto` leaves a short run time to decay:
     100 steps, or a tenth, and 30 % for OneCycle. The final factor is the end's; OneCycle has its own.
     """
-    name, warmup, final = schedule.name, schedule.warmup_steps, schedule.final_factor
-    if warmup == "auto":
+    name, given, final = schedule.name, schedule.warmup_steps, schedule.final_factor
+    warmup = 0 if given == "auto" else given
+    if given == "auto":
         warmup = round(0.3 * total) if name == "onecycle" else min(100, total // 10)
     if name == "onecycle":
         if step < warmup:
@@ -230,7 +232,7 @@ def dry_run(project: Project, loader: Any) -> float:
         for name, buffer in project.model.named_buffers():
             buffer.copy_(buffers[name])
     set_random_state(state)
-    return output.weight.item()
+    return float(output.weight)
 
 
 def averages(optimizer: torch.optim.Optimizer) -> list[Tensor]:

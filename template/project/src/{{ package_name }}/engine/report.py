@@ -7,7 +7,7 @@ its page too. Whatever is missing or cut off is left out.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -17,6 +17,8 @@ from typing import Any
 from .files import read_json, read_rows, replacing, write_text
 
 Row = dict[str, Any]
+Cells = tuple[Any, ...]
+"""Of a line in a table."""
 Series = list[tuple[int, float]]
 """(step, value) of rows that have a finite number."""
 
@@ -31,7 +33,9 @@ def steady(values: list[float]) -> float:
     return median(values[1:] or values)
 
 
-SPEED = {  # of a row of metrics: its name on the page, what sums it up, factor and unit
+SPEED: dict[
+    str, tuple[str, Callable[[list[float]], float], float, str]
+] = {  # of a row of metrics: its name on the page, what sums it up, factor and unit
     "samples_per_second": ("samples/s, median", steady, 1, ""),
     "tokens_per_second": ("tokens/s, median", steady, 1, ""),
     "step_ms": ("time of a step, median", steady, 1, " ms"),
@@ -124,7 +128,7 @@ def duration(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 60 else str(timedelta(seconds=round(seconds)))
 
 
-def losses(series: dict[str, Series]) -> list[tuple]:
+def losses(series: dict[str, Series]) -> list[Cells]:
     """First, best and last of training and of each split, with their steps."""
     rows = []
     for name, pairs in series.items():
@@ -135,7 +139,7 @@ def losses(series: dict[str, Series]) -> list[tuple]:
     return rows
 
 
-def result_table(result: Row) -> tuple[str, tuple, list[tuple]]:
+def result_table(result: Row) -> tuple[str, Cells, list[Cells]]:
     """The last evaluation by command, with the trivial predictors beside the model."""
     metrics, baselines = result.get("metrics", {}), result.get("baselines", {})
     title = f"Evaluation on {result.get('split')} at step {result.get('step')}"
@@ -143,7 +147,7 @@ def result_table(result: Row) -> tuple[str, tuple, list[tuple]]:
     return title, ("metric", "model", *baselines), rows
 
 
-def speed(history: list[Row]) -> list[tuple]:
+def speed(history: list[Row]) -> list[Cells]:
     """Medians over the logged steps, and what else sums them up."""
     rows = []
     for name, (label, digest, scale, unit) in SPEED.items():
@@ -152,7 +156,7 @@ def speed(history: list[Row]) -> list[tuple]:
     return rows
 
 
-def times(history: list[Row], evaluations: list[Row], events: list[Row]) -> list[tuple]:
+def times(history: list[Row], evaluations: list[Row], events: list[Row]) -> list[Cells]:
     """Where the time went, without what took none."""
     steps, training = [row for row in history if row.get("step_ms")], 0.0
     for before, row in pairwise([{"step": 0}, *steps]):
@@ -168,7 +172,7 @@ def times(history: list[Row], evaluations: list[Row], events: list[Row]) -> list
     return [(name, duration(x), f"{x / total:.1%}", often) for name, x, often in parts if x]
 
 
-def checkpoints(folder: Path) -> list[tuple]:
+def checkpoints(folder: Path) -> list[Cells]:
     """Name, step, size in MB of each, and the loss of the best."""
     best, rows = read_json(folder / "best.json"), []
     for manifest in sorted(folder.glob("step-*/manifest.json")):
@@ -179,13 +183,13 @@ def checkpoints(folder: Path) -> list[tuple]:
     return rows
 
 
-def machine(environment: Row) -> list[tuple]:
+def machine(environment: Row) -> list[Cells]:
     versions, command = environment.get("versions", {}), " ".join(environment.get("argv", []))
     known = {"device": environment.get("gpu"), **versions, "git": environment.get("git"), "command": command}
     return [row for row in known.items() if row[1]]
 
 
-def table(title: str, header: tuple, rows: Sequence[Iterable]) -> list[str]:
+def table(title: str, header: Cells, rows: Sequence[Cells]) -> list[str]:
     """A heading with a Markdown table; nothing where there are no rows."""
     if not rows:
         return []

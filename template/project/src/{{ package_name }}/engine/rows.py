@@ -121,7 +121,7 @@ def _on(source: Tensor, values: np.ndarray) -> Tensor:
 
 
 def deliver(
-    samples: Any, rows: dict[str, Rows], numbers: np.ndarray, fresh: np.ndarray, device: torch.device
+    samples: Samples, rows: dict[str, Rows], numbers: np.ndarray, fresh: np.ndarray, device: torch.device
 ) -> Batch:
     """The batch on the device. Copies from pinned memory do not wait for the GPU."""
     moved = {
