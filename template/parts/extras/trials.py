@@ -111,7 +111,8 @@ def main(loader: str) -> int:
     from . import plain_loader
 
     prepare_process()
-    distributed, kind = Distributed(), plain_loader.Loader if loader == "plain" else Loader
+    distributed = Distributed()
+    kind: Any = plain_loader.Loader if loader == "plain" else Loader
     try:
         settings, run = load(Path(SETTINGS)), new_run("trial")
         build = lambda settings: assemble(settings, distributed, open_store(settings), kind)  # noqa: E731

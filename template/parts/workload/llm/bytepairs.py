@@ -65,8 +65,9 @@ class Pairs:
         learner = tokenizers.Tokenizer(tokenizers.models.BPE())
         learner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
         learner.decoder = tokenizers.decoders.ByteLevel()
-        given = {"vocab_size": vocabulary - 1, "initial_alphabet": learner.pre_tokenizer.alphabet()}
-        learner.train_from_iterator(texts, tokenizers.trainers.BpeTrainer(show_progress=False, **given))
+        alphabet, trainer = learner.pre_tokenizer.alphabet(), tokenizers.trainers.BpeTrainer
+        made = trainer(vocab_size=vocabulary - 1, initial_alphabet=alphabet, show_progress=False)
+        learner.train_from_iterator(texts, made)
         return cls(learner.to_str())
 
     def encode(self, text: bytes) -> np.ndarray:
