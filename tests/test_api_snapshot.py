@@ -37,7 +37,7 @@ def current() -> dict[str, Any]:
     targets: set[str] = set()
     verbs: set[str] = set()
     for answers in [*products("workload"), *products("tracker"), *products("distributed")]:
-        project = render(**answers)
+        project = render(**answers, extras=list(choices("extras")))
         environment = {**os.environ, "PYTHONPATH": "src", "PYTHONDONTWRITEBYTECODE": "1"}
         done = subprocess.run(
             [sys.executable, "-c", PRINT_NAMES], cwd=project, env=environment, capture_output=True, text=True

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import yaml
 
 from ..engine.errors import UserError
+from ..engine.files import read_json
 from ..engine.gpus import Card, features, resolve_precision
-from ..engine.report import read_json, table
+from ..engine.report import table
 from ..measure.measurements import Measurements, Plan, environment
 from ..measure.trials import LOADER, Overrides, Trials, card_here, changed
 

@@ -149,6 +149,6 @@ def report(run: Path) -> list[str]:
     except (OSError, yaml.YAMLError, KeyError, TypeError):  # of before this verb was added, or cut off
         return []
     parts = spent(*read_metrics(run / "metrics.jsonl"), read_rows(run / "events.jsonl"))
-    seconds = sum(part for part, _ in parts.values())
+    seconds = sum(part for _, part, _ in parts)
     money = f"{seconds / 3600 * price:,.4g} at {price:g} an hour"
     return ["## Money", "", f"{money}: training, evaluations and checkpoints."] if price and seconds else []

@@ -17,9 +17,9 @@ from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any, NamedTuple
 
-from ..engine.files import replacing, write_json, write_text
+from ..engine.files import read_json, replacing, write_json, write_text
 from ..engine.gpus import Card
-from ..engine.report import read_json, show, table
+from ..engine.report import show, table
 from .trials import Failed, Overrides, Trials, spread
 
 Row = dict[str, Any]

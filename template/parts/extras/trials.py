@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from ..engine.errors import UserError
+from ..engine.files import read_json
 from ..engine.gpus import Card, this_card
-from ..engine.report import read_json, read_metrics
+from ..engine.report import read_metrics
 
 if TYPE_CHECKING:
     from ..config import Settings

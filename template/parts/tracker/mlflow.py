@@ -9,8 +9,7 @@ import os
 import time
 from collections.abc import Mapping
 
-from .files import write_json
-from .report import read_json
+from .files import read_json, write_json
 from .tracking import Guarded, ServerSections
 
 Sections = ServerSections  # of config.yaml

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 from uuid import uuid4
 
-from .files import write_json
-from .report import read_json
+from .files import read_json, write_json
 from .tracking import Guarded, ServerSections
 
 Sections = ServerSections  # of config.yaml

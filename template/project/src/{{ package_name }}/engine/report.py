@@ -82,7 +82,7 @@ def write_report(run: Path) -> None:
         table("Losses", ("", "loss", "step"), losses(series)),
         table(*result_table(result)),
         table("Speed and memory", ("", ""), speed(history)),
-        table("Time", ("", "", "share", ""), times(history, evaluations, events)),
+        table("Time", ("", "", "share", ""), times(spent(history, evaluations, events))),
         *(part.report(run) for folder in ("hooks", "commands") for part in found(folder, REPORTS)),
         table("Optimizations", ("", "state", "why"), optimizations),
         table("Settings that differ from the defaults", ("setting", "value", "default", "from"), changed),
@@ -156,18 +156,22 @@ def speed(history: list[Row]) -> list[Cells]:
     return rows
 
 
-def times(history: list[Row], evaluations: list[Row], events: list[Row]) -> list[Cells]:
-    """Where the time went, without what took none."""
+def spent(history: list[Row], evaluations: list[Row], events: list[Row]) -> list[tuple[str, float, str]]:
+    """What took time, its seconds, and how often it came."""
     steps, training = [row for row in history if row.get("step_ms")], 0.0
     for before, row in pairwise([{"step": 0}, *steps]):
         training += max(row["step"] - before["step"], 0) * row["step_ms"] / 1000
     measured = [row.get("seconds") or 0 for row in evaluations]
     saves = [event.get("seconds") or 0 for event in events if event.get("event") == "checkpoint"]
-    parts = [
+    return [
         ("training", training, ""),
         ("evaluation", sum(measured), f"{len(measured):,} times"),
         ("checkpoints", sum(saves), f"{len(saves):,} saved"),
     ]
+
+
+def times(parts: list[tuple[str, float, str]]) -> list[Cells]:
+    """Where the time went, without what took none."""
     total = sum(seconds for _, seconds, _ in parts)
     return [(name, duration(x), f"{x / total:.1%}", often) for name, x, often in parts if x]
 
