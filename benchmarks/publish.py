@@ -79,7 +79,8 @@ def page_of(path: Path) -> None:
     for part, figures in json.loads(path.read_text(encoding="utf-8")).items():
         begin, end = f"<!-- measured: {part} -->\n", "<!-- end -->"
         made = f"{begin}\n{tables(figures)}\n{end}"
-        text, count = re.subn(f"{re.escape(begin)}.*?{end}", lambda _, made=made: made, text, flags=re.DOTALL)
+        place = f"{re.escape(begin)}.*?{end}"
+        text, count = re.subn(place, made.replace("\\", r"\\"), text, flags=re.DOTALL)
         if count != 1:
             raise ValueError(f"{page} has {count} places for '{part}'")
     page.write_text(text, encoding="utf-8")

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -96,7 +96,7 @@ class Group:
 
         main_first: the others begin when rank 0 is done, and find what it has made.
         """
-        result: Any = None
+        result: T | None = None
         for turn in (self.is_main, not self.is_main) if main_first else (True,):
             mistake = None
             try:
@@ -107,7 +107,7 @@ class Group:
                 if found is not None:
                     found.reported = not self.is_main  # rank 0 says it for all
                     raise found
-        return result
+        return cast(T, result)
 
     def agree(self, number: int) -> int:
         """The largest number of all ranks, as of the call before this one: so nobody waits for another."""
@@ -141,7 +141,7 @@ def meet(store: Any, rank: int, world: int) -> str:
     word = uuid.uuid4().hex
     if rank:
         store.set(f"ask/{rank}", word)
-        name = store.get(f"answer/{word}").decode()
+        name: str = store.get(f"answer/{word}").decode()
         store.set(f"heard/{name}/{rank}", "")
         return name
     missing, deadline = set(range(1, world)), time.monotonic() + TIMEOUT.total_seconds()

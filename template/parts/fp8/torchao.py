@@ -31,9 +31,10 @@ def convert(model: Any, emulate: bool = False) -> int:
         """fp8 in training only."""
 
         def forward(self, x: Tensor) -> Tensor:
-            if self.training:
-                return super().forward(x)
-            return functional.linear(x, self.weight, self.bias)
+            if not self.training:
+                return functional.linear(x, self.weight, self.bias)
+            output: Tensor = super().forward(x)
+            return output
 
     converted = 0
     for block in model.blocks():

@@ -61,7 +61,7 @@ class Permutation:
 
 def _hash(half: np.ndarray, key: np.ndarray, bits: int) -> np.ndarray:
     """(n,) uint32 below 2 ** bits, with the multipliers of lowbias32 (Wellons 2018)."""
-    mixed = half + key
+    mixed: np.ndarray = half + key
     mixed *= np.uint32(0x7FEB352D)
     mixed ^= mixed >> np.uint32(15)
     mixed *= np.uint32(0x846CA68B)
