@@ -6,6 +6,7 @@ Order and batches are those of this project's own loader, only the way to them i
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
 
-from ..engine.rows import deliver, gather, leave_signals, mapped, order_of, stored_dtype
+from ..engine.rows import deliver, gather, mapped, order_of, stored_dtype
 from ..engine.seams import Batch, Rows
 from ..engine.store import Store
 
@@ -79,6 +80,12 @@ class Loader:
 
     def close(self) -> None:
         self._reader.maps.clear()
+
+
+def leave_signals(worker: int) -> None:
+    """In a worker: what a signal means is the main process's to say, though a terminal sends it to all."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def stack(samples: list[dict[str, Rows]]) -> dict[str, Rows]:

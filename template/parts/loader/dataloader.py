@@ -8,6 +8,7 @@ gives the same batches. Best where each sample needs real CPU work (`Samples.hos
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -17,11 +18,17 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from .errors import UserError
-from .rows import deliver, gather, leave_signals, mapped, order_of, stored_dtype
+from .rows import deliver, gather, mapped, order_of, stored_dtype
 from .seams import Batch, Rows, Spans
 from .store import Store
 
 SMALL_BATCH_BYTES = 1 << 20  # below this, handing a batch between processes costs more than reading it
+
+
+def leave_signals(worker: int) -> None:
+    """In a worker: what a signal means is the main process's to say, though a terminal sends it to all."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 class Work(NamedTuple):

@@ -18,7 +18,7 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -27,7 +27,9 @@ from safetensors.torch import save_file
 
 from .errors import UserError
 from .files import sha256, sync, write_json
-from .seams import Distributed
+
+if TYPE_CHECKING:
+    from .distributed import Distributed
 
 T = TypeVar("T")
 Manifest = dict[str, Any]

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from ..assemble import Project
     from ..config import Schedule as ScheduleSettings
     from ..config import Settings
+    from .distributed import Distributed
     from .gpus import Capability
-    from .seams import Distributed
 
 FP8 = "evaluation in bf16; without compile and on small models it loses time"
 # Triton supports sm 8.0 and later; older cards run its kernels by luck (triton#10918).

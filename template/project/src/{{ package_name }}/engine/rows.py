@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from typing import Any
 
 import numpy as np
@@ -63,12 +62,6 @@ def memory_left(device: torch.device) -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     free, _ = torch.cuda.mem_get_info(device)
     return free + torch.cuda.memory_reserved(device) - torch.cuda.max_memory_allocated(device)
-
-
-def leave_signals(worker: int) -> None:
-    """In a worker: what a signal means is the main process's to say, though a terminal sends it to all."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def mapped(array: Array) -> Tensor:

@@ -33,7 +33,7 @@ from .tracker import Tracker
 if TYPE_CHECKING:
     from ..assemble import Project
     from ..config import Settings
-    from .seams import Distributed
+    from .distributed import Distributed
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 FAILED = 255  # what ranks agree on where a hook of one of them has called `fail`; no signal has this number

@@ -9,12 +9,10 @@ Shapes: `B` samples in a batch, `K` spans of one sample in one array, `W` padded
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from .errors import UserError
@@ -112,30 +110,3 @@ def keeps(names: Iterable[str], found: object, title: str) -> None:
     if missing := [name for name in names if not hasattr(found, name)]:
         what = f"{title} has no {' and no '.join(missing)}"
         raise UserError(what, "model.py", "its contract stands in engine/seams.py")
-
-
-class Distributed(Protocol):
-    """What `Distributed()` is to the engine: this process among those of a run. More in its part."""
-
-    rank: int
-    world: int
-    is_main: bool
-    device: torch.device
-
-    def sum(self, tensor: Tensor) -> Tensor:
-        """The sum over all ranks, the same on each."""
-
-    def gather(self, value: T) -> list[T]:
-        """Every rank's plain value, by rank."""
-
-    def together(self, work: Callable[[], T], main_first: bool = False) -> T:
-        """`work()` on every rank; what one of them raises as a `UserError`, all raise."""
-
-    def agree(self, number: int) -> int:
-        """The largest number of all ranks."""
-
-    def take_shards(self, state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """A checkpoint's state apart: what rank 0 writes, and what each rank has for itself."""
-
-    def give_shards(self, state: dict[str, Any], folder: Path, shapes: dict[str, Any]) -> None:
-        """Puts it back."""
