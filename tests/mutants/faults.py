@@ -523,8 +523,8 @@ FAULTS = (
     Fault(
         "resident rows are dropped for good",
         "parts/loader/chunk/chunks.py",
-        "self._reside(epoch)\n                continue",
-        "self.resident = {}\n                continue",
+        "self._reside(epoch)\n                    break",
+        "self.resident = {}\n                    break",
         "test_loaders.py::test_a_random_start_beyond_the_first_epochs_rows[chunk]",
     ),
     Fault(
