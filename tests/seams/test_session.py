@@ -113,11 +113,11 @@ def stateful() -> None:
     """Every lane goes on through the epoch, and the state changes the loss of what follows."""
     from my_training.engine import order  # type: ignore[import-not-found]
 
-    real = order.Order.epoch
+    real = order.Order.numbers
 
-    def one_lane(self: Any, number: int) -> Any:
-        numbers, fresh = real(self, number)
-        return numbers, np.arange(len(fresh))[:, None].repeat(fresh.shape[1], 1) == 0
+    def one_lane(self: Any, epoch: int, first: int, last: int) -> Any:
+        numbers, fresh = real(self, epoch, first, last)
+        return numbers, np.arange(first, first + len(fresh))[:, None].repeat(fresh.shape[1], 1) == 0
 
     def forward(model: Any, real: Any, batch: dict[str, Tensor]) -> Any:
         note("carries", training=model.training and torch.is_grad_enabled(), carried="carry" in batch)
@@ -131,7 +131,7 @@ def stateful() -> None:
             carry["own"] = output.carry
         return output._replace(loss=output.loss * (1 + 0.1 * before.mean()), carry=carry)
 
-    order.Order.epoch = one_lane
+    order.Order.numbers = one_lane
     replace_forward(forward)
 
 
