@@ -309,12 +309,12 @@ def overflow_of_rank_one(rank: int) -> None:
     Precision = precision.Precision
     real, calls = Precision.step, iter(range(1, 10**6))
 
-    def step(self: Any, optimizer: Any, parameters: list, clip: float, divisor: Any) -> Any:
-        gradient = parameters[0].grad
+    def step(self: Any, optimizer: Any, clip: float, divisor: Any) -> Any:
+        gradient = optimizer.param_groups[0]["params"][0].grad
         sharded = hasattr(gradient, "to_local")
         if next(calls) == 5 and (rank == 1 or not sharded):
             (gradient.to_local() if sharded else gradient).fill_(float("inf"))
-        return real(self, optimizer, parameters, clip, divisor)
+        return real(self, optimizer, clip, divisor)
 
     Precision.step = step
 

@@ -59,7 +59,8 @@ def run(words: list[str]) -> int:
         raise UserError(f"no verb {verb!r}", "command line", remedy)
     if os.environ.get("WORLD_SIZE", "1") != "1" and verb not in TOGETHER:
         what = f"{verb} runs in one process"
-        raise UserErrors([UserError(what, "WORLD_SIZE", "start it without torchrun")])
+        where = f"WORLD_SIZE={os.environ['WORLD_SIZE']}"
+        raise UserErrors([UserError(what, where, "start it without torchrun")])
     command = import_module(f".commands.{verb}", __package__)
     rest, overrides, mistakes = split_settings(words[1:])
     parser = parser_of(verb, command)

@@ -15,15 +15,12 @@ from importlib import import_module
 from itertools import product
 from pathlib import Path
 from types import ModuleType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from .errors import UserError, UserErrors
-
-if TYPE_CHECKING:
-    from pydantic_core import ErrorDetails
 
 S = TypeVar("S", bound="Section")
 
@@ -259,7 +256,7 @@ class Sources:
             elif value is not None:
                 self.mistake(f"section {key!r} cannot be {show(value)}", origin, "write `key: value`")
 
-    def _explained(self, error: ErrorDetails, layer: Layer) -> UserError:
+    def _explained(self, error: Mapping[str, Any], layer: Layer) -> UserError:
         """One line for one of pydantic's errors; a union's alternatives give the same line each."""
         path = [str(part + 1) if isinstance(part, int) else part for part in error["loc"]]
         depth = next(n for n in range(len(path), 0, -1) if ".".join(path[:n]) in self.settings)
