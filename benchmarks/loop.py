@@ -229,7 +229,7 @@ def ours(framework: str) -> Callable[[Data, Path], Result]:
     def side(data: Data, folder: Path) -> Result:
         project = render(workload="tabular", loader="memmap", framework=framework)
         get = lambda name: imported(project, name)  # noqa: E731
-        seams, throughput = get("engine.seams"), get("engine.throughput")
+        seams = get("engine.seams")
         distributed = get("engine.distributed").Distributed()
         count = torch.tensor(float(BATCH * WIDTH))
 
@@ -269,7 +269,7 @@ def ours(framework: str) -> Callable[[Data, Path], Result]:
             store = SimpleNamespace(fingerprint="", fingerprints=[], source={}, splits={}, folder=folder)
             store.remember = lambda run: None
             return SimpleNamespace(
-                work=lambda *_: throughput.Work(), settings=settings, store=store, device=distributed.device,
+                settings=settings, store=store, device=distributed.device,
                 distributed=distributed, model=model, wrapped=model, optimizer=optimizer, optimizations=[],
                 loader=lambda *_, **__: InMemory(),
                 precision=get("engine.precision").Precision("fp32", distributed.device),

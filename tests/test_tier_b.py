@@ -166,10 +166,11 @@ def overflowing() -> None:
     precision = importlib.import_module(f"{PACKAGE}.engine.precision").Precision
     real, calls = precision.step, itertools.count(1)
 
-    def step(self, optimizer, parameters, clip, divisor):
+    def step(self, optimizer, clip, divisor):
         if next(calls) == 5:
-            parameters[0].grad.fill_(float("inf"))
-        return real(self, optimizer, parameters, clip, divisor)
+            raw = getattr(optimizer, "optimizer", optimizer)
+            raw.param_groups[0]["params"][0].grad.fill_(float("inf"))
+        return real(self, optimizer, clip, divisor)
 
     precision.step = step
 

@@ -82,7 +82,9 @@ def ours(folder: Path, overrides: dict[str, Any]) -> dict[str, Any]:
     """A row of the project's own loop."""
     found = train(folder, overrides)
     figures = found.steady("step_ms", "tokens_per_second", "data_wait_fraction", "mfu")
-    figures |= {"loss": found.rows[-1]["loss"], "start_s": found.ready_s, "why": found.run.work.why}
+    built = found.run.project
+    _, why = project("hooks.throughput").peak_of(built.device, built.precision.name)
+    figures |= {"loss": found.rows[-1]["loss"], "start_s": found.ready_s, "why": why}
     return figures | {"fp8_layers": found.state("fp8")}
 
 
@@ -91,7 +93,7 @@ def theirs(overrides: dict[str, Any]) -> dict[str, Any]:
     import nanogpt
     import torch
 
-    model_of, throughput = project("model").build_model, project("engine.throughput")
+    model_of, throughput = project("model").build_model, project("hooks.throughput")
     settings = project("config").load(overrides=[(key, str(value)) for key, value in overrides.items()])
     store = project("engine.store").Store.open(settings.data.path)
     torch.set_float32_matmul_precision("high")

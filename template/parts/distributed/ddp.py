@@ -37,7 +37,7 @@ class Distributed(Group):
         """Around all but the last micro-batch of a group: gradients stay local."""
         return nullcontext() if self._model is None else self._model.no_sync()
 
-    def take_shards(self, state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    def take_shards(self, state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """A checkpoint's state apart: what rank 0 writes, and what each rank has for itself, nothing."""
         return state, {}
 

@@ -64,7 +64,7 @@ class Distributed:
         """The largest number of all ranks: a signal to one of them stops all after the same step."""
         return number
 
-    def take_shards(self, state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    def take_shards(self, state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """A checkpoint's state apart: what rank 0 writes, and what each rank has for itself, nothing."""
         return state, {}
 

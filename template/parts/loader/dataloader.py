@@ -40,7 +40,7 @@ class Work(NamedTuple):
     epoch: int
 
 
-class Reader(Dataset):
+class Reader(Dataset[Any]):
     """Reads a batch in whichever process it is asked; maps the files there, at the first batch."""
 
     def __init__(self, store: Store, host: Any):
@@ -84,7 +84,7 @@ class Loader:
         self.order = order_of(samples, settings, rank, world, train)
         self.workers = self._automatic_workers(store) if data.num_workers == "auto" else data.num_workers
         self._epoch, self._start, self._batches = 0, 0, 0
-        self._loader: DataLoader = DataLoader(
+        self._loader: DataLoader[Any] = DataLoader(
             Reader(store, getattr(samples, "host", None)),
             batch_size=None,
             sampler=self,  # iterated anew in the main process for each epoch
@@ -142,7 +142,8 @@ def _shared(source: Tensor, spans: Spans) -> Tensor | None:
     if get_worker_info() is None:
         return None
     shape = torch.Size((*spans.starts.shape, spans.width, *source.shape[1:]))
-    storage = torch.UntypedStorage._new_shared(shape.numel() * source.element_size())
+    size = shape.numel() * source.element_size()
+    storage = torch.UntypedStorage._new_shared(size)  # type: ignore[no-untyped-call]
     return source.new_empty(0).set_(storage).view(shape)
 
 
