@@ -385,7 +385,8 @@ def test_copy_with_the_answers_of_a_project(upstream: Path, tmp_path: Path, copi
 def documented() -> list[str]:
     """Every Copier command of the documents and of a rendered README."""
     pages = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md")), render() / "README.md"]
-    texts = [page.read_text(encoding="utf-8").replace("\\\n", " ") for page in pages]  # one command in two lines
+    # A command may stand in two lines.
+    texts = [page.read_text(encoding="utf-8").replace("\\\n", " ") for page in pages]
     lines = [line for text in texts for line in text.splitlines()]
     commands = [line.partition("  #")[0] for line in map(str.strip, lines) if line.startswith("copier ")]
     return sorted({command.strip() for command in commands})
