@@ -3,7 +3,7 @@
 Any of these methods, on every rank, in the order of the files' names; `run` is `engine.run.Run`:
 
     class Hook:
-        trials = False  # leave it out of `train --trial` and of measurements
+        trials = False  # leave it out of the short runs of benchmark and tune
 
         def start(self, run): ...  # each phase, after its checkpoint is restored
         def after_step(self, run):  # run.progress.step, run.monitor.row, run.project.model
