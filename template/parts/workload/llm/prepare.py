@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     from ..engine.files import writable_folder
 
     folder = Path(load().data.path)
-    shares = split_shares(arguments.split)
+    split_shares(arguments.split)  # before the work
     if arguments.tokenizer == "bpe" and arguments.vocabulary <= BYTES:
         where, remedy = f"--vocabulary {arguments.vocabulary}", "give more, such as 8192"
         raise UserError(f"byte pairs need a vocabulary above {BYTES}", where, remedy)
@@ -51,13 +51,13 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     by_file = arguments.split_by == "file" or (arguments.split_by == "auto" and len(files) >= FEW_FILES)
     if by_file:
         random.Random(arguments.seed).shuffle(files)
-    sizes = split_sizes(shares, len(files), "file", arguments.split) if by_file else []
+    sizes = split_sizes(arguments.split, len(files), "file", rounded=1) if by_file else []
     tokenizer = make_tokenizer(arguments, files, sizes[0] if by_file else 0)
 
     def borders(ends: np.ndarray) -> list[int]:
         if by_file:
             return [int(ends[count - 1]) for count in accumulate(sizes)]
-        return list(accumulate(split_sizes(shares, int(ends[-1]), "token", arguments.split)))
+        return list(accumulate(split_sizes(arguments.split, int(ends[-1]), "token", rounded=1)))
 
     split_by = "file" if by_file else "position"
     source = {"file": Path(arguments.input).name, "files": len(files), "split_by": split_by}

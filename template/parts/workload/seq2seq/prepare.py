@@ -87,6 +87,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
 
 def check(arguments: argparse.Namespace) -> None:
     """Raises `UserError` for flags that are wrong alone or together."""
+    split_shares(arguments.split)
     if arguments.tokenizer == "bpe" and arguments.vocabulary <= BYTES:
         where = f"--vocabulary {arguments.vocabulary}"
         raise UserError(f"byte pairs need a vocabulary above {BYTES}", where, "give more, such as 8192")
@@ -108,7 +109,7 @@ def split_texts(arguments: argparse.Namespace) -> tuple[dict[str, list[Text]], i
     """
     import numpy as np
 
-    shares, seen, count = split_shares(arguments.split), set[tuple[str, str]](), 0
+    seen, count = set[tuple[str, str]](), 0
     found: list[list[Text]] = []
     for file in filter(None, (arguments.input, arguments.validation, arguments.test)):
         found.append([])
@@ -121,7 +122,7 @@ def split_texts(arguments: argparse.Namespace) -> tuple[dict[str, list[Text]], i
             raise UserError("no pair in it", file, "give a file with pairs that the others have not")
     if not arguments.validation:
         (rows,) = found
-        borders = np.cumsum(split_sizes(shares, len(rows), "pair", arguments.split))
+        borders = np.cumsum(split_sizes(arguments.split, len(rows), "pair", rounded=1))
         order = np.random.default_rng(arguments.seed).permutation(len(rows))
         found = [[rows[number] for number in part] for part in np.split(order, borders)]
     return dict(zip(SPLITS, [*found, []], strict=False)), count - len(seen)

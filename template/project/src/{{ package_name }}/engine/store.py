@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -211,7 +211,8 @@ class StoreWriter:
             writer.create("features", (rows, columns), "float32")[...] = values
             writer.facts, writer.splits = {...}, {"train": [0, 80], "validation": [80, 90], "test": [90, 100]}
 
-    Leaving the block by an exception removes what was written.
+    `append` takes rows as they come, for an array whose length shows at its end; one whose name begins with a
+    dot goes at the end of the block. Leaving it by an exception removes what was written.
     """
 
     def __init__(self, folder: str | Path, workload: str):
@@ -221,6 +222,7 @@ class StoreWriter:
         self.source: dict[str, Any] = {}
         self.arrays: dict[str, dict[str, Any]] = {}
         self.files: dict[str, dict[str, Any]] = {}
+        self._growing: dict[str, BinaryIO] = {}
 
     def __enter__(self) -> StoreWriter:
         writable_folder(self.folder, "choose another data.path")
@@ -244,6 +246,33 @@ class StoreWriter:
         self.arrays[name] = {"offset": values.offset, "shape": list(shape), "dtype": dtype}
         return values
 
+    def append(self, name: str, rows: np.ndarray, dtype: str = "") -> None:
+        """Writes rows behind those that the array has. dtype: "bfloat16", whose bits are uint16."""
+        if name not in self._growing:
+            self._growing[name] = open(self._partial / f"{name}.npy", "wb")  # noqa: SIM115 - until the end
+            fields = {"offset": 0, "shape": [0, *rows.shape[1:]], "dtype": dtype or str(rows.dtype)}
+            self.arrays[name] = fields
+            self._header(name, rows.dtype)
+        self.arrays[name]["shape"][0] += len(rows)
+        self._growing[name].write(np.ascontiguousarray(rows).data)
+
+    def _header(self, name: str, dtype: np.dtype) -> None:
+        """Writes what `.npy` begins with, as long for any number of rows."""
+        file, fields = self._growing[name], self.arrays[name]
+        file.seek(0)
+        known = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False}
+        np.lib.format.write_array_header_1_0(file, known | {"shape": tuple(fields["shape"])})
+        fields["offset"] = file.tell()
+
+    def appended(self, name: str) -> np.ndarray:
+        """All rows of an array that is appended to, mapped: none can follow."""
+        file, path = self._growing[name], self._partial / f"{name}.npy"
+        if not file.closed:
+            array = Array(name, path, None, (), self.arrays[name]["dtype"])
+            self._header(name, array.stored)
+            file.close()
+        return np.load(path, mmap_mode="r")
+
     def refer(self, name: str, array: Array) -> None:
         """Takes an array as it lies in another file, which is read once for its checksums."""
         path = str(array.path.resolve())
@@ -259,12 +288,18 @@ class StoreWriter:
         except OSError as failure:
             error = failure
         finally:
+            for file in self._growing.values():
+                with contextlib.suppress(OSError):
+                    file.close()
             shutil.rmtree(self._partial, ignore_errors=True)
         if isinstance(error, OSError):  # also from the block's own writes
             what = f"the data could not be written ({error})"
             raise UserError(what, str(self.folder), "free some space") from error
 
     def _commit(self) -> None:
+        for name in self._growing:
+            self.appended(name)
+        self.arrays = {name: fields for name, fields in self.arrays.items() if name[0] != "."}
         for name, fields in self.arrays.items():
             if "file" not in fields:
                 path = self._partial / f"{name}.npy"
