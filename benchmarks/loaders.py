@@ -113,9 +113,6 @@ class Windows:
     def __len__(self) -> int:
         return self.rows
 
-    def lengths(self) -> None:
-        return None
-
     def spans(self, indices: np.ndarray, epoch: int) -> dict[str, Any]:
         present = indices >= 0
         span = self.Spans(np.where(present, indices, 0), present.astype(np.int64), 1)
@@ -138,7 +135,7 @@ def ours(path: Path, loader: str, order: str) -> Any:
     from my_training.engine.seams import Spans
 
     data = SimpleNamespace(
-        order=order, batch_size=BATCH, fraction=1.0, shuffle_block=CHUNK, stride=0, chunk_size_gb="auto",
+        order=order, batch_size=BATCH, fraction=1.0, shuffle_block=CHUNK, chunk_size_gb="auto",
         resident="auto",
         pin_memory=True, num_workers=2, prefetch_factor=2, persistent_workers=True,
     )  # fmt: skip

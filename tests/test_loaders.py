@@ -7,6 +7,7 @@ import os
 import threading
 import time
 import tracemalloc
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,6 +39,17 @@ class Fake:
 
     def __len__(self) -> int:
         return self.count
+
+    @property
+    def orders(self) -> dict[str, Any]:
+        lanes, buckets = (
+            imported(render(), "engine.lanes"),
+            imported(render(workload="seq2seq"), "engine.buckets"),
+        )
+        return {
+            "lanes": partial(lanes.Lanes, stride=self.stride),
+            "bucket": partial(buckets.Buckets, lengths=self.lengths()),
+        }
 
     def lengths(self) -> np.ndarray:
         return 1 + np.random.default_rng(5).integers(0, 30, self.count)
@@ -118,7 +130,6 @@ def settings(
         batch_size=batch,
         fraction=1.0,
         shuffle_block=70,
-        stride=0,
         num_workers=workers,
         pin_memory=True,
         prefetch_factor=2,

@@ -282,14 +282,14 @@ FAULTS = (
     ),
     Fault(
         "a lane begins with another one's state",
-        "engine/order.py",
+        "parts/workload/timeseries/lanes.py",
         "(step == 0) | ~present",
         "(rows == 0) | ~present",
         ORDER + "test_a_lane_goes_on_in_time_and_says_where_it_begins",
     ),
     Fault(
         "lanes leak the future into their state",
-        "engine/order.py",
+        "parts/workload/timeseries/lanes.py",
         "np.minimum(lane, longer) + step)",
         "np.minimum(lane, longer) - step)",
         ORDER + "test_a_lane_goes_on_in_time_and_says_where_it_begins",

@@ -7,6 +7,7 @@ sequences, several spans for a sample, spans that are absent, models that carry 
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -33,7 +34,18 @@ def engine(module: str, **answers: str) -> ModuleType:
     return imported(render(**answers), f"engine.{module}")
 
 
-ORDERS = engine("order").KINDS
+LANES = engine("lanes").Lanes
+BUCKETS = engine("buckets", workload="seq2seq").Buckets
+ORDERS = ("time", "block", "full", "lanes", "bucket", "random_start")
+
+
+def make_order(kind: str, *sizes: int, stride: int = 1, lengths: Any = None, **named: Any) -> Any:
+    """The order of this kind, by the class that a workload has for it."""
+    if kind == "lanes":
+        return LANES(kind, *sizes, stride=stride, **named)
+    if kind == "bucket":
+        return BUCKETS(kind, *sizes, lengths=lengths, **named)
+    return engine("order").Order(kind, *sizes, **named)
 
 
 def content(row: tuple[int, ...]) -> np.ndarray:
@@ -81,6 +93,11 @@ class Samples:
 
     def __len__(self) -> int:
         return COUNT
+
+    @property
+    def orders(self) -> dict[str, Any]:
+        kinds = {"lanes": {"stride": self.stride}, "bucket": {"lengths": self.lengths()}}
+        return {kind: partial(make_order, **named) for kind, named in kinds.items()}
 
     def lengths(self) -> np.ndarray:
         return sum(lengths.reshape(COUNT, -1).sum(1) for _, lengths in self.tables.values())

@@ -97,8 +97,6 @@ def test_spans_are_pure_lie_in_their_arrays_and_are_empty_for_filling(workload: 
             assert lengths.max() <= width
             assert (starts[present] >= 0).all()
             assert (starts + lengths)[present].max() <= arrays[name].shape[0]
-    lengths = part.lengths()
-    assert lengths is None or (len(lengths) == len(part) and (np.asarray(lengths) >= 0).all())
 
 
 @every_workload

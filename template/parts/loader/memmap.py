@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from .errors import UserError
-from .rows import Extents, deliver, gather, mapped, memory_left, order_of, reach, stored_dtype
+from .resident import Extents, memory_left, reach
+from .rows import deliver, gather, mapped, order_of, stored_dtype
 from .seams import Batch, Rows, Spans
 from .store import Store
 

@@ -46,9 +46,6 @@ class Samples:
     def __len__(self) -> int:
         return self.count
 
-    def lengths(self) -> np.ndarray | None:
-        return None
-
     def spans(self, indices: np.ndarray, epoch: int) -> dict[str, Spans]:
         present = indices >= 0
         rows = np.where(present, indices + self.first, 0)

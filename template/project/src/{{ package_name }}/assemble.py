@@ -15,9 +15,8 @@ import torch
 
 from . import dataset
 from .engine import optimization
-from .engine.config import defaults
+from .engine.config import defaults, found
 from .engine.errors import UserError
-from .engine.fp8 import convert
 from .engine.gpus import resolve_precision, this_card
 from .engine.loader import Loader
 from .engine.precision import Precision
@@ -96,7 +95,10 @@ def assemble(
     model: Any = build_model(settings, store.facts).to(device)  # 1
     keeps(("predict", "blocks"), model, f"the model {type(model).__name__}")
     if name == "fp8":  # 2
-        decided["fp8"] = f"{convert(model, training.fp8_emulation)} layers", optimization.FP8
+        if not (parts := found("engine", "def convert(")):
+            remedy = "choose bf16, or `copier update -d precision=fp8`"
+            raise UserError("this project was made without fp8", "training.precision fp8", remedy)
+        decided["fp8"] = f"{parts[0].convert(model, training.fp8_emulation)} layers", optimization.FP8
     if training.gradient_checkpointing:  # 3
         optimization.checkpoint_blocks(model.blocks())
     decided["compile"] = optimization.compile_blocks(model.blocks(), settings, card.capability)  # 4

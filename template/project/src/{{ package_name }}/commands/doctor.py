@@ -68,7 +68,6 @@ def run(arguments: argparse.Namespace, load: Callable[[], Settings]) -> int:
         "card": lambda: check_card(card, why, answers, command),
         "precision": lambda: check_precision(settings.training.precision, card),
         "environment": lambda: check_environment(os.environ),
-        "disk": lambda: check_disk(Path.cwd(), Path(settings.data.path).absolute()),
         "data": lambda: check_data(settings),
         "compile": lambda: check_compile(settings, card),
     }
@@ -208,16 +207,8 @@ def check_environment(environment: Mapping[str, str]) -> Found:
     return ("warning", "; ".join(lines)) if lines else ("ok", "no variable overrides TF32")
 
 
-def check_disk(*paths: Path) -> Found:
-    """Room for checkpoints and data, in GB."""
-    existing = [next(folder for folder in (path, *path.parents) if folder.exists()) for path in paths]
-    free = [shutil.disk_usage(folder).free / 1e9 for folder in existing]
-    line = "; ".join(f"{room:,.1f} GB free in {path}" for path, room in zip(paths, free, strict=True))
-    return "failed" if min(free) < 1 else "warning" if min(free) < 10 else "ok", line
-
-
 def check_data(settings: Settings) -> Found:
-    """Reads for a moment what training would read, through the project's own loader, and then the disk."""
+    """Reads for a moment what training would read, through the project's own loader."""
     import torch
 
     from ..assemble import open_store
@@ -238,18 +229,7 @@ def check_data(settings: Settings) -> Found:
     if not samples:
         return "ok", f"a single batch from {store.folder}"
     size = sum(x.starts.size * x.width * store.arrays[name].row_bytes for name, x in spans.items())
-    speed = f"{rate:,.0f} samples/s = {rate * size / 1e6:,.0f} MB/s from {store.folder}"
-    largest = max((array.path for array in store.arrays.values()), key=lambda path: path.stat().st_size)
-    return "ok", f"{speed}; the disk gives {raw_speed(largest) / 1e6:,.0f} MB/s"
-
-
-def raw_speed(path: Path) -> float:
-    """Bytes a second of a file's first 256 MB, without what the page cache holds of them."""
-    with open(path, "rb", buffering=0) as file:
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        start = time.perf_counter()
-        return len(file.read(256 << 20)) / (time.perf_counter() - start)
+    return "ok", f"{rate:,.0f} samples/s = {rate * size / 1e6:,.0f} MB/s from {store.folder}"
 
 
 def check_sums(settings: Settings) -> Found:

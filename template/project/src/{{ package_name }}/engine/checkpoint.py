@@ -217,17 +217,6 @@ def folders(folder: Path) -> list[Path]:
     return sorted((path for path in folder.iterdir() if NAME.fullmatch(path.name)), reverse=True)
 
 
-def newest_facts(folder: Path, distributed: Distributed | None = None) -> dict[str, Any]:
-    """Facts of the newest checkpoint whose hashes match; empty where there is none.
-
-    distributed: rank 0 reads it and tells the others.
-    """
-    alone = distributed is None or distributed.is_main
-    manifest = _first_valid(folders(folder))[0] if alone else None
-    facts = manifest["facts"] if manifest else {}
-    return facts if distributed is None else distributed.gather(facts)[0]
-
-
 def _first_valid(paths: list[Path]) -> tuple[Manifest | None, list[str]]:
     skipped: list[str] = []
     for path in paths:

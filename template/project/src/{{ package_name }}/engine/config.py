@@ -64,7 +64,6 @@ class LoaderSettings(Section):
     order: Literal["time", "block", "full", "lanes", "bucket", "random_start"] = "full"
     fraction: float = Field(1.0, gt=0, le=1, description="share of the training samples, always the same")
     shuffle_block: int = Field(8192, ge=1, description="samples shuffled together in the order `block`")
-    stride: int = Field(0, ge=0, description="rows between samples of a lane; 0 is the workload's own")
     num_workers: Annotated[int, Field(ge=0, le=256)] | Auto = Field("auto", description="processes that read")
     pin_memory: bool = Field(True, description="page-locked host memory, for copies that overlap with work")
     prefetch_factor: int = Field(2, ge=1, le=64, description="batches that each worker holds ready")

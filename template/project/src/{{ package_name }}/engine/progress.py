@@ -113,7 +113,7 @@ class Ranks:
             remedy = f"data.batch_size × gradient_accumulation_steps × {world} processes must be {samples}"
             raise UserError(f"{what} {order.slots * self.accumulation} on {world}", "--resume", remedy)
         if slots != order.slots and self.progress.batch:
-            if order.kind in ("lanes", "bucket"):  # these lay an epoch out by the width of a batch
+            if order.by_width:
                 what = f"inside an epoch of the order {order.kind} a batch must stay {slots} wide"
                 remedy = f"data.batch_size × {world} processes must be {slots}"
                 raise UserError(what, "--resume", remedy)

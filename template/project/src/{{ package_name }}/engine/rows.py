@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import numpy as np
@@ -16,16 +15,16 @@ from .order import Order
 from .seams import Batch, Rows, Samples, Spans
 from .store import Array
 
-SAMPLES_AT_ONCE = 1 << 16
 # CPU torch cannot index unsigned types; these have the same bits.
 SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32}
 
 
 def order_of(samples: Any, settings: Any, rank: int, world: int, train: bool) -> Order:
-    """The order that `data:` asks for; `samples.stride` is the workload's own step between windows."""
+    """The order that `data:` asks for, the workload's own where it has one of that name."""
     data = settings.data
     evaluation = settings.evaluation.batch_size or data.batch_size
-    return Order(
+    make: type[Order] = getattr(samples, "orders", {}).get(data.order, Order)
+    return make(
         data.order,
         len(samples),
         data.batch_size if train else evaluation,
@@ -35,33 +34,7 @@ def order_of(samples: Any, settings: Any, rank: int, world: int, train: bool) ->
         train=train,
         fraction=data.fraction,
         block=data.shuffle_block,
-        stride=data.stride or getattr(samples, "stride", 1),
-        lengths=samples.lengths() if data.order == "bucket" else None,
     )
-
-
-Extents = dict[str, tuple[int, int]]
-"""Rows [first, last) by array."""
-
-
-def reach(samples: Samples, order: Order, epoch: int, known: Extents) -> Extents:
-    """The rows that an epoch's samples need, widened by those that are `known`."""
-    found = dict(known)
-    for start in range(0, order.count, SAMPLES_AT_ONCE):
-        indices = order.sample(np.arange(start, min(start + SAMPLES_AT_ONCE, order.count)))
-        for name, (starts, lengths, _) in samples.spans(indices, epoch).items():
-            first, last = found.get(name, (np.iinfo(np.int64).max, 0))
-            first = int(starts.min(initial=first, where=lengths > 0))
-            found[name] = first, int((starts + lengths).max(initial=last, where=lengths > 0))
-    return {name: (min(first, last), last) for name, (first, last) in found.items()}
-
-
-def memory_left(device: torch.device) -> int:
-    """Bytes that the largest step so far has left free on a GPU; on a CPU what the machine has."""
-    if device.type == "cpu":
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    free, _ = torch.cuda.mem_get_info(device)
-    return free + torch.cuda.memory_reserved(device) - torch.cuda.max_memory_allocated(device)
 
 
 def mapped(array: Array) -> Tensor:

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
 
-from .checkpoint import Checkpoint, DiskFull, newest_facts
+from .checkpoint import Checkpoint, DiskFull
 from .config import found
 from .errors import NonFinite, UserError, explain
 from .evaluation import evaluate, timed
@@ -220,8 +220,8 @@ class Session:
     """One call of `train` on one run folder; a context manager.
 
     assemble: settings → Project. limit: stop this call after that step, whatever the run's length.
-    distributed: where there may be several processes; only rank 0 writes and prints. trial: metrics only, no
-    evaluation, checkpoint or report.
+    distributed: the run's processes; only rank 0 writes and prints. trial: metrics only, no evaluation,
+    checkpoint or report.
     """
 
     def __init__(
@@ -229,15 +229,15 @@ class Session:
         folder: Path,
         settings: Settings,
         assemble: Callable[[Settings], Project],
+        distributed: Distributed,
         *,
         limit: int = 0,
         resumed: bool = False,
-        distributed: Distributed | None = None,
         trial: bool = False,
     ):
         self.folder, self.settings, self.assemble = folder, settings, assemble
         self.limit, self.resumed, self.trial = limit, resumed, trial
-        self.distributed, self.main = distributed, distributed is None or distributed.is_main
+        self.distributed, self.main = distributed, distributed.is_main
         self.progress, self.notes = Progress(), list(settings.notes)
         self.signal = 0  # that this process got
         self.run: Run | None = None  # of the phase
@@ -247,9 +247,7 @@ class Session:
 
     def __enter__(self) -> Session:
         self.listen()
-        if self.resumed and self.settings.phases:  # else the checkpoint is read once, when it is restored
-            self.progress.phase = newest_facts(self.folder / "checkpoints", self.distributed).get("phase", 0)
-        elif self.main and not self.resumed:
+        if self.main and not self.resumed:
             write_text(self.folder / "config.resolved.yaml", self.settings.to_yaml())
         return self
 
@@ -284,6 +282,9 @@ class Session:
         only: run this one phase (from 1), from the checkpoint that the one before it left.
         """
         phases = self.settings.phases
+        if self.resumed and phases:  # else the checkpoint is read once, when it is restored
+            found = Checkpoint(self.folder / "checkpoints", self.distributed).peek("last")
+            self.progress.phase = found.get("phase", 0)
         if 0 < only <= self.progress.phase:
             where = f"the run is in phase {self.progress.phase + 1}"
             raise UserError(f"phase {only} is finished", where, "--resume goes on with it")

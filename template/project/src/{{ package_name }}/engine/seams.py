@@ -59,15 +59,13 @@ class Samples(Protocol):
 
     def __len__(self) -> int: ...
 
-    def lengths(self) -> np.ndarray | None:
-        """(N,) sizes for the order `bucket`, or None."""
-
     def spans(self, indices: np.ndarray, epoch: int) -> dict[str, Spans]:
         """Rows of each sample by array name; index −1 gives spans of length 0."""
 
     def batch(self, rows: dict[str, Rows]) -> Batch:
         """On the device: split, shift, cast, mask. The loader adds `index`, `present`, `fresh`."""
 
+    # Optional: `orders`, by value of `data.order` a subclass of Order, or what makes one from its arguments.
     # Optional, for `hooks/throughput.py` where a workload counts in tokens: `tokens`, how many targets a mean
     # sample has, and `typical()`, a batch of one such sample.
     # Optional: host(rows, indices, epoch) -> rows runs in the worker or reader thread: real CPU
