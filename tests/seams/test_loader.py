@@ -28,6 +28,7 @@ from fakes import (
     shapes,
     write_store,
 )
+from running import until
 
 every_loader = pytest.mark.parametrize("loader", LOADERS)
 every_order = pytest.mark.parametrize("order", ORDERS)
@@ -278,10 +279,7 @@ def test_close_leaves_no_process(loader: str, persistent: bool, make) -> None:
     next(batches)
     made.close()
     del batches
-    deadline = time.monotonic() + 5
-    while multiprocessing.active_children() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not multiprocessing.active_children()
+    until(lambda: not multiprocessing.active_children(), "end of the workers")
 
 
 @every_loader
