@@ -39,13 +39,9 @@ BUCKETS = engine("buckets", workload="seq2seq").Buckets
 ORDERS = ("time", "block", "full", "lanes", "bucket", "random_start")
 
 
-def make_order(kind: str, *sizes: int, stride: int = 1, lengths: Any = None, **named: Any) -> Any:
-    """The order of this kind, by the class that a workload has for it."""
-    if kind == "lanes":
-        return LANES(kind, *sizes, stride=stride, **named)
-    if kind == "bucket":
-        return BUCKETS(kind, *sizes, lengths=lengths, **named)
-    return engine("order").Order(kind, *sizes, **named)
+def kinds(stride: int, lengths: np.ndarray | None) -> dict[str, Any]:
+    """`Samples.orders` of what has both."""
+    return {"lanes": partial(LANES, stride=stride), "bucket": partial(BUCKETS, lengths=lengths)}
 
 
 def content(row: tuple[int, ...]) -> np.ndarray:
@@ -96,8 +92,7 @@ class Samples:
 
     @property
     def orders(self) -> dict[str, Any]:
-        kinds = {"lanes": {"stride": self.stride}, "bucket": {"lengths": self.lengths()}}
-        return {kind: partial(make_order, **named) for kind, named in kinds.items()}
+        return kinds(self.stride, self.lengths())
 
     def lengths(self) -> np.ndarray:
         return sum(lengths.reshape(COUNT, -1).sum(1) for _, lengths in self.tables.values())

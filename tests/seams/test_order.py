@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fakes import ORDERS, engine, make_order
+from fakes import ORDERS, engine, kinds, settings
 from hypothesis import assume, example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as some
@@ -48,8 +48,12 @@ def chosen_from(order: Any) -> np.ndarray:
 
 
 def make(chosen: dict[str, Any], **changed: Any) -> Any:
-    chosen = chosen | changed
-    return make_order(chosen.pop("kind"), chosen.pop("length"), chosen.pop("batch_size"), **chosen)
+    chosen = {"fraction": 1.0, "block": 8192, "stride": 1, "lengths": None} | chosen | changed
+    data = {"order": chosen["kind"], "shuffle_block": chosen["block"]}
+    data |= {name: chosen[name] for name in ("batch_size", "fraction")}
+    named = [chosen.get(name, default) for name, default in (("rank", 0), ("world", 1), ("train", True))]
+    of_kind = kinds(chosen["stride"], chosen["lengths"]).get(chosen["kind"], engine("order").Order)
+    return of_kind(chosen["length"], settings(chosen["seed"], **data), *named)
 
 
 def ranks(chosen: dict[str, Any]) -> list[Any]:

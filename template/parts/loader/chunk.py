@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from .chunks import Chunks
+from .config import LoaderSettings
 from .hdf5 import hdf5_arrays
 from .order import Order
 from .rows import deliver, order_of
@@ -107,7 +109,8 @@ class ChunkDataLoader:
         arrays = hdf5_arrays(hdf5_path, *datasets)
         self.rows, self.datasets = arrays[datasets[0]].shape[0], datasets
         self.batch_size, self.drop_last = batch_size, drop_last
-        self.order = Order("full" if shuffle else "time", self.rows, batch_size, seed=seed)
+        data = LoaderSettings(order="full" if shuffle else "time", batch_size=batch_size)
+        self.order = Order(self.rows, SimpleNamespace(data=data, reproducibility=SimpleNamespace(seed=seed)))
         self._epoch, self._batch = 0, 0
         size = None if chunk_size_gb == "auto" else int(float(chunk_size_gb) * 1e9)
         self._chunks = Chunks(Pairs(datasets), arrays, self.order, torch.device(device), size)

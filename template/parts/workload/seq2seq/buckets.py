@@ -19,8 +19,8 @@ class Buckets(Order):
 
     by_width = True
 
-    def __init__(self, *order: Any, lengths: np.ndarray, **named: Any):
-        super().__init__(*order, **named)
+    def __init__(self, *order: Any, lengths: np.ndarray):
+        super().__init__(*order)
         self._lengths = lengths[self.sample(np.arange(self.count))]
         self._last: tuple[int, np.ndarray] | None = None  # epoch, (batches, slots)
 

@@ -18,8 +18,8 @@ class Lanes(Order):
 
     by_width = True
 
-    def __init__(self, *order: Any, stride: int, **named: Any):
-        super().__init__(*order, **named)
+    def __init__(self, *order: Any, stride: int):
+        super().__init__(*order)
         self.stride = max(stride, 1)
         self._steps = max(self.count // self.stride, min(self.count, 1))  # samples of all training lanes
         self._lanes = min(self.slots, self._steps) if self.train else min(self.stride, self.count)

@@ -11,6 +11,7 @@ first, 37 ns of 10⁶ and 43 ns of 10⁷ (one core).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -70,31 +71,21 @@ def _hash(half: np.ndarray, key: np.ndarray, bits: int) -> np.ndarray:
 class Order:
     """Batches of sample numbers for one rank; −1 fills up, so that all ranks run equally many full batches.
 
-    kind: `time` as stored; `block` shuffles blocks of `block` samples and inside them (reads stay
-    local); `full` and `random_start` a uniform permutation. Evaluation runs in time order. What lays an epoch
-    out in another way is a subclass, which a workload names in `Samples.orders`.
+    `data.order`: `time` as stored; `block` shuffles blocks of `data.shuffle_block` samples and inside them
+    (reads stay local); `full` and `random_start` a uniform permutation. Evaluation runs in time order. What
+    lays an epoch out in another way is a subclass, which a workload names in `Samples.orders`.
 
-    fraction: share of the samples that training sees, the same ones in every epoch and run.
+    `data.fraction`: share of the samples that training sees, the same ones in every epoch and run.
     """
 
     by_width = False  # whether the layout of an epoch depends on how many samples a batch has
 
-    def __init__(
-        self,
-        kind: str,
-        length: int,
-        batch_size: int,
-        *,
-        seed: int,
-        rank: int = 0,
-        world: int = 1,
-        train: bool = True,
-        fraction: float = 1.0,
-        block: int = 8192,
-    ):
-        self.kind, self.length, self.batch_size = kind, length, batch_size
-        self.seed, self.rank, self.world, self.train, self.block = seed, rank, world, train, block
-        self.count = max(1, round(length * fraction)) if length and train else length
+    def __init__(self, length: int, settings: Any, rank: int = 0, world: int = 1, train: bool = True):
+        data = settings.data
+        self.kind, self.block, self.seed = data.order, data.shuffle_block, settings.reproducibility.seed
+        self.batch_size = data.batch_size if train else settings.evaluation.batch_size or data.batch_size
+        self.length, self.rank, self.world, self.train = length, rank, world, train
+        self.count = max(1, round(length * data.fraction)) if length and train else length
         """How many samples an epoch chooses from."""
 
     @property

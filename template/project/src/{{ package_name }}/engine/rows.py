@@ -21,20 +21,8 @@ SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32}
 
 def order_of(samples: Any, settings: Any, rank: int, world: int, train: bool) -> Order:
     """The order that `data:` asks for, the workload's own where it has one of that name."""
-    data = settings.data
-    evaluation = settings.evaluation.batch_size or data.batch_size
-    make: type[Order] = getattr(samples, "orders", {}).get(data.order, Order)
-    return make(
-        data.order,
-        len(samples),
-        data.batch_size if train else evaluation,
-        seed=settings.reproducibility.seed,
-        rank=rank,
-        world=world,
-        train=train,
-        fraction=data.fraction,
-        block=data.shuffle_block,
-    )
+    make: type[Order] = getattr(samples, "orders", {}).get(settings.data.order, Order)
+    return make(len(samples), settings, rank, world, train)
 
 
 def mapped(array: Array) -> Tensor:
@@ -60,9 +48,8 @@ def gather(source: Tensor, spans: Spans, out: Tensor | None = None) -> Tensor:
     flat = values.view(len(starts), width, *source.shape[1:])
     present = lengths > 0
     if ((lengths == width) | ~present).all() and len(source) >= width > 0:
-        windows = source.as_strided(
-            (len(source) - width + 1, width, *source.shape[1:]), (source.stride(0), *source.stride())
-        )
+        shape = (len(source) - width + 1, width, *source.shape[1:])
+        windows = source.as_strided(shape, (source.stride(0), *source.stride()))
         torch.index_select(windows, 0, _on(source, np.where(present, starts, 0)), out=flat)
         if not present.all():
             flat.index_fill_(0, _on(source, np.flatnonzero(~present)), 0)
@@ -90,10 +77,7 @@ def deliver(
     samples: Samples, rows: dict[str, Rows], numbers: np.ndarray, fresh: np.ndarray, device: torch.device
 ) -> Batch:
     """The batch on the device. Copies from pinned memory do not wait for the GPU."""
-    moved = {
-        name: Rows(part.values.to(device, non_blocking=True), part.lengths.to(device, non_blocking=True))
-        for name, part in rows.items()
-    }
+    moved = {name: Rows(*(x.to(device, non_blocking=True) for x in part)) for name, part in rows.items()}
     added = {"index": numbers, "present": numbers >= 0, "fresh": fresh}
     tensors = {name: torch.from_numpy(values) for name, values in added.items()}
     return samples.batch(moved) | {name: x.to(device, non_blocking=True) for name, x in tensors.items()}
