@@ -113,9 +113,6 @@ class Windows:
     def __len__(self) -> int:
         return self.rows
 
-    def lengths(self) -> None:
-        return None
-
     def spans(self, indices: np.ndarray, epoch: int) -> dict[str, Any]:
         present = indices >= 0
         span = self.Spans(np.where(present, indices, 0), present.astype(np.int64), 1)
@@ -135,10 +132,11 @@ def ours(path: Path, loader: str, order: str) -> Any:
     sys.path.insert(0, str(folder / "src"))
     from my_training.engine.hdf5 import hdf5_arrays
     from my_training.engine.loader import Loader
+    from my_training.engine.order import order_of
     from my_training.engine.seams import Spans
 
     data = SimpleNamespace(
-        order=order, batch_size=BATCH, fraction=1.0, shuffle_block=CHUNK, stride=0, chunk_size_gb="auto",
+        order=order, batch_size=BATCH, fraction=1.0, shuffle_block=CHUNK, chunk_size_gb="auto",
         resident="auto",
         pin_memory=True, num_workers=2, prefetch_factor=2, persistent_workers=True,
     )  # fmt: skip
@@ -146,7 +144,8 @@ def ours(path: Path, loader: str, order: str) -> Any:
         data=data, evaluation=SimpleNamespace(batch_size=0), reproducibility=SimpleNamespace(seed=0)
     )
     store = SimpleNamespace(arrays=hdf5_arrays(path, "features", "targets"))
-    return Loader(Windows(Spans, ROWS), store, settings, torch.device("cpu"))
+    samples = Windows(Spans, ROWS)
+    return Loader(samples, store, settings, order_of(samples, settings), torch.device("cpu"))
 
 
 def template(path: Path, loader: str, order: str) -> Callable[[int], Iterator[Any]]:

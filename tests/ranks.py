@@ -10,9 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from running import PATIENCE as LONG
 from running import Result, Running, start
 
-PATIENCE = float(os.environ.get("FASTTRAIN_PATIENCE", 60))  # seconds; where a fault must hang, less will do
+PATIENCE = float(os.environ.get("FASTTRAIN_PATIENCE", LONG))  # seconds; where a fault must hang, less will do
 
 
 class Ranks(list[Running]):

@@ -38,6 +38,18 @@ PACKAGE = "my_training"
 ENVIRONMENT = ("DETERMINISTIC", "SEED", "USE_AMP", "NUM_WORKERS", "PIN_MEMORY", "PREFETCH_FACTOR")
 
 
+PATIENCE = 300.0  # seconds until what waits gives up: a slow machine is no fault
+
+
+def until(met: Callable[[], Any], wanted: str, seconds: float = PATIENCE) -> None:
+    """Waits until `met()`. Raises TimeoutError, with what was wanted, when the time is over."""
+    deadline = time.monotonic() + seconds
+    while not met():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"no {wanted} after {seconds:.0f} s")
+        time.sleep(0.002)
+
+
 @dataclass(frozen=True)
 class Result:
     """What a command left: exit code (negative: the signal that killed it) and its output."""
@@ -72,13 +84,17 @@ class Running:
             os._exit(_child(project, words, folder, self._out, self._err, before))
         gc.unfreeze()
 
-    def wait(self, seconds: float = 120) -> Result:
+    def wait(self, seconds: float = PATIENCE) -> Result:
         """Waits for the end; a command that hangs is killed and fails the test."""
-        with self._in(seconds, "end") as check:
-            while not (ended := os.waitpid(self.pid, os.WNOHANG))[0]:
-                check()
-                time.sleep(0.005)
-        return Result(os.waitstatus_to_exitcode(ended[1]), self._out.read_text(), self._err.read_text())
+        ended: list[int] = []
+
+        def over() -> bool:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            ended.extend([status] * bool(pid))
+            return bool(pid)
+
+        self._until(over, "end", seconds)
+        return Result(os.waitstatus_to_exitcode(ended[0]), self._out.read_text(), self._err.read_text())
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -89,28 +105,18 @@ class Running:
         found = sorted(self.folder.glob("runs/*/metrics.jsonl"), key=lambda path: path.stat().st_mtime)
         return found[-1].read_text().count("\n") if found else 0
 
-    def wait_for_rows(self, number: int, seconds: float = 120) -> None:
+    def wait_for_rows(self, number: int) -> None:
         """Waits until it has written so many rows; a command that never does is killed and fails the test."""
-        with self._in(seconds, f"{number} rows") as check:
-            while self.rows() < number:
-                check()
-                time.sleep(0.001)
+        self._until(lambda: self.rows() >= number, f"{number} rows", PATIENCE)
 
-    @contextlib.contextmanager
-    def _in(self, seconds: float, wanted: str) -> Iterator[Callable[[], None]]:
-        """What raises TimeoutError when the time is over; that, and the end of the test, end the command."""
-        deadline = time.monotonic() + seconds
-
-        def check() -> None:
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"no {wanted} after {seconds} s: {self._err.read_text()[-2000:]}")
-
+    def _until(self, met: Callable[[], Any], wanted: str, seconds: float) -> None:
+        """That, or the end of the test, ends the command."""
         try:
-            yield check
-        except BaseException:
+            until(met, wanted, seconds)
+        except BaseException as error:
             self.kill()
             os.waitpid(self.pid, 0)
-            raise
+            raise type(error)(f"{error}: {self._err.read_text()[-2000:]}") from error
 
 
 def _child(

@@ -348,9 +348,10 @@ def test_keys_of_older_projects_without_effect_are_notes():
     ]
 
 
-def test_a_project_without_the_file_of_old_names_has_none(tmp_path):
+def test_a_project_that_deleted_the_old_names_has_none(tmp_path):
     project = shutil.copytree(PROJECT, tmp_path / "project")
-    (project / "src/my_training/old_names.py").unlink()
+    settings = project / "src/my_training/settings.py"
+    settings.write_text(settings.read_text().partition("\n\n\nALIASES")[0] + "\n")
     module = imported(project, "config")
     assert module.ALIASES == module.OBSOLETE == imported(render(workload="llm"), "config").ALIASES == {}
     with pytest.raises(imported(project, "engine.errors").UserErrors, match=r"mean 'data\.num_workers'"):

@@ -11,7 +11,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import pytest
 import torch
 from ranks import free_port, run_ranks, start_ranks
 from rendering import render
-from running import evaluations, losses, newest_run, one_error, rows, run, weights
+from running import PATIENCE, evaluations, losses, newest_run, one_error, rows, run, until, weights
 from test_tier_b import TINY, place  # noqa: F401
 from variants import choices, name, products
 
@@ -382,7 +381,7 @@ def test_accelerate_launch_starts_the_ranks_too(place, undisturbed: Path) -> Non
     project = render(workload="tabular", framework="accelerate", distributed="ddp")
     folder, port = place("tabular"), f"--main_process_port={free_port()}"
     running = launch((*ACCELERATE, port), project, *TABULAR, cwd=folder)
-    out, error = running.communicate(timeout=120)
+    out, error = running.communicate(timeout=PATIENCE)
     assert running.returncode == 0, error[-3000:]
     assert out.count(f"{STEPS} steps of 64 samples") == 1, "rank 0 says it, once"
     assert_same(folder, undisturbed)
@@ -402,13 +401,11 @@ def test_an_elastic_run_survives_the_kill_of_a_rank(place, undisturbed: Path) ->
     """SIGKILL of one of two ranks: torchrun starts both anew, and the run ends as if nothing had been."""
     project, folder = render(workload="tabular", distributed="ddp"), place("tabular")
     running = launch(TORCHRUN, project, *TABULAR, cwd=folder)
-    deadline = time.monotonic() + 90
     metrics = lambda: next(folder.glob("runs/*/metrics.jsonl"), None)  # noqa: E731
-    while not (metrics() and metrics().read_text().count("\n") >= 12) and time.monotonic() < deadline:
-        time.sleep(0.002)
+    until(lambda: metrics() and metrics().read_text().count("\n") >= 12, "12 rows of metrics")
     (victim,) = (child for child in children(running.pid) if rank_of(child) == "RANK=1")
     os.kill(victim, signal.SIGKILL)
-    out, error = running.communicate(timeout=120)
+    out, error = running.communicate(timeout=PATIENCE)
     assert running.returncode == 0, error[:6000]
     assert out.count("resumed at step") == 1, "rank 0 says it, once"
     (found,) = (folder / "runs").iterdir()

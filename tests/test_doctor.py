@@ -40,7 +40,7 @@ STATE = {
     "cuDNN benchmark",
     "deterministic",
 }
-CHECKS = ["driver", "wheel", "card", "precision", "environment", "disk", "data", "compile"]
+CHECKS = ["driver", "wheel", "card", "precision", "environment", "data", "compile"]
 
 
 def row_of(card: Card):
@@ -128,9 +128,7 @@ def test_a_healthy_machine_exits_with_0(project):
     assert [check["name"] for check in found["checks"]] == CHECKS
     assert not any("\n" in check["line"] for check in found["checks"])
     lines = {check["name"]: check["line"] for check in found["checks"]}
-    assert re.search(r"[1-9] samples/s = [\d,]+ MB/s from .+; the disk gives [\d,]+ MB/s", lines["data"]), (
-        lines["data"]
-    )
+    assert re.search(r"[1-9][\d,]+ training samples, [\d,.]+ MB in .+", lines["data"]), lines["data"]
 
 
 def test_lines_say_the_same_as_json(project):
@@ -161,7 +159,7 @@ def test_a_compiler_that_hangs_or_fails_is_said_so(monkeypatch):
     monkeypatch.setattr(doctor, "COMPILE_SECONDS", 0.5)
     assert doctor.check_compile(settings, CPU) == ("failed", "no result after 0.5 s")
     monkeypatch.setattr(doctor, "COMPILED", "raise ValueError('wrong result')")
-    monkeypatch.setattr(doctor, "COMPILE_SECONDS", 60)
+    monkeypatch.setattr(doctor, "COMPILE_SECONDS", 600)
     assert doctor.check_compile(settings, CPU) == ("failed", "ValueError: wrong result")
     assert doctor.check_compile(config.load(), CPU)[0] == "ok"  # not used by training on a CPU
 
@@ -324,7 +322,7 @@ def test_nvidia_smi_is_read(tmp_path, monkeypatch):
     assert doctor.driver() is None
 
 
-# ---- environment and disk ----
+# ---- environment ----
 
 
 @pytest.mark.parametrize(
@@ -340,14 +338,3 @@ def test_variables_that_are_believed_to_set_tf32(environment, state, says):
     found = doctor.check_environment(environment)
     assert found[0] == state
     assert says in found[1]
-
-
-@pytest.mark.parametrize(("free", "state"), [(0.5e9, "failed"), (5e9, "warning"), (50e9, "ok")])
-def test_room_on_the_disk(tmp_path, monkeypatch, free, state):
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
-    assert doctor.check_disk(tmp_path, tmp_path / "not yet" / "there")[0] == state
-
-
-def test_the_disk_is_read_past_the_page_cache(tmp_path):
-    (tmp_path / "file").write_bytes(bytes(1 << 20))
-    assert doctor.raw_speed(tmp_path / "file") > 1e5

@@ -224,9 +224,9 @@ def batches(
     samples: Any, opened: Any, *flags: str, loader: str = "memmap", train: bool = False, epoch: int = 0
 ) -> Any:
     samples.training = train
-    made = imported(project(loader=loader), "engine.loader").Loader(
-        samples, opened, settings("--data.batch_size", "8", *flags), torch.device("cpu"), train=train
-    )
+    chosen, part = settings("--data.batch_size", "8", *flags), project(loader=loader)
+    order = imported(part, "engine.order").order_of(samples, chosen, train=train)
+    made = imported(part, "engine.loader").Loader(samples, opened, chosen, order, torch.device("cpu"))
     for batch in made.epoch(epoch):
         yield {name: value.clone() for name, value in batch.items()}
     made.close()

@@ -51,7 +51,8 @@ def batches(folder: Path, split: str) -> list[dict[str, torch.Tensor]]:
     overrides = [(f"data.{name}", value) for name, value in words.items()]
     opened, given = store(folder), module("config").load(None, None, overrides, {})
     samples = module("dataset").Samples(opened, given, split)
-    loader = module("engine.loader").Loader(samples, opened, given, torch.device("cpu"), train=False)
+    order = module("engine.order").order_of(samples, given, train=False)
+    loader = module("engine.loader").Loader(samples, opened, given, order, torch.device("cpu"))
     found = [{name: value.clone() for name, value in batch.items()} for batch in loader.epoch(0)]
     loader.close()
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,13 +39,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Samples:
     """A page, a window of a series and a ragged text for each sample."""
 
-    stride = 3
-
     def __init__(self, spans: Any):
         self.Spans = spans
 
     def __len__(self) -> int:
         return ROWS
+
+    @property
+    def orders(self) -> dict[str, Any]:
+        lanes = imported(project("timeseries"), "engine.lanes").Lanes
+        buckets = imported(project("seq2seq", "dataloader"), "engine.buckets").Buckets
+        return {"lanes": partial(lanes, stride=3), "bucket": partial(buckets, lengths=self.lengths())}
 
     def lengths(self) -> np.ndarray:
         return 1 + np.arange(ROWS) * 7 % 40
@@ -73,7 +78,7 @@ def make(
     resident: bool | str = "auto",
 ) -> Any:
     data = SimpleNamespace(
-        order=order, batch_size=BATCH, fraction=1.0, shuffle_block=300, stride=0, chunk_size_gb=size,
+        order=order, batch_size=BATCH, fraction=1.0, shuffle_block=300, chunk_size_gb=size,
         resident=resident, pin_memory=True, num_workers=0, prefetch_factor=2, persistent_workers=True,
     )  # fmt: skip
     settings = SimpleNamespace(
@@ -81,7 +86,8 @@ def make(
     )
     store = module("engine.store", loader).Store.open(folder)
     samples = Samples(module("engine.seams", loader).Spans)
-    return module("engine.loader", loader).Loader(samples, store, settings, torch.device(device))
+    order = module("engine.order", loader).order_of(samples, settings)
+    return module("engine.loader", loader).Loader(samples, store, settings, order, torch.device(device))
 
 
 @pytest.mark.parametrize("order", ["time", "block", "full", "lanes", "bucket"])

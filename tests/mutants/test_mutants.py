@@ -25,7 +25,7 @@ from faults import FAULTS, Fault
 from rendering import REPOSITORY, copy_template
 
 TESTS = REPOSITORY / "tests"
-SECONDS = 120  # until a test that hangs is killed, with the processes that it started
+SECONDS = 300  # until a test that hangs is killed, with the processes that it started
 
 
 def faulty(fault: Fault, folder: Path) -> Path:

@@ -7,6 +7,7 @@ sequences, several spans for a sample, spans that are absent, models that carry 
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -33,7 +34,14 @@ def engine(module: str, **answers: str) -> ModuleType:
     return imported(render(**answers), f"engine.{module}")
 
 
-ORDERS = engine("order").KINDS
+LANES = engine("lanes").Lanes
+BUCKETS = engine("buckets", workload="seq2seq").Buckets
+ORDERS = ("time", "block", "full", "lanes", "bucket", "random_start")
+
+
+def kinds(stride: int, lengths: np.ndarray | None) -> dict[str, Any]:
+    """`Samples.orders` of what has both."""
+    return {"lanes": partial(LANES, stride=stride), "bucket": partial(BUCKETS, lengths=lengths)}
 
 
 def content(row: tuple[int, ...]) -> np.ndarray:
@@ -67,6 +75,12 @@ def settings(seed: int = 3, evaluation_batch_size: int = 0, **data: Any) -> Simp
     )
 
 
+def make_loader(loader: str, samples: Any, store: Any, given: Any, *place: int, train: bool = True) -> Any:
+    """The loader's part over samples; place: rank and world."""
+    order = engine("order", loader=loader).order_of(samples, given, *place, train=train)
+    return engine("loader", loader=loader).Loader(samples, store, given, order, CPU)
+
+
 class Samples:
     """Samples whose spans stand in tables: starts and lengths, (N,) or (N, K), for each array.
 
@@ -81,6 +95,10 @@ class Samples:
 
     def __len__(self) -> int:
         return COUNT
+
+    @property
+    def orders(self) -> dict[str, Any]:
+        return kinds(self.stride, self.lengths())
 
     def lengths(self) -> np.ndarray:
         return sum(lengths.reshape(COUNT, -1).sum(1) for _, lengths in self.tables.values())

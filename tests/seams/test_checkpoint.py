@@ -163,13 +163,12 @@ def test_the_newest_valid_one_wins_and_others_are_named(damage: str, tmp_path: P
 
 
 def test_facts_are_those_of_the_newest_valid_one(tmp_path: Path) -> None:
-    newest_facts = engine("checkpoint").newest_facts
-    assert newest_facts(tmp_path) == {}
+    assert make(tmp_path).peek("last") == {}
     for step in (1, 2):
         make(tmp_path, phase=step).save(step)
-    assert newest_facts(tmp_path) == {"phase": 2}
+    assert make(tmp_path).peek("last") == {"phase": 2}
     flip(tmp_path / "step-00000002" / "state.pt", 100)
-    assert newest_facts(tmp_path) == {"phase": 1}
+    assert make(tmp_path).peek("last") == {"phase": 1}
 
 
 def test_all_damaged_is_an_error_that_names_them(tmp_path: Path) -> None:
@@ -335,7 +334,6 @@ def test_a_resume_reads_each_file_against_its_hash_once(
     module, read = engine("checkpoint"), []
     real = module.sha256
     monkeypatch.setattr(module, "sha256", lambda path: read.append(path.name) or real(path))
-    module.newest_facts(tmp_path)
     assert make(tmp_path).peek("last") == {}
     assert_content(tmp_path, 2)
     assert sorted(read) == ["model.safetensors", "state.pt"]
@@ -361,8 +359,7 @@ def test_the_first_rank_alone_reads_against_hashes(tmp_path: Path, monkeypatch: 
     other = module.Checkpoint(tmp_path, Second(2, rank=1), model=Tied(9))
     assert other.load_model("last")["step"] == 1
     assert torch.equal(other.parts["model"].embedding.weight, Tied(1).embedding.weight)
-    Second.said = {"phase": 1}
-    assert module.newest_facts(tmp_path, Second(2, rank=1)) == {"phase": 1}
+    assert other.peek("last") == {"phase": 1}
 
 
 def with_rules(folder: Path, **rules: int) -> Any:

@@ -15,7 +15,8 @@ SLOTS = 8
 def ranks_of(world: int, rank: int, batch: int, kind: str = "lanes", accumulation: int = 1) -> Any:
     """The part of a checkpoint of process `rank`, with a batch of `batch` samples."""
     module = engine("progress")
-    order = SimpleNamespace(kind=kind, slots=batch * world, batch_size=batch)
+    by_width = kind in ("lanes", "bucket")
+    order = SimpleNamespace(kind=kind, by_width=by_width, slots=batch * world, batch_size=batch)
     recurrent = module.RecurrentState()
     return module.Ranks(OneOf(world, rank), module.Progress(batch=6), recurrent, order, accumulation)
 

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 import torch
 from fakes import Loop, Ragged, cut, engine, ragged_batch
-from ranks import free_port
+from ranks import PATIENCE, free_port
+from running import until
 from torch import Tensor, nn
 from variants import choices
 
@@ -40,14 +41,13 @@ def on_two_ranks(work: Callable[[int], Any]) -> list[Any]:
             (folder / f"{rank}").write_bytes(pickle.dumps(found))
             os._exit(0)
         children.append(child)
-    deadline = time.monotonic() + 60
-    for child in children:
-        while not os.waitpid(child, os.WNOHANG)[0]:
-            if time.monotonic() > deadline:
-                for each in children:
-                    os.kill(each, signal.SIGKILL)
-                raise TimeoutError
-            time.sleep(0.01)
+    try:
+        for rank, child in enumerate(children):
+            until(lambda child=child: os.waitpid(child, os.WNOHANG)[0], f"end of rank {rank}", PATIENCE)
+    except TimeoutError:
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+        raise
     return [pickle.loads((folder / f"{rank}").read_bytes()) for rank in range(2)]
 
 

@@ -117,7 +117,7 @@ def main(loader: str) -> int:
     try:
         settings, run = load(Path(SETTINGS)), new_run("trial")
         build = lambda settings: assemble(settings, distributed, open_store(settings), kind)  # noqa: E731
-        with Session(run, settings, build, trial=True) as session:
+        with Session(run, settings, build, distributed, trial=True) as session:
             for phase in session.phases():
                 fit(phase)
         return session.exit_code

@@ -19,7 +19,8 @@ from torch import Tensor
 from .errors import UserError
 from .order import Order
 from .reader import Block, Filtered, Layout, Plain, Reader, cut, host_memory, lay_out, open_source
-from .rows import SIGNED, Extents, gather, memory_left, reach, stored_dtype
+from .resident import Extents, gather, memory_left, reach
+from .rows import SIGNED, stored_dtype
 from .seams import Rows, Spans
 from .store import Array
 

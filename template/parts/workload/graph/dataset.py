@@ -44,9 +44,6 @@ class Samples:
     def __len__(self) -> int:
         return len(self.days)
 
-    def lengths(self) -> np.ndarray | None:
-        return None
-
     def spans(self, indices: np.ndarray, epoch: int) -> dict[str, Spans]:
         window, stocks = self.facts["window"], len(self.facts["tickers"])
         rows = np.where((indices >= 0)[:, None], self.seats[indices], -1).astype(np.int64)  # (B, K)

@@ -67,9 +67,6 @@ class Samples:
         """Every token but the first is a target once, so that the last block may be a shorter one."""
         return -(-max(self.last - self.first - 1, 0) // self.block)
 
-    def lengths(self) -> np.ndarray | None:
-        return None
-
     def spans(self, indices: np.ndarray, epoch: int) -> dict[str, Spans]:
         """Rows i × T to i × T + T, both included: the last one is a target only."""
         present = indices >= 0

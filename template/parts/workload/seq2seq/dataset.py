@@ -12,7 +12,8 @@ from __future__ import annotations
 import ast
 import random
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from torch.nn import functional
 
 from .bytepairs import Byte, Tokenizer
 from .counts import order_2
+from .engine.buckets import Buckets
 from .engine.seams import Batch, Rows, Spans
 from .engine.store import Store, StoreWriter
 from .settings import WORKLOAD
@@ -51,7 +53,11 @@ class Samples:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def lengths(self) -> np.ndarray | None:
+    @property
+    def orders(self) -> dict[str, Callable[..., Buckets]]:
+        return {"bucket": partial(Buckets, lengths=self.likeness())}
+
+    def likeness(self) -> np.ndarray:
         """(P,) a key by which neighbours have sources and targets of like length.
 
         Sources by steps of 30 %, and inside a step the targets, upwards and downwards in turn: a quarter less

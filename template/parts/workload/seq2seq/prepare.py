@@ -261,8 +261,8 @@ def padding(samples: Any, settings: Any, kind: str) -> list[float]:
     """Shares of source and target places that are padding, in the batches of an epoch of training."""
     from ..engine.order import Order
 
-    seed, size = settings.reproducibility.seed, settings.data.batch_size
-    order = Order(kind, len(samples), size, seed=seed, lengths=samples.lengths())
+    order = samples.orders.get(kind, Order)(len(samples), settings)
+    order.kind = kind
     places = Counter[str]()
     for numbers, _ in order.batches(0):
         for name, spans in samples.spans(numbers[numbers >= 0], 0).items():

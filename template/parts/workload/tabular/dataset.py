@@ -35,9 +35,6 @@ class Samples:
     def __len__(self) -> int:
         return self.last - self.first
 
-    def lengths(self) -> np.ndarray | None:
-        return None
-
     def spans(self, indices: np.ndarray, epoch: int) -> dict[str, Spans]:
         present = indices >= 0
         span = Spans(np.where(present, indices + self.first, 0), present.astype(np.int64), 1)

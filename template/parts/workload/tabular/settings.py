@@ -38,3 +38,8 @@ class Sections(Section):
 
     data: Data = defaults(Data)
     model: Model = defaults(Model)
+
+
+OLDER = ("batch_size", "num_workers", "pin_memory", "prefetch_factor", "persistent_workers")
+ALIASES = {f"train.batch.{name}": f"data.{name}" for name in OLDER}
+"""Another spelling, of older projects, accepted in files and as flags → the setting. Yours to delete."""

@@ -9,6 +9,7 @@ sees a bar before its end.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 
 from .engine.errors import UserError
+from .engine.lanes import Lanes
 from .engine.seams import Batch, Rows, Spans
 from .engine.store import Store, StoreWriter
 from .series import Series, resample
@@ -44,7 +46,9 @@ class Samples:
     def __init__(self, store: Store, settings: Sections | None, split: str):
         self.store, facts, (first, last) = store, store.facts, store.splits[split]
         self.base, *self.others = facts["frames"]
-        self.targets, self.stride = facts["targets"], self.base["history"]
+        self.targets = facts["targets"]
+        stride = settings.data.stride if settings else 0
+        self.orders = {"lanes": partial(Lanes, stride=stride or self.base["history"])}
         self.title = facts["columns"][self.targets[0]]  # of a picture
         self.horizon = facts["horizon"] if split != "input" else 0
         self.first = max(first, facts["reach"])  # of the first target
@@ -55,9 +59,6 @@ class Samples:
 
     def __len__(self) -> int:
         return self.count
-
-    def lengths(self) -> np.ndarray | None:
-        return None
 
     def spans(self, indices: np.ndarray, epoch: int) -> dict[str, Spans]:
         present = indices >= 0

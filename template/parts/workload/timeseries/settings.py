@@ -22,6 +22,9 @@ class Data(LoaderSettings):
     order: Literal["time", "block", "full", "lanes"] = Field(
         "full", description="order of the training windows; lanes carries the hidden state on through time"
     )
+    stride: int = Field(
+        0, ge=0, description="rows between samples of a lane; 0 is those of a window's history"
+    )
 
 
 class Model(Section):
@@ -39,3 +42,23 @@ class Sections(Section):
 
     data: Data = defaults(Data)
     model: Model = defaults(Model)
+
+
+ALIASES = {
+    "training.batch_size": "data.batch_size",
+    "training.chunk_size_gb": "data.chunk_size_gb",
+    "training.num_workers": "data.num_workers",
+    "training.pin_memory": "data.pin_memory",
+    "training.use_amp": "use_amp",
+    "training.log_gpu_stats_every_n_batches": "monitor.every_steps",
+    "data.gradient_accumulation_steps": "training.gradient_accumulation_steps",
+    "data.use_amp": "use_amp",
+    "data.log_gpu_stats_every_n_batches": "monitor.every_steps",
+}
+"""Another spelling, of older projects, accepted in files and as flags → the setting. Yours to delete."""
+
+OBSOLETE = {
+    "use_chunk_loader": "`copier update -d loader=chunk` decides",
+    "empty_cache_every_n_epochs": "emptying the GPU's cache takes time and frees nothing live",
+}
+"""Names that do nothing any more → why."""

@@ -7,8 +7,6 @@ a value as `settings.training.precision`. Nothing here imports torch, numpy or h
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from importlib import import_module
-from importlib.util import find_spec
 from itertools import product
 from operator import attrgetter
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PrivateAttr
 
+from . import settings as yours
 from .engine import config as engine
 from .engine.config import Auto, Given, Layer, Section, Sources, defaults, outranks_files
 from .engine.errors import UserError
@@ -242,10 +241,9 @@ HINTS = {
 }
 """Short names that are refused, with the setting that was probably meant."""
 
-# Names of older projects, in a file that you may delete.
-_old = import_module(".old_names", __package__) if find_spec(".old_names", __package__) else None
-ALIASES: dict[str, str] = getattr(_old, "ALIASES", {})
-OBSOLETE: dict[str, str] = getattr(_old, "OBSOLETE", {})
+# Names of older projects, if settings.py knows some.
+ALIASES: dict[str, str] = getattr(yours, "ALIASES", {})
+OBSOLETE: dict[str, str] = getattr(yours, "OBSOLETE", {})
 
 
 def load(

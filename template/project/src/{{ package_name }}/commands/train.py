@@ -57,9 +57,9 @@ def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
             folder or distributed.begin(lambda: new_run(arguments.name)),
             settings,
             lambda settings: assemble(settings, distributed, open_store(settings)),
+            distributed,
             limit=arguments.max_steps,
             resumed=folder is not None,
-            distributed=distributed,
         )
         with session:
             for run in session.phases(arguments.phase):

@@ -64,7 +64,6 @@ class LoaderSettings(Section):
     order: Literal["time", "block", "full", "lanes", "bucket", "random_start"] = "full"
     fraction: float = Field(1.0, gt=0, le=1, description="share of the training samples, always the same")
     shuffle_block: int = Field(8192, ge=1, description="samples shuffled together in the order `block`")
-    stride: int = Field(0, ge=0, description="rows between samples of a lane; 0 is the workload's own")
     num_workers: Annotated[int, Field(ge=0, le=256)] | Auto = Field("auto", description="processes that read")
     pin_memory: bool = Field(True, description="page-locked host memory, for copies that overlap with work")
     prefetch_factor: int = Field(2, ge=1, le=64, description="batches that each worker holds ready")
@@ -231,9 +230,7 @@ class Sources:
         """The setting or section that `name` is probably a misspelling of."""
         leaves = [key.rpartition(".")[2] for key in self.settings]
         # A name that two sections have ("every_steps") says nothing without its section.
-        unique = {
-            leaf: key for leaf, key in zip(leaves, self.settings, strict=True) if leaves.count(leaf) == 1
-        }
+        unique = {x: key for x, key in zip(leaves, self.settings, strict=True) if leaves.count(x) == 1}
         sections = () if "." in name else _prefixes(self.settings)
         whole = {key: key for key in (*self.settings, *sections)}
         spellings = {**self.hints, **self.aliases, **unique, **whole}
@@ -282,9 +279,8 @@ class _Loader(yaml.SafeLoader):
         seen: set[str] = set()
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             if key.value in seen:
-                raise yaml.MarkedYAMLError(
-                    problem=f"duplicate key {key.value!r}", problem_mark=key.start_mark
-                )
+                problem = f"duplicate key {key.value!r}"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
             seen.add(key.value)
         return super().construct_mapping(node, deep)
 

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from .distributed import Distributed
     from .gpus import Capability
 
-FP8 = "evaluation in bf16; without compile and on small models it loses time"
 # Triton supports sm 8.0 and later; older cards run its kernels by luck (triton#10918).
 COMPILE_CAPABILITY = (8, 0)
 ONECYCLE_START = 1 / 25  # first learning rate over the peak (Smith & Topin 2018; PyTorch's OneCycleLR)
@@ -260,7 +259,8 @@ def describe(
     decided: state and why of what only the building of the model could tell.
     """
     training, backends, world = settings.training, torch.backends, distributed.world
-    accumulation, optimizer = training.gradient_accumulation_steps, settings.optimizer
+    accumulation = training.gradient_accumulation_steps
+    fused = settings.optimizer.fused and settings.optimizer.name == "adamw"
     pinned = settings.data.pin_memory and distributed.device.type == "cuda"
     matmuls = f"float32 matmul precision is {torch.get_float32_matmul_precision()}"
     samples = f"{settings.data.batch_size} × {accumulation} samples a step"
@@ -268,10 +268,7 @@ def describe(
         "TF32 in matmuls": (_on(backends.cuda.matmul.allow_tf32), matmuls),
         "TF32 in cuDNN": (_on(backends.cudnn.allow_tf32), "follows the precision"),
         "cuDNN benchmark": (_on(backends.cudnn.benchmark), "training.cudnn_benchmark, for convolutions"),
-        "fused optimizer": (
-            _on(optimizer.fused and optimizer.name == "adamw"),
-            "optimizer.fused, AdamW only",
-        ),
+        "fused optimizer": (_on(fused), "optimizer.fused, AdamW only"),
         "recomputation": (_on(training.gradient_checkpointing), "training.gradient_checkpointing"),
         "processes": (str(world), "a device each"),
         "accumulation": (str(accumulation), samples + (" and process" if world > 1 else "")),

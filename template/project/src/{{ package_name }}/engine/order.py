@@ -11,12 +11,11 @@ first, 37 ns of 10⁶ and 43 ns of 10⁷ (one core).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
 RULE = 2  # of what follows from seed and epoch: a run keeps to the one that it began with
-KINDS = ("time", "block", "full", "lanes", "bucket", "random_start")
-BUCKET_BATCHES = 64  # global batches in which samples are sorted by length: random enough, little padding
 TOGETHER = 1 << 16  # positions computed at once: numpy's overhead is small, and the arrays stay in the cache
 
 
@@ -72,36 +71,23 @@ def _hash(half: np.ndarray, key: np.ndarray, bits: int) -> np.ndarray:
 class Order:
     """Batches of sample numbers for one rank; −1 fills up, so that all ranks run equally many full batches.
 
-    kind: `time` as stored; `block` shuffles blocks of `block` samples and inside them (reads stay
-    local); `full` and `random_start` a uniform permutation; `lanes` gives each of the B × world rows
-    its own stretch of time in steps of `stride`, so that a state can be carried from batch to batch;
-    `bucket` groups samples of like length. Evaluation keeps `lanes` and `bucket`, else runs in time order.
+    `data.order`: `time` as stored; `block` shuffles blocks of `data.shuffle_block` samples and inside them
+    (reads stay local); `full` and `random_start` a uniform permutation. Evaluation runs in time order. What
+    lays an epoch out in another way is a subclass, which a workload names in `Samples.orders`.
 
-    fraction: share of the samples that training sees, the same ones in every epoch and run.
+    `data.fraction`: share of the samples that training sees, the same ones in every epoch and run.
     """
 
-    def __init__(
-        self,
-        kind: str,
-        length: int,
-        batch_size: int,
-        *,
-        seed: int,
-        rank: int = 0,
-        world: int = 1,
-        train: bool = True,
-        fraction: float = 1.0,
-        block: int = 8192,
-        stride: int = 1,
-        lengths: np.ndarray | None = None,
-    ):
-        self.kind = kind if train or kind in ("lanes", "bucket") else "time"
-        self.batch_size, self.rank, self.world, self.train = batch_size, rank, world, train
-        self.seed, self.block, self.stride, self.lengths = seed, block, max(stride, 1), lengths
-        self.length = length
-        self.count = max(1, round(length * fraction)) if length and train else length
+    by_width = False  # whether the layout of an epoch depends on how many samples a batch has
+
+    def __init__(self, length: int, settings: Any, rank: int = 0, world: int = 1, train: bool = True):
+        data = settings.data
+        self.kind, self.seed = data.order, settings.reproducibility.seed
+        self.block: int = data.shuffle_block
+        self.batch_size: int = data.batch_size if train else settings.evaluation.batch_size or data.batch_size
+        self.length, self.rank, self.world, self.train = length, rank, world, train
+        self.count: int = max(1, round(length * data.fraction)) if length and train else length
         """How many samples an epoch chooses from."""
-        self._bucketed: tuple[int, np.ndarray] | None = None  # the last epoch, (batches, slots)
 
     @property
     def slots(self) -> int:
@@ -110,15 +96,10 @@ class Order:
 
     def __len__(self) -> int:
         """Batches an epoch, the same for every epoch and rank."""
-        return int(self._turns()[-1]) if self.kind == "lanes" else -(-self.count // self.slots)
+        return -(-self.count // self.slots)
 
     def sample(self, positions: np.ndarray) -> np.ndarray:
-        """int64 sample numbers at positions in `range(count)`, ascending.
-
-        Of a fraction evenly spaced ones, or the newest where neighbours belong together.
-        """
-        if self.kind == "lanes":
-            return positions + (self.length - self.count)
+        """int64 sample numbers at positions in `range(count)`, ascending; of a fraction evenly spaced."""
         return positions if self.count == self.length else positions * self.length // self.count
 
     def first(self) -> np.ndarray:
@@ -138,20 +119,18 @@ class Order:
         """
         rows = np.arange(first, min(last, len(self)))[:, None]
         slots = self.rank * self.batch_size + np.arange(self.batch_size)
-        if self.kind == "lanes":
-            positions, fresh = self._lanes(epoch, rows, slots)
-        elif self.kind == "bucket":
-            positions = self._buckets(epoch)[rows, slots]
-        else:
-            positions = rows * self.slots + slots
-            positions[positions >= self.count] = -1
-            flat = positions.reshape(-1)  # a view
-            for start in range(0, len(flat) if self.kind != "time" else 0, TOGETHER):
-                part = flat[start : start + TOGETHER]
-                part[part >= 0] = self._shuffled(epoch, part[part >= 0])
-        if self.kind != "lanes":
-            fresh = np.ones(positions.shape, bool)
+        positions, fresh = self.positions(epoch, rows, slots)
         return np.where(positions < 0, -1, self.sample(positions)), fresh
+
+    def positions(self, epoch: int, rows: np.ndarray, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(rows, slots) int64 in `range(count)`, −1 where there is none; and (rows, slots) fresh."""
+        positions = rows * self.slots + slots
+        positions[positions >= self.count] = -1
+        flat = positions.reshape(-1)  # a view
+        for start in range(0, len(flat) if self.train and self.kind != "time" else 0, TOGETHER):
+            part = flat[start : start + TOGETHER]
+            part[part >= 0] = self._shuffled(epoch, part[part >= 0])
+        return positions, np.ones(positions.shape, bool)
 
     def _shuffled(self, epoch: int, turns: np.ndarray) -> np.ndarray:
         """(n,) int64 turns in an epoch to positions in `range(count)`."""
@@ -168,60 +147,8 @@ class Order:
             place[chosen] = Permutation(limit, self.seed, epoch, 1)(place[chosen], tweak[chosen])
         return block * size + place
 
-    def _buckets(self, epoch: int) -> np.ndarray:
-        """(batches, slots) int64 positions in `range(count)`, −1 where there is none."""
-        if self._bucketed is not None and self._bucketed[0] == epoch:
-            return self._bucketed[1]
-        if self.lengths is None:
-            raise ValueError("order `bucket` needs Samples.lengths()")
-        lengths, count = self.lengths[self.sample(np.arange(self.count))], self.count
-        if self.train:
-            shuffled = np.random.default_rng([self.seed, epoch]).permutation(count)
-            pool = BUCKET_BATCHES * self.slots
-            pools = [shuffled[start : start + pool] for start in range(0, max(count, 1), pool)]
-            flat = np.concatenate([part[np.argsort(lengths[part], kind="stable")] for part in pools])
-        else:
-            flat = np.argsort(lengths, kind="stable")
-        filled = np.full(len(self) * self.slots, -1, np.int64)
-        filled[:count] = flat
-        numbers = filled.reshape(-1, self.slots)
-        if self.train:
-            numbers = np.random.default_rng([self.seed, epoch, 1]).permutation(numbers)
-        self._bucketed = epoch, numbers
-        return numbers
 
-    def _turns(self) -> np.ndarray:
-        """(turns + 1,) the batches at which turns of lanes begin, and the last one ends.
-
-        Training has one turn, a stretch of time a slot; evaluation `stride` interleaved lanes of all samples.
-        """
-        if self.train:
-            return np.array([0, -(-self._steps // max(self._lane_count, 1))])
-        lanes = range(0, self._lane_count, self.slots)  # the first one of a turn is the longest
-        return np.cumsum([0, *(-(-(self.count - lane) // self.stride) for lane in lanes)])
-
-    @property
-    def _steps(self) -> int:
-        """Samples of all training lanes."""
-        return max(self.count // self.stride, min(self.count, 1))
-
-    @property
-    def _lane_count(self) -> int:
-        return min(self.slots, self._steps) if self.train else min(self.stride, self.count)
-
-    def _lanes(self, epoch: int, rows: np.ndarray, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Positions in `range(count)`, −1 where there is none, and fresh: both (rows, slots)."""
-        turns = self._turns()
-        turn = np.searchsorted(turns, rows, side="right") - 1
-        step, lane = rows - turns[turn], turn * self.slots + slots
-        if self.train:
-            shortest, longer = divmod(self._steps, max(self._lane_count, 1))
-            random, stride = np.random.default_rng([self.seed, epoch]), self.stride
-            offset = int(random.integers(stride)) if self.count >= stride else 0
-            positions = offset + stride * (lane * shortest + np.minimum(lane, longer) + step)
-            present = step < shortest + (lane < longer)
-        else:
-            positions = lane + self.stride * step
-            present = positions < self.count
-        present &= lane < self._lane_count
-        return np.where(present, positions, -1), (step == 0) | ~present
+def order_of(samples: Any, settings: Any, rank: int = 0, world: int = 1, train: bool = True) -> Order:
+    """The order that `data.order` names, the workload's own where it has one of that name."""
+    make: type[Order] = getattr(samples, "orders", {}).get(settings.data.order, Order)
+    return make(len(samples), settings, rank, world, train)

@@ -22,10 +22,8 @@ Cells = tuple[Any, ...]
 Series = list[tuple[int, float]]
 """(step, value) of rows that have a finite number."""
 
-STATES = {  # others are said as they are
-    "stopped": "Stopped early",
-    "running": "Running, or ended without a word (killed, out of memory, power lost)",
-}
+# Others are said as they are.
+STATES = {"stopped": "Stopped early", "running": "Running, or ended without a word (killed, power lost)"}
 
 
 def steady(values: list[float]) -> float:
@@ -33,9 +31,8 @@ def steady(values: list[float]) -> float:
     return median(values[1:] or values)
 
 
-SPEED: dict[
-    str, tuple[str, Callable[[list[float]], float], float, str]
-] = {  # of a row of metrics: its name on the page, what sums it up, factor and unit
+SPEED: dict[str, tuple[str, Callable[[list[float]], float], float, str]] = {
+    # of a row of metrics: its name on the page, what sums it up, factor and unit
     "samples_per_second": ("samples/s, median", steady, 1, ""),
     "tokens_per_second": ("tokens/s, median", steady, 1, ""),
     "step_ms": ("time of a step, median", steady, 1, " ms"),
@@ -108,9 +105,8 @@ def numbers(rows: Iterable[Row], name: str) -> Series:
 def headline(history: list[Row], environment: Row, status: Row) -> str:
     """One sentence: how it ended, where and when."""
     last, state = history[-1] if history else {}, status.get("state", "running")
-    line = f"**{STATES.get(state, state.capitalize())}**" + (
-        f": {status['reason']}" if status.get("reason") else ""
-    )
+    line = f"**{STATES.get(state, state.capitalize())}**"
+    line += f": {status['reason']}" if status.get("reason") else ""
     # A killed run's status is as old as its start.
     line += f", at step {max(status.get('step') or 0, last.get('step', 0)):,}"
     line += f" of epoch {last['epoch']}" if "epoch" in last else ""

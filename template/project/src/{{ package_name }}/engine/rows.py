@@ -5,63 +5,15 @@
 
 from __future__ import annotations
 
-import os
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from .order import Order
 from .seams import Batch, Rows, Samples, Spans
 from .store import Array
 
-SAMPLES_AT_ONCE = 1 << 16
 # CPU torch cannot index unsigned types; these have the same bits.
 SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32}
-
-
-def order_of(samples: Any, settings: Any, rank: int, world: int, train: bool) -> Order:
-    """The order that `data:` asks for; `samples.stride` is the workload's own step between windows."""
-    data = settings.data
-    evaluation = settings.evaluation.batch_size or data.batch_size
-    return Order(
-        data.order,
-        len(samples),
-        data.batch_size if train else evaluation,
-        seed=settings.reproducibility.seed,
-        rank=rank,
-        world=world,
-        train=train,
-        fraction=data.fraction,
-        block=data.shuffle_block,
-        stride=data.stride or getattr(samples, "stride", 1),
-        lengths=samples.lengths() if data.order == "bucket" else None,
-    )
-
-
-Extents = dict[str, tuple[int, int]]
-"""Rows [first, last) by array."""
-
-
-def reach(samples: Samples, order: Order, epoch: int, known: Extents) -> Extents:
-    """The rows that an epoch's samples need, widened by those that are `known`."""
-    found = dict(known)
-    for start in range(0, order.count, SAMPLES_AT_ONCE):
-        indices = order.sample(np.arange(start, min(start + SAMPLES_AT_ONCE, order.count)))
-        for name, (starts, lengths, _) in samples.spans(indices, epoch).items():
-            first, last = found.get(name, (np.iinfo(np.int64).max, 0))
-            first = int(starts.min(initial=first, where=lengths > 0))
-            found[name] = first, int((starts + lengths).max(initial=last, where=lengths > 0))
-    return {name: (min(first, last), last) for name, (first, last) in found.items()}
-
-
-def memory_left(device: torch.device) -> int:
-    """Bytes that the largest step so far has left free on a GPU; on a CPU what the machine has."""
-    if device.type == "cpu":
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    free, _ = torch.cuda.mem_get_info(device)
-    return free + torch.cuda.memory_reserved(device) - torch.cuda.max_memory_allocated(device)
 
 
 def mapped(array: Array) -> Tensor:
@@ -79,7 +31,7 @@ def gather(source: Tensor, spans: Spans, out: Tensor | None = None) -> Tensor:
     """Rows (*starts.shape, W, *row) of `source` (N, *row), zeros behind each length; `out` is reused memory.
 
     Whole windows go through one `index_select` over a strided view of the source, 10-14 times
-    as fast as a copy per window; ragged ones are copied one by one, on a GPU row by row at once.
+    as fast as a copy per window; ragged ones are copied one by one.
     """
     starts, lengths, width = np.ravel(spans.starts), np.ravel(spans.lengths), spans.width
     shape = (*spans.starts.shape, width, *source.shape[1:])
@@ -87,20 +39,11 @@ def gather(source: Tensor, spans: Spans, out: Tensor | None = None) -> Tensor:
     flat = values.view(len(starts), width, *source.shape[1:])
     present = lengths > 0
     if ((lengths == width) | ~present).all() and len(source) >= width > 0:
-        windows = source.as_strided(
-            (len(source) - width + 1, width, *source.shape[1:]), (source.stride(0), *source.stride())
-        )
-        torch.index_select(windows, 0, _on(source, np.where(present, starts, 0)), out=flat)
+        shape = (len(source) - width + 1, width, *source.shape[1:])
+        windows = source.as_strided(shape, (source.stride(0), *source.stride()))
+        torch.index_select(windows, 0, on_device(source, np.where(present, starts, 0)), out=flat)
         if not present.all():
-            flat.index_fill_(0, _on(source, np.flatnonzero(~present)), 0)
-        return values
-    if source.is_cuda and present.any():
-        steps = np.arange(width)
-        inside = steps < lengths[:, None]
-        places = _on(source, np.where(inside, starts[:, None] + steps, 0).ravel())
-        torch.index_select(source, 0, places, out=flat.view(-1, *source.shape[1:]))
-        empty = _on(source, ~inside).view(*inside.shape, *[1] * (source.dim() - 1))
-        flat.masked_fill_(empty, 0)  # indexing by a mask would wait for the GPU
+            flat.index_fill_(0, on_device(source, np.flatnonzero(~present)), 0)
         return values
     for row, start, length in zip(flat, starts.tolist(), lengths.tolist(), strict=True):
         row[:length] = source[start : start + length]
@@ -108,7 +51,7 @@ def gather(source: Tensor, spans: Spans, out: Tensor | None = None) -> Tensor:
     return values
 
 
-def _on(source: Tensor, values: np.ndarray) -> Tensor:
+def on_device(source: Tensor, values: np.ndarray) -> Tensor:
     """The values where `source` is, without a wait for what the GPU has to do before."""
     return torch.from_numpy(values).to(source.device, non_blocking=True)
 
@@ -117,10 +60,7 @@ def deliver(
     samples: Samples, rows: dict[str, Rows], numbers: np.ndarray, fresh: np.ndarray, device: torch.device
 ) -> Batch:
     """The batch on the device. Copies from pinned memory do not wait for the GPU."""
-    moved = {
-        name: Rows(part.values.to(device, non_blocking=True), part.lengths.to(device, non_blocking=True))
-        for name, part in rows.items()
-    }
+    moved = {name: Rows(*(x.to(device, non_blocking=True) for x in part)) for name, part in rows.items()}
     added = {"index": numbers, "present": numbers >= 0, "fresh": fresh}
     tensors = {name: torch.from_numpy(values) for name, values in added.items()}
     return samples.batch(moved) | {name: x.to(device, non_blocking=True) for name, x in tensors.items()}

@@ -13,11 +13,12 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
 
-from .checkpoint import Checkpoint, DiskFull, newest_facts
+from .checkpoint import Checkpoint, DiskFull
 from .config import found
 from .errors import NonFinite, UserError, explain
 from .evaluation import evaluate, timed
@@ -145,7 +146,7 @@ class Run:
         progress.batch = batch
         if batch >= len(self.loader):  # normalised: an epoch's end is the next one's beginning
             progress.epoch, progress.batch = progress.epoch + 1, 0
-            self.recurrent.drop()
+            self.recurrent.state = None
         if self.step_of_phase == 1:
             freeze_garbage()
         return progress.step
@@ -216,40 +217,34 @@ class Run:
             self.monitor.line(f"note: {error}; training goes on, the next checkpoint tries again")
 
 
+@dataclass
 class Session:
     """One call of `train` on one run folder; a context manager.
 
     assemble: settings → Project. limit: stop this call after that step, whatever the run's length.
-    distributed: where there may be several processes; only rank 0 writes and prints. trial: metrics only, no
-    evaluation, checkpoint or report.
+    distributed: the run's processes; only rank 0 writes and prints. trial: metrics only, no evaluation,
+    checkpoint or report.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        settings: Settings,
-        assemble: Callable[[Settings], Project],
-        *,
-        limit: int = 0,
-        resumed: bool = False,
-        distributed: Distributed | None = None,
-        trial: bool = False,
-    ):
-        self.folder, self.settings, self.assemble = folder, settings, assemble
-        self.limit, self.resumed, self.trial = limit, resumed, trial
-        self.distributed, self.main = distributed, distributed is None or distributed.is_main
-        self.progress, self.notes = Progress(), list(settings.notes)
+    folder: Path
+    settings: Settings
+    assemble: Callable[[Settings], Project]
+    distributed: Distributed
+    limit: int = 0
+    resumed: bool = False
+    trial: bool = False
+
+    def __post_init__(self) -> None:
+        self.main, self.progress, self.notes = self.distributed.is_main, Progress(), [*self.settings.notes]
         self.signal = 0  # that this process got
         self.run: Run | None = None  # of the phase
         self.closing = contextlib.ExitStack()  # what the phase has open
-        self._current = settings  # of the phase
+        self._current = self.settings  # of the phase
         self._handlers = {number: signal.getsignal(number) for number in SIGNALS}
 
     def __enter__(self) -> Session:
         self.listen()
-        if self.resumed and self.settings.phases:  # else the checkpoint is read once, when it is restored
-            self.progress.phase = newest_facts(self.folder / "checkpoints", self.distributed).get("phase", 0)
-        elif self.main and not self.resumed:
+        if self.main and not self.resumed:
             write_text(self.folder / "config.resolved.yaml", self.settings.to_yaml())
         return self
 
@@ -284,6 +279,9 @@ class Session:
         only: run this one phase (from 1), from the checkpoint that the one before it left.
         """
         phases = self.settings.phases
+        if self.resumed and phases:  # else the checkpoint is read once, when it is restored
+            found = Checkpoint(self.folder / "checkpoints", self.distributed).peek("last")
+            self.progress.phase = found.get("phase", 0)
         if 0 < only <= self.progress.phase:
             where = f"the run is in phase {self.progress.phase + 1}"
             raise UserError(f"phase {only} is finished", where, "--resume goes on with it")

@@ -10,14 +10,13 @@ Shapes: `B` samples in a batch, `K` spans of one sample in one array, `W` padded
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from torch import Tensor
 
 from .errors import UserError
 
-T = TypeVar("T")
 Batch = dict[str, Tensor]
 """What a model gets: every tensor has the batch as its first axis and lies on the device. It is
 valid until the next `next()` of its loader. `present` (B,) bool is False where the batch is filled up with
@@ -59,15 +58,13 @@ class Samples(Protocol):
 
     def __len__(self) -> int: ...
 
-    def lengths(self) -> np.ndarray | None:
-        """(N,) sizes for the order `bucket`, or None."""
-
     def spans(self, indices: np.ndarray, epoch: int) -> dict[str, Spans]:
         """Rows of each sample by array name; index −1 gives spans of length 0."""
 
     def batch(self, rows: dict[str, Rows]) -> Batch:
         """On the device: split, shift, cast, mask. The loader adds `index`, `present`, `fresh`."""
 
+    # Optional: `orders`, by value of `data.order` a subclass of Order, or what makes one from its arguments.
     # Optional, for `hooks/throughput.py` where a workload counts in tokens: `tokens`, how many targets a mean
     # sample has, and `typical()`, a batch of one such sample.
     # Optional: host(rows, indices, epoch) -> rows runs in the worker or reader thread: real CPU
@@ -75,7 +72,9 @@ class Samples(Protocol):
 
 
 class Loader(Protocol):
-    """`Loader(samples, store, settings, device, rank=0, world=1, train=True)`."""
+    """`Loader(samples, store, settings, order, device)`: the batches of an `order.Order` on the device."""
+
+    stall_seconds: float  # how long `next()` waited so far for the GPU's earlier steps, and not for data
 
     def __len__(self) -> int:
         """Batches an epoch, the same on every rank."""
@@ -86,8 +85,6 @@ class Loader(Protocol):
     def stats(self) -> dict[str, float]: ...
 
     def close(self) -> None: ...
-
-    # Optional: `stall_seconds`, how long `next()` waited so far for the GPU's earlier steps and not for data.
 
 
 class Model(Protocol):

@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -61,10 +61,6 @@ class Array:
     @property
     def row_bytes(self) -> int:
         return int(np.prod(self.shape[1:], dtype=np.int64)) * self.stored.itemsize
-
-    def where(self, row: int, size: int) -> str:
-        """The place of `size` bytes from `row` on, for an error."""
-        return f"{self.path}, {self.name} rows {row} to {row + max(size // self.row_bytes, 1) - 1}"
 
     def rows(self) -> np.ndarray:
         """(N, *row) mapped copy-on-write: read when touched, and a read-only folder will do."""
@@ -163,8 +159,8 @@ def verify(store: Store, again: bool = False, stop: Callable[[], bool] = lambda:
     """Compares files with the manifest's checksums, for a flipped bit loads silently; returns the bytes read.
 
     A file that was compared counts as good while its size, time of change and inode stay the same.
-    again: compares also those. stop: ends it early. Raises `UserError` that names the file and the rows
-    of the first damaged block.
+    again: compares also those. stop: ends it early. Raises `UserError` that names the file and the
+    place of the first damaged block.
     """
     record, total = read_json(store.folder / VERIFIED), 0
     for name, entry in store.files.items():
@@ -179,7 +175,7 @@ def verify(store: Store, again: bool = False, stop: Callable[[], bool] = lambda:
                     return total
                 total += len(block)
                 if [zlib.crc32(block)] != entry["crc32"][number : number + 1]:
-                    where = _rows(store, path, number)
+                    where = f"{path}, block {number + 1} of {BLOCK_BYTES >> 20} MB"
                     raise UserError("the stored data are damaged", where, "copy the file again, or " + AGAIN)
         except OSError as error:
             raise UserError(f"the disk cannot read ({error.strerror})", str(path), "check it") from error
@@ -187,21 +183,6 @@ def verify(store: Store, again: bool = False, stop: Callable[[], bool] = lambda:
         with contextlib.suppress(OSError):  # a folder that cannot be written: then each time
             write_json(store.folder / VERIFIED, record)
     return total
-
-
-def _rows(store: Store, path: Path, block: int) -> str:
-    """What lies in a block of a file: the rows of each array, or the file's own tables."""
-    first, last, found = block * BLOCK_BYTES, (block + 1) * BLOCK_BYTES, []
-    for array in store.arrays.values():
-        if array.path != path:
-            continue
-        if array.offset is None:
-            found.append(f"perhaps {array.name}")
-        else:
-            begin = max((first - array.offset) // array.row_bytes, 0)
-            end = min(-(-(last - array.offset) // array.row_bytes), array.shape[0])
-            found += [f"{array.name} rows {begin} to {end - 1}"] if begin < end else []
-    return f"{path}, {' or '.join(found) or 'its header'}"
 
 
 class StoreWriter:
@@ -222,7 +203,6 @@ class StoreWriter:
         self.source: dict[str, Any] = {}
         self.arrays: dict[str, dict[str, Any]] = {}
         self.files: dict[str, dict[str, Any]] = {}
-        self._growing: dict[str, BinaryIO] = {}
 
     def __enter__(self) -> StoreWriter:
         writable_folder(self.folder, "choose another data.path")
@@ -248,38 +228,20 @@ class StoreWriter:
 
     def append(self, name: str, rows: np.ndarray, dtype: str = "") -> None:
         """Writes rows behind those that the array has. dtype: "bfloat16", whose bits are uint16."""
-        if name not in self._growing:
-            self._growing[name] = open(self._partial / f"{name}.npy", "wb")  # noqa: SIM115 - until the end
-            fields = {"offset": 0, "shape": [0, *rows.shape[1:]], "dtype": dtype or str(rows.dtype)}
-            self.arrays[name] = fields
-            self._header(name, rows.dtype)
-        self.arrays[name]["shape"][0] += len(rows)
-        self._growing[name].write(np.ascontiguousarray(rows).data)
-
-    def _header(self, name: str, dtype: np.dtype) -> None:
-        """Writes what `.npy` begins with, as long for any number of rows."""
-        file, fields = self._growing[name], self.arrays[name]
-        file.seek(0)
-        known = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False}
-        np.lib.format.write_array_header_1_0(file, known | {"shape": tuple(fields["shape"])})
-        fields["offset"] = file.tell()
+        fields = {"offset": 0, "shape": [0, *rows.shape[1:]], "dtype": dtype or str(rows.dtype)}
+        fields = self.arrays.setdefault(name, fields)
+        with open(self._partial / f"{name}.npy", "r+b" if fields["offset"] else "wb") as file:
+            fields["shape"][0] += len(rows)
+            header = {"descr": rows.dtype.str, "fortran_order": False, "shape": tuple(fields["shape"])}
+            np.lib.format.write_array_header_1_0(file, header)  # as long for any number of rows
+            fields["offset"] = file.tell()
+            file.seek(0, os.SEEK_END)
+            file.write(np.ascontiguousarray(rows).data)
 
     def appended(self, name: str) -> np.ndarray:
-        """All rows of an array that is appended to, mapped: none can follow."""
-        file, path = self._growing[name], self._partial / f"{name}.npy"
-        if not file.closed:
-            array = Array(name, path, None, (), self.arrays[name]["dtype"])
-            self._header(name, array.stored)
-            file.close()
-        return np.load(path, mmap_mode="r")
-
-    def refer(self, name: str, array: Array) -> None:
-        """Takes an array as it lies in another file, which is read once for its checksums."""
-        path = str(array.path.resolve())
-        if path not in self.files:
-            self.files[path] = checksums(array.path)
-        entry = {"file": path, "offset": array.offset, "shape": list(array.shape), "dtype": array.dtype}
-        self.arrays[name] = {**entry, "dataset": array.dataset}
+        """The rows of an array so far, mapped."""
+        mode = "r" if self.arrays[name]["shape"][0] else None  # nothing cannot be mapped
+        return np.load(self._partial / f"{name}.npy", mmap_mode=mode)
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         try:
@@ -288,17 +250,12 @@ class StoreWriter:
         except OSError as failure:
             error = failure
         finally:
-            for file in self._growing.values():
-                with contextlib.suppress(OSError):
-                    file.close()
             shutil.rmtree(self._partial, ignore_errors=True)
         if isinstance(error, OSError):  # also from the block's own writes
             what = f"the data could not be written ({error})"
             raise UserError(what, str(self.folder), "free some space") from error
 
     def _commit(self) -> None:
-        for name in self._growing:
-            self.appended(name)
         self.arrays = {name: fields for name, fields in self.arrays.items() if name[0] != "."}
         for name, fields in self.arrays.items():
             if "file" not in fields:

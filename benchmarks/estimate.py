@@ -1,0 +1,91 @@
+"""How near is `estimate` to a step of this machine? Every workload in small, estimated and then measured.
+
+Both sides by their fastest repetition in one process, one after the other in each round: what else runs on
+the machine only adds. A ratio is taken in each round.
+
+    python benchmarks/estimate.py [--rounds 7] [--only tabular llm ...] [--write]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
+
+import torch  # noqa: E402
+from importing import imported  # noqa: E402
+from publish import machine, publish  # noqa: E402
+from rendering import render  # noqa: E402
+from test_tier_b import TINY  # noqa: E402
+
+SECONDS = 0.5  # of steps in a round
+
+
+class OneBatch:
+    """A loader that costs nothing."""
+
+    def __init__(self, batch: dict[str, torch.Tensor]):
+        self.batch = batch
+
+    def __len__(self) -> int:
+        return 1
+
+    def epoch(self, number: int, start_batch: int = 0) -> Iterator[dict[str, torch.Tensor]]:
+        yield dict(self.batch)
+
+
+def measure(workload: str, rounds: int) -> list[tuple[float, float]]:
+    """(estimated, measured) milliseconds of a step, by round; in the working folder. One more warms up."""
+    project = render(workload=workload, extras=["estimate", "profile"])
+    get = lambda name: imported(project, name)  # noqa: E731
+    flags = iter(TINY[workload])
+    overrides = [(name[2:], value) for name, value in zip(flags, flags, strict=True) if "fp8" not in name]
+    settings = get("config").load(overrides=overrides)
+    store = get("assemble").open_store(settings)
+    whole = get("assemble").assemble(settings, get("engine.distributed").Distributed(), store)
+    samples = {name: value.clone() for name, value in next(whole.loader("train", True).epoch(0)).items()}
+    step = get("measure.steps").Steps(whole, OneBatch(samples))
+    build: Any = lambda: get("model").build_model(settings, store.facts)  # noqa: E731
+    counted, estimates = get("measure.costs").count(build, samples, "fp32"), get("measure.estimates")
+    found = []
+    for _ in range(rounds + 1):
+        expected, _ = estimates.this_cpu().step(counted)
+        found.append((1000 * expected, 1000 * estimates.fastest(step, SECONDS)))
+    return found[1:]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--only", nargs="+", choices=list(TINY), default=list(TINY), metavar="WORKLOAD")
+    parser.add_argument("--write", action="store_true", help="into docs/benchmarks/estimate.md")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    how = f"{machine()}, one thread, fp32, {arguments.rounds} rounds, the fastest step of {SECONDS} s in each"
+    rows = []
+    for workload in arguments.only:
+        with tempfile.TemporaryDirectory() as folder:
+            os.chdir(folder)
+            found = measure(workload, arguments.rounds)
+            os.chdir(ROOT)
+        ratios = [expected / measured for expected, measured in found]
+        times = (f"{statistics.median(side):.2f}" for side in zip(*found, strict=True))
+        rows.append(
+            [f"`{workload}`", *times, *(f"{figure(ratios):.2f}" for figure in (statistics.median, min, max))]
+        )
+    columns = ["workload", "ms/step, estimated", "measured", "estimated / measured", "lowest", "highest"]
+    publish("estimate", "estimate", how, {"columns": columns, "rows": rows}, write=arguments.write)
+
+
+if __name__ == "__main__":
+    main()
