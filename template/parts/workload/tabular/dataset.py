@@ -175,7 +175,7 @@ def write(writer: StoreWriter, table: Table, facts: Facts, splits: dict[str, np.
             writer.append("categories", np.stack([new[old] for new, old in columns], 1))
         if table.target is not None:
             target = table.target[rows, 0]
-            if classes is not None:
+            if classes is not None and table.classes:
                 target = classes[target].astype(np.int64) - 1
                 if (lost := np.flatnonzero(target < 0)).size:
                     row = rows[lost[0]]

@@ -147,8 +147,9 @@ def read_table(
 
     codes: dict[str, dict[str, int]] = {name: {} for name, kind in kinds.items() if kind == "category"}
     codes |= {name: {cell: at for at, cell in enumerate(cells, 1)} for name, cells in (known or {}).items()}
-    names, scratch, dtypes, coarse = [], f".{len(writer.arrays)} ", {"categories": "int32"}, set[str]()
-    dtypes["target"] = "int32" if target in codes else "float32"
+    scratch, coarse, names = f".{len(writer.arrays)} ", set[str](), list[str]()
+    found: dict[str, list[np.ndarray]] = {}
+    dtypes = {"categories": "int32", "target": "int32" if target in codes else "float32"}
     gap = "the target is missing", "remove the row"
     for block in source.blocks("reading"):
         if absent := [name for name in kinds if name not in block.table.column_names]:

@@ -113,6 +113,11 @@ class Source:
 
     def _batches(self, path: Path, file: Any, kind: str, wrong: list[Any]) -> Iterator[pa.RecordBatch]:
         """A file as it is read; of a CSV, every cell is a text. wrong: gets its rows of another length."""
+
+        def ragged(row: Any) -> str:
+            wrong.append(row)
+            return "error"
+
         if kind == "parquet":
             yield from parquet.ParquetFile(file).iter_batches(BLOCK_ROWS, use_threads=False)
         elif kind == "arrow":
@@ -121,7 +126,7 @@ class Source:
         else:
             read = csv.ReadOptions(use_threads=False, encoding=self.encoding)
             parse = csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True)
-            parse.invalid_row_handler = lambda row: wrong.append(row) or "error"
+            parse.invalid_row_handler = ragged
             convert = csv.ConvertOptions(null_values=self.missing, strings_can_be_null=True)
             for opened in (pa.OSFile(str(path)), file):  # for the names; then with their types
                 opened = pa.CompressedInputStream(opened, "gzip") if kind == "gzip" else opened

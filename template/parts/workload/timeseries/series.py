@@ -47,33 +47,23 @@ def resample(writer: StoreWriter, name: str, series: Series, step: int, how: dic
     if step == series.step:
         return series
     rules = [how.get(column) or BY_NAME.get(column.lower(), "last") for column in series.names]
-    open_bar, held = None, np.empty((0, len(rules)), np.float32)
-    known = series.times[-1] + series.step
-    for times, values in series.blocks():
+    known, done = series.times[-1] + series.step, 0
+    left = np.empty(0, np.int64), np.empty((0, len(rules)), np.float32)  # rows of the bar that may go on
+    for part in series.blocks():
+        done += len(part[0])
+        times, values = (np.concatenate(both) for both in zip(left, part, strict=True))
         bars, begins = np.unique(times // step, return_index=True)
-        columns = []
+        ends, columns = np.append(begins[1:], len(times)) - 1, []
         for rule, column in zip(rules, values.T, strict=True):
-            reduce = REDUCE.get(rule)
-            at = begins if rule == "first" else np.append(begins[1:], len(times)) - 1
+            reduce, at = REDUCE.get(rule), begins if rule == "first" else ends
             columns.append(reduce.reduceat(column, begins) if reduce else column[at])
-        found = np.stack(columns, 1)
-        if open_bar == bars[0]:  # it goes on in this block
-            for place, rule in enumerate(rules):
-                old, new = held[0, place], found[0, place]
-                found[0, place] = (
-                    REDUCE[rule](old, new) if rule in REDUCE else old if rule == "first" else new
-                )
-        elif open_bar is not None:
-            bars, found = np.append(open_bar, bars), np.concatenate([held, found])
         whole = bars * step + step <= known
-        whole[-1] = False  # it may go on in the next block
+        whole[-1] &= done == len(series)
         writer.append(f".{name} times", bars[whole] * step)
-        writer.append(f".{name} values", found[whole])
-        open_bar, held = bars[-1], found[-1:]
-    whole = slice(0, int(open_bar * step + step <= known))
-    writer.append(f".{name} times", np.array([open_bar])[whole] * step)
-    writer.append(f".{name} values", held[whole])
-    return Series(series.names, *(writer.appended(f".{name} {part}") for part in ("times", "values")), step)
+        writer.append(f".{name} values", np.stack(columns, 1)[whole])
+        left = times[begins[-1] :], values[begins[-1] :]
+    times, values = (writer.appended(f".{name} {part}") for part in ("times", "values"))
+    return Series(series.names, times, values, step)
 
 
 def read_series(

@@ -228,8 +228,8 @@ class StoreWriter:
 
     def append(self, name: str, rows: np.ndarray, dtype: str = "") -> None:
         """Writes rows behind those that the array has. dtype: "bfloat16", whose bits are uint16."""
-        fields = {"offset": 0, "shape": [0, *rows.shape[1:]], "dtype": dtype or str(rows.dtype)}
-        fields = self.arrays.setdefault(name, fields)
+        new: dict[str, Any] = {"offset": 0, "shape": [0, *rows.shape[1:]], "dtype": dtype or str(rows.dtype)}
+        fields = self.arrays.setdefault(name, new)
         with open(self._partial / f"{name}.npy", "r+b" if fields["offset"] else "wb") as file:
             fields["shape"][0] += len(rows)
             header = {"descr": rows.dtype.str, "fortran_order": False, "shape": tuple(fields["shape"])}
@@ -240,8 +240,8 @@ class StoreWriter:
 
     def appended(self, name: str) -> np.ndarray:
         """The rows of an array so far, mapped."""
-        mode = "r" if self.arrays[name]["shape"][0] else None  # nothing cannot be mapped
-        return np.load(self._partial / f"{name}.npy", mmap_mode=mode)
+        fields = self.arrays[name]
+        return Array(name, self._partial / f"{name}.npy", **fields | {"shape": tuple(fields["shape"])}).rows()
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         try:
