@@ -48,7 +48,10 @@ def resample(writer: StoreWriter, name: str, series: Series, step: int, how: dic
         return series
     rules = [how.get(column) or BY_NAME.get(column.lower(), "last") for column in series.names]
     known, done = series.times[-1] + series.step, 0
-    left = np.empty(0, np.int64), np.empty((0, len(rules)), np.float32)  # rows of the bar that may go on
+    left: tuple[np.ndarray, ...] = (
+        np.empty(0, np.int64),
+        np.empty((0, len(rules)), np.float32),
+    )  # rows of the bar that may go on
     for part in series.blocks():
         done += len(part[0])
         times, values = (np.concatenate(both) for both in zip(left, part, strict=True))
