@@ -285,7 +285,7 @@ def test_a_flipped_bit_is_found_and_named_with_its_rows(tmp_path: Path) -> None:
     flip(path, opened.arrays["features"].offset + 100)
     error = module("engine.errors").UserError
     with pytest.raises(
-        error, match=r"damaged: .*windows\.h5, features rows 0 to 399 or targets rows 0 to 399: copy"
+        error, match=r"damaged: .*windows\.h5, block 1 of 32 MB: copy"
     ):
         verify(opened)
     one_error(
