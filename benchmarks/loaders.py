@@ -132,6 +132,7 @@ def ours(path: Path, loader: str, order: str) -> Any:
     sys.path.insert(0, str(folder / "src"))
     from my_training.engine.hdf5 import hdf5_arrays
     from my_training.engine.loader import Loader
+    from my_training.engine.order import order_of
     from my_training.engine.seams import Spans
 
     data = SimpleNamespace(
@@ -143,7 +144,8 @@ def ours(path: Path, loader: str, order: str) -> Any:
         data=data, evaluation=SimpleNamespace(batch_size=0), reproducibility=SimpleNamespace(seed=0)
     )
     store = SimpleNamespace(arrays=hdf5_arrays(path, "features", "targets"))
-    return Loader(Windows(Spans, ROWS), store, settings, torch.device("cpu"))
+    samples = Windows(Spans, ROWS)
+    return Loader(samples, store, settings, order_of(samples, settings), torch.device("cpu"))
 
 
 def template(path: Path, loader: str, order: str) -> Callable[[int], Iterator[Any]]:

@@ -87,7 +87,8 @@ def settings(**changes: object):
 def batches(opened, split: str = "test", size: int = 4, **changes: object) -> list[dict[str, Tensor]]:
     chosen = settings(data__batch_size=size, **changes)
     samples = module("dataset").Samples(opened, chosen, split)
-    loader = module("engine.loader").Loader(samples, opened, chosen, torch.device("cpu"), train=False)
+    order = module("engine.order").order_of(samples, chosen, train=False)
+    loader = module("engine.loader").Loader(samples, opened, chosen, order, torch.device("cpu"))
     return list(loader.epoch(0))
 
 

@@ -128,7 +128,7 @@ def test_a_healthy_machine_exits_with_0(project):
     assert [check["name"] for check in found["checks"]] == CHECKS
     assert not any("\n" in check["line"] for check in found["checks"])
     lines = {check["name"]: check["line"] for check in found["checks"]}
-    assert re.search(r"[1-9][\d,]* samples/s = [\d,]+ MB/s from .+", lines["data"]), lines["data"]
+    assert re.search(r"[1-9][\d,]+ training samples, [\d,.]+ MB in .+", lines["data"]), lines["data"]
 
 
 def test_lines_say_the_same_as_json(project):

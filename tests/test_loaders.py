@@ -149,7 +149,8 @@ def make(
     store = imported(project, "engine.store").Store.open(folder)
     spans = imported(project, "engine.seams").Spans
     samples = fake(spans, train and given.data.order == "random_start")
-    return imported(project, part).Loader(samples, store, given, CPU, rank, world, train)
+    order = imported(project, "engine.order").order_of(samples, given, rank, world, train)
+    return imported(project, part).Loader(samples, store, given, order, CPU)
 
 
 def delivered(loader: Any, epochs: tuple[int, ...] = (0, 1), start: int = 0) -> list[dict[str, torch.Tensor]]:

@@ -105,9 +105,9 @@ def batches(
     opened, chosen = store(folder), settings(*SMALL, *flags)
     samples = module("dataset").Samples(opened, chosen, split)
     samples.training = train
-    made = imported(project(loader=loader), "engine.loader").Loader(
-        samples, opened, chosen, torch.device("cpu"), train=train
-    )
+    part = project(loader=loader)
+    order = imported(part, "engine.order").order_of(samples, chosen, train=train)
+    made = imported(part, "engine.loader").Loader(samples, opened, chosen, order, torch.device("cpu"))
     found = [{name: value.clone() for name, value in batch.items()} for batch in made.epoch(0)]
     made.close()
     return found
@@ -566,9 +566,10 @@ def test_each_metric_has_its_own_denominator(prepared: Path) -> None:
             for rank in range(world):
                 chosen = settings(*SMALL, *flags)
                 samples = module("dataset").Samples(store(prepared), chosen, "test")
-                loader = imported(project(loader="memmap"), "engine.loader").Loader(
-                    samples, store(prepared), chosen, torch.device("cpu"), rank, world, train=False
-                )
+                part = project(loader="memmap")
+                order = imported(part, "engine.order").order_of(samples, chosen, rank, world, train=False)
+                make = imported(part, "engine.loader").Loader
+                loader = make(samples, store(prepared), chosen, order, torch.device("cpu"))
                 found = evaluation.evaluate(model, loader, precision, both)
             assert found == pytest.approx(expected, rel=1e-5), flags
 

@@ -83,7 +83,8 @@ def windows(folder: Path, split: str) -> list[dict[str, torch.Tensor]]:
     )
     opened = store(folder)
     samples = module("dataset").Samples(opened, given, split)
-    loader = module("engine.loader").Loader(samples, opened, given, torch.device("cpu"), train=False)
+    order = module("engine.order").order_of(samples, given, train=False)
+    loader = module("engine.loader").Loader(samples, opened, given, order, torch.device("cpu"))
     found = [{name: value.clone() for name, value in batch.items()} for batch in loader.epoch(0)]
     loader.close()
     return found

@@ -42,12 +42,12 @@ def raised(files: int, lines: int, engine: int, dependencies: int) -> Size:
     return Size(files, lines + sum(FEATURES.values()), engine, dependencies)
 
 
-# Limits are where the code stands: they go down with it, and up by `FEATURES` alone.
-DEFAULT = Budget(raised(48, 4020, 24, 7), raised(44, 3700, 20, 7))
-TABULAR = Budget(raised(47, 3930, 24, 7), raised(42, 3400, 20, 7))
+# Limits go down with the code, and up by `FEATURES` alone.
+DEFAULT = Budget(raised(48, 3950, 24, 7), raised(44, 3700, 20, 7))
+TABULAR = Budget(raised(46, 3700, 24, 7), raised(42, 3400, 20, 7))
 # Everything on. More dependencies come with a framework, a tracker, a tokenizer.
 ANY = raised(74, 6900, 26, 14)  # of other answers
-LARGEST = Budget(raised(74, 6360, 28, 14), raised(74, 5800, 26, 14))
+LARGEST = Budget(raised(74, 6300, 28, 14), raised(74, 5800, 26, 14))
 
 
 @functools.cache

@@ -86,7 +86,8 @@ def make(
     )
     store = module("engine.store", loader).Store.open(folder)
     samples = Samples(module("engine.seams", loader).Spans)
-    return module("engine.loader", loader).Loader(samples, store, settings, torch.device(device))
+    order = module("engine.order", loader).order_of(samples, settings)
+    return module("engine.loader", loader).Loader(samples, store, settings, order, torch.device(device))
 
 
 @pytest.mark.parametrize("order", ["time", "block", "full", "lanes", "bucket"])

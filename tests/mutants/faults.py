@@ -102,7 +102,7 @@ STEP = (
     Fault(
         "a state is carried across epochs",
         "engine/run.py",
-        "self.recurrent.drop()",
+        "self.recurrent.state = None",
         "pass",
         SESSION + "test_a_state_is_dropped_at_an_epochs_end_and_survives_a_stop[pytorch]",
     ),
@@ -355,7 +355,7 @@ ORDERS = (
     Fault(
         "an absent window is read",
         "engine/rows.py",
-        "flat.index_fill_(0, _on(source, np.flatnonzero(~present)), 0)",
+        "flat.index_fill_(0, on_device(source, np.flatnonzero(~present)), 0)",
         "pass",
         LOADER + "test_batches_hold_the_rows_of_their_samples[train-rows-time-memmap]",
     ),
@@ -529,7 +529,7 @@ RUNS = (
     Fault(
         "waiting for the GPU counts as waiting for data",
         "engine/monitor.py",
-        "time.perf_counter() - stall_seconds(self.loader) - start",
+        "time.perf_counter() - self.loader.stall_seconds - start",
         "time.perf_counter() - start",
         "test_loaders.py::test_waiting_for_the_gpu_is_no_wait_for_data",
     ),

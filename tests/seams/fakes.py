@@ -75,6 +75,12 @@ def settings(seed: int = 3, evaluation_batch_size: int = 0, **data: Any) -> Simp
     )
 
 
+def make_loader(loader: str, samples: Any, store: Any, given: Any, *place: int, train: bool = True) -> Any:
+    """The loader's part over samples; place: rank and world."""
+    order = engine("order", loader=loader).order_of(samples, given, *place, train=train)
+    return engine("loader", loader=loader).Loader(samples, store, given, order, CPU)
+
+
 class Samples:
     """Samples whose spans stand in tables: starts and lengths, (N,) or (N, K), for each array.
 

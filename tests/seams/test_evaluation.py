@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fakes import COUNT, CPU, LOADERS, OneOf, Summing, engine, settings, shapes, write_store
+from fakes import COUNT, CPU, LOADERS, OneOf, Summing, engine, make_loader, settings, shapes, write_store
 from torch import Tensor, nn
 
 
@@ -129,9 +129,8 @@ def test_carried_states_meet_their_own_lanes(loader: str, tmp_path: Any) -> None
     """Running sums over lanes, against sums over every `stride`-th sample."""
     samples = shapes()["rows"]
     samples.batch = lambda rows: {"x": rows["one"].values[:, 0].float()}
-    part = engine("loader", loader=loader).Loader
     store = write_store(tmp_path / "data", loader)
-    made = part(samples, store, settings(batch_size=3, order="lanes"), CPU, train=False)
+    made = make_loader(loader, samples, store, settings(batch_size=3, order="lanes"), train=False)
     found = evaluate(Summing(), made)
     x = store.arrays["one"].rows()[:COUNT].astype(np.float64)
     running = np.concatenate([np.cumsum(x[lane :: samples.stride]) for lane in range(samples.stride)])

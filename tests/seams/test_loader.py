@@ -14,7 +14,6 @@ import pytest
 import torch
 from fakes import (
     ARRAYS,
-    CPU,
     DTYPES,
     LOADERS,
     ORDERS,
@@ -24,6 +23,7 @@ from fakes import (
     engine,
     epoch_of,
     frozen,
+    make_loader,
     settings,
     shapes,
     write_store,
@@ -72,8 +72,9 @@ def make(opened):
         train: bool = True,
         **chosen: Any,
     ) -> Any:
-        part = engine("loader", loader=name).Loader
-        made.append(part(samples, opened(name, dtype), settings(**chosen), CPU, rank, world, train))
+        made.append(
+            make_loader(name, samples, opened(name, dtype), settings(**chosen), rank, world, train=train)
+        )
         return made[-1]
 
     yield loader
@@ -300,8 +301,7 @@ def test_a_read_only_folder_is_read_and_stays_as_it_was(loader: str, workers: in
         path.chmod(0o444)
     folder.chmod(0o555)
     before = {path: hashlib.sha256(path.read_bytes()).digest() for path in folder.rglob("*")}
-    part = engine("loader", loader=loader).Loader
-    made = part(shapes()["windows"], store, settings(num_workers=workers), CPU)
+    made = make_loader(loader, shapes()["windows"], store, settings(num_workers=workers))
     assert len(epoch_of(made)) == len(made)
     made.close()
     assert {path: hashlib.sha256(path.read_bytes()).digest() for path in folder.rglob("*")} == before

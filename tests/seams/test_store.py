@@ -126,7 +126,7 @@ def test_a_flipped_bit_is_found_at_opening_where_the_data_are_small(
     with monkeypatch.context() as patch:
         patch.setattr(module, "SMALL_BYTES", 0)
         module.Store.open(tmp_path)
-    with pytest.raises(engine("errors").UserError, match=r"damaged: .*x rows 0 to 3: copy"):
+    with pytest.raises(engine("errors").UserError, match=r"damaged: .*store-x-.*, block 1 of 32 MB: copy"):
         module.Store.open(tmp_path)
     with pytest.raises(engine("errors").UserError, match="damaged"):
         module.verify(store, again=True)
@@ -180,4 +180,4 @@ def test_the_guard_ends_a_run_on_damaged_data(tmp_path: Path) -> None:
     assert not failed
     project.distributed.is_main = True
     watch()
-    assert "x rows 0 to 3" in str(failed[0])
+    assert "store-x-" in str(failed[0])

@@ -221,8 +221,9 @@ def test_every_order_of_the_workload_runs_and_equals_a_direct_reading(workload: 
     kinds = get_args(imported(project, "settings").Data.model_fields["order"].annotation)
     for kind in kinds:
         chosen = settings(workload, data__order=kind, data__batch_size=16, data__fraction=0.02)
-        part = imported(project, "engine.loader").Loader
-        made = part(samples(workload), store(workload), chosen, CPU)
+        taken = samples(workload)
+        order = imported(project, "engine.order").order_of(taken, chosen)
+        made = imported(project, "engine.loader").Loader(taken, store(workload), chosen, order, CPU)
         batch = next(made.epoch(0))
         wanted = read(workload, batch["index"].tolist(), "train")
         assert batch.keys() == wanted.keys()

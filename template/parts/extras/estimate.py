@@ -54,6 +54,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
     from ..assemble import open_store
     from ..dataset import Samples
     from ..engine.loader import Loader
+    from ..engine.order import order_of
     from ..measure.costs import count
     from ..measure.estimates import estimates
     from ..model import build_model
@@ -61,7 +62,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
     training, store = settings.training, open_store(settings)
     samples: Any = Samples(store, settings, "train")
     samples.training = True
-    loader: Any = Loader(samples, store, settings, torch.device("cpu"))
+    loader: Any = Loader(samples, store, settings, order_of(samples, settings), torch.device("cpu"))
     batches = loader.epoch(0)
     batch = next(batches)
     batches.close()

@@ -66,7 +66,8 @@ def estimates(
         gpu = table().get(key)
         try:
             rocm = gpu is not None and gpu.wheel.startswith("rocm")
-            resolved, _ = resolve_precision(precision, gpu.capability if gpu else None, rocm)
+            major, minor = map(int, gpu.sm.split(".")) if gpu else (0, 0)
+            resolved, _ = resolve_precision(precision, (major, minor) if gpu else None, rocm)
         except UserError as error:
             rows.append({"card": key, "fits": False, "why": str(error)})
             continue

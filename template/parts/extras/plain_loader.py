@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
 
-from ..engine.rows import deliver, gather, mapped, order_of, stored_dtype
+from ..engine.order import Order
+from ..engine.rows import deliver, gather, mapped, stored_dtype
 from ..engine.seams import Batch, Rows
 from ..engine.store import Store
 
@@ -44,11 +45,11 @@ class Loader:
     """See `seams.Loader`."""
 
     WITHOUT_EFFECT = ("chunk_size_gb", "resident")
+    stall_seconds = 0.0
 
-    def __init__(self, samples: Any, store: Store, settings: Any, device: Any, rank=0, world=1, train=True):
+    def __init__(self, samples: Any, store: Store, settings: Any, order: Order, device: torch.device):
         data = settings.data
-        self.samples, self.device = samples, device
-        self.order = order_of(samples, settings, rank, world, train)
+        self.samples, self.order, self.device = samples, order, device
         self.workers = 0 if data.num_workers == "auto" else data.num_workers
         self.prefetch = data.prefetch_factor if self.workers else None
         self.pin = data.pin_memory and device.type == "cuda"

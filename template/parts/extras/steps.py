@@ -13,7 +13,6 @@ from torch import Tensor
 
 from ..assemble import Project, assemble, open_store
 from ..engine.distributed import Distributed
-from ..engine.monitor import stall_seconds
 from ..engine.optimization import prepare_process
 from ..engine.progress import RecurrentState
 from ..engine.seams import Batch
@@ -41,7 +40,7 @@ class Steps:
         first.close()
         accumulation = self.project.settings.training.gradient_accumulation_steps
         for epoch in count():
-            self.state.drop()
+            self.state.state = None
             for number, batch in enumerate(self.loader.epoch(epoch), start=1):
                 yield batch, number % accumulation == 0 or number == len(self.loader)
 
@@ -49,9 +48,9 @@ class Steps:
         """One step. Returns its loss per target: (), on the device."""
         precision, losses, weights, closes = self.project.precision, [], [], False
         while not closes:
-            asked = time.perf_counter() - stall_seconds(self.loader)
+            asked = time.perf_counter() - self.loader.stall_seconds
             batch, closes = next(self._batches)
-            self.waited += time.perf_counter() - stall_seconds(self.loader) - asked
+            self.waited += time.perf_counter() - self.loader.stall_seconds - asked
             self.state.attach(batch)
             with precision.autocast():
                 output = self.project.wrapped(batch)

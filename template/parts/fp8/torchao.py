@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional
 
+WHEN = "evaluation in bf16; without compile and on small models it loses time"
 MULTIPLE = 16  # of both sizes of a matrix, as the hardware wants it
 LEAST = 128  # smaller matrices lose more by scaling than they gain
 

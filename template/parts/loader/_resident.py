@@ -6,9 +6,11 @@ import os
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from . import rows
 from .order import Order
-from .seams import Samples
+from .seams import Samples, Spans
 
 SAMPLES_AT_ONCE = 1 << 16
 
@@ -34,3 +36,18 @@ def memory_left(device: torch.device) -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     free, _ = torch.cuda.mem_get_info(device)
     return free + torch.cuda.memory_reserved(device) - torch.cuda.max_memory_allocated(device)
+
+
+def gather(source: Tensor, spans: Spans, out: Tensor | None = None) -> Tensor:
+    """`rows.gather`; ragged spans on a GPU row by row at once, without waiting for it."""
+    lengths, width = np.ravel(spans.lengths), spans.width
+    if not source.is_cuda or ((lengths == width) | (lengths == 0)).all():
+        return rows.gather(source, spans, out)
+    steps = np.arange(width)
+    inside = steps < lengths[:, None]
+    places = np.where(inside, np.ravel(spans.starts)[:, None] + steps, 0).ravel()
+    shape = (*spans.starts.shape, width, *source.shape[1:])
+    values = source.new_empty(shape) if out is None else out
+    torch.index_select(source, 0, rows.on_device(source, places), out=values.view(-1, *source.shape[1:]))
+    outside = rows.on_device(source, ~inside).view(*shape[: spans.starts.ndim + 1], *[1] * (source.dim() - 1))
+    return values.masked_fill_(outside, 0)  # indexing by a mask would wait for the GPU

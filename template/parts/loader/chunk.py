@@ -21,7 +21,7 @@ from .chunks import Chunks
 from .config import LoaderSettings
 from .hdf5 import hdf5_arrays
 from .order import Order
-from .rows import deliver, order_of
+from .rows import deliver
 from .seams import Batch, Spans
 from .store import Store
 
@@ -30,25 +30,16 @@ class Loader:
     """See `seams.Loader`."""
 
     WITHOUT_EFFECT = ("num_workers", "prefetch_factor", "persistent_workers")
+    stall_seconds = 0.0
 
-    def __init__(
-        self,
-        samples: Any,
-        store: Store,
-        settings: Any,
-        device: torch.device,
-        rank: int = 0,
-        world: int = 1,
-        train: bool = True,
-    ):
+    def __init__(self, samples: Any, store: Store, settings: Any, order: Order, device: torch.device):
         data = settings.data
-        self.samples, self.device = samples, device
-        self.order = order_of(samples, settings, rank, world, train)
+        self.samples, self.order, self.device = samples, order, device
         self._host = getattr(samples, "host", None)  # real work on the CPU needs the rows there
         holder = torch.device("cpu") if self._host else device
         size = None if data.chunk_size_gb == "auto" else int(data.chunk_size_gb * 1e9)
         arrays, pin = store.arrays, data.pin_memory
-        self._chunks = Chunks(samples, arrays, self.order, holder, size, pin, train, data.resident)
+        self._chunks = Chunks(samples, arrays, order, holder, size, pin, order.train, data.resident)
         self._batches = 0
 
     def __len__(self) -> int:
@@ -109,7 +100,9 @@ class ChunkDataLoader:
         arrays = hdf5_arrays(hdf5_path, *datasets)
         self.rows, self.datasets = arrays[datasets[0]].shape[0], datasets
         self.batch_size, self.drop_last = batch_size, drop_last
-        data = LoaderSettings(order="full" if shuffle else "time", batch_size=batch_size)
+        data = LoaderSettings.model_validate(
+            {"order": "full" if shuffle else "time", "batch_size": batch_size}
+        )
         self.order = Order(self.rows, SimpleNamespace(data=data, reproducibility=SimpleNamespace(seed=seed)))
         self._epoch, self._batch = 0, 0
         size = None if chunk_size_gb == "auto" else int(float(chunk_size_gb) * 1e9)

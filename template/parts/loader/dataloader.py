@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from .errors import UserError
-from .rows import deliver, gather, mapped, order_of, stored_dtype
+from .order import Order
+from .rows import deliver, gather, mapped, stored_dtype
 from .seams import Batch, Rows, Spans
 from .store import Store
 
@@ -68,20 +69,11 @@ class Loader:
     """See `seams.Loader`."""
 
     WITHOUT_EFFECT = ("chunk_size_gb", "resident")
+    stall_seconds = 0.0
 
-    def __init__(
-        self,
-        samples: Any,
-        store: Store,
-        settings: Any,
-        device: torch.device,
-        rank: int = 0,
-        world: int = 1,
-        train: bool = True,
-    ):
+    def __init__(self, samples: Any, store: Store, settings: Any, order: Order, device: torch.device):
         data = settings.data
-        self.samples, self.device = samples, device
-        self.order = order_of(samples, settings, rank, world, train)
+        self.samples, self.order, self.device = samples, order, device
         self.workers = self._automatic_workers(store) if data.num_workers == "auto" else data.num_workers
         self._epoch, self._start, self._batches = 0, 0, 0
         self._loader: DataLoader[Any] = DataLoader(
@@ -89,7 +81,7 @@ class Loader:
             batch_size=None,
             sampler=self,  # iterated anew in the main process for each epoch
             num_workers=self.workers,
-            collate_fn=_as_it_is,
+            collate_fn=tuple,
             pin_memory=data.pin_memory and device.type == "cuda",
             prefetch_factor=data.prefetch_factor if self.workers else None,
             persistent_workers=data.persistent_workers and self.workers > 0,
@@ -101,10 +93,8 @@ class Loader:
     def _automatic_workers(self, store: Store) -> int:
         """Half of the cores, at most 8; none where a batch is small and needs no work on the CPU."""
         spans = self.samples.spans(self.order.first(), 0)
-        size = sum(
-            part.starts.size * part.width * store.arrays[name].row_bytes for name, part in spans.items()
-        )
-        if getattr(self.samples, "host", None) is None and size < SMALL_BATCH_BYTES:
+        sizes = [x.starts.size * x.width * store.arrays[name].row_bytes for name, x in spans.items()]
+        if getattr(self.samples, "host", None) is None and sum(sizes) < SMALL_BATCH_BYTES:
             return 0
         processes = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)  # of this run on this host
         return min(8, max((os.cpu_count() or 2) // 2 // processes, 1))
@@ -145,7 +135,3 @@ def _shared(source: Tensor, spans: Spans) -> Tensor | None:
     size = shape.numel() * source.element_size()
     storage = torch.UntypedStorage._new_shared(size)  # type: ignore[no-untyped-call]
     return source.new_empty(0).set_(storage).view(shape)
-
-
-def _as_it_is(rows: Any) -> Any:
-    return rows

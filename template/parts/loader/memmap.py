@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from .errors import UserError
-from .resident import Extents, memory_left, reach
-from .rows import deliver, gather, mapped, order_of, stored_dtype
+from .order import Order
+from .resident import Extents, gather, memory_left, reach
+from .rows import deliver, mapped, stored_dtype
 from .seams import Batch, Rows, Spans
 from .store import Store
 
@@ -30,26 +31,16 @@ class Loader:
 
     WITHOUT_EFFECT = ("num_workers", "prefetch_factor", "persistent_workers", "chunk_size_gb")
 
-    def __init__(
-        self,
-        samples: Any,
-        store: Store,
-        settings: Any,
-        device: torch.device,
-        rank: int = 0,
-        world: int = 1,
-        train: bool = True,
-    ):
-        self.samples, self.store, self.device = samples, store, device
-        self.order = order_of(samples, settings, rank, world, train)
+    def __init__(self, samples: Any, store: Store, settings: Any, order: Order, device: torch.device):
+        self.samples, self.store, self.order, self.device = samples, store, order, device
         self.pin = settings.data.pin_memory and device.type == "cuda"
         self._host = getattr(samples, "host", None)
         self._wanted = settings.data.resident
-        if self._wanted is True and self._host and train and rank == 0:
+        if self._wanted is True and self._host and order.train and order.rank == 0:
             print("note: data.resident has no effect: the samples need work on the CPU")
         if self._host or (self._wanted == "auto" and device.type == "cpu"):  # the page cache holds them there
             self._wanted = False
-        self._tried = not train or self._wanted is True
+        self._tried = not order.train or self._wanted is True
         self._sources: dict[str, tuple[int, Tensor]] = {}  # by array: number of the first row, rows
         self._extents: Extents = {}  # of the resident rows
         self._resident, self._room = False, 0.0

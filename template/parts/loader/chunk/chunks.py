@@ -19,8 +19,8 @@ from torch import Tensor
 from .errors import UserError
 from .order import Order
 from .reader import Block, Filtered, Layout, Plain, Reader, cut, host_memory, lay_out, open_source
-from .resident import Extents, memory_left, reach
-from .rows import SIGNED, gather, stored_dtype
+from .resident import Extents, gather, memory_left, reach
+from .rows import SIGNED, stored_dtype
 from .seams import Rows, Spans
 from .store import Array
 

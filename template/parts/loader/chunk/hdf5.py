@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from .errors import UserError
-from .store import Array
+from .files import checksums
+from .store import Array, StoreWriter
 
 DTYPES = ("float16", "float32", "float64", "uint8", "int8", "int16", "int32", "int64", "uint16")
 LOCKED = (11, 35)  # EAGAIN on Linux and macOS
@@ -26,6 +27,21 @@ class Hdf5Array(Array):
             return super().read(first, last)
         with opened(self.path) as file:
             return file[self.dataset].astype(self.dtype)[first:last]
+
+
+def place_in(array: Array, row: int, size: int = 0) -> str:
+    """Of `size` bytes from `row` on, for an error."""
+    return f"{array.path}, {array.name} rows {row} to {row + max(size // array.row_bytes, 1) - 1}"
+
+
+def refer(writer: StoreWriter, **arrays: Array) -> None:
+    """Takes arrays into a store as they lie in their file, which is read once for its checksums."""
+    for name, array in arrays.items():
+        path = str(array.path.resolve())
+        if path not in writer.files:
+            writer.files[path] = checksums(array.path)
+        entry = {"file": path, "offset": array.offset, "shape": list(array.shape), "dtype": array.dtype}
+        writer.arrays[name] = {**entry, "dataset": array.dataset}
 
 
 @contextmanager

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from .errors import UserError
-from .hdf5 import chunk_table
+from .hdf5 import chunk_table, place_in
 from .seams import Spans
 from .store import Array
 
@@ -125,11 +125,11 @@ class Plain:
         try:
             while (count := os.preadv(self._file, [missing], position)) != len(missing):
                 if not count:
-                    where = self.array.where(row, len(into))
+                    where = place_in(self.array, row, len(into))
                     raise UserError("the file ends too early", where, CHANGED)
                 missing, position = missing[count:], position + count
         except OSError as error:
-            where = self.array.where(row, len(into))
+            where = place_in(self.array, row, len(into))
             raise UserError(f"the disk cannot read ({error.strerror})", where, "check it") from error
 
     def close(self) -> None:
@@ -177,7 +177,7 @@ class Filtered:
                 self._dataset.read_direct(rows, np.s_[row : row + len(rows)])
         except (OSError, TypeError, ValueError) as error:
             remedy = "damaged data, or a filter that is not installed: `pip install hdf5plugin`"
-            raise UserError(f"HDF5 cannot read ({error})", array.where(row, len(into)), remedy) from error
+            raise UserError(f"HDF5 cannot read ({error})", place_in(array, row, len(into)), remedy) from error
 
     def close(self) -> None:
         self._file.close()

@@ -14,7 +14,7 @@ import torch
 from tqdm import tqdm
 
 from .engine.errors import UserError
-from .engine.hdf5 import hdf5_arrays
+from .engine.hdf5 import hdf5_arrays, place_in, refer
 from .engine.seams import Batch, Rows, Spans
 from .engine.store import Array, Store, StoreWriter
 from .settings import WORKLOAD
@@ -87,8 +87,7 @@ def write_windows(
     error = 0.0
     with StoreWriter(folder, WORKLOAD) as writer:
         if dtype is None:
-            writer.refer("features", features)
-            writer.refer("targets", targets)
+            refer(writer, features=features, targets=targets)
         else:
             new = writer.create("features", features.shape, dtype)
             for first, values in _blocks(features, "storing"):
@@ -113,7 +112,7 @@ def _checked(array: Array, border: int) -> dict[str, list[float]]:
     for first, values in _blocks(array, "checking"):
         if not np.isfinite(values).all():
             row = first + int(np.argwhere(~np.isfinite(values))[0, 0])
-            raise UserError("a value is not finite", array.where(row, 0), "mend it, or leave the row out")
+            raise UserError("a value is not finite", place_in(array, row), "mend it, or leave the row out")
         if first < border:
             shifted = values[: border - first].reshape(-1, array.shape[-1]) - origin
             total, squares = total + shifted.sum(0), squares + (shifted**2).sum(0)

@@ -115,6 +115,7 @@ def borders(split: str, count: int) -> dict[str, list[int]]:
 
 def new_store(path: Path, trained: Store, folder: Path) -> None:
     """Writes new windows, without targets, as a store into `folder`, with the scaler of the training data."""
+    from ..engine.hdf5 import refer
     from ..engine.store import StoreWriter
 
     facts = trained.facts
@@ -124,5 +125,5 @@ def new_store(path: Path, trained: Store, folder: Path) -> None:
         what = f"windows of {features.shape[1:]} where the model was trained on {expected}"
         raise UserError(what, str(path), "give windows of that shape")
     with StoreWriter(folder, trained.workload) as writer:
-        writer.refer("features", features)
+        refer(writer, features=features)
         writer.facts, writer.splits = facts, {"input": [0, features.shape[0]]}

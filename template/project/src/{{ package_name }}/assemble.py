@@ -19,6 +19,7 @@ from .engine.config import defaults, found
 from .engine.errors import UserError
 from .engine.gpus import resolve_precision, this_card
 from .engine.loader import Loader
+from .engine.order import order_of
 from .engine.precision import Precision
 from .engine.progress import seed_everything
 from .engine.seams import keeps
@@ -59,8 +60,8 @@ class Project:
         if not len(samples):
             what = f"the {split} split has no samples"
             raise UserError(what, str(self.store.folder), "prepare with another --split")
-        rank, world = self.distributed.rank, self.distributed.world
-        return self.loader_class(samples, self.store, self.settings, self.device, rank, world, train)
+        order = order_of(samples, self.settings, self.distributed.rank, self.distributed.world, train)
+        return self.loader_class(samples, self.store, self.settings, order, self.device)
 
 
 def open_store(settings: Settings, synthetic: bool = True) -> Store:
@@ -98,7 +99,7 @@ def assemble(
         if not (parts := found("engine", "def convert(")):
             remedy = "choose bf16, or `copier update -d precision=fp8`"
             raise UserError("this project was made without fp8", "training.precision fp8", remedy)
-        decided["fp8"] = f"{parts[0].convert(model, training.fp8_emulation)} layers", optimization.FP8
+        decided["fp8"] = f"{parts[0].convert(model, training.fp8_emulation)} layers", parts[0].WHEN
     if training.gradient_checkpointing:  # 3
         optimization.checkpoint_blocks(model.blocks())
     decided["compile"] = optimization.compile_blocks(model.blocks(), settings, card.capability)  # 4

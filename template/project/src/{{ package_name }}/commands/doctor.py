@@ -21,7 +21,6 @@ import yaml
 
 from ..engine import gpus
 from ..engine.errors import UserError
-from ..engine.report import show
 from ..engine.runs import device_line, versions
 
 if TYPE_CHECKING:
@@ -31,7 +30,6 @@ ANSWERS = Path(".copier-answers.yml")
 WHEELS = "https://download.pytorch.org/whl/"
 # Oldest Linux driver of each CUDA major version: https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/
 DRIVERS = {"12": 525, "13": 580}
-READ_SECONDS = 2.0
 COMPILE_SECONDS = 180
 COMPILED = """
 import torch
@@ -115,21 +113,20 @@ def update_command(card: gpus.Card, row: gpus.Gpu | None, answers: Answers) -> s
 
 
 def state_of(settings: Settings, card: gpus.Card) -> dict[str, str]:
-    """The machine, the versions, and what is set in torch, after setting it as training does."""
+    """The machine, the versions, and what is on in torch, after setting it as training does."""
     import torch
 
-    from ..engine.optimization import set_deterministic
+    from ..engine.distributed import Distributed
+    from ..engine.optimization import describe, set_deterministic
     from ..engine.precision import Precision
 
-    device = torch.device("cuda" if card.capability else "cpu")
+    distributed, training = Distributed(), settings.training
     with suppress(UserError):  # the check `precision` says it
-        name, _ = gpus.resolve_precision(settings.training.precision, card.capability, card.hip)
-        Precision(name, device)
-    set_deterministic(settings.reproducibility.deterministic, settings.training.cudnn_benchmark)
-    matmuls, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    switches = {"TF32 in matmuls": matmuls.allow_tf32, "TF32 in cuDNN": cudnn.allow_tf32}
-    switches |= {"cuDNN benchmark": cudnn.benchmark, "deterministic": cudnn.deterministic}
-    found = {"device": device_line(device)} | versions() | {name: show(on) for name, on in switches.items()}
+        name, _ = gpus.resolve_precision(training.precision, card.capability, card.hip)
+        Precision(name, distributed.device)
+    set_deterministic(settings.reproducibility.deterministic, training.cudnn_benchmark)
+    found = {"device": device_line(distributed.device)} | versions()
+    found |= {row["name"]: row["state"] for row in describe(settings, distributed, {})}
     return found | {"float32 matmul precision": torch.get_float32_matmul_precision()}
 
 
@@ -208,28 +205,21 @@ def check_environment(environment: Mapping[str, str]) -> Found:
 
 
 def check_data(settings: Settings) -> Found:
-    """Reads for a moment what training would read, through the project's own loader."""
+    """Reads what a first batch needs, through the project's own loader."""
     import torch
 
     from ..assemble import open_store
     from ..dataset import Samples
     from ..engine.loader import Loader
+    from ..engine.order import order_of
 
-    store, device = open_store(settings), torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    loader = Loader(Samples(store, settings, "train"), store, settings, device)
-    next(loader.epoch(0))  # as before a run: from then on a loader for GPUs reads large chunks
-    samples, batches = 0, loader.epoch(0)
-    next(batches)  # starts workers and maps files
-    start = time.perf_counter()
-    while time.perf_counter() - start < READ_SECONDS and (batch := next(batches, None)) is not None:
-        samples += int((batch["index"] >= 0).sum())
-    rate = samples / (time.perf_counter() - start)
-    spans = loader.samples.spans(loader.order.first(), 0)
+    store = open_store(settings)
+    samples = Samples(store, settings, "train")
+    loader = Loader(samples, store, settings, order_of(samples, settings), torch.device("cpu"))
+    next(loader.epoch(0))
     loader.close()
-    if not samples:
-        return "ok", f"a single batch from {store.folder}"
-    size = sum(x.starts.size * x.width * store.arrays[name].row_bytes for name, x in spans.items())
-    return "ok", f"{rate:,.0f} samples/s = {rate * size / 1e6:,.0f} MB/s from {store.folder}"
+    size = sum(entry["bytes"] for entry in store.files.values())
+    return "ok", f"{len(samples):,} training samples, {size / 1e6:,.1f} MB in {store.folder}"
 
 
 def check_sums(settings: Settings) -> Found:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -36,19 +35,18 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     settings = load(folder / "config.resolved.yaml")
 
     from .. import dataset
-    from ..engine.evaluation import evaluate
+    from ..engine.evaluation import evaluate, timed
     from ..engine.tracker import Tracker
 
     project, step = open_run(folder, settings, arguments.checkpoint)
     loader = project.loader(split)
-    distributed, count, begun = project.distributed, loader.order.count, time.perf_counter()
-    metrics = evaluate(project.wrapped, loader, project.precision, distributed) or {}
-    seconds = time.perf_counter() - begun
+    distributed, count = project.distributed, loader.order.count
+    found, seconds = timed(lambda: evaluate(project.wrapped, loader, project.precision, distributed))
     loader.close()
     distributed.close()
     if not distributed.is_main:
         return
-    metrics = dataset.finish(metrics, project.store, split)
+    metrics = dataset.finish(found, project.store, split)
     baselines = dataset.baselines(project.store, project.settings, split)
     result = {"split": split, "step": step, "metrics": metrics, "baselines": baselines}
     write_json(folder / "evaluation.json", result)
@@ -186,6 +184,6 @@ def table(rows: dict[str, dict[str, float]]) -> str:
     width = max(map(len, rows)) + 2
     lines = [" " * width + "".join(f"{name:>16}" for name in names)]
     for row, values in rows.items():
-        cells = "".join(f"{values[name]:>16.5g}" if name in values else f"{'-':>16}" for name in names)
-        lines.append(f"{row:<{width}}{cells}")
+        cells = [f"{values[name]:>16.5g}" if name in values else f"{'-':>16}" for name in names]
+        lines.append(f"{row:<{width}}{''.join(cells)}")
     return "\n".join(lines)

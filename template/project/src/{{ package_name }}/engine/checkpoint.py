@@ -26,7 +26,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save_file
 
 from .errors import UserError
-from .files import sha256, sync, write_json
+from .files import read_json, sha256, sync, write_json
 
 if TYPE_CHECKING:
     from .distributed import Distributed
@@ -135,11 +135,8 @@ class Checkpoint:
 
     def best(self) -> str | None:
         """Name of the best checkpoint's folder, if one is marked and there."""
-        try:
-            name = json.loads((self.folder / BEST).read_text())["checkpoint"]
-        except (OSError, ValueError, KeyError):
-            return None
-        return name if (self.folder / name).is_dir() else None
+        name = read_json(self.folder / BEST).get("checkpoint")
+        return name if name and (self.folder / name).is_dir() else None
 
     def load(self, which: str = "last", **same: list[Any]) -> Manifest | None:
         """Restores all parts from the newest valid checkpoint, or the best one; None where there is none.
@@ -176,8 +173,7 @@ class Checkpoint:
 
     def peek(self, which: str = "best") -> dict[str, Any]:
         """The facts that `load_model(which)` would find, without its weights; empty where there is none."""
-        manifest = self._find(which)
-        return manifest["facts"] if manifest else {}
+        return dict((self._find(which) or {"facts": {}})["facts"])
 
     def _find(self, which: str) -> Manifest | None:
         """The checkpoint to load. Rank 0 holds all of it against its hashes; the others take its word."""

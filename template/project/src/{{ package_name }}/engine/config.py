@@ -230,9 +230,7 @@ class Sources:
         """The setting or section that `name` is probably a misspelling of."""
         leaves = [key.rpartition(".")[2] for key in self.settings]
         # A name that two sections have ("every_steps") says nothing without its section.
-        unique = {
-            leaf: key for leaf, key in zip(leaves, self.settings, strict=True) if leaves.count(leaf) == 1
-        }
+        unique = {x: key for x, key in zip(leaves, self.settings, strict=True) if leaves.count(x) == 1}
         sections = () if "." in name else _prefixes(self.settings)
         whole = {key: key for key in (*self.settings, *sections)}
         spellings = {**self.hints, **self.aliases, **unique, **whole}
@@ -281,9 +279,8 @@ class _Loader(yaml.SafeLoader):
         seen: set[str] = set()
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             if key.value in seen:
-                raise yaml.MarkedYAMLError(
-                    problem=f"duplicate key {key.value!r}", problem_mark=key.start_mark
-                )
+                problem = f"duplicate key {key.value!r}"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
             seen.add(key.value)
         return super().construct_mapping(node, deep)
 

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 from .errors import UserError
 
 BLOCK_BYTES = 32 << 20
-"""Unit of the crc32 checksums: small enough to name the damaged rows, large enough to cost nothing."""
+"""Unit of the crc32 checksums: small enough to name the damaged place, large enough to cost nothing."""
 
 
 def sync(path: Path) -> None:

@@ -43,11 +43,6 @@ class Gpu:
     source: str
     unverified: list[str]  # cells without a vendor's document
 
-    @property
-    def capability(self) -> Capability:
-        major, minor = map(int, self.sm.split("."))
-        return major, minor
-
 
 class Card(NamedTuple):
     """What torch computes on."""
@@ -102,25 +97,14 @@ def match(name: str, sm_count: int | None = None, memory_gb: float | None = None
         return None, f"{card} is another chip than the desktop card of that name"
     if " MIG " in f"{card} ":
         return None, f"{card} is a slice of a card"
-    rows = [gpu for gpu in table().values() if card in gpu.aliases]
-    fitting = [gpu for gpu in rows if fits_memory(gpu, memory_gb)]
-    counted = [gpu for gpu in fitting if sm_count in (None, gpu.sm_count)]
-    if len(counted) == 1:
-        return counted[0], f"{card} is {counted[0].label}"
-    if counted:
-        return None, f"{card} comes in several sizes and the memory is not known"
-    if fitting:
-        return None, f"{card} of the table has {fitting[0].sm_count} multiprocessors, this one {sm_count}"
-    if rows:
-        sold = " or ".join(f"{gpu.memory_gb:g}" for gpu in rows)
-        return None, f"{card} of the table has {sold} GB, this one {memory_gb:.1f} GB"
-    return None, f"{card} is not in the table"
-
-
-def fits_memory(gpu: Gpu, memory_gb: float | None) -> bool:
     # Reported GiB against sold GB: error correction and the driver keep up to 9 % (T4 14.6 of 16), and
     # some makers sell decimal gigabytes (B300: 268 GiB as 288). The nearest other size is 17 % away.
-    return memory_gb is None or 0.89 * gpu.memory_gb <= memory_gb <= 1.05 * gpu.memory_gb
+    alike = [gpu for gpu in table().values() if card in gpu.aliases and sm_count in (None, gpu.sm_count)]
+    found = [gpu for gpu in alike if memory_gb is None or 0.89 <= memory_gb / gpu.memory_gb <= 1.05]
+    if len(found) == 1:
+        return found[0], f"{card} is {found[0].label}"
+    size = "" if memory_gb is None else f" with {memory_gb:.1f} GB, {sm_count or 'some'} multiprocessors"
+    return None, f"{card}{size} is {'more than one card' if found else 'not'} in the table"
 
 
 def resolve_precision(

@@ -37,11 +37,6 @@ WAITS = 0.15  # an alert where the loop waits for data for a larger share of the
 STRETCH_SECONDS = 10.0  # least time that is judged
 
 
-def stall_seconds(loader: Any) -> float:
-    """How long the loader has waited for the GPU so far: the loop does so anyway, sooner or later."""
-    return getattr(loader, "stall_seconds", 0.0)
-
-
 class Monitor:
     """The lines and files of a run. `row` is the last logged row of metrics, None before the first.
 
@@ -87,9 +82,9 @@ class Monitor:
         """Passes batches on and adds up the time that the loop waits for them."""
         iterator = iter(batches)
         while True:
-            start = time.perf_counter() - stall_seconds(self.loader)
+            start = time.perf_counter() - self.loader.stall_seconds
             batch = next(iterator, None)
-            self.waited += time.perf_counter() - stall_seconds(self.loader) - start
+            self.waited += time.perf_counter() - self.loader.stall_seconds - start
             if batch is None:
                 return
             yield batch

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from .distributed import Distributed
     from .gpus import Capability
 
-FP8 = "evaluation in bf16; without compile and on small models it loses time"
 # Triton supports sm 8.0 and later; older cards run its kernels by luck (triton#10918).
 COMPILE_CAPABILITY = (8, 0)
 ONECYCLE_START = 1 / 25  # first learning rate over the peak (Smith & Topin 2018; PyTorch's OneCycleLR)

@@ -82,10 +82,11 @@ class Order:
 
     def __init__(self, length: int, settings: Any, rank: int = 0, world: int = 1, train: bool = True):
         data = settings.data
-        self.kind, self.block, self.seed = data.order, data.shuffle_block, settings.reproducibility.seed
-        self.batch_size = data.batch_size if train else settings.evaluation.batch_size or data.batch_size
+        self.kind, self.seed = data.order, settings.reproducibility.seed
+        self.block: int = data.shuffle_block
+        self.batch_size: int = data.batch_size if train else settings.evaluation.batch_size or data.batch_size
         self.length, self.rank, self.world, self.train = length, rank, world, train
-        self.count = max(1, round(length * data.fraction)) if length and train else length
+        self.count: int = max(1, round(length * data.fraction)) if length and train else length
         """How many samples an epoch chooses from."""
 
     @property
@@ -145,3 +146,9 @@ class Order:
         for chosen, limit in ((block < last, size), (block == last, short)):
             place[chosen] = Permutation(limit, self.seed, epoch, 1)(place[chosen], tweak[chosen])
         return block * size + place
+
+
+def order_of(samples: Any, settings: Any, rank: int = 0, world: int = 1, train: bool = True) -> Order:
+    """The order that `data.order` names, the workload's own where it has one of that name."""
+    make: type[Order] = getattr(samples, "orders", {}).get(settings.data.order, Order)
+    return make(len(samples), settings, rank, world, train)

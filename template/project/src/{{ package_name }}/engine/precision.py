@@ -64,10 +64,13 @@ class Precision:
             self.scaler.unscale_(raw)
         parameters = (parameter for group in raw.param_groups for parameter in group["params"])
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        norm = _whole(torch.nn.utils.get_total_norm(gradients))
+        norm = torch.nn.utils.get_total_norm(gradients)
+        if hasattr(norm, "full_tensor"):  # a sharded model's, as a DTensor
+            norm = norm.full_tensor()
         # One pass over the gradients for both: g / divisor, and g / norm * clip where that is smaller.
         whole = torch.maximum(divisor, norm / clip) if clip else divisor
-        torch._foreach_div_([_own(gradient) for gradient in gradients], whole)
+        own = [gradient.to_local() if hasattr(gradient, "to_local") else gradient for gradient in gradients]
+        torch._foreach_div_(own, whole)
         if self.scaler is None:
             optimizer.step()
         else:
@@ -114,13 +117,3 @@ def total(losses: list[tuple[Tensor, Tensor]]) -> Tensor:
     if len(losses) == 1:
         return losses[0][1]
     return torch.stack([targets for _, targets in losses]).sum()
-
-
-def _own(gradient: Tensor) -> Tensor:
-    """This rank's rows of a sharded model's gradient, in the same memory."""
-    return gradient.to_local() if hasattr(gradient, "to_local") else gradient
-
-
-def _whole(norm: Tensor) -> Tensor:
-    """A sharded model's norm is a DTensor: its full value, the same on every rank."""
-    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm

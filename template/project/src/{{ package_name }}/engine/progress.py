@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,8 +43,7 @@ class Progress:
         return asdict(self)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for field in fields(self):
-            setattr(self, field.name, state[field.name])
+        vars(self).update({name: state[name] for name in vars(self)})
 
     def next_phase(self) -> None:
         self.phase, self.phase_start = self.phase + 1, self.step
@@ -73,10 +72,6 @@ class RecurrentState:
         """Remembers the state. It fits the next batch, because all batches are full."""
         if output.carry is not None:
             self.state = each(Tensor.detach, output.carry)
-
-    def drop(self) -> None:
-        """At an epoch's end."""
-        self.state = None
 
 
 def each(function: Callable[..., Tensor], *states: State) -> State:

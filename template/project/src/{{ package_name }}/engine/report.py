@@ -22,10 +22,8 @@ Cells = tuple[Any, ...]
 Series = list[tuple[int, float]]
 """(step, value) of rows that have a finite number."""
 
-STATES = {  # others are said as they are
-    "stopped": "Stopped early",
-    "running": "Running, or ended without a word (killed, out of memory, power lost)",
-}
+# Others are said as they are.
+STATES = {"stopped": "Stopped early", "running": "Running, or ended without a word (killed, power lost)"}
 
 
 def steady(values: list[float]) -> float:

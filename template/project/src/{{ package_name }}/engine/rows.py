@@ -5,24 +5,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from .order import Order
 from .seams import Batch, Rows, Samples, Spans
 from .store import Array
 
 # CPU torch cannot index unsigned types; these have the same bits.
 SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32}
-
-
-def order_of(samples: Any, settings: Any, rank: int, world: int, train: bool) -> Order:
-    """The order that `data:` asks for, the workload's own where it has one of that name."""
-    make: type[Order] = getattr(samples, "orders", {}).get(settings.data.order, Order)
-    return make(len(samples), settings, rank, world, train)
 
 
 def mapped(array: Array) -> Tensor:
@@ -40,7 +31,7 @@ def gather(source: Tensor, spans: Spans, out: Tensor | None = None) -> Tensor:
     """Rows (*starts.shape, W, *row) of `source` (N, *row), zeros behind each length; `out` is reused memory.
 
     Whole windows go through one `index_select` over a strided view of the source, 10-14 times
-    as fast as a copy per window; ragged ones are copied one by one, on a GPU row by row at once.
+    as fast as a copy per window; ragged ones are copied one by one.
     """
     starts, lengths, width = np.ravel(spans.starts), np.ravel(spans.lengths), spans.width
     shape = (*spans.starts.shape, width, *source.shape[1:])
@@ -50,17 +41,9 @@ def gather(source: Tensor, spans: Spans, out: Tensor | None = None) -> Tensor:
     if ((lengths == width) | ~present).all() and len(source) >= width > 0:
         shape = (len(source) - width + 1, width, *source.shape[1:])
         windows = source.as_strided(shape, (source.stride(0), *source.stride()))
-        torch.index_select(windows, 0, _on(source, np.where(present, starts, 0)), out=flat)
+        torch.index_select(windows, 0, on_device(source, np.where(present, starts, 0)), out=flat)
         if not present.all():
-            flat.index_fill_(0, _on(source, np.flatnonzero(~present)), 0)
-        return values
-    if source.is_cuda and present.any():
-        steps = np.arange(width)
-        inside = steps < lengths[:, None]
-        places = _on(source, np.where(inside, starts[:, None] + steps, 0).ravel())
-        torch.index_select(source, 0, places, out=flat.view(-1, *source.shape[1:]))
-        empty = _on(source, ~inside).view(*inside.shape, *[1] * (source.dim() - 1))
-        flat.masked_fill_(empty, 0)  # indexing by a mask would wait for the GPU
+            flat.index_fill_(0, on_device(source, np.flatnonzero(~present)), 0)
         return values
     for row, start, length in zip(flat, starts.tolist(), lengths.tolist(), strict=True):
         row[:length] = source[start : start + length]
@@ -68,7 +51,7 @@ def gather(source: Tensor, spans: Spans, out: Tensor | None = None) -> Tensor:
     return values
 
 
-def _on(source: Tensor, values: np.ndarray) -> Tensor:
+def on_device(source: Tensor, values: np.ndarray) -> Tensor:
     """The values where `source` is, without a wait for what the GPU has to do before."""
     return torch.from_numpy(values).to(source.device, non_blocking=True)
 

@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
@@ -145,7 +146,7 @@ class Run:
         progress.batch = batch
         if batch >= len(self.loader):  # normalised: an epoch's end is the next one's beginning
             progress.epoch, progress.batch = progress.epoch + 1, 0
-            self.recurrent.drop()
+            self.recurrent.state = None
         if self.step_of_phase == 1:
             freeze_garbage()
         return progress.step
@@ -216,6 +217,7 @@ class Run:
             self.monitor.line(f"note: {error}; training goes on, the next checkpoint tries again")
 
 
+@dataclass
 class Session:
     """One call of `train` on one run folder; a context manager.
 
@@ -224,25 +226,20 @@ class Session:
     checkpoint or report.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        settings: Settings,
-        assemble: Callable[[Settings], Project],
-        distributed: Distributed,
-        *,
-        limit: int = 0,
-        resumed: bool = False,
-        trial: bool = False,
-    ):
-        self.folder, self.settings, self.assemble = folder, settings, assemble
-        self.limit, self.resumed, self.trial = limit, resumed, trial
-        self.distributed, self.main = distributed, distributed.is_main
-        self.progress, self.notes = Progress(), list(settings.notes)
+    folder: Path
+    settings: Settings
+    assemble: Callable[[Settings], Project]
+    distributed: Distributed
+    limit: int = 0
+    resumed: bool = False
+    trial: bool = False
+
+    def __post_init__(self) -> None:
+        self.main, self.progress, self.notes = self.distributed.is_main, Progress(), [*self.settings.notes]
         self.signal = 0  # that this process got
         self.run: Run | None = None  # of the phase
         self.closing = contextlib.ExitStack()  # what the phase has open
-        self._current = settings  # of the phase
+        self._current = self.settings  # of the phase
         self._handlers = {number: signal.getsignal(number) for number in SIGNALS}
 
     def __enter__(self) -> Session:

@@ -10,14 +10,13 @@ Shapes: `B` samples in a batch, `K` spans of one sample in one array, `W` padded
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from torch import Tensor
 
 from .errors import UserError
 
-T = TypeVar("T")
 Batch = dict[str, Tensor]
 """What a model gets: every tensor has the batch as its first axis and lies on the device. It is
 valid until the next `next()` of its loader. `present` (B,) bool is False where the batch is filled up with
@@ -73,7 +72,9 @@ class Samples(Protocol):
 
 
 class Loader(Protocol):
-    """`Loader(samples, store, settings, device, rank=0, world=1, train=True)`."""
+    """`Loader(samples, store, settings, order, device)`: the batches of an `order.Order` on the device."""
+
+    stall_seconds: float  # how long `next()` waited so far for the GPU's earlier steps, and not for data
 
     def __len__(self) -> int:
         """Batches an epoch, the same on every rank."""
@@ -84,8 +85,6 @@ class Loader(Protocol):
     def stats(self) -> dict[str, float]: ...
 
     def close(self) -> None: ...
-
-    # Optional: `stall_seconds`, how long `next()` waited so far for the GPU's earlier steps and not for data.
 
 
 class Model(Protocol):

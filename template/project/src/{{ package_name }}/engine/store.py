@@ -62,10 +62,6 @@ class Array:
     def row_bytes(self) -> int:
         return int(np.prod(self.shape[1:], dtype=np.int64)) * self.stored.itemsize
 
-    def where(self, row: int, size: int) -> str:
-        """The place of `size` bytes from `row` on, for an error."""
-        return f"{self.path}, {self.name} rows {row} to {row + max(size // self.row_bytes, 1) - 1}"
-
     def rows(self) -> np.ndarray:
         """(N, *row) mapped copy-on-write: read when touched, and a read-only folder will do."""
         if 0 in self.shape:
@@ -163,8 +159,8 @@ def verify(store: Store, again: bool = False, stop: Callable[[], bool] = lambda:
     """Compares files with the manifest's checksums, for a flipped bit loads silently; returns the bytes read.
 
     A file that was compared counts as good while its size, time of change and inode stay the same.
-    again: compares also those. stop: ends it early. Raises `UserError` that names the file and the rows
-    of the first damaged block.
+    again: compares also those. stop: ends it early. Raises `UserError` that names the file and the
+    place of the first damaged block.
     """
     record, total = read_json(store.folder / VERIFIED), 0
     for name, entry in store.files.items():
@@ -179,7 +175,7 @@ def verify(store: Store, again: bool = False, stop: Callable[[], bool] = lambda:
                     return total
                 total += len(block)
                 if [zlib.crc32(block)] != entry["crc32"][number : number + 1]:
-                    where = _rows(store, path, number)
+                    where = f"{path}, block {number + 1} of {BLOCK_BYTES >> 20} MB"
                     raise UserError("the stored data are damaged", where, "copy the file again, or " + AGAIN)
         except OSError as error:
             raise UserError(f"the disk cannot read ({error.strerror})", str(path), "check it") from error
@@ -187,21 +183,6 @@ def verify(store: Store, again: bool = False, stop: Callable[[], bool] = lambda:
         with contextlib.suppress(OSError):  # a folder that cannot be written: then each time
             write_json(store.folder / VERIFIED, record)
     return total
-
-
-def _rows(store: Store, path: Path, block: int) -> str:
-    """What lies in a block of a file: the rows of each array, or the file's own tables."""
-    first, last, found = block * BLOCK_BYTES, (block + 1) * BLOCK_BYTES, []
-    for array in store.arrays.values():
-        if array.path != path:
-            continue
-        if array.offset is None:
-            found.append(f"perhaps {array.name}")
-        else:
-            begin = max((first - array.offset) // array.row_bytes, 0)
-            end = min(-(-(last - array.offset) // array.row_bytes), array.shape[0])
-            found += [f"{array.name} rows {begin} to {end - 1}"] if begin < end else []
-    return f"{path}, {' or '.join(found) or 'its header'}"
 
 
 class StoreWriter:
@@ -243,14 +224,6 @@ class StoreWriter:
                 os.posix_fallocate(file.fileno(), 0, array.path.stat().st_size)
         self.arrays[name] = {"offset": values.offset, "shape": list(shape), "dtype": dtype}
         return values
-
-    def refer(self, name: str, array: Array) -> None:
-        """Takes an array as it lies in another file, which is read once for its checksums."""
-        path = str(array.path.resolve())
-        if path not in self.files:
-            self.files[path] = checksums(array.path)
-        entry = {"file": path, "offset": array.offset, "shape": list(array.shape), "dtype": array.dtype}
-        self.arrays[name] = {**entry, "dataset": array.dataset}
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         try:
