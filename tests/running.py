@@ -145,6 +145,8 @@ def _child(
     # tqdm's own lock is shared with every fork: one killed inside it would hang all later ones.
     tqdm.tqdm.set_lock(threading.RLock())
     matplotlib.figure.Figure.savefig = unpainted
+    os.fsync = lambda handle: None  # no test cuts the power, and a disk is slow
+    sys.dont_write_bytecode = False  # the project's next run reads what this one compiles
     for name in [name for name in sys.modules if name.split(".")[0] == PACKAGE]:
         del sys.modules[name]
     sys.path.insert(0, str(project / "src"))
@@ -169,6 +171,11 @@ def unpainted(figure: Any, file: Any, **options: Any) -> None:
 def painted() -> None:
     """For `run(..., before=painted)`: pictures as they are."""
     matplotlib.figure.Figure.savefig = PAINT
+
+
+def undrawn() -> None:
+    """For `run(..., before=undrawn)`: no picture of the run at all."""
+    importlib.import_module(f"{PACKAGE}.engine.report").draw = lambda *_: ""
 
 
 def start(

@@ -546,6 +546,7 @@ def trained(folder: Path, project: Path, content: str, *flags: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("loader", LOADERS)
+@pytest.mark.first(2)
 def test_predictions_of_new_rows_equal_those_of_the_split(tmp_path: Path, loader: str, dtype: str) -> None:
     project = render(workload="tabular", loader=loader)
     trained(tmp_path, project, table(), "--keep-order", "--dtype", dtype)
