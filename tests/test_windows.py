@@ -284,9 +284,7 @@ def test_a_flipped_bit_is_found_and_named_with_its_rows(tmp_path: Path) -> None:
     assert verify(opened, again=True) >= path.stat().st_size
     flip(path, opened.arrays["features"].offset + 100)
     error = module("engine.errors").UserError
-    with pytest.raises(
-        error, match=r"damaged: .*windows\.h5, block 1 of 32 MB: copy"
-    ):
+    with pytest.raises(error, match=r"damaged: .*windows\.h5, block 1 of 32 MB: copy"):
         verify(opened)
     one_error(
         run(project(), "train", *SMALL, "--training.max_steps", "400", cwd=tmp_path),
