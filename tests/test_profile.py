@@ -44,6 +44,7 @@ def profiled(folder: Path, before: Callable[[], None] | None = None, *words: str
 
 
 @pytest.mark.parametrize("answers", pairwise("workload", "framework"), ids=name)
+@pytest.mark.cover(1)
 def test_every_workload_has_its_layers(answers: dict[str, str], place: Path) -> None:
     page = profiled(place, **answers)
     assert re.match(r"# Profile: (input|launch|memory|compute)-bound\n", page)
@@ -88,6 +89,7 @@ def test_the_chunk_loader_is_measured_as_it_trains(place: Path) -> None:
 
 
 @pytest.mark.parametrize("workload", choices("workload"))
+@pytest.mark.first(1)
 def test_a_slow_loader_is_the_bottleneck(workload: str, place: Path) -> None:
     def slow() -> None:
         loader = importlib.import_module(f"{PACKAGE}.engine.loader").Loader

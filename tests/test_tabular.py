@@ -710,6 +710,7 @@ def scikit_learn(opened, estimator) -> list[float]:
     return scores
 
 
+@pytest.mark.full
 def test_documented_example_is_as_good_as_scikit_learn(tmp_path: Path) -> None:
     from sklearn.neural_network import MLPRegressor
 

@@ -357,6 +357,7 @@ def test_chunk_data_loader_refuses_unequal_rows(tmp_path: Path) -> None:
 DOCUMENT = (REPOSITORY / "docs/windows.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.full
 def test_documented_commands_run_and_beat_the_linear_map(tmp_path: Path) -> None:
     python, shell = (re.search(rf"```{kind}\n(.*?)```", DOCUMENT, re.DOTALL)[1] for kind in ("python", "sh"))
     subprocess.run([sys.executable, "-c", python], cwd=tmp_path, check=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -52,6 +53,7 @@ ANY = raised(74, 6900, 26, 14)  # of other answers
 LARGEST = Budget(raised(74, 6300, 28, 14), raised(74, 5800, 26, 14))
 
 
+@functools.cache
 def code_lines(source: str) -> int:
     """Lines of `source` that hold code: no blanks, comments, docstrings."""
     prose = {
