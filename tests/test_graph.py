@@ -432,6 +432,7 @@ def test_the_guide_trains_a_classifier_of_nodes() -> None:
     assert names["accuracy"] > 0.85
 
 
+@pytest.mark.full
 def test_the_commands_of_the_guide(tmp_path: Path) -> None:
     commands = [
         shlex.split(line.removeprefix("python -m my_training "))

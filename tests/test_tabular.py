@@ -545,6 +545,7 @@ def trained(folder: Path, project: Path, content: str, *flags: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("loader", LOADERS)
+@pytest.mark.first(2)
 def test_predictions_of_new_rows_equal_those_of_the_split(tmp_path: Path, loader: str, dtype: str) -> None:
     project = render(workload="tabular", loader=loader)
     trained(tmp_path, project, table(), "--keep-order", "--dtype", dtype)
@@ -709,6 +710,7 @@ def scikit_learn(opened, estimator) -> list[float]:
     return scores
 
 
+@pytest.mark.full
 def test_documented_example_is_as_good_as_scikit_learn(tmp_path: Path) -> None:
     from sklearn.neural_network import MLPRegressor
 

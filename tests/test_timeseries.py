@@ -478,6 +478,7 @@ def test_gaps_empty_cells_and_constant_columns_are_said_and_trained(tmp_path: Pa
 DOCUMENT = (REPOSITORY / "docs/timeseries.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.full
 def test_documented_commands_run_and_beat_repeating_the_last_value(tmp_path: Path) -> None:
     python, shell = (re.search(rf"```{kind}\n(.*?)```", DOCUMENT, re.DOTALL)[1] for kind in ("python", "sh"))
     subprocess.run([sys.executable, "-c", python], cwd=tmp_path, check=True)

@@ -362,7 +362,8 @@ class Session:
         if isinstance(error, UserError) and not (self.resumed or (self.folder / "env.json").exists()):
             shutil.rmtree(self.folder, ignore_errors=True)
             return
-        state = "failed" if error else "finished" if self.finished else "stopped"
+        closed = isinstance(error, BrokenPipeError)  # `train | head`
+        state = "failed" if error and not closed else "finished" if self.finished else "stopped"
         with contextlib.suppress(OSError):  # a full disk must not hide the error that is on its way
             write_status(self.folder, state, self._reason(error), self.progress.step)
             if not self.trial:
