@@ -35,14 +35,16 @@ class Budget(NamedTuple):
 
 
 # Nothing but a line here, defended by its author, raises a limit: a later feature of the core and its lines.
-FEATURES: dict[str, int] = {
-    "a run belongs to one process at a time": 20,
-    "one line where a library cannot be loaded, or the output is closed": 12,
+FEATURES = {  # files, lines, dependencies
+    "prepare in streams: tables of any kind and size, every odd cell named, a dry run": (2, 381, 1),
+    "a run belongs to one process at a time": (0, 22, 0),
+    "one line where a library cannot be loaded, or the output is closed": (0, 12, 0),
 }
 
 
 def raised(files: int, lines: int, engine: int, dependencies: int) -> Size:
-    return Size(files, lines + sum(FEATURES.values()), engine, dependencies)
+    more_files, more_lines, more_dependencies = map(sum, zip(*FEATURES.values(), strict=True))
+    return Size(files + more_files, lines + more_lines, engine, dependencies + more_dependencies)
 
 
 # Limits go down with the code, and up by `FEATURES` alone.

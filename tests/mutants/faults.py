@@ -682,8 +682,8 @@ WORKLOADS = (
     Fault(
         "the scaler has seen validation and test",
         "parts/workload/tabular/prepare.py",
-        'table, facts = describe(table, splits["train"])',
-        "table, facts = describe(table, order)",
+        "train[rows[0]] = True",
+        "train[:] = True",
         "test_tabular.py::test_facts_come_from_the_training_rows_alone",
     ),
     Fault(
@@ -703,8 +703,8 @@ WORKLOADS = (
     Fault(
         "the series' scaler has seen validation and test",
         "parts/workload/timeseries/dataset.py",
-        "bars.values[: closed[name][last - 1]]",
-        "bars.values",
+        "bars.blocks(int(_closed(bars, base, base.times[last - 1 : last])[0]))",
+        "bars.blocks()",
         "test_timeseries.py::test_noise_behind_the_training_border_changes_neither_scaler_nor_losses",
     ),
     Fault(
