@@ -105,7 +105,7 @@ def test_sigkill_inside_a_progress_bar_harms_no_other_run(place: Path, reference
     same(place, reference)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize("framework", choices("framework"))
 @pytest.mark.cover(1)
 def test_signal_saves_reports_and_resumes(
