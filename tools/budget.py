@@ -34,7 +34,9 @@ class Budget(NamedTuple):
 
 
 # Nothing but a line here, defended by its author, raises a limit: a later feature of the core and its lines.
-FEATURES: dict[str, int] = {}
+FEATURES: dict[str, int] = {
+    "hooks whole": 67,  # four more moments, states in checkpoints, another attempt after an error
+}
 
 
 def raised(files: int, lines: int, engine: int, dependencies: int) -> Size:

@@ -29,6 +29,35 @@ STORE = "seams/test_store.py::"
 SESSION, WORKLOAD = "seams/test_session.py::", "seams/test_workload.py::"
 
 FAULTS = (
+    # --- hooks
+    Fault(
+        "a hook's state is not restored",
+        "engine/progress.py",
+        "hook.load_state_dict(state[name])",
+        "pass",
+        "test_hooks.py::test_a_hooks_state_survives_stops_and_changes_no_loss[pytorch]",
+    ),
+    Fault(
+        "a hook's state ends with its phase",
+        "engine/run.py",
+        'self.checkpoint.load_model("last", also=("hooks",))',
+        'self.checkpoint.load_model("last")',
+        "test_hooks.py::test_a_state_goes_on_from_phase_to_phase",
+    ),
+    Fault(
+        "another attempt keeps the progress of the one before",
+        "engine/run.py",
+        "self.run, self.resumed, self.progress = None, True, Progress()",
+        "self.run, self.resumed = None, True",
+        "test_hooks.py::test_after_an_error_a_hook_may_have_it_go_on[2-an error-pytorch]",
+    ),
+    Fault(
+        "before_step comes before each micro-batch",
+        "parts/framework/pytorch.py",
+        'if not losses:\n                run.tell_hooks("before_step")',
+        'if True:\n                run.tell_hooks("before_step")',
+        "test_hooks.py::test_every_moment_comes_once_and_in_order[pytorch]",
+    ),
     # --- the step
     Fault(
         "gradients are not cleared",

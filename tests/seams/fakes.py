@@ -293,8 +293,8 @@ class Loop:
     def listen(self) -> None:
         pass
 
-    def tell_hooks(self, moment: str) -> None:
-        pass
+    def tell_hooks(self, moment: str, *facts: object) -> list[Any]:
+        return []
 
 
 class Ragged(nn.Module):

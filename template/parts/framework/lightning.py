@@ -73,6 +73,8 @@ class Module(lightning.LightningModule):
         precision, distributed, epoch = project.precision, project.distributed, run.progress.epoch
         self.number += 1
         closes = self.number % run.accumulation == 0 or self.number == len(run.loader)
+        if not self.losses:
+            run.tell_hooks("before_step")
         run.recurrent.attach(batch)
         with nullcontext() if closes else distributed.no_sync():
             with precision.autocast():

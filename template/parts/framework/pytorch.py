@@ -24,6 +24,8 @@ def fit(run: Run) -> None:
         batches = monitor.timed(loader.epoch(epoch, first))
         for number, batch in enumerate(batches, start=first + 1):
             closes = number % run.accumulation == 0 or number == len(loader)
+            if not losses:
+                run.tell_hooks("before_step")
             recurrent.attach(batch)
             with nullcontext() if closes else distributed.no_sync():
                 with precision.autocast():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import subprocess
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -86,6 +87,13 @@ def write_status(run: Path, state: str, reason: str, step: int, resumed: bool = 
 
 
 # --- on what a run takes place
+
+
+def write_environment(run: Path, device: torch.device, **facts: object) -> None:
+    """env.json: versions, device, commit, command and `facts`; `started` stays that of the first call."""
+    begun = read_json(run / "env.json").get("started", time.time())
+    where = {"versions": versions(), "gpu": device_line(device), "git": git_state()}
+    write_json(run / "env.json", {**where, **facts, "started": begun, "argv": sys.argv[1:]})
 
 
 def device_line(device: torch.device) -> str:
