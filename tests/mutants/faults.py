@@ -58,6 +58,28 @@ FAULTS = (
         'if True:\n                run.tell_hooks("before_step")',
         "test_hooks.py::test_every_moment_comes_once_and_in_order[pytorch]",
     ),
+    # --- rows
+    Fault(
+        "a resumed row forgets the steps before the stop",
+        "engine/monitor.py",
+        "self._open.setdefault(name, []).extend((total, count) for total, count in pairs)",
+        "pass",
+        "seams/test_rows.py::test_a_row_is_the_mean_over_its_steps_wherever_a_run_stops[pytorch]",
+    ),
+    Fault(
+        "a row is the last step's",
+        "engine/monitor.py",
+        'self._open["loss"] += losses',
+        'self._open["loss"] = losses',
+        "seams/test_rows.py::test_a_row_is_the_mean_over_its_steps_wherever_a_run_stops[pytorch]",
+    ),
+    Fault(
+        "one learning rate for all groups",
+        "engine/optimization.py",
+        'group["lr"] = peak * share',
+        'group["lr"] = self.peak * share',
+        "seams/test_rows.py::test_each_group_keeps_its_own_rate",
+    ),
     # --- the step
     Fault(
         "gradients are not cleared",
@@ -76,8 +98,8 @@ FAULTS = (
     Fault(
         "the group's loss is the last micro-batch's",
         "engine/monitor.py",
-        "(means * weights).sum()",
-        "(means * weights)[-1]",
+        "(values * weights).sum()",
+        "(values * weights)[-1]",
         "test_watch.py::test_a_step_has_the_mean_loss_of_all_its_targets",
     ),
     Fault(

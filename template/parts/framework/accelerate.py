@@ -59,6 +59,7 @@ def fit(run: Run) -> None:
                 # which `loss / accumulation` is only where all have as many.
                 accelerator.backward(output.loss, gradient=precision.scale(output.weight))
             recurrent.keep(output)
+            monitor.keep(output.metrics)
             losses.append((output.loss.detach(), output.weight))
             if not closes:
                 continue
@@ -68,7 +69,7 @@ def fit(run: Run) -> None:
             step = run.advance(number)
             monitor.note(step, epoch, (first, number), losses)
             if monitor.due(step):
-                monitor.log(step, epoch, losses, norm / targets, run.schedule.learning_rate)  # host sync
+                monitor.log(step, epoch, norm / targets, run.schedule.learning_rate)  # host sync
             run.schedule.set(run.step_of_phase)
             run.tell_hooks("after_step")
             first, losses = number, []

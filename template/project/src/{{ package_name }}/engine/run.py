@@ -79,6 +79,7 @@ class Run:
             precision=project.precision,
             progress=self.progress,
             hooks=self.hooks,
+            rows=self.monitor,
             ranks=Ranks(distributed, self.progress, self.recurrent, self.loader.order, self.accumulation),
         )
         weight = distributed.together(lambda: dry_run(project, self.loader))
