@@ -72,7 +72,7 @@ def test_a_step_has_the_mean_loss_of_all_its_targets(tmp_path):
     watched = monitor_of(tmp_path, {})
     losses = [(torch.tensor(2.0), torch.tensor(6.0)), (torch.tensor(4.0), torch.tensor(2.0))]
     watched.note(1, 0, (0, 2), losses)
-    watched.log(1, 0, losses, torch.tensor(1.0), 0.1)
+    watched.log(1, 0, torch.tensor(1.0), 0.1)
     assert watched.row["loss"] == (2.0 * 6 + 4.0 * 2) / 8
     watched.close()
 
@@ -87,7 +87,7 @@ def test_waiting_for_data_is_judged_over_a_stretch(workers, remedy, tmp_path, ca
     def step(number: int, seconds: float, waited: float) -> str:
         watched.note(number, 0, (number - 1, number), [(one, one)])
         watched._since, watched.waited = time.perf_counter() - seconds, waited
-        watched.log(number, 0, [(one, one)], one, 0.1)
+        watched.log(number, 0, one, 0.1)
         return capsys.readouterr().out.partition("alert: ")[2]
 
     assert not step(1, 60, 60)

@@ -39,6 +39,8 @@ FEATURES = {  # files, lines, dependencies
     "prepare in streams: tables of any kind and size, every odd cell named, a dry run": (2, 381, 1),
     "a run belongs to one process at a time": (0, 22, 0),
     "one line where a library cannot be loaded, or the output is closed": (0, 12, 0),
+    "hooks whole: four more moments, states in checkpoints, another attempt after an error": (0, 67, 0),
+    "rows are means, also of what a model measures, resumed the same; each group's own rate": (0, 28, 0),
 }
 
 

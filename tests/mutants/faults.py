@@ -28,6 +28,58 @@ LOADER, CHECKPOINT, EVALUATION = (
 STORE = "seams/test_store.py::"
 SESSION, WORKLOAD = "seams/test_session.py::", "seams/test_workload.py::"
 
+HOOKS = (
+    Fault(
+        "a hook's state is not restored",
+        "engine/progress.py",
+        "hook.load_state_dict(state[name])",
+        "pass",
+        "test_hooks.py::test_a_hooks_state_survives_stops_and_changes_no_loss[pytorch]",
+    ),
+    Fault(
+        "a hook's state ends with its phase",
+        "engine/run.py",
+        'self.checkpoint.load_model("last", also=("hooks",))',
+        'self.checkpoint.load_model("last")',
+        "test_hooks.py::test_a_state_goes_on_from_phase_to_phase",
+    ),
+    Fault(
+        "another attempt keeps the progress of the one before",
+        "engine/run.py",
+        "self.run, self.resumed, self.progress = None, True, Progress()",
+        "self.run, self.resumed = None, True",
+        "test_hooks.py::test_after_an_error_a_hook_may_have_it_go_on[2-an error-pytorch]",
+    ),
+    Fault(
+        "before_step comes before each micro-batch",
+        "parts/framework/pytorch.py",
+        'if not losses:\n                run.tell_hooks("before_step")',
+        'if True:\n                run.tell_hooks("before_step")',
+        "test_hooks.py::test_every_moment_comes_once_and_in_order[pytorch]",
+    ),
+    Fault(
+        "a resumed row forgets the steps before the stop",
+        "engine/monitor.py",
+        "self._open.setdefault(name, []).extend((total, count) for total, count in pairs)",
+        "pass",
+        "seams/test_rows.py::test_a_row_is_the_mean_over_its_steps_wherever_a_run_stops[pytorch]",
+    ),
+    Fault(
+        "a row is the last step's",
+        "engine/monitor.py",
+        'self._open["loss"] += losses',
+        'self._open["loss"] = losses',
+        "seams/test_rows.py::test_a_row_is_the_mean_over_its_steps_wherever_a_run_stops[pytorch]",
+    ),
+    Fault(
+        "one learning rate for all groups",
+        "engine/optimization.py",
+        'group["lr"] = peak * share',
+        'group["lr"] = self.peak * share',
+        "seams/test_rows.py::test_each_group_keeps_its_own_rate",
+    ),
+)
+
 STEP = (
     Fault(
         "gradients are not cleared",
@@ -46,8 +98,8 @@ STEP = (
     Fault(
         "the group's loss is the last micro-batch's",
         "engine/monitor.py",
-        "(means * weights).sum()",
-        "(means * weights)[-1]",
+        "(values * weights).sum()",
+        "(values * weights)[-1]",
         "test_watch.py::test_a_step_has_the_mean_loss_of_all_its_targets",
     ),
     Fault(
@@ -1076,6 +1128,7 @@ SETTINGS = (
 
 # The first of each family is tried in `make test`, all of them in `make test-all`.
 FAMILIES = {
+    "hooks and rows": HOOKS,
     "the step": STEP,
     "number formats": FORMATS,
     "frameworks": FRAMEWORKS,

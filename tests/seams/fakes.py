@@ -277,12 +277,16 @@ class Loop:
 
     def note(self, step: int, epoch: int, batches: tuple[int, int], losses: Any) -> None:
         self.noted.append((step, epoch, batches, len(losses)))
+        self.losses = losses
+
+    def keep(self, metrics: Any) -> None:
+        pass
 
     def due(self, step: int) -> bool:
         return True
 
-    def log(self, step: int, epoch: int, losses: Any, norm: Tensor, learning_rate: float) -> None:
-        both = torch.stack([torch.stack([loss * weight, weight]) for loss, weight in losses]).sum(0)
+    def log(self, step: int, epoch: int, norm: Tensor, learning_rate: float) -> None:
+        both = torch.stack([torch.stack([loss * weight, weight]) for loss, weight in self.losses]).sum(0)
         loss, weight = self.project.distributed.sum(both).tolist()
         self.means.append(loss / max(weight, 1))
         self.norms.append(norm.item())
@@ -293,8 +297,8 @@ class Loop:
     def listen(self) -> None:
         pass
 
-    def tell_hooks(self, moment: str) -> None:
-        pass
+    def tell_hooks(self, moment: str, *facts: object) -> list[Any]:
+        return []
 
 
 class Ragged(nn.Module):

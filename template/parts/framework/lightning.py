@@ -73,6 +73,8 @@ class Module(lightning.LightningModule):
         precision, distributed, epoch = project.precision, project.distributed, run.progress.epoch
         self.number += 1
         closes = self.number % run.accumulation == 0 or self.number == len(run.loader)
+        if not self.losses:
+            run.tell_hooks("before_step")
         run.recurrent.attach(batch)
         with nullcontext() if closes else distributed.no_sync():
             with precision.autocast():
@@ -81,6 +83,7 @@ class Module(lightning.LightningModule):
             # which `loss / accumulation` is only where all have as many.
             self.manual_backward(output.loss, gradient=precision.scale(output.weight))
         run.recurrent.keep(output)
+        monitor.keep(output.metrics)
         self.losses.append((output.loss.detach(), output.weight))
         if not closes:
             return
@@ -91,7 +94,7 @@ class Module(lightning.LightningModule):
         step = run.advance(self.number)
         monitor.note(step, epoch, (self.first, self.number), self.losses)
         if monitor.due(step):
-            monitor.log(step, epoch, self.losses, norm / targets, run.schedule.learning_rate)  # host sync
+            monitor.log(step, epoch, norm / targets, run.schedule.learning_rate)  # host sync
         run.schedule.set(run.step_of_phase)
         run.tell_hooks("after_step")
         self.first, self.losses = self.number, []

@@ -24,6 +24,8 @@ def fit(run: Run) -> None:
         batches = monitor.timed(loader.epoch(epoch, first))
         for number, batch in enumerate(batches, start=first + 1):
             closes = number % run.accumulation == 0 or number == len(loader)
+            if not losses:
+                run.tell_hooks("before_step")
             recurrent.attach(batch)
             with nullcontext() if closes else distributed.no_sync():
                 with precision.autocast():
@@ -32,6 +34,7 @@ def fit(run: Run) -> None:
                 # which `loss / accumulation` is only where all have as many.
                 output.loss.backward(gradient=precision.scale(output.weight))
             recurrent.keep(output)
+            monitor.keep(output.metrics)
             losses.append((output.loss.detach(), output.weight))
             if not closes:
                 continue
@@ -41,7 +44,7 @@ def fit(run: Run) -> None:
             step = run.advance(number)
             monitor.note(step, epoch, (first, number), losses)
             if monitor.due(step):
-                monitor.log(step, epoch, losses, norm / targets, run.schedule.learning_rate)  # host sync
+                monitor.log(step, epoch, norm / targets, run.schedule.learning_rate)  # host sync
             run.schedule.set(run.step_of_phase)
             run.tell_hooks("after_step")
             first, losses = number, []

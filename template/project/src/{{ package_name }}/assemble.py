@@ -63,6 +63,16 @@ class Project:
         order = order_of(samples, self.settings, self.distributed.rank, self.distributed.world, train)
         return self.loader_class(samples, self.store, self.settings, order, self.device)
 
+    def remarks(self, loader: Loader) -> list[str]:
+        """What a person should know of a training, though nothing is wrong."""
+        order, store, remarks = loader.order, self.store, []
+        if store.source.get("kind") == "synthetic":
+            remarks.append(f"synthetic data in {store.folder}; `prepare` takes your own")
+        if order.slots > order.count:
+            remarks.append(f"a batch of {order.slots:,} samples: the training split has {order.count:,}")
+        without = [f"data.{name}" for name in loader.WITHOUT_EFFECT]
+        return remarks + self.settings.without_effect(without, "this project's loader has no use for it")
+
 
 def open_store(settings: Settings, synthetic: bool = True) -> Store:
     """The prepared data; a synthetic sample where nothing was prepared and no other folder was named.

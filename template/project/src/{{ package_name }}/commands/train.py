@@ -66,10 +66,9 @@ def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
             resumed=resumed,
         )
         with holding, session:
-            for run in session.phases(arguments.phase):
-                fit(run)
-        if distributed.is_main:
-            where = f"at step {run.progress.step} of {run.end}"
+            session.train(fit, arguments.phase)
+        if distributed.is_main and session.run is not None:
+            where = f"at step {session.progress.step} of {session.run.end}"
             again = f"stopped {where}: `train --resume {session.folder.name}` goes on"
             print(f"finished {where}: {session.folder / 'report.md'}" if session.finished else again)
         distributed.together(lambda: None)  # who leaves first ends the others: not before rank 0 has reported

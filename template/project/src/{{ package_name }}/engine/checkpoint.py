@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -155,21 +155,24 @@ class Checkpoint:
             if (fact := manifest["facts"].get(name)) not in same.get(name, [value]):
                 what = f"the checkpoint was made with {name} {fact!r}, now it is {value!r}"
                 raise UserError(what, str(path), "go back to that, or start a new run")
-        # weights_only: a checkpoint from elsewhere cannot run code (needs torch >= 2.10, CVE-2026-24747)
-        state = torch.load(path / STATE, map_location="cpu", weights_only=True)
-        return self._restore(manifest, state, self.parts)
+        return self._restore(manifest, _read_state(path), self.parts)
 
     def load_model(
-        self, which: str = "best", fits: Callable[[dict[str, Any]], None] = lambda facts: None
+        self,
+        which: str = "best",
+        fits: Callable[[dict[str, Any]], None] = lambda facts: None,
+        also: Sequence[str] = (),
     ) -> Manifest | None:
         """Restores the weights alone (evaluation, prediction, the start of a phase), whatever the rules.
 
-        fits: called with the checkpoint's facts first, to refuse it.
+        fits: called with the checkpoint's facts first, to refuse it. also: other parts to restore.
         """
         if (manifest := self._find(which)) is None:
             return None
         fits(manifest["facts"])
-        return self._restore(manifest, {}, {"model": self.parts["model"]})
+        state = _read_state(manifest["path"]) if also else {}
+        state = {name: state[name] for name in also if name in state}
+        return self._restore(manifest, state, {name: self.parts[name] for name in (*also, "model")})
 
     def peek(self, which: str = "best") -> dict[str, Any]:
         """The facts that `load_model(which)` would find, without its weights; empty where there is none."""
@@ -196,7 +199,7 @@ class Checkpoint:
         self.distributed.give_shards(state, path, shards)
         for name, part in parts.items():
             if name != "model":
-                part.load_state_dict(state[name])
+                part.load_state_dict(state.get(name, {}))  # older versions had fewer parts
         try:
             parts["model"].load_state_dict(tensors)
         except RuntimeError as error:  # a page of names
@@ -249,6 +252,12 @@ def _verify(path: Path) -> Manifest:
         if all(time.time() - file.st_mtime > JUST_WRITTEN for file in status):
             _verified[path] = stamp
     return {"rules": {}, **manifest, "path": path}
+
+
+def _read_state(path: Path) -> dict[str, Any]:
+    # weights_only: a checkpoint from elsewhere cannot run code (needs torch >= 2.10, CVE-2026-24747)
+    state: dict[str, Any] = torch.load(path / STATE, map_location="cpu", weights_only=True)
+    return state
 
 
 def _empty(folder: Path) -> None:

@@ -57,6 +57,8 @@ class Monitor:
         self._bar: tqdm | None = None
         self._file: TextIO = io.StringIO()  # until `start`
         self._pending: list[tuple[int, int, tuple[int, int], Losses]] = []
+        # Since the last row: (loss, weight) of each micro-batch, and (sum, count) of what a model measures.
+        self._open: dict[str, Losses] = {"loss": []}
         self._stretch = (0.0, 0.0)  # seconds waited for data and in all, since the last judgement
         self._alerted: set[str] = set()
         self._restart(0)
@@ -92,27 +94,57 @@ class Monitor:
     def note(self, step: int, epoch: int, batches: tuple[int, int], losses: Losses) -> None:
         """After optimizer step `step` (from 1) over micro-batches [first, last + 1) of `epoch` (from 0)."""
         self._pending.append((step, epoch, batches, losses))
+        self._open["loss"] += losses
         self._batches += batches[1] - batches[0]
+
+    def keep(self, metrics: dict[str, tuple[Tensor, Tensor]]) -> None:
+        """What a model measures while it trains, (sum, count) by name: their means stand in the next row."""
+        for name, (total, count) in metrics.items():
+            self._open.setdefault(name, []).append((total.detach().float(), count.float()))
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the next row will be a mean of, on every rank (host sync)."""
+        parts = {name: [torch.stack(pair) for pair in pairs] for name, pairs in self._open.items() if pairs}
+        mine = {name: torch.stack(pairs).tolist() for name, pairs in parts.items()}
+        return {"ranks": self.distributed.gather(mine)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Of other processes than those that saved, the first goes on with all of it."""
+        ranks, group = state.get("ranks", []), self.distributed
+        if len(ranks) == group.world:
+            ranks = [ranks[group.rank]]
+        elif not self.main:
+            return
+        for name, part in (item for rank in ranks for item in rank.items()):
+            pairs = torch.tensor(part, device=self.project.device).view(-1, 2)
+            self._open.setdefault(name, []).extend((total, count) for total, count in pairs)
 
     def due(self, step: int) -> bool:
         """Whether `log` comes after this step."""
         return step % self.every == 0 or step == self.end
 
-    def log(self, step: int, epoch: int, losses: Losses, norm: Tensor, learning_rate: float) -> None:
-        """A row and a line for the step that was just noted (host sync). Raises `NonFinite`.
+    def log(self, step: int, epoch: int, norm: Tensor, learning_rate: float) -> None:
+        """A row and a line at the step that was just noted (host sync). Raises `NonFinite`.
 
-        losses: its own. norm: () gradient norm before clipping. epoch: from 0; rows and lines count from 1.
+        The loss and what the model measured are means over the steps since the last row, of all ranks.
+        norm: () gradient norm before clipping. epoch: from 0; rows and lines count from 1.
         """
-        means, weights = (torch.stack(values) for values in zip(*losses, strict=True))
-        total, weight = self.distributed.sum(torch.stack([(means * weights).sum(), weights.sum()]))
-        mean, size = torch.stack([(total / weight.clamp(min=1)).float(), norm.float()]).tolist()
+        sums = []
+        for name, pairs in self._open.items():
+            values, weights = (torch.stack(part) for part in zip(*pairs, strict=True))
+            total = (values * weights).sum() if name == "loss" else values.sum()
+            sums.append(torch.stack([total, weights.sum()]).float())
+        totals = self.distributed.sum(torch.stack(sums))
+        means = totals[:, 0] / totals[:, 1].clamp(min=1)
+        size, *found = torch.cat([norm.float().view(1), means]).tolist()
+        measured, self._open = dict(zip(self._open, found, strict=True)), {"loss": []}
         self.check()
         seconds, device = time.perf_counter() - self._since, self.project.device
         per_step = seconds / (step - self._from)
         row = {
             "step": step,
             "epoch": epoch + 1,
-            "loss": mean,
+            **measured,
             "learning_rate": learning_rate,
             "gradient_norm": size,
             "samples_per_second": self._batches * self.samples / seconds,

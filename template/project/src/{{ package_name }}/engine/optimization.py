@@ -179,18 +179,23 @@ def _cosine(start: float, end: float, passed: float) -> float:
 
 
 class Schedule:
-    """Sets the learning rate of every parameter group; `total` steps is the run's length."""
+    """Scales the learning rate that each parameter group was made with; `total` steps is the run's length.
+
+    learning_rate: what stands in rows, that of a group made with `optimizer.learning_rate`.
+    """
 
     def __init__(self, optimizer: Any, settings: Any, total: int):
         self.optimizer = optimizer  # not its groups: loading a state puts new ones in their place
         self.settings, self.total = settings.schedule, total
         self.peak = self.learning_rate = settings.optimizer.learning_rate
+        self.peaks = [group["lr"] for group in optimizer.param_groups]
 
     def set(self, step: int) -> None:
         """Prepares the optimizer for step number `step` (from 0)."""
-        self.learning_rate = self.peak * factor(self.settings, step, self.total)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.learning_rate
+        share = factor(self.settings, step, self.total)
+        self.learning_rate = self.peak * share
+        for group, peak in zip(self.optimizer.param_groups, self.peaks, strict=True):
+            group["lr"] = peak * share
 
     def state_dict(self) -> dict[str, Any]:
         return {"total": self.total, "name": self.settings.name}

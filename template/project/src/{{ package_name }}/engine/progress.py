@@ -1,4 +1,4 @@
-"""Where a run stands, and what each of its processes must find again: random numbers and carried states."""
+"""Where a run stands, and what it must find again: random numbers, carried states, those of its hooks."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
+from .config import found
 from .errors import UserError
 
 if TYPE_CHECKING:
     from .distributed import Distributed
     from .order import Order
+    from .run import Run
     from .seams import Batch, Output
 
 State = Any
@@ -44,6 +46,21 @@ class Progress:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         vars(self).update({name: state[name] for name in vars(self)})
+
+    def advance(self, batch: int, batches: int) -> None:
+        """Counts the step that closed with micro-batch `batch` (from 1) of an epoch of `batches`."""
+        self.step += 1
+        self.batch = batch
+        if batch >= batches:  # normalised: an epoch's end is the next one's beginning
+            self.epoch, self.batch = self.epoch + 1, 0
+
+    def judge(self, loss: float) -> bool:
+        """Counts a whole evaluation; returns whether it is the best so far."""
+        self.evaluated, better = self.step, loss < self.best_loss
+        self.without_gain = 0 if better else self.without_gain + 1
+        if better:
+            self.best_loss, self.best_step = loss, self.step
+        return better
 
     def next_phase(self) -> None:
         self.phase, self.phase_start = self.phase + 1, self.step
@@ -122,6 +139,47 @@ class Ranks:
             set_random_state(ranks[rank]["random"])
         else:
             seed_everything((torch.initial_seed() + self.progress.step) % 2**32)
+
+
+class Hooks:
+    """The watchers in `hooks/`, by name; the states of those that have one are a part of the checkpoints.
+
+    trial: without those that take no part in trials. notes: gets a line for each hook whose state is not in
+    a checkpoint, and for each state whose hook is not there.
+    """
+
+    def __init__(self, trial: bool, notes: list[str]):
+        modules = {module.__name__.rpartition(".")[2]: module for module in found("hooks", "class Hook")}
+        hooks: dict[str, Any] = {name: module.Hook() for name, module in modules.items()}
+        self.all = {name: hook for name, hook in hooks.items() if not trial or getattr(hook, "trials", True)}
+        self.with_state = {name: hook for name, hook in self.all.items() if hasattr(hook, "state_dict")}
+        self.notes = notes
+
+    def tell(self, moment: str, run: Run, *facts: object) -> list[Any]:
+        """Calls that method of each hook that has it, in the order of names; returns what they say."""
+        methods = [getattr(hook, moment, None) for hook in self.all.values()]
+        return [method(run, *facts) for method in methods if method is not None]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Every rank's hooks give one; rank 0's is kept, and of a sharded tensor all of it.
+
+        Raises `UserError` for what `torch.load(weights_only=True)` would refuse when all depends on it.
+        """
+        states = {name: hook.state_dict() for name, hook in self.with_state.items()}
+        for value in tree_leaves(states):
+            if not (isinstance(value, Tensor) or type(value) in (bool, int, float, str, type(None))):
+                what = f"a hook's state holds a {type(value).__name__}"
+                raise UserError(what, f"hooks/, {', '.join(states)}", "keep plain values and tensors in it")
+        return states
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, hook in self.with_state.items():
+            if name in state:
+                hook.load_state_dict(state[name])
+            else:
+                self.notes.append(f"hook {name} starts fresh: the checkpoint has no state of it")
+        for name in sorted(state.keys() - self.with_state.keys()):
+            self.notes.append(f"the checkpoint's state of hook {name} is passed over: there is no such hook")
 
 
 def seed_everything(seed: int) -> None:

@@ -7,28 +7,27 @@ one call of `train`, from its folder to its exit code.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import shutil
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .checkpoint import Checkpoint, DiskFull
-from .config import found
 from .errors import NonFinite, UserError, explain
 from .evaluation import evaluate, timed
-from .files import read_json, write_json, write_text
+from .files import write_text
 from .monitor import Monitor
 from .optimization import Schedule, dry_run, freeze_garbage
 from .order import RULE as ORDER_RULE
-from .progress import Progress, Ranks, RecurrentState
+from .progress import Hooks, Progress, Ranks, RecurrentState
 from .report import write_report
-from .runs import device_line, git_state, versions, write_status
+from .runs import device_line, write_environment, write_status
 from .tracker import Tracker
 
 if TYPE_CHECKING:
@@ -64,6 +63,7 @@ class Run:
         self.samples = self.loader.order.slots * self.accumulation  # of a whole step, over all ranks
         self.recurrent = RecurrentState()
         self.schedule = Schedule(project.optimizer, settings, self.total)
+        self.hooks = Hooks(self.trial, session.notes)
         tracker = Tracker(self.folder, settings) if distributed.is_main else None
         self.monitor = Monitor(self.folder, project, tracker, self.loader)
         closing.callback(self.monitor.close)
@@ -78,6 +78,8 @@ class Run:
             schedule=self.schedule,
             precision=project.precision,
             progress=self.progress,
+            hooks=self.hooks,
+            rows=self.monitor,
             ranks=Ranks(distributed, self.progress, self.recurrent, self.loader.order, self.accumulation),
         )
         weight = distributed.together(lambda: dry_run(project, self.loader))
@@ -85,21 +87,17 @@ class Run:
         distributed.together(lambda: self._restore(session.resumed))
         self.schedule.set(self.step_of_phase)
         self.monitor.start(self.progress.step, self.end)
-        hooks = [module.Hook() for module in found("hooks", "class Hook")]
-        self.hooks = [hook for hook in hooks if not self.trial or getattr(hook, "trials", True)]
         closing.callback(self.tell_hooks, "close")
 
-    def tell_hooks(self, moment: str) -> None:
-        """Calls `start`, `after_step` or `close` of each hook that has it, in the order of names."""
-        for hook in self.hooks:
-            if (method := getattr(hook, moment, None)) is not None:
-                method(self)
+    def tell_hooks(self, moment: str, *facts: object) -> list[Any]:
+        """Calls that method of each hook that has it, in the order of names; returns what they say."""
+        return self.hooks.tell(moment, self, *facts)
 
     def _restore(self, resumed: bool) -> None:
         """The newest valid checkpoint of this phase, else the weights that the phase before it left."""
         progress = self.progress
         if progress.phase_start and progress.step == progress.phase_start:  # this call has just begun it
-            self.checkpoint.load_model("last")
+            self.checkpoint.load_model("last", also=("hooks",))
             return
         data = self.project.store.fingerprints
         restored = self.checkpoint.load("last", data=data) if resumed else None
@@ -141,15 +139,12 @@ class Run:
     def advance(self, batch: int) -> int:
         """Counts the step that closed with micro-batch `batch` of the epoch (from 1); returns its number."""
         self.agree()
-        progress = self.progress
-        progress.step += 1
-        progress.batch = batch
-        if batch >= len(self.loader):  # normalised: an epoch's end is the next one's beginning
-            progress.epoch, progress.batch = progress.epoch + 1, 0
+        self.progress.advance(batch, len(self.loader))
+        if not self.progress.batch:
             self.recurrent.state = None
         if self.step_of_phase == 1:
             freeze_garbage()
-        return progress.step
+        return self.progress.step
 
     def agree(self) -> bool:
         """Whether a rank has got a signal: every rank asks as often, and all get the same answer."""
@@ -178,16 +173,11 @@ class Run:
 
     def evaluate(self) -> None:
         """A pass over the validation split; the best is saved. A signal leaves it to the resume."""
-        progress, project = self.progress, self.project
-        parts = project.wrapped, self.validation, project.precision, project.distributed
-        metrics, seconds = timed(lambda: evaluate(*parts, self.agree))
+        progress = self.progress
+        metrics, seconds = timed(self.measure)
         if metrics is None:
             return
-        progress.evaluated = progress.step
-        better = metrics["loss"] < progress.best_loss
-        progress.without_gain = 0 if better else progress.without_gain + 1
-        if better:
-            progress.best_loss, progress.best_step = metrics["loss"], progress.step
+        better = progress.judge(metrics["loss"])
         self.monitor.evaluation(progress.step, "validation", metrics, seconds, better)
         patience = self.settings.evaluation.patience
         if patience and progress.without_gain >= patience:
@@ -196,6 +186,18 @@ class Run:
         if better:
             self.save()
             self._mark_best()
+
+    def measure(self) -> dict[str, float] | None:
+        """Metrics of the validation split, with what hooks add; None when a signal came meanwhile."""
+        project = self.project
+        with contextlib.ExitStack() as stack:
+            for around in self.tell_hooks("evaluating"):
+                stack.enter_context(around)
+            parts = project.wrapped, self.validation, project.precision, project.distributed
+            metrics = evaluate(*parts, self.agree)
+        if metrics is not None:
+            self.tell_hooks("after_evaluation", metrics)
+        return metrics
 
     @property
     def save_due(self) -> bool:
@@ -237,6 +239,7 @@ class Session:
     def __post_init__(self) -> None:
         self.main, self.progress, self.notes = self.distributed.is_main, Progress(), [*self.settings.notes]
         self.signal = 0  # that this process got
+        self.attempts = 1  # hooks are new in each
         self.run: Run | None = None  # of the phase
         self.closing = contextlib.ExitStack()  # what the phase has open
         self._current = self.settings  # of the phase
@@ -280,8 +283,8 @@ class Session:
         """
         phases = self.settings.phases
         if self.resumed and phases:  # else the checkpoint is read once, when it is restored
-            found = Checkpoint(self.folder / "checkpoints", self.distributed).peek("last")
-            self.progress.phase = found.get("phase", 0)
+            facts = Checkpoint(self.folder / "checkpoints", self.distributed).peek("last")
+            self.progress.phase = facts.get("phase", 0)
         if 0 < only <= self.progress.phase:
             where = f"the run is in phase {self.progress.phase + 1}"
             raise UserError(f"phase {only} is finished", where, "--resume goes on with it")
@@ -296,6 +299,33 @@ class Session:
             if number + 1 < len(phases):
                 self.closing.close()
                 self.progress.next_phase()
+
+    def train(self, fit: Callable[[Run], None], phase: int = 0) -> None:
+        """Trains all phases, or one; after an error once more where a hook's `on_error` says so.
+
+        Then it goes on as `--resume` does, with `settings` as the hook may have left them.
+        """
+        while self._attempt(fit, phase):
+            self.closing.close()
+            self.run, self.resumed, self.progress = None, True, Progress()
+            self.attempts += 1
+            self.distributed.agree(self.signal)  # what `fail` said to all is said
+            gc.unfreeze()
+            gc.collect()  # what the attempt held
+
+    def _attempt(self, fit: Callable[[Run], None], phase: int) -> bool:
+        for run in self.phases(phase):
+            try:
+                fit(run)
+            except Exception as error:
+                # Of several ranks one alone would ask: the others wait for it in the middle of a step.
+                if self.distributed.world > 1 and not isinstance(error, NonFinite | UserError):
+                    raise
+                if not any(self.distributed.gather(any(run.tell_hooks("on_error", error)))):
+                    raise
+                run.monitor.line(f"note: again, after {type(error).__name__}: {error}")
+                return True
+        return False
 
     def _begin(self, settings: Settings) -> Run:
         self._current = settings
@@ -320,7 +350,7 @@ class Session:
 
     def _introduce(self, run: Run) -> None:
         project, line = run.project, run.monitor.line
-        self.notes += self._remarks(run)
+        self.notes += project.remarks(run.loader)
         if self.resumed:
             line(f"resumed at step {self.progress.step} of {run.end}")
         line(f"{self.folder}: {device_line(project.device)}")
@@ -332,30 +362,16 @@ class Session:
             line(f"note: {note}")
         if not self.main:
             return
-        environment = {
-            "versions": versions(),
-            "gpu": device_line(project.device),
-            "git": git_state(),
-            "optimizations": project.optimizations,
-            "changed": self.settings.changed(),
-            "notes": self.notes,
-            "parameters": parameters,
-            "started": read_json(self.folder / "env.json").get("started", time.time()),
-            "argv": sys.argv[1:],
-        }
-        write_json(self.folder / "env.json", environment)
+        write_environment(
+            self.folder,
+            project.device,
+            optimizations=project.optimizations,
+            changed=self.settings.changed(),
+            notes=self.notes,
+            parameters=parameters,
+        )
         project.store.remember(self.folder)
         write_status(self.folder, "running", "", self.progress.step, resumed=self.resumed)
-
-    def _remarks(self, run: Run) -> list[str]:
-        """What a person should know, though nothing is wrong."""
-        order, store, remarks = run.loader.order, run.project.store, []
-        if store.source.get("kind") == "synthetic":
-            remarks.append(f"synthetic data in {store.folder}; `prepare` takes your own")
-        if order.slots > order.count:
-            remarks.append(f"a batch of {order.slots:,} samples: the training split has {order.count:,}")
-        without = [f"data.{name}" for name in run.loader.WITHOUT_EFFECT]
-        return remarks + self.settings.without_effect(without, "this project's loader has no use for it")
 
     def _conclude(self, error: BaseException | None) -> None:
         """Status and report; a mistake found before the start leaves nothing."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -111,6 +112,13 @@ def held(run: Path) -> Iterator[None]:
 
 
 # --- on what a run takes place
+
+
+def write_environment(run: Path, device: torch.device, **facts: object) -> None:
+    """env.json: versions, device, commit, command and `facts`; `started` stays that of the first call."""
+    begun = read_json(run / "env.json").get("started", time.time())
+    where = {"versions": versions(), "gpu": device_line(device), "git": git_state()}
+    write_json(run / "env.json", {**where, **facts, "started": begun, "argv": sys.argv[1:]})
 
 
 def device_line(device: torch.device) -> str:

@@ -44,7 +44,7 @@ class Output(NamedTuple):
 
     loss: Tensor  # () float32: mean over `weight` targets; 0 where there is none
     weight: Tensor  # () float32: how many targets the loss is a mean of
-    metrics: dict[str, tuple[Tensor, Tensor]] = {}  # noqa: RUF012 - name: (sum, count); filled in evaluation only
+    metrics: dict[str, tuple[Tensor, Tensor]] = {}  # noqa: RUF012 - name: (sum, count); () each
     carry: Any = None  # tensors (batch axis first) that the next batch of the same lanes starts from
 
 

@@ -1,0 +1,136 @@
+"""What a row of training says: means over the steps since the row before, and each group's own rate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fakes import engine
+from ranks import run_ranks
+from rendering import render
+from running import losses, rows, run
+from test_session import replace_forward
+from variants import choices
+
+WORDS = (
+    *(
+        "--data.batch_size",
+        "64",
+        "--model.width",
+        "16",
+        "--model.dropout",
+        "0",
+        "--schedule.warmup_steps",
+        "2",
+    ),
+    *("--data.fraction", "0.1", "--training.max_steps", "23", "--training.gradient_accumulation_steps", "2"),
+)
+every_framework = pytest.mark.parametrize("framework", choices("framework"))
+
+
+def measuring() -> None:
+    """A model that measures half of its loss while it trains, with a graph behind it, and adds up targets."""
+
+    def forward(model, real, batch):
+        output = real(batch)
+        half = output.loss * output.weight / 2
+        seen = output.weight.long()
+        return output._replace(metrics={"half": (half, output.weight), "targets": (seen, torch.tensor(0))})
+
+    replace_forward(forward)
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A row for each step."""
+    folder = tmp_path_factory.mktemp("single")
+    words = (*WORDS, "--monitor.every_steps", "1")
+    assert run(render(workload="tabular"), "train", *words, cwd=folder, before=measuring).code == 0
+    return folder
+
+
+@pytest.fixture
+def place(single: Path, tmp_path: Path) -> Path:
+    (tmp_path / "data").symlink_to(single / "data")
+    return tmp_path
+
+
+def training(folder: Path) -> list[dict]:
+    return [row for row in rows(folder) if "split" not in row]
+
+
+def means(single: Path, every: int) -> Callable[[str], list[float]]:
+    """By hand, from the rows of single steps: groups have unequally many targets."""
+    found = training(single)
+    ends = [*range(every, len(found), every), len(found)]
+    stretches = [found[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+    def of(name: str) -> list[float]:
+        weights = [[row["targets"] for row in stretch] for stretch in stretches]
+        values = [[row[name] for row in stretch] for stretch in stretches]
+        pairs = zip(values, weights, strict=True)
+        return [sum(map(float.__mul__, v, w)) / sum(w) for v, w in pairs]
+
+    return of
+
+
+@every_framework
+def test_a_row_is_the_mean_over_its_steps_wherever_a_run_stops(
+    framework: str, place: Path, single: Path
+) -> None:
+    project, every = render(workload="tabular", framework=framework), ("--monitor.every_steps", "5")
+    assert run(project, "train", *WORDS, *every, cwd=place, before=measuring).code == 0
+    whole, wanted = training(place), means(single, 5)
+    assert [row["step"] for row in whole] == [5, 10, 15, 20, 23]
+    assert len({row["targets"] for row in training(single)}) > 1, "an epoch's last group is smaller"
+    for name in ("loss", "half"):
+        assert [row[name] for row in whole] == pytest.approx(wanted(name), rel=1e-6)
+        assert [row["half"] for row in whole] == pytest.approx([row["loss"] / 2 for row in whole], rel=1e-6)
+
+    for words in ((*WORDS, *every, "--max-steps", "7"), ("--resume", "--max-steps", "13"), ("--resume",)):
+        assert run(project, "train", *words, cwd=place, before=measuring).code == 0
+    assert losses(place) == [(row["step"], float(row["loss"]).hex()) for row in whole]
+    again = training(place)
+    assert [(row["half"], row["targets"]) for row in again] == [
+        (row["half"], row["targets"]) for row in whole
+    ]
+
+
+def test_a_row_of_two_ranks_is_resumed_by_two_and_by_one(place: Path) -> None:
+    project = render(workload="tabular", distributed="ddp")
+    words = (*WORDS, "--data.batch_size", "32", "--monitor.every_steps", "5")
+    assert all(result.code == 0 for result in run_ranks(project, "train", *words, cwd=place))
+    whole = losses(place)
+    for stop in (("--max-steps", "7"), ("--resume", "--max-steps", "14")):
+        results = run_ranks(project, "train", *(words if stop[0] == "--max-steps" else ()), *stop, cwd=place)
+        assert all(result.code == 0 for result in results), results[0].err[-2000:]
+    batch = ("--data.batch_size", "64")
+    assert run(project, "train", "--resume", *batch, cwd=place).code == 0
+    pairs = list(zip(losses(place), whole, strict=True))
+    assert pairs[0][0] == pairs[0][1]
+    assert pairs[1][0] == pairs[1][1], "a row of 6 to 10, stopped behind 7"
+    for (step, mine), (other, wanted) in pairs[2:]:
+        assert step == other
+        assert float.fromhex(mine) == pytest.approx(float.fromhex(wanted), rel=1e-4)
+
+
+def test_each_group_keeps_its_own_rate() -> None:
+    first, second = torch.zeros(1, requires_grad=True), torch.zeros(2, requires_grad=True)
+    groups = [{"params": [first], "lr": 1e-3}, {"params": [second], "lr": 1e-4}]
+    settings = SimpleNamespace(
+        schedule=SimpleNamespace(name="linear", warmup_steps=2, final_factor=0.0),
+        optimizer=SimpleNamespace(learning_rate=1e-3),
+    )
+    optimizer = torch.optim.SGD(groups, lr=1e-3)
+    schedule = engine("optimization").Schedule(optimizer, settings, 12)
+    for step, share in ((0, 0.5), (1, 1.0), (7, 0.5)):
+        schedule.set(step)
+        assert [group["lr"] for group in optimizer.param_groups] == [
+            pytest.approx(1e-3 * share),
+            pytest.approx(1e-4 * share),
+        ]
+        assert schedule.learning_rate == pytest.approx(1e-3 * share)
+        optimizer.load_state_dict(optimizer.state_dict())  # new groups in place of the old ones

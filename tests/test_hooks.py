@@ -1,0 +1,230 @@
+"""Hooks of one's own: every moment, a state that survives, another attempt; all frameworks, two ranks."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from ranks import run_ranks
+from rendering import render
+from running import evaluations, losses, newest_run, one_error, rows, run, weights
+from variants import choices
+
+WORDS = (
+    *("--data.batch_size", "128", "--model.width", "16", "--schedule.warmup_steps", "2"),
+    *("--data.fraction", "0.1", "--training.epochs", "3", "--monitor.every_steps", "1"),
+)
+every_framework = pytest.mark.parametrize("framework", choices("framework"))
+
+COUNT = '''"""Notes each moment, counts steps and evaluations, and tells both in the rows of evaluations."""
+
+from contextlib import contextmanager
+
+
+class Hook:
+    def __init__(self):
+        self.steps = self.evaluations = 0
+
+    def note(self, run, moment):
+        with open(f"moments{run.project.distributed.rank}", "a") as file:
+            print(moment, run.progress.step, file=file)
+
+    def start(self, run):
+        self.note(run, "start")
+
+    def before_step(self, run):
+        self.note(run, "before_step")
+
+    def after_step(self, run):
+        self.steps += 1
+        self.note(run, "after_step")
+
+    @contextmanager
+    def evaluating(self, run):
+        self.note(run, "evaluating")
+        yield
+        self.note(run, "evaluated")
+
+    def after_evaluation(self, run, metrics):
+        self.evaluations += 1
+        metrics["counted"] = 1000.0 * self.evaluations + self.steps
+        self.note(run, "after_evaluation")
+
+    def state_dict(self):
+        return {"steps": self.steps, "evaluations": self.evaluations}
+
+    def load_state_dict(self, state):
+        vars(self).update(state)
+
+    def close(self, run):
+        self.note(run, "close")
+'''
+
+AGAIN = '''"""Fails after step FAILS of the first attempt, on one rank, and asks for another one."""
+
+class Hook:
+    def after_step(self, run):
+        here = run.project.distributed.rank == RANK
+        if run.session.attempts == 1 and run.progress.step == FAILS and here:
+            KIND
+
+    def on_error(self, run, error):
+        return "on purpose" in str(error)
+'''
+
+
+def failing(step: int, how: str, rank: int = 0) -> str:
+    """The source of a hook that does so."""
+    return AGAIN.replace("FAILS", str(step)).replace("RANK", str(rank)).replace("KIND", how)
+
+
+@functools.cache
+def project(base: Path, name: str, source: str, **answers: str) -> Path:
+    """A rendered project with one hook of one's own."""
+    folder = base / f"{name}-{abs(hash((source, *sorted(answers.items()))))}"
+    shutil.copytree(render(workload="tabular", **answers), folder)
+    (folder / f"src/my_training/hooks/{name}.py").write_text(source)
+    return folder
+
+
+@pytest.fixture
+def hooked(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    return functools.partial(project, tmp_path_factory.getbasetemp())
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run without any hook."""
+    folder = tmp_path_factory.mktemp("plain")
+    assert run(render(workload="tabular"), "train", *WORDS, cwd=folder).code == 0
+    return folder
+
+
+@pytest.fixture
+def place(plain: Path, tmp_path: Path) -> Path:
+    (tmp_path / "data").symlink_to(plain / "data")
+    return tmp_path
+
+
+def moments(folder: Path, rank: int = 0) -> list[tuple[str, int]]:
+    lines = (folder / f"moments{rank}").read_text().splitlines()
+    return [(moment, int(step)) for moment, step in map(str.split, lines)]
+
+
+def counted(folder: Path) -> list[float]:
+    return [row["counted"] for row in rows(folder) if "split" in row]
+
+
+@every_framework
+def test_every_moment_comes_once_and_in_order(framework: str, hooked, place: Path, plain: Path) -> None:
+    accumulation = ("--training.gradient_accumulation_steps", "2", "--data.batch_size", "64")
+    result = run(hooked("count", COUNT, framework=framework), "train", *WORDS, *accumulation, cwd=place)
+    assert result.code == 0, result.err[-2000:]
+    total, found = losses(place)[-1][0], moments(place)
+    assert total == losses(plain)[-1][0], "the same number of steps"
+    assert found[0] == ("start", 0)
+    assert found[-1] == ("close", total)
+    expected, ends = [], [step for step, _ in evaluations(place)]
+    for step in range(1, total + 1):
+        expected += [("before_step", step - 1), ("after_step", step)]
+        if step in ends:
+            expected += [("evaluating", step), ("evaluated", step), ("after_evaluation", step)]
+    assert found[1:-1] == expected
+    assert len(ends) == 3
+    assert counted(place) == [1000.0 * number + step for number, step in enumerate(ends, 1)]
+
+
+@every_framework
+def test_a_hooks_state_survives_stops_and_changes_no_loss(framework: str, hooked, place: Path, plain) -> None:
+    counting = hooked("count", COUNT, framework=framework)
+    for words in ((*WORDS, "--max-steps", "5"), ("--resume", "--max-steps", "9"), ("--resume",)):
+        assert run(counting, "train", *words, cwd=place).code == 0
+    assert losses(place) == losses(plain)
+    assert weights(place) == weights(plain)
+    ends = [step for step, _ in evaluations(place)]
+    assert counted(place) == [1000.0 * number + step for number, step in enumerate(ends, 1)]
+
+
+def test_a_state_goes_on_from_phase_to_phase(hooked, place: Path) -> None:
+    counting = hooked("count", COUNT)
+    config = yaml.safe_load((counting / "config.yaml").read_text())
+    phases = [{"name": "one", "steps": 4}, {"name": "two", "steps": 3}]
+    (place / "config.yaml").write_text(yaml.safe_dump(config | {"phases": phases}))
+    words = [word for word in WORDS if word not in ("--training.epochs", "3")]
+    assert run(counting, "train", *words, "--phase", "1", cwd=place).code == 0
+    assert run(counting, "train", "--phase", "2", cwd=place).code == 0
+    assert counted(place) == [1004.0, 2007.0]
+    starts = [step for moment, step in moments(place) if moment == "start"]
+    assert starts[-1] == 4, "after restoring"
+
+
+def test_a_checkpoint_without_a_state_and_a_state_without_a_hook_are_a_note_each(
+    hooked, place: Path, plain: Path
+) -> None:
+    without, counting = render(workload="tabular"), hooked("count", COUNT)
+    assert run(without, "train", *WORDS, "--max-steps", "4", cwd=place).code == 0
+    result = run(counting, "train", "--resume", "--max-steps", "9", cwd=place)
+    assert result.out.count("note: hook count starts fresh: the checkpoint has no state of it") == 1
+    result = run(without, "train", "--resume", cwd=place)
+    assert result.out.count("note: the checkpoint's state of hook count is passed over") == 1
+    assert losses(place) == losses(plain)
+    assert weights(place) == weights(plain)
+
+
+def test_a_state_that_could_not_be_read_back_is_refused_before_it_is_written(hooked, place: Path) -> None:
+    source = COUNT.replace('"evaluations": self.evaluations}', '"where": __import__("pathlib").Path()}')
+    result = run(hooked("count", source), "train", *WORDS, cwd=place)
+    one_error(result, "a hook's state holds a PosixPath", "count", "plain values and tensors")
+
+
+KINDS = {
+    "an error": "raise OSError('on purpose')",
+    "a failure": "from ..engine.errors import UserError; run.fail(UserError('on purpose'))",
+}
+
+
+@every_framework
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("fails", [2, 12])
+def test_after_an_error_a_hook_may_have_it_go_on(
+    framework: str, kind: str, fails: int, hooked, place: Path, plain: Path
+) -> None:
+    """From the newest checkpoint, or from the beginning where there is none yet."""
+    source = failing(fails, KINDS[kind])
+    result = run(hooked("again", source, framework=framework), "train", *WORDS, cwd=place)
+    assert result.code == 0, result.err[-2000:]
+    assert result.out.count("note: again, after") == 1
+    epoch = losses(plain)[-1][0] // 3
+    assert f"resumed at step {epoch if fails > epoch else 0} of" in result.out
+    assert losses(place) == losses(plain)
+    assert evaluations(place) == evaluations(plain)
+    assert weights(place) == weights(plain)
+
+
+def test_an_error_that_no_hook_takes_ends_the_run(hooked, place: Path) -> None:
+    source = failing(2, "raise OSError('by chance')")
+    result = run(hooked("again", source), "train", *WORDS, cwd=place)
+    assert result.code == 1
+    assert "by chance" in result.err
+    assert "failed" in (newest_run(place) / "status.json").read_text()
+
+
+@every_framework
+def test_hooks_on_two_ranks(framework: str, hooked, place: Path) -> None:
+    """Each rank has its own; where one alone fails, all of them go on from the same checkpoint."""
+    counting = hooked("count", COUNT, framework=framework, distributed="ddp")
+    results = run_ranks(counting, "train", *WORDS, "--data.batch_size", "64", cwd=place)
+    assert [result.code for result in results] == [0, 0], results[0].err[-2000:]
+    assert moments(place, 0) == moments(place, 1)
+    undisturbed = losses(place), weights(place)
+
+    source = failing(12, KINDS["a failure"], rank=1)
+    again = hooked("again", source, framework=framework, distributed="ddp")
+    results = run_ranks(again, "train", *WORDS, "--data.batch_size", "64", cwd=place)
+    assert [result.code for result in results] == [0, 0], results[0].err[-2000:]
+    assert results[0].out.count("note: again, after UserError: on purpose") == 1
+    assert (losses(place), weights(place)) == undisturbed
