@@ -144,8 +144,9 @@ def _child(
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     # tqdm's own lock is shared with every fork: one killed inside it would hang all later ones.
     tqdm.tqdm.set_lock(threading.RLock())
-    matplotlib.figure.Figure.savefig = unpainted
-    os.fsync = lambda handle: None  # no test cuts the power, and a disk is slow
+    matplotlib.figure.Figure.savefig = unpainted  # type: ignore[assignment,method-assign]
+    # No test cuts the power, and a disk is slow.
+    os.fsync = lambda handle: None  # type: ignore[assignment]
     sys.dont_write_bytecode = False  # the project's next run reads what this one compiles
     for name in [name for name in sys.modules if name.split(".")[0] == PACKAGE]:
         del sys.modules[name]
@@ -170,12 +171,13 @@ def unpainted(figure: Any, file: Any, **options: Any) -> None:
 
 def painted() -> None:
     """For `run(..., before=painted)`: pictures as they are."""
-    matplotlib.figure.Figure.savefig = PAINT
+    matplotlib.figure.Figure.savefig = PAINT  # type: ignore[method-assign]
 
 
 def undrawn() -> None:
     """For `run(..., before=undrawn)`: no picture of the run at all."""
-    importlib.import_module(f"{PACKAGE}.engine.report").draw = lambda *_: ""
+    report: Any = importlib.import_module(f"{PACKAGE}.engine.report")
+    report.draw = lambda *_: ""
 
 
 def start(

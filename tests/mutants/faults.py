@@ -299,8 +299,8 @@ RATES = (
     Fault(
         "the schedule sets groups that are gone",
         "engine/optimization.py",
-        "for group in self.optimizer.param_groups:",
-        "self.old = getattr(self, 'old', self.optimizer.param_groups)\n        for group in self.old:",
+        "zip(self.optimizer.param_groups, self.peaks, strict=True):",
+        "zip(self.__dict__.setdefault('old', self.optimizer.param_groups), self.peaks, strict=True):",
         "seams/test_schedule.py::test_a_loaded_optimizer_is_still_the_one_that_is_set",
     ),
     Fault(
