@@ -23,6 +23,8 @@ TARGET = "mend the cell, or use --task classification"
 MOSTLY = 0.5  # a column with this share of numbers is numeric, and a text in it a mistake
 EXACT = 1 << 24  # float32 tells whole numbers apart up to here
 TIMES = ("hour", "weekday", "month")
+Kinds = dict[str, Any]
+"""What a column holds: `number`, `category`, or the parts of a time that are to be kept."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -91,9 +93,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
         conclude(writer, arguments.dry_run, columns)
 
 
-def survey(
-    source: Source, arguments: argparse.Namespace, parts: list[str], blocks: int = 0
-) -> dict[str, Any]:
+def survey(source: Source, arguments: argparse.Namespace, parts: list[str], blocks: int = 0) -> Kinds:
     """What each column to keep holds, by its first blocks or all: `number`, `category`, or parts of a time.
 
     A column is numeric if most of the cells that are not missing are numbers.
@@ -111,7 +111,7 @@ def survey(
         totals = totals + found
         if number == blocks:
             break
-    kinds: dict[str, Any] = {}
+    kinds: Kinds = {}
     for name, (numbers, texts) in zip(names, totals.tolist(), strict=True):
         kinds[name] = "category" if texts and numbers < MOSTLY * (numbers + texts) else "number"
         if parts and not numbers and block.is_time(name):
@@ -130,7 +130,7 @@ def survey(
 def read_table(
     writer: StoreWriter,
     source: Source,
-    kinds: dict[str, Any],
+    kinds: Kinds,
     target: str,
     limit: int,
     known: dict[str, list[str]] | None = None,
@@ -173,9 +173,8 @@ def read_table(
             elif kind == "number":
                 remedy = TARGET if name == target else OTHERWISE
                 values = block.numbers(name, remedy, gap if name == target else None)
-                if (np.abs(values) > EXACT).any() and (np.float32(values) != values)[
-                    values == values // 1
-                ].any():
+                large = values[np.abs(values) > EXACT]
+                if ((large == large // 1) & (large != np.float32(large))).any():
                     coarse.add(name)
                 names += [name] * (name != target)
                 found["target" if name == target else "features"].append(values)

@@ -6,7 +6,6 @@ file's first rows, and a mistake is named with file, row, column and cell.
 
 from __future__ import annotations
 
-import codecs
 from bisect import bisect
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -45,10 +44,6 @@ class Source:
         if len(self.delimiter) != 1 or len(self.decimal) != 1 or self.delimiter == self.decimal:
             what = f"--delimiter '{self.delimiter}' and --decimal '{self.decimal}' are not two characters"
             raise UserError(what, str(path), "such as --delimiter ';' --decimal ,")
-        try:
-            codecs.lookup(self.encoding)
-        except LookupError as error:
-            raise UserError(str(error), "--encoding", "such as latin-1, cp1252 or utf-16") from error
 
     def files(self) -> list[Path]:
         """The file, or those of the folder in the order of their names."""
@@ -97,13 +92,14 @@ class Source:
                     rows += batch.num_rows
                     bar.set_postfix_str(f"{rows / (bar.format_dict['elapsed'] or 1):,.0f} rows/s", False)
                     bar.update(max(file.tell() - bar.n, 0))
-        except (OSError, EOFError, pa.ArrowException, UnicodeDecodeError) as error:
+        except (OSError, EOFError, pa.ArrowException, UnicodeDecodeError, LookupError) as error:
             what = f"cannot read the file ({getattr(error, 'strerror', '') or error})".partition("\n")[0]
-            where, remedy = str(path), "check --input; mend, convert or fetch the file again"
+            where, remedy = str(path), "check --input and --encoding; mend or fetch the file again"
             if wrong:
-                what = f"{wrong[0].actual_columns} cells where the header has {wrong[0].expected_columns}"
-                what = "a quote is opened and never closed" if wrong[0].text.count('"') % 2 else what
-                where, remedy = f"{path}, row {wrong[0].number - 1}", "mend the line"
+                (row,) = wrong
+                what = f"{row.actual_columns} cells where the header has {row.expected_columns}"
+                what = "a quote is opened and never closed" if row.text.count('"') % 2 else what
+                where, remedy = f"{path}, row {row.number - 1}", "mend the line"
             elif isinstance(error, UnicodeDecodeError) or "invalid UTF8" in what:
                 what, remedy = f"not {self.encoding.upper()} text", "name it, such as --encoding latin-1"
             elif "Empty CSV" in what:
@@ -156,14 +152,11 @@ def _plain(column: pa.Array) -> pa.Array:
     kind = column.type
     if pa.types.is_dictionary(kind):
         return _plain(column.dictionary_decode())
-    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-        seconds = column.cast(
-            SECONDS, safe=False
-        )  # as a CSV has them, without a fraction where there is none
-        return (
-            column if pa.types.is_date(kind) or not seconds.cast(kind, safe=False).equals(column) else seconds
-        )
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_string(kind):
+    if pa.types.is_timestamp(kind):  # as a CSV has it, without a fraction where there is none
+        seconds = column.cast(SECONDS, safe=False)
+        return seconds if seconds.cast(kind, safe=False).equals(column) else column
+    known = (pa.types.is_integer, pa.types.is_floating, pa.types.is_string, pa.types.is_date)
+    if any(check(kind) for check in known):
         return column
     return column.cast(FLOAT if pa.types.is_decimal(kind) else STRING)
 
@@ -201,9 +194,8 @@ class Block(NamedTuple):
         found = np.array([*places, -1])[encoded.indices.fill_null(-1).to_numpy()]
         for place, cell in enumerate(cells):
             if "\0" in cell:
-                raise self.error(
-                    f"{cell!r} holds a NUL byte", int((found == place).argmax()), name, "mend it"
-                )
+                row = int((found == place).argmax())
+                raise self.error(f"{cell!r} holds a NUL byte", row, name, "mend it")
         return found, cells
 
     def parse(self, name: str) -> np.ndarray:
@@ -267,10 +259,8 @@ class Block(NamedTuple):
                     how(column.slice(row, 1))
                 except (pa.ArrowException, ValueError):
                     break
-            cell = column[row].as_py()
-            raise self.error(
-                f"'{'' if cell is None else cell}' is not a {what}", row, name, remedy
-            ) from error
+            cell = column[row].as_py() or ""
+            raise self.error(f"'{cell}' is not a {what}", row, name, remedy) from error
 
     def times(self, name: str) -> np.ndarray:
         """(rows,) int64: seconds since 1970, or whole numbers. Raises `UserError` for what is neither."""
@@ -331,11 +321,8 @@ class Scaler:
         values[gaps] = 0
         share, apart = known / np.maximum(self.count + known, 1), mean - self.mean
         self.squares += np.einsum("nc,nc->c", values, values) + apart**2 * self.count * share
-        self.mean, self.count, self.rows = (
-            self.mean + apart * share,
-            self.count + known,
-            self.rows + len(values),
-        )
+        self.mean, self.count = self.mean + apart * share, self.count + known
+        self.rows += len(values)
         self.low = np.minimum(self.low, low.min(0, initial=np.inf))
         self.high = np.maximum(self.high, high.max(0, initial=-np.inf))
 
@@ -349,9 +336,7 @@ class Scaler:
         """What `splits.conclude` prints of them."""
         missing = 1 - self.count / max(self.rows, 1)
         cells = zip(names, self.low.tolist(), self.high.tolist(), missing.tolist(), strict=True)
-        return [
-            (name, "number", f"{low:.6g}", f"{high:.6g}", f"{gaps:.1%}") for name, low, high, gaps in cells
-        ]
+        return [(name, "number", f"{low:.6g}", f"{high:.6g}", f"{gap:.1%}") for name, low, high, gap in cells]
 
 
 def halves(
