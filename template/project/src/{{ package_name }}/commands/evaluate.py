@@ -69,10 +69,8 @@ def open_run(folder: Path, settings: Any, which: str, needs_data: bool = True) -
     from ..assemble import assemble, open_store
     from ..engine.checkpoint import Checkpoint
     from ..engine.distributed import Distributed
-    from ..engine.optimization import prepare_process
     from ..engine.store import Store
 
-    prepare_process()
     distributed, data = Distributed(), None
     line = print if distributed.is_main else lambda text: None
     if settings.phases:  # a phase may have had other data, another block size
