@@ -14,7 +14,10 @@ from variants import Answers, choices, name, pairwise
 YOURS = {"model", "dataset", "settings", "train", "assemble", "config"}
 EXTRAS = list(choices("extras"))
 # Modules of the core's own folders that only an extra brings.
-OF_EXTRAS = {"commands": ("benchmark", "estimate", "export", "profile", "tune"), "hooks": ("watch", "guard")}
+OF_EXTRAS = {
+    "commands": ("benchmark", "estimate", "export", "profile", "tune"),
+    "hooks": ("ema", "watch", "guard"),
+}
 
 every_project = pytest.mark.parametrize(
     "answers", pairwise("workload", "loader", "framework", "distributed"), ids=name

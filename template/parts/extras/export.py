@@ -19,7 +19,7 @@ from ..engine.errors import UserError
 from ..engine.files import replacing, write_json, write_text
 from ..engine.runs import find_run
 from ..model import build_model
-from .evaluate import open_run, table
+from .evaluate import add_weights, open_run, table
 
 EXAMPLE = '''"""Predicts with an exported model: python load.py (made by the verb export of $package)."""
 
@@ -80,6 +80,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--run", metavar="RUN", help="name or path of the run (default: the newest)")
     add("--checkpoint", choices=["best", "last"], default="best", help="(default: best)")
+    add_weights(parser)
     add("--output", metavar="FOLDER", help="(default: export in the run folder)")
     add("--int8", action="store_true", help="weights in int8 too, and what that costs on a held-out split")
 
@@ -89,7 +90,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     from ..engine.evaluation import evaluate
 
     folder = find_run(arguments.run)
-    project, step = open_run(folder, load(folder / "config.resolved.yaml"), arguments.checkpoint)
+    project, step = open_run(folder, load(folder / "config.resolved.yaml"), arguments)
     output = Path(arguments.output) if arguments.output else folder / "export"
     try:
         output.mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..engine.errors import UserError
 from ..engine.runs import find_run
-from .evaluate import open_run, write_output
+from .evaluate import add_weights, open_run, write_output
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,6 +25,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=0, metavar="N", help="the same seed, the same text (default: 0)")
     add("--run", metavar="RUN", help="name or path of the run (default: the newest)")
     add("--checkpoint", choices=["best", "last"], default="best", help="(default: best)")
+    add_weights(parser)
     add("--output", metavar="FILE", help="write the text there too")
 
 
@@ -37,7 +38,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
         raise UserError(f"temperature {arguments.temperature}", "--temperature", "give 0 or more")
     folder = find_run(arguments.run)
     settings = load(folder / "config.resolved.yaml")
-    project, _ = open_run(folder, settings, arguments.checkpoint, needs_data=False)
+    project, _ = open_run(folder, settings, arguments, needs_data=False)
 
     import torch
 

@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
         raise UserError("not a number of beams or tokens", "--beams, --max-tokens", "give 1 or more")
     sources = read_sources(arguments)
     settings = load(folder / "config.resolved.yaml")
-    project, step = open_run(folder, settings, arguments.checkpoint, needs_data=not sources)
+    project, step = open_run(folder, settings, arguments, needs_data=not sources)
     with tempfile.TemporaryDirectory() as temporary:
         if sources:
             new_sources(sources, project.store.facts, Path(temporary))

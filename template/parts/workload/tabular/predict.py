@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     folder = find_run(arguments.run)
     output = output_path(arguments.output, folder / "predictions.npz", ".npz", ".csv")
     settings = load(folder / "config.resolved.yaml")
-    project, step = open_run(folder, settings, arguments.checkpoint, needs_data=not arguments.input)
+    project, step = open_run(folder, settings, arguments, needs_data=not arguments.input)
     with tempfile.TemporaryDirectory() as temporary:
         if arguments.input:
             new_rows(Path(arguments.input), vars(arguments), project.store, Path(temporary))

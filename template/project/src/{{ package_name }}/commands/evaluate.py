@@ -7,8 +7,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from ..engine.config import found as plugged
 from ..engine.errors import UserError
 from ..engine.files import replacing, write_json
 from ..engine.runs import find_run
@@ -26,6 +28,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--run", metavar="RUN", help="name or path of the run (default: the newest)")
     add("--checkpoint", choices=["best", "last"], default="best", help="(default: best)")
+    add_weights(parser)
     add("--split", choices=["train", "validation", "test"], default="test", help="(default: test)")
 
 
@@ -38,7 +41,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     from ..engine.evaluation import evaluate, timed
     from ..engine.tracker import Tracker
 
-    project, step = open_run(folder, settings, arguments.checkpoint)
+    project, step = open_run(folder, settings, arguments)
     loader = project.loader(split)
     distributed, count = project.distributed, loader.order.count
     found, seconds = timed(lambda: evaluate(project.wrapped, loader, project.precision, distributed))
@@ -59,10 +62,25 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     print(table({"model": metrics, **baselines}))
 
 
-def open_run(folder: Path, settings: Any, which: str, needs_data: bool = True) -> tuple[Any, int]:
-    """A trained run's project with the weights of its best or last checkpoint, and their step.
+def averages() -> dict[str, Any]:
+    """Hooks that keep other weights than the trained ones, by what `--weights` calls those."""
+    return {hook.WEIGHTS: hook for hook in plugged("hooks", "WEIGHTS = ")}
 
-    needs_data: without them the project's store is what the run remembers of its data: facts, no rows.
+
+def add_weights(parser: argparse.ArgumentParser) -> None:
+    """`--weights`, where the project has such a hook."""
+    if kinds := averages():
+        choices = ["trained", *kinds]
+        parser.add_argument("--weights", choices=choices, default="trained", help="(default: trained)")
+
+
+def open_run(
+    folder: Path, settings: Any, arguments: argparse.Namespace, needs_data: bool = True
+) -> tuple[Any, int]:
+    """A trained run's project with the weights of a checkpoint, and its step.
+
+    arguments: `checkpoint` is best or last; `weights` names those of a hook, where they are not the trained
+    ones. needs_data: without them the project's store is what the run remembers of its data: facts, no rows.
     Prints what the engine has switched on, as training does. Raises `UserError` where the run has no
     valid checkpoint, or was trained on other data than there are now.
     """
@@ -71,7 +89,9 @@ def open_run(folder: Path, settings: Any, which: str, needs_data: bool = True) -
     from ..engine.distributed import Distributed
     from ..engine.store import Store
 
-    distributed, data = Distributed(), None
+    distributed, data, which = Distributed(), None, arguments.checkpoint
+    states: dict[str, Any] = {}
+    averaged = averages().get(getattr(arguments, "weights", "trained"))
     line = print if distributed.is_main else lambda text: None
     if settings.phases:  # a phase may have had other data, another block size
         facts = Checkpoint(folder / "checkpoints", distributed).peek(which)
@@ -79,18 +99,21 @@ def open_run(folder: Path, settings: Any, which: str, needs_data: bool = True) -
     # Runs of older versions remember nothing.
     store = (None if needs_data else Store.remembered(folder, data)) or open_store(settings, synthetic=False)
     project = assemble(settings, distributed, store)
-    checkpoint = Checkpoint(folder / "checkpoints", distributed, model=project.model)
+    hooks: Any = SimpleNamespace(load_state_dict=states.update)
+    checkpoint = Checkpoint(folder / "checkpoints", distributed, model=project.model, hooks=hooks)
 
     def fits(facts: dict[str, Any]) -> None:
         if facts["data"] not in store.fingerprints:
             remedy = "name the run's data with --data.path, or prepare the same once more"
             raise UserError("the run was trained on other data than these", str(store.folder), remedy)
 
-    found = checkpoint.load_model(which, fits)
+    found = checkpoint.load_model(which, fits, also=("hooks",) if averaged else ())
     for skipped in checkpoint.skipped:
         line(f"note: skipped a damaged checkpoint: {skipped}")
     if found is None:
         raise UserError("the run has no checkpoint yet", str(folder), "train it further with --resume")
+    if averaged is not None:
+        averaged.use(project.model, states)
     for entry in project.optimizations:
         line(f"  {entry['name']:<18}{entry['state']:<14}{entry['why']}")
     project.model.eval()

@@ -1,0 +1,156 @@
+"""The extra ema: averages by hand, resumed bit for bit, measured beside the weights, taken by the verbs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from importing import imported
+from ranks import run_ranks
+from rendering import REPOSITORY, render
+from running import documented, losses, newest_run, one_error, rows, run, weights
+from safetensors.torch import load_file
+from test_tier_b import TINY
+from variants import choices
+
+EMA = {"extras": ["ema", "export"]}
+WORDS = (
+    *("--data.batch_size", "128", "--model.width", "16", "--schedule.warmup_steps", "2"),
+    *("--data.fraction", "0.1", "--training.epochs", "3", "--monitor.every_steps", "1"),
+)
+AVERAGED = ("--ema.decay", "0.8", "--ema.start_step", "4", "--ema.every_steps", "2")
+every_framework = pytest.mark.parametrize("framework", choices("framework"))
+
+
+def averaged(folder: Path) -> list[tuple[int, str]]:
+    return [(row["step"], float(row["loss_averaged"]).hex()) for row in rows(folder) if "split" in row]
+
+
+def saved(folder: Path) -> dict[str, torch.Tensor]:
+    """The averages in the last checkpoint."""
+    newest = max((newest_run(folder) / "checkpoints").glob("step-*"))
+    return torch.load(newest / "state.pt", weights_only=True)["hooks"]["ema"]["averages"]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole")
+    result = run(render(workload="tabular", **EMA), "train", *WORDS, *AVERAGED, cwd=folder)
+    assert result.code == 0, result.err[-2000:]
+    return folder
+
+
+@pytest.fixture
+def place(whole: Path, tmp_path: Path) -> Path:
+    (tmp_path / "data").symlink_to(whole / "data")
+    return tmp_path
+
+
+@pytest.mark.parametrize(("decay", "start", "every"), [(0.9, 0, 1), (0.5, 3, 1), (0.95, 4, 3), (0.0, 0, 1)])
+def test_averages_are_those_by_hand(decay: float, start: int, every: int) -> None:
+    torch.manual_seed(0)
+    hook, model = imported(render(**EMA), "hooks.ema").Hook(), torch.nn.Linear(3, 2).double()
+    ema = SimpleNamespace(decay=decay, start_step=start, every_steps=every)
+    project = SimpleNamespace(model=model, settings=SimpleNamespace(ema=ema))
+    run = SimpleNamespace(project=project, progress=SimpleNamespace(step=0), step_of_phase=0)
+    hook.start(run)
+    wanted = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    updates = 0
+    for step in range(1, 30):
+        run.progress.step = run.step_of_phase = step
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.add_(torch.randn_like(weight))
+        hook.after_step(run)
+        if step % every == 0:
+            updates += step > start
+            keep = min(decay, 1 - 9 / (10 + updates)) if step > start else 0.0
+            for name, weight in model.named_parameters():
+                wanted[name] = keep * wanted[name] + (1 - keep) * weight.detach()
+        for name, average in hook.averages.items():
+            torch.testing.assert_close(average, wanted[name])
+
+
+@every_framework
+def test_it_changes_no_step_and_resumes_bit_for_bit(framework: str, place: Path, whole: Path) -> None:
+    project = render(workload="tabular", framework=framework, **EMA)
+    assert run(render(workload="tabular"), "train", *WORDS, cwd=place).code == 0
+    assert (losses(place), weights(place)) == (losses(whole), weights(whole)), "as without it"
+    for words in ((*WORDS, *AVERAGED, "--max-steps", "7"), ("--resume", "--max-steps", "14"), ("--resume",)):
+        result = run(project, "train", *words, cwd=place)
+        assert result.code == 0, result.err[-2000:]
+    assert (losses(place), weights(place)) == (losses(whole), weights(whole))
+    assert averaged(place) == averaged(whole)
+    assert len(averaged(whole)) == 3
+    wanted = saved(whole)
+    assert all(torch.equal(average, wanted[name]) for name, average in saved(place).items())
+
+
+def test_verbs_take_the_averages(place: Path, whole: Path) -> None:
+    project, last = render(workload="tabular", **EMA), ("--checkpoint", "last")
+    found = {}
+    for kind in ("trained", "averaged"):
+        run_name = ("--run", str(newest_run(whole)), *last, "--weights", kind)
+        result = run(project, "evaluate", *run_name, "--split", "validation", cwd=place)
+        assert result.code == 0, result.err[-2000:]
+        found[kind] = json.loads((newest_run(whole) / "evaluation.json").read_text())["metrics"]["loss"]
+        output = ("--output", str(place / f"{kind}.csv"))
+        assert run(project, "predict", *run_name, *output, cwd=place).code == 0
+        assert run(project, "export", *run_name, "--output", str(place / kind), cwd=place).code == 0
+    row = [row for row in rows(whole) if "split" in row][-1]
+    assert found == {"trained": row["loss"], "averaged": row["loss_averaged"]}
+    assert found["trained"] != found["averaged"]
+    assert (place / "trained.csv").read_text() != (place / "averaged.csv").read_text()
+    exported = load_file(place / "averaged/model.safetensors")
+    assert all(torch.equal(exported[name], average) for name, average in saved(whole).items())
+    assert "Losses of the averaged weights" in (newest_run(whole) / "report.md").read_text()
+
+
+def test_a_checkpoint_without_averages_is_refused_and_gone_on_with(place: Path) -> None:
+    project = render(workload="tabular", **EMA)
+    assert run(render(workload="tabular"), "train", *WORDS, "--max-steps", "12", cwd=place).code == 0
+    refused = run(project, "evaluate", "--weights", "averaged", cwd=place)
+    one_error(refused, "no averaged weights", "--weights averaged", "train on")
+    result = run(project, "train", "--resume", cwd=place)
+    assert "note: hook ema starts fresh" in result.out
+    assert run(project, "evaluate", "--weights", "averaged", "--checkpoint", "last", cwd=place).code == 0
+    plain = run(render(workload="tabular"), "evaluate", "--help", cwd=place)
+    assert "--weights" not in plain.out, "only where the extra is"
+
+
+@pytest.mark.parametrize("distributed", ["ddp", "fsdp"])
+def test_two_ranks_average_as_one(distributed: str, tmp_path: Path) -> None:
+    """Under fsdp each has its share; one process goes on with both, and evaluates them."""
+    project = render(workload="llm", distributed=distributed, **EMA)
+    words = (
+        *TINY["llm"],
+        "--training.precision",
+        "fp32",
+        "--model.dropout",
+        "0",
+        "--training.max_steps",
+        "14",
+    )
+    words = (*words, "--evaluation.every_steps", "7", "--monitor.every_steps", "1", *AVERAGED)
+    assert run(project, "train", *words, "--data.batch_size", "8", cwd=tmp_path).code == 0
+    alone = [float.fromhex(loss) for _, loss in averaged(tmp_path)]
+    ranks = (*words, "--data.batch_size", "4")
+    for more in ((*ranks, "--max-steps", "9"), ("--resume", "--max-steps", "12")):
+        results = run_ranks(project, "train", *more, cwd=tmp_path)
+        assert all(result.code == 0 for result in results), results[0].err[-2000:]
+    newest = max((newest_run(tmp_path) / "checkpoints").glob("step-*"))
+    shards = json.loads((newest / "manifest.json").read_text())["shards"]
+    assert any(key.startswith("hooks/ema/averages/") for key in shards) == (distributed == "fsdp")
+    assert run(project, "train", "--resume", "--data.batch_size", "8", cwd=tmp_path).code == 0
+    assert [float.fromhex(loss) for _, loss in averaged(tmp_path)] == pytest.approx(alone, rel=1e-4)
+    result = run(project, "evaluate", "--weights", "averaged", "--checkpoint", "last", cwd=tmp_path)
+    assert result.code == 0, result.err[-2000:]
+
+
+def test_the_pages_commands_work(tmp_path: Path) -> None:
+    for words in documented(REPOSITORY / "docs/ema.md"):
+        result = run(render(workload="tabular", **EMA), *words, cwd=tmp_path)
+        assert result.code == 0, result.err
