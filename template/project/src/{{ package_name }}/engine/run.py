@@ -362,14 +362,8 @@ class Session:
             line(f"note: {note}")
         if not self.main:
             return
-        write_environment(
-            self.folder,
-            project.device,
-            optimizations=project.optimizations,
-            changed=self.settings.changed(),
-            notes=self.notes,
-            parameters=parameters,
-        )
+        facts = {"changed": self.settings.changed(), "notes": self.notes, "parameters": parameters}
+        write_environment(self.folder, project.device, optimizations=project.optimizations, **facts)
         project.store.remember(self.folder)
         write_status(self.folder, "running", "", self.progress.step, resumed=self.resumed)
 
