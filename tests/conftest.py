@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import zlib
 
 import pytest
+from tiers import sort_out
 
 # As in rendering.py, which is not imported here: it needs Copier, and tests/gpu does without.
 RENDERS = "FASTTRAIN_RENDERS"
@@ -14,7 +16,7 @@ RENDERS = "FASTTRAIN_RENDERS"
 
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # this is the process that writes to the terminal
-        config.pluginmanager.register(FailuresAtOnce(config))
+        config.pluginmanager.register(Terminal(config))
     if RENDERS not in os.environ:  # workers find it there
         config.stash[FOLDER] = os.environ[RENDERS] = tempfile.mkdtemp(prefix="fasttrain-renders-")
 
@@ -25,16 +27,39 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         os.environ.pop(RENDERS, None)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shard", default="1/1", help="2/3: the second third of the tests")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    sort_out(items)
+    number, shards = map(int, config.getoption("shard").split("/"))
+    items[:] = [item for item in items if zlib.crc32(item.nodeid.encode()) % shards == number - 1]
+
+
 FOLDER = pytest.StashKey[str]()
 
 
-class FailuresAtOnce:
-    """Whoever watches the suite, or reads what is left of one that was ended, need not wait for them."""
+class Terminal:
+    """Failures at once, for whoever reads what is left of a suite that was ended; then a table of faults."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.plugins = config.pluginmanager
+        self.families: dict[str, tuple[int, int, int]] = {}  # of faults: died, tried, there
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        for name, value in report.user_properties if report.when == "call" else ():
+            if name == "family":
+                family, size = value
+                died, tried, _ = self.families.get(family, (0, 0, 0))
+                self.families[family] = died + report.passed, tried + 1, size
         if report.failed:
             terminal = self.plugins.getplugin("terminalreporter")
             terminal.write_line(f"\n{report.nodeid}, {report.when}\n{report.longreprtext}")
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self.families:
+            terminalreporter.section("faults: died of tried, of all there are")
+        for family, (died, tried, size) in self.families.items():
+            terminalreporter.write_line(f"{family:32}{died:3} of {tried:2}, of {size:2}")

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import functools
 import hashlib
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jinja2
+import pytest
 import yaml
 from copier import run_copy
+from copier._main import Worker
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 ORIGIN = Path(os.environ.get("FASTTRAIN_TEMPLATE", REPOSITORY))  # another one with a fault: see mutants/
@@ -59,36 +64,57 @@ def template() -> Path:
     return copy_template(scratch() / "template")
 
 
+@contextlib.contextmanager
+def quickly() -> Iterator[None]:
+    """While open: libyaml reads YAML, each text of the template is compiled once for all renders, and git is
+    not asked about every file."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(yaml, "SafeLoader", getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        patch.setattr(jinja2.Environment, "compile", _compile)
+        patch.setattr(Worker, "_sync_git_index_executable_bit", lambda *_: None, raising=False)
+        yield
+
+
+def _compile(environment: Any, source: Any, name: Any = None, filename: Any = None, *more: Any) -> Any:
+    key = (type(environment), environment.keep_trailing_newline, str(source), name, filename, *more)
+    if key not in _compiled:
+        _compiled[key] = _COMPILE(environment, source, name, filename, *more)
+    return _compiled[key]
+
+
+_compiled: dict[Any, Any] = {}
+_COMPILE = jinja2.Environment.compile
+
+
 def render_into(folder: Path, *, source: Path | None = None, **answers: Any) -> Path:
     """Renders a project into `folder`. Copier takes unknown answers silently, this raises KeyError."""
     if unknown := set(answers) - set(questions()):
         raise KeyError(f"copier.yml asks no {sorted(unknown)}; it asks {list(questions())}")
-    run_copy(
-        str(source or template()),
-        folder,
-        data=DEFAULTS | answers,
-        defaults=True,
-        quiet=True,
-        vcs_ref="HEAD" if source else None,
-    )
+    with quickly():
+        run_copy(
+            str(source or template()),
+            folder,
+            data=DEFAULTS | answers,
+            defaults=True,
+            quiet=True,
+            vcs_ref="HEAD" if source else None,
+        )
     return folder
 
 
 @functools.cache
 def _render(answers: tuple[tuple[str, Any], ...]) -> Path:
-    shared = None
-    if RENDERS in os.environ and ORIGIN == REPOSITORY:
-        shared = Path(os.environ[RENDERS]) / hashlib.sha256(repr(answers).encode()).hexdigest()[:16]
-        if shared.exists():
-            return shared
     given: dict[str, Any] = {
         name: list(value) if isinstance(value, tuple) else value for name, value in answers
     }
-    rendered = render_into(Path(tempfile.mkdtemp(prefix="render-", dir=scratch())), **given)
-    if shared is None:
-        return rendered
-    with contextlib.suppress(OSError):  # another process was first
-        os.rename(rendered, shared)  # in one go: nobody ever sees a part of it
+    if RENDERS not in os.environ or ORIGIN != REPOSITORY:
+        return render_into(Path(tempfile.mkdtemp(prefix="render-", dir=scratch())), **given)
+    shared = Path(os.environ[RENDERS]) / hashlib.sha256(repr(answers).encode()).hexdigest()[:16]
+    with open(f"{shared}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another process that wants the same waits for it
+        if not shared.exists():
+            rendered = render_into(Path(tempfile.mkdtemp(prefix="render-", dir=scratch())), **given)
+            os.rename(rendered, shared)  # in one go: nobody ever sees a part of it
     return shared
 
 

@@ -5,6 +5,7 @@ A fresh interpreter needs seconds to import torch and Lightning, a fork a tenth 
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import gc
 import importlib
@@ -27,7 +28,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # a child of a fork cannot use it
 
 import accelerate  # noqa: F401 - what a child would otherwise import for itself, every time
 import lightning  # noqa: F401
-import matplotlib.pyplot  # noqa: F401
+import matplotlib.figure
+import matplotlib.pyplot
 import torch
 import torch._dynamo
 import tqdm
@@ -35,6 +37,11 @@ import transformers.models.t5.modeling_t5  # noqa: F401
 
 torch.set_num_threads(1)
 PACKAGE = "my_training"
+PAINT = matplotlib.figure.Figure.savefig
+# Drawing the picture of a short run takes three times as long as the run: figures are built, and not painted.
+PICTURE = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
 ENVIRONMENT = ("DETERMINISTIC", "SEED", "USE_AMP", "NUM_WORKERS", "PIN_MEMORY", "PREFETCH_FACTOR")
 
 
@@ -137,6 +144,10 @@ def _child(
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     # tqdm's own lock is shared with every fork: one killed inside it would hang all later ones.
     tqdm.tqdm.set_lock(threading.RLock())
+    matplotlib.figure.Figure.savefig = unpainted  # type: ignore[assignment,method-assign]
+    # No test cuts the power, and a disk is slow.
+    os.fsync = lambda handle: None  # type: ignore[assignment]
+    sys.dont_write_bytecode = False  # the project's next run reads what this one compiles
     for name in [name for name in sys.modules if name.split(".")[0] == PACKAGE]:
         del sys.modules[name]
     sys.path.insert(0, str(project / "src"))
@@ -151,6 +162,22 @@ def _child(
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
+
+
+def unpainted(figure: Any, file: Any, **options: Any) -> None:
+    """For `Figure.savefig`: a picture of one point."""
+    file.write(PICTURE) if hasattr(file, "write") else Path(file).write_bytes(PICTURE)
+
+
+def painted() -> None:
+    """For `run(..., before=painted)`: pictures as they are."""
+    matplotlib.figure.Figure.savefig = PAINT  # type: ignore[method-assign]
+
+
+def undrawn() -> None:
+    """For `run(..., before=undrawn)`: no picture of the run at all."""
+    report: Any = importlib.import_module(f"{PACKAGE}.engine.report")
+    report.draw = lambda *_: ""
 
 
 def start(

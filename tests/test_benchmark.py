@@ -55,6 +55,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("answers", pairwise("workload", "framework"), ids=name)
+@pytest.mark.cover(1)
 def test_rows_of_every_workload(
     answers: dict[str, str], place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,6 +166,7 @@ def test_a_row_that_fails_is_named_with_the_reason(tmp_path: Path) -> None:
     assert "out of memory: this machine" in found["not_measured"]["everything on"]
 
 
+@pytest.mark.full
 def test_real_processes_see_the_resolved_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the forks of the other tests: a flag outranks the environment in the trials, too."""
     project = render(workload="tabular", framework="lightning")

@@ -74,6 +74,7 @@ def assert_close(folder: Path, workload: str, place, *more: str) -> None:
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=name)
+@pytest.mark.cover(1)
 def test_two_ranks_train_stop_resume_and_evaluate_as_one(cell: dict[str, str], place) -> None:
     project, workload = render(**cell), cell["workload"]
     folder = place(workload)
@@ -100,6 +101,7 @@ SHORT = ("--training.gradient_accumulation_steps", "3")
 
 
 @pytest.mark.parametrize("workload", choices("workload"))
+@pytest.mark.first(2)
 def test_accumulation_over_ranks(workload: str, place) -> None:
     """Groups of three micro-batches, gradients exchanged once: as one process with three times the batch."""
     folder, project = place(workload), render(workload=workload, distributed="ddp")
@@ -127,6 +129,7 @@ def assert_same(folder: Path, reference: Path) -> None:
 
 
 @pytest.mark.parametrize("framework", choices("framework"))
+@pytest.mark.first(1)
 def test_a_signal_to_one_rank_stops_all_after_the_same_step(
     framework: str,
     place,
@@ -238,6 +241,7 @@ def test_a_disk_full_for_one_shard_costs_that_checkpoint_only(place) -> None:
 
 
 @pytest.mark.parametrize("order", ["full", "lanes"])
+@pytest.mark.first(1)
 def test_another_number_of_processes_goes_on_with_the_same_samples(order: str, place) -> None:
     """From the middle of an epoch, from two ranks to one and back; in lanes the carried state goes along."""
     words, size = ("--data.order", order), BATCH["timeseries"]
@@ -273,6 +277,7 @@ def test_each_rank_draws_numbers_of_its_own(undisturbed: Path) -> None:
 
 
 @pytest.mark.parametrize("world", [1, 3])
+@pytest.mark.first(1)
 def test_shards_of_two_ranks_are_read_by_any_number(world: int, place) -> None:
     """Weights and the optimizer's state: the run goes on as if it had always had so many processes."""
     project, folder = render(workload="llm", distributed="fsdp"), place("llm")
@@ -319,6 +324,7 @@ def overflow_of_rank_one(rank: int) -> None:
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.first(1)
 def test_half_precision_over_ranks(precision: str, place) -> None:
     """A step that overflows for one rank is left out by all, with their shards as with all weights."""
     found, fault = {}, overflow_of_rank_one if precision == "fp16" else None
@@ -376,6 +382,7 @@ def launch(launcher: tuple[str, ...], project: Path, *words: str, cwd: Path) -> 
     return subprocess.Popen(command, cwd=cwd, env=environment, stdout=pipe, stderr=pipe, text=True)
 
 
+@pytest.mark.full
 def test_accelerate_launch_starts_the_ranks_too(place, undisturbed: Path) -> None:
     """And what it would have each process do otherwise changes no bit of the losses."""
     project = render(workload="tabular", framework="accelerate", distributed="ddp")
@@ -397,6 +404,7 @@ def rank_of(process: int) -> str:
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds processes in Linux's /proc")
+@pytest.mark.full
 def test_an_elastic_run_survives_the_kill_of_a_rank(place, undisturbed: Path) -> None:
     """SIGKILL of one of two ranks: torchrun starts both anew, and the run ends as if nothing had been."""
     project, folder = render(workload="tabular", distributed="ddp"), place("tabular")
@@ -436,6 +444,7 @@ if [ "$1" = show ]; then echo 127.0.0.1; echo node2; else echo "$@" >> requeued;
 """
 
 
+@pytest.mark.full
 def test_the_slurm_job_saves_requeues_and_resumes(place, undisturbed: Path) -> None:
     """The script itself; srun and scontrol are stand-ins for two tasks, and note what is asked."""
     project, folder = render(workload="tabular", distributed="ddp", extras=["slurm"]), place("tabular")

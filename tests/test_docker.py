@@ -151,6 +151,7 @@ def test_the_guide_says_what_the_files_say() -> None:
     assert set(choices("extras")) >= {"docker"}
 
 
+@pytest.mark.full
 def test_the_commands_of_the_guide(tmp_path: Path) -> None:
     guide = (REPOSITORY / "docs/rented-gpu.md").read_text(encoding="utf-8")
     commands = [

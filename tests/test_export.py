@@ -46,6 +46,7 @@ def example(project: Path, folder: Path) -> str:
 
 
 @pytest.mark.parametrize("workload", choices("workload"))
+@pytest.mark.first(2)
 def test_every_workload_is_written_and_loads(workload: str, tmp_path) -> None:
     project = trained(workload, tmp_path)
     result = run(project, "export", "--int8", cwd=tmp_path)
@@ -71,6 +72,7 @@ def test_every_workload_is_written_and_loads(workload: str, tmp_path) -> None:
         assert measured["int8"] != measured["as"], "it is the rounded model that is measured"
 
 
+@pytest.mark.full
 def test_the_example_predicts_with_torch_alone_and_with_the_project(tmp_path) -> None:
     project = trained("timeseries", tmp_path)
     output = tmp_path / "elsewhere" / "model"

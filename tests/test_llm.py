@@ -114,13 +114,13 @@ def test_every_tokenizer_gives_the_text_back(kind: str, text: str, tmp_path: Pat
 
 
 def test_a_large_text_is_the_same_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dataset = module("dataset")
+    texts = module("texts")
     for content in (TEXT.encode(), "漢字🙂é".encode() * 500, bytes(range(256)) * 20):
         for name, data in (("plain", content), ("packed.gz", gzip.compress(content))):
             (tmp_path / name).write_bytes(data)
             for size in (7, 64, 1 << 20):
-                monkeypatch.setattr(dataset, "PIECE", size)
-                found = list(dataset.pieces(tmp_path / name))
+                monkeypatch.setattr(texts, "PIECE", size)
+                found = list(texts.pieces(tmp_path / name))
                 assert b"".join(text for _, text in found) == content
                 assert [offset for offset, _ in found] == [
                     sum(len(text) for _, text in found[:number]) for number in range(len(found))
@@ -577,6 +577,7 @@ def test_a_run_goes_through_its_phases(in_phases: Path) -> None:
 
 @pytest.mark.parametrize("framework", choices("framework"))
 @pytest.mark.parametrize("stops", [(5,), (12,), (13,), (17,), (22,), (26,), (4, 12, 15, 22, 23, 30)], ids=str)
+@pytest.mark.cover(1)
 def test_resuming_in_any_phase_equals_no_stop(
     stops: tuple[int, ...], framework: str, in_phases: Path, tmp_path: Path
 ) -> None:

@@ -182,6 +182,7 @@ SIZES = {Windows: 40e3, Pages: 3e6, Ragged: 9e3, Days: 60e3}
 
 @pytest.mark.parametrize("fake", FAKES)
 @pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.cover(1)
 def test_loaders_give_the_same_batches(fake: type[Fake], order: str, folder: Path) -> None:
     if order == "lanes" and fake is Ragged:
         pytest.skip("a lane carries a state from window to window")

@@ -41,6 +41,7 @@ def older(revision: str, workload: str, folder: Path) -> Path:
 
 @pytest.mark.parametrize("workload", ["timeseries", "tabular", "llm"])
 @pytest.mark.parametrize("revision", ANOTHER_ORDER)
+@pytest.mark.first(1)
 def test_a_run_of_another_order_is_evaluated_and_not_resumed(
     revision: str, workload: str, tmp_path: Path
 ) -> None:

@@ -37,6 +37,7 @@ def test_documented_model_trains_evaluates_and_predicts(tmp_path: Path) -> None:
     assert (newest_run(tmp_path) / "predictions.npz").exists()
 
 
+@pytest.mark.full
 def test_documented_model_passes_the_projects_own_tests(tmp_path: Path) -> None:
     assert "passed" in shell(project_with(tmp_path, EXAMPLE), "make", "lint", "test")
 

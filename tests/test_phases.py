@@ -52,6 +52,7 @@ def test_phases_run_in_turn_with_their_settings(reference: Path) -> None:
 
 @pytest.mark.parametrize("framework", choices("framework"))
 @pytest.mark.parametrize("stops", [(5, 12, 20, 27, 30), (11, 13), (12,), (27, 28, 31)], ids=str)
+@pytest.mark.cover(1)
 def test_resume_inside_any_phase(
     framework: str, stops: tuple[int, ...], place: Path, reference: Path
 ) -> None:

@@ -44,6 +44,7 @@ def profiled(folder: Path, before: Callable[[], None] | None = None, *words: str
 
 
 @pytest.mark.parametrize("answers", pairwise("workload", "framework"), ids=name)
+@pytest.mark.cover(1)
 def test_every_workload_has_its_layers(answers: dict[str, str], place: Path) -> None:
     page = profiled(place, **answers)
     assert re.match(r"# Profile: (input|launch|memory|compute)-bound\n", page)
@@ -62,8 +63,7 @@ def test_every_workload_has_its_layers(answers: dict[str, str], place: Path) -> 
     assert len(ranges) > 2
 
 
-@pytest.mark.parametrize("words", [("profile", "--steps", "3"), ("doctor",)], ids=lambda words: words[0])
-def test_the_chunk_loader_is_measured_as_it_trains(words: tuple[str, ...], place: Path) -> None:
+def test_the_chunk_loader_is_measured_as_it_trains(place: Path) -> None:
     """On a GPU it reads batch by batch until it knows what a first step leaves free."""
 
     def as_on_a_gpu() -> None:
@@ -83,12 +83,13 @@ def test_the_chunk_loader_is_measured_as_it_trains(words: tuple[str, ...], place
     folder = place / "tabular"
     project = render(workload="tabular", loader="chunk")
     assert run(project, "train", "--max-steps", "1", *TINY["tabular"], cwd=folder).code == 0
-    done = run(project, *words, cwd=folder, before=as_on_a_gpu)
+    done = run(project, "profile", "--steps", "3", cwd=folder, before=as_on_a_gpu)
     assert done.code == 0, done.err
     assert json.loads((folder / "stats.json").read_text())["resident"] == 1
 
 
 @pytest.mark.parametrize("workload", choices("workload"))
+@pytest.mark.first(1)
 def test_a_slow_loader_is_the_bottleneck(workload: str, place: Path) -> None:
     def slow() -> None:
         loader = importlib.import_module(f"{PACKAGE}.engine.loader").Loader

@@ -66,6 +66,7 @@ def finish(folder: Path, framework: str = "pytorch") -> None:
 
 
 @pytest.mark.parametrize("point", range(POINTS))
+@pytest.mark.first(4)
 def test_sigkill_at_a_random_point(point: int, place: Path, reference: Path) -> None:
     """Seeded points: after a row of metrics, inside a rename, inside an fsync."""
     chance = random.Random(point)
@@ -104,8 +105,9 @@ def test_sigkill_inside_a_progress_bar_harms_no_other_run(place: Path, reference
     same(place, reference)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize("framework", choices("framework"))
+@pytest.mark.cover(1)
 def test_signal_saves_reports_and_resumes(
     framework: str, number: int, code: int, place: Path, reference: Path
 ) -> None:

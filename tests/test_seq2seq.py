@@ -863,6 +863,7 @@ def test_shuffled_targets_are_not_learnt(place: Path) -> None:
 # ---- the guide -----------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_the_commands_of_the_guide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As they stand, on small files of the same names; what the hub has is a folder of that name here."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

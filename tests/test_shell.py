@@ -36,6 +36,7 @@ def shell(folder: Path, *command: str) -> str:
 @pytest.mark.parametrize(
     "answers", [{}, {"framework": "lightning", "loader": "memmap", "tracker": "wandb"}], ids=str
 )
+@pytest.mark.first(1)
 def test_own_tests_of_a_project_pass(answers: dict[str, str], tmp_path: Path) -> None:
     project = render_into(tmp_path / "a project of größe", **answers)
     assert "passed" in shell(project, "make", "lint", "test")

@@ -7,6 +7,7 @@ import filecmp
 import functools
 import hashlib
 import importlib.metadata
+import itertools
 import re
 import subprocess
 import sys
@@ -31,6 +32,7 @@ from budget import (
 from link import link
 from packaging.requirements import Requirement
 from rendering import REPOSITORY, questions, render, render_into, scratch, template
+from tiers import covering
 from variants import Answers, all_variants, choices, name, pairwise, structural
 
 if sys.version_info >= (3, 11):
@@ -162,14 +164,19 @@ def test_addresses() -> None:
 
 def imported(project: Path) -> set[str]:
     """Modules of others that the package imports, also inside functions."""
+    names = [imported_by(path.read_text(encoding="utf-8")) for path in (project / "src").rglob("*.py")]
+    return set().union(*names) - set(sys.stdlib_module_names) - {"__future__"}
+
+
+@functools.cache
+def imported_by(source: str) -> set[str]:
     names = set()
-    for path in (project / "src").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Import):
-                names.update(alias.name.split(".")[0] for alias in node.names)
-            elif isinstance(node, ast.ImportFrom) and not node.level:
-                names.add(str(node.module).split(".")[0])
-    return names - set(sys.stdlib_module_names) - {"__future__"}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names.update(alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names.add(str(node.module).split(".")[0])
+    return names
 
 
 def declared(project: Path) -> set[str]:
@@ -240,7 +247,7 @@ def test_projects_fit_their_budgets(answers: Answers, budget: Budget) -> None:
     size = measure(render(**answers))
     assert all(used <= allowed for used, allowed in zip(size, budget.limit, strict=True)), size
     assert all(aim <= limit for aim, limit in zip(budget.aim, budget.limit, strict=True))
-    assert all(lines > 0 for lines in FEATURES.values())
+    assert all(lines > 0 for _, lines, _ in FEATURES.values())
 
 
 def test_the_core_has_no_empty_folder_of_extras() -> None:
@@ -302,10 +309,13 @@ def test_each_choice_has_its_part() -> None:
         assert parts == set(choices(question)), question
 
 
-def test_types(tmp_path: Path) -> None:
-    """mypy over links to the parts of a pairwise cover of the variants, each set of parts once."""
+@pytest.mark.parametrize("together", [1, pytest.param(2, marks=pytest.mark.full)])
+def test_types(together: int, tmp_path: Path) -> None:
+    """mypy over links to the parts of variants with every answer, or every two; each set of parts once."""
+    every = pairwise(*structural(), "precision", "tracker")
+    kept = covering([set(itertools.combinations(answers.items(), together)) for answers in every])
     seen: dict[frozenset[Path], str] = {}
-    for answers in pairwise(*structural(), "precision", "tracker"):
+    for answers in (every[number] for number in sorted(kept)):
         folder = tmp_path / name(answers)
         link(folder, **answers)
         parts = frozenset(path.resolve() for path in folder.rglob("*.py"))

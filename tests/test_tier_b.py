@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from rendering import render
-from running import PACKAGE, evaluations, losses, newest_run, one_error, rows, run, weights
+from running import PACKAGE, evaluations, losses, newest_run, one_error, rows, run, undrawn, weights
 from variants import choices, name, products
 
 CELLS = products("workload", "loader", "framework", "precision")
@@ -84,6 +84,38 @@ def uninterrupted(workload: str, precision: str, place) -> tuple[list, list]:
     return losses(folder), evaluations(folder)
 
 
+FEW = (
+    *("--monitor.every_steps", "1", "--training.max_steps", "6", "--evaluation.every_steps", "4"),
+    *("--checkpoint.every_steps", "2"),
+)
+
+
+@functools.cache
+def beginning(workload: str, precision: str, place) -> tuple[list, list]:
+    """The same of a few steps."""
+    first = next(cell for cell in CELLS if cell["workload"] == workload and cell["precision"] == precision)
+    folder = place(workload)
+    result = run(render(**first), "train", *TINY[workload], *FEW, cwd=folder)
+    assert result.code == 0, result.err
+    return losses(folder), evaluations(folder)
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=name)
+def test_some_steps_an_evaluation_and_a_resume_equal_those_of_the_first_cell(
+    cell: dict[str, str], place
+) -> None:
+    project, workload = render(**cell), cell["workload"]
+    expected, measured = beginning(workload, cell["precision"], place)
+    assert (len(expected), len(measured)) == (6, 2)
+    folder = place(workload)
+    for words in (*TINY[workload], *FEW, "--max-steps", "3"), ("--resume",):
+        done = run(project, "train", *words, cwd=folder, before=undrawn)
+        assert done.code == 0, done.err
+        assert losses(folder) == expected[: len(losses(folder))]
+    assert (losses(folder), evaluations(folder)) == (expected, measured)
+
+
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("cell", CELLS, ids=name)
 def test_trains_stops_resumes_and_evaluates(cell: dict[str, str], place) -> None:
     project, workload = render(**cell), cell["workload"]
@@ -152,6 +184,7 @@ def test_a_run_goes_on_under_another_framework(place) -> None:
 
 
 @pytest.mark.parametrize("cell", products("workload", "framework"), ids=name)
+@pytest.mark.cover(1)
 def test_a_finished_run_stays_as_it_is(cell: dict[str, str], place) -> None:
     project, folder = render(**cell), place(cell["workload"])
     assert run(project, "train", *flags(cell["workload"]), "--training.max_steps", "4", cwd=folder).code == 0
@@ -202,6 +235,7 @@ def test_the_number_format_of_accelerate_launch_changes_nothing(
 
 
 @pytest.mark.parametrize("workload", choices("workload"))
+@pytest.mark.first(2)
 def test_number_of_workers_changes_nothing(workload: str, place) -> None:
     expected = uninterrupted(workload, "fp32", place)[0]
     project = render(workload=workload, loader="dataloader", precision="fp32")
@@ -213,6 +247,7 @@ def test_number_of_workers_changes_nothing(workload: str, place) -> None:
 
 
 @pytest.mark.parametrize("workload", choices("workload"))
+@pytest.mark.first(1)
 def test_hash_seed_of_the_interpreter_changes_nothing(workload: str, place) -> None:
     """Fresh interpreters, since a fork has the seed of its parent: no order of a set or of hashes gets in."""
     expected = uninterrupted(workload, "fp32", place)[0]

@@ -12,7 +12,7 @@ import pytest
 import rendering
 from forking import forked_trials
 from importing import imported
-from running import one_error, run
+from running import one_error, painted, run
 from test_tier_b import TINY
 from variants import choices, name, pairwise
 
@@ -35,6 +35,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("answers", pairwise("workload", "framework"), ids=name)
+@pytest.mark.cover(1)
 def test_every_workload_gets_a_configuration(answers: dict[str, str], place: Path) -> None:
     """Within a budget of seconds; what it had no time for stays."""
     project, folder = render(**answers), place / answers["workload"]
@@ -55,7 +56,8 @@ def test_every_workload_gets_a_configuration(answers: dict[str, str], place: Pat
 @pytest.mark.parametrize("workload", choices("workload"))
 def test_learning_rate_of_every_workload(workload: str, place: Path) -> None:
     folder = place / workload
-    done = run(render(workload=workload), "tune", "--learning-rate", *TINY[workload], cwd=folder)
+    words = ("tune", "--learning-rate", *TINY[workload])
+    done = run(render(workload=workload), *words, cwd=folder, before=painted)
     assert done.code == 0, done.err[-3000:]
     rate = float(re.search(r"--optimizer.learning_rate (\S+)", done.out)[1])
     assert 1e-6 < rate <= 0.1

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,8 @@ from typing import Any
 import pytest
 import yaml
 from copier import VcsRef, run_copy, run_update
-from rendering import REPOSITORY, questions, render, template
+from copier._cli import CopierApp
+from rendering import REPOSITORY, questions, quickly, render, template
 from variants import choices, impossible, values
 
 OLD, NEW = "0.0.1", "0.0.2"
@@ -23,6 +26,11 @@ LOWEST = REPOSITORY / ".venv-copier-lowest/bin/copier"
 COPIERS = {"newest": [sys.executable, "-m", "copier"], "lowest": [str(LOWEST)]}
 
 every_copier = pytest.mark.parametrize("copier", COPIERS)
+
+
+def every_copier_of_all(test: Any) -> Any:
+    """By the newest Copier in `make test`, by both in `make test-all`."""
+    return pytest.mark.first(1)(every_copier(test))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -82,12 +90,38 @@ def upstream(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_copier(which: str, *arguments: str, cwd: Path) -> str:
     """By the command line, without a terminal to ask on. Fails where Copier does, or speaks of trust."""
     assert not COPIERS[which][0].endswith("copier") or LOWEST.exists(), "`make setup` installs it"
+    code, said = (forked if which == "newest" else launched)(which, arguments, cwd)
+    assert code == 0, said
+    assert "trust" not in said.lower()
+    return said
+
+
+def launched(which: str, arguments: tuple[str, ...], cwd: Path) -> tuple[int, str]:
+    """Exit code, and what it says, of an interpreter of its own."""
     done = subprocess.run(
         [*COPIERS[which], *arguments], cwd=cwd, capture_output=True, text=True, stdin=subprocess.DEVNULL
     )
-    assert done.returncode == 0, done.stderr
-    assert "trust" not in done.stderr.lower()
-    return done.stderr
+    return done.returncode, done.stderr
+
+
+def forked(which: str, arguments: tuple[str, ...], cwd: Path) -> tuple[int, str]:
+    """The same of this one, where Copier is loaded."""
+    with tempfile.TemporaryFile("w+") as said:
+        if (child := os.fork()) == 0:
+            code = 99
+            try:
+                os.chdir(cwd)
+                for number in range(3):
+                    os.dup2(said.fileno() if number == 2 else os.open(os.devnull, os.O_RDWR), number)
+                sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w"), os.fdopen(2, "w")
+                with quickly():
+                    code = CopierApp.run(["copier", *arguments], exit=False)[1]
+                sys.stderr.flush()
+            finally:
+                os._exit(code)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        said.seek(0)
+        return code, said.read()
 
 
 def flags(answers: dict[str, Any]) -> list[str]:
@@ -114,7 +148,8 @@ def copied(upstream: Path, folder: Path, version: str = OLD, which: str = "newes
 
 def fresh(upstream: Path, folder: Path, **answers: Any) -> Path:
     """A project of the new version that was never updated."""
-    run_copy(str(upstream), folder, data=answers, defaults=True, vcs_ref=NEW, quiet=True)
+    with quickly():
+        run_copy(str(upstream), folder, data=answers, defaults=True, vcs_ref=NEW, quiet=True)
     return folder
 
 
@@ -137,6 +172,7 @@ def changed(project: Path) -> list[str]:
 # ---- a new version -----------------------------------------------------------------------------
 
 
+@pytest.mark.cover(1)
 @every_copier
 @pytest.mark.parametrize("more", [[], ["--skip-answered"]], ids=str)
 def test_update_without_edits_is_a_fresh_copy(
@@ -152,7 +188,7 @@ def test_update_without_edits_is_a_fresh_copy(
     assert changed(project) == [], "the second update changes nothing"
 
 
-@every_copier
+@every_copier_of_all
 def test_nothing_new_changes_nothing(upstream: Path, tmp_path: Path, copier: str) -> None:
     project = copied(upstream, tmp_path / "project", NEW, copier)
     run_copier(copier, "update", "--defaults", cwd=project)
@@ -195,7 +231,7 @@ def test_edits_survive(upstream: Path, tmp_path: Path, copier: str) -> None:
     assert changed(project) == []
 
 
-@every_copier
+@every_copier_of_all
 def test_files_without_use_are_deleted_and_can_be_brought_back(
     upstream: Path, tmp_path: Path, copier: str
 ) -> None:
@@ -212,7 +248,7 @@ def test_files_without_use_are_deleted_and_can_be_brought_back(
     assert "MINE = True" in edited.read_text(encoding="utf-8")
 
 
-@every_copier
+@every_copier_of_all
 def test_edits_move_with_a_package_that_was_moved_first(upstream: Path, tmp_path: Path, copier: str) -> None:
     project = copied(upstream, tmp_path / "project", which=copier)
     package = project / "src/my_training"
@@ -238,7 +274,7 @@ def update_page(start: str) -> list[str]:
     return shlex.split(command.partition("  #")[0].partition(" && ")[0])[1:]
 
 
-@every_copier
+@every_copier_of_all
 def test_edit_of_the_same_line_is_a_conflict_that_git_knows(
     upstream: Path, tmp_path: Path, copier: str
 ) -> None:
@@ -316,18 +352,20 @@ def base(upstream: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("name", "value"), changes(), ids=str)
+@pytest.mark.cover(1, "name")
 def test_changing_one_answer_is_a_fresh_copy(base: Path, tmp_path: Path, name: str, value: Any) -> None:
     project = tmp_path / "project"
     shutil.copytree(base, project)
     data = {name: value, **({"workload": "llm"} if value in ("fp8", "fsdp") else {})}  # not offered elsewhere
-    run_update(project, data=data, defaults=True, vcs_ref=VcsRef.CURRENT, overwrite=True, quiet=True)
+    with quickly():
+        run_update(project, data=data, defaults=True, vcs_ref=VcsRef.CURRENT, overwrite=True, quiet=True)
     answers = yaml.safe_load((project / ".copier-answers.yml").read_text(encoding="utf-8"))
     assert answers[name] == value
     given = {key: answer for key, answer in answers.items() if key[0] != "_"}
     assert content(project) == content(render(**given))
 
 
-@every_copier
+@every_copier_of_all
 def test_move_to_another_gpu(upstream: Path, tmp_path: Path, copier: str) -> None:
     """By the command that README and doctor give."""
     project = copied(upstream, tmp_path / "project", which=copier, gpu="v100")
@@ -349,7 +387,7 @@ def test_move_to_another_gpu(upstream: Path, tmp_path: Path, copier: str) -> Non
     assert content(project) == content(render(gpu="h100"))
 
 
-@every_copier
+@every_copier_of_all
 def test_move_to_a_gpu_without_the_chosen_precision(upstream: Path, tmp_path: Path, copier: str) -> None:
     """What the old card could and the new one cannot goes back to auto, and never stays behind unnoticed."""
     assert impossible({"gpu": "v100", "precision": "bf16"})
@@ -369,7 +407,7 @@ def test_lowest_copier_is_the_one_that_the_template_names() -> None:
     assert shown.split()[-1] == settings["_min_copier_version"]
 
 
-@every_copier
+@every_copier_of_all
 def test_copy_with_the_answers_of_a_project(upstream: Path, tmp_path: Path, copier: str) -> None:
     """The command that a project's README gives for a second project like it."""
     answers = {"gpu": "h100", "framework": "lightning", "extras": ["pre_commit"]}
@@ -393,6 +431,7 @@ def documented() -> list[str]:
 
 
 @pytest.mark.parametrize("command", documented())
+@pytest.mark.first(4)
 def test_documented_command_works(upstream: Path, base: Path, tmp_path: Path, command: str) -> None:
     words = [str(upstream) if word == "gh:org/fasttrain-template" else word for word in shlex.split(command)]
     project = tmp_path / "project"

@@ -284,9 +284,7 @@ def test_a_flipped_bit_is_found_and_named_with_its_rows(tmp_path: Path) -> None:
     assert verify(opened, again=True) >= path.stat().st_size
     flip(path, opened.arrays["features"].offset + 100)
     error = module("engine.errors").UserError
-    with pytest.raises(
-        error, match=r"damaged: .*windows\.h5, block 1 of 32 MB: copy"
-    ):
+    with pytest.raises(error, match=r"damaged: .*windows\.h5, block 1 of 32 MB: copy"):
         verify(opened)
     one_error(
         run(project(), "train", *SMALL, "--training.max_steps", "400", cwd=tmp_path),
@@ -359,6 +357,7 @@ def test_chunk_data_loader_refuses_unequal_rows(tmp_path: Path) -> None:
 DOCUMENT = (REPOSITORY / "docs/windows.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.full
 def test_documented_commands_run_and_beat_the_linear_map(tmp_path: Path) -> None:
     python, shell = (re.search(rf"```{kind}\n(.*?)```", DOCUMENT, re.DOTALL)[1] for kind in ("python", "sh"))
     subprocess.run([sys.executable, "-c", python], cwd=tmp_path, check=True)

@@ -14,6 +14,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import h5py  # noqa: F401 - these are loaded once, for all forks
@@ -21,7 +22,7 @@ import hypothesis.strategies  # noqa: F401
 import pytest
 import running  # noqa: F401
 import safetensors.torch  # noqa: F401
-from faults import FAULTS, Fault
+from faults import FAMILIES, FAULTS, LOOP, PRECISION, Fault
 from rendering import REPOSITORY, copy_template
 
 TESTS = REPOSITORY / "tests"
@@ -85,12 +86,61 @@ def _child(test: str, template: Path, folder: Path, log: Path) -> int:
     return int(pytest.main([*options, f"--rootdir={REPOSITORY}", str(TESTS / test)]))
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name.replace(" ", "-"))
-def test_the_suite_notices(fault: Fault, tmp_path: Path) -> None:
+CASES = [(family, fault) for family, faults in FAMILIES.items() for fault in faults]
+
+
+@pytest.mark.cover(1, "family")
+@pytest.mark.parametrize(
+    ("family", "fault"), CASES, ids=lambda part: getattr(part, "name", part).replace(" ", "-")
+)
+def test_the_suite_notices(
+    family: str, fault: Fault, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    record_property("family", (family, len(FAMILIES[family])))
     template = faulty(fault, tmp_path / "template")
     code, output = outcome(fault.test, template, tmp_path)
     assert code == pytest.ExitCode.TESTS_FAILED, output[-3000:]
     shutil.rmtree(tmp_path)
+
+
+# Faults in cases that `make test` leaves out: the cases, and last a test of `make test` that sees it as well.
+ELSEWHERE = {
+    "resumed without random state": (
+        "test_tier_b.py::test_trains_stops_resumes_and_evaluates[memmap-accelerate-bf16]",
+        "test_resume.py::test_signal_saves_reports_and_resumes[pytorch-15-143]",
+        "test_tier_b.py::test_some_steps_an_evaluation_and_a_resume_equal_those_of_the_first_cell[default]",
+    ),
+    "Accelerate divides by one rank's targets": (
+        "test_distributed.py::test_two_ranks_train_stop_resume_and_evaluate_as_one[seq2seq-accelerate-ddp]",
+        LOOP + "test_two_ranks_that_average_gradients_equal_one[0.0-accelerate]",
+    ),
+    "Lightning counts a resumed epoch from its beginning": (
+        "test_phases.py::test_resume_inside_any_phase[(27, 28, 31)-lightning]",
+        "test_tier_b.py::test_a_run_goes_on_under_another_framework",
+    ),
+    "gradients are not unscaled": (
+        "test_distributed.py::test_half_precision_over_ranks[fp16]",
+        PRECISION + "test_the_optimizer_sees_the_unscaled_mean_gradient",
+    ),
+    "resumed with the schedule's beginning": (
+        "test_resume.py::test_sigkill_at_a_random_point[9]",
+        "test_tier_b.py::test_some_steps_an_evaluation_and_a_resume_equal_those_of_the_first_cell[default]",
+    ),
+    "waiting for data is idle time": (
+        "test_profile.py::test_a_slow_loader_is_the_bottleneck[llm]",
+        "test_profile.py::test_shares_of_a_step",
+    ),
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ELSEWHERE, ids=lambda name: name.replace(" ", "-"))
+def test_a_fault_of_a_case_left_out_is_seen_elsewhere(name: str, tmp_path: Path) -> None:
+    (fault,) = (fault for fault in FAULTS if fault.name == name)
+    for number, test in enumerate(ELSEWHERE[name]):
+        template = faulty(fault, tmp_path / f"{number}/template")
+        code, output = outcome(test, template, tmp_path / f"{number}")
+        assert code == pytest.ExitCode.TESTS_FAILED, output[-3000:]
 
 
 def test_without_a_fault_a_test_passes_in_the_same_way(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
 from ..engine.runs import find_run
+from ..splits import add_input
 from .evaluate import add_flags, collected, new_loader, open_run, output_path, predictions, write_output
 from .prepare import long_enough, read_stocks
 
@@ -22,9 +23,7 @@ if TYPE_CHECKING:
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `predict`."""
     add_flags(parser, ".npz or .csv", "predictions.npz")
-    parser.add_argument(
-        "--input", metavar="PATH", help="folder or CSV of prices, with a window of days before the new ones"
-    )
+    add_input(parser, "prices, with a window of days before the new ones", required=False)
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
@@ -35,7 +34,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     project, step = open_run(folder, settings, arguments, needs_data=not arguments.input)
     with tempfile.TemporaryDirectory() as temporary:
         if arguments.input:
-            new_days(Path(arguments.input), project.store.facts, Path(temporary))
+            new_days(Path(arguments.input), vars(arguments), project.store.facts, Path(temporary))
             loader = new_loader(project, Path(temporary))
         else:
             loader = project.loader(arguments.split)
@@ -45,7 +44,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     print(f"{len(found['prediction']):,} predictions of step {step} written to {output}")
 
 
-def new_days(path: Path, facts: dict[str, Any], folder: Path) -> None:
+def new_days(path: Path, flags: dict[str, Any], facts: dict[str, Any], folder: Path) -> None:
     """Writes all days of new files as a store into `folder`, with the facts of the training data.
 
     Stocks that training had not are predicted too: no weight belongs to a stock.
@@ -55,7 +54,7 @@ def new_days(path: Path, facts: dict[str, Any], folder: Path) -> None:
     horizons = tuple(horizon["days"] for horizon in facts["target"]["horizons"])
     same = {name: facts[name] for name in Plan._fields if name not in ("target", "horizons")}
     plan = Plan(target=facts["target"]["kind"], horizons=horizons, **same)
-    stocks, _ = long_enough(read_stocks(path)[0], plan.window)
+    stocks, _ = long_enough(read_stocks(path, flags)[0], plan.window)
     if not stocks:
         remedy = "the new days need the ones before them"
         raise UserError(f"no stock has {plan.window} days with prices", str(path), remedy)

@@ -9,29 +9,29 @@ Shapes: `B` blocks in a batch, `T` tokens of a block.
 
 from __future__ import annotations
 
-import gzip
 import random
 import sysconfig
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from .bytepairs import Byte, Tokenizer
+from .bytepairs import Byte, Pairs, Tokenizer
 from .counts import order_2
 from .engine.errors import UserError
 from .engine.seams import Batch, Rows, Spans
 from .engine.store import Store, StoreWriter
 from .settings import WORKLOAD
+from .texts import Document, decoded, documents
 from .tokenizer import byte_counts, restore
 
 IGNORE = -100
 """Target that is none; F.cross_entropy leaves it out by default."""
 
-PIECE = 8 << 20  # bytes of text that are tokenized at once
+BATCH = 2 << 20  # bytes of text whose pieces the cores tokenize together
 COUNTED = 32 << 20  # tokens of training text that the count model learns from; more hardly changes its figure
 LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
 FEWEST = 20  # modules of the sample text, so that each split has one
@@ -98,65 +98,60 @@ def shift(seed: int, epoch: int, indices: np.ndarray) -> np.ndarray:
         return value ^ (value >> np.uint64(31))
 
 
-def pieces(path: Path) -> Iterator[tuple[int, bytes]]:
-    """(offset, text) of a file, plain or gzipped, in pieces that end with a line or at least a character."""
-    with open(path, "rb") as raw:
-        file = gzip.GzipFile(fileobj=raw) if raw.peek(2)[:2] == b"\x1f\x8b" else raw
-        offset, rest = 0, b""
-        while block := file.read(PIECE):
-            text = rest + block
-            cut = text.rfind(b"\n") + 1 or len(text) - _unfinished(text)
-            yield offset, text[:cut]
-            offset, rest = offset + cut, text[cut:]
-        if rest:
-            yield offset, rest
-
-
-def _unfinished(text: bytes) -> int:
-    """Bytes at the end of `text` that begin a UTF-8 character and do not end it."""
-    for length in range(1, min(len(text), 3) + 1):
-        if (byte := text[-length]) >= 0xC0:
-            return length if length < (2 if byte < 0xE0 else 3 if byte < 0xF0 else 4) else 0
-        if byte < 0x80:
-            break
-    return 0
-
-
 def write(
-    folder: Path, tokenizer: Tokenizer, files: Sequence[Path], borders: Borders, source: dict[str, Any]
-) -> dict[str, list[int]]:
-    """Tokenizes `files` one after the other into a store, one piece in memory at a time; returns the splits.
+    folder: Path,
+    tokenizer: Tokenizer,
+    files: Sequence[Path],
+    borders: Borders,
+    source: dict[str, Any],
+    column: str = "text",
+) -> StoreWriter:
+    """Tokenizes `files` one after the other into a store, a few pieces in memory at a time.
 
     borders: from the token at which each file ends to the three tokens at which train, validation and
-    test end. Raises `UserError` with file and byte where a text is not in the tokenizer's encoding.
+    test end. column: of files whose rows are documents. Raises `UserError` with file and byte where a text
+    is not in the tokenizer's encoding.
     """
     dtype = np.dtype("uint16" if tokenizer.end < 2**16 else "uint32")
-    ends = []
-    with StoreWriter(folder, WORKLOAD) as writer, tempfile.TemporaryFile(dir=folder) as raw:
+    end, held, size, count, ends = np.array([tokenizer.end], dtype), list[Document](), 0, 0, list[int]()
+    with StoreWriter(folder, WORKLOAD) as writer:
         for path in files:
-            for offset, text in pieces(path):
-                try:
-                    raw.write(tokenizer.encode(text).astype(dtype).tobytes())
-                except UnicodeDecodeError as error:
-                    where = f"{path}, byte {offset + error.start}"
-                    raise UserError("not UTF-8 text", where, "mend it, or use --tokenizer byte") from error
-            raw.write(np.array([tokenizer.end], dtype).tobytes())
-            ends.append(raw.tell() // dtype.itemsize)
-        stops = borders(np.array(ends))
-        tokens = writer.create("tokens", (ends[-1],), str(dtype))
-        raw.seek(0)
-        for start in range(0, ends[-1], PIECE):
-            tokens[start : start + PIECE] = np.frombuffer(raw.read(PIECE * dtype.itemsize), dtype)
-        train, validation, test = stops
+            for document in chain(documents(path, column), [None]):
+                if document:
+                    held.append(document)
+                    size, count = size + len(document[2]), count + document[3]
+                if size >= BATCH or not document:
+                    found = (part.astype(dtype) for part in encoded(tokenizer, held))
+                    parts = [
+                        [tokens, end] if last else [tokens]
+                        for tokens, (*_, last) in zip(found, held, strict=True)
+                    ]
+                    writer.append("tokens", np.concatenate([*chain(*parts)] or [end[:0]]))
+                    held, size = [], 0
+            ends.append(writer.arrays["tokens"]["shape"][0])
+        train, validation, test = borders(np.array(ends))
         writer.splits = {"train": [0, train], "validation": [train, validation], "test": [validation, test]}
         writer.source = source
         writer.facts = {
             "vocabulary": tokenizer.end + 1,
-            "documents": len(files),
+            "documents": count,
             "tokenizer": tokenizer.facts(),
             "token_bytes": byte_counts(tokenizer),
         }
-    return writer.splits
+    return writer
+
+
+def encoded(tokenizer: Tokenizer, held: list[Document]) -> list[np.ndarray]:
+    """The tokens of each piece."""
+    texts = [text for _, _, text, _ in held]
+    try:
+        if isinstance(tokenizer, Pairs):
+            return tokenizer.encode_all([text.decode("utf-8") for text in texts])
+        return [tokenizer.encode(text) for text in texts]
+    except UnicodeDecodeError:
+        for document in held:
+            decoded(document)
+        raise
 
 
 def synthesize(folder: Path, settings: Any) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import hashlib
 import random
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
-from ..splits import split_shares, split_sizes
+from ..splits import conclude, destination, split_shares, split_sizes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,7 +26,18 @@ FEW_FILES = 20  # with fewer, shares of files are coarse: the text is split by p
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `prepare`."""
     add = parser.add_argument
-    add("--input", required=True, metavar="PATH", help="text file (also .gz) or a folder of them")
+    add(
+        "--input",
+        required=True,
+        metavar="PATH",
+        help="text, .jsonl (also .gz) or .parquet; or a folder of them",
+    )
+    add(
+        "--column",
+        default="text",
+        metavar="NAME",
+        help="of .jsonl and .parquet: a document a row (default: text)",
+    )
     add("--glob", default="*", metavar="PATTERN", help="files of a folder, at any depth (default: all)")
     kinds = "a token for each byte or char; byte pairs of this text; those of GPT-2 (default: byte)"
     add("--tokenizer", choices=["byte", "char", "bpe", "gpt2"], default="byte", help=kinds)
@@ -35,6 +47,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     by = f"one text after the other, or whole shuffled files; auto is by file from {FEW_FILES} files on"
     add("--split-by", choices=["auto", "position", "file"], default="auto", help=by)
     add("--seed", type=int, default=0, metavar="N", help="of the files' shuffle (default: 0)")
+    add("--dry-run", action="store_true", help="read all, check all, print the table, write nothing")
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
@@ -42,8 +55,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     from ..dataset import write
     from ..engine.files import writable_folder
 
-    folder = Path(load().data.path)
-    shares = split_shares(arguments.split)
+    split_shares(arguments.split)  # before the work
     if arguments.tokenizer == "bpe" and arguments.vocabulary <= BYTES:
         where, remedy = f"--vocabulary {arguments.vocabulary}", "give more, such as 8192"
         raise UserError(f"byte pairs need a vocabulary above {BYTES}", where, remedy)
@@ -51,23 +63,26 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     by_file = arguments.split_by == "file" or (arguments.split_by == "auto" and len(files) >= FEW_FILES)
     if by_file:
         random.Random(arguments.seed).shuffle(files)
-    sizes = split_sizes(shares, len(files), "file", arguments.split) if by_file else []
+    sizes = split_sizes(arguments.split, len(files), "file", rounded=1) if by_file else []
     tokenizer = make_tokenizer(arguments, files, sizes[0] if by_file else 0)
 
     def borders(ends: np.ndarray) -> list[int]:
         if by_file:
             return [int(ends[count - 1]) for count in accumulate(sizes)]
-        return list(accumulate(split_sizes(shares, int(ends[-1]), "token", arguments.split)))
+        return list(accumulate(split_sizes(arguments.split, int(ends[-1]), "token", rounded=1)))
 
     split_by = "file" if by_file else "position"
     source = {"file": Path(arguments.input).name, "files": len(files), "split_by": split_by}
-    splits = write(writable_folder(folder, "choose another data.path"), tokenizer, files, borders, source)
-    parts = [f"{last - first:,} {name}" for name, (first, last) in splits.items()]
-    left_out = f", {copies} copies left out" if copies else ""
-    print(f"{'files:':14}{len(files):,}{left_out}, split by {split_by}")
-    print(f"{'vocabulary:':14}{tokenizer.end + 1:,} ({tokenizer.kind})")
-    print(f"{'tokens:':14}{', '.join(parts)}")
-    print(f"{'written to:':14}{folder}")
+    with destination(load().data.path, arguments.dry_run) as folder:
+        folder = writable_folder(folder, "choose another data.path")
+        store = write(folder, tokenizer, files, borders, source, arguments.column)
+        parts = [f"{last - first:,} {name}" for name, (first, last) in store.splits.items()]
+        left_out = f", {copies} copies left out" if copies else ""
+        print(f"{'files:':14}{len(files):,}{left_out}, split by {split_by}")
+        print(f"{'documents:':14}{store.facts['documents']:,}")
+        print(f"{'vocabulary:':14}{tokenizer.end + 1:,} ({tokenizer.kind})")
+        print(f"{'tokens:':14}{', '.join(parts)}")
+        conclude(store, arguments.dry_run)
 
 
 def find_files(path: Path, pattern: str) -> tuple[list[Path], int]:
@@ -75,47 +90,33 @@ def find_files(path: Path, pattern: str) -> tuple[list[Path], int]:
 
     A copy in another split would let a model pass by heart. Raises `UserError` where nothing is left.
     """
+    from ..texts import has_rows, pieces
+
     if not path.exists():
         raise UserError("no such file or folder", str(path), "check --input")
     found = sorted(entry for entry in path.rglob(pattern) if entry.is_file()) if path.is_dir() else [path]
     found = [file for file in found if not any(part[0] == "." for part in file.relative_to(path).parts)]
     if not found:
         raise UserError(f"no file is like '{pattern}'", str(path), "check --input and --glob")
-    seen: dict[bytes, Path] = {}
+    kept: dict[Any, Path] = {}
+    sizes = Counter(file.stat().st_size for file in found)
+    packed = any(file.suffix == ".gz" for file in found)  # a copy may have another size
     empty = 0
     for file in found:
-        digest, size = hashlib.sha256(), 0
-        for _, text in readable(file):
-            digest.update(text)
-            size += len(text)
-        if size:
-            seen.setdefault(digest.digest(), file)
+        size: Any = file.stat().st_size
+        if not has_rows(file) and size and (packed or sizes[size] > 1):
+            digest, size = hashlib.sha256(), 0
+            for _, text in pieces(file):
+                digest.update(text)
+                size += len(text)
+            kept.setdefault(digest.digest() if size else b"", file)
+        elif size:
+            kept[file] = file
         empty += not size
-    if not seen:
+    kept.pop(b"", None)
+    if not kept:
         raise UserError("no text in it", str(path), "give a file that is not empty")
-    return list(seen.values()), len(found) - empty - len(seen)
-
-
-def readable(path: Path) -> Iterator[tuple[int, bytes]]:
-    """`dataset.pieces` with one line where a file cannot be read."""
-    import zlib
-
-    from ..dataset import pieces
-
-    try:
-        yield from pieces(path)
-    except (EOFError, zlib.error, OSError) as error:
-        raise UserError(f"cannot read the file ({error})", str(path), "check --input") from error
-
-
-def decoded(path: Path) -> Iterator[str]:
-    """The text of a file, piece by piece. Raises `UserError` with the byte that is not UTF-8."""
-    for offset, text in readable(path):
-        try:
-            yield text.decode("utf-8")
-        except UnicodeDecodeError as error:
-            where = f"{path}, byte {offset + error.start}"
-            raise UserError("not UTF-8 text", where, "mend it, or use --tokenizer byte") from error
+    return list(kept.values()), len(found) - empty - len(kept)
 
 
 def make_tokenizer(arguments: argparse.Namespace, files: list[Path], training: int) -> Tokenizer:
@@ -126,13 +127,15 @@ def make_tokenizer(arguments: argparse.Namespace, files: list[Path], training: i
     be written at all.
     """
     from ..bytepairs import Byte, Pairs
+    from ..texts import decoded, documents
     from ..tokenizer import Character, Gpt2
 
     if arguments.tokenizer == "byte":
         return Byte()
     if arguments.tokenizer == "gpt2":
         return Gpt2.fetch()
+    learnt = files[: training or len(files)] if arguments.tokenizer == "bpe" else files
+    texts = (decoded(part) for file in learnt for part in documents(file, arguments.column))
     if arguments.tokenizer == "char":
-        return Character("".join(sorted({each for file in files for text in decoded(file) for each in text})))
-    texts = (text for file in files[: training or len(files)] for text in decoded(file))
+        return Character("".join(sorted(set().union(*texts))))
     return Pairs.learn(texts, arguments.vocabulary)

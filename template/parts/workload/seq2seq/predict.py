@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
 from ..engine.runs import find_run
+from ..texts import has_rows, lines, rows
 from .evaluate import add_flags, new_loader, open_run, output_path, predictions, write_output
-from .prepare import parse_json, read_lines
 
 if TYPE_CHECKING:
     from ..engine.loader import Loader
@@ -63,13 +63,15 @@ def read_sources(arguments: argparse.Namespace) -> list[str]:
         return [arguments.text]
     if arguments.input is None:
         return []
-    path, keys = Path(arguments.input), (arguments.source_key,)
-    lines = list(read_lines(path))
-    if not lines:
+    path = Path(arguments.input)
+    if has_rows(path):
+        found = [text for _, (text,) in rows(path, (arguments.source_key,), "name it by --source-key")]
+    else:
+        is_tab = ".tsv" in path.suffixes[-2:]
+        found = [line.partition("\t")[0] if is_tab else line for _, line in lines(path)]
+    if not found:
         raise UserError("no source in it", str(path), "give a file that is not empty")
-    if ".jsonl" in path.suffixes[-2:]:
-        return [parse_json(line, f"{path}, line {number}", keys)[0] for number, line in lines]
-    return [line.partition("\t")[0] if ".tsv" in path.suffixes[-2:] else line for _, line in lines]
+    return found
 
 
 def new_sources(sources: list[str], facts: dict[str, Any], folder: Path) -> None:

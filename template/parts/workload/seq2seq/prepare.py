@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import gzip
-import json
-import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,11 +24,16 @@ Text = tuple[str, str, str]
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `prepare`."""
     add = parser.add_argument
-    add("--input", required=True, metavar="FILE", help="pairs: .tsv (source TAB target) or .jsonl, also .gz")
+    add(
+        "--input",
+        required=True,
+        metavar="FILE",
+        help="pairs: .tsv (source TAB target), .jsonl (also .gz), .parquet",
+    )
     add("--validation", metavar="FILE", help="pairs that validate; then --input is not split")
     add("--test", metavar="FILE", help="pairs that test, beside --validation")
-    add("--source-key", default="source", metavar="NAME", help="of .jsonl (default: source)")
-    add("--target-key", default="target", metavar="NAME", help="of .jsonl (default: target)")
+    add("--source-key", default="source", metavar="NAME", help="of .jsonl and .parquet (default: source)")
+    add("--target-key", default="target", metavar="NAME", help="of .jsonl and .parquet (default: target)")
     add("--prefix", default="", metavar="TEXT", help='before each source, such as "summarize: "')
     add(
         "--tokenizer",
@@ -87,6 +89,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
 
 def check(arguments: argparse.Namespace) -> None:
     """Raises `UserError` for flags that are wrong alone or together."""
+    split_shares(arguments.split)
     if arguments.tokenizer == "bpe" and arguments.vocabulary <= BYTES:
         where = f"--vocabulary {arguments.vocabulary}"
         raise UserError(f"byte pairs need a vocabulary above {BYTES}", where, "give more, such as 8192")
@@ -108,7 +111,7 @@ def split_texts(arguments: argparse.Namespace) -> tuple[dict[str, list[Text]], i
     """
     import numpy as np
 
-    shares, seen, count = split_shares(arguments.split), set[tuple[str, str]](), 0
+    seen, count = set[tuple[str, str]](), 0
     found: list[list[Text]] = []
     for file in filter(None, (arguments.input, arguments.validation, arguments.test)):
         found.append([])
@@ -121,7 +124,7 @@ def split_texts(arguments: argparse.Namespace) -> tuple[dict[str, list[Text]], i
             raise UserError("no pair in it", file, "give a file with pairs that the others have not")
     if not arguments.validation:
         (rows,) = found
-        borders = np.cumsum(split_sizes(shares, len(rows), "pair", arguments.split))
+        borders = np.cumsum(split_sizes(arguments.split, len(rows), "pair", rounded=1))
         order = np.random.default_rng(arguments.seed).permutation(len(rows))
         found = [[rows[number] for number in part] for part in np.split(order, borders)]
     return dict(zip(SPLITS, [*found, []], strict=False)), count - len(seen)
@@ -129,57 +132,24 @@ def split_texts(arguments: argparse.Namespace) -> tuple[dict[str, list[Text]], i
 
 def read_pairs(path: Path, *keys: str) -> Iterator[Text]:
     """The pairs of a file. Raises `UserError`, with the line, for what is no pair."""
-    if not {".tsv", ".jsonl"} & set(path.suffixes[-2:]):
-        raise UserError("pairs come from .tsv or .jsonl, also .gz", str(path), "rename or convert the file")
-    parse = parse_json if ".jsonl" in path.suffixes[-2:] else parse_tab
-    for number, line in read_lines(path):
-        where = f"{path}, line {number}"
-        pair = parse(line, where, keys)
+    from ..texts import has_rows, lines, rows
+
+    if not has_rows(path) and ".tsv" not in path.suffixes[-2:]:
+        what = "pairs come from .tsv or .jsonl, also .gz, or from .parquet"
+        raise UserError(what, str(path), "rename or convert the file")
+    found: Iterable[tuple[str, tuple[str, ...]]]
+    if has_rows(path):
+        found = rows(path, keys, "mend it, or name the keys by --source-key and --target-key")
+    else:
+        found = ((f"{path}, line {number}", tuple(line.split("\t"))) for number, line in lines(path))
+    for where, pair in found:
+        if len(pair) != 2:
+            what = "no tab between source and target" if len(pair) == 1 else f"{len(pair) - 1} tabs in a pair"
+            raise UserError(what, where, "write one pair a line: source, one tab, target")
         for name, text in zip(("source", "target"), pair, strict=True):
             if not text.strip():
                 raise UserError(f"the {name} is empty", where, "fill it in, or take the line out")
         yield pair[0], pair[1], where
-
-
-def read_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """(number, text) of each line that is not blank, of a plain or gzipped UTF-8 file."""
-    from tqdm import tqdm
-
-    number = 0
-    try:
-        with open(path, "rb") as raw:
-            file = gzip.GzipFile(fileobj=raw) if raw.peek(2)[:2] == b"\x1f\x8b" else raw
-            for number, line in enumerate(tqdm(file, path.name, unit="line", leave=False, disable=None), 1):
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-                if text:
-                    yield number, text
-    except UnicodeDecodeError as error:
-        where = f"{path}, line {number}, byte {error.start}"
-        raise UserError("not UTF-8 text", where, "convert the file to UTF-8") from error
-    except (EOFError, zlib.error, OSError) as error:
-        raise UserError(
-            f"cannot read the file ({error})", str(path), "check the path and the file"
-        ) from error
-
-
-def parse_tab(line: str, where: str, keys: tuple[str, ...]) -> tuple[str, ...]:
-    parts = tuple(line.split("\t"))
-    if len(parts) != 2:
-        what = "no tab between source and target" if len(parts) == 1 else f"{len(parts) - 1} tabs in a pair"
-        raise UserError(what, where, "write one pair a line: source, one tab, target")
-    return parts
-
-
-def parse_json(line: str, where: str, keys: tuple[str, ...]) -> tuple[str, ...]:
-    try:
-        row = json.loads(line)
-        texts = tuple(row[key] for key in keys)
-        if not all(isinstance(text, str) for text in texts):
-            raise TypeError
-    except (ValueError, KeyError, TypeError):
-        what = f"no JSON object with texts under {' and '.join(map(repr, keys))}"
-        raise UserError(what, where, "mend it, or name the keys by --source-key and --target-key") from None
-    return texts
 
 
 def encode(

@@ -7,9 +7,10 @@ Stored as halves, the features are standardised first, since 2,015 and 2,016 are
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,9 +19,9 @@ from .engine.errors import UserError
 from .engine.seams import Batch, Rows, Spans
 from .engine.store import Store, StoreWriter
 from .settings import WORKLOAD
+from .tables import BLOCK_ROWS, Scaler, halves
 
 Facts = dict[str, Any]
-WRITE_ROWS = 1 << 16  # rows that are in memory twice while a table is written
 
 
 class Samples:
@@ -49,79 +50,94 @@ class Samples:
         return batch
 
 
-class Levels(NamedTuple):
-    """A column of categories or classes."""
-
-    codes: np.ndarray  # (N,) int32: 0 = missing, else the place in `values` plus 1
-    values: list[str]
-
-
 @dataclass(frozen=True)
 class Table:
-    """Columns in memory, in the order of their file."""
+    """Rows in the order of their file, in memory or mapped. A code is 0 where a cell is missing, else the
+    place of its value plus 1."""
 
-    features: dict[str, np.ndarray]  # (N,) float32, NaN = missing
-    categories: dict[str, Levels]
+    names: list[str]
+    features: np.ndarray  # (N, F) float32, NaN = missing
+    levels: dict[str, list[str]]  # values of each category
+    categories: np.ndarray  # (N, C) int32 codes
     target_name: str = ""
-    target: np.ndarray | Levels | None = None  # (N,) float32; classes; None for rows to predict
+    target: np.ndarray | None = None  # (N, 1) float32 or int32 codes; None for rows to predict
+    classes: list[str] | None = None
 
     def __len__(self) -> int:
-        columns = [*self.features.values(), *(levels.codes for levels in self.categories.values())]
-        return len(columns[0])
+        return len(self.features)
+
+    def blocks(self) -> Iterator[slice]:
+        yield from (slice(start, start + BLOCK_ROWS) for start in range(0, len(self), BLOCK_ROWS))
 
 
-def describe(table: Table, train: np.ndarray) -> tuple[Table, Facts]:
-    """The facts that a model is built from, of the training rows `train` alone, and the table in their codes.
+def describe(table: Table, train: np.ndarray) -> tuple[Facts, list[tuple[str, ...]]]:
+    """The facts that a model is built from, of the rows `train` (N,) bool alone, and a line for each column.
 
-    Categories are numbered in the order of their values; those that no training row has become 0.
+    Categories are numbered in the order of their values; those that no training row has are left out.
     Raises `UserError` for a column without any value and for a class that no training row has.
     """
-    features = [{"name": name, **_scale(name, values[train])} for name, values in table.features.items()]
-    categories = {name: _known(levels, train) for name, levels in table.categories.items()}
+    features, target = Scaler(len(table.names)), Scaler(1)
+    sizes = [len(values) + 1 for values in table.levels.values()]
+    seen = [np.zeros(size, np.int64) for size in sizes]
+    classes = np.zeros(len(table.classes or ()) + 1, np.int64)
+    for part in table.blocks():
+        rows = np.flatnonzero(train[part])
+        features.add(table.features[part][rows])
+        for place, codes in enumerate(table.categories[part][rows].T):
+            seen[place] += np.bincount(codes, minlength=sizes[place])
+        if table.target is not None and table.classes:
+            classes += np.bincount(table.target[part][rows][:, 0], minlength=len(classes))
+        elif table.target is not None:
+            target.add(table.target[part][rows])
+    for name, count in zip(table.names, features.count, strict=True):
+        if not count:
+            remedy = f"leave it out with --drop '{name}'"
+            raise UserError("no training row has a value", f"column '{name}'", remedy)
     facts: Facts = {
-        "task": "classification" if isinstance(table.target, Levels) else "regression",
+        "task": "classification" if table.classes else "regression",
         "target": {"name": table.target_name},
-        "features": features,
-        "categories": [{"name": name, "values": levels.values} for name, levels in categories.items()],
+        "features": _scales(table.names, features, table.features, train),
+        "categories": [
+            {"name": name, "values": _known(values, counts)}
+            for (name, values), counts in zip(table.levels.items(), seen, strict=True)
+        ],
     }
-    target = table.target
-    if isinstance(target, Levels):
-        classes = _known(target, train)
-        if (lost := np.flatnonzero(classes.codes == 0)).size:
-            what = f"class '{target.values[target.codes[lost[0]] - 1]}' is in no training row"
-            where = f"row {lost[0] + 1}, column '{table.target_name}'"
-            raise UserError(what, where, "leave its rows out, or try another --seed")
-        target = classes.codes.astype(np.int64) - 1
-        facts["target"]["classes"] = classes.values
-        facts["target"]["counts"] = np.bincount(target[train], minlength=len(classes.values)).tolist()
-    elif target is not None:
-        facts["target"].update(_scale(table.target_name, target[train]))
-    return replace(table, categories=categories, target=target), facts
+    if table.classes:
+        known = _known(table.classes, classes)
+        facts["target"]["classes"] = known
+        facts["target"]["counts"] = [int(classes[table.classes.index(value) + 1]) for value in known]
+    elif table.target is not None:
+        facts["target"].update(_scales([table.target_name], target, table.target, train)[0])
+    columns = features.columns(table.names) + (target.columns([table.target_name]) if target.rows else [])
+    for name, counts in [*zip(table.levels, seen, strict=True), (table.target_name, classes)]:
+        if len(counts) > 1:
+            missing = f"{counts[0] / max(counts.sum(), 1):.1%}"
+            columns.append((name, "category", "", f"{(counts[1:] > 0).sum()} values", missing))
+    return facts, columns
 
 
-def _scale(name: str, values: np.ndarray) -> dict[str, Any]:
-    """Mean, standard deviation (1 for a constant), median of the known values, number of missing ones."""
-    known = values[~np.isnan(values)].astype(np.float64)
-    if not known.size:
-        remedy = f"leave it out with --drop '{name}'"
-        raise UserError("no training row has a value", f"column '{name}'", remedy)
-    constant = known.min() == known.max()  # its mean and spread would be rounding
-    spread = 0.0 if constant else float(known.std())
-    return {
-        "mean": float(known[0] if constant else known.mean()),
-        "std": spread if spread > np.finfo(np.float32).tiny else 1.0,
-        "median": float(np.median(known)),
-        "missing": int(values.size - known.size),
-    }
+def _scales(names: list[str], scaler: Scaler, values: np.ndarray, train: np.ndarray) -> list[Facts]:
+    """Name, mean, standard deviation, median and number of missing values of each column."""
+    mean, std = scaler.scale()
+    median = [_median(column[train]) for column in values.T]  # one column in memory at a time
+    missing = scaler.rows - scaler.count
+    columns = zip(names, mean.tolist(), std.tolist(), median, missing.astype(int).tolist(), strict=True)
+    return [
+        dict(zip(("name", "mean", "std", "median", "missing"), column, strict=True)) for column in columns
+    ]
 
 
-def _known(levels: Levels, train: np.ndarray) -> Levels:
-    """The same column with the values of the training rows only."""
-    seen = np.unique(levels.codes[train])
-    values = sorted((levels.values[code - 1] for code in seen if code), key=_by_number)
-    place = {value: number + 1 for number, value in enumerate(values)}
-    new = np.array([0, *(place.get(value, 0) for value in levels.values)], np.int32)
-    return Levels(new[levels.codes], values)
+def _median(values: np.ndarray) -> float:
+    """Of the known numbers (n,) float32, whose order is lost."""
+    values = values[~np.isnan(values)]
+    middle = [(len(values) - 1) // 2, len(values) // 2]
+    values.partition(middle)
+    return float(values[middle].astype(np.float64).mean())
+
+
+def _known(values: list[str], counts: np.ndarray) -> list[str]:
+    """The values that training rows have, in their order."""
+    return sorted((value for value, count in zip(values, counts[1:], strict=True) if count), key=_by_number)
 
 
 def _by_number(value: str) -> tuple[int, str, str]:
@@ -130,47 +146,52 @@ def _by_number(value: str) -> tuple[int, str, str]:
     return (len(digits) if value.isdecimal() else -1, digits, value)
 
 
-def write(
-    folder: Path, table: Table, facts: Facts, splits: dict[str, np.ndarray], dtype: str, source: Facts
-) -> None:
-    """Writes a table in the codes of `facts` as a store, `splits` saying which rows go where.
+def write(writer: StoreWriter, table: Table, facts: Facts, splits: dict[str, np.ndarray], dtype: str) -> None:
+    """Writes a table in the codes of `facts`, `splits` saying which rows go where.
 
     `dtype` is that of the stored features. Raises `UserError` where a value does not fit into it.
     """
-    order, target = np.concatenate(list(splits.values())), table.target
-    borders = np.cumsum([0, *map(len, splits.values())]).tolist()
-    arrays = {}
-    with StoreWriter(folder, WORKLOAD) as writer:
-        if table.features:
-            arrays["features"] = writer.create("features", (len(order), len(table.features)), dtype)
-        if table.categories:
-            arrays["categories"] = writer.create("categories", (len(order), len(table.categories)), "int32")
-        if isinstance(target, np.ndarray):
-            arrays["target"] = writer.create("target", (len(order),), str(target.dtype))
-        for start in range(0, len(order), WRITE_ROWS):
-            rows, part = order[start : start + WRITE_ROWS], slice(start, start + WRITE_ROWS)
-            columns = zip(table.features.values(), facts["features"], strict=True)
-            for place, (column, scale) in enumerate(columns):
-                arrays["features"][part, place] = _stored(column[rows], scale, dtype, rows)
-            for place, levels in enumerate(table.categories.values()):
-                arrays["categories"][part, place] = levels.codes[rows]
-            if isinstance(target, np.ndarray):
-                arrays["target"][part] = target[rows]
-        writer.facts, writer.source = facts, source
-        writer.splits = {name: borders[place : place + 2] for place, name in enumerate(splits)}
+    order = np.concatenate(list(splits.values()))
+    scales = (
+        [np.float32(column[name]) for column in facts["features"]] for name in ("mean", "std", "missing")
+    )
+    mean, std, gaps = map(np.array, scales)
+    known = {column["name"]: column["values"] for column in facts["categories"]}
+    codes = [_renumber(values, known[name]) for name, values in table.levels.items()]
+    classes = _renumber(table.classes, facts["target"]["classes"]) if table.classes else None
+
+    def where(row: int, column: int) -> str:
+        return f"row {rows[row] + 1}, column '{table.names[column]}'"
+
+    for start in range(0, len(order), BLOCK_ROWS):
+        rows = order[start : start + BLOCK_ROWS]
+        if table.names:
+            values = table.features[rows]
+            # A gap in a column that had none in training becomes the mean.
+            values = np.where(np.isnan(values) & (gaps == 0), mean, values)
+            writer.append("features", halves(values, mean, std, dtype, where)[0], dtype)
+        if table.levels:
+            columns = zip(codes, table.categories[rows].T, strict=True)
+            writer.append("categories", np.stack([new[old] for new, old in columns], 1))
+        if table.target is not None:
+            target = table.target[rows, 0]
+            if classes is not None and table.classes:
+                target = classes[target].astype(np.int64) - 1
+                if (lost := np.flatnonzero(target < 0)).size:
+                    row = rows[lost[0]]
+                    what = f"class '{table.classes[table.target[row, 0] - 1]}' is in no training row"
+                    remedy = "leave its rows out, or try another --seed"
+                    raise UserError(what, f"row {row + 1}, column '{table.target_name}'", remedy)
+            writer.append("target", target)
+    marks = np.cumsum([0, *map(len, splits.values())]).tolist()
+    writer.facts = facts
+    writer.splits = {name: marks[place : place + 2] for place, name in enumerate(splits)}
 
 
-def _stored(values: np.ndarray, scale: dict[str, Any], dtype: str, rows: np.ndarray) -> np.ndarray:
-    """One column as it is stored. A gap in a column that had none in training becomes the mean."""
-    if not scale["missing"]:
-        values = np.where(np.isnan(values), np.float32(scale["mean"]), values)
-    if dtype == "float32":
-        return values
-    tensor = torch.from_numpy((values - scale["mean"]) / scale["std"]).to(getattr(torch, dtype))
-    if (beyond := tensor.isinf()).any():
-        where = f"row {rows[int(beyond.nonzero()[0])] + 1}, column '{scale['name']}'"
-        raise UserError(f"a value is too large for {dtype}", where, "leave --dtype out, or use bfloat16")
-    return tensor.numpy() if dtype == "float16" else tensor.view(torch.int16).numpy().view(np.uint16)
+def _renumber(values: list[str], known: list[str]) -> np.ndarray:
+    """Codes of a table → those of the facts, 0 for what training has not."""
+    place = {value: number + 1 for number, value in enumerate(known)}
+    return np.array([0, *(place.get(value, 0) for value in values)], np.int32)
 
 
 def _target(store: Store, split: str) -> np.ndarray:
@@ -214,11 +235,12 @@ def synthesize(folder: Path, settings: Any) -> None:
     target = 50 + 10 * (target + 0.3 * random.standard_normal(count))
     x[:, 1:4][random.random((count, 3)) < 0.02] = np.nan
     soil[random.random(count) < 0.02] = 0
-    names = ("sun", "rain", "wind", "slope", "height", "noise")
-    features = {name: (20 + 5 * x[:, place]).astype(np.float32) for place, name in enumerate(names)}
-    soils = Levels(soil, ["clay", "loam", "peat", "sand"])
+    names = ["sun", "rain", "wind", "slope", "height", "noise"]
+    features, target = (20 + 5 * x).astype(np.float32), target.astype(np.float32)[:, None]
+    soils = {"soil": ["clay", "loam", "peat", "sand"]}
+    table = Table(names, features, soils, soil[:, None], "yield", target)
     rows = np.split(np.arange(count), [count * 7 // 10, count * 85 // 100])
     splits = dict(zip(("train", "validation", "test"), rows, strict=True))
-    table = Table(features, {"soil": soils}, "yield", target.astype(np.float32))
-    table, facts = describe(table, splits["train"])
-    write(folder, table, facts, splits, "float32", {"kind": "synthetic"})
+    with StoreWriter(folder, WORKLOAD) as writer:
+        write(writer, table, describe(table, np.arange(count) < len(rows[0]))[0], splits, "float32")
+        writer.source = {"kind": "synthetic"}

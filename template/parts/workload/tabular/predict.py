@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..engine.runs import find_run
+from ..splits import add_input
 from .evaluate import add_flags, collected, new_loader, open_run, output_path, predictions, write_output
-from .prepare import Source, read_table
+from .prepare import MISSING, read_table
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,9 +24,7 @@ if TYPE_CHECKING:
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `predict`."""
     add_flags(parser, ".npz or .csv", "predictions.npz")
-    add = parser.add_argument
-    add("--input", metavar="FILE", help="CSV file of new rows, with or without the target")
-    add("--delimiter", default=",", choices=[",", ";", "|", "tab"], help="between cells (default: comma)")
+    add_input(parser, "new rows, with or without the target", required=False)
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
@@ -39,8 +38,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     project, step = open_run(folder, settings, arguments, needs_data=not arguments.input)
     with tempfile.TemporaryDirectory() as temporary:
         if arguments.input:
-            delimiter = "\t" if arguments.delimiter == "tab" else arguments.delimiter
-            new_rows(Source(Path(arguments.input), delimiter), project.store, Path(temporary))
+            new_rows(Path(arguments.input), vars(arguments), project.store, Path(temporary))
             loader = new_loader(project, Path(temporary))
         else:
             loader = project.loader(arguments.split)
@@ -52,18 +50,24 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     print(f"{len(found['prediction']):,} predictions of step {step} written to {output}")
 
 
-def new_rows(source: Source, trained: Store, folder: Path) -> None:
-    """Writes a CSV file as a store into `folder`, with the facts and the dtype of the training data."""
+def new_rows(path: Path, flags: dict[str, Any], trained: Store, folder: Path) -> None:
+    """Writes a table as a store into `folder`, with the facts and the dtype of the training data."""
     import numpy as np
 
     from ..dataset import write
+    from ..engine.store import StoreWriter
+    from ..tables import Source
 
-    facts, arrays = trained.facts, trained.arrays
-    kinds = {column["name"]: "number" for column in facts["features"]}
+    facts, arrays, kinds = trained.facts, trained.arrays, {}
+    of = {f"{name} {part}": name for name, parts in facts.get("times", {}).items() for part in parts}
+    for name in (column["name"] for column in facts["features"]):
+        kinds[of.get(name, name)] = facts["times"][of[name]] if name in of else "number"
     known = {column["name"]: column["values"] for column in facts["categories"]}
-    table = read_table(source, kinds | dict.fromkeys(known, "category"), "", 0, known)
-    dtype = arrays["features"].dtype if "features" in arrays else "float32"
-    write(folder, table, facts, {"input": np.arange(len(table))}, dtype, {})
+    with StoreWriter(folder, trained.workload) as writer:
+        kinds |= dict.fromkeys(known, "category")
+        table = read_table(writer, Source(path, MISSING, flags), kinds, "", 0, known)
+        dtype = arrays["features"].dtype if "features" in arrays else "float32"
+        write(writer, table, facts, {"input": np.arange(len(table))}, dtype)
 
 
 def as_csv(found: dict[str, np.ndarray], classes: list[str] | None) -> bytes:

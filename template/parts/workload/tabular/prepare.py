@@ -1,40 +1,36 @@
-"""Turn a CSV file into the data folder that training reads."""
+"""Turn a table (CSV, Parquet, Feather) into the data folder that training reads."""
 
 from __future__ import annotations
 
 import argparse
-import csv
-import gzip
-import io
-import math
-import zlib
-from array import array
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from difflib import get_close_matches
-from itertools import islice
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
+from ..splits import add_input, conclude, destination, split_sizes
 
 if TYPE_CHECKING:
     import numpy as np
 
     from ..dataset import Table
+    from ..engine.store import StoreWriter
+    from ..tables import Source
 
 MISSING = ("", "NA")
-BLOCK_ROWS = 4096
-OTHERWISE = "leave it empty where the value is missing, or prepare with --category or --drop for it"
-FLOAT32_MAX = 3.4e38
-TEXT, BEYOND = -math.inf, math.inf
+OTHERWISE = "mend the cell, leave it empty where the value is missing, or prepare with --category or --drop"
+TARGET = "mend the cell, or use --task classification"
 MOSTLY = 0.5  # a column with this share of numbers is numeric, and a text in it a mistake
+EXACT = 1 << 24  # float32 tells whole numbers apart up to here
+TIMES = ("hour", "weekday", "month")
+Kinds = dict[str, Any]
+"""What a column holds: `number`, `category`, or the parts of a time that are to be kept."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `prepare`."""
     add, dtypes = parser.add_argument, ["float32", "float16", "bfloat16"]
-    add("--input", required=True, metavar="FILE", help="CSV file with a header line, UTF-8, also .gz")
+    add_input(parser, "a table")
     add("--target", required=True, metavar="COLUMN", help="the column to predict")
     add("--task", required=True, choices=["regression", "classification"], help="of a number, or a class")
     shares = "shares that add up to 1, or numbers of rows; test may be 0 (default: %(default)s)"
@@ -43,143 +39,83 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--keep-order", action="store_true", help="do not shuffle: the last rows of the file are for test")
     add("--category", action="append", default=[], metavar="COLUMN", help="its numbers are names; repeatable")
     add("--drop", action="append", default=[], metavar="COLUMN", help="leave a column out; repeatable")
-    add("--delimiter", default=",", choices=[",", ";", "|", "tab"], help="between cells (default: comma)")
+    times = f"numbers in place of each column of times: {','.join(TIMES)}, or some of these"
+    add("--time-features", default="", metavar="NAMES", help=times)
     add("--max-levels", type=int, default=1000, metavar="N", help="most values of a category (default: 1000)")
     halves = "halves store the numeric columns standardised, in half the space (default: %(default)s)"
     add("--dtype", default="float32", choices=dtypes, help=halves)
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
-    """Reads the file twice: to learn what each column holds, then to keep it."""
+    """Reads the file once, learns from the training rows, then writes all of them."""
     import numpy as np
 
     from ..dataset import describe, write
+    from ..engine.store import StoreWriter
+    from ..settings import WORKLOAD
+    from ..tables import Source
 
-    folder, path = Path(load().data.path), Path(arguments.input)
+    target, given = arguments.target, arguments.time_features
     if arguments.seed < 0:
         raise UserError(f"a seed cannot be {arguments.seed}", "--seed", "give a whole number from 0 on")
-    source = Source(path, "\t" if arguments.delimiter == "tab" else arguments.delimiter)
-    kinds, count = survey(source, arguments)
-    sizes = split_sizes(arguments.split, count)
-    table = read_table(source, kinds, arguments.target, arguments.max_levels, {})
-    order = np.arange(count)
-    if not arguments.keep_order:
-        order = np.random.default_rng(arguments.seed).permutation(count)
-    *rows, unused = np.split(order, np.cumsum(sizes))
-    splits = dict(zip(("train", "validation", "test"), rows, strict=True))
-    table, facts = describe(table, splits["train"])
-    if len(facts["target"].get("classes", "any")) < 2:
-        raise UserError("all training rows have one class", f"{path}, column '{arguments.target}'")
-    origin = {"file": path.name, "rows": count, "seed": None if arguments.keep_order else arguments.seed}
-    write(folder, table, facts, splits, arguments.dtype, origin)
-    for title, columns in (("numeric", facts["features"]), ("category", facts["categories"])):
-        print(f"{title + ' columns:':18}{', '.join(column['name'] for column in columns) or 'none'}")
-    parts = [f"{len(rows)} {name}" for name, rows in splits.items()]
-    print(f"{'rows:':18}{', '.join(parts)}" + (f", {len(unused)} left out" if len(unused) else ""))
-    print(f"{'written to:':18}{folder}")
+    parts = [name.strip() for name in given.split(",") if name.strip()]
+    if not {*TIMES} >= {*parts}:
+        raise UserError(f"'{given}' is no part of a time", "--time-features", f"take of {','.join(TIMES)}")
+    source = Source(Path(arguments.input), MISSING, vars(arguments))
+    kinds = survey(source, arguments, parts, 1)
+    with destination(load().data.path, arguments.dry_run) as folder:
+        with StoreWriter(folder, WORKLOAD) as writer:
+            try:
+                table = read_table(writer, source, kinds, target, arguments.max_levels)
+            except UserError:
+                before, kinds = kinds, survey(source, arguments, parts)
+                if kinds == before:
+                    raise
+                table = read_table(writer, source, kinds, target, arguments.max_levels)
+            sizes, order = split_sizes(arguments.split, len(table)), np.arange(len(table), dtype=np.uint32)
+            if not arguments.keep_order:
+                order = np.random.default_rng(arguments.seed).permutation(order)
+            *rows, unused = np.split(order, np.cumsum(sizes))
+            splits = dict(zip(("train", "validation", "test"), rows, strict=True))
+            train = np.zeros(len(table), bool)
+            train[rows[0]] = True
+            facts, columns = describe(table, train)
+            if times := {name: kind for name, kind in kinds.items() if isinstance(kind, list)}:
+                facts["times"] = times
+            write(writer, table, facts, splits, arguments.dtype)
+            check(table, facts, arguments)
+            seed = None if arguments.keep_order else arguments.seed
+            writer.source = {"file": source.path.name, "rows": len(table), "seed": seed}
+        for title, found in (("numeric", facts["features"]), ("category", facts["categories"])):
+            print(f"{title + ' columns:':18}{', '.join(column['name'] for column in found) or 'none'}")
+        counts = [f"{len(rows)} {name}" for name, rows in splits.items()]
+        print(f"{'rows:':18}{', '.join(counts)}" + (f", {len(unused)} left out" if len(unused) else ""))
+        conclude(writer, arguments.dry_run, columns)
 
 
-class Source(NamedTuple):
-    """A CSV file, plain or gzipped."""
+def survey(source: Source, arguments: argparse.Namespace, parts: list[str], blocks: int = 0) -> Kinds:
+    """What each column to keep holds, by its first blocks or all: `number`, `category`, or parts of a time.
 
-    path: Path
-    delimiter: str = ","
-
-    def blocks(self, title: str) -> Iterator[tuple[int, list[str], list[tuple[str, ...]]]]:
-        """(rows before, column names, columns of stripped cells) block by block; blank lines are skipped.
-
-        Raises `UserError`, with the line, for what is no table.
-        """
-        from tqdm import tqdm
-
-        reader, before = None, 0
-        try:
-            size = self.path.stat().st_size
-            bar = tqdm(None, title, size, unit="B", unit_scale=True, disable=None)
-            with open(self.path, "rb") as raw, bar:
-                packed = raw.peek(2)[:2] == b"\x1f\x8b"
-                plain = gzip.GzipFile(fileobj=raw) if packed else raw
-                text = io.TextIOWrapper(plain, "utf-8-sig", newline="")
-                reader = csv.reader(text, delimiter=self.delimiter, strict=True)
-                rows = ((reader.line_num, row) for row in reader if row)
-                names = [name.strip() for name in next(rows, (0, []))[1]]
-                self._check_header(names)
-                while block := list(islice(rows, BLOCK_ROWS)):
-                    for line, row in block:
-                        if len(row) != len(names):
-                            what = f"{len(row)} cells where the header has {len(names)}"
-                            raise UserError(what, f"{self.path}, line {line}", "mend the line")
-                    columns = zip(*(row for _, row in block), strict=True)
-                    yield before, names, [tuple(map(str.strip, cells)) for cells in columns]
-                    before += len(block)
-                    bar.update(raw.tell() - bar.n)
-        except (UnicodeDecodeError, csv.Error, gzip.BadGzipFile, EOFError, zlib.error) as error:
-            readable = not isinstance(error, UnicodeDecodeError)
-            what = f"not a readable CSV file ({error})" if readable else "not UTF-8 text"
-            where = f"{self.path}, line {reader.line_num + 1 if reader else 1} or later"
-            raise UserError(what, where, "mend or convert the file") from error
-        except OSError as error:
-            what = f"cannot read the file ({error.strerror or error})"
-            raise UserError(what, str(self.path), "check --input") from error
-        if not before:
-            raise UserError("no rows under the header", str(self.path), "there is nothing to go by")
-
-    def _check_header(self, names: list[str]) -> None:
-        if not names:
-            raise UserError("the file is empty", str(self.path), "it needs a header line and rows")
-        for place, name in enumerate(names):
-            if not name or name in names[:place]:
-                what = f"two columns are named '{name}'" if name else f"column {place + 1} has no name"
-                raise UserError(what, f"{self.path}, line 1", "name it; from pandas, export with index=False")
-
-    def error(self, what: str, row: int, column: str, remedy: str) -> UserError:
-        """A mistake in a cell; rows count from 1, without the header."""
-        return UserError(what, f"{self.path}, row {row + 1}, column '{column}'", remedy)
-
-
-def number(cell: str) -> float:
-    """A cell's number, NaN where it is missing, `TEXT`, or `BEYOND` for nan, infinity and beyond float32."""
-    if cell in MISSING:
-        return math.nan
-    try:
-        value = float(cell.replace("_", "x"))  # Python reads 1_2 as 12
-    except ValueError:
-        return TEXT
-    return value if abs(value) < FLOAT32_MAX else BEYOND
-
-
-def parse(cells: tuple[str, ...]) -> np.ndarray:
-    """(rows,) float64, `number` of each cell; five times as fast where all of them are numbers."""
-    import numpy as np
-
-    with suppress(ValueError):
-        values = np.array(list(map(float, cells)))
-        if (np.abs(values) < FLOAT32_MAX).all() and "_" not in "".join(cells):
-            return values
-    return np.array(list(map(number, cells)))
-
-
-def survey(source: Source, arguments: argparse.Namespace) -> tuple[dict[str, str], int]:
-    """What each column to keep holds, `number` or `category`, and the number of rows.
-
-    A column is numeric if every cell that is not missing is a finite number.
+    A column is numeric if most of the cells that are not missing are numbers.
     """
     import numpy as np
 
+    from ..tables import TEXT, place_of
+
     target, totals = arguments.target, np.zeros(2, np.int64)
-    for before, names, columns in source.blocks("checking"):
+    for number, block in enumerate(source.blocks("checking"), 1):
+        names = block.table.column_names
         for name in [target, *arguments.category, *arguments.drop]:
-            if name not in names:
-                likely = get_close_matches(name, names, 1)
-                hint = f"did you mean '{likely[0]}'?" if likely else f"it has {', '.join(names[:20])}"
-                hint = "see --delimiter: there is only one column" if len(names) == 1 else hint
-                raise UserError(f"no column '{name}'", str(source.path), hint)
-        found = [((values > TEXT).sum(), (values == TEXT).sum()) for values in map(parse, columns)]
-        totals, count = totals + found, before + len(columns[0])
-    kinds = {
-        name: "category" if texts and numbers < MOSTLY * (numbers + texts) else "number"
-        for name, (numbers, texts) in zip(names, totals.tolist(), strict=True)
-    }
+            place_of(name, names, source.path)
+        found = [((values > TEXT).sum(), (values == TEXT).sum()) for values in map(block.parse, names)]
+        totals = totals + found
+        if number == blocks:
+            break
+    kinds: Kinds = {}
+    for name, (numbers, texts) in zip(names, totals.tolist(), strict=True):
+        kinds[name] = "category" if texts and numbers < MOSTLY * (numbers + texts) else "number"
+        if parts and not numbers and block.is_time(name):
+            kinds[name] = parts
     kinds |= dict.fromkeys(arguments.category, "category")
     kinds[target] = "number" if arguments.task == "regression" else "category"
     for name in arguments.drop:
@@ -188,80 +124,101 @@ def survey(source: Source, arguments: argparse.Namespace) -> tuple[dict[str, str
         raise UserError("the target cannot be dropped", f"--drop '{target}'")
     if len(kinds) == 1:
         raise UserError("no column besides the target", str(source.path), "a model needs something to go by")
-    return kinds, count
+    return kinds
 
 
 def read_table(
-    source: Source, kinds: dict[str, str], target: str, limit: int, known: dict[str, list[str]]
+    writer: StoreWriter,
+    source: Source,
+    kinds: Kinds,
+    target: str,
+    limit: int,
+    known: dict[str, list[str]] | None = None,
 ) -> Table:
-    """The columns of `kinds` as arrays; a category may have up to `limit` values.
+    """The columns of `kinds` as arrays that `writer` has for the time being; a category may have up to
+    `limit` values.
 
     known: the values that earlier data had in categories, in the order of their codes. Raises `UserError`
     that names row and column for a cell that does not belong there.
     """
     import numpy as np
 
-    from ..dataset import Levels, Table
+    from ..dataset import Table
 
-    values: dict[str, list[np.ndarray]] = {name: [] for name, kind in kinds.items() if kind == "number"}
-    codes = {name: array("i") for name, kind in kinds.items() if kind == "category"}
-    places = {name: dict.fromkeys(MISSING, 0) for name in codes}
-    for name, levels in known.items():
-        places[name] |= {value: place + 1 for place, value in enumerate(levels)}
-    for before, names, columns in source.blocks("reading"):
-        if absent := [name for name in kinds if name not in names]:
+    codes: dict[str, dict[str, int]] = {name: {} for name, kind in kinds.items() if kind == "category"}
+    codes |= {name: {cell: at for at, cell in enumerate(cells, 1)} for name, cells in (known or {}).items()}
+    scratch, coarse, names = f".{len(writer.arrays)} ", set[str](), list[str]()
+    found: dict[str, list[np.ndarray]] = {}
+    dtypes = {"categories": "int32", "target": "int32" if target in codes else "float32"}
+    gap = "the target is missing", "remove the row"
+    for block in source.blocks("reading"):
+        if absent := [name for name in kinds if name not in block.table.column_names]:
             raise UserError(f"no column '{absent[0]}'", str(source.path), "the model was trained with it")
-        for name in kinds:
-            cells = columns[names.index(name)]
-            gaps = (row for row, cell in enumerate(cells) if cell in MISSING or cell.lower() == "nan")
-            if name == target and (row := next(gaps, None)) is not None:
-                raise source.error("the target is missing", before + row, name, "remove the row")
+        names, found = [], {"features": [], "categories": [], "target": []}
+        for name, kind in kinds.items():
             if name in codes:
-                place = places[name]
-                codes[name].extend(place.setdefault(cell, 0 if known else len(place) - 1) for cell in cells)
-                if not known and len(place) - len(MISSING) > limit:
+                at, cells = block.texts(name)
+                level, missing = codes[name], (*source.missing, *(("nan", "NaN") if name == target else ()))
+                for cell in filter(lambda cell: cell not in missing, cells):
+                    level.setdefault(cell, 0 if known else len(level) + 1)
+                if not known and len(level) > limit:
                     what, where = f"more than {limit} different values in a category", f"column '{name}'"
                     remedy = f"leave it out with --drop '{name}', or raise --max-levels"
+                    remedy += "; of times, see --time-features" if block.is_time(name) else ""
                     raise UserError(what, f"{source.path}, {where}", remedy)
-                continue
-            values[name].append(parse(cells).astype(np.float32))
-            if (wrong := np.flatnonzero(np.isinf(values[name][-1]))).size:
-                cell = cells[wrong[0]]
-                what = f"'{cell}' is not a {'number' if number(cell) == TEXT else 'finite number'}"
-                remedy = "or use --task classification" if name == target else OTHERWISE
-                raise source.error(what, before + wrong[0], name, f"mend the cell, {remedy}")
-    for name in known:
-        if unknown := [value for value, code in places[name].items() if not code and value not in MISSING]:
+                values = np.array([*(0 if x in missing else level[x] for x in cells), 0], np.int32)[at]
+                if name == target and not values.all():
+                    raise block.error(gap[0], int((values == 0).argmax()), name, gap[1])
+                found["target" if name == target else "categories"].append(values)
+            elif kind == "number":
+                remedy = TARGET if name == target else OTHERWISE
+                values = block.numbers(name, remedy, gap if name == target else None)
+                large = values[np.abs(values) > EXACT]
+                if ((large == large // 1) & (large != np.float32(large))).any():
+                    coarse.add(name)
+                names += [name] * (name != target)
+                found["target" if name == target else "features"].append(values)
+            else:
+                names += [f"{name} {part}" for part in kind]
+                found["features"] += map(part_of, kind, [block.times(name)] * len(kind))
+        for name, columns in found.items():
+            if columns:
+                writer.append(scratch + name, np.stack(columns, 1).astype(dtypes.get(name, "float32")))
+    for name in coarse:
+        what = "whole numbers beyond 2^24, which float32 rounds"
+        print(f"note: column '{name}' has {what}: --category '{name}' or --drop '{name}'?")
+    for name in known or {}:
+        if unknown := [value for value, code in codes[name].items() if not code]:
             print(f"note: column '{name}' has values that training had not, such as '{unknown[0]}'")
-    features = {name: np.concatenate(parts) for name, parts in values.items()}
-    categories = {
-        name: Levels(np.array(column, np.int32), [value for value, code in places[name].items() if code])
-        for name, column in codes.items()
-    }
-    answer = features.pop(target, categories.pop(target, None))
-    return Table(features, categories, target, answer)
+    none = np.empty((block.first + block.table.num_rows, 0), np.float32)
+    arrays = [writer.appended(scratch + name) if found[name] else none for name in found]
+    levels = {name: [cell for cell, code in level.items() if code] for name, level in codes.items()}
+    classes = levels.pop(target, None)
+    return Table(names, arrays[0], levels, arrays[1], target, arrays[2] if found["target"] else None, classes)
 
 
-def split_sizes(split: str, count: int) -> list[int]:
-    """Rows of train, validation and test: `0.7,0.15,0.15` of them, or as many as `--split` says."""
-    try:
-        parts = [float(part) for part in split.split(",")]
-        parts += [0.0] * (3 - len(parts))
-        shares = abs(sum(parts) - 1) < 1e-6
-        if len(parts) != 3 or any(part < 0 or not (shares or part.is_integer()) for part in parts):
-            raise ValueError
-    except ValueError:
-        remedy = "give three shares that add up to 1, such as 0.7,0.15,0.15, or three numbers of rows"
-        raise UserError(f"'{split}' splits nothing", "--split", remedy) from None
-    rows = [int(part) for part in parts]
-    if shares:
-        last = round(count * parts[2])
-        first = min(round(count * parts[0]), count - last)
-        rows = [first, count - last - first, last]
-    for name, left in zip(("training", "validation"), rows, strict=False):
-        if left < 1:
-            where = f"--split {split}, {count} rows"
-            raise UserError(f"no row is left for {name}", where, "give it at least one row")
-    if sum(rows) > count:
-        raise UserError(f"the split needs {sum(rows)} rows", f"--split {split}", f"the file has {count}")
-    return rows
+def part_of(part: str, seconds: np.ndarray) -> np.ndarray:
+    """Of times, seconds since 1970: the hour from 0, the weekday from 0 (Monday), the month from 1."""
+    if part == "month":
+        return seconds.astype("datetime64[s]").astype("datetime64[M]").astype(int) % 12 + 1
+    return seconds // 3600 % 24 if part == "hour" else (seconds // 86400 + 3) % 7
+
+
+def check(table: Table, facts: dict[str, Any], arguments: argparse.Namespace) -> None:
+    """Raises `UserError` for what cannot be meant, and prints what may not be."""
+    from ..tables import TEXT, number
+
+    target, path = facts["target"], arguments.input
+    if len(target.get("classes", "any")) < 2:
+        raise UserError("all training rows have one class", f"{path}, column '{arguments.target}'")
+    if target.get("std") == 1 and target["mean"] == target["median"]:
+        print(f"note: the target is {target['mean']:g} in every training row, so there is nothing to learn")
+    for name, cells in table.levels.items():
+        if name not in arguments.category and all(number(cell.replace(",", "")) != TEXT for cell in cells):
+            remedy = f"take commas of thousands out, say --decimal , or --category '{name}'"
+            raise UserError(f"'{cells[0]}' is not a number", f"{path}, column '{name}'", remedy)
+        if len(cells) > max(len(table) // 2, 20):
+            remedy = f"an id tells nothing: --drop '{name}'; of times, see --time-features"
+            print(
+                f"note: column '{name}' has {len(cells):,} different values in {len(table):,} rows; {remedy}"
+            )

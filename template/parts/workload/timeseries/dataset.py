@@ -22,6 +22,7 @@ from .engine.seams import Batch, Rows, Spans
 from .engine.store import Store, StoreWriter
 from .series import Series, resample
 from .settings import WORKLOAD
+from .tables import Scaler, halves
 
 if TYPE_CHECKING:
     from .settings import Sections
@@ -98,77 +99,71 @@ def _window(ends: np.ndarray, present: np.ndarray, history: int, horizon: int) -
 
 def describe(
     frames: Frames, splits: Splits, *, targets: list[int], horizon: int, where: str = ""
-) -> dict[str, Any]:
-    """The facts that a model is built from, with scalers of the training rows alone.
+) -> tuple[dict[str, Any], list[tuple[str, ...]]]:
+    """The facts that a model is built from, with scalers of the training rows alone; and a line a column.
 
     The first frame has the targets (columns) and the splits (rows). Raises `UserError`, with `where`, where
     no window fits into training or validation.
     """
-    closed, reach = _closed(frames)
+    (base, _), *_ = frames.values()
+    reach = _reach(frames)
     train, validation, *_ = (max(b - horizon - max(a, reach) + 1, 0) for a, b in splits.values())
     if not (train and validation):
         what = f"{train} training and {validation} validation windows fit into the split"
         raise UserError(what, where, "give it more rows, or take a smaller --history")
     scaled: list[dict[str, Any]] = []
-    last = splits["train"][1]
+    columns: list[tuple[str, ...]] = []
     for name, (bars, history) in frames.items():
-        scale = _scale(bars.values[: closed[name][last - 1]])
-        scaled.append({"name": name, "history": history, "step": bars.step, **scale})
-    names, first = next(iter(frames.values()))[0].names, scaled[0]
-    facts = {"columns": names, "targets": targets, "horizon": horizon, "frames": scaled}
-    return facts | {f"target_{key}": [[first[key][at] for at in targets]] for key in ("mean", "std")}
+        scaler, last = Scaler(len(base.names)), splits["train"][1]
+        for _, values in bars.blocks(int(_closed(bars, base, base.times[last - 1 : last])[0])):
+            scaler.add(values)
+        mean, std = (part.tolist() for part in scaler.scale())
+        scaled.append({"name": name, "history": history, "step": bars.step, "mean": mean, "std": std})
+        columns = columns or scaler.columns(base.names)
+    facts = {"columns": base.names, "targets": targets, "horizon": horizon, "frames": scaled}
+    facts |= {f"target_{key}": [[scaled[0][key][at] for at in targets]] for key in ("mean", "std")}
+    return facts, columns
 
 
-def _closed(frames: Frames) -> tuple[dict[str, np.ndarray], int]:
-    """(N,) how many bars of each frame have closed at each row of the first, and the first row that all
-    frames know enough about."""
-    ends = {name: bars.times + bars.step for name, (bars, _) in frames.items()}
-    known = next(iter(ends.values()))  # a row is known when its bar closes
-    closed = {name: np.searchsorted(end, known, "right") for name, end in ends.items()}
-    return closed, max(int(np.searchsorted(closed[name], rows)) + 1 for name, (_, rows) in frames.items())
+def _closed(bars: Series, base: Series, times: np.ndarray) -> np.ndarray:
+    """How many bars have closed at rows of the first frame; a row is known when its own bar closes."""
+    return np.searchsorted(bars.times, times + base.step - bars.step, "right")
 
 
-def _scale(values: np.ndarray) -> dict[str, list[float]]:
-    """Mean and standard deviation of each column; 1 for a constant one."""
-    values = values.astype(np.float64)
-    spread = values.std(0)
-    constant = (values.max(0) == values.min(0)) | (spread < np.finfo(np.float32).tiny)
-    mean, std = np.where(constant, values[0], values.mean(0)), np.where(constant, 1.0, spread)
-    return {"mean": mean.tolist(), "std": std.tolist()}
+def _reach(frames: Frames) -> int:
+    """The first row that all frames know enough about."""
+    (base, _), *_ = frames.values()
+    first = [len(base)]
+    for bars, history in frames.values():
+        ends = bars.times[history - 1 : history] + bars.step - base.step
+        first.append(int(np.searchsorted(base.times, ends)[0]) if len(ends) else len(base))
+    return max(first[1:]) + 1
 
 
 def write_series(
-    folder: Path, frames: Frames, splits: Splits, facts: dict[str, Any], dtype: str, source: dict[str, Any]
+    writer: StoreWriter, frames: Frames, splits: Splits, facts: dict[str, Any], dtype: str
 ) -> float:
-    """Writes frames as a store, with facts that `describe` has found, in these data or in earlier ones.
+    """Writes frames with facts that `describe` has found, in these data or in earlier ones.
 
     Returns the rounding error of `dtype` (root of the mean square, in standard deviations).
     """
-    (base, *others), error = frames, 0.0
-    closed, reach = _closed(frames)
-    with StoreWriter(folder, WORKLOAD) as writer:
-        for frame in facts["frames"]:
-            stored, lost = _stored(frames[frame["name"]][0].values, frame, dtype)
-            writer.create(frame["name"], stored.shape, dtype)[...] = stored
-            error = max(error, lost)
-        numbers = {f"{name}.closed": closed[name] for name in others} | {"time": frames[base][0].times}
-        for name, values in numbers.items():
-            writer.create(name, values.shape, "int64")[...] = values
-        writer.facts, writer.splits, writer.source = facts | {"reach": reach}, splits, source
-    return error
-
-
-def _stored(values: np.ndarray, scale: dict[str, Any], dtype: str) -> tuple[np.ndarray, float]:
-    """Values as they are stored, halves standardised; and what that costs, in standard deviations."""
-    if dtype == "float32":
-        return values, 0.0
-    standardised = torch.from_numpy((values - np.array(scale["mean"])) / np.array(scale["std"]))
-    halves = standardised.to(getattr(torch, dtype))
-    if halves.isinf().any():
-        where = f"row {int(halves.isinf().nonzero()[0, 0]) + 1}"
-        raise UserError(f"a value is too large for {dtype}", where, "leave --dtype out, or use bfloat16")
-    error = float((halves.double() - standardised).square().mean().sqrt())
-    return halves.view(torch.int16).numpy().view("float16" if dtype == "float16" else "uint16"), error
+    ((base, _), *_), lost = frames.values(), 0.0
+    for frame in facts["frames"]:
+        mean, std, squares, first = np.array(frame["mean"]), np.array(frame["std"]), 0.0, 0
+        bars = frames[frame["name"]][0]
+        for _, values in bars.blocks():
+            stored, error = halves(values, mean, std, dtype, lambda row, _: f"row {first + row + 1}")  # noqa: B023
+            writer.append(frame["name"], stored, dtype)
+            squares, first = squares + error, first + len(values)
+        lost = max(lost, (squares / bars.values.size) ** 0.5)
+    for frame in facts["frames"][1:]:
+        for times, _ in base.blocks():
+            bars = frames[frame["name"]][0]
+            writer.append(f"{frame['name']}.closed", _closed(bars, base, times))
+    for times, _ in base.blocks():
+        writer.append("time", times)
+    writer.facts, writer.splits = facts | {"reach": _reach(frames)}, splits
+    return lost
 
 
 # --- what one reaches without a model
@@ -245,7 +240,9 @@ def synthesize(folder: Path, settings: Any) -> None:
     price = 0.6 * load + 10 * np.sin(2 * day) + 4 * wander[:, 2]
     values = np.stack([load, warmth, price], 1).astype(np.float32)
     series = Series(["load", "warmth", "price"], 1_600_000_000 // 86400 * 86400 + 3600 * hours, values, 3600)
-    frames = {"H1": (series, 48), "H4": (resample(series, 4 * 3600, {}), 24)}
     splits = {"train": [0, 14_000], "validation": [14_000, 17_000], "test": [17_000, 20_000]}
-    facts = describe(frames, splits, targets=[0, 1, 2], horizon=12)
-    write_series(folder, frames, splits, facts, "float32", {"kind": "synthetic"})
+    with StoreWriter(folder, WORKLOAD) as writer:
+        frames = {"H1": (series, 48), "H4": (resample(writer, "H4", series, 4 * 3600, {}), 24)}
+        facts, _ = describe(frames, splits, targets=[0, 1, 2], horizon=12)
+        write_series(writer, frames, splits, facts, "float32")
+        writer.source = {"kind": "synthetic"}

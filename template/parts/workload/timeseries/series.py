@@ -1,23 +1,17 @@
-"""A series in memory: read from a CSV file, checked, and resampled into bars of other time frames."""
+"""A series: read from a table, checked, and resampled into bars of other time frames, block by block."""
 
 from __future__ import annotations
 
-import csv
-import gzip
-import io
-import math
-import zlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from difflib import get_close_matches
-from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from .engine.errors import UserError
+from .engine.store import StoreWriter
+from .tables import BLOCK_ROWS, Source, place_of
 
-FLOAT32_MAX = 3.4e38
 EMPTY = ("", "NA", "nan", "NaN")
 RULES = ("first", "max", "min", "last", "sum")
 BY_NAME = {"open": "first", "high": "max", "low": "min", "close": "last", "volume": "sum"}  # others: last
@@ -26,7 +20,8 @@ REDUCE = {"max": np.maximum, "min": np.minimum, "sum": np.add}
 
 @dataclass(frozen=True)
 class Series:
-    """Rows in the order of time; a row is known `step` seconds after its time, when its bar closes."""
+    """Rows in the order of time, in memory or mapped; a row is known `step` seconds after its time, when its
+    bar closes."""
 
     names: list[str]
     times: np.ndarray  # (N,) int64, seconds since 1970, or row numbers
@@ -36,153 +31,105 @@ class Series:
     def __len__(self) -> int:
         return len(self.times)
 
+    def blocks(self, rows: int | None = None) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Times and values of the first `rows`, in blocks."""
+        last = len(self) if rows is None else rows
+        for start in range(0, last, BLOCK_ROWS):
+            part = slice(start, min(start + BLOCK_ROWS, last))
+            yield self.times[part], self.values[part]
 
-def resample(series: Series, step: int, how: dict[str, str]) -> Series:
+
+def resample(writer: StoreWriter, name: str, series: Series, step: int, how: dict[str, str]) -> Series:
     """Bars of `step` seconds, each with the time of its beginning; only bars that the data close.
 
     how: the rule of a column, where it is not that of its name.
     """
     if step == series.step:
         return series
-    bars, begins = np.unique(series.times // step, return_index=True)
-    ends, columns = np.append(begins[1:], len(series)) - 1, []
-    for name, column in zip(series.names, series.values.T, strict=True):
-        rule = how.get(name) or BY_NAME.get(name.lower(), "last")
-        reduce = REDUCE.get(rule)
-        at = begins if rule == "first" else ends
-        columns.append(reduce.reduceat(column, begins) if reduce else column[at])
-    whole = bars * step + step <= series.times[-1] + series.step
-    return Series(series.names, bars[whole] * step, np.stack(columns, 1)[whole], step)
+    rules = [how.get(column) or BY_NAME.get(column.lower(), "last") for column in series.names]
+    known, done = series.times[-1] + series.step, 0
+    left: tuple[np.ndarray, ...] = (
+        np.empty(0, np.int64),
+        np.empty((0, len(rules)), np.float32),
+    )  # rows of the bar that may go on
+    for part in series.blocks():
+        done += len(part[0])
+        times, values = (np.concatenate(both) for both in zip(left, part, strict=True))
+        bars, begins = np.unique(times // step, return_index=True)
+        ends, columns = np.append(begins[1:], len(times)) - 1, []
+        for rule, column in zip(rules, values.T, strict=True):
+            reduce, at = REDUCE.get(rule), begins if rule == "first" else ends
+            columns.append(reduce.reduceat(column, begins) if reduce else column[at])
+        whole = bars * step + step <= known
+        whole[-1] &= done == len(series)
+        writer.append(f".{name} times", bars[whole] * step)
+        writer.append(f".{name} values", np.stack(columns, 1)[whole])
+        left = times[begins[-1] :], values[begins[-1] :]
+    times, values = (writer.appended(f".{name} {part}") for part in ("times", "values"))
+    return Series(series.names, times, values, step)
 
 
-class Source(NamedTuple):
-    """A CSV file, plain or gzipped."""
-
-    path: Path
-    delimiter: str = ","
-
-    def rows(self) -> Iterator[tuple[int, list[str]]]:
-        """(line, stripped cells) of the header and of each row; blank lines are skipped."""
-        from tqdm import tqdm
-
-        line = width = 0
-        try:
-            size = self.path.stat().st_size
-            bar = tqdm(None, "reading", size, unit="B", unit_scale=True, disable=None)
-            with open(self.path, "rb") as raw, bar:
-                packed = raw.peek(2)[:2] == b"\x1f\x8b"
-                plain = gzip.GzipFile(fileobj=raw) if packed else raw
-                text = io.TextIOWrapper(plain, "utf-8-sig", newline="")
-                reader = csv.reader(text, delimiter=self.delimiter, strict=True)
-                for row in reader:
-                    line, width = reader.line_num, width or len(row)
-                    if row and len(row) != width:
-                        what = f"{len(row)} cells where the header has {width}"
-                        raise UserError(what, f"{self.path}, line {line}", "mend the line")
-                    if row:
-                        yield line, [cell.strip() for cell in row]
-                    bar.update(raw.tell() - bar.n)
-        except (UnicodeDecodeError, csv.Error, gzip.BadGzipFile, EOFError, zlib.error) as error:
-            readable = not isinstance(error, UnicodeDecodeError)
-            what = f"not a readable CSV file ({error})" if readable else "not UTF-8 text"
-            raise UserError(what, f"{self.path}, after line {line}", "mend or convert the file") from error
-        except OSError as error:
-            what = f"cannot read the file ({error.strerror or error})"
-            raise UserError(what, str(self.path), "check --input") from error
-
-    def series(
-        self, time_column: str | None, drop: list[str], fill: str | None, only: list[str] | None = None
-    ) -> Series:
-        """The whole file, or some columns of it. Raises `UserError`, with row and column, for no series."""
-        rows = self.rows()
-        header = self._header(next(rows, (0, []))[1])
-        time = "" if time_column == "none" else time_column or header[0]
-        names = only or [name for name in header if name != time and name not in drop]
-        for name in drop:
-            place_of(name, header, self.path)
-        columns = [place_of(name, header, self.path) for name in names]
-        place = place_of(time, header, self.path) if time else -1
-        if not names:
-            raise UserError("no column of numbers", str(self.path), "it needs a time and one or more numbers")
-        cells, values = [], []
-        for line, row in rows:
-            cells.append(row[place])
-            values.append([self._number(row[at], line, header[at], fill, not only) for at in columns])
-        if not values:
-            raise UserError("no rows under the header", str(self.path), "there is nothing to learn from")
-        table = np.array(values, np.float64)
-        self._fill(table, names)
-        times, step = self._times(cells, time) if time else (np.arange(len(table)), 1)
-        return Series(names, times, table.astype(np.float32), step)
-
-    def _header(self, names: list[str]) -> list[str]:
-        if not names:
-            raise UserError("the file is empty", str(self.path), "it needs a header line and rows")
-        if self.delimiter == "," and len(names) == 1 and {";", "\t"} & {*names[0]}:
-            mark = "';'" if ";" in names[0] else "tab"
-            remedy = f"write commas, or prepare with --delimiter {mark}"
-            raise UserError("no commas between the names", f"{self.path}, line 1", remedy)
-        for place, name in enumerate(names):
-            if not name or name in names[:place]:
-                what = f"two columns are named '{name}'" if name else f"column {place + 1} has no name"
-                raise UserError(what, f"{self.path}, line 1", "name it; from pandas, export with index=False")
-        return names
-
-    def _number(self, cell: str, line: int, column: str, fill: str | None, may_drop: bool) -> float:
-        if fill and cell in EMPTY:
-            return math.nan
-        try:
-            if abs(value := float(cell)) < FLOAT32_MAX:
-                return value
-            what = f"'{cell}' is not a finite number"
-        except ValueError:
-            what = f"'{cell}' is not a number"
-        remedy = f"mend it, or --drop '{column}'" if may_drop else "mend it"  # `predict` has no --drop
-        if cell in EMPTY:
-            what, remedy = "an empty cell", "--fill last takes the last known value instead"
-        raise UserError(what, f"{self.path}, line {line}, column '{column}'", remedy)
-
-    def _fill(self, table: np.ndarray, names: list[str]) -> None:
-        """Fills gaps with the value before them, never with a later one."""
-        for name, column in zip(names, table.T, strict=True):
-            gaps = np.isnan(column)
-            if gaps[0]:
-                where, remedy = f"{self.path}, first row, column '{name}'", "cut the file where it begins"
-                raise UserError("nothing to fill an empty cell with", where, remedy)
-            if gaps.any():
-                column[:] = column[np.maximum.accumulate(np.where(gaps, 0, np.arange(len(column))))]
-                filled = f"{gaps.sum():,} empty cells ({gaps.mean():.1%})"
-                print(f"note: column '{name}': {filled} filled with the last value")
-
-    def _times(self, cells: list[str], column: str) -> tuple[np.ndarray, int]:
-        """Seconds since 1970 of each row, and the step between most rows."""
-        try:
-            whole = cells[0].lstrip("-").isdecimal()
-            times = np.array(cells, np.int64 if whole else "datetime64[s]").astype(np.int64)
-        except (ValueError, OverflowError) as error:
-            remedy = "2016-07-01 00:00:00, or seconds; see --time-column"
-            raise UserError(f"not a time ({error})", f"{self.path}, column '{column}'", remedy) from error
-        steps = np.diff(times)
-        for row in np.flatnonzero(steps <= 0)[:1]:
-            what, remedy = "the same time twice", "keep one of the two"
-            if steps[row]:
-                what, remedy = "the time goes back", "sort the rows by time, one for each"
-            where = f"{self.path}, row {row + 2}, '{cells[row + 1]}' after '{cells[row]}'"
-            raise UserError(what, where, remedy)
-        found, counts = np.unique(steps, return_counts=True)
-        step = int(found[counts.argmax()]) if len(found) else 1
-        if (gaps := np.flatnonzero(steps > step)).size:
-            longest = gaps[steps[gaps].argmax()]
-            length, after = steps[longest] / step, f"row {longest + 1} ({cells[longest]})"
-            print(f"note: {gaps.size:,} gaps in time, the longest of {length:,.0f} steps after {after};")
-            print("      windows run across them as if nothing were missing")
-        return times, step
-
-
-def place_of(name: str, names: list[str], path: Path) -> int:
-    """Where a column is; raises `UserError` where it is not there, with the one that was probably meant."""
-    if name in names:
-        return names.index(name)
-    likely = get_close_matches(name, names, 1)
-    hint = f"did you mean '{likely[0]}'?" if likely else f"it has {', '.join(names[:20])}"
-    raise UserError(f"no column '{name}'", str(path), hint)
+def read_series(
+    writer: StoreWriter,
+    source: Source,
+    time: str | None,
+    drop: list[str],
+    fill: str | None,
+    only: list[str] | None = None,
+) -> Series:
+    """The whole table, or some columns of it. Raises `UserError`, with row and column, for no series."""
+    names, last, rows, longest = only or [], np.empty(0), 0, (0, 0, "")
+    steps, gaps, before = Counter[int](), np.zeros(0, int), ""
+    for block in source.blocks("reading"):
+        if not rows:
+            header = block.table.column_names
+            time = "" if time == "none" else time or header[0]
+            names = only or [name for name in header if name != time and name not in drop]
+            for name in [*drop, *names, *([time] if time else [])]:
+                place_of(name, header, source.path)
+            if not names:
+                what = "no column of numbers"
+                raise UserError(what, str(source.path), "it needs a time and one or more numbers")
+            last, gaps = np.full(len(names), np.nan), np.zeros(len(names), int)
+            times = np.empty(0, np.int64)
+        remedy = "mend it" if only else "mend it, or --drop '{}'"  # `predict` has no --drop
+        gap = None if fill else ("an empty cell", "--fill last takes the last known value instead")
+        values = np.stack([block.numbers(name, remedy.format(name), gap) for name in names], 1)
+        if (empty := np.isnan(values)).any():  # the value before it, never a later one
+            gaps, padded = gaps + empty.sum(0), np.concatenate([last[None], values])
+            at = np.maximum.accumulate(np.where(np.isnan(padded), 0, np.arange(len(padded))[:, None]))
+            values = np.take_along_axis(padded, at, 0)[1:]
+            if np.isnan(values[0]).any():
+                column = names[int(np.isnan(values[0]).argmax())]
+                what = "nothing to fill an empty cell with"
+                raise block.error(what, 0, column, "cut the file where it begins")
+        last = values[-1]
+        writer.append(".values", values.astype(np.float32))
+        ends = times[-1:]
+        times = block.times(time) if time else np.arange(rows, rows + len(values))
+        writer.append(".times", times)
+        apart = np.diff(times, prepend=ends)
+        first = len(times) - len(apart)
+        cells = block.table[time] if time else times
+        for row in np.flatnonzero(apart <= 0)[:1]:
+            back = bool(apart[row])
+            what = "the time goes back" if back else "the same time twice"
+            remedy = "sort the rows by time, one for each" if back else "keep one of the two"
+            raise block.error(f"{what}: '{cells[int(row) + first]}'", int(row) + first, str(time), remedy)
+        steps.update(
+            dict(zip(*(part.tolist() for part in np.unique(apart, return_counts=True)), strict=True))
+        )
+        if len(apart) and apart.max() > longest[0]:
+            row = int(apart.argmax()) + first
+            longest = int(apart.max()), rows + row, str(cells[row - 1]) if row else before
+        rows, before = rows + len(values), str(cells[-1])
+    for name, count in zip(names, gaps.tolist(), strict=True):
+        if count:
+            filled = f"{count:,} empty cells ({count / rows:.1%})"
+            print(f"note: column '{name}': {filled} filled with the last value")
+    step = min(steps, key=lambda step: (-steps[step], step)) if steps else 1
+    if holes := sum(count for apart, count in steps.items() if apart > step):
+        length, after = longest[0] / step, f"row {longest[1]} ({longest[2]})"
+        print(f"note: {holes:,} gaps in time, the longest of {length:,.0f} steps after {after};")
+        print("      windows run across them as if nothing were missing")
+    return Series(names, writer.appended(".times"), writer.appended(".values"), step)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
+from ..splits import borders, conclude
 
 if TYPE_CHECKING:
     from ..engine.store import Array, Store
@@ -58,19 +57,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     print(f"windows:    {', '.join(f'{count:,} {name}' for name, count in counts.items())}")
     if rounding:
         print(f"rounding:   {rounding:.1e} standard deviations, by storing {arguments.dtype}")
-    print(f"written to: {folder}")
-    advise(Store.open(folder))
-
-
-def advise(store: Store) -> None:
-    """Names the loader for data that memory cannot hold, where the project has another one."""
-    from ..engine.loader import Loader
-
-    size = sum(array.shape[0] * array.row_bytes for array in store.arrays.values()) / 1e9
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
-    if size > memory and "chunk_size_gb" in Loader.WITHOUT_EFFECT:
-        remedy = "for the loader `chunk`, copier update --defaults -r :current: -d loader=chunk"
-        print(f"note: {size:,.0f} GB of data, {memory:,.0f} GB of memory: {remedy}")
+    conclude(Store.open(folder), dry_run=False)
 
 
 def arrays_of(path: Path, names: list[str]) -> list[Array]:
@@ -92,25 +79,6 @@ def shift(features: Array) -> int:
     rows, history = features.read(0, 4), features.shape[1]
     steps = range(1, history) if len(rows) > 1 else ()
     return next((step for step in steps if (rows[1:, : history - step] == rows[:-1, step:]).all()), 0)
-
-
-def borders(split: str, count: int) -> dict[str, list[int]]:
-    """First and last + 1 row of each split: `0.7,0.15,0.15` of them, or as many as `--split` says."""
-    try:
-        parts = [float(part) for part in split.split(",")]
-        parts += [0.0] * (3 - len(parts))
-        shares = abs(sum(parts) - 1) < 1e-6
-        if len(parts) != 3 or any(part < 0 or not (shares or part.is_integer()) for part in parts):
-            raise ValueError
-    except ValueError:
-        remedy = "give three shares that add up to 1, such as 0.7,0.15,0.15, or three numbers of rows"
-        raise UserError(f"'{split}' splits nothing", "--split", remedy) from None
-    marks = [round(sum(parts[:place]) * (count if shares else 1)) for place in range(4)]
-    if shares:
-        marks[-1] = count
-    if marks[-1] > count:
-        raise UserError(f"the split needs {marks[-1]} rows", f"--split {split}", f"the file has {count}")
-    return dict(zip(("train", "validation", "test"), map(list, pairwise(marks)), strict=True))
 
 
 def new_store(path: Path, trained: Store, folder: Path) -> None:

@@ -23,7 +23,7 @@ CONFIG = Path("config.yaml")
 COMMANDS = Path(__file__).parent / "commands"
 RANK = os.environ.get("RANK", "0")  # of a run's processes, 0 says what all of them know
 TOGETHER = ("train", "evaluate")  # verbs for several processes
-INTERRUPTED = 128 + 2  # as shells count SIGINT
+INTERRUPTED, CLOSED = 128 + 2, 128 + 13  # as shells count SIGINT and SIGPIPE
 
 
 def main(words: list[str] | None = None) -> int:
@@ -40,6 +40,12 @@ def main(words: list[str] | None = None) -> int:
         return error.code
     except KeyboardInterrupt:
         return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # else Python complains once more at its end
+        print(f"stopped: the output of {words[0]} was closed", file=sys.stderr)
+        return CLOSED
 
 
 def run(words: list[str]) -> int:
@@ -83,6 +89,12 @@ def run(words: list[str]) -> int:
         return 0
     try:
         return command.run(arguments, settings) or 0
+    except ImportError as error:  # not installed, or built for another machine
+        name = (error.name or str(error)).partition(".")[0]
+        if name == __package__:
+            raise
+        said = str(error).partition("\n")[0]
+        raise UserError(f"{name} cannot be loaded", said, "`make setup` installs it") from error
     except (RuntimeError, MemoryError) as error:
         gpu = type(error).__name__ == "OutOfMemoryError"  # torch's, which is not imported for this
         if not (gpu or isinstance(error, MemoryError) or "can't allocate memory" in str(error)):

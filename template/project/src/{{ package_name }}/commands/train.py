@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from ..engine.errors import UserError
-from ..engine.runs import all_runs, find_run, new_run
+from ..engine.runs import all_runs, find_run, held, new_run
 
 if TYPE_CHECKING:
     from ..config import Settings
@@ -53,15 +54,18 @@ def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
             settings = load(folder / "config.resolved.yaml")
         # Before the run's folder: a mistake leaves nothing behind. Rank 0 makes what others wait for.
         distributed.together(lambda: open_store(settings), main_first=True)
+        resumed, place = folder is not None, folder or distributed.begin(lambda: new_run(arguments.name))
+        holding = ExitStack()
+        distributed.together(lambda: holding.enter_context(held(place)) if distributed.is_main else None)
         session = Session(
-            folder or distributed.begin(lambda: new_run(arguments.name)),
+            place,
             settings,
             lambda settings: assemble(settings, distributed, open_store(settings)),
             distributed,
             limit=arguments.max_steps,
-            resumed=folder is not None,
+            resumed=resumed,
         )
-        with session:
+        with holding, session:
             session.train(fit, arguments.phase)
         if distributed.is_main and session.run is not None:
             where = f"at step {session.progress.step} of {session.run.end}"

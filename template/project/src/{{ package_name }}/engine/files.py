@@ -74,8 +74,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def blocks(path: Path, size: int = BLOCK_BYTES) -> Iterator[memoryview]:
     """A file's content block by block; each is gone when the next one comes."""
-    buffer = memoryview(bytearray(size))
     with open(path, "rb") as file:
+        buffer = memoryview(bytearray(min(size, os.fstat(file.fileno()).st_size)))
         while count := file.readinto(buffer):
             yield buffer[:count]
 

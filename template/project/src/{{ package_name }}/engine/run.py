@@ -177,11 +177,10 @@ class Run:
         metrics, seconds = timed(self.measure)
         if metrics is None:
             return
-        better = progress.judge(metrics["loss"])
-        self.monitor.evaluation(progress.step, "validation", metrics, seconds, better)
         patience = self.settings.evaluation.patience
-        if patience and progress.without_gain >= patience:
-            progress.stopped_early = True
+        better = progress.judge(metrics["loss"], patience)
+        self.monitor.evaluation(progress.step, "validation", metrics, seconds, better)
+        if progress.stopped_early:
             self.monitor.line(f"early stop: {patience} evaluations without a better loss")
         if better:
             self.save()
@@ -362,14 +361,9 @@ class Session:
             line(f"note: {note}")
         if not self.main:
             return
-        write_environment(
-            self.folder,
-            project.device,
-            optimizations=project.optimizations,
-            changed=self.settings.changed(),
-            notes=self.notes,
-            parameters=parameters,
-        )
+        facts: dict[str, object] = {"optimizations": project.optimizations, "notes": self.notes}
+        facts |= {"changed": self.settings.changed(), "parameters": parameters}
+        write_environment(self.folder, project.device, facts)
         project.store.remember(self.folder)
         write_status(self.folder, "running", "", self.progress.step, resumed=self.resumed)
 
@@ -378,7 +372,8 @@ class Session:
         if isinstance(error, UserError) and not (self.resumed or (self.folder / "env.json").exists()):
             shutil.rmtree(self.folder, ignore_errors=True)
             return
-        state = "failed" if error else "finished" if self.finished else "stopped"
+        closed = isinstance(error, BrokenPipeError)  # `train | head`
+        state = "failed" if error and not closed else "finished" if self.finished else "stopped"
         with contextlib.suppress(OSError):  # a full disk must not hide the error that is on its way
             write_status(self.folder, state, self._reason(error), self.progress.step)
             if not self.trial:

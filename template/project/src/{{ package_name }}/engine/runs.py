@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -86,10 +88,33 @@ def write_status(run: Path, state: str, reason: str, step: int, resumed: bool = 
         write_json(run / "status.json", {"state": state, "reason": reason, "step": step, "resumes": resumes})
 
 
+@contextmanager
+def held(run: Path) -> Iterator[None]:
+    """Keeps a run for this process as long as it lives. Raises `UserError` where another one has it.
+
+    A lock of POSIX records: it ends with its process however that ends, also over NFS, and is not inherited.
+    """
+    with open(run / ".lock", "a+") as file:
+        try:
+            import fcntl
+
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError) as error:
+            file.seek(0)
+            what = f"the run is in use by {file.read() or 'another process'}"
+            raise UserError(what, str(run), "wait until that ends, or start a new run") from error
+        except (ImportError, OSError):  # Windows, or a file system without locks
+            pass
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on host {platform.node()}")
+        file.flush()
+        yield
+
+
 # --- on what a run takes place
 
 
-def write_environment(run: Path, device: torch.device, **facts: object) -> None:
+def write_environment(run: Path, device: torch.device, facts: dict[str, object]) -> None:
     """env.json: versions, device, commit, command and `facts`; `started` stays that of the first call."""
     begun = read_json(run / "env.json").get("started", time.time())
     where = {"versions": versions(), "gpu": device_line(device), "git": git_state()}

@@ -192,7 +192,8 @@ class StoreWriter:
             writer.create("features", (rows, columns), "float32")[...] = values
             writer.facts, writer.splits = {...}, {"train": [0, 80], "validation": [80, 90], "test": [90, 100]}
 
-    Leaving the block by an exception removes what was written.
+    `append` takes rows as they come, for an array whose length shows at its end; one whose name begins with a
+    dot goes at the end of the block. Leaving it by an exception removes what was written.
     """
 
     def __init__(self, folder: str | Path, workload: str):
@@ -225,6 +226,23 @@ class StoreWriter:
         self.arrays[name] = {"offset": values.offset, "shape": list(shape), "dtype": dtype}
         return values
 
+    def append(self, name: str, rows: np.ndarray, dtype: str = "") -> None:
+        """Writes rows behind those that the array has. dtype: "bfloat16", whose bits are uint16."""
+        new: dict[str, Any] = {"offset": 0, "shape": [0, *rows.shape[1:]], "dtype": dtype or str(rows.dtype)}
+        fields = self.arrays.setdefault(name, new)
+        with open(self._partial / f"{name}.npy", "r+b" if fields["offset"] else "wb") as file:
+            fields["shape"][0] += len(rows)
+            header = {"descr": rows.dtype.str, "fortran_order": False, "shape": tuple(fields["shape"])}
+            np.lib.format.write_array_header_1_0(file, header)  # as long for any number of rows
+            fields["offset"] = file.tell()
+            file.seek(0, os.SEEK_END)
+            file.write(np.ascontiguousarray(rows).data)
+
+    def appended(self, name: str) -> np.ndarray:
+        """The rows of an array so far, mapped."""
+        fields = self.arrays[name]
+        return Array(name, self._partial / f"{name}.npy", **fields | {"shape": tuple(fields["shape"])}).rows()
+
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         try:
             if error is None:
@@ -238,6 +256,7 @@ class StoreWriter:
             raise UserError(what, str(self.folder), "free some space") from error
 
     def _commit(self) -> None:
+        self.arrays = {name: fields for name, fields in self.arrays.items() if name[0] != "."}
         for name, fields in self.arrays.items():
             if "file" not in fields:
                 path = self._partial / f"{name}.npy"

@@ -1,0 +1,293 @@
+"""How fast and in how much memory `prepare` reads, against the libraries that it reads with.
+
+Speed: CPU seconds of one process on one core, without its imports, for `prepare` and for what the same bytes
+need at least: pyarrow's own single-threaded reading of a table, block by block; learning and encoding by
+`tokenizers` in pieces of 64 kB; a copy with its sha256 for text that stays bytes. The two take turns, and the
+ratio is that of each pair, its median here. Throughput is of the input. With `--before`, the same by another
+version of the template, on a twentieth of the input.
+
+Memory: the peak of RssAnon, which is memory that no file backs, of inputs of 200 MB and 2 GB, shuffled, with
+a category; and without what may grow: 9 bytes a row for the split of a table.
+
+    python benchmarks/prepare.py [speed|memory] [--rounds 3] [--megabytes 200] [--before REVISION] [--write]
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import re
+import statistics
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks"), str(ROOT / "tools")]
+
+from publish import machine, publish  # noqa: E402
+
+TABULAR = ("--target", "x7", "--task", "regression")
+SERIES = ("--history", "96", "--horizon", "24")
+BYTE_PAIRS = ("--tokenizer", "bpe", "--vocabulary", "8192")
+# name: workload, file, flags, what it is compared with, the ratio that is wanted
+CASES: dict[str, tuple[str, str, tuple[str, ...], str, float]] = {
+    "table, CSV": ("tabular", "table.csv", TABULAR, "csv", 0.5),
+    "table, Parquet": ("tabular", "table.parquet", TABULAR, "parquet", 0.5),
+    "series, CSV": ("timeseries", "series.csv", SERIES, "csv", 0.5),
+    "text, bytes": ("llm", "text.txt", (), "copy", 0.5),
+    "text, byte pairs": ("llm", "less.txt", BYTE_PAIRS, "byte pairs", 0.8),
+}
+BLOCK, BLOCK_MB = 400_000, 29.6  # rows of the made-up table that repeat, as CSV
+TEXT_SHARE = 0.1  # of the megabytes, for byte pairs
+PIECE = 64 << 10
+
+
+# ---- files to read -----------------------------------------------------------------------------
+
+
+def table(rows: int = BLOCK) -> Any:
+    """Eight columns of numbers with four digits, and one of words."""
+    import numpy as np
+    import pyarrow as pa
+
+    random = np.random.default_rng(0)
+    columns: dict[str, Any] = {f"x{n}": random.normal(100, 20, rows).round(4) for n in range(8)}
+    return pa.table(columns | {"c": random.choice(["red", "green", "blue"], rows)})
+
+
+def blocks(megabytes: float) -> int:
+    return max(round(megabytes / BLOCK_MB), 1)
+
+
+def make(folder: Path, megabytes: float) -> None:
+    """Files of about so many megabytes: the same rows again and again, times that go on."""
+    import numpy as np
+    import pyarrow as pa
+    from pyarrow import csv, parquet
+
+    rows = table()
+    parts = blocks(megabytes)
+    with (
+        csv.CSVWriter(folder / "table.csv", rows.schema) as lines,
+        parquet.ParquetWriter(folder / "table.parquet", rows.schema) as groups,
+    ):
+        for _ in range(parts):
+            lines.write_table(rows)
+            groups.write_table(rows)
+    start = np.datetime64("2000-01-01T00:00", "s")
+    times = pa.field("time", pa.timestamp("s"))
+    with csv.CSVWriter(folder / "series.csv", pa.schema([times, *list(rows.schema)[:8]])) as lines:
+        for part in range(parts):
+            stamps = start + 60 * (np.arange(BLOCK) + part * BLOCK)
+            lines.write_table(rows.drop_columns("c").add_column(0, times, pa.array(stamps)))
+    text = b"".join(path.read_bytes() for path in sorted(Path(sysconfig.get_path("stdlib")).rglob("*.py")))
+    for name, size in (("text.txt", megabytes), ("less.txt", megabytes * TEXT_SHARE)):
+        with open(folder / name, "wb") as file:
+            while file.tell() < size * 1e6:
+                file.write(text[: int(size * 1e6) - file.tell()].decode("utf-8", "ignore").encode() + b"\n")
+
+
+# ---- what is compared --------------------------------------------------------------------------
+
+
+def read_csv(path: Path) -> None:
+    from pyarrow import csv
+
+    for _ in csv.open_csv(path, csv.ReadOptions(use_threads=False)):
+        pass
+
+
+def read_parquet(path: Path) -> None:
+    from pyarrow import parquet
+
+    for _ in parquet.ParquetFile(path).iter_batches(use_threads=False):
+        pass
+
+
+def copy(path: Path) -> None:
+    digest = hashlib.sha256()
+    with open(path, "rb") as old, open(path.with_suffix(".copy"), "wb") as new:
+        while block := old.read(1 << 20):
+            digest.update(block)
+            new.write(block)
+        os.fsync(new.fileno())
+
+
+def texts(path: Path) -> Iterator[str]:
+    with open(path, encoding="utf-8") as file:
+        while text := file.read(PIECE):
+            yield text
+
+
+def byte_pairs(path: Path) -> None:
+    import tokenizers
+
+    library = tokenizers.Tokenizer(tokenizers.models.BPE())
+    library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = library.pre_tokenizer.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=8191, initial_alphabet=alphabet, show_progress=False)
+    library.train_from_iterator(texts(path), trainer)
+    held: list[str] = []
+    for text in texts(path):
+        held.append(text)
+        if len(held) == 32:
+            library.encode_batch_fast(held)
+            held = []
+    library.encode_batch_fast(held)
+
+
+LIBRARIES: dict[str, Callable[[Path], None]] = {
+    "csv": read_csv,
+    "parquet": read_parquet,
+    "copy": copy,
+    "byte pairs": byte_pairs,
+}
+
+
+# ---- measuring ---------------------------------------------------------------------------------
+
+
+def child(what: str, path: Path, *words: str) -> None:
+    """Prints CPU seconds and the peak of RssAnon in MB. what: a library, or the folder of a project."""
+    import pyarrow.csv
+    import pyarrow.parquet  # noqa: F401
+    import tokenizers  # noqa: F401
+
+    if what in LIBRARIES:
+        work = lambda: LIBRARIES[what](path)  # noqa: E731
+    else:
+        import torch
+
+        torch.set_num_threads(1)
+        sys.path.insert(0, f"{what}/src")
+        from my_training import __main__, dataset  # noqa: F401
+        from my_training.commands import prepare  # noqa: F401
+        from my_training.engine import loader  # noqa: F401
+
+        def work() -> None:
+            sys.stdout.flush()
+            assert __main__.main(["prepare", "--input", str(path), *words]) == 0
+
+    peak, over = 0, threading.Event()
+
+    def watch() -> None:
+        nonlocal peak
+        while not over.wait(0.005):
+            peak = max(peak, anonymous())
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    begun = time.process_time()
+    work()
+    seconds = time.process_time() - begun
+    over.set()
+    thread.join()
+    print(f"measured {seconds} {peak}")
+
+
+def anonymous() -> int:
+    """Kilobytes."""
+    (found,) = re.findall(r"RssAnon:\s+(\d+)", Path("/proc/self/status").read_text())
+    return int(found)
+
+
+def measured(what: str, path: Path, *words: str) -> tuple[float, float]:
+    """CPU seconds, and MB at the peak, of a process of its own on one core."""
+    core = max(os.sched_getaffinity(0))
+    command = ["taskset", "-c", str(core), sys.executable, __file__, "--child", what, str(path), *words]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
+    run = {"env": environment, "cwd": path.parent, "stdout": subprocess.PIPE, "text": True, "check": True}
+    done: Any = subprocess.run(command, **run)  # type: ignore[call-overload]
+    seconds, peak = done.stdout.split("measured ")[1].split()
+    return float(seconds), int(peak) / 1024
+
+
+def speed(folder: Path, megabytes: float, rounds: int, before: str | None) -> dict[str, Any]:
+    from golden import Tree
+    from rendering import render, render_into
+
+    make(folder, megabytes)
+    small, rows = folder / "small", []
+    if before:
+        small.mkdir()
+        make(small, megabytes / 20)
+        source = Tree(before, folder / "before").source
+    for title, (workload, name, words, library, wanted) in CASES.items():
+        path, project = folder / name, str(render(workload=workload))
+        size, found = path.stat().st_size / 1e6, []
+        for _ in range(rounds):
+            found.append((measured(library, path)[0], measured(project, path, *words)[0]))
+        theirs, ours = (statistics.median(seconds) for seconds in zip(*found, strict=True))
+        ratio = statistics.median(one / other for one, other in found)
+        old = None
+        if before and not name.endswith(".parquet"):
+            project = str(render_into(folder / f"before-{workload}", source=source, workload=workload))
+            seconds = measured(project, small / name, *words)[0]
+            old = f"{(small / name).stat().st_size / 1e6 / seconds:.1f}"
+        reached = "yes" if ratio >= wanted else "no"
+        cells = [f"{size:,.0f}", f"{size / theirs:.1f}", f"{size / ours:.1f}", f"{ratio:.2f}", str(wanted)]
+        rows.append([title, *cells, reached, old or "–"])
+    head = ["input", "MB", "library MB/s", "prepare MB/s", "ratio", "wanted", "reached", "before MB/s"]
+    return {"columns": head, "rows": rows}
+
+
+def memory(folder: Path, megabytes: float) -> dict[str, Any]:
+    from rendering import render
+
+    rows = []
+    cases = {name: CASES[name] for name in ("table, CSV", "table, Parquet", "series, CSV", "text, bytes")}
+    found: dict[str, list[tuple[float, float]]] = {}
+    for size in (megabytes, 10 * megabytes):
+        make(folder, size)
+        for title, (workload, name, words, _, _) in cases.items():
+            path = folder / name
+            peak = measured(str(render(workload=workload)), path, *words)[1]
+            grows = 9 * BLOCK * blocks(size) / 2**20 if workload == "tabular" else 0
+            found.setdefault(title, []).append((peak, peak - grows))
+    for title, ((peak, less), (large, more)) in found.items():
+        fits = "yes" if more <= 1.1 * less and more <= 400 else "no"
+        rows.append([title, f"{peak:.0f}", f"{large:.0f}", f"{less:.0f}", f"{more:.0f}", fits])
+    head = [
+        "input",
+        f"{megabytes:.0f} MB",
+        f"{10 * megabytes:.0f} MB",
+        "without the split",
+        "of ten times",
+        "fits",
+    ]
+    return {"columns": head, "rows": rows}
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--child"]:
+        return child(sys.argv[2], Path(sys.argv[3]), *sys.argv[4:])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("part", nargs="?", choices=["speed", "memory"], help="(default: both)")
+    parser.add_argument("--rounds", type=int, default=3, help="pairs of processes (default: 3)")
+    parser.add_argument("--megabytes", type=float, default=200, help="of an input (default: 200)")
+    parser.add_argument("--before", metavar="REVISION", help="measures that version beside")
+    parser.add_argument("--write", action="store_true", help="into docs/benchmarks/prepare.md")
+    arguments = parser.parse_args()
+    protocol = machine("pyarrow", "tokenizers") + ", one core"
+    parts = {
+        "speed": lambda folder: speed(folder, arguments.megabytes, arguments.rounds, arguments.before),
+        "memory": lambda folder: memory(folder, arguments.megabytes),
+    }
+    for name, part in parts.items():
+        if arguments.part in (None, name):
+            with tempfile.TemporaryDirectory() as folder:
+                publish("prepare", name, protocol, part(Path(folder)), write=arguments.write)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,357 @@
+"""Tables from the files that people have, in blocks of rows: CSV, Parquet, Feather, Arrow, folders of them.
+
+pyarrow reads. A cell of a CSV file stays a text until its number is asked for: so types do not hang on a
+file's first rows, and a mistake is named with file, row, column and cell.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import csv, ipc, parquet
+from tqdm import tqdm
+
+from .engine.errors import UserError
+
+BLOCK_ROWS = 65_536  # sums are taken over these, so that results do not hang on how a file is cut
+BLOCK_CELLS = 4 << 20  # of a block of a wide table, which has fewer rows
+FLOAT32_MAX = 3.4e38
+TEXT, BEYOND = -np.inf, np.inf
+SECONDS, STRING, FLOAT = pa.timestamp("s"), pa.string(), pa.float64()
+MAGIC = {b"\x1f\x8b": "gzip", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16", b"PA": "parquet", b"AR": "arrow"}
+ENDINGS = {".csv", ".tsv", ".parquet", ".pq", ".feather", ".arrow"}
+GAPS = {"nan", "none", "null", "n/a", "na", "#n/a", "-", "?"}  # what others write for a missing cell
+FLAGS = {"delimiter": ",", "decimal": ".", "encoding": "utf-8", "missing": []}
+
+
+class Source:
+    """A table in a file, or in files of a folder that have the same columns."""
+
+    def __init__(self, path: Path, missing: tuple[str, ...], flags: dict[str, Any]):
+        """missing: cells without a value, beside those of the flags. flags: some of `FLAGS`, and others."""
+        self.path, self.flags = path, {name: flags.get(name, value) for name, value in FLAGS.items()}
+        self.delimiter, self.decimal, self.encoding, more = self.flags.values()
+        self.delimiter, self.missing = {"tab": "\t"}.get(self.delimiter, self.delimiter), (*missing, *more)
+        self.gaps = self.missing  # in columns of numbers
+        if len(self.delimiter) != 1 or len(self.decimal) != 1 or self.delimiter == self.decimal:
+            what = f"--delimiter '{self.delimiter}' and --decimal '{self.decimal}' are not two characters"
+            raise UserError(what, str(path), "such as --delimiter ';' --decimal ,")
+
+    def files(self) -> list[Path]:
+        """The file, or those of the folder in the order of their names."""
+        if not self.path.is_dir():
+            return [self.path]
+        found = sorted(path for path in self.path.iterdir() if ENDINGS & {*path.suffixes[-2:]})
+        if not found:
+            what = f"no {', '.join(sorted(ENDINGS))} or .csv.gz file in the folder"
+            raise UserError(what, str(self.path), "point --input at the data")
+        return found
+
+    def blocks(self, title: str) -> Iterator[Block]:
+        """Every row, block by block. Raises `UserError`, with the row, for what is no table."""
+        files, starts, before = self.files(), [0], 0
+        held: Any = None
+        for path in files:
+            for table in self._tables(path, title):
+                if held is not None and {*held.column_names} != {*table.column_names}:
+                    raise UserError(f"other columns than in {files[0].name}", str(path), "give them the same")
+                both = [table] if held is None else [held, table.select(held.column_names)]
+                held = pa.concat_tables(both, promote_options="permissive")
+                size = max(min(BLOCK_ROWS, BLOCK_CELLS // held.num_columns), 1)
+                while held.num_rows >= size:
+                    yield Block(self, files, starts, before, held.slice(0, size))
+                    held, before = held.slice(size), before + size
+            if held is None or before + held.num_rows == starts[-1]:
+                raise UserError("no rows under the header", str(path), "there is nothing to go by")
+            starts.append(before + held.num_rows)
+        if held.num_rows:
+            yield Block(self, files, starts, before, held)
+
+    def _tables(self, path: Path, title: str) -> Iterator[pa.Table]:
+        """A file piece by piece, its columns by their stripped names. Raises `UserError` for what is none."""
+        wrong: list[Any] = []
+        try:
+            with open(path, "rb") as plain:
+                kind, size = MAGIC.get(plain.read(2), ""), path.stat().st_size
+            if kind == "UTF-16" and "16" not in self.encoding:
+                raise UserError("the file is UTF-16", str(path), "say --encoding utf-16")
+            rows, bar = 0, tqdm(None, title, size, unit="B", unit_scale=True, disable=None, leave=False)
+            with pa.OSFile(str(path)) as file, bar:
+                for batch in self._batches(path, file, kind, wrong):
+                    names = [name.strip() for name in batch.schema.names]
+                    self._check(names, path)
+                    yield pa.Table.from_arrays([_plain(column) for column in batch.columns], names)
+                    rows += batch.num_rows
+                    bar.set_postfix_str(f"{rows / (bar.format_dict['elapsed'] or 1):,.0f} rows/s", False)
+                    bar.update(max(file.tell() - bar.n, 0))
+        except (OSError, EOFError, pa.ArrowException, UnicodeDecodeError, LookupError) as error:
+            what = f"cannot read the file ({getattr(error, 'strerror', '') or error})".partition("\n")[0]
+            where, remedy = str(path), "check --input and --encoding; mend or fetch the file again"
+            if wrong:
+                (row,) = wrong
+                what = f"{row.actual_columns} cells where the header has {row.expected_columns}"
+                what = "a quote is opened and never closed" if row.text.count('"') % 2 else what
+                where, remedy = f"{path}, row {row.number - 1}", "mend the line"
+            elif isinstance(error, UnicodeDecodeError) or "invalid UTF8" in what:
+                what, remedy = f"not {self.encoding.upper()} text", "name it, such as --encoding latin-1"
+            elif "Empty CSV" in what:
+                what = "no rows under the header" if size else "the file is empty"
+                remedy = "it needs a header line and rows"
+            raise UserError(what, where, remedy) from error
+
+    def _batches(self, path: Path, file: Any, kind: str, wrong: list[Any]) -> Iterator[pa.RecordBatch]:
+        """A file as it is read; of a CSV, every cell is a text. wrong: gets its rows of another length."""
+
+        def ragged(row: Any) -> str:
+            wrong.append(row)
+            return "error"
+
+        if kind == "parquet":
+            yield from parquet.ParquetFile(file).iter_batches(BLOCK_ROWS, use_threads=False)
+        elif kind == "arrow":
+            reader = ipc.open_file(file)
+            yield from map(reader.get_batch, range(reader.num_record_batches))
+        else:
+            read = csv.ReadOptions(use_threads=False, encoding=self.encoding)
+            parse = csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True)
+            parse.invalid_row_handler = ragged
+            convert = csv.ConvertOptions(null_values=self.missing, strings_can_be_null=True)
+            for opened in (pa.OSFile(str(path)), file):  # for the names; then with their types
+                opened = pa.CompressedInputStream(opened, "gzip") if kind == "gzip" else opened
+                reader = csv.open_csv(opened, read, parse, convert)
+                convert.column_types = dict.fromkeys(reader.schema.names, STRING)
+            batch = None
+            for batch in reader:
+                yield batch
+            if batch and str(batch.column(-1)[-1]).endswith("\n"):
+                raise pa.ArrowInvalid("a quote is opened and never closed")
+
+    def _check(self, names: list[str], path: Path) -> None:
+        """Raises `UserError` for columns that cannot be told apart."""
+        for mark in ",;|\t" if len(names) == 1 else "":
+            if mark in names[0]:
+                what = f"no {'commas' if self.delimiter == ',' else repr(self.delimiter)} between the names"
+                remedy = f"say --delimiter {'tab' if mark == chr(9) else repr(mark)}"
+                raise UserError(what, f"{path}, line 1", remedy)
+        for place, name in enumerate(names):
+            if not name or name in names[:place]:
+                what = f"two columns are named '{name}'" if name else f"column {place + 1} has no name"
+                raise UserError(what, f"{path}, line 1", "name it; from pandas, export with index=False")
+
+
+def _plain(column: pa.Array) -> pa.Array:
+    """The same values as texts, numbers or times."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        return _plain(column.dictionary_decode())
+    if pa.types.is_timestamp(kind):  # as a CSV has it, without a fraction where there is none
+        seconds = column.cast(SECONDS, safe=False)
+        return seconds if seconds.cast(kind, safe=False).equals(column) else column
+    known = (pa.types.is_integer, pa.types.is_floating, pa.types.is_string, pa.types.is_date)
+    if any(check(kind) for check in known):
+        return column
+    return column.cast(FLOAT if pa.types.is_decimal(kind) else STRING)
+
+
+def place_of(name: str, names: list[str], path: Path) -> int:
+    """Where a column is; raises `UserError` where it is not there, with the one that was probably meant."""
+    if name in names:
+        return names.index(name)
+    likely = get_close_matches(name, names, 1)
+    hint = f"did you mean '{likely[0]}'?" if likely else f"it has {', '.join(names[:20])}"
+    raise UserError(f"no column '{name}'", str(path), hint)
+
+
+class Block(NamedTuple):
+    """Rows of a table."""
+
+    source: Source
+    files: list[Path]
+    starts: list[int]  # first row of each file
+    first: int
+    table: pa.Table
+
+    def error(self, what: str, row: int, column: str, remedy: str) -> UserError:
+        """A mistake in a cell of this block; rows count from 1 in their file, without the header."""
+        row += self.first
+        number = bisect(self.starts, row, hi=len(self.files)) - 1
+        where = f"{self.files[number]}, row {row - self.starts[number] + 1}, column '{column}'"
+        return UserError(what, where, remedy)
+
+    def texts(self, name: str) -> tuple[np.ndarray, list[str]]:
+        """(rows,) places in the list of different cells, −1 where one is missing; and that list."""
+        encoded = self.table[name].cast(STRING).combine_chunks().dictionary_encode()
+        cells = [cell.strip() for cell in encoded.dictionary.to_pylist()]
+        places = [-1 if cell in self.source.missing else place for place, cell in enumerate(cells)]
+        found = np.array([*places, -1])[encoded.indices.fill_null(-1).to_numpy()]
+        for place, cell in enumerate(cells):
+            if "\0" in cell:
+                row = int((found == place).argmax())
+                raise self.error(f"{cell!r} holds a NUL byte", row, name, "mend it")
+        return found, cells
+
+    def parse(self, name: str) -> np.ndarray:
+        """(rows,) float64: NaN where a cell is missing, `TEXT` where it is none, `BEYOND` for nan, infinity
+        and what is beyond float32."""
+        column, decimal = self.table[name], self.source.decimal
+        if pa.types.is_temporal(column.type):
+            return np.where(column.is_null(), np.nan, TEXT)
+        if not pa.types.is_string(column.type):
+            numbers = column.cast(FLOAT, safe=False)
+        else:
+            if decimal != ".":  # a point is none then
+                column = pc.replace_substring(pc.replace_substring(column, ".", "x"), decimal, ".")
+            try:
+                numbers = column.cast(FLOAT)
+            except pa.ArrowInvalid:  # spaces around cells, or texts
+                column = pc.utf8_trim_whitespace(column)
+                gaps = pc.is_in(column, pa.array(self.source.gaps))
+                column = pc.if_else(gaps, pa.scalar(None, STRING), column)
+                try:
+                    numbers = column.cast(FLOAT)
+                except pa.ArrowInvalid:
+                    encoded = column.combine_chunks().dictionary_encode()
+                    known = [*map(number, encoded.dictionary.to_pylist()), np.nan]
+                    return np.array(known)[encoded.indices.fill_null(-1).to_numpy()]
+        values = numbers.to_numpy()
+        beyond = ~(np.abs(values) < FLOAT32_MAX)
+        if np.count_nonzero(beyond) > numbers.null_count:
+            beyond &= numbers.is_valid().to_numpy()
+            if "nan" in map(str.lower, self.source.gaps):  # of a Parquet file
+                beyond &= ~np.isnan(values)
+            values = np.where(beyond, BEYOND, values)
+        return values
+
+    def numbers(self, name: str, remedy: str, gap: tuple[str, str] | None = None) -> np.ndarray:
+        """(rows,) float64, NaN where a cell is missing. Raises `UserError` for a cell that is no number of
+        float32; with `gap`, what is wrong and what to do, for a missing one as well."""
+        values = self.parse(name)
+        wrong = ~np.isfinite(values) if gap else np.isinf(values)
+        if not wrong.any():
+            return values
+        row = int(wrong.argmax())
+        cell = str(self.table[name][row]).strip()
+        if gap and (np.isnan(values[row]) or cell.lower() == "nan"):
+            raise self.error(gap[0], row, name, gap[1])
+        if cell.lower() in GAPS:
+            remedy = f"mend the cell, or say --missing '{cell}'"
+        elif number(cell.replace(",", "")) != TEXT and "," in cell:
+            remedy = "take commas of thousands out, or say --decimal , for decimal ones"
+        what = f"{cell!r} is not a {'number' if values[row] == TEXT else 'finite number'}"
+        raise self.error(what, row, name, remedy)
+
+    def convert(self, name: str, how: Callable[[Any], np.ndarray], what: str, remedy: str) -> np.ndarray:
+        """What `how` makes of a column. Raises `UserError` for the first cell that is no `what` to it."""
+        column = self.table[name]
+        try:
+            return how(column)
+        except (pa.ArrowException, ValueError) as error:
+            for row in range(len(column)):
+                try:
+                    how(column.slice(row, 1))
+                except (pa.ArrowException, ValueError):
+                    break
+            cell = column[row].as_py() or ""
+            raise self.error(f"'{cell}' is not a {what}", row, name, remedy) from error
+
+    def times(self, name: str) -> np.ndarray:
+        """(rows,) int64: seconds since 1970, or whole numbers. Raises `UserError` for what is neither."""
+        remedy = "write 2016-07-01 00:00:00, or whole seconds; see --time-column"
+        return self.convert(name, _seconds, "time", remedy)
+
+    def is_time(self, name: str) -> bool:
+        """Whether a column has times alone, none of them a bare number."""
+        with suppress(pa.ArrowException, ValueError):
+            whole = pa.types.is_integer(self.table[name].type) or str(self.table[name][0]).strip().isdecimal()
+            return not whole and len(_seconds(self.table[name])) > 0
+        return False
+
+
+def _seconds(column: pa.ChunkedArray) -> np.ndarray:
+    """Raises ArrowInvalid or ValueError for what is no time."""
+    if column.null_count:
+        raise ValueError
+    if pa.types.is_string(column.type):
+        column = pc.utf8_trim_whitespace(column)
+        whole = str(column[0]).lstrip("-").isdecimal()
+        try:
+            column = column.cast(pa.int64() if whole else SECONDS)
+        except pa.ArrowInvalid:
+            if whole:
+                raise
+            return np.array(column.to_pylist(), "datetime64[s]").astype(np.int64)  # other ways of ISO 8601
+    elif pa.types.is_temporal(column.type):
+        column = column.cast(SECONDS, safe=False)
+    return column.cast(pa.int64()).to_numpy()
+
+
+def number(cell: str) -> float:
+    """A cell's number, or `TEXT` or `BEYOND`."""
+    try:
+        value = float(cell.replace("_", "x"))  # Python reads 1_2 as 12
+    except ValueError:
+        return TEXT
+    return value if abs(value) < FLOAT32_MAX else BEYOND
+
+
+class Scaler:
+    """Mean, spread and range by column of rows that come in blocks; NaN is missing (Chan et al. 1983)."""
+
+    def __init__(self, columns: int):
+        self.rows, (self.count, self.mean, self.squares) = 0, np.zeros((3, columns))
+        self.low, self.high = np.full(columns, np.inf), np.full(columns, -np.inf)
+
+    def add(self, values: np.ndarray) -> None:
+        """values (n, columns)."""
+        gaps, known = np.isnan(values), len(values)
+        values, low, high = values.astype(np.float64), values, values
+        if gaps.any():
+            known, low, high = (~gaps).sum(0), np.where(gaps, np.inf, low), np.where(gaps, -np.inf, high)
+            values[gaps] = 0
+        mean = values.sum(0) / np.maximum(known, 1)
+        values -= mean
+        values[gaps] = 0
+        share, apart = known / np.maximum(self.count + known, 1), mean - self.mean
+        self.squares += np.einsum("nc,nc->c", values, values) + apart**2 * self.count * share
+        self.mean, self.count = self.mean + apart * share, self.count + known
+        self.rows += len(values)
+        self.low = np.minimum(self.low, low.min(0, initial=np.inf))
+        self.high = np.maximum(self.high, high.max(0, initial=-np.inf))
+
+    def scale(self) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and standard deviation; of a constant column its value, and 1."""
+        spread, same = np.sqrt(self.squares / np.maximum(self.count, 1)), self.low == self.high
+        std = np.where(same | (spread < np.finfo(np.float32).tiny), 1.0, spread)
+        return np.where(same, self.low, self.mean), std
+
+    def columns(self, names: list[str]) -> list[tuple[str, ...]]:
+        """What `splits.conclude` prints of them."""
+        missing = 1 - self.count / max(self.rows, 1)
+        cells = zip(names, self.low.tolist(), self.high.tolist(), missing.tolist(), strict=True)
+        return [(name, "number", f"{low:.6g}", f"{high:.6g}", f"{gap:.1%}") for name, low, high, gap in cells]
+
+
+def halves(
+    values: np.ndarray, mean: np.ndarray, std: np.ndarray, dtype: str, where: Callable[[int, int], str]
+) -> tuple[np.ndarray, float]:
+    """Values as they are stored, half numbers standardised; and the sum of squares that this costs, in
+    standard deviations. where: the name of a place, for an error."""
+    if dtype == "float32":
+        return values, 0.0
+    import torch
+
+    standardised = torch.from_numpy((values - mean) / std)
+    found = standardised.to(getattr(torch, dtype))
+    if (beyond := found.isinf()).any():
+        at = where(*beyond.nonzero()[0].tolist())
+        raise UserError(f"a value is too large for {dtype}", at, "leave --dtype out, or use bfloat16")
+    error = float((found.double() - standardised).square().nansum())
+    return found.view(torch.int16).numpy().view("float16" if dtype == "float16" else "uint16"), error

@@ -1,0 +1,98 @@
+"""What every `prepare` needs: which rows train, a place for the data, and what to say at the end."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .engine.errors import UserError
+
+if TYPE_CHECKING:
+    from .engine.store import Store, StoreWriter
+
+
+def split_shares(split: str) -> tuple[list[float], bool]:
+    """`0.8,0.1,0.1` or three numbers, the last of which may be left out; and whether they are shares."""
+    try:
+        parts = [float(part) for part in split.split(",")]
+        parts += [0.0] * (3 - len(parts))
+        shares = abs(sum(parts) - 1) < 1e-6
+        if len(parts) != 3 or any(part < 0 or not (shares or part.is_integer()) for part in parts):
+            raise ValueError
+    except ValueError:
+        remedy = "give three shares that add up to 1, such as 0.8,0.1,0.1, or three whole numbers"
+        raise UserError(f"'{split}' splits nothing", "--split", remedy) from None
+    return parts, shares
+
+
+def split_sizes(split: str, count: int, unit: str = "row", rounded: int = 0) -> list[int]:
+    """How many of `count` train, validate and test. rounded: which share is rounded, beside that of test."""
+    parts, shares = split_shares(split)
+    sizes = [int(part) for part in parts]
+    if shares:
+        sizes[2] = round(max(count, 0) * parts[2])
+        sizes[rounded] = min(round(max(count, 0) * parts[rounded]), count - sizes[2])
+        sizes[1 - rounded] = count - sizes[2] - sizes[rounded]
+    for name, size in zip(("training", "validation"), sizes, strict=False):
+        if size < 1:
+            where = f"--split {split}, {count} {unit}s"
+            raise UserError(f"no {unit} is left for {name}", where, "give it at least one")
+    if sum(sizes) > count:
+        raise UserError(f"the split needs {sum(sizes)} {unit}s", f"--split {split}", f"there are {count}")
+    return sizes
+
+
+def borders(split: str, count: int) -> dict[str, list[int]]:
+    """First and last + 1 row of each split of rows in the order of time; one may be empty."""
+    parts, shares = split_shares(split)
+    marks = [round(sum(parts[:place]) * (count if shares else 1)) for place in range(4)]
+    if shares:
+        marks[-1] = count
+    if marks[-1] > count:
+        raise UserError(f"the split needs {marks[-1]} rows", f"--split {split}", f"there are {count}")
+    return dict(zip(("train", "validation", "test"), map(list, pairwise(marks)), strict=True))
+
+
+@contextmanager
+def destination(path: str, dry_run: bool) -> Iterator[Path]:
+    """Where the data go; in a dry run a folder that goes with them."""
+    if dry_run:
+        with tempfile.TemporaryDirectory() as folder:
+            yield Path(folder)
+    else:
+        yield Path(path)
+
+
+def conclude(data: Store | StoreWriter, dry_run: bool, columns: Iterable[tuple[str, ...]] = ()) -> None:
+    """Prints the columns, (name, type, lowest, highest, missing) each, and what to do with the data next."""
+    from .engine.loader import Loader
+
+    for row in columns:
+        print("  {:24.24}{:>10}{:>14}{:>14}{:>10}".format(*row))
+    size = sum(file["bytes"] for file in data.files.values()) / 1e9
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+    fits = "any loader" if size < memory else "the loader `chunk`"
+    print(f"size:       {1e3 * size:,.1f} MB of data, {memory:,.0f} GB of memory: for {fits}")
+    if size > memory and "chunk_size_gb" in Loader.WITHOUT_EFFECT:
+        print("note: this project has another one: copier update --defaults -r :current: -d loader=chunk")
+    print("written to: " + ("nowhere, by --dry-run" if dry_run else str(data.folder)))
+    print(f"next:       python -m {(__package__ or '').partition('.')[0]} train")
+
+
+def add_input(parser: argparse.ArgumentParser, title: str, required: bool = True) -> None:
+    """Flags of what reads a table, of `prepare` and of `predict`."""
+    add = parser.add_argument
+    kinds = f"{title}: CSV with a header line, also .gz; Parquet, Feather, Arrow; or a folder of them"
+    add("--input", required=required, metavar="PATH", help=kinds)
+    add("--delimiter", default=",", metavar="SIGN", help="between cells of a CSV, or `tab` (default: comma)")
+    add("--decimal", default=".", metavar="SIGN", help="in numbers of a CSV (default: .)")
+    add("--encoding", default="utf-8", metavar="NAME", help="of a CSV, such as latin-1 (default: utf-8)")
+    add("--missing", action="append", default=[], metavar="TEXT", help="a cell without a value; repeatable")
+    if required:
+        add("--dry-run", action="store_true", help="read all, check all, print the table, write nothing")

@@ -1,0 +1,77 @@
+"""A run belongs to one process; a closed output and a library that does not load end in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rendering import render
+from running import until
+
+ENDLESS = ("--training.epochs", "100000", "--monitor.every_steps", "1", "--name", "a")
+
+
+def start(folder: Path, *words: str, path: str = "") -> subprocess.Popen[str]:
+    """`python -m my_training WORDS` of the smallest project, in a process of its own."""
+    source = render(workload="tabular") / "src"
+    environment = {**os.environ, "PYTHONPATH": f"{path}:{source}", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "my_training", *words]
+    return subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def test_a_run_that_is_being_trained_is_refused_until_its_process_has_ended(tmp_path: Path) -> None:
+    """However it ends, and though its workers may live a moment longer."""
+    first = start(tmp_path, "train", *ENDLESS, "--data.num_workers", "1", "--checkpoint.every_steps", "5")
+    try:
+        checkpoints = tmp_path / "runs/a/checkpoints"
+        until(lambda: any(checkpoints.glob("step-*")), "a checkpoint of the first process")
+        second = start(tmp_path, "train", "--resume", "a")
+        _, said = second.communicate()
+        assert second.returncode == 2
+        assert said.startswith(f"error: the run is in use by process {first.pid} on host ")
+        assert said.count("\n") == 1
+        assert first.poll() is None
+    finally:
+        first.send_signal(signal.SIGKILL)
+        first.communicate()
+    third = start(tmp_path, "train", "--resume", "a", "--max-steps", "6")
+    out, said = third.communicate()
+    assert third.returncode == 0, said
+    assert "resumed at step" in out
+
+
+def test_a_closed_output_stops_a_run_in_one_line(tmp_path: Path) -> None:
+    running = start(tmp_path, "train", *ENDLESS)
+    running.stdout.readline()
+    running.stdout.close()
+    said = running.stderr.read()
+    assert running.wait() == 128 + signal.SIGPIPE
+    assert said.splitlines()[-1:] == ["stopped: the output of train was closed"]
+    assert "Traceback" not in said
+    assert json.loads((tmp_path / "runs/a/status.json").read_text())["state"] == "stopped"
+    assert (tmp_path / "runs/a/report.md").exists()
+
+
+@pytest.mark.parametrize("verb", ["train", "doctor"])
+def test_a_library_that_cannot_be_loaded_is_one_line(verb: str, tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/__init__.py").write_text(
+        'raise ImportError("libgomp.so.1: cannot open it", name="torch")'
+    )
+    broken = start(tmp_path, verb, path=str(tmp_path))
+    out, said = broken.communicate()
+    assert broken.returncode == 2
+    assert (out, said) == (
+        "",
+        "error: torch cannot be loaded: libgomp.so.1: cannot open it: `make setup` installs it\n",
+    )
+    helps = start(tmp_path, verb, "--help", path=str(tmp_path))
+    assert "usage" in helps.communicate()[0]
+    assert helps.returncode == 0

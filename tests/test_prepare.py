@@ -1,0 +1,365 @@
+"""What becomes of odd files: read right, refused by one line, or a line says what is odd; none is silent."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.feather
+import pyarrow.parquet
+import pytest
+from importing import imported
+from rendering import render
+
+ROWS = 200
+TABULAR = ("--target", "price", "--task", "regression")
+SERIES = ("--history", "24", "--horizon", "6")
+
+
+def prepare(folder: Path, workload: str, path: str, *flags: str, data: str = "data") -> int:
+    """Exit code of `prepare`, in this process."""
+    main = imported(render(workload=workload), "__main__").main
+    words = TABULAR if workload == "tabular" else SERIES if workload == "timeseries" else ()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        return main(["prepare", "--input", path, *words, *flags, "--data.path", data])
+
+
+def store(folder: Path, workload: str = "tabular", data: str = "data") -> Any:
+    return imported(render(workload=workload), "engine.store").Store.open(folder / data)
+
+
+def contents(folder: Path, workload: str = "tabular", data: str = "data") -> dict[str, Any]:
+    """Facts, borders and the bytes of every array."""
+    opened = store(folder, workload, data)
+    arrays = {name: array.rows().tobytes() for name, array in opened.arrays.items()}
+    return {**arrays, "facts": opened.facts, "splits": opened.splits}
+
+
+def columns(count: int = ROWS) -> dict[str, list]:
+    random = np.random.default_rng(0)
+    size, age = random.normal(100, 20, count).round(3), random.normal(50, 9, count).round(2)
+    return {
+        "size": size.tolist(),
+        "age": age.tolist(),
+        "colour": random.choice(["red", "green", "blue"], count).tolist(),
+        "price": (3 * size + age).round(3).tolist(),
+    }
+
+
+def lines(found: dict[str, list], mark: str = ",") -> str:
+    rows = zip(*found.values(), strict=True)
+    return "".join(mark.join(map(str, row)) + "\n" for row in [found, *rows])
+
+
+def with_column(**more: list) -> str:
+    return lines(columns() | more)
+
+
+def with_cell(name: str, cell: str, row: int = 7) -> str:
+    """The table with another cell; rows count from 1."""
+    found = columns()
+    found[name][row - 1] = cell
+    return lines(found)
+
+
+MONTHS = [f"2024-{1 + row % 12:02}-15 {row % 24:02}:30:00" for row in range(ROWS)]
+COMMAS = lines(
+    {name: [str(cell).replace(".", ",") for cell in cells] for name, cells in columns().items()}, ";"
+)
+
+# name: file, flags, what it says in an error (exit code 2), or in a note where it begins with "note"
+ODD: dict[str, tuple[str | bytes, tuple[str, ...], tuple[str, ...]]] = {
+    "ids beyond float32": (
+        with_column(id=[10**18 + row for row in range(ROWS)]),
+        (),
+        ("note: column 'id' has whole numbers beyond 2\\^24", "--drop 'id'"),
+    ),
+    "timestamps": (with_column(when=MONTHS), ("--time-features", "hour,weekday,month"), ("note when hour",)),
+    "dates without a flag": (
+        with_column(day=[str(np.datetime64("2020-01-01") + row) for row in range(ROWS)]),
+        (),
+        ("note: column 'day' has 200 different values in 200 rows", "--drop 'day'", "--time-features"),
+    ),
+    "an id": (
+        with_column(id=[f"x{row}" for row in range(ROWS)]),
+        (),
+        ("note: column 'id' has 200 different",),
+    ),
+    "thousands": (
+        with_column(sold=[f'"{1 + row % 9},{row:03}"' for row in range(ROWS)]),
+        (),
+        ("'1,000' is not a number", "column 'sold'", "--decimal", "--category 'sold'"),
+    ),
+    "one of thousands": (
+        with_cell("size", '"1,000"'),
+        (),
+        ("'1,000' is not a number", "row 7, column 'size'"),
+    ),
+    "NUL in a category": (with_cell("colour", "re\0d"), (), ("NUL byte", "row 7, column 'colour'")),
+    "NUL in a number": (with_cell("size", "1\0002"), (), ("is not a number", "row 7, column 'size'")),
+    "constant target": (with_column(price=[5] * ROWS), (), ("note: the target is 5 in every training row",)),
+    "latin-1": (with_cell("colour", "röt").encode("latin-1"), (), ("not UTF-8", "--encoding latin-1")),
+    "latin-1 in the header": (with_column(größe=[1, 2] * 100).encode("latin-1"), (), ("--encoding latin-1",)),
+    "UTF-16": (with_column().encode("utf-16"), (), ("UTF-16", "--encoding utf-16")),
+    "no encoding": (with_column(), ("--encoding", "latin-99"), ("unknown encoding: latin-99", "--encoding")),
+    "NaN": (
+        with_cell("size", "NaN"),
+        (),
+        ("'NaN' is not a finite number", "row 7, column 'size'", "--missing 'NaN'"),
+    ),
+    "None": (with_cell("size", "None"), (), ("'None' is not a number", "--missing 'None'")),
+    "decimal commas": (
+        COMMAS,
+        ("--delimiter", ";"),
+        ("is not a number", "row 1, column 'price'", "--decimal ,"),
+    ),
+    "points among decimal commas": (
+        COMMAS.replace("red", "green", 1).replace(",", ".", 1),
+        ("--delimiter", ";", "--decimal", ","),
+        ("is not a number", "row 1, column 'size'"),
+    ),
+    "another delimiter": (lines(columns(), ";"), (), ("no commas between the names", "--delimiter ';'")),
+    "delimiters that are none": (
+        with_column(),
+        ("--delimiter", ",,"),
+        ("not two characters", "--delimiter ';'"),
+    ),
+    "float classes": (
+        with_column(),
+        ("--task", "classification", "--max-levels", "50"),
+        ("more than 50 different values", "column 'price'"),
+    ),
+    "an open quote": (with_column() + '1,2,"red,3\n4,5,green,6\n', (), ("quote is opened and never closed",)),
+    "an open quote in the last column": (
+        with_column() + '1,2,red,"3\n4,5,green,6\n',
+        (),
+        ("quote is opened",),
+    ),
+    "40 zeros": (with_cell("size", "1" + 40 * "0"), (), ("not a finite number", "row 7, column 'size'")),
+    "a header alone": ("size,price", (), ("no rows under the header",)),
+    "a folder without tables": ("", ("--input", "empty"), ("file in the folder", "empty")),
+    "no part of a time": (
+        with_column(),
+        ("--time-features", "minute"),
+        ("no part of a time", "--time-features"),
+    ),
+    "a parquet that is cut": (b"PAR1" + b"x" * 99, (), ("cannot read the file", "odd.csv")),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_tables_are_not_silent(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    content, flags, says = ODD[name]
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "odd.csv").write_bytes(content.encode() if isinstance(content, str) else content)
+    code = prepare(tmp_path, "tabular", "odd.csv", *flags)
+    out, err = capsys.readouterr()
+    if says[0].startswith("note"):
+        assert (code, err) == (0, "")
+        assert all(re.search(part.removeprefix("note "), out) for part in says), out
+        return
+    assert code == 2, out
+    assert re.fullmatch(r"error: .*\n", err), err
+    assert all(re.search(part, err) for part in says), err
+    assert not (tmp_path / "data").exists() or not list((tmp_path / "data").iterdir())
+
+
+def same_tables(folder: Path) -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Ways to write one table: a path, and the flags that it takes."""
+    plain = lines(columns())
+    texts = {name: [str(cell) for cell in cells] for name, cells in columns().items()}
+    rows = pa.table(columns())
+    files: dict[str, tuple[bytes, tuple[str, ...]]] = {
+        "plain.csv": (plain.encode(), ()),
+        "crlf.csv": (plain.replace("\n", "\r\n").encode("utf-8-sig"), ()),
+        "latin-1.csv": (plain.encode("latin-1"), ("--encoding", "latin-1")),
+        "utf-16.csv": (plain.encode("utf-16"), ("--encoding", "utf-16")),
+        "german.csv": (COMMAS.encode(), ("--delimiter", ";", "--decimal", ",")),
+        "tabs.tsv": (lines(columns(), "\t").encode(), ("--delimiter", "tab")),
+        "stars.csv": (lines(columns(), "*").encode(), ("--delimiter", "*")),
+        "packed.csv.gz": (gzip.compress(plain.encode()), ()),
+        "named.csv.gz": (plain.encode(), ()),
+        "quoted.csv": (
+            lines({f'"{key}"': [f'"{cell}"' for cell in x] for key, x in texts.items()}).encode(),
+            (),
+        ),
+        "spaces.csv": (lines(texts, " , ").encode(), ()),
+    }
+    for name, (content, _) in files.items():
+        (folder / name).write_bytes(content)
+    pyarrow.parquet.write_table(rows, folder / "rows.parquet", row_group_size=37)
+    pyarrow.feather.write_feather(rows, folder / "rows.feather")
+    coded = rows.set_column(2, "colour", rows["colour"].dictionary_encode())
+    pyarrow.feather.write_feather(coded, folder / "coded.arrow", compression="uncompressed", chunksize=50)
+    (folder / "several").mkdir()
+    (folder / "several/1.csv").write_text(lines({name: cells[:90] for name, cells in columns().items()}))
+    (folder / "several/2.csv").write_text(lines({name: cells[90:] for name, cells in columns().items()}))
+    (folder / "several/notes.md").write_text("no table")
+    pyarrow.parquet.write_to_dataset(rows, folder / "dataset")
+    others = dict.fromkeys(("rows.parquet", "rows.feather", "coded.arrow", "several", "dataset"), ())
+    return {name: flags for name, (_, flags) in files.items()} | others
+
+
+def test_every_kind_of_file_gives_the_same_arrays_and_facts(tmp_path: Path) -> None:
+    found = {}
+    for number, (path, flags) in enumerate(same_tables(tmp_path).items()):
+        assert prepare(tmp_path, "tabular", path, *flags, data=f"data{number}") == 0, path
+        found[path] = contents(tmp_path, data=f"data{number}")
+    assert [path for path, content in found.items() if content != found["plain.csv"]] == []
+
+
+@pytest.mark.parametrize("workload", ["tabular", "timeseries"])
+def test_gaps_of_a_parquet_are_those_of_the_csv(workload: str, tmp_path: Path) -> None:
+    """With nulls, times, dates, booleans, whole numbers and columns in another order."""
+    numbers = np.arange(70_000)  # more than a block
+    when = np.datetime64("2020-01-01T00:00", "s") + 3600 * numbers
+    rows = pa.table(
+        {"when": when, "x": numbers % 977 / 7, "n": pa.array(numbers % 13, mask=numbers % 10 == 3)}
+    )
+    if workload == "tabular":
+        more = {"day": when.astype("datetime64[D]").astype("datetime64[D]"), "price": numbers % 101 + 0.5}
+        rows = rows.drop_columns("when").append_column("good", pa.array(numbers % 3 == 0))
+        rows = rows.append_column("price", pa.array(more["price"]))
+    pyarrow.parquet.write_table(rows, tmp_path / "rows.parquet", row_group_size=10_001)
+    pyarrow.csv.write_csv(rows, tmp_path / "rows.csv")
+    flags = () if workload == "tabular" else ("--fill", "last", "--frames", "H1,H4,D1")
+    for name in ("parquet", "csv"):
+        assert prepare(tmp_path, workload, f"rows.{name}", *flags, data=name) == 0
+    assert contents(tmp_path, workload, "parquet") == contents(tmp_path, workload, "csv")
+
+
+def test_a_text_that_comes_late_has_its_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Behind the first block; or the column is one of texts all the same, when all of it is looked at."""
+    found = {"a": [str(row) for row in range(70_000)], "price": list(range(70_000))}
+    found["a"][69_000] = "many"
+    (tmp_path / "late.csv").write_text(lines(found))
+    assert prepare(tmp_path, "tabular", "late.csv") == 2
+    assert "'many' is not a number: late.csv, row 69001, column 'a'" in capsys.readouterr().err
+    found["a"] = ["" if row < 66_000 else f"kind {row % 3}" for row in range(70_000)]
+    (tmp_path / "late.csv").write_text(lines(found))
+    assert prepare(tmp_path, "tabular", "late.csv") == 0
+    assert store(tmp_path).facts["categories"] == [{"name": "a", "values": ["kind 0", "kind 1", "kind 2"]}]
+
+
+def test_an_error_in_a_folder_has_the_file_and_its_row(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "parts").mkdir()
+    for name in ("a", "b", "c"):
+        content = with_cell("size", "large", row=12) if name == "b" else with_column()
+        (tmp_path / f"parts/{name}.csv").write_text(content)
+    assert prepare(tmp_path, "tabular", "parts") == 2
+    assert "parts/b.csv, row 12, column 'size'" in capsys.readouterr().err
+    (tmp_path / "parts/b.csv").write_text(with_column().replace("size", "length"))
+    assert prepare(tmp_path, "tabular", "parts") == 2
+    assert re.search("other columns than in a.csv: .*b.csv", capsys.readouterr().err)
+
+
+def test_cells_that_are_called_missing(tmp_path: Path) -> None:
+    (tmp_path / "odd.csv").write_text(with_cell("size", "?"))
+    (tmp_path / "plain.csv").write_text(with_cell("size", ""))
+    assert prepare(tmp_path, "tabular", "odd.csv", "--missing", "?", data="odd") == 0
+    assert prepare(tmp_path, "tabular", "plain.csv", data="plain") == 0
+    assert contents(tmp_path, data="odd") == contents(tmp_path, data="plain")
+
+
+def test_parts_of_times(tmp_path: Path) -> None:
+    (tmp_path / "times.csv").write_text(with_column(when=MONTHS))
+    assert (
+        prepare(tmp_path, "tabular", "times.csv", "--time-features", "month,hour,weekday", "--keep-order")
+        == 0
+    )
+    opened = store(tmp_path)
+    names = [column["name"] for column in opened.facts["features"]]
+    assert names == ["size", "age", "when month", "when hour", "when weekday"]
+    stored = opened.arrays["features"].rows()[:, 2:]
+    when = np.array(MONTHS, "datetime64[s]").astype(object)
+    expected = [[time.month, time.hour, time.weekday()] for time in when]
+    np.testing.assert_array_equal(stored, expected)
+
+
+@pytest.mark.parametrize("workload", ["tabular", "timeseries"])
+def test_a_dry_run_says_everything_and_writes_nothing(
+    workload: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = columns() if workload == "tabular" else {"when": list(range(ROWS)), "x": columns()["size"]}
+    (tmp_path / "rows.csv").write_text(lines(found))
+    assert prepare(tmp_path, workload, "rows.csv", "--dry-run") == 0
+    out = capsys.readouterr().out
+    assert not (tmp_path / "data").exists()
+    assert prepare(tmp_path, workload, "rows.csv") == 0
+    assert out == capsys.readouterr().out.replace("written to: data", "written to: nowhere, by --dry-run")
+    assert re.search(r"(size|x) +number +\S+ +\S+ +0.0%", out)
+    assert re.search(r"size: .*any loader\n", out)
+    before = contents(tmp_path, workload)
+    assert prepare(tmp_path, workload, "rows.csv", "--split", "0.5,0.25,0.25", "--dry-run") == 0
+    assert contents(tmp_path, workload) == before
+
+
+def test_an_interrupt_leaves_the_data_that_were_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "rows.csv").write_text(with_column())
+    assert prepare(tmp_path, "tabular", "rows.csv") == 0
+    before = {path.name: path.read_bytes() for path in (tmp_path / "data").iterdir()}
+
+    def interrupt(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    for module, name in (("tables", "halves"), ("engine.store", "checksums")):
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                imported(render(workload="tabular"), "dataset" if name == "halves" else module),
+                name,
+                interrupt,
+            )
+            assert prepare(tmp_path, "tabular", "rows.csv", "--seed", "1") == 130
+        assert {path.name: path.read_bytes() for path in (tmp_path / "data").iterdir()} == before
+
+
+MEMORY = """
+import re, sys, threading, time
+sys.path.insert(0, sys.argv[1])
+import my_training.commands.prepare, my_training.dataset, my_training.engine.loader, my_training.tables
+from my_training.__main__ import main
+peak, over = 0, False
+def watch():
+    global peak
+    while not over:
+        peak = max(peak, int(re.search(r"RssAnon:\\s+(\\d+)", open("/proc/self/status").read())[1]))
+        time.sleep(0.002)
+thread = threading.Thread(target=watch)
+thread.start()
+code = main(sys.argv[2:])
+over = True
+thread.join()
+print("peak", code, peak // 1024)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="there is no RssAnon")
+def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
+    """Shuffled, with a category: beside 9 bytes a row for the split, four times the rows take no more."""
+    project, found = render(workload="tabular"), {}
+    part = lines({f"x{n}": columns(50_000)["size"] for n in range(8)} | columns(50_000)).split("\n", 1)
+    for parts in (8, 32):
+        with open(tmp_path / "rows.csv", "w") as file:
+            file.write(part[0] + "\n")
+            for _ in range(parts):
+                file.write(part[1])
+        words = ("prepare", "--input", "rows.csv", *TABULAR, "--data.path", str(parts))
+        command = [sys.executable, "-c", MEMORY, str(project / "src"), *words]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+        code, peak = done.stdout.split("peak")[1].split()
+        assert code == "0"
+        found[parts] = int(peak) - 9 * 50_000 * parts / 2**20
+    assert found[32] < 1.1 * found[8], found
+    assert found[32] < 400, found
