@@ -22,6 +22,7 @@ from rows import Book, begin, gain, project, share, train, watched
 
 FLAGS = {"monitor.every_steps": 5}
 REHEARSAL = {"model.width": 8, "model.temporal_layers": 1}
+CACHED = "graphs of `prepare`"
 COLUMNS = ["", "days/s", "windows/s", "speed", "validation s/it", "data wait", "GPU busy", "peak memory"]
 
 
@@ -47,7 +48,7 @@ def cells(row: dict[str, Any], done: dict[str, dict[str, Any]]) -> list[str]:
     return [
         f"{row['samples_per_second']:,.1f}",
         f"{row['windows_per_second']:,.0f}",
-        gain(row, next(iter(done.values())), "samples_per_second"),
+        gain(row, done.get(CACHED), "samples_per_second"),
         f"{row['validation_s']:.3f}",
         share(row, "data_wait_fraction"),
         f"{row['gpu_busy_percent']:.0f} %" if "gpu_busy_percent" in row else "n/a",
@@ -71,16 +72,18 @@ def main() -> None:
         common |= {"evaluation.batch_size": graph.BATCH} | (REHEARSAL if arguments.rehearse else {})
         rebuilt = common | {"graph_builder.use_in_training": "true"}
         plan = {
-            "graphs of `prepare`": (common, None),
+            CACHED: (common, None),
             "rebuilt for each batch": (rebuilt, None),
             "rebuilt, Python loop over stocks": (rebuilt, graph.python_loop),
         }
         how = f"{graph.STOCKS} stocks, {graph.NEIGHBORS} neighbours, batch {graph.BATCH} days"
         how += f", {arguments.steps} steps a row"
         book = Book("graph", COLUMNS, cells, list(plan), arguments, how)
-        for name, (on, builder) in plan.items():
-            book.measure(name, lambda on=on, builder=builder: measured(folder, on, builder))
-    book.close()
+        works: dict[str, Any] = {
+            name: lambda on=on, builder=builder: measured(folder, on, builder)
+            for name, (on, builder) in plan.items()
+        }
+        book.run(works)
 
 
 if __name__ == "__main__":

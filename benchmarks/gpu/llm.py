@@ -65,6 +65,10 @@ BESIDE = {  # all of the above, and this
 }
 
 
+# What is claimed of them: all of it against nothing and against nanoGPT's structure; what repeating costs.
+FIRST = ("+ chunked loss", "nanoGPT's structure, compiled, bf16", "no optimization (fp32)", "deterministic")
+
+
 def write_tokens(folder: Path, count: int, vocabulary: int) -> None:
     """A store of made-up tokens by Zipf's law; every second one follows from the one before it."""
     import numpy as np
@@ -173,9 +177,7 @@ def main() -> None:
         how = f"batch {BATCH}, block {BLOCK}, {arguments.steps} steps a row"
         how += f", the first {WARM * EVERY} not counted"
         book = Book("llm", COLUMNS, cells, list(plan), arguments, how)
-        for name, work in plan.items():
-            book.measure(name, work)
-    book.close()
+        book.run(plan, FIRST)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """What the parts of `make bench-gpu` share: a project's own training as a row of a table, kept when it ends.
 
 A lost machine loses one row only: OUTPUT/PAGE.jsonl has every figure of each, OUTPUT/PAGE.json the table,
-in which rows that were not reached say so. `python benchmarks/publish.py OUTPUT/PAGE.json` puts it on the
-page docs/benchmarks/PAGE.md.
+in which rows that were not reached say so, and `--resume` goes on with those that are missing there.
+`python benchmarks/publish.py OUTPUT/PAGE.json` puts it on the page docs/benchmarks/PAGE.md.
 """
 
 from __future__ import annotations
@@ -49,8 +49,16 @@ def begin(doc: str, steps: int = 0, **answers: str) -> argparse.Namespace:
     parser.add_argument(
         "--seconds", type=int, default=SECONDS, help=f"no row begins later (default: {SECONDS})"
     )
-    parser.add_argument("--rehearse", action="store_true", help="every row in small; needs no GPU")
+    flag = lambda name, help: parser.add_argument(name, action="store_true", help=help)  # noqa: E731
+    flag("--rehearse", "every row in small; needs no GPU")
+    flag("--headline", "only the rows that matter most")
+    flag("--resume", "keep what OUTPUT has of the same card, torch and protocol; measure the rest")
+    flag("--again", "with --resume: try once more what has failed there")
     arguments = parser.parse_args()
+    # cuBLAS is asked once in a process whether it is deterministic, at its first product: so for all rows.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    if arguments.project is not None:
+        enter(arguments.project)  # before torch is imported, as the project's own verbs have it
     import torch
 
     if not (torch.cuda.is_available() or arguments.rehearse):
@@ -59,8 +67,14 @@ def begin(doc: str, steps: int = 0, **answers: str) -> argparse.Namespace:
         from rendering import render
 
         arguments.project = render(**answers)
-    sys.path.insert(0, str(arguments.project.resolve() / "src"))
+        enter(arguments.project)
     return arguments
+
+
+def enter(folder: Path) -> None:
+    """Makes the project's package importable, and the process what its verbs make it."""
+    sys.path.insert(0, str(folder.resolve() / "src"))
+    project("engine.runs").prepare_process()
 
 
 def project(name: str) -> Any:
@@ -105,7 +119,7 @@ def train(folder: Path, overrides: Row, loader: Any = None, around: Any = None) 
     with (
         open(place / "log", "w") as log,
         contextlib.redirect_stdout(log),
-        project("engine.run").Session(place, settings, build) as session,
+        project("engine.run").Session(place, settings, build, distributed) as session,
     ):
         for run in session.phases():
             run.save = lambda: None
@@ -114,7 +128,8 @@ def train(folder: Path, overrides: Row, loader: Any = None, around: Any = None) 
                 project("train").fit(run)
             if session.exit_code:  # a signal: the row would be of fewer steps than the others
                 sys.exit(session.exit_code)
-    return Training(*project("engine.report").read_metrics(place / "metrics.jsonl"), session.run, ready)
+    rows, evaluations = project("engine.report").read_metrics(place / "metrics.jsonl")
+    return Training(rows, evaluations, session.run, ready)
 
 
 @contextlib.contextmanager
@@ -139,6 +154,31 @@ def watched(busy: list[int]) -> Iterator[None]:
         read.join()
 
 
+def driver() -> str:
+    """`, driver 580.95.05`; empty where there is no nvidia-smi."""
+    query = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return f", driver {done.stdout.split()[0]}"
+
+
+def read(path: Path) -> dict[str, Row]:
+    """The last row of each name in a file of rows; a line that was cut off is none."""
+    found: dict[str, Row] = {}
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        with contextlib.suppress(ValueError):
+            row = json.loads(line)
+            found[row["name"]] = row
+    return found
+
+
+def left_out(row: Row) -> bool:
+    """Whether there was no time for it: it did not fail."""
+    return row.get("error", "").startswith("TimeoutError")
+
+
 class Book:
     """The table of one page, with a row for each name; its cells are empty until it is measured.
 
@@ -159,11 +199,39 @@ class Book:
         self.page, self.columns, self.cells, self.arguments = page, columns, cells, arguments
         device = "none: a rehearsal" if arguments.rehearse else torch.cuda.get_device_name()
         self.facts: Row = {"gpu": device, "torch": torch.__version__, "protocol": how}
-        self.protocol = f"{machine('triton', 'torchao', device=device)}, {how}"
-        self.done: dict[str, Row] = {}
-        self.rows: dict[str, list[str | None]] = dict.fromkeys(names, [None] * (len(columns) - 1))
-        self.begun = time.perf_counter()
+        named = device if arguments.rehearse else device + driver()
+        self.protocol = f"{machine('triton', 'torchao', device=named)}, {how}"
+        self.names, self.begun = names, time.perf_counter()
+        self.path = arguments.output / f"{page}.jsonl"
+        found = read(self.path) if arguments.resume else {}
+        self.found = {name: row for name, row in found.items() if row.items() >= self.facts.items()}
         arguments.output.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def done(self) -> dict[str, Row]:
+        """What has figures, in the order of the table."""
+        known = {name: self.found[name] for name in self.names if name in self.found}
+        return {name: row for name, row in known.items() if "error" not in row}
+
+    @property
+    def rows(self) -> dict[str, list[str | None]]:
+        done, width = self.done, len(self.columns) - 1
+        rows: dict[str, list[str | None]] = dict.fromkeys(self.names, [None] * width)
+        for name, row in self.found.items():
+            rows[name] = [*self.cells(row, done)] if name in done else [row["error"], *[""] * (width - 1)]
+        return rows
+
+    def run(self, plan: dict[str, Callable[[], Row]], first: tuple[str, ...] = ()) -> None:
+        """Measures what is missing, the rows of `first` before the others; then prints the table."""
+        missing = [name for name in plan if name not in self.done]
+        if not self.arguments.again:
+            missing = [name for name in missing if left_out(self.found.get(name, {"error": "TimeoutError"}))]
+        order = [name for name in first or plan if name in missing]
+        if not self.arguments.headline:
+            order += [name for name in missing if name not in order]
+        for name in order:
+            self.measure(name, plan[name])
+        self.close()
 
     def measure(self, name: str, work: Callable[[], Row]) -> None:
         """Fills in a row. An error fills it, too, as the other rows are worth having all the same."""
@@ -177,16 +245,18 @@ class Book:
             torch.cuda.reset_peak_memory_stats()
         row: Row = {"name": name, **self.facts}
         try:
-            if time.perf_counter() - self.begun > self.arguments.seconds:
+            start = time.perf_counter()
+            longest = max((row.get("took_s", 0) for row in self.found.values()), default=0)
+            if start - self.begun + longest > self.arguments.seconds:
                 raise TimeoutError(f"left out, {self.arguments.seconds} s are over")
             row |= work()
             row.setdefault("memory_gb", torch.cuda.max_memory_allocated() / 2**30)
-            self.done[name] = row
-            self.rows[name] = self.cells(row, self.done)
+            row["took_s"] = round(time.perf_counter() - start, 1)
+            self.cells(row, self.done | {name: row})  # a row without one of its figures has failed, too
         except Exception as error:
             row["error"] = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
-            self.rows[name] = [row["error"], *[""] * (len(self.columns) - 2)]
-        with open(self.arguments.output / f"{self.page}.jsonl", "a") as file:
+        self.found[name] = row
+        with open(self.path, "a") as file:
             file.write(json.dumps(row) + "\n")
         keep(self.arguments.output / f"{self.page}.json", "gpu", self.figures)
         print(f"{name}: {', '.join(map(str, self.rows[name]))}", flush=True)
@@ -199,7 +269,7 @@ class Book:
     def close(self) -> None:
         """Prints the table; a rehearsal with a row that failed ends with exit code 1."""
         print(tables(self.figures))
-        if self.arguments.rehearse and len(self.done) < len(self.rows):
+        if self.arguments.rehearse and any("error" in row for row in self.found.values()):
             sys.exit(1)
 
 

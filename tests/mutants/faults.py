@@ -57,7 +57,6 @@ HOOKS = (
         'if True:\n                run.tell_hooks("before_step")',
         "test_hooks.py::test_every_moment_comes_once_and_in_order[pytorch]",
     ),
-    # --- averaged weights
     Fault(
         "a resumed run averages anew",
         "parts/extras/ema.py",
@@ -599,6 +598,34 @@ RUNS = (
         "time.perf_counter() - self.loader.stall_seconds - start",
         "time.perf_counter() - start",
         "test_loaders.py::test_waiting_for_the_gpu_is_no_wait_for_data",
+    ),
+    Fault(
+        "a block is filled again before its copy to the GPU",
+        "parts/loader/chunk/reader.py",
+        "copied.synchronize()  # the copy",
+        "copied  # the copy",
+        "test_gpu_paths.py::test_copies_that_come_late_give_the_same_batches[Pages-0.125]",
+    ),
+    Fault(
+        "a chunk is overwritten while the GPU reads it",
+        "parts/loader/chunk/reader.py",
+        "own.stream.wait_event(free)",
+        "pass",
+        "test_gpu_paths.py::test_copies_that_come_late_give_the_same_batches[Pages-0.125]",
+    ),
+    Fault(
+        "a batch does not wait for its rows",
+        "parts/loader/chunk/reader.py",
+        "torch.cuda.current_stream(self.device).wait_event(copied)",
+        "pass",
+        "test_gpu_paths.py::test_copies_that_come_late_give_the_same_batches[Windows-auto]",
+    ),
+    Fault(
+        "a GPU's random numbers come back only on as many GPUs",
+        "engine/progress.py",
+        "in (1, torch.cuda.device_count())",
+        "in (torch.cuda.device_count(),)",
+        "test_gpu_paths.py::test_a_run_finds_its_random_numbers_on_another_number_of_cards[2-1]",
     ),
     Fault(
         "resident rows are dropped for good",

@@ -139,5 +139,5 @@ def test_how_torch_allocates_is_left_to_who_has_said_it(
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os, "environ", {**os.environ, **given})
-    engine("optimization").prepare_process()
+    engine("runs").prepare_process()
     assert os.environ["PYTORCH_ALLOC_CONF"] == os.environ["PYTORCH_CUDA_ALLOC_CONF"] == wanted

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import sys
 import time
 import uuid
 from collections.abc import Callable
@@ -121,7 +122,13 @@ class Group:
         return int(before[1])
 
     def close(self) -> None:
-        """Leaves the process group."""
+        """Leaves the process group; after an error without a word, as the other ranks may not leave with it.
+
+        NCCL's leave-taking waits for what is queued, and for every rank of the host: one that failed alone
+        would hang in it, and torchrun, which ends the others once a process ends, would wait with it.
+        """
+        if sys.exc_info()[0] is not None and self.device.type == "cuda":
+            return
         if dist.is_initialized():
             with contextlib.suppress(RuntimeError):  # a rank that died has nothing more to say
                 if self._vote is not None:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from ..assemble import Project, assemble, open_store
 from ..engine.distributed import Distributed
-from ..engine.optimization import prepare_process
 from ..engine.progress import RecurrentState
 from ..engine.seams import Batch
 
@@ -67,7 +66,6 @@ class Steps:
 @contextmanager
 def stepping(settings: Settings) -> Iterator[Steps]:
     """A fresh model and its training samples, ready to step."""
-    prepare_process()
     distributed = Distributed()
     try:
         project = assemble(settings, distributed, open_store(settings))

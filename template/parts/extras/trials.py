@@ -105,13 +105,11 @@ def main(loader: str) -> int:
     from ..config import load
     from ..engine.distributed import Distributed
     from ..engine.loader import Loader
-    from ..engine.optimization import prepare_process
     from ..engine.run import Session
     from ..engine.runs import new_run
     from ..train import fit
     from . import plain_loader
 
-    prepare_process()
     distributed = Distributed()
     kind: Any = plain_loader.Loader if loader == "plain" else Loader
     try:

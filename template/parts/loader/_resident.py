@@ -39,15 +39,19 @@ def memory_left(device: torch.device) -> int:
 
 
 def gather(source: Tensor, spans: Spans, out: Tensor | None = None) -> Tensor:
-    """`rows.gather`; ragged spans on a GPU row by row at once, without waiting for it."""
+    """`rows.gather`; ragged spans on a GPU row by row at once, without waiting for it.
+
+    Two numbers a span go there: a copy of more than 64 kB of ordinary memory may wait for the stream.
+    """
     lengths, width = np.ravel(spans.lengths), spans.width
     if not source.is_cuda or ((lengths == width) | (lengths == 0)).all():
         return rows.gather(source, spans, out)
-    steps = np.arange(width)
-    inside = steps < lengths[:, None]
-    places = np.where(inside, np.ravel(spans.starts)[:, None] + steps, 0).ravel()
+    first, count = (rows.on_device(source, np.ravel(x)[:, None]) for x in (spans.starts, lengths))
+    steps = torch.arange(width, device=source.device)
+    outside = steps >= count
+    places = (first + steps).masked_fill_(outside, 0).flatten()
     shape = (*spans.starts.shape, width, *source.shape[1:])
     values = source.new_empty(shape) if out is None else out
-    torch.index_select(source, 0, rows.on_device(source, places), out=values.view(-1, *source.shape[1:]))
-    outside = rows.on_device(source, ~inside).view(*shape[: spans.starts.ndim + 1], *[1] * (source.dim() - 1))
+    torch.index_select(source, 0, places, out=values.view(-1, *source.shape[1:]))
+    outside = outside.view(*shape[: spans.starts.ndim + 1], *[1] * (source.dim() - 1))
     return values.masked_fill_(outside, 0)  # indexing by a mask would wait for the GPU

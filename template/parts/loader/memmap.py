@@ -63,11 +63,11 @@ class Loader:
             rows = {name: self._rows(name, part, self._ring[slot]) for name, part in spans.items()}
             if self._host is not None:
                 rows = self._host(rows, numbers, number)
-            yield deliver(self.samples, rows, numbers, fresh, self.device)
-            if self.pin and not self._resident:
-                self._copied[slot] = torch.cuda.Event()  # type: ignore[no-untyped-call]
-                self._copied[slot].record()
+            batch = deliver(self.samples, rows, numbers, fresh, self.device)
+            if self.pin and not self._resident:  # before the step: no batch after it may be asked for
+                self._copied[slot] = torch.cuda.current_stream(self.device).record_event()
             self._batches += 1
+            yield batch
 
     def _rows(self, name: str, spans: Spans, buffers: dict[str, Tensor]) -> Rows:
         array = self.store.arrays[name]

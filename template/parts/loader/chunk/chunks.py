@@ -241,9 +241,7 @@ class Chunks:
 
     def _reside(self, epoch: int) -> None:
         """Reads all rows that samples reach, in this epoch and those before, if they fit; they stay."""
-        for _, part in self.resident.values():
-            part.abandon()
-        self.resident = {}
+        self._let_go()
         self.extents = reach(self.samples, self.order, epoch, self.extents)
         size = sum(self._bytes(name, last - first) for name, (first, last) in self.extents.items())
         if size > self.budget:
@@ -254,10 +252,22 @@ class Chunks:
         self.buffers = [None] * len(self.buffers)
         for name, (first, last) in self.extents.items():
             layout = Layout([], np.array([[first, last - first, 0]]), last - first, in_place=False)
-            memory = self._allocate(self._bytes(name, layout.rows))
+            try:
+                memory = self._allocate(self._bytes(name, layout.rows))
+            except torch.cuda.OutOfMemoryError:  # somebody else has taken it meanwhile
+                if self.wanted is True:
+                    raise
+                self._let_go()
+                return
             part = Part(self.sources[name], layout, memory, 0, self.reader)
             self._start([part], memory, self._event())
             self.resident[name] = first, part
+
+    def _let_go(self) -> None:
+        """Gives up what is resident, once nothing writes there any more."""
+        for _, part in self.resident.values():
+            part.abandon()
+        self.resident = {}
 
     def _memory(self, turn: int, size: int) -> Tensor:
         """Buffer `turn` with at least `size` bytes; the chunks get smaller where the GPU has no room left."""

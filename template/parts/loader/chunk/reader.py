@@ -7,6 +7,7 @@ times what reading does.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -216,7 +217,7 @@ class Reader:
         self._staging = self._allocate(pin, max(SMALLEST_BLOCK, row)) if device.type == "cuda" else []
         self.host_bytes = sum(block.nbytes for block in self._staging)
         self._own = threading.local()
-        self._pool = ThreadPoolExecutor(self.threads, "chunk-reader")
+        self._pool = ThreadPoolExecutor(self.threads, "chunk-reader", on_device, (device_of(device),))
 
     def _allocate(self, pin: bool, least: int) -> list[Tensor]:
         """Page-locked blocks; smaller ones where the system refuses, at last ordinary memory, with a note."""
@@ -274,7 +275,8 @@ class Reader:
         """Ends the threads; reads that have not begun are dropped."""
         self._pool.shutdown(wait=True, cancel_futures=True)
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)  # copies under way write into memory that is about to go
+            with contextlib.suppress(RuntimeError):  # a GPU that has failed says so in each call from then on
+                torch.cuda.synchronize(self.device)  # copies under way write into memory that is about to go
 
 
 def _read(block: Block, view: memoryview, origin: int) -> None:
@@ -286,6 +288,17 @@ def _read(block: Block, view: memoryview, origin: int) -> None:
             np.frombuffer(part, np.uint8)[:] = 0
         else:
             source.read(row, part)
+
+
+def device_of(device: torch.device) -> torch.device:
+    """The device with its number, which is this thread's where `device` names none."""
+    return torch.cuda.current_stream(device).device if device.type == "cuda" else device
+
+
+def on_device(device: torch.device) -> None:
+    """A thread begins on GPU 0, and putting a stream back there would open a context of 500 MB on it."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
 
 
 def host_memory(size: int) -> Tensor:

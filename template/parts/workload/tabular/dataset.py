@@ -119,7 +119,8 @@ def describe(table: Table, train: np.ndarray) -> tuple[Facts, list[tuple[str, ..
 def _scales(names: list[str], scaler: Scaler, values: np.ndarray, train: np.ndarray) -> list[Facts]:
     """Name, mean, standard deviation, median and number of missing values of each column."""
     mean, std = scaler.scale()
-    median = [_median(column[train]) for column in values.T]  # one column in memory at a time
+    counts = zip(values.T, scaler.count.astype(int).tolist(), strict=True)
+    median = [_median(column[train], known) for column, known in counts]  # one column in memory at a time
     missing = scaler.rows - scaler.count
     columns = zip(names, mean.tolist(), std.tolist(), median, missing.astype(int).tolist(), strict=True)
     return [
@@ -127,10 +128,9 @@ def _scales(names: list[str], scaler: Scaler, values: np.ndarray, train: np.ndar
     ]
 
 
-def _median(values: np.ndarray) -> float:
-    """Of the known numbers (n,) float32, whose order is lost."""
-    values = values[~np.isnan(values)]
-    middle = [(len(values) - 1) // 2, len(values) // 2]
+def _median(values: np.ndarray, known: int) -> float:
+    """Of so many known numbers among (n,) float32, whose order is lost; NaN goes to the end."""
+    middle = [(known - 1) // 2, known // 2]
     values.partition(middle)
     return float(values[middle].astype(np.float64).mean())
 

@@ -115,7 +115,7 @@ class Source:
             return "error"
 
         if kind == "parquet":
-            yield from parquet.ParquetFile(file).iter_batches(BLOCK_ROWS, use_threads=False)
+            yield from parquet.ParquetFile(file, pre_buffer=False).iter_batches(BLOCK_ROWS, use_threads=False)
         elif kind == "arrow":
             reader = ipc.open_file(file)
             yield from map(reader.get_batch, range(reader.num_record_batches))

@@ -17,7 +17,8 @@ from typing import NoReturn
 
 from .config import ENVIRONMENT, SETTINGS, SWITCHES, Settings, load, sources
 from .engine.config import near
-from .engine.errors import UserError, UserErrors
+from .engine.errors import UserError, UserErrors, gpu_memory
+from .engine.runs import prepare_process
 
 CONFIG = Path("config.yaml")
 COMMANDS = Path(__file__).parent / "commands"
@@ -64,9 +65,9 @@ def run(words: list[str]) -> int:
         remedy = f"did you mean {guess!r}?" if guess else f"begin with one of {', '.join(verbs)}"
         raise UserError(f"no verb {verb!r}", "command line", remedy)
     if os.environ.get("WORLD_SIZE", "1") != "1" and verb not in TOGETHER:
-        what = f"{verb} runs in one process"
         where = f"WORLD_SIZE={os.environ['WORLD_SIZE']}"
-        raise UserErrors([UserError(what, where, "start it without torchrun")])
+        raise UserErrors([UserError(f"{verb} runs in one process", where, "start it without torchrun")])
+    prepare_process()
     command = import_module(f".commands.{verb}", __package__)
     rest, overrides, mistakes = split_settings(words[1:])
     parser = parser_of(verb, command)
@@ -96,7 +97,9 @@ def run(words: list[str]) -> int:
         said = str(error).partition("\n")[0]
         raise UserError(f"{name} cannot be loaded", said, "`make setup` installs it") from error
     except (RuntimeError, MemoryError) as error:
-        gpu = type(error).__name__ == "OutOfMemoryError"  # torch's, which is not imported for this
+        if not (gpu := gpu_memory(error)) and "CUDA driver error" in str(error):  # a virtual GPU, or WSL
+            remedy = "try PYTORCH_ALLOC_CONF=expandable_segments:False"
+            raise UserError(str(error).partition("\n")[0], verb, remedy) from error
         if not (gpu or isinstance(error, MemoryError) or "can't allocate memory" in str(error)):
             raise
         remedy = "smaller batches: --evaluation.batch_size, --data.batch_size; or end what else runs"

@@ -199,8 +199,7 @@ def check_precision(name: str, card: gpus.Card) -> Found:
 
 
 def check_environment(environment: Mapping[str, str]) -> Found:
-    given = [name for name in VARIABLES if name in environment]
-    lines = [f"{name}={environment[name]} {VARIABLES[name]}" for name in given]
+    lines = [f"{name}={environment[name]} {what}" for name, what in VARIABLES.items() if name in environment]
     return ("warning", "; ".join(lines)) if lines else ("ok", "no variable overrides TF32")
 
 

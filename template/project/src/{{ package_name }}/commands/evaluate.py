@@ -87,10 +87,8 @@ def open_run(
     from ..assemble import assemble, open_store
     from ..engine.checkpoint import Checkpoint
     from ..engine.distributed import Distributed
-    from ..engine.optimization import prepare_process
     from ..engine.store import Store
 
-    prepare_process()
     distributed, data, which = Distributed(), None, arguments.checkpoint
     states: dict[str, Any] = {}
     averaged = averages().get(getattr(arguments, "weights", "trained"))

@@ -43,11 +43,9 @@ def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
 
     from ..assemble import assemble, open_store
     from ..engine.distributed import Distributed
-    from ..engine.optimization import prepare_process
     from ..engine.run import Session
     from ..train import fit
 
-    prepare_process()
     distributed = Distributed()
     try:
         if folder is None and (folder := distributed.restarted(arguments.name)):

@@ -9,6 +9,10 @@ if TYPE_CHECKING:
     from .order import Order
 
 
+# torch's class by its name, because torch is not imported for this; what CUDA, cuBLAS and cuDNN say.
+GPU_MEMORY = ("OutOfMemoryError", "error: out of memory", "_ALLOC_FAILED", "_ALLOCATION_FAILED")
+
+
 class UserError(Exception):
     """Something the user can mend; `__main__` prints it as `error: what: where: what to do`.
 
@@ -39,13 +43,18 @@ class NonFinite(Exception):
         self.step, self.epoch, self.batches, self.rank = step, epoch, batches, rank
 
 
+def gpu_memory(error: BaseException | None) -> bool:
+    """Whether a GPU had too little memory: torch says it by a class, CUDA and its libraries in words."""
+    return any(words in f"{type(error).__name__}: {error}" for words in GPU_MEMORY)
+
+
 def explain(error: BaseException | None, settings: Settings, order: Order | None) -> UserError | None:
     """The line for a failure that a setting can mend; None for any other error.
 
     order: of the training samples; None where the failure came before there was one.
     """
     said = str(error)
-    if type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported for this
+    if gpu_memory(error):
         return out_of_memory(settings)
     if isinstance(error, MemoryError) or "can't allocate memory" in said:
         return out_of_memory(settings, host=True)

@@ -34,21 +34,6 @@ ONECYCLE_END = ONECYCLE_START / 1e4
 CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # modes that record them
 
 
-def prepare_process() -> None:
-    """Before anything large is allocated: how torch takes memory from CUDA and from the system.
-
-    Segments that grow in place, so that odd shapes do not fragment memory: instead of `empty_cache()`,
-    which costs time and frees nothing live. Both names, old and new: CUDA reads one and ignores the other.
-    And huge pages for large tensors on the host: filling a new one takes a tenth of the time (1 against
-    10 GB/s where they are `madvise`).
-    """
-    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-    given = next((os.environ[name] for name in names if name in os.environ), "expandable_segments:True")
-    for name in names:
-        os.environ.setdefault(name, given)
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-
-
 def set_deterministic(enabled: bool, cudnn_benchmark: bool) -> None:
     """Strict mode: an operation without a deterministic form raises. Costs some percent of speed.
 

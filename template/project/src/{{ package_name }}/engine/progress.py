@@ -6,7 +6,7 @@ import os
 import random
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -192,24 +192,23 @@ def seed_everything(seed: int) -> None:
 
 
 def random_state() -> dict[str, Any]:
-    """State of all generators in types that `torch.load(weights_only=True)` accepts."""
+    """State of all generators, CUDA's of the device in use, in types that `weights_only=True` loads."""
     version, internal, gauss = random.getstate()
-    numbers: Any = np.random.get_state(legacy=True)
-    name, keys, *rest = numbers
+    name, keys, *rest = cast(Any, np.random.get_state(legacy=True))
     return {
         "python": [version, list(internal), gauss],
         "numpy": [name, torch.from_numpy(keys.astype(np.int64)), *rest],
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "cuda": [torch.cuda.get_rng_state()] if torch.cuda.is_available() else [],
     }
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """Puts the generators back; CUDA's only where there are as many devices as when it was saved."""
+    """Puts the generators back; CUDA's from what older versions saved only where as many devices are seen."""
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
     name, keys, *rest = state["numpy"]
     np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
     torch.set_rng_state(state["torch"])
-    if state["cuda"] and len(state["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(state["cuda"])
+    if torch.cuda.is_available() and len(saved := state["cuda"]) in (1, torch.cuda.device_count()):
+        torch.cuda.set_rng_state(saved[torch.cuda.current_device() % len(saved)])

@@ -24,6 +24,21 @@ RUNS = Path("runs")
 MARKS = ("config.resolved.yaml", "status.json", "env.json", "metrics.jsonl", "checkpoints")
 
 
+def prepare_process() -> None:
+    """How torch takes memory from CUDA and from the system; comes before its import, which may read this.
+
+    Segments that grow in place, so that odd shapes do not fragment memory: instead of `empty_cache()`,
+    which costs time and frees nothing live. Both names, old and new: CUDA reads one and ignores the other.
+    And huge pages for large tensors on the host: filling a new one takes a tenth of the time (1 against
+    10 GB/s where they are `madvise`).
+    """
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    given = next((os.environ[name] for name in names if name in os.environ), "expandable_segments:True")
+    for name in names:
+        os.environ.setdefault(name, given)
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+
+
 def is_run(folder: Path) -> bool:
     """Whether `folder` holds anything that a training leaves."""
     return folder.is_dir() and any((folder / mark).exists() for mark in MARKS)
@@ -74,8 +89,7 @@ def new_run(name: str | None = None, runs: Path = RUNS) -> Path:
         except FileExistsError:
             continue
         except OSError as error:
-            what = f"cannot make the run folder: {error.strerror}"
-            raise UserError(what, str(runs / candidate)) from error
+            raise UserError(f"cannot make the run folder: {error.strerror}", str(runs / candidate)) from error
         return runs / candidate
     remedy = f"choose another name, or continue it with --resume {name}"
     raise UserError(f"run '{candidates[0]}' exists already", f"{runs}/", remedy)
