@@ -54,8 +54,9 @@ def raised(files: int, lines: int, engine: int, dependencies: int) -> Size:
 DEFAULT = Budget(raised(48, 3950, 24, 7), raised(44, 3700, 20, 7))
 TABULAR = Budget(raised(46, 3700, 24, 7), raised(42, 3400, 20, 7))
 # Everything on. More dependencies come with a framework, a tracker, a tokenizer.
-ANY = raised(74, 6900, 26, 14)  # of other answers
-LARGEST = Budget(raised(74, 6300, 28, 14), raised(74, 5800, 26, 14))
+# An extra that came later adds a file where all of them are on: ema.
+ANY = raised(74 + 1, 6900, 28, 14)  # of other answers
+LARGEST = Budget(raised(74 + 1, 6300, 28, 14), raised(74, 5800, 26, 14))
 
 
 @functools.cache

@@ -361,9 +361,8 @@ class Session:
             line(f"note: {note}")
         if not self.main:
             return
-        facts: dict[str, object] = {"optimizations": project.optimizations, "notes": self.notes}
-        facts |= {"changed": self.settings.changed(), "parameters": parameters}
-        write_environment(self.folder, project.device, facts)
+        facts = {"changed": self.settings.changed(), "notes": self.notes, "parameters": parameters}
+        write_environment(self.folder, project.device, optimizations=project.optimizations, **facts)
         project.store.remember(self.folder)
         write_status(self.folder, "running", "", self.progress.step, resumed=self.resumed)
 

@@ -128,7 +128,7 @@ def held(run: Path) -> Iterator[None]:
 # --- on what a run takes place
 
 
-def write_environment(run: Path, device: torch.device, facts: dict[str, object]) -> None:
+def write_environment(run: Path, device: torch.device, **facts: object) -> None:
     """env.json: versions, device, commit, command and `facts`; `started` stays that of the first call."""
     begun = read_json(run / "env.json").get("started", time.time())
     where = {"versions": versions(), "gpu": device_line(device), "git": git_state()}
