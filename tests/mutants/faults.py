@@ -71,6 +71,15 @@ HOOKS = (
         "        finally:\n            pass",
         "test_ema.py::test_it_changes_no_step_and_resumes_bit_for_bit[pytorch]",
     ),
+    # --- dropout on edges
+    Fault(
+        "the gradient of an edge's weight does not know of dropout",
+        "parts/workload/graph/model.py",
+        "        to_scores = _dropped(to_scores, kept, ctx.dropout)\n",
+        "",
+        "test_graph_dropout.py::test_values_and_gradients_are_those_of_dropout_by_the_book",
+    ),
+    # --- rows
     Fault(
         "a resumed row forgets the steps before the stop",
         "engine/monitor.py",

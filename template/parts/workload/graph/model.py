@@ -24,13 +24,18 @@ class SegmentAttention(torch.autograd.Function):
     """out[i] = Σ softmax(scores of the edges into i) · values[their sources], for any order of edges.
 
     Backward makes the messages again, as flash attention does: what lies in memory in between is a
-    number for each edge and head, not C of them. A node without an edge gets 0, and so does one
-    whose scores are all −inf.
+    number for each edge and head, not C of them, and with dropout which of them stayed. A node without an
+    edge gets 0, and so does one whose scores are all −inf.
     """
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, scores: Tensor, source: Tensor, target: Tensor) -> Tensor:
-        """(N, H, C) from values (N, H, C), scores (E, H), and source and target (E,) of each edge."""
+    def forward(
+        ctx: Any, values: Tensor, scores: Tensor, source: Tensor, target: Tensor, dropout: float = 0.0
+    ) -> Tensor:
+        """(N, H, C) from values (N, H, C), scores (E, H), and source and target (E,) of each edge.
+
+        dropout: share of the weights, behind the softmax, that become 0; the others grow to make up for it.
+        """
         nodes, heads = values.shape[:2]
         limits = torch.finfo(scores.dtype)
         peak = scores.new_full((nodes, heads), limits.min)
@@ -38,26 +43,34 @@ class SegmentAttention(torch.autograd.Function):
         weights = (scores - peak.index_select(0, target)).exp_()
         totals = torch.zeros_like(peak).index_add_(0, target, weights).clamp_(min=limits.tiny)
         weights /= totals.index_select(0, target)
+        kept = torch.rand_like(weights) >= dropout if dropout else None
         out = torch.zeros_like(values)
-        for sources, targets, shares in _blocks(source, target, weights):
+        for sources, targets, shares in _blocks(source, target, _dropped(weights, kept, dropout)):
             messages = values.index_select(0, sources).mul_(shares.unsqueeze(2))  # (≤ CPU_EDGES, H, C)
             out.index_add_(0, targets, messages)
-        ctx.save_for_backward(values, weights, source, target, out)
+        ctx.save_for_backward(values, weights, source, target, out, kept)
+        ctx.dropout = dropout
         return out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        values, weights, source, target, out = ctx.saved_tensors
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+        values, weights, source, target, out, kept = ctx.saved_tensors
         to_values, to_scores = torch.zeros_like(values), torch.empty_like(weights)
-        blocks = _blocks(source, target, weights, to_scores)
+        blocks = _blocks(source, target, _dropped(weights, kept, ctx.dropout), to_scores)
         for sources, targets, shares, to_score in blocks:
             arriving = gradient.index_select(0, targets)  # (≤ CPU_EDGES, H, C)
             torch.sum(values.index_select(0, sources).mul_(arriving), 2, out=to_score)
             to_values.index_add_(0, sources, arriving.mul_(shares.unsqueeze(2)))
         mean = (gradient * out).sum(2)  # (N, H): softmax's own term, Σ share · derivative
+        to_scores = _dropped(to_scores, kept, ctx.dropout)
         to_scores.sub_(mean.index_select(0, target)).mul_(weights)
-        return to_values, to_scores, None, None
+        return to_values, to_scores, None, None, None
+
+
+def _dropped(weights: Tensor, kept: Tensor | None, dropout: float) -> Tensor:
+    """The weights (E, H) behind dropout; themselves without."""
+    return weights if kept is None else (weights * kept).div_(1 - dropout)
 
 
 def _blocks(*tensors: Tensor) -> Any:
@@ -71,11 +84,14 @@ class GraphAttention(nn.Module):
 
     Memory grows with the edges; N × N never exists. An edge takes part in its target's neighbourhood;
     a node is in its own only if `edges` has its loop, and with no edge at all gets the bias alone.
+    dropout: of the normalised weights, each head by itself, while it trains, as in the paper.
     """
 
-    def __init__(self, inputs: int, width: int, heads: int = 1, slope: float = 0.2):
+    def __init__(self, inputs: int, width: int, heads: int = 1, slope: float = 0.2, dropout: float = 0.0):
         super().__init__()
-        self.heads, self.slope = heads, slope
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout is a share from 0 to below 1, not {dropout}")
+        self.heads, self.slope, self.dropout = heads, slope, dropout
         self.linear = nn.Linear(inputs, heads * width, bias=False)
         self.source = nn.Parameter(nn.init.xavier_uniform_(torch.empty(heads, width)))
         self.target = nn.Parameter(nn.init.xavier_uniform_(torch.empty(heads, width)))
@@ -95,7 +111,8 @@ class GraphAttention(nn.Module):
         scores = functional.leaky_relu(scores, self.slope, inplace=True)
         if present is not None:
             scores = scores.masked_fill(~present.unsqueeze(1), -torch.inf)
-        return SegmentAttention.apply(values, scores, source, target).flatten(1) + self.bias
+        dropout = self.dropout if self.training else 0.0
+        return SegmentAttention.apply(values, scores, source, target, dropout).flatten(1) + self.bias
 
 
 class FrequencyNormalization(nn.Module):

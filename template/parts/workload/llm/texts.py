@@ -118,7 +118,7 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
 
 def rows(path: Path, keys: tuple[str, ...], remedy: str) -> Iterator[tuple[str, tuple[Any, ...]]]:
     """(where, texts under `keys`) of each row of a file of `ROWS`. Raises `UserError` for what is no text."""
-    read = _parquet(path, keys, remedy) if has_rows(path) == ".parquet" else _json(path)
+    read = _parquet(path, keys, remedy) if has_rows(path) == ".parquet" else _json(path, remedy)
     for where, row in read:
         texts = tuple(row.get(key) for key in keys) if isinstance(row, dict) else ()
         if not texts or not all(isinstance(text, str) for text in texts):
@@ -128,13 +128,13 @@ def rows(path: Path, keys: tuple[str, ...], remedy: str) -> Iterator[tuple[str, 
         yield where, texts
 
 
-def _json(path: Path) -> Iterator[tuple[str, object]]:
+def _json(path: Path, remedy: str) -> Iterator[tuple[str, object]]:
     for number, line in lines(path):
         where = f"{path}, line {number}"
         try:
             yield where, json.loads(line)
         except ValueError as error:
-            raise UserError(f"no JSON object with texts ({error})", where, "write one a line") from error
+            raise UserError(f"no JSON object with texts ({error})", where, remedy) from error
 
 
 def _parquet(path: Path, keys: tuple[str, ...], remedy: str) -> Iterator[tuple[str, object]]:

@@ -54,12 +54,13 @@ class Progress:
         if batch >= batches:  # normalised: an epoch's end is the next one's beginning
             self.epoch, self.batch = self.epoch + 1, 0
 
-    def judge(self, loss: float) -> bool:
-        """Counts a whole evaluation; returns whether it is the best so far."""
+    def judge(self, loss: float, patience: int) -> bool:
+        """Counts a whole evaluation; returns whether it is the best. After `patience` others it stops."""
         self.evaluated, better = self.step, loss < self.best_loss
         self.without_gain = 0 if better else self.without_gain + 1
         if better:
             self.best_loss, self.best_step = loss, self.step
+        self.stopped_early = 0 < patience <= self.without_gain
         return better
 
     def next_phase(self) -> None:

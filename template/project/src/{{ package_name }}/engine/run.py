@@ -177,11 +177,10 @@ class Run:
         metrics, seconds = timed(self.measure)
         if metrics is None:
             return
-        better = progress.judge(metrics["loss"])
-        self.monitor.evaluation(progress.step, "validation", metrics, seconds, better)
         patience = self.settings.evaluation.patience
-        if patience and progress.without_gain >= patience:
-            progress.stopped_early = True
+        better = progress.judge(metrics["loss"], patience)
+        self.monitor.evaluation(progress.step, "validation", metrics, seconds, better)
+        if progress.stopped_early:
             self.monitor.line(f"early stop: {patience} evaluations without a better loss")
         if better:
             self.save()
@@ -362,14 +361,8 @@ class Session:
             line(f"note: {note}")
         if not self.main:
             return
-        write_environment(
-            self.folder,
-            project.device,
-            optimizations=project.optimizations,
-            changed=self.settings.changed(),
-            notes=self.notes,
-            parameters=parameters,
-        )
+        facts = {"changed": self.settings.changed(), "notes": self.notes, "parameters": parameters}
+        write_environment(self.folder, project.device, optimizations=project.optimizations, **facts)
         project.store.remember(self.folder)
         write_status(self.folder, "running", "", self.progress.step, resumed=self.resumed)
 
