@@ -242,6 +242,26 @@ def test_a_signal_saves_after_the_step(workload: str, base: Path, tmp_path: Path
     assert after == whole(workload, base, every=7)
 
 
+def test_a_signal_right_after_the_question_for_it_loses_no_step(tmp_path: Path) -> None:
+    """Whether to save and whether to end are one decision, or the run ends unsaved."""
+    CASES["timeseries"].write(tmp_path / "data.file")
+
+    def late(train: Any) -> None:
+        due = train.due
+
+        def signalled(every: int, step: int, ended: bool) -> Any:
+            if every == 15 and step == 5:  # the last question before the end of the step
+                os.kill(os.getpid(), signal.SIGTERM)
+            return due(every, step, ended)
+
+        train.due = signalled
+
+    project = render(workload="timeseries", layout="script")
+    done = start_script(project, *words_of("timeseries", 60, 3), cwd=tmp_path, before=late).wait()
+    assert done.code == 143
+    assert [path.name for path in (newest_run(tmp_path) / "checkpoints").glob("step-*")] == ["step-00000006"]
+
+
 @every_script
 def test_a_loss_that_goes_bad_ends_the_run_and_names_the_samples(workload: str, tmp_path: Path) -> None:
     CASES[workload].write(tmp_path / "data.file")

@@ -1209,6 +1209,13 @@ SCRIPTS = (
         "test_script.py::test_goes_on_after_a_kill_at_a_random_point[0-timeseries]",
     ),
     Fault(
+        "a script saves for a signal and ends for a later one",
+        "parts/script/timeseries/train.py",
+        "            if ending:\n",
+        "            if last or stop:\n",
+        "test_script.py::test_a_signal_right_after_the_question_for_it_loses_no_step",
+    ),
+    Fault(
         "a script keeps its place in units of steps",
         "parts/script/tabular/train.py",
         '"batch": 0 if ended else number}',

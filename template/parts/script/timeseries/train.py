@@ -425,9 +425,10 @@ def save(folder: Path, model: nn.Module, state: dict[str, Any]) -> None:
     (partial / "manifest.json").write_text(json.dumps(manifest, indent=1))
     for path in (*partial.iterdir(), partial):
         sync(path)
-    (folder / "best.json").write_text(json.dumps({"checkpoint": best, "loss": state["best_loss"]}))
     shutil.rmtree(folder / step, ignore_errors=True)  # a damaged one that was passed over
     os.replace(partial, folder / step)
+    (folder / ".best").write_text(json.dumps({"checkpoint": best, "loss": state["best_loss"]}))
+    os.replace(folder / ".best", folder / "best.json")
     sync(folder)
     older = sorted(path for path in folder.glob("step-*") if path.name <= step)[:-2]
     for path in {*older} - {folder / best}:
@@ -543,8 +544,8 @@ def train(settings: Settings, run: Path, resumed: bool, stop: list[int]) -> None
 
     # (step, loss, targets, samples) of each micro-batch since the last row, on the device.
     state["recent"] = recent = [(step, *(x.to(device) for x in rest)) for step, *rest in state["recent"]]
-    since, steps = time.perf_counter(), 0
-    while state["step"] < total and not stop:
+    since, steps, ending = time.perf_counter(), 0, state["step"] >= total
+    while not ending:
         epoch, first = state["epoch"], state["batch"]
         weights: list[Tensor] = []  # targets of the open step's micro-batches
         batches = data.batches("train", size, first, settings.seed, epoch)
@@ -584,12 +585,13 @@ def train(settings: Settings, run: Path, resumed: bool, stop: list[int]) -> None
                 if better := metrics["loss"] < state["best_loss"]:
                     state |= {"best_loss": metrics["loss"], "best_step": step}
                 records.add(step=step, split="validation", **metrics)
-            if last or better or stop or due(settings.save_every, step, ended):
+            # Asked once: a signal that comes later is for the next step, which is saved in its turn.
+            if (ending := last or bool(stop)) or better or due(settings.save_every, step, ended):
                 check(recent)
                 parts = {"optimizer": optimizer.state_dict(), "scaler": precision.scaler.state_dict()}
                 save(folder, model, state | parts)
             since += time.perf_counter() - begun
-            if last or stop:
+            if ending:
                 break
     records.draw()
     best = folder / f"step-{state['best_step']:08d}"
