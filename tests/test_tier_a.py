@@ -33,7 +33,7 @@ from link import link
 from packaging.requirements import Requirement
 from rendering import REPOSITORY, questions, render, render_into, scratch, template
 from tiers import covering
-from variants import Answers, all_variants, choices, name, pairwise, structural
+from variants import Answers, all_variants, choices, name, pairwise, scripts, structural
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -44,6 +44,7 @@ TEMPLATE = template() / "template"  # as it stood when the tests began
 PACKAGE = TEMPLATE / "project/src/{{ package_name }}"
 # What a tracker's library imports and does not depend on: torch.utils.tensorboard, mlflow's database.
 INDIRECT = {"tensorboard": {"tensorboard"}, "mlflow": {"alembic"}}
+GIVEN = 'precision: str = given("{}", '  # of a script, whose settings have no file of their own
 INCLUDE = re.compile(r"{% include (.+) %}\n")
 
 every_variant = pytest.mark.parametrize("answers", all_variants(), ids=name)
@@ -57,7 +58,7 @@ def files(project: Path) -> list[Path]:
 def distinct() -> dict[str, Path]:
     """One file for each distinct rendered content, over all variants; keys are path and hash."""
     found = {}
-    for answers in all_variants():
+    for answers in (*all_variants(), *scripts()):
         project = render(**answers)
         for path in files(project):
             digest = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
@@ -298,6 +299,15 @@ def test_parts_are_rendered_byte_for_byte_and_none_is_dead() -> None:
                 continue
             rendered = project / "src/my_training" / Path(*names)
             assert rendered.read_bytes() == part.read_bytes()
+            unused.discard(part)
+    for answers in scripts():
+        for path in render(**answers).glob("*.py"):
+            part = TEMPLATE / "parts/script" / answers["workload"] / path.name
+            text = part.read_text(encoding="utf-8")
+            if path.name == "train.py":  # one word of it is an answer
+                assert text.count(GIVEN.format("auto")) == 1
+                text = text.replace(GIVEN.format("auto"), GIVEN.format(answers["precision"]))
+            assert path.read_text(encoding="utf-8") == text
             unused.discard(part)
     assert unused == set()
 

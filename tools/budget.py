@@ -15,6 +15,8 @@ else:
 
 TRAIN_LINES = 200  # the loop reads top to bottom
 FILE_LINES = 300  # any file
+SCRIPT_LINES = {"tabular": 500}  # of `layout: script` all is one file: settings, data, model, engine and loop
+ANY_SCRIPT_LINES = 450
 SCREEN = 8  # entries of the first `ls`
 
 

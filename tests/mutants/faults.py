@@ -1178,6 +1178,45 @@ SETTINGS = (
 )
 
 # The first of each family is tried in `make test`, all of them in `make test-all`.
+SAME = "test_script.py::test_losses_evaluations_and_weights_are_those_of_the_package"
+SCRIPTS = (
+    Fault(
+        "a script's step divides by the micro-batches",
+        "parts/script/timeseries/train.py",
+        "torch.stack(weights).sum().clamp(min=1))",
+        "torch.stack(weights).mean().clamp(min=1) * accumulation)",
+        SAME + "[3-timeseries]",
+    ),
+    Fault(
+        "a script shuffles every epoch alike",
+        "parts/script/llm/train.py",
+        'data.batches("train", size, first, settings.seed, epoch)',
+        'data.batches("train", size, first, settings.seed, 0)',
+        SAME + "[1-llm]",
+    ),
+    Fault(
+        "a script's evaluation is a mean of means",
+        "parts/script/tabular/train.py",
+        '{"loss": (loss * targets, targets), **metrics}',
+        '{"loss": (loss, targets / targets), **metrics}',
+        SAME + "[1-tabular]",
+    ),
+    Fault(
+        "a script loses its random state",
+        "parts/script/timeseries/train.py",
+        'set_random_state(state.pop("random"))',
+        'state.pop("random")',
+        "test_script.py::test_goes_on_after_a_kill_at_a_random_point[0-timeseries]",
+    ),
+    Fault(
+        "a script keeps its place in units of steps",
+        "parts/script/tabular/train.py",
+        '"batch": 0 if ended else number}',
+        '"batch": 0 if ended else number // accumulation}',
+        "test_script.py::test_goes_on_after_a_kill_at_a_random_point[0-tabular]",
+    ),
+)
+
 FAMILIES = {
     "hooks and rows": HOOKS,
     "the step": STEP,
@@ -1192,6 +1231,7 @@ FAMILIES = {
     "the workload": WORKLOADS,
     "the workload seq2seq": SEQ2SEQ,
     "the workload graph": GRAPH,
+    "scripts": SCRIPTS,
     "the machine, estimates, export": MACHINE,
     "measuring": MEASURING,
     "settings": SETTINGS,
