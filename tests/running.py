@@ -30,6 +30,10 @@ import accelerate  # noqa: F401 - what a child would otherwise import for itself
 import lightning  # noqa: F401
 import matplotlib.figure
 import matplotlib.pyplot
+import pyarrow.compute
+import pyarrow.csv
+import pyarrow.ipc
+import pyarrow.parquet  # noqa: F401
 import torch
 import torch._dynamo
 import tqdm

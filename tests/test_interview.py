@@ -1,0 +1,169 @@
+"""The interview as a person sees it: each question, choice and refusal whole, at a terminal of 80 by 30."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import jinja2
+import pytest
+import yaml
+from rendering import template
+from terminal import CLEAR, COLUMNS, DOWN, ENTER, Terminal
+from variants import gpus, questions
+
+POINTER = " » "
+
+
+def labels(question: str) -> list[str]:
+    """The choices of a question as copier.yml writes them, in their order."""
+    offered = questions()[question]["choices"]
+    if isinstance(offered, str):
+        environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
+        offered = yaml.safe_load(environment.from_string(offered).render(gpus=gpus()))
+    return list(offered)
+
+
+@pytest.fixture
+def interview(tmp_path: Path) -> Iterator[Terminal]:
+    with Terminal([sys.executable, "-m", "copier", "copy", str(template()), "project"], tmp_path) as terminal:
+        yield terminal
+
+
+def asked(interview: Terminal, question: str) -> None:
+    """Holds that the whole help of `question` is on the screen, each line of its own."""
+    first, *rest = questions()[question]["help"].strip().splitlines()
+
+    def whole(lines: list[str]) -> bool:
+        starts = [number + 1 for number, line in enumerate(lines) if line.endswith(first)]
+        return any(lines[start : start + len(rest)] == rest for start in starts)
+
+    interview.until("\n".join([first, *rest]), whole)
+
+
+def pointed(lines: list[str]) -> list[str]:
+    return [line for line in lines if line.startswith(POINTER)]
+
+
+def down(interview: Terminal) -> list[str]:
+    """The screen after the next choice was pointed at."""
+    was = pointed(interview.screen.lines())
+    interview.press(DOWN)
+    return interview.until("next choice", lambda lines: pointed(lines) not in ([], was))
+
+
+def chosen(interview: Terminal, question: str, number: int = 0) -> list[str]:
+    """Holds that every choice of `question` can be scrolled to and read whole, and takes the `number`th.
+
+    Returns the lines of those that cannot be chosen.
+    """
+    asked(interview, question)
+    box, offered = "○ " if questions()[question].get("multiselect") else "", labels(question)
+    seen = set(interview.until("pointer", pointed))
+    for _ in offered:
+        seen.update(down(interview))
+    refused = [line for line in sorted(seen) if line.startswith("   - ")]
+    read = {line[len(POINTER) :].removeprefix(box) for line in seen}
+    unread = [label for label in offered if label not in read]
+    assert len(unread) == len(refused), f"not whole on the screen: {unread}"
+    while pointed(interview.screen.lines()) != [POINTER + box + offered[number]]:
+        down(interview)
+    interview.press(ENTER)
+    return refused
+
+
+def entered(interview: Terminal, question: str, text: str = "") -> None:
+    asked(interview, question)
+    interview.press((CLEAR + text if text else "") + ENTER)
+
+
+@pytest.mark.parametrize(
+    ("workload", "gpu", "refusals"),
+    [
+        ("timeseries", "gtx_1080_ti", ["tf32", "bf16", "fp8", "fsdp"]),
+        ("llm", "rtx_3060", ["fp8"]),
+    ],
+)
+def test_each_question_choice_and_refusal_is_read_whole(
+    workload: str, gpu: str, refusals: list[str], interview: Terminal
+) -> None:
+    for question in ("project_name", "package_name", "project_description"):
+        entered(interview, question)
+    chosen(interview, "workload", [*questions()["workload"]["choices"].values()].index(workload))
+    refused = chosen(interview, "layout")
+    chosen(interview, "gpu", 2 + list(gpus()).index(gpu))
+    for question in ("precision", "loader", "framework", "distributed", "tracker", "extras"):
+        refused += chosen(interview, question)
+    interview.shows("is ready")
+    assert {line.strip(" -").split(":")[0] for line in refused} == set(refusals)
+    for line in refused:  # the reason to its last letter, and what to take instead
+        label, _, reason = line.removesuffix(")").partition(" (")
+        assert "; choose " in reason, label
+        assert reason.split()[-1] in ("fp32", "bf16", "ddp")
+
+
+def test_each_reason_fits_behind_its_choice_for_every_card_and_workload() -> None:
+    """As long as copier.yml writes them; the two that a screen showed are not all."""
+    titles = {
+        label.split(":")[0]: label
+        for question in ("layout", "precision", "distributed")
+        for label in labels(question)
+    }
+    reasons = [
+        (name, f"{row['label']} has no {name}; choose fp16")
+        for row in gpus().values()
+        for name, peak in row["tflops"].items()
+        if peak is None and name in ("tf32", "bf16", "fp8")
+    ]
+    for workload in questions()["workload"]["choices"].values():
+        reasons += [("fp8", f"{workload} has no large products; choose auto")]
+        reasons += [("fsdp", f"{workload} fits one GPU; choose ddp")]
+        reasons += [("script", f"{workload} needs more files; choose package")]
+    long = [line for name, reason in reasons if len(line := f"   - {titles[name]} ({reason})") > COLUMNS]
+    assert not long
+
+
+def test_what_a_text_question_refuses_is_read_whole(interview: Terminal) -> None:
+    def refuses(text: str, reason: str) -> None:
+        interview.press(CLEAR + text + ENTER)
+        interview.until(reason, lambda lines: any(line.endswith(f": {reason}") for line in lines))
+
+    asked(interview, "project_name")
+    refuses(" ", "a project needs a name")
+    entered(interview, "project_name", "x")
+    asked(interview, "package_name")
+    refuses("3d", "a letter, then letters, digits, _")
+    refuses("class", "a keyword of Python; rename it")
+    refuses("json", "hides a module of Python; rename")
+    refuses("torch", "hides a dependency; rename it")
+    refuses("tests", "another folder's name; rename it")
+    refuses("con", "a device on Windows; rename it")
+    refuses("x" * 61, "has more than 60 characters")
+    entered(interview, "package_name", "mine")
+    entered(interview, "project_description")
+    for question in ("What does it train?", "In which form?"):
+        interview.shows(question)
+        interview.press(ENTER)
+    interview.shows("Which GPU")
+    interview.press("\x1b[A")  # up from the first is the last
+    interview.shows(POINTER + "other: a card that is not in this list")
+    interview.press(ENTER)
+    asked(interview, "gpu_compute_capability")
+    refuses("sm_90", "looks like 8.9")
+    refuses("3.7", "PyTorch starts at 5.0")
+    entered(interview, "gpu_compute_capability", "8.9")
+    asked(interview, "gpu_memory_gb")
+    refuses("0", "is above 0 and below 10000")
+
+
+def test_cards_are_in_families_newest_first_after_auto() -> None:
+    offered = labels("gpu")
+    assert offered[0].startswith("auto:")
+    assert offered[-1].startswith("other:")
+    series = [label.split()[2][:2] for label in offered if label.startswith("GeForce RTX")]
+    assert series == sorted(series, reverse=True)
+    missing = {"3070", "4060", "4060 Ti", "4070 Ti", "5060", "5060 Ti", "5070", "5070 Ti"}
+    assert missing <= {
+        alias.removeprefix("GeForce RTX ") for row in gpus().values() for alias in row["aliases"]
+    }
