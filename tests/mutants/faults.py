@@ -28,6 +28,23 @@ LOADER, CHECKPOINT, EVALUATION = (
 STORE = "seams/test_store.py::"
 SESSION, WORKLOAD = "seams/test_session.py::", "seams/test_workload.py::"
 
+CHECK = (
+    Fault(
+        "check passes a loss that counts filler",
+        "contract.py",
+        "require(close(alone, filled), why, where)",
+        "pass",
+        "test_check.py::test_what_breaks_the_contract_is_named[a forgotten mask]",
+    ),
+    Fault(
+        "check looks one row too late for a leak",
+        "contract.py",
+        "np.arange(length) >= places[:, None]",
+        "np.arange(length) > places[:, None]",
+        "test_check.py::test_what_breaks_the_contract_is_named[a leak by one row]",
+    ),
+)
+
 HOOKS = (
     Fault(
         "a hook's state is not restored",
@@ -1226,6 +1243,7 @@ SCRIPTS = (
 
 FAMILIES = {
     "hooks and rows": HOOKS,
+    "check": CHECK,
     "the step": STEP,
     "number formats": FORMATS,
     "frameworks": FRAMEWORKS,

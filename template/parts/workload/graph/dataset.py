@@ -87,7 +87,7 @@ def correlated(returns: Tensor, count: int, overlap: int) -> Tensor:
     have `overlap` of them. A return that never changes correlates with nothing.
     """
     known = ~returns.isnan()
-    # Waits for the device, and usually saves three of four products.
+    # A host sync, which usually saves three of four products.
     strength = _complete(returns.double()) if known.all() else _pairwise(returns.double(), known, overlap)
     strength.diagonal(dim1=-2, dim2=-1).fill_(-1)
     best = strength.topk(min(count, returns.shape[-1]), -1)

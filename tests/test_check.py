@@ -1,0 +1,229 @@
+"""The verb `check`: the six workloads keep to their contract, and what breaks it is named."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+import h5py
+import numpy as np
+import pytest
+from rendering import render
+from running import one_error, run
+from test_tier_b import TINY
+from variants import choices
+
+SMALL = ("--samples", "64")
+
+
+class Broken(NamedTuple):
+    """A fault of one's own: `old` stands in the file once; `check` fails, and its line has `words`."""
+
+    workload: str
+    file: str
+    old: str
+    new: str
+    check: str
+    words: str
+
+
+SCALED = 'target = (batch["target"] - self.target_mean) / self.target_std\n        '
+RUNS_AWAY = "x = functional.relu(self.first(torch.cat(parts, 1) if len(parts) > 1 else parts[0]))"
+BATCH = "batch = {name: part.values[:, 0] for name, part in rows.items()}"
+SPANS = "return dict.fromkeys(self.store.arrays, span)"
+SHIFTED = "targets = values[:, 1:].masked_fill"
+BROKEN = {
+    "a forgotten mask": Broken(
+        "tabular",
+        "model.py",
+        "target = torch.where(present, target, prediction.detach())",
+        "",
+        "filler",
+        'batch["present"]',
+    ),
+    "a leak by one row": Broken(
+        "timeseries",
+        "dataset.py",
+        "batch = values | {name: both[:, :history]}",
+        "batch = values | {name: both[:, 1 : history + 1]}",
+        "future",
+        "row 48 of 'H1' makes target 0",
+    ),
+    "a detached layer": Broken(
+        "tabular", "model.py", "x = layer(x)", "x = layer(x).detach()", "weights", "get no gradient, such as"
+    ),
+    "an unshifted token": Broken(
+        "llm", "dataset.py", SHIFTED, SHIFTED.replace("1:", ":-1"), "future", "row 0 of 'tokens'"
+    ),
+    "attention that sees what comes": Broken(
+        "llm", "model.py", "is_causal=time > 1", "is_causal=False", "future", "of 'tokens' makes target"
+    ),
+    "a loss that is a sum": Broken(
+        "tabular",
+        "model.py",
+        "loss = squares / weight.clamp(min=1)",
+        "loss = squares",
+        "mean",
+        "each sample twice",
+    ),
+    "labels off by one": Broken(
+        "tabular",
+        "dataset.py",
+        SPANS,
+        f'{SPANS} | {{"target": span._replace(starts=span.starts + 1)}}',
+        "labels",
+        "do rows and labels belong together",
+    ),
+    "classes from one": Broken(
+        "llm",
+        "dataset.py",
+        SHIFTED,
+        "targets = (values[:, 1:] + 200).masked_fill",
+        "samples",
+        "sample 0 of train",
+    ),
+    "nan at one sample": Broken(
+        "tabular",
+        "dataset.py",
+        'writer.source = {"kind": "synthetic"}',
+        'np.load(writer._partial / "target.npy", mmap_mode="r+")[222] = np.nan',
+        "samples",
+        "sample 222 of train: its loss is nan (nan or inf in target)",
+    ),
+    "weights not registered": Broken(
+        "tabular",
+        "model.py",
+        "self.layers = nn.ModuleList(Block(sizes.width, sizes.dropout) for _ in range(sizes.depth - 1))",
+        "self.layers = [Block(sizes.width, sizes.dropout) for _ in range(sizes.depth - 1)]",
+        "weights",
+        r"is not registered",
+    ),
+    "an augmentation that runs in evaluation": Broken(
+        "tabular",
+        "dataset.py",
+        BATCH,
+        f'{BATCH}\n        batch["features"] = batch["features"] + torch.randn_like(batch["features"])',
+        "evaluation",
+        "batch['features'] changes, as by an augmentation: dataset.py",
+    ),
+    "a state kept between batches": Broken(
+        "tabular",
+        "model.py",
+        RUNS_AWAY,
+        f"{RUNS_AWAY} + getattr(self, 'kept', 0.0)\n        self.kept = x.detach().mean()",
+        "evaluation",
+        "a state is kept",
+    ),
+    "dropout in evaluation": Broken(
+        "timeseries",
+        "model.py",
+        "self.dropout, self.training)",
+        "self.dropout, True)",
+        "evaluation",
+        "as by dropout",
+    ),
+    "attention to padding": Broken(
+        "seq2seq",
+        "model.py",
+        "absent = ~present[:, None, None]",
+        "absent = ~present[:, None, None] & False",
+        "padding",
+        "alone and",
+    ),
+    "an augmentation without a seed": Broken(
+        "tabular",
+        "dataset.py",
+        BATCH,
+        f'{BATCH}\n        batch["features"] *= 1 + self.training * np.random.default_rng().random()',
+        "seed",
+        "the same samples of the same epoch differ",
+    ),
+    "a value read in the step": Broken(
+        "tabular",
+        "model.py",
+        "loss = squares / weight.clamp(min=1)",
+        "loss = squares / max(weight.item(), 1)",
+        "sync",
+        "would wait for the GPU: model.py:",
+    ),
+    "predictions in standard deviations": Broken(
+        "tabular",
+        "model.py",
+        '{"prediction": output * self.target_std + self.target_mean}',
+        '{"prediction": output}',
+        "units",
+        "original units",
+    ),
+    "a random number that nothing saves": Broken(
+        "tabular",
+        "model.py",
+        "return self.head(x).float()",
+        'self.__dict__.setdefault("drawn", torch.randn(1))\n        return self.head(x).float() + self.drawn',
+        "saving",
+        "after loading prediction differs",
+    ),
+    "a loss that nothing can lower": Broken(
+        "tabular",
+        "model.py",
+        SCALED,
+        SCALED + "prediction = 0 * prediction\n        ",
+        "overfit",
+        "steps on it bring the loss",
+    ),
+    "a metric in evaluation only now and then": Broken(
+        "tabular",
+        "model.py",
+        "for name, value in sums.items()}",
+        "for name, value in sums.items() if len(present) > 1 or name != 'mae'}",
+        "shapes",
+        "metrics are not the same",
+    ),
+    "an error in the model": Broken(
+        "tabular", "model.py", "x = layer(x)", "x = layer(x[:, 1:])", "shapes", "RuntimeError: .*: model.py:"
+    ),
+}
+
+
+@pytest.mark.parametrize("workload", choices("workload"))
+@pytest.mark.first(3)
+def test_the_workloads_keep_to_their_contract(workload: str, tmp_path: Path) -> None:
+    result = run(render(workload=workload), "check", *SMALL, *TINY[workload], cwd=tmp_path)
+    assert result.code == 0, result.out + result.err
+    states = {line.split()[1]: line.split()[0] for line in result.out.splitlines()}
+    assert len(states) == 14
+    skipped = {name for name, state in states.items() if state == "skipped"}
+    assert skipped == set() if workload == "seq2seq" else {"padding"}, result.out
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_breaks_the_contract_is_named(name: str, tmp_path: Path) -> None:
+    fault = BROKEN[name]
+    project = shutil.copytree(render(workload=fault.workload), tmp_path / "project")
+    path = project / "src/my_training" / fault.file
+    text = path.read_text(encoding="utf-8")
+    assert text.count(fault.old) == 1
+    path.write_text(text.replace(fault.old, fault.new), encoding="utf-8")
+    words = ("check", "--only", fault.check, *SMALL, *TINY[fault.workload])
+    result = run(project, *words, cwd=tmp_path)
+    assert result.code == 1, result.out + result.err
+    (line,) = result.out.splitlines()
+    assert line.split()[:2] == ["failed", fault.check]
+    assert all(part in line for part in fault.words.split(".*")), line
+
+
+def test_packed_data_are_read_by_hdf5(tmp_path: Path) -> None:
+    project, random = render(workload="windows"), np.random.default_rng(0)
+    values = random.standard_normal((300, 6, 2)).astype(np.float32)
+    with h5py.File(tmp_path / "packed.h5", "w") as file:
+        for name, rows in (("features", values), ("targets", values[:, -1])):
+            file.create_dataset(name, data=rows, chunks=True, compression="gzip")
+    assert run(project, "prepare", "--input", str(tmp_path / "packed.h5"), cwd=tmp_path).code == 0
+    result = run(project, "check", "--only", "shapes", "--only", "samples", *SMALL, cwd=tmp_path)
+    assert result.code == 0, result.out + result.err
+
+
+def test_a_mistake_in_the_command_is_one_line(tmp_path: Path) -> None:
+    project = render(workload="tabular")
+    one_error(run(project, "check", "--only", "shape", cwd=tmp_path), "no check 'shape'.*choose of shapes,")
+    one_error(run(project, "check", "--samples", "0", cwd=tmp_path), "0 samples")

@@ -1,0 +1,88 @@
+"""Data and a model of the user's own: the documented example keeps to its contract, trains and predicts."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import budget
+import numpy as np
+import pytest
+from rendering import REPOSITORY, render
+from running import newest_run, run
+
+PAGE = (REPOSITORY / "docs/own-data.md").read_text(encoding="utf-8")
+FILES = ("dataset.py", "model.py", "commands/prepare.py", "commands/predict.py")
+*CODE, SECTION = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+OTHERS = re.compile(r"(?<=\nmodel:\n)(.*?)(?=\noptimizer:)", re.DOTALL)
+SHORT = ("--training.max_steps", "60", "--optimizer.learning_rate", "0.01")
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project for tables with the page's files in place of its own; config.yaml is still the old one."""
+    project = shutil.copytree(render(workload="tabular"), tmp_path_factory.mktemp("own") / "project")
+    package = project / "src/my_training"
+    for name, text in zip(FILES, CODE, strict=True):
+        (package / name).write_text(text, encoding="utf-8")
+    (package / "tables.py").unlink()
+    settings = package / "settings.py"
+    new, count = re.subn(
+        r"class Model\(Section\):.*?\n\n\n", SECTION + "\n\n", settings.read_text(), flags=re.DOTALL
+    )
+    assert count == 1
+    settings.write_text(new, encoding="utf-8")
+    return project
+
+
+def test_data_and_model_are_short() -> None:
+    assert sum(budget.code_lines(text) for text in CODE[:2]) <= 80
+
+
+def test_a_setting_that_is_gone_is_one_line(project: Path, tmp_path: Path) -> None:
+    result = run(project, "train", cwd=tmp_path)
+    assert result.code == 2
+    lines = {line for line in result.errors() if "unknown setting 'model.dropout'" in line}
+    assert len(lines) == 1
+    assert all("remove it" in line or "did you mean" in line for line in result.errors())
+
+
+def test_the_example_keeps_to_its_contract_trains_and_predicts(project: Path, tmp_path: Path) -> None:
+    text = (project / "config.yaml").read_text(encoding="utf-8")
+    (tmp_path / "config.yaml").write_text(OTHERS.sub("  width: 64\n", text), encoding="utf-8")
+    result = run(project, "check", cwd=tmp_path)
+    assert result.code == 0, result.out + result.err
+    assert [line.split()[0] for line in result.out.splitlines()] == ["ok"] * 14
+
+    random, folder = np.random.default_rng(1), tmp_path / "signals"
+    folder.mkdir()
+    lines = ["file,label"]
+    for number in range(200):
+        label = ("hum", "hiss")[number % 2]
+        values = random.standard_normal(50 + number % 40)
+        np.save(folder / f"{number}.npy", values if label == "hiss" else values.cumsum())
+        lines.append(f"{number}.npy,{label}")
+    (folder / "labels.csv").write_text("\n".join(lines), encoding="utf-8")
+    for words in (("prepare", "--input", str(folder)), ("train", *SHORT), ("evaluate",), ("predict",)):
+        result = run(project, *words, cwd=tmp_path)
+        assert result.code == 0, result.err
+    found = json.loads((newest_run(tmp_path) / "evaluation.json").read_text())
+    assert found["metrics"]["accuracy"] > 0.8 > found["baselines"]["most frequent"]["accuracy"]
+    predicted = np.load(newest_run(tmp_path) / "predictions.npz")
+    assert predicted["probability"].shape == (30, 2)
+    assert predicted["classes"].tolist() == ["hiss", "hum"]
+
+
+def test_a_check_names_what_the_example_would_do_wrong(project: Path, tmp_path: Path) -> None:
+    """The mean of a signal over what pads it too."""
+    broken = shutil.copytree(project, tmp_path / "project")
+    path = broken / "src/my_training/model.py"
+    text = path.read_text(encoding="utf-8")
+    assert text.count(" * inside\n") == 1
+    path.write_text(text.replace(" * inside\n", "\n"), encoding="utf-8")
+    (tmp_path / "config.yaml").write_text("{}", encoding="utf-8")
+    result = run(broken, "check", "--only", "padding", cwd=tmp_path)
+    assert result.code == 1
+    assert "must not count" in result.out
