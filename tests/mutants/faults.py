@@ -28,6 +28,30 @@ LOADER, CHECKPOINT, EVALUATION = (
 STORE = "seams/test_store.py::"
 SESSION, WORKLOAD = "seams/test_session.py::", "seams/test_workload.py::"
 
+WEIGHTS = (
+    Fault(
+        "a resumed run starts from other weights again",
+        "engine/weights.py",
+        "    if restored:\n        return",
+        "    if False:\n        return",
+        "test_weights.py::test_a_resumed_run_goes_on_from_its_own_weights[pytorch]",
+    ),
+    Fault(
+        "frozen weights are trained",
+        "engine/weights.py",
+        "weight.requires_grad_(False)",
+        "weight.requires_grad_(True)",
+        "test_weights.py::test_frozen_weights_stay_and_a_phase_trains_them[pytorch]",
+    ),
+    Fault(
+        "a rank takes all rows of sharded weights",
+        "engine/weights.py",
+        "self._parts.setdefault(name, []).append((opened, key))",
+        "self._parts[name] = [(opened, key)]",
+        "test_weights.py::test_two_ranks_start_from_whole_and_from_sharded_weights[fsdp]",
+    ),
+)
+
 HOOKS = (
     Fault(
         "a hook's state is not restored",
@@ -60,7 +84,7 @@ HOOKS = (
     Fault(
         "a resumed run averages anew",
         "parts/extras/ema.py",
-        "fill(self.averages, saved)",
+        "fill(average, saved[name])",
         "pass",
         "test_ema.py::test_it_changes_no_step_and_resumes_bit_for_bit[pytorch]",
     ),
@@ -1226,6 +1250,7 @@ SCRIPTS = (
 
 FAMILIES = {
     "hooks and rows": HOOKS,
+    "weights": WEIGHTS,
     "the step": STEP,
     "number formats": FORMATS,
     "frameworks": FRAMEWORKS,
