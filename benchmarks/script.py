@@ -2,7 +2,7 @@
 
 Runs take turns, each in a process of its own with one thread; a round's ratio is taken on its own, so that a
 drifting machine cancels out. A run's figure is the median over its rows of metrics, each of 20 steps, without
-evaluations and checkpoints; the first row warms up and does not count. Their clock counts seconds of the
+evaluations and checkpoints; the first row warms up and does not count. The clock counts seconds of the
 process, so that time which others took does not. Losses must be equal.
 
     python benchmarks/script.py [--rounds 7] [--only llm] [--write]
