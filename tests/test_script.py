@@ -441,6 +441,19 @@ def test_a_script_is_these_files() -> None:
         }
 
 
+@pytest.mark.first(1)
+@every_script
+def test_the_package_starts_from_the_weights_of_a_script(workload: str, tmp_path: Path) -> None:
+    script, cwd = of_script(workload, 3, 1, tmp_path / "script"), tmp_path / "package"
+    first = of_package(workload, 1, 1, cwd)
+    still = ("--optimizer.learning_rate", "1e-30", "--training.max_steps", "1")
+    words = (*CASES[workload].package.split(), *still, "--training.init_from", str(script))
+    done = run(render(workload=workload), "train", *words, cwd=cwd)
+    assert done.code == 0, done.err
+    assert "new: nothing; left: nothing" in done.out
+    assert weights(newest_run(cwd)) == weights(script) != weights(first)
+
+
 @every_script
 def test_the_package_reads_the_checkpoints_of_a_script(workload: str, tmp_path: Path) -> None:
     """Format, seal and digests; that the weights fit is said above, where they are equal."""
