@@ -14,7 +14,6 @@ import re
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -167,6 +166,7 @@ def weights(folder: Path) -> dict[str, bytes]:
     return {name: array.tobytes() for name, array in load_file(newest / "model.safetensors").items()}
 
 
+@pytest.mark.cover(1)
 @every_script
 @pytest.mark.parametrize("accumulation", [1, 3])
 def test_losses_evaluations_and_weights_are_those_of_the_package(
@@ -208,7 +208,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("whole")
 
 
-POINTS = [pytest.param(seed, marks=() if seed < 2 else pytest.mark.full) for seed in range(20)]
+POINTS = [pytest.param(seed, marks=() if seed < 1 else pytest.mark.full) for seed in range(20)]
 
 
 @every_script
@@ -311,16 +311,6 @@ def test_what_scripts_share_is_the_same_text() -> None:
     for name in set(chain(*every.values())) - YOURS:
         assert len({texts[name] for texts in every.values() if name in texts}) == 1, name
     assert {"Precision", "permuted", "save", "newest", "train"} <= set.intersection(*map(set, every.values()))
-
-
-def test_types_of_scripts(tmp_path: Path) -> None:
-    for workload in SCRIPTS:
-        (tmp_path / f"{workload}.py").symlink_to(REPOSITORY / "template/parts/script" / workload / "train.py")
-    command = [sys.executable, "-m", "mypy", "--config-file", str(REPOSITORY / "pyproject.toml")]
-    command += ["--cache-dir", str(REPOSITORY / ".mypy_cache"), "--strict", "--allow-untyped-calls"]
-    command += ["--allow-subclassing-any", "--no-warn-return-any", *(f"{each}.py" for each in SCRIPTS)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
 
 
 # ---- its own tests -----------------------------------------------------------------------------

@@ -139,7 +139,7 @@ class Source:
         raise UserError("there are no weights", f"{INIT_FROM} {place}", remedy)
 
     def _open(self, file: Path) -> None:
-        opened = safe_open(file, "pt")
+        opened: Any = safe_open(file, "pt")
         for key in opened.keys():  # noqa: SIM118 - it is no dictionary
             part, name = _named(key)
             if not part and name in self._parts:
@@ -178,7 +178,8 @@ def fill(tensor: Tensor, source: Tensor) -> None:
     if hasattr(tensor, "to_local") and not hasattr(source, "to_local"):
         from torch.distributed.tensor import distribute_tensor
 
-        source = distribute_tensor(source, tensor.device_mesh, tensor.placements)
+        sharded: Any = tensor
+        source = distribute_tensor(source, sharded.device_mesh, sharded.placements)
     with torch.no_grad():
         own(tensor).copy_(own(source))
 
