@@ -455,10 +455,18 @@ def test_the_package_starts_from_the_weights_of_a_script(workload: str, tmp_path
 
 
 @every_script
-def test_the_package_reads_the_checkpoints_of_a_script(workload: str, tmp_path: Path) -> None:
-    """Format, seal and digests; that the weights fit is said above, where they are equal."""
+def test_the_package_starts_from_the_checkpoints_of_a_script(workload: str, tmp_path: Path) -> None:
+    """Every weight fits; format, seal and digests are read, and what is damaged is no start."""
     folder = of_script(workload, 3, 1, tmp_path / "script") / "checkpoints"
-    package = render(workload=workload)
+    package, case, cwd = render(workload=workload), CASES[workload], tmp_path / "package"
+    cwd.mkdir()
+    case.write(cwd / "data.file")
+    assert run(package, "prepare", *case.prepare.split(), cwd=cwd).code == 0
+    words = f"train {case.package} --training.max_steps 1 --training.init_from {folder.parent}".split()
+    begun = run(package, *words, cwd=cwd)
+    assert begun.code == 0, begun.err
+    assert f"{folder}/step-00000003: " in begun.out
+    assert "tensors fit; new: nothing; left: nothing" in begun.out
     engine = [imported(package, f"engine.{name}") for name in ("checkpoint", "distributed")]
     found = engine[0].Checkpoint(folder, engine[1].Distributed()).peek("best")
     assert list(found) == ["data"]

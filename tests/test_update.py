@@ -403,11 +403,16 @@ def test_layout_changes_both_ways_and_what_is_not_asked_goes(upstream: Path, tmp
     chosen = {"workload": "llm", "gpu": "h100"}
     answers = {"loader": "dataloader", "distributed": "ddp", "tracker": "wandb", "extras": ["watch"]}
     project = copied(upstream, tmp_path / "project", **chosen, **answers)
+    page = (REPOSITORY / "docs/update.md").read_text(encoding="utf-8")
     (project / "mine.py").write_text("MINE = True\n", encoding="utf-8")
     replace(project / "README.md", "# my-training\n", "# Mine\n")
     for layout, edited in (("script", "train.py"), ("package", "Makefile")):
         command = ["update", "--defaults", "-r", ":current:", "-d", f"layout={layout}"]
         run_copier("newest", *command, cwd=commit(project))
+        deleted = {line[3:].partition("/")[0] for line in changed(project) if line.startswith(" D")}
+        row = re.search(rf"^\| `-d layout={layout}`.*$", page, flags=re.MULTILINE)
+        assert row
+        assert deleted == {name.rstrip("/") for name in re.findall(r"`([\w./]+)`", row[0])}
         found, wanted = content(project), content(render(**chosen, layout=layout))
         assert found.pop("mine.py") == "MINE = True\n"
         assert found.pop("README.md").startswith("# Mine\n")
