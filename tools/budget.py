@@ -44,6 +44,7 @@ FEATURES = {  # files, lines, dependencies
     "hooks whole: four more moments, states in checkpoints, another attempt after an error": (0, 67, 0),
     "rows are means, also of what a model measures, resumed the same; each group's own rate": (0, 28, 0),
     "a start from other weights, partly fitting ones too, of any file; frozen weights by phase": (1, 144, 0),
+    "optimizer muon: one optimizer of torch's Muon and AdamW, which weights get which": (0, 27, 0),
     "weights of a hook: `--weights` of the verbs that open a run, for the extra ema": (0, 16, 0),
 }
 

@@ -30,6 +30,20 @@ SESSION, WORKLOAD = "seams/test_session.py::", "seams/test_workload.py::"
 
 WEIGHTS = (
     Fault(
+        "Muon takes embeddings",
+        "engine/optimization.py",
+        "if key not in apart and w.dim()",
+        "if w.dim()",
+        "test_muon.py::test_each_weight_has_the_step_of_its_own_kind",
+    ),
+    Fault(
+        "a loaded state's groups do not reach Muon",
+        "engine/optimization.py",
+        "part.param_groups, part.state = groups, self.state",
+        "part.state = self.state",
+        "test_muon.py::test_each_weight_has_the_step_of_its_own_kind",
+    ),
+    Fault(
         "a resumed run starts from other weights again",
         "engine/weights.py",
         "    if restored:\n        return",

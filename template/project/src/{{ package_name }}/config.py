@@ -25,7 +25,7 @@ from .settings import LEARNING_RATE, Sections
 class Optimizer(Section):
     """How weights change at each step."""
 
-    name: Literal["adamw", "adafactor"] = Field("adamw", description="adafactor takes less memory")
+    name: Literal["adamw", "adafactor", "muon"] = Field("adamw", description="adafactor takes less memory")
     learning_rate: float = Field(LEARNING_RATE, gt=0, le=1, description="peak learning rate")
     weight_decay: float = Field(0.01, ge=0, le=1, description="decoupled weight decay, matrices only")
     beta1: float = Field(0.9, ge=0, lt=1, description="decay of the mean of gradients")

@@ -172,7 +172,7 @@ def listed(shapes: Mapping[str, tuple[int, ...]], most: int = 3) -> str:
     return ", ".join(shown[:most]) + more or "nothing"
 
 
-def fill(tensor: Tensor, source: Tensor) -> None:
+def fill(tensor: Any, source: Tensor) -> None:
     """Copies a whole tensor in place; of a sharded one each rank takes its own rows, by a collective."""
     source = source.to(tensor.device)
     if hasattr(tensor, "to_local") and not hasattr(source, "to_local"):
