@@ -402,7 +402,7 @@ def test_the_standard_librarys_text_is_that_of_the_package(tmp_path: Path) -> No
 
 REFUSED = [
     *(({"workload": workload}, workload) for workload in choices("workload") if workload not in SCRIPTS),
-    ({"workload": SCRIPTS[-1], "gpu": "h100", "precision": "fp8"}, "layout script leaves out; choose bf16"),
+    ({"workload": SCRIPTS[-1], "gpu": "h100", "precision": "fp8"}, "layout script has no fp8; choose bf16"),
     ({"loader": "chunk"}, "'loader'.*only where layout is package"),
     ({"framework": "lightning"}, "'framework'.*only where layout is package"),
     ({"distributed": "ddp"}, "'distributed'.*only where layout is package"),

@@ -58,8 +58,8 @@ def raised(files: int, lines: int, engine: int, dependencies: int) -> Size:
 DEFAULT = Budget(raised(48, 3950, 24, 7), raised(44, 3700, 20, 7))
 TABULAR = Budget(raised(46, 3700, 24, 7), raised(42, 3400, 20, 7))
 # Everything on. More dependencies come with a framework, a tracker, a tokenizer.
-# An extra that came later adds a file where all of them are on: ema.
-ANY = raised(77 + 1, 6900, 28, 14)  # of other answers
+# An extra that came later adds a file where all of them are on, ema; weights.py stands in the engine.
+ANY = raised(77 + 1, 6900, 28 + 1, 14)  # of other answers
 LARGEST = Budget(raised(74 + 1, 6300, 28, 14), raised(74, 5800, 26, 14))
 
 

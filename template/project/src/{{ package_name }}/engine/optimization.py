@@ -129,13 +129,13 @@ class MuonAdamW(torch.optim.Optimizer):
         self.parts = muon, torch.optim.AdamW(others, **options)
         super().__init__([group for part in self.parts for group in part.param_groups], {})
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         """One step of both. Groups are handed on each time: loading a state puts new ones in their place."""
-        if closure is not None:  # a framework's, which does nothing
-            closure()
+        loss = closure() if closure is not None else None  # a framework's
         for part, groups in zip(self.parts, (self.param_groups[:1], self.param_groups[1:]), strict=True):
             part.param_groups, part.state = groups, self.state
             part.step()
+        return loss
 
 
 def inner_matrices(model: Any) -> list[Tensor]:
