@@ -73,6 +73,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     splits = {split: encode(arguments, tokenizer, split, texts[split], counts) for split in SPLITS}
     facts = {"vocabulary": vocabulary, "start": start, "prefix": arguments.prefix, "limits": limits}
     source = {"file": Path(arguments.input).name, "pairs": sum(map(len, texts.values())), "copies": copies}
+    source["unknown"] = arguments.unknown or arguments.tokenizer not in ("char", "space")
     folder = writable_folder(Path(settings.data.path), "choose another data.path")
     write(folder, tokenizer, splits, facts, source)
     lines = [("pairs", ", ".join(f"{len(kept):,} {split}" for split, kept in splits.items()))]
