@@ -30,8 +30,13 @@ import accelerate  # noqa: F401 - what a child would otherwise import for itself
 import lightning  # noqa: F401
 import matplotlib.figure
 import matplotlib.pyplot
+import pyarrow.compute
+import pyarrow.csv
+import pyarrow.ipc
+import pyarrow.parquet  # noqa: F401
 import torch
 import torch._dynamo
+import torch._inductor.codegen.triton  # what torchao imports with the first layer in fp8
 import tqdm
 import transformers.models.t5.modeling_t5  # noqa: F401
 

@@ -5,6 +5,7 @@ python tests/test_api_snapshot.py    # writes api_snapshot.json anew, after some
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -15,7 +16,7 @@ from typing import Any
 
 import yaml
 from rendering import REPOSITORY, questions, render
-from variants import PAIRWISE, choices, pairwise, products, structural
+from variants import PAIRWISE, SCRIPTS, choices, pairwise, products, scripts, structural
 
 SNAPSHOT = Path(__file__).with_suffix(".json").with_name("api_snapshot.json")
 PRINT_NAMES = """
@@ -28,7 +29,7 @@ print(json.dumps([sorted(SETTINGS), sorted(ENVIRONMENT), sorted({*ALIASES, *OBSO
 def current() -> dict[str, Any]:
     """The public names of the template as it stands."""
     paths: set[str] = set()
-    for answers in pairwise(*structural(), *PAIRWISE):  # a path depends on two answers at most
+    for answers in (*pairwise(*structural(), *PAIRWISE), *scripts()):  # a path depends on two answers at most
         project = render(**answers)
         found = [path for path in project.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
         paths.update(path.relative_to(project).as_posix() for path in found)
@@ -56,7 +57,16 @@ def current() -> dict[str, Any]:
         "profiles": sorted(profiles),
         "targets": sorted(targets),
         "verbs": sorted(verbs),
+        "script": sorted(set().union(*map(script_settings, SCRIPTS))),
     }
+
+
+def script_settings(workload: str) -> set[str]:
+    """Flags of a script, and the names that it takes from the environment."""
+    tree = ast.parse((render(workload=workload, layout="script") / "train.py").read_text(encoding="utf-8"))
+    (settings,) = (n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Settings")
+    flags = {each.target.id for each in settings.body if isinstance(each, ast.AnnAssign)}  # type: ignore[union-attr]
+    return flags | {"resume"}
 
 
 def flat(content: Any, prefix: str = "") -> set[str]:

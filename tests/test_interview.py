@@ -91,9 +91,9 @@ def test_each_question_choice_and_refusal_is_read_whole(
     for question in ("project_name", "package_name", "project_description"):
         entered(interview, question)
     chosen(interview, "workload", [*questions()["workload"]["choices"].values()].index(workload))
+    refused = chosen(interview, "layout")
     chosen(interview, "gpu", 2 + list(gpus()).index(gpu))
-    refused = chosen(interview, "precision")
-    for question in ("loader", "framework", "distributed", "tracker", "extras"):
+    for question in ("precision", "loader", "framework", "distributed", "tracker", "extras"):
         refused += chosen(interview, question)
     interview.shows("is ready")
     assert {line.strip(" -").split(":")[0] for line in refused} == set(refusals)
@@ -106,7 +106,9 @@ def test_each_question_choice_and_refusal_is_read_whole(
 def test_each_reason_fits_behind_its_choice_for_every_card_and_workload() -> None:
     """As long as copier.yml writes them; the two that a screen showed are not all."""
     titles = {
-        label.split(":")[0]: label for question in ("precision", "distributed") for label in labels(question)
+        label.split(":")[0]: label
+        for question in ("layout", "precision", "distributed")
+        for label in labels(question)
     }
     reasons = [
         (name, f"{row['label']} has no {name}; choose fp16")
@@ -117,6 +119,7 @@ def test_each_reason_fits_behind_its_choice_for_every_card_and_workload() -> Non
     for workload in questions()["workload"]["choices"].values():
         reasons += [("fp8", f"{workload} has no large products; choose auto")]
         reasons += [("fsdp", f"{workload} fits one GPU; choose ddp")]
+        reasons += [("script", f"{workload} needs more files; choose package")]
     long = [line for name, reason in reasons if len(line := f"   - {titles[name]} ({reason})") > COLUMNS]
     assert not long
 
@@ -139,8 +142,9 @@ def test_what_a_text_question_refuses_is_read_whole(interview: Terminal) -> None
     refuses("x" * 61, "has more than 60 characters")
     entered(interview, "package_name", "mine")
     entered(interview, "project_description")
-    interview.shows("What does it train?")
-    interview.press(ENTER)
+    for question in ("What does it train?", "In which form?"):
+        interview.shows(question)
+        interview.press(ENTER)
     interview.shows("Which GPU")
     interview.press("\x1b[A")  # up from the first is the last
     interview.shows(POINTER + "other: a card that is not in this list")

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
@@ -17,6 +18,8 @@ import pyarrow.parquet
 import pytest
 from importing import imported
 from rendering import render
+from stocks import write_folder
+from variants import choices
 
 ROWS = 200
 TABULAR = ("--target", "price", "--task", "regression")
@@ -286,21 +289,39 @@ def test_parts_of_times(tmp_path: Path) -> None:
     np.testing.assert_array_equal(stored, expected)
 
 
-@pytest.mark.parametrize("workload", ["tabular", "timeseries"])
+def an_input(workload: str, folder: Path) -> str:
+    """A file or folder that the workload's `prepare` takes; its name."""
+    if workload == "graph":
+        return write_folder(folder / "prices").name
+    path = folder / {"windows": "rows.h5", "llm": "rows.txt", "seq2seq": "rows.tsv"}.get(workload, "rows.csv")
+    if workload == "windows":
+        with h5py.File(path, "w") as file:
+            file["features"], file["targets"] = np.ones((ROWS, 6, 2)), np.ones((ROWS, 3))
+    elif workload == "llm":
+        path.write_text("some words\n" * 99)
+    elif workload == "seq2seq":
+        path.write_text("".join(f"{number}\t{number} again\n" for number in range(ROWS)))
+    else:
+        found = columns() if workload == "tabular" else {"when": list(range(ROWS)), "x": columns()["size"]}
+        path.write_text(lines(found))
+    return path.name
+
+
+@pytest.mark.parametrize("workload", choices("workload"))
 def test_a_dry_run_says_everything_and_writes_nothing(
     workload: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = columns() if workload == "tabular" else {"when": list(range(ROWS)), "x": columns()["size"]}
-    (tmp_path / "rows.csv").write_text(lines(found))
-    assert prepare(tmp_path, workload, "rows.csv", "--dry-run") == 0
+    name = an_input(workload, tmp_path)
+    assert prepare(tmp_path, workload, name, "--dry-run") == 0
     out = capsys.readouterr().out
     assert not (tmp_path / "data").exists()
-    assert prepare(tmp_path, workload, "rows.csv") == 0
+    assert prepare(tmp_path, workload, name) == 0
     assert out == capsys.readouterr().out.replace("written to: data", "written to: nowhere, by --dry-run")
-    assert re.search(r"(size|x) +number +\S+ +\S+ +0.0%", out)
+    if workload in ("tabular", "timeseries"):
+        assert re.search(r"(size|x) +number +\S+ +\S+ +0.0%", out)
     assert re.search(r"size: .*any loader\n", out)
     before = contents(tmp_path, workload)
-    assert prepare(tmp_path, workload, "rows.csv", "--split", "0.5,0.25,0.25", "--dry-run") == 0
+    assert prepare(tmp_path, workload, name, "--split", "0.5,0.25,0.25", "--dry-run") == 0
     assert contents(tmp_path, workload) == before
 
 

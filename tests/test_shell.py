@@ -136,7 +136,16 @@ def test_figures_of_the_documents() -> None:
     assert f" {len(gpus())} cards " in readme
     asked = [question for question in questions().values() if "gpu ==" not in str(question.get("when"))]
     assert f"asks {len(asked)} questions" in (REPOSITORY / "docs/start.md").read_text(encoding="utf-8")
-    for question in ("workload", "precision", "loader", "framework", "distributed", "tracker", "extras"):
+    for question in (
+        "workload",
+        "layout",
+        "precision",
+        "loader",
+        "framework",
+        "distributed",
+        "tracker",
+        "extras",
+    ):
         (row,) = re.findall(rf"^\| {question} \| (.+?) \|", readme, flags=re.MULTILINE)
         assert set(choices(question)) <= set(re.findall(r"`(\w+)`", row)), question
 

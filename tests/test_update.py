@@ -417,6 +417,24 @@ def test_move_to_a_gpu_without_the_chosen_precision(upstream: Path, tmp_path: Pa
     assert "**fp16**" in (project / "README.md").read_text(encoding="utf-8")
 
 
+def test_layout_changes_both_ways_and_what_is_not_asked_goes(upstream: Path, tmp_path: Path) -> None:
+    """As docs/update.md says: the tree of the other layout goes with edits in it; files of one's own stay."""
+    chosen = {"workload": "llm", "gpu": "h100"}
+    answers = {"loader": "dataloader", "distributed": "ddp", "tracker": "wandb", "extras": ["watch"]}
+    project = copied(upstream, tmp_path / "project", **chosen, **answers)
+    (project / "mine.py").write_text("MINE = True\n", encoding="utf-8")
+    replace(project / "README.md", "# my-training\n", "# Mine\n")
+    for layout, edited in (("script", "train.py"), ("package", "Makefile")):
+        command = ["update", "--defaults", "-r", ":current:", "-d", f"layout={layout}"]
+        run_copier("newest", *command, cwd=commit(project))
+        found, wanted = content(project), content(render(**chosen, layout=layout))
+        assert found.pop("mine.py") == "MINE = True\n"
+        assert found.pop("README.md").startswith("# Mine\n")
+        assert found == {path: text for path, text in wanted.items() if path != "README.md"}
+        with (project / edited).open("a", encoding="utf-8") as file:
+            file.write("# an edit\n")
+
+
 # ---- the environment ---------------------------------------------------------------------------
 
 

@@ -15,10 +15,12 @@ from rendering import REPOSITORY, questions
 Answers = dict[str, Any]
 
 LARGE_PRODUCTS = ("llm", "seq2seq")  # workloads that fp8 and fsdp are offered for
+SCRIPTS = tuple(sorted(path.name for path in (REPOSITORY / "template/parts/script").iterdir()))
 
 # These change few lines, or files that no other file knows, so they vary pairwise with the rest. Every other
 # question with choices is structural: all combinations are rendered. Tier B trains all precisions.
 PAIRWISE = ("precision", "gpu", "tracker", "extras")
+LAYOUT = "layout"  # decides whether most of the others are asked at all: see `scripts`
 DRAWS = 40  # candidates for each answer set of a pairwise cover
 
 
@@ -42,7 +44,7 @@ def choices(question: str) -> tuple[Any, ...]:
 
 def structural() -> tuple[str, ...]:
     """Questions whose answers decide whole files, in asking order."""
-    return tuple(name for name in questions() if choices(name) and name not in PAIRWISE)
+    return tuple(name for name in questions() if choices(name) and name not in (*PAIRWISE, LAYOUT))
 
 
 def values(question: str) -> list[Any]:
@@ -68,6 +70,8 @@ def kind(gpu: str) -> object:
 def impossible(answers: Mapping[str, Any]) -> bool:
     """Whether the chosen GPU cannot compute in the chosen precision, or the workload gains nothing by it."""
     precision, gpu = answers.get("precision", "auto"), answers.get("gpu", "auto")
+    if answers.get(LAYOUT) == "script" and (precision == "fp8" or answers.get("workload") not in SCRIPTS):
+        return True
     if precision == "fp8" and answers.get("workload", "tabular") not in LARGE_PRODUCTS:
         return True
     if answers.get("distributed") == "fsdp" and answers.get("workload", "tabular") not in LARGE_PRODUCTS:
@@ -121,6 +125,16 @@ def pairs(answers: Answers) -> set[tuple[tuple[str, str], ...]]:
 def all_variants() -> tuple[Answers, ...]:
     """Every combination of the structural questions, and every pair of any two answers."""
     return (*products(*structural()), *pairwise(*structural(), *PAIRWISE))
+
+
+@functools.cache
+def scripts() -> tuple[Answers, ...]:
+    """Every combination of the questions that are asked of a script, of GPUs one of each kind."""
+    return tuple(
+        {LAYOUT: "script", **answers}
+        for answers in products("workload", "gpu", "precision")
+        if not impossible({LAYOUT: "script", **answers})
+    )
 
 
 def name(answers: Mapping[str, Any]) -> str:

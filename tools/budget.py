@@ -15,6 +15,8 @@ else:
 
 TRAIN_LINES = 200  # the loop reads top to bottom
 FILE_LINES = 300  # any file
+SCRIPT_LINES = {"tabular": 500}  # of `layout: script` all is one file: settings, data, model, engine and loop
+ANY_SCRIPT_LINES = 450
 SCREEN = 8  # entries of the first `ls`
 
 
@@ -43,6 +45,7 @@ FEATURES = {  # files, lines, dependencies
     "rows are means, also of what a model measures, resumed the same; each group's own rate": (0, 28, 0),
     "a first run that ends: train --minutes measures steps, under each framework; early lines": (0, 50, 0),
     "resume and answers that are not silent: changed settings recorded, remedies, words": (0, 47, 0),
+    "a start from other weights, partly fitting ones too, of any file; frozen weights by phase": (1, 144, 0),
     "weights of a hook: `--weights` of the verbs that open a run, for the extra ema": (0, 16, 0),
 }
 

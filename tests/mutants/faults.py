@@ -28,6 +28,30 @@ LOADER, CHECKPOINT, EVALUATION = (
 STORE = "seams/test_store.py::"
 SESSION, WORKLOAD = "seams/test_session.py::", "seams/test_workload.py::"
 
+WEIGHTS = (
+    Fault(
+        "a resumed run starts from other weights again",
+        "engine/weights.py",
+        "    if restored:\n        return",
+        "    if False:\n        return",
+        "test_weights.py::test_a_resumed_run_goes_on_from_its_own_weights[pytorch]",
+    ),
+    Fault(
+        "frozen weights are trained",
+        "engine/weights.py",
+        "weight.requires_grad_(False)",
+        "weight.requires_grad_(True)",
+        "test_weights.py::test_frozen_weights_stay_and_a_phase_trains_them[pytorch]",
+    ),
+    Fault(
+        "a rank takes all rows of sharded weights",
+        "engine/weights.py",
+        "self._parts.setdefault(name, []).append((opened, key))",
+        "self._parts[name] = [(opened, key)]",
+        "test_weights.py::test_two_ranks_start_from_whole_and_from_sharded_weights[fsdp]",
+    ),
+)
+
 HOOKS = (
     Fault(
         "a hook's state is not restored",
@@ -60,7 +84,7 @@ HOOKS = (
     Fault(
         "a resumed run averages anew",
         "parts/extras/ema.py",
-        "fill(self.averages, saved)",
+        "fill(average, saved[name])",
         "pass",
         "test_ema.py::test_it_changes_no_step_and_resumes_bit_for_bit[pytorch]",
     ),
@@ -1206,8 +1230,55 @@ SETTINGS = (
 )
 
 # The first of each family is tried in `make test`, all of them in `make test-all`.
+SAME = "test_script.py::test_losses_evaluations_and_weights_are_those_of_the_package"
+SCRIPTS = (
+    Fault(
+        "a script's step divides by the micro-batches",
+        "parts/script/timeseries/train.py",
+        "torch.stack(weights).sum().clamp(min=1))",
+        "torch.stack(weights).mean().clamp(min=1) * accumulation)",
+        SAME + "[3-timeseries]",
+    ),
+    Fault(
+        "a script shuffles every epoch alike",
+        "parts/script/llm/train.py",
+        'data.batches("train", size, first, settings.seed, epoch)',
+        'data.batches("train", size, first, settings.seed, 0)',
+        SAME + "[1-llm]",
+    ),
+    Fault(
+        "a script's evaluation is a mean of means",
+        "parts/script/tabular/train.py",
+        '{"loss": (loss * targets, targets), **metrics}',
+        '{"loss": (loss, targets / targets), **metrics}',
+        SAME + "[1-tabular]",
+    ),
+    Fault(
+        "a script loses its random state",
+        "parts/script/timeseries/train.py",
+        'set_random_state(state.pop("random"))',
+        'state.pop("random")',
+        "test_script.py::test_goes_on_after_a_kill_at_a_random_point[0-timeseries]",
+    ),
+    Fault(
+        "a script saves for a signal and ends for a later one",
+        "parts/script/timeseries/train.py",
+        "            if ending:\n",
+        "            if last or stop:\n",
+        "test_script.py::test_a_signal_right_after_the_question_for_it_loses_no_step",
+    ),
+    Fault(
+        "a script keeps its place in units of steps",
+        "parts/script/tabular/train.py",
+        '"batch": 0 if ended else number}',
+        '"batch": 0 if ended else number // accumulation}',
+        "test_script.py::test_goes_on_after_a_kill_at_a_random_point[0-tabular]",
+    ),
+)
+
 FAMILIES = {
     "hooks and rows": HOOKS,
+    "weights": WEIGHTS,
     "the step": STEP,
     "number formats": FORMATS,
     "frameworks": FRAMEWORKS,
@@ -1220,6 +1291,7 @@ FAMILIES = {
     "the workload": WORKLOADS,
     "the workload seq2seq": SEQ2SEQ,
     "the workload graph": GRAPH,
+    "scripts": SCRIPTS,
     "the machine, estimates, export": MACHINE,
     "measuring": MEASURING,
     "settings": SETTINGS,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
-from ..splits import conclude, destination, split_shares, split_sizes
+from ..splits import add_dry_run, conclude, destination, split_shares, split_sizes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,7 +47,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     by = f"one text after the other, or whole shuffled files; auto is by file from {FEW_FILES} files on"
     add("--split-by", choices=["auto", "position", "file"], default="auto", help=by)
     add("--seed", type=int, default=0, metavar="N", help="of the files' shuffle (default: 0)")
-    add("--dry-run", action="store_true", help="read all, check all, print the table, write nothing")
+    add_dry_run(parser)
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:

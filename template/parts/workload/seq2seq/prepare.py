@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
-from ..splits import split_shares, split_sizes
+from ..splits import add_dry_run, conclude, destination, split_shares, split_sizes
 
 if TYPE_CHECKING:
     from ..bytepairs import Tokenizer
@@ -55,6 +55,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="shares that add up to 1, or numbers of pairs; test may be 0 (default: %(default)s)",
     )
     add("--seed", type=int, default=0, metavar="N", help="of the shuffle before the split (default: 0)")
+    add_dry_run(parser)
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
@@ -74,18 +75,20 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     facts = {"vocabulary": vocabulary, "start": start, "prefix": arguments.prefix, "limits": limits}
     source = {"file": Path(arguments.input).name, "pairs": sum(map(len, texts.values())), "copies": copies}
     source["unknown"] = arguments.unknown or arguments.tokenizer not in ("char", "space")
-    folder = writable_folder(Path(settings.data.path), "choose another data.path")
-    write(folder, tokenizer, splits, facts, source)
     lines = [("pairs", ", ".join(f"{len(kept):,} {split}" for split, kept in splits.items()))]
     lines += [("left out", f"{copies:,} copies of other pairs")] if copies else []
     action = {"cut": "cut", "skip": "left out, with its pair"}.get(arguments.too_long)
     lines += [("too long", f"{count:,} {what}: {action}") for what, count in counts.items() if count]
     lines.append(("vocabulary", f"{vocabulary:,} ({tokenizer.kind})"))
-    samples = Samples(Store.open(folder), settings, "train")
-    for kind in ("bucket", "full"):
-        shares = padding(samples, settings, kind)
-        lines.append(("padding", f"{shares[0]:.0%} of source, {shares[1]:.0%} of target, order {kind}"))
-    print("\n".join(f"{title + ':':14}{line}" for title, line in [*lines, ("written to", folder)]))
+    with destination(settings.data.path, arguments.dry_run) as folder:
+        write(writable_folder(folder, "choose another data.path"), tokenizer, splits, facts, source)
+        store = Store.open(folder)
+        samples = Samples(store, settings, "train")
+        for kind in ("bucket", "full"):
+            shares = padding(samples, settings, kind)
+            lines.append(("padding", f"{shares[0]:.0%} of source, {shares[1]:.0%} of target, order {kind}"))
+        print("\n".join(f"{title + ':':14}{line}" for title, line in lines))
+        conclude(store, arguments.dry_run)
 
 
 def check(arguments: argparse.Namespace) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
-from ..splits import borders, conclude
+from ..splits import add_dry_run, borders, conclude, destination
 
 if TYPE_CHECKING:
     from ..engine.store import Array, Store
@@ -25,6 +25,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--split", default="0.7,0.15,0.15", metavar="TRAIN,VALIDATION,TEST", help=shares)
     add("--purge", type=int, metavar="ROWS", help="left out at borders (default: those that overlap)")
     add("--dtype", choices=dtypes, help="store anew; halves hold standardised values, in half the space")
+    add_dry_run(parser)
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
@@ -32,7 +33,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     from ..dataset import write_windows
     from ..engine.store import Store
 
-    folder, path = Path(load().data.path), Path(arguments.input)
+    path = Path(arguments.input)
     names = [name.strip() for name in arguments.datasets.split(",")]
     if len(names) != 2:
         raise UserError(f"'{arguments.datasets}' is not two names", "--datasets", "such as features,targets")
@@ -49,15 +50,16 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
         what = f"{counts['train']} training and {counts['validation']} validation windows fit into the split"
         raise UserError(what, f"--split {arguments.split}", "give it more rows, or a smaller --purge")
     source = {"file": path.name, "rows": features.shape[0], "split": arguments.split, "datasets": names}
-    rounding = write_windows(folder, features, targets, splits, arguments.dtype, source)
-    for array in (features, targets):
-        print(f"{array.name + ':':12}{array.shape} {array.dtype}")
-    overlap = f"each window is {step} steps later, {purge} left out at each border" if step else "none"
-    print(f"overlap:    {overlap}")
-    print(f"windows:    {', '.join(f'{count:,} {name}' for name, count in counts.items())}")
-    if rounding:
-        print(f"rounding:   {rounding:.1e} standard deviations, by storing {arguments.dtype}")
-    conclude(Store.open(folder), dry_run=False)
+    with destination(load().data.path, arguments.dry_run) as folder:
+        rounding = write_windows(folder, features, targets, splits, arguments.dtype, source)
+        for array in (features, targets):
+            print(f"{array.name + ':':12}{array.shape} {array.dtype}")
+        overlap = f"each window is {step} steps later, {purge} left out at each border" if step else "none"
+        print(f"overlap:    {overlap}")
+        print(f"windows:    {', '.join(f'{count:,} {name}' for name, count in counts.items())}")
+        if rounding:
+            print(f"rounding:   {rounding:.1e} standard deviations, by storing {arguments.dtype}")
+        conclude(Store.open(folder), arguments.dry_run)
 
 
 def arrays_of(path: Path, names: list[str]) -> list[Array]:

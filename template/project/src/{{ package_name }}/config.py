@@ -12,7 +12,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PrivateAttr
+from pydantic import BeforeValidator, Field, PrivateAttr
 
 from . import settings as yours
 from .engine import config as engine
@@ -42,6 +42,7 @@ class Schedule(Section):
     final_factor: float = Field(0.1, ge=0, le=1, description="last learning rate as a share of the peak")
 
 
+Names = Annotated[tuple[str, ...], BeforeValidator(engine.separated)]
 Precision = Literal["auto", "fp32", "tf32", "fp16", "bf16", "fp8"]
 
 
@@ -56,6 +57,8 @@ class Training(Section):
     gradient_clip: float = Field(1.0, ge=0, description="largest gradient norm; 0 is off")
     gradient_checkpointing: bool = Field(False, description="recompute activations: less memory, more time")
     cudnn_benchmark: bool = Field(False, description="time cuDNN's convolutions first; for fixed shapes only")
+    init_from: str = Field("", description="run, checkpoint, folder or file whose weights a new run takes")
+    freeze: Names = Field((), description="names of weights that stay as they are, with * and ?")
 
 
 CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
@@ -318,6 +321,7 @@ def _checked(given: Sources, layer: Layer, notes: list[str]) -> Settings:
 def _same_model(phases: list[Settings]) -> None:
     """Raises `UserError` where a phase could not go on with the weights of the first."""
     keys = [key for key in SETTINGS if key.startswith("model.") and not key.endswith("dropout")]
+    keys.append("training.init_from")
     for key, phase in product(keys, phases[1:]):
         if (value := phase.value(key)) != (first := phases[0].value(key)):
             what, where = f"{key} is {value}, but {first} in phase 1", phase.origins["training.max_steps"]

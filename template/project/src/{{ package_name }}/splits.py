@@ -95,4 +95,9 @@ def add_input(parser: argparse.ArgumentParser, title: str, required: bool = True
     add("--encoding", default="utf-8", metavar="NAME", help="of a CSV, such as latin-1 (default: utf-8)")
     add("--missing", action="append", default=[], metavar="TEXT", help="a cell without a value; repeatable")
     if required:
-        add("--dry-run", action="store_true", help="read all, check all, print the table, write nothing")
+        add_dry_run(parser)
+
+
+def add_dry_run(parser: argparse.ArgumentParser) -> None:
+    help = "read all, check all, print the table, write nothing"
+    parser.add_argument("--dry-run", action="store_true", help=help)

@@ -144,7 +144,7 @@ class Checkpoint:
         same: by the name of a fact, the values that older versions had for what it is now. Raises `UserError`
         where facts or rules differ, or where checkpoints are there and none is valid.
         """
-        if (manifest := self._find(which)) is None:
+        if (manifest := self.find(which)) is None:
             return None
         path = manifest["path"]
         for name, rule in self.rules.items():
@@ -167,7 +167,7 @@ class Checkpoint:
 
         fits: called with the checkpoint's facts first, to refuse it. also: other parts to restore.
         """
-        if (manifest := self._find(which)) is None:
+        if (manifest := self.find(which)) is None:
             return None
         fits(manifest["facts"])
         state = _read_state(manifest["path"]) if also else {}
@@ -176,13 +176,18 @@ class Checkpoint:
 
     def peek(self, which: str = "best") -> dict[str, Any]:
         """The facts that `load_model(which)` would find, without its weights; empty where there is none."""
-        return dict((self._find(which) or {"facts": {}})["facts"])
+        return dict((self.find(which) or {"facts": {}})["facts"])
 
-    def _find(self, which: str) -> Manifest | None:
-        """The checkpoint to load. Rank 0 holds all of it against its hashes; the others take its word."""
+    def find(self, which: str) -> Manifest | None:
+        """The checkpoint to load: the newest valid one, `best` first, or the one of that name.
+
+        Rank 0 holds all of it against its hashes; the others take its word.
+        """
         ordered, best, ranks = folders(self.folder), self.best(), self.distributed
         if which == "best":
             ordered.sort(key=lambda path: path.name != best)
+        elif which != "last":
+            ordered = [self.folder / which]
         nothing: tuple[Manifest | None, list[str]] = None, []
         mine = ranks.together(lambda: _first_valid(ordered) if ranks.is_main else nothing)
         manifest, self.skipped = ranks.gather(mine)[0]

@@ -29,6 +29,7 @@ from .progress import Hooks, Progress, Ranks, RecurrentState
 from .report import write_report
 from .runs import device_line, write_environment, write_status
 from .tracker import Tracker
+from .weights import begin
 
 if TYPE_CHECKING:
     from ..assemble import Project
@@ -54,9 +55,9 @@ class Run:
         self.loader = project.loader("train", train=True)
         closing.callback(self.loader.close)
         first, last = project.store.splits.get("validation", (0, 0))
-        if (validation := project.loader("validation") if last > first else None) is not None:
-            closing.callback(validation.close)
-        self.validation = validation
+        self.validation = project.loader("validation") if last > first else None
+        if self.validation is not None:
+            closing.callback(self.validation.close)
         self.accumulation = training.gradient_accumulation_steps
         groups = -(-len(self.loader) // self.accumulation)
         self.total = training.max_steps or training.epochs * groups
@@ -94,17 +95,16 @@ class Run:
         return self.hooks.tell(moment, self, *facts)
 
     def _restore(self, resumed: bool) -> None:
-        """The newest valid checkpoint of this phase, else the weights that the phase before it left."""
+        """The newest valid checkpoint of this phase, the weights of the phase before it, or new ones."""
         progress = self.progress
         if progress.phase_start and progress.step == progress.phase_start:  # this call has just begun it
             self.checkpoint.load_model("last", also=("hooks",))
             return
-        data = self.project.store.fingerprints
-        restored = self.checkpoint.load("last", data=data) if resumed else None
+        restored = self.checkpoint.load("last", data=self.project.store.fingerprints) if resumed else None
         self.session.notes += [f"skipped a damaged checkpoint: {name}" for name in self.checkpoint.skipped]
         self._saved = restored["step"] if restored else -1
-        if progress.best_step == self._saved:  # killed between saving and marking
-            self._mark_best()
+        self._mark_best()  # where it was killed between saving and marking
+        self.session.notes += begin(self.project, restored is not None)
 
     def _mark_best(self) -> None:
         """Names the checkpoint of the best step, if that could be saved."""

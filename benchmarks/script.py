@@ -1,0 +1,106 @@
+"""A step of `layout: script` against a step of the package, on the same data and settings.
+
+Runs take turns, each in a process of its own with one thread; a round's ratio is taken on its own, so that a
+drifting machine cancels out. A run's figure is the median over its rows of metrics, each of 20 steps, without
+evaluations and checkpoints; the first row warms up and does not count. The clock counts seconds of the
+process, so that time which others took does not. Losses must be equal.
+
+    python benchmarks/script.py [--rounds 7] [--only llm] [--write]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / path) for path in ("tests", "tools", "benchmarks")]
+
+from loop import interval  # noqa: E402
+from publish import machine, publish  # noqa: E402
+from rendering import render  # noqa: E402
+from running import losses, rows, run  # noqa: E402
+from test_script import CASES, run_script  # noqa: E402
+
+STEPS, EVERY = 300, 20
+# Sizes as by default; data large enough for none of the epochs' ends to fall into the steps that count.
+SIZES = {
+    "tabular": ("--batch_size 256", "--data.batch_size 256 --data.num_workers 0"),
+    "timeseries": ("--history 24 --horizon 6", ""),
+    "llm": ("--block_size 32 --batch_size 16", "--data.block_size 32 --data.batch_size 16"),
+}
+
+
+def trained(
+    workload: str, folder: Path, sides: tuple[str, ...]
+) -> dict[str, tuple[float, list[tuple[int, str]]]]:
+    """Milliseconds of a step and the losses, of both layouts, in that order."""
+    found, (script, package) = {}, SIZES[workload]
+    for side in sides:
+        cwd = folder / side
+        cwd.mkdir(parents=True)
+        CASES[workload].write(cwd / "data.file")
+        if side == "script":
+            words = f"--data data.file --precision fp32 --max_steps {STEPS} {script}"
+            words += f" --evaluate_every {STEPS} --save_every {STEPS} --log_every {EVERY}"
+            done = run_script(render(workload=workload, layout="script"), *words.split(), cwd=cwd)
+        else:
+            project = render(workload=workload)
+            run(project, "prepare", *CASES[workload].prepare.split(), cwd=cwd)
+            words = f"--training.precision fp32 --training.max_steps {STEPS} --monitor.every_steps {EVERY}"
+            words += f" --evaluation.every_steps {STEPS} --checkpoint.every_steps {STEPS} {package}"
+            done = run(project, "train", *words.split(), cwd=cwd)
+        assert done.code == 0, done.err
+        times = [row["step_ms"] for row in rows(cwd) if "split" not in row][1:]
+        found[side] = statistics.median(times), losses(cwd)
+    assert found["script"][1] == found["package"][1], f"not the same work: {workload}"
+    return found
+
+
+def measure(workloads: list[str], rounds: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Times of both, and the ratio with the interval that holds its median with about 95 %."""
+    times: list[list[str]] = []
+    ratios: list[list[str]] = []
+    for workload in workloads:
+        found: dict[str, list[float]] = {"script": [], "package": []}
+        with tempfile.TemporaryDirectory() as temporary:
+            for number in range(rounds):  # who goes first changes, too
+                sides = ("script", "package")[:: 1 - 2 * (number % 2)]
+                taken = trained(workload, Path(temporary) / str(number), sides)
+                for side, (milliseconds, _) in taken.items():
+                    found[side].append(milliseconds)
+        for side, values in found.items():
+            shown = (f"{figure(values):.3f}" for figure in (statistics.median, min, max))
+            times.append([f"{workload}, {side}", *shown])
+        ordered = sorted(a / b for a, b in zip(found["script"], found["package"], strict=True))
+        low, high = interval(ordered)
+        median = f"{statistics.median(ordered):.3f}"
+        ratios.append([workload, median, f"{low:.3f} to {high:.3f}", "≤ 1.02"])
+    return (
+        {"columns": ["loop", "ms a step, median", "fastest", "slowest"], "rows": times},
+        {"columns": ["script against package", "ratio, median", "95 % interval", "wanted"], "rows": ratios},
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--only", nargs="+", choices=list(SIZES), default=list(SIZES))
+    parser.add_argument("--write", action="store_true", help="into docs/benchmarks/script.md")
+    arguments = parser.parse_args()
+    how = f"{machine()}, one thread, {arguments.rounds} rounds of {STEPS} steps, seconds of the process"
+    with mock.patch.object(time, "perf_counter", time.process_time):  # forks have it, too
+        found = measure(arguments.only, arguments.rounds)
+    publish("script", "script", how, *found, write=arguments.write)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,687 @@
+"""Trains a network on the rows of a CSV file. One file: read it, paste it anywhere, change it.
+
+    python train.py                                # made-up rows, until you give yours
+    python train.py --data table.csv --target price --task regression
+    python train.py --resume                       # goes on with the newest, bit for bit, also after a kill
+
+Settings, data, model, what makes it fast, checkpoint, loop: from top to bottom. On the same data and settings
+the losses are those of the template's `layout: package`, to the last bit.
+
+Shapes: `B` rows in a batch, `F` numeric columns, `C` category columns, `K` classes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gc
+import gzip
+import hashlib
+import json
+import math
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, Dataset
+
+# ---- settings: defaults < the run that goes on < environment < flags ----------------------------
+
+
+def given(default: Any, text: str, least: Any = None, below: float = math.inf, among: Any = None) -> Any:
+    """A setting: its default, what `--help` says, the range or the words that it takes."""
+    return field(default=default, metadata={"text": text, "range": (least, below), "among": among})
+
+
+@dataclass(frozen=True)
+class Settings:
+    data: str = given("", "CSV with a header line, also .gz; empty: made-up rows")
+    target: str = given("", "the column to predict; empty: the last one")
+    task: str = given("regression", "of a number, or a class", among=["regression", "classification"])
+    category: str = given("", "columns whose numbers are names, with commas between")
+    split: str = given("0.7,0.15,0.15", "shares that train, validate and test, after a shuffle")
+    batch_size: int = given(32, "rows in a micro-batch; 1024 fills a GPU, with a higher learning rate", 1)
+    num_workers: int = given(0, "processes that read ahead; they pay where a sample costs work", 0, 257)
+    pin_memory: int = given(1, "page-locked memory, whose copies do not wait for the GPU; 0: off", 0, 2)
+    prefetch_factor: int = given(2, "batches that each worker holds ready", 1)
+    persistent_workers: int = given(1, "workers stay between epochs; 0: they end", 0, 2)
+    width: int = given(64, "units of a hidden layer", 1)
+    depth: int = given(3, "hidden layers; all but the first are residual", 1)
+    dropout: float = given(0.1, "share of a block's units dropped", 0, 1)
+    category_width: int = given(8, "numbers that stand for one category", 1)
+    learning_rate: float = given(1e-3, "peak of the schedule", 0, 1)
+    weight_decay: float = given(0.01, "pulls matrices towards zero, biases not", 0, 1)
+    warmup_steps: int = given(-1, "steps up to the peak; -1 is 100, or a tenth of a shorter run", -1)
+    final_factor: float = given(0.1, "last learning rate as a share of the peak", 0, 1.001)
+    precision: str = given("auto", "auto: what the card has", among=["auto", "fp32", "tf32", "fp16", "bf16"])
+    compile: str = given("auto", "on or off; auto: on a GPU from sm 8.0 on", among=["auto", "on", "off"])
+    epochs: int = given(10, "passes over the training rows", 1)
+    max_steps: int = given(0, "length of the run in steps instead; 0 goes by epochs", 0)
+    gradient_accumulation_steps: int = given(1, "micro-batches to a step", 1)
+    gradient_clip: float = given(1.0, "largest norm of all gradients; 0 is off", 0)
+    evaluate_every: int = given(0, "steps between two evaluations; 0 is the end of each epoch", 0)
+    save_every: int = given(0, "steps between two checkpoints; 0 is the end of each epoch", 0)
+    log_every: int = given(50, "steps between two lines; reading the loss waits for the GPU", 1)
+    seed: int = given(42, "of every random generator", 0, 2**32)
+    deterministic: int = given(0, "1: only operations that repeat bit for bit; some per cent slower", 0, 2)
+
+
+# Names of the environment, and the setting that each stands for.
+ENVIRONMENT = {"ALLOW_UNSAFE_DATALOADER": "num_workers", "NUM_WORKERS": "num_workers", "SEED": "seed"}
+ENVIRONMENT |= {"DETERMINISTIC": "deterministic", "USE_AMP": "precision", "PIN_MEMORY": "pin_memory"}
+ENVIRONMENT |= {"PREFETCH_FACTOR": "prefetch_factor", "PERSISTENT_WORKERS": "persistent_workers"}
+SWITCHES = {"USE_AMP=0": "--precision=fp32", "USE_AMP=1": "--precision=auto"}
+SWITCHES |= {"ALLOW_UNSAFE_DATALOADER=0": "--num_workers=0", "ALLOW_UNSAFE_DATALOADER=1": ""}
+UNUSED: tuple[str, ...] = ()
+PACKAGE = "the package has more: copier update --defaults -r :current: -d layout=package"
+
+
+class Mistake(Exception):
+    """What a person can mend: one line, and exit code 2."""
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise Mistake(f"{message}: see --help; {PACKAGE}")
+
+
+def read_settings(words: list[str]) -> tuple[Settings, Path, bool]:
+    """The settings, the run's folder, and whether it goes on. Raises `Mistake`."""
+    parser = Parser(usage=__doc__, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    parser.add_argument("--resume", nargs="?", const="", metavar="RUN", help="the newest run, or RUN")
+    types: dict[Any, Any] = {"int": int, "float": float, "str": str}
+    for each in fields(Settings):
+        about: dict[str, Any] = {"help": each.metadata["text"], "metavar": str(each.default)}
+        parser.add_argument(f"--{each.name}", type=types[each.type], choices=each.metadata["among"], **about)
+    for name in filter(os.environ.get, (*ENVIRONMENT, *UNUSED)):  # a flag comes later, and is stronger
+        text = os.environ[name]
+        if name in UNUSED:
+            print(f"note: {name} has no effect: no process reads ahead of the step")
+        elif flag := SWITCHES.get(f"{name}={text}", f"--{ENVIRONMENT[name]}={text}"):
+            words = [flag, *words]
+    values = vars(parser.parse_args(words))
+    for each in fields(Settings):
+        (least, below), value = each.metadata["range"], values.get(each.name, each.default)
+        if least is not None and not least <= value < below:
+            parser.error(f"argument --{each.name}: {value} is not from {least} on and below {below}")
+    if (resume := values.pop("resume", None)) is None:
+        run = Path("runs", time.strftime("%Y%m%d-%H%M%S-") + str(time.time_ns())[10:13])
+        return Settings(**values), run, False
+    run = Path(resume) if resume else max(Path("runs").glob("*"), default=Path("runs"))
+    if not (run / "settings.json").exists():
+        raise Mistake(f"no run to go on with: --resume: {run} has no settings.json")
+    settings = Settings(**json.loads((run / "settings.json").read_text()))
+    for name, value in values.items():
+        if value != (old := getattr(settings, name)):
+            raise Mistake(f"the run began with {name} {old}: --resume: {value} makes another run of it")
+    return settings, run, True
+
+
+# ---- data ---------------------------------------------------------------------------------------
+
+Batch = dict[str, Tensor]
+Output = tuple[Tensor, Tensor, dict[str, tuple[Tensor, Tensor]]]  # loss, targets, metrics: (sum, count)
+
+
+class Rows(Dataset[Any]):
+    """Batches by the numbers of their samples, read in whichever process is asked.
+
+    YOUR OWN GOES HERE: `__getitem__` takes (B,) numbers, −1 where a batch is filled up, and gives what
+    `Model.forward` wants, batch first. Random changes go by seeds that follow from the numbers.
+    """
+
+    def __init__(self, arrays: dict[str, np.ndarray]):
+        self.arrays = arrays
+
+    def __getitem__(self, numbers: np.ndarray) -> dict[str, np.ndarray]:
+        batch = {name: rows[np.maximum(numbers, 0)] for name, rows in self.arrays.items()}
+        return {**batch, "present": numbers >= 0, "numbers": numbers}
+
+
+class Data:
+    """The table in memory, split by a shuffle. What is known of the columns comes from the training rows."""
+
+    def __init__(self, settings: Settings, device: torch.device):
+        self.task, self.device, self.weight = settings.task, device, 1  # targets of a sample
+        table = read_table(settings) if settings.data else synthesize()
+        if (target := settings.target or list(table)[-1]) not in table:
+            raise Mistake(f"no column '{target}': --target: there are {', '.join(table)}")
+        answer = table.pop(target)
+        shuffle = np.random.default_rng(0).permutation(len(answer))
+        splits = split_rows(settings.split, len(answer))
+        train = shuffle[: splits["train"][1]]
+        numbers = [values for values in table.values() if values.dtype == np.float32]
+        levels = [known(values, train) for values in table.values() if values.dtype != np.float32]
+        self.scales = [scale(values[train]) for values in numbers]
+        self.levels = [len(names) + 1 for _, names in levels]  # and 0 for what training has not
+        if (self.task == "regression") != (answer.dtype == np.float32):
+            raise Mistake(f"column '{target}' has text: --task regression: take classification")
+        self.classes: list[str] = []
+        if self.task == "classification":
+            codes, self.classes = known(answer, train)
+            answer = codes.astype(np.int64) - 1
+            if answer.min() < 0 or len(self.classes) < 2:
+                raise Mistake(f"one class, or one in no training row: --target {target}: leave its rows out")
+        self.target_scale = scale(answer[train])  # of a regression
+        arrays = {"target": answer[shuffle]}
+        for name, columns in (("features", numbers), ("categories", [codes for codes, _ in levels])):
+            arrays |= {name: np.stack(columns, 1)[shuffle]} if columns else {}
+        self.fingerprint = sha256(b"".join(rows.tobytes() for rows in arrays.values()))
+        self.count = {split: last - first for split, (first, last) in splits.items()}
+        self.turns: dict[str, list[np.ndarray]] = {split: [] for split in splits}  # of the DataLoaders
+        workers, pinned = settings.num_workers, settings.pin_memory == 1 and device.type == "cuda"
+        stay, ahead = workers * settings.persistent_workers > 0, settings.prefetch_factor if workers else None
+        options: dict[str, Any] = {"num_workers": workers, "pin_memory": pinned, "persistent_workers": stay}
+        # A generator of its own: else dropout differs with the workers.
+        options |= {"prefetch_factor": ahead, "worker_init_fn": leave_signals, "generator": torch.Generator()}
+        self.loaders: dict[str, DataLoader[Any]] = {}
+        for split, (first, last) in splits.items():
+            rows = Rows({name: values[first:last] for name, values in arrays.items()})
+            self.loaders[split] = DataLoader(rows, None, sampler=self.turns[split], **options)
+
+    def batches(self, split: str, *place: int) -> Iterator[tuple[np.ndarray, Batch]]:
+        self.turns[split][:] = order(self.count[split], *place)
+        for batch in self.loaders[split]:
+            numbers = batch.pop("numbers").numpy()
+            yield numbers, {name: part.to(self.device, non_blocking=True) for name, part in batch.items()}
+
+
+def leave_signals(worker: int) -> None:
+    """What a signal means is the main process's to say."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def scale(values: np.ndarray) -> tuple[float, float]:
+    """Mean and standard deviation, 1 for a constant."""
+    exact = values.astype(np.float64)
+    constant = exact.min() == exact.max() or exact.std() <= np.finfo(np.float32).tiny
+    return (float(exact[0]), 1.0) if constant else (float(exact.mean()), float(exact.std()))
+
+
+def known(values: np.ndarray, train: np.ndarray) -> tuple[np.ndarray, list[str]]:
+    """(N,) int32 codes from 1 on in the order of values, numbers by size; 0: in no training row."""
+    names = sorted(set(values[train].tolist()), key=lambda name: (len(name) * name.isdecimal(), name))
+    places = {name: number for number, name in enumerate(names, 1)}
+    return np.array([places.get(name, 0) for name in values.tolist()], np.int32), names
+
+
+def read_rows(path: Path) -> list[list[str]]:
+    """Stripped cells of a CSV file, the header first."""
+    opened: Any = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
+            rows = [[cell.strip() for cell in row] for row in csv.reader(file) if row]
+    except (OSError, EOFError, ValueError, csv.Error) as error:
+        raise Mistake(f"cannot read the file ({error}): {path}: --data is a CSV file in UTF-8") from None
+    odd = [number for number, row in enumerate(rows, 1) if len(row) != len(rows[0])]
+    if len(rows) < 2 or odd:
+        raise Mistake(f"not as many cells as the header: {path}, row {(odd or [2])[0]}: mend it")
+    return rows
+
+
+def read_table(settings: Settings) -> dict[str, np.ndarray]:
+    """(N,) float32 or text of each column. Raises `Mistake` with row and column."""
+    (header, *rows), path = read_rows(Path(settings.data)), settings.data
+    text = [*settings.category.split(","), (settings.target or header[-1]) * (settings.task != "regression")]
+    table = dict(zip(header, map(np.array, zip(*rows, strict=True)), strict=True))
+    for name, cells in table.items():
+        if (empty := np.flatnonzero(np.isin(cells, ("", "NA", "nan", "NaN")))).size:
+            raise Mistake(f"an empty cell: {path}, row {empty[0] + 2}, column '{name}': mend it; {PACKAGE}")
+        if name in text:
+            continue
+        try:
+            values = cells.astype(np.float64)
+            if not (np.abs(values) < 3.4e38).all():
+                raise ValueError("a number is not finite")
+            table[name] = values.astype(np.float32)
+        except ValueError as error:
+            if cells[0].lstrip("-").replace(".", "", 1).isdecimal():  # else names
+                raise Mistake(f"{error}: {path}, column '{name}': mend it, or see --category") from None
+    return table
+
+
+def split_rows(split: str, count: int) -> dict[str, tuple[int, int]]:
+    """First and last + 1 of the shuffled rows for each split."""
+    try:
+        train, validation, test = (float(part) for part in split.split(","))
+        last = count - round(count * test)
+        first = min(round(count * train), last)
+        if not 0 < first < last or test < 0 or abs(train + validation + test - 1) > 1e-6:
+            raise ValueError
+    except ValueError:
+        raise Mistake(f"'{split}' splits nothing: --split, {count} rows: such as 0.7,0.15,0.15") from None
+    return {"train": (0, first), "validation": (first, last), "test": (last, count)}
+
+
+def synthesize() -> dict[str, np.ndarray]:
+    """20,000 rows of a made-up harvest, always the same: two numbers and a category."""
+    rain, sun, noise = np.random.default_rng(20).standard_normal((3, 20_000)).astype(np.float32)
+    soil = np.random.default_rng(21).integers(0, 3, 20_000)
+    harvest = 50 + 10 * (np.sin(2 * rain) + rain * sun + np.array([0, 1, 3])[soil]) + 3 * noise
+    return {"rain": rain, "sun": sun, "soil": soil.astype(str), "harvest": harvest.astype(np.float32)}
+
+
+# ---- model --------------------------------------------------------------------------------------
+
+
+class Block(nn.Module):
+    """Residual hidden layer, (B, width) to (B, width)."""
+
+    def __init__(self, width: int, dropout: float):
+        super().__init__()
+        self.linear, self.dropout = nn.Linear(width, width), nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.dropout(functional.relu(self.linear(x)))
+
+
+class Model(nn.Module):
+    """Columns to hidden units to outputs. The scaler is part of it: batches hold values as measured.
+
+    Categories share one embedding table; entry 0 of each is for unknown ones and starts at zero.
+    """
+
+    def __init__(self, settings: Settings, data: Data):
+        super().__init__()
+        self.task, width, levels = data.task, settings.width, data.levels
+        self.mean, self.std = (nn.Buffer(torch.tensor([x[at] for x in data.scales])) for at in (0, 1))
+        self.gaps = nn.Buffer(torch.tensor([], dtype=torch.int64))  # the package's, for missing cells
+        self.offsets = nn.Buffer(torch.tensor([0, *levels[:-1]]).cumsum(0))
+        if self.task == "regression":
+            self.target_mean, self.target_std = (nn.Buffer(torch.tensor(part)) for part in data.target_scale)
+        if levels:
+            self.embedding = nn.Embedding(sum(levels), settings.category_width)
+            self.embedding.weight.data[self.offsets] = 0.0
+        self.first = nn.Linear(len(data.scales) + len(levels) * settings.category_width, width)
+        self.layers = nn.ModuleList(Block(width, settings.dropout) for _ in range(settings.depth - 1))
+        self.head = nn.Linear(width, len(data.classes) or 1)
+        compile_blocks([*self.layers], settings.compile)
+
+    def forward(self, batch: Batch) -> Output:
+        """The mean loss, of how many targets, and for evaluation sums by name."""
+        parts = [(batch["features"] - self.mean) / self.std] if "features" in batch else []
+        if "categories" in batch:
+            parts.append(self.embedding(batch["categories"] + self.offsets).flatten(1))
+        x = functional.relu(self.first(torch.cat(parts, 1)))
+        for layer in self.layers:
+            x = layer(x)
+        output, target, present = self.head(x).float(), batch["target"], batch["present"]  # (B, 1) or (B, K)
+        weight = present.sum(dtype=torch.float32)
+        if self.task == "regression":
+            output, target = output.squeeze(1), (target - self.target_mean) / self.target_std
+            target = torch.where(present, target, output.detach())  # no error where the batch is filled up
+            total = functional.mse_loss(output, target, reduction="sum")
+            sums = {"mse": total, "mae": functional.l1_loss(output, target, reduction="sum")}
+        else:
+            total = (functional.cross_entropy(output, target, reduction="none") * present).sum()
+            hits = (output.argmax(1) == target) & present
+            sums = {"accuracy": hits.sum(dtype=torch.float32), "log_loss": total}
+        return total / weight.clamp(min=1), weight, {name: (value, weight) for name, value in sums.items()}
+
+
+# ---- order: which sample when, a pure function of seed and epoch ---------------------------------
+
+
+def permuted(places: np.ndarray, count: int, *seed: int) -> np.ndarray:
+    """(n,) int64 places to their values in a permutation of range(count), computed where it is asked for.
+
+    A Feistel network (Luby, Rackoff 1988) over the bits of the largest number: half of them change by a
+    hash of the other half, in turns; a value beyond `count` goes through it again. No epoch is held.
+    """
+    bits = max(count - 1, 1).bit_length()
+    widths = bits - bits // 2, bits // 2  # low, high
+    keys = np.random.SeedSequence(seed).generate_state(max(6, 64 // bits))
+    values, outside = places.copy(), np.arange(len(places))
+    while outside.size:
+        walked = values[outside]
+        halves = [part.astype(np.uint32) for part in (walked & ((1 << widths[0]) - 1), walked >> widths[0])]
+        for number, key in enumerate(keys):
+            turn = number % 2
+            mixed = (halves[1 - turn] + key) * np.uint32(0x7FEB352D)  # lowbias32 (Wellons 2018)
+            mixed = (mixed ^ (mixed >> np.uint32(15))) * np.uint32(0x846CA68B)
+            halves[turn] ^= mixed >> np.uint32(32 - widths[turn])
+        values[outside] = (halves[1].astype(np.int64) << widths[0]) | halves[0]
+        outside = outside[values[outside] >= count]
+    return values
+
+
+def order(count: int, size: int, start: int = 0, *seed: int) -> Iterator[np.ndarray]:
+    """(B,) sample numbers of each batch from `start` on; −1 fills up. seed: and epoch, to shuffle."""
+    total, some = -(-count // size), max(1, 65536 // size)  # batches computed at once
+    for first in range(start, total, some):
+        places = np.arange(first * size, min(first + some, total) * size)
+        places[places >= count] = -1
+        if seed:
+            places[places >= 0] = permuted(places[places >= 0], count, *seed)
+        yield from places.reshape(-1, size)
+
+
+# ---- what makes it fast -------------------------------------------------------------------------
+
+
+class Precision:
+    """Number format and the guarded step. `--precision fp32` turns all of it off.
+
+    tf32: products on tensor cores with 3 digits. bf16: half the memory and more speed, fp32's range. fp16:
+    the same before sm 8.0; gradients are scaled, and a step that overflows is skipped, on the device.
+    """
+
+    def __init__(self, name: str, device: torch.device, targets: int):
+        capability = torch.cuda.get_device_capability() if device.type == "cuda" else (0, 0)
+        best = "bf16" if capability >= (8, 0) else "fp16" if capability >= (7, 0) else "fp32"
+        if device.type == "cuda" and name == "bf16" != best:  # is_bf16_supported() counts slow emulation
+            raise Mistake(f"sm {capability} has no bf16: --precision bf16: take {best}")
+        self.name = best if name == "auto" else "fp32" if name == "tf32" and capability < (8, 0) else name
+        dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(self.name)
+        self.autocast = torch.autocast(device.type, dtype, enabled=dtype is not None)  # weights stay float32
+        # Gradients are sums over all targets: a first scale that fits them spares the search for it.
+        scale = 65536.0 / 2 ** math.ceil(math.log2(targets))
+        self.scaler = torch.amp.GradScaler(device.type, scale, enabled=self.name == "fp16")
+        # These two and no more: mixed with the newer `fp32_precision` flags, reading them raises.
+        tf32 = self.name == "tf32" or dtype is not None
+        torch.set_float32_matmul_precision("high" if tf32 else "highest")
+        torch.backends.cudnn.allow_tf32 = tf32  # its RNNs and convolutions use it even in "highest"
+
+    def step(self, optimizer: torch.optim.Optimizer, clip: float, targets: Tensor) -> Tensor:
+        """Unscales, divides by the targets, clips, steps, clears; no host sync. Returns the norm."""
+        self.scaler.unscale_(optimizer)
+        gradients = [x.grad for part in optimizer.param_groups for x in part["params"] if x.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        # One pass over the gradients for both: g / targets, or g / norm * clip where that is smaller.
+        torch._foreach_div_(gradients, torch.maximum(targets, norm / clip) if clip else targets)
+        self.scaler.step(optimizer)  # the fused kernel looks at fp16's overflow itself
+        self.scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+        return norm / targets
+
+
+def prepare_process(settings: Settings) -> None:
+    """Memory in segments that grow, so that odd shapes do not fragment it; determinism; seeds."""
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):  # the new and the old name
+        os.environ.setdefault(name, "expandable_segments:True")
+    if settings.deterministic:  # strict: an operation without a deterministic form raises
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(settings.deterministic == 1)
+    random.seed(settings.seed)
+    np.random.seed(settings.seed)
+    torch.manual_seed(settings.seed)  # all CUDA devices too
+
+
+def make_optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:
+    """AdamW in one fused kernel for all weights; weight decay on matrices only."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    decayed = {"params": [p for p in trained if p.dim() >= 2], "weight_decay": settings.weight_decay}
+    others = {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0}
+    return torch.optim.AdamW([decayed, others], lr=settings.learning_rate, fused=True)
+
+
+def learning_rate(settings: Settings, step: int, total: int) -> float:
+    """Of step `step` (from 0): a linear warm-up, then a cosine. A formula has no state to save."""
+    warmup = settings.warmup_steps if settings.warmup_steps >= 0 else min(100, total // 10)
+    if step < warmup:
+        return settings.learning_rate * ((step + 1) / warmup)
+    passed, final = min((step - warmup) / max(total - warmup, 1), 1.0), settings.final_factor
+    return settings.learning_rate * (final + (1.0 - final) * (1 + math.cos(math.pi * passed)) / 2)
+
+
+def compile_blocks(blocks: list[nn.Module], choice: str) -> None:
+    """Fused kernels, block by block: a fifth of the whole model's compile time, and weights keep their names.
+
+    The first steps wait for it. Triton supports sm 8.0 and later. `--compile off`.
+    """
+    capable = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)
+    for block in blocks if choice == "on" or (choice == "auto" and capable) else []:
+        block.compile(fullgraph=True)
+
+
+# ---- checkpoint: whole or absent, checked before it is used --------------------------------------
+
+
+def random_state() -> dict[str, Any]:
+    """Of every generator, in types that `weights_only` reads."""
+    numbers: Any = [part.tolist() if isinstance(part, np.ndarray) else part for part in np.random.get_state()]
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return {"python": random.getstate(), "numpy": numbers, "torch": torch.get_rng_state(), "cuda": cuda}
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    random.setstate(state["python"])
+    np.random.set_state(tuple(state["numpy"]))
+    torch.set_rng_state(state["torch"])
+    if len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(state["cuda"])
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def sync(path: Path) -> None:
+    """Makes a closed file, or a rename inside a folder, survive a power loss."""
+    handle = os.open(path, os.O_RDONLY)
+    os.fsync(handle)
+    os.close(handle)
+
+
+def save(folder: Path, model: nn.Module, state: dict[str, Any]) -> None:
+    """Writes a hidden folder and renames it; keeps the two newest and the best. The package reads it too."""
+    step, partial, best = f"step-{state['step']:08d}", folder / ".saving", f"step-{state['best_step']:08d}"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    save_file(model.state_dict(), partial / "model.safetensors")
+    torch.save({**state, "random": random_state()}, partial / "state.pt")
+    digests = {path.name: sha256(path.read_bytes()) for path in partial.iterdir()}
+    manifest = {"format": 2, "step": state["step"], "facts": {"data": state["data"]}, "rules": {"order": 2}}
+    manifest |= {"aliases": {}, "shards": {}, "sha256": digests}
+    manifest |= {"seal": sha256(json.dumps(manifest, sort_keys=True).encode())}
+    (partial / "manifest.json").write_text(json.dumps(manifest, indent=1))
+    for path in (*partial.iterdir(), partial):
+        sync(path)
+    shutil.rmtree(folder / step, ignore_errors=True)  # a damaged one that was passed over
+    os.replace(partial, folder / step)
+    (folder / ".best").write_text(json.dumps({"checkpoint": best, "loss": state["best_loss"]}))
+    os.replace(folder / ".best", folder / "best.json")
+    sync(folder)
+    older = sorted(path for path in folder.glob("step-*") if path.name <= step)[:-2]
+    for path in {*older} - {folder / best}:
+        shutil.rmtree(path, ignore_errors=True)  # killed in here, its hashes tell
+
+
+def valid(path: Path) -> bool:
+    """Whether a checkpoint is as it was saved: one flipped bit would load silently."""
+    try:
+        manifest = json.loads((path / "manifest.json").read_text())
+        seal, digests = manifest.pop("seal"), manifest["sha256"]
+        whole = all(sha256((path / name).read_bytes()) == digests[name] for name in digests)
+        return whole and seal == sha256(json.dumps(manifest, sort_keys=True).encode())
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def newest(folder: Path) -> Path | None:
+    """The newest valid checkpoint. Raises `Mistake` where there are some and none is valid."""
+    found = sorted(folder.glob("step-*"), reverse=True)
+    whole = next(filter(valid, found), None)
+    if found and whole is None:
+        raise Mistake(f"no valid checkpoint: {folder}: restore one, or start a new run")
+    if found and whole != found[0]:
+        print(f"note: {found[0]} is damaged: the newest that is whole is {whole}")
+    return whole
+
+
+# ---- loop ---------------------------------------------------------------------------------------
+
+
+class Records:
+    """metrics.jsonl, a row a line; rows behind `step`, of a run that died later, are dropped."""
+
+    def __init__(self, run: Path, step: int):
+        self.path = run / "metrics.jsonl"
+        lines = self.path.read_text().splitlines(keepends=True) if self.path.exists() else []
+        rows = [json.loads(line) for line in lines if line.endswith("\n")]
+        self.rows = [row for row in rows if row["step"] <= step and row.get("split") != "test"]
+        self.path.write_text("".join(json.dumps(row) + "\n" for row in self.rows))
+
+    def add(self, **row: Any) -> None:
+        self.rows.append(row)
+        with open(self.path, "a") as file:
+            file.write(json.dumps(row) + "\n")
+        texts = (f"{name} {x:.5g}" if isinstance(x, float) else f"{name} {x}" for name, x in row.items())
+        print("  ".join(texts), flush=True)
+
+    def draw(self) -> None:
+        """curves.png beside it."""
+        figure = Figure(figsize=(8, 5))
+        axes = figure.subplots()
+        for split in ("train", "validation"):
+            rows = [row for row in self.rows if row.get("split", "train") == split]
+            axes.plot([row["step"] for row in rows], [row["loss"] for row in rows], label=f"{split} loss")
+        axes.legend()
+        figure.savefig(self.path.with_name("curves.png"))
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, data: Data, split: str, size: int, precision: Precision) -> dict[str, float]:
+    """Metrics of a whole split: sums and counts in float64, one host sync at the end, no random number."""
+    totals: dict[str, Any] = {}
+    model.eval()
+    for _, batch in data.batches(split, size):
+        with precision.autocast:
+            loss, targets, metrics = model(batch)
+        for name, (total, count) in {"loss": (loss * targets, targets), **metrics}.items():
+            totals[name] = totals.get(name, 0.0) + torch.stack([total.double(), count.double()])
+    model.train()
+    sums = torch.stack(list(totals.values())).tolist()
+    return {name: total / max(count, 1.0) for name, (total, count) in zip(totals, sums, strict=True)}
+
+
+def check(recent: list[Any]) -> None:
+    """Ends a run whose loss went bad since the last row, and names the samples (host sync)."""
+    losses = torch.stack([loss for _, loss, *_ in recent]).tolist() if recent else []
+    for (step, *_, samples), loss in zip(recent, losses, strict=True):
+        if not math.isfinite(loss):
+            numbers = samples[samples >= 0][:64].tolist()
+            raise Mistake(f"the loss of step {step} is {loss}: training samples {numbers}: look at them")
+
+
+def train(settings: Settings, run: Path, resumed: bool, stop: list[int]) -> None:
+    """The whole run, to its end or to a signal, whose number `stop` gets."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    prepare_process(settings)
+    data = Data(settings, device)
+    count, size, accumulation = data.count["train"], settings.batch_size, settings.gradient_accumulation_steps
+    precision = Precision(settings.precision, device, size * data.weight)
+    model = Model(settings, data).to(device)
+    optimizer = make_optimizer(model, settings)
+    length = -(-count // size)  # micro-batches of an epoch; its last group may be a short one
+    total = settings.max_steps or settings.epochs * -(-length // accumulation)
+
+    folder = run / "checkpoints"
+    state: dict[str, Any] = {"step": 0, "epoch": 0, "batch": 0, "best_loss": math.inf, "best_step": 0}
+    state |= {"data": data.fingerprint, "recent": []}
+    if resumed and (path := newest(folder)):
+        state |= torch.load(path / "state.pt", map_location="cpu", weights_only=True)
+        if state["data"] != data.fingerprint:
+            raise Mistake(f"the run was trained on other data: --resume {run}: restore the file of --data")
+        model.load_state_dict(load_file(path / "model.safetensors"))
+        optimizer.load_state_dict(state.pop("optimizer"))
+        precision.scaler.load_state_dict(state.pop("scaler"))
+        set_random_state(state.pop("random"))
+    run.mkdir(parents=True, exist_ok=True)
+    (run / "settings.json").write_text(json.dumps(asdict(settings), indent=1) + "\n")
+    records = Records(run, state["step"])
+    print(f"{run}: {device}, {precision.name}, step {state['step']} of {total}")
+    gc.collect()
+    gc.freeze()  # the collector need not walk over what lives as long as the run
+
+    # (step, loss, targets, samples) of each micro-batch since the last row, on the device.
+    state["recent"] = recent = [(step, *(x.to(device) for x in rest)) for step, *rest in state["recent"]]
+    since, steps, ending = time.perf_counter(), 0, state["step"] >= total
+    while not ending:
+        epoch, first = state["epoch"], state["batch"]
+        weights: list[Tensor] = []  # targets of the open step's micro-batches
+        batches = data.batches("train", size, first, settings.seed, epoch)
+        for number, (samples, batch) in enumerate(batches, start=first + 1):
+            with precision.autocast:
+                loss, targets, _ = model(batch)
+            # loss × targets: a step of unequal micro-batches is one mean over all of its targets.
+            loss.backward(gradient=precision.scaler.scale(targets))
+            recent.append((state["step"] + 1, loss.detach(), targets, torch.from_numpy(samples)))
+            weights.append(targets)
+            ended = number == length
+            if number % accumulation and not ended:
+                continue
+            rate = learning_rate(settings, state["step"], total)
+            for trained in optimizer.param_groups:
+                trained["lr"] = rate
+            norm = precision.step(optimizer, settings.gradient_clip, torch.stack(weights).sum().clamp(min=1))
+            step, steps = state["step"] + 1, steps + 1
+            state |= {"step": step, "epoch": epoch + ended, "batch": 0 if ended else number}
+            weights = []
+
+            last = step == total
+            if last or step % settings.log_every == 0:
+                means, sizes = (torch.stack(parts) for parts in list(zip(*recent, strict=True))[1:3])
+                mean = (means * sizes).sum() / sizes.sum().clamp(min=1)  # over the steps since the last row
+                seen, size_of = torch.stack([mean, norm]).tolist()  # the only host sync
+                check(recent)
+                recent.clear()
+                seconds = (time.perf_counter() - since) / steps
+                row = {"epoch": epoch + 1, "loss": seen, "learning_rate": rate, "gradient_norm": size_of}
+                samples_per_second = count / length * accumulation / seconds
+                records.add(step=step, **row, samples_per_second=samples_per_second, step_ms=1000 * seconds)
+                since, steps = time.perf_counter(), 0
+            begun, better = time.perf_counter(), False
+            if last or due(settings.evaluate_every, step, ended):
+                metrics = evaluate(model, data, "validation", size, precision)
+                if better := metrics["loss"] < state["best_loss"]:
+                    state |= {"best_loss": metrics["loss"], "best_step": step}
+                records.add(step=step, split="validation", **metrics)
+            # Asked once: a signal that comes later is for the next step, which is saved in its turn.
+            if (ending := last or bool(stop)) or better or due(settings.save_every, step, ended):
+                check(recent)
+                parts = {"optimizer": optimizer.state_dict(), "scaler": precision.scaler.state_dict()}
+                save(folder, model, state | parts)
+            since += time.perf_counter() - begun
+            if ending:
+                break
+    records.draw()
+    best = folder / f"step-{state['best_step']:08d}"
+    if state["step"] == total and data.count["test"] and valid(best):
+        model.load_state_dict(load_file(best / "model.safetensors"))
+        records.add(step=state["best_step"], split="test", **evaluate(model, data, "test", size, precision))
+
+
+def due(every: int, step: int, ended: bool) -> bool:
+    return step % every == 0 if every else ended
+
+
+def main(words: list[str] | None = None) -> int:
+    """Exit code 0; 2 and one line for a mistake; 128 + the signal's number, after saving, for a signal."""
+    stop: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _: stop.append(number))
+    try:
+        train(*read_settings(sys.argv[1:] if words is None else words), stop)
+        return 128 + stop[0] if stop else 0
+    except Mistake as mistake:
+        print(f"error: {mistake}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
