@@ -260,11 +260,30 @@ def test_edits_move_with_a_package_that_was_moved_first(upstream: Path, tmp_path
     commit(project)
     run_copier(copier, *update_page("copier update --defaults -r :current: -d package_name"), cwd=project)
     assert "src/other/model.py" in git(project, "ls-files", "-u")
-    git(project, *update_page("git checkout --ours"))
+    git(project, *update_page("git checkout --ours -- src/other"))
     found, answers = content(project), {"package_name": "other"}
     run_copy(str(upstream), tmp_path / "fresh", data=answers, defaults=True, vcs_ref=OLD, quiet=True)
     mine = {"src/other/model.py": model, "src/other/mine.py": "MINE = True\n"}
     assert found == content(tmp_path / "fresh") | mine
+
+
+def test_a_replaced_model_comes_whole_through_a_version_that_changes_the_templates(
+    upstream: Path, tmp_path: Path
+) -> None:
+    later = shutil.copytree(upstream, tmp_path / "fasttrain-template")
+    theirs = later / "template/parts/workload/timeseries/model.py"
+    theirs.write_text(
+        theirs.read_text(encoding="utf-8").replace("import", "import  # later", 1), encoding="utf-8"
+    )
+    commit(later, "0.0.3")
+    project = copied(later, tmp_path / "project")
+    mine = project / "src/my_training/model.py"
+    mine.write_text("MINE = True\n", encoding="utf-8")
+    commit(project)
+    run_copier("newest", "update", "--defaults", cwd=project)
+    assert "src/my_training/model.py" in git(project, "ls-files", "-u")
+    git(project, *update_page("git checkout --ours -- src/my_training/model.py"))
+    assert mine.read_text(encoding="utf-8") == "MINE = True\n"
 
 
 def update_page(start: str) -> list[str]:

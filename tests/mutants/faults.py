@@ -535,6 +535,34 @@ EVALUATIONS = (
 
 RUNS = (
     Fault(
+        "the first steps are silent",
+        "engine/monitor.py",
+        "(step in FIRST and step < self.every)",
+        "False",
+        "test_first_run.py::test_first_steps_have_lines_of_their_own_with_the_time_left",
+    ),
+    Fault(
+        "minutes outlast what the settings say",
+        "commands/train.py",
+        "int(min(fitting, own))",
+        "int(fitting)",
+        "test_first_run.py::test_minutes_take_no_more_steps_than_the_settings_say",
+    ),
+    Fault(
+        "a resumed run takes another seed without a word",
+        "commands/train.py",
+        'key == "reproducibility.seed" or',
+        "",
+        "test_answers.py::test_a_resumed_run_refuses_what_would_make_it_another[--reproducibility.seed]",
+    ),
+    Fault(
+        "symbols that training had not are answered as if it had",
+        "parts/workload/seq2seq/predict.py",
+        'if not trained.source.get("unknown", True):',
+        "if False:",
+        "test_answers.py::test_symbols_that_training_had_not_are_refused_or_counted",
+    ),
+    Fault(
         "resumed without random state",
         "engine/progress.py",
         'set_random_state(ranks[rank]["random"])',

@@ -68,7 +68,8 @@ class Project:
         """What a person should know of a training, though nothing is wrong."""
         order, store, remarks = loader.order, self.store, []
         if store.source.get("kind") == "synthetic":
-            remarks.append(f"synthetic data in {store.folder}; `prepare` takes your own")
+            what = store.source.get("text", "synthetic data")
+            remarks.append(f"{what} in {store.folder}; `prepare` takes your own")
         if order.slots > order.count:
             remarks.append(f"a batch of {order.slots:,} samples: the training split has {order.count:,}")
         without = [f"data.{name}" for name in loader.WITHOUT_EFFECT]
@@ -82,9 +83,10 @@ def open_store(settings: Settings, synthetic: bool = True) -> Store:
     """
     folder = Path(settings.data.path)
     if not (folder / MANIFEST).exists() and settings.data.path == defaults(type(settings.data)).path:
-        folder = folder / "synthetic"
-        if not (folder / MANIFEST).exists() and synthetic:
-            dataset.synthesize(folder, settings)
+        made = folder / "synthetic"
+        if not (made / MANIFEST).exists() and synthetic:
+            dataset.synthesize(made, settings)
+        folder = made if (made / MANIFEST).exists() else folder  # names what is missing
     return Store.open(folder, WORKLOAD)
 
 

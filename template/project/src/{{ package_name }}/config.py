@@ -184,8 +184,12 @@ class Settings(*_more, TrackerSections, Sections):  # type: ignore[misc]  # base
         count, origin = len(self.phases), f"{self.origins['phases']} phase {number}"
         if not 1 <= number <= count:
             raise UserError(f"there is no phase {number}", "--phase", f"the configuration has {count}")
-        length = {"training.max_steps": Given(self.phases[number - 1].steps, origin)}
-        return _checked(sources(), self._layer() | self._overlay(number) | length, self.notes)
+        return self.lasting(self.phases[number - 1].steps, origin, self._overlay(number))
+
+    def lasting(self, steps: int, origin: str, overlay: Layer | None = None) -> Settings:
+        """These settings, with those of `overlay`, for so many optimizer steps."""
+        length = {"training.max_steps": Given(steps, origin)}
+        return _checked(sources(), self._layer() | (overlay or {}) | length, self.notes)
 
     def _layer(self) -> Layer:
         return {key: Given(self.value(key), origin) for key, origin in self._origins.items()}

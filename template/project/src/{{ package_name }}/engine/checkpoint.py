@@ -103,10 +103,10 @@ class Checkpoint:
             return write()
         except OSError as error:
             shutil.rmtree(self.folder / ".saving", ignore_errors=True)
-            need = sum(tensor.nbytes for tensor in self.parts["model"].state_dict().values()) >> 20
-            free = shutil.disk_usage(self.folder).free >> 20
+            need = sum(tensor.nbytes for tensor in self.parts["model"].state_dict().values()) / 1e6
+            free = shutil.disk_usage(self.folder).free / 1e6
             what = f"the checkpoint of step {step} could not be written ({error.strerror or error})"
-            where = f"{self.folder} ({free} MB free, the weights alone need {need} MB)"
+            where = f"{self.folder} ({free:,.1f} MB free, the weights alone need {need:,.1f} MB)"
             raise DiskFull(what, where, "free some space; the checkpoints before it are whole") from error
 
     def _commit(self, manifest: Manifest, state: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
@@ -65,7 +65,7 @@ class Run:
         self.recurrent = RecurrentState()
         self.schedule = Schedule(project.optimizer, settings, self.total)
         self.hooks = Hooks(self.trial, session.notes)
-        tracker = Tracker(self.folder, settings) if distributed.is_main else None
+        tracker = Tracker(self.folder, settings) if distributed.is_main and not self.trial else None
         self.monitor = Monitor(self.folder, project, tracker, self.loader)
         closing.callback(self.monitor.close)
         self.checkpoint = Checkpoint(
@@ -224,7 +224,7 @@ class Session:
 
     assemble: settings → Project. limit: stop this call after that step, whatever the run's length.
     distributed: the run's processes; only rank 0 writes and prints. trial: metrics only, no evaluation,
-    checkpoint or report.
+    checkpoint or report. changed: settings of a resumed run that had another value, which it says.
     """
 
     folder: Path
@@ -234,6 +234,7 @@ class Session:
     limit: int = 0
     resumed: bool = False
     trial: bool = False
+    changed: dict[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.main, self.progress, self.notes = self.distributed.is_main, Progress(), [*self.settings.notes]
@@ -352,9 +353,10 @@ class Session:
         self.notes += project.remarks(run.loader)
         if self.resumed:
             line(f"resumed at step {self.progress.step} of {run.end}")
+            self._amend()
         line(f"{self.folder}: {device_line(project.device)}")
         for entry in project.optimizations:
-            line(f"  {entry['name']:<18}{entry['state']:<14}{entry['why']}")
+            line(f"  {entry['name']:<18}{entry['state']:<13} {entry['why']}")
         parameters = sum(parameter.numel() for parameter in project.model.parameters())
         line(f"  {parameters:,} parameters, {run.total:,} steps of {run.samples:,} samples")
         for note in self.notes:
@@ -365,6 +367,26 @@ class Session:
         write_environment(self.folder, project.device, optimizations=project.optimizations, **facts)
         project.store.remember(self.folder)
         write_status(self.folder, "running", "", self.progress.step, resumed=self.resumed)
+
+    def _amend(self) -> None:
+        """The run's settings get the values that hold from here on, and keep the time at which it began."""
+        path, since = self.folder / "config.resolved.yaml", f"from step {self.progress.step} on"
+        for key, before in self.changed.items():
+            self.notes.append(f"{since} {key} is {self.settings.value(key)}; it was {before}")
+        if self.main and self.changed:
+            written, old = path.stat(), path.read_text(encoding="utf-8").splitlines()
+            new = self.settings.to_yaml().splitlines()
+            if len(old) == len(new):  # else of another version: values alone, without where they came from
+                same = [
+                    was.partition("  # ")[0] == now.partition("  # ")[0]
+                    for was, now in zip(old, new, strict=True)
+                ]
+                new = [
+                    was if kept else f"{now}, {since}" for was, now, kept in zip(old, new, same, strict=True)
+                ]
+            write_text(path, "\n".join([*new, ""]))
+            os.utime(path, ns=(written.st_atime_ns, written.st_mtime_ns))
+        self.changed = {}
 
     def _conclude(self, error: BaseException | None) -> None:
         """Status and report; a mistake found before the start leaves nothing."""
