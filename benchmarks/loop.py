@@ -2,9 +2,9 @@
 
 A 64-64-64 MLP, batch 32, 2,000 steps, one thread: a step of about a quarter of a millisecond, so that
 every microsecond around it shows. All sides clip to norm 1, follow warm-up + cosine, use fused AdamW,
-log the loss every 50 steps and take the same batches from memory; their losses must agree. Rounds are
-interleaved, and each round's ratio is taken on its own, so a drifting machine cancels out. Times are
-seconds of the process, so that other work on the machine counts little.
+log the loss every 50 steps and take the same batches from memory; their networks must agree at the end.
+Rounds are interleaved, and each round's ratio is taken on its own, so a drifting machine cancels out.
+Times are seconds of the process, so that other work on the machine counts little.
 
     python benchmarks/loop.py [--rounds 7] [--only pytorch lightning ...] [--write]
 
@@ -17,10 +17,10 @@ import argparse
 import contextlib
 import gc
 import importlib.util
-import json
 import logging
 import math
 import os
+import shutil
 import statistics
 import sys
 import tempfile
@@ -44,7 +44,7 @@ from torch.nn.functional import mse_loss  # noqa: E402
 STEPS, BATCH, WIDTH, EVERY, WARMUP, FINAL = 2000, 32, 64, 50, 100, 0.1
 CLIP, RATE, DECAY = 1.0, 1e-3, 0.01
 Data = list[tuple[Tensor, Tensor]]
-Result = tuple[float, list[float]]  # seconds of the process, and the losses that were logged
+Result = tuple[float, list[float]]  # seconds of the process, and losses of the network that was trained
 
 
 def batches(count: int = 64) -> Data:
@@ -73,6 +73,12 @@ def factor(step: int) -> float:
     if step < WARMUP:
         return (step + 1) / WARMUP
     return FINAL + (1 - FINAL) * (1 + math.cos(math.pi * (step - WARMUP) / (STEPS - WARMUP))) / 2
+
+
+def trained(network: Any, data: Data) -> list[float]:
+    """Losses of some batches afterwards, by which networks are compared: rows hold means, or single ones."""
+    with torch.no_grad():
+        return [mse_loss(network(x), y).item() for x, y in data[:8]]
 
 
 class Ring:
@@ -107,7 +113,7 @@ def bare_pytorch(data: Data, folder: Path) -> Result:
         scheduler.step()
         if step % EVERY == 0:
             losses.append(loss.item())
-    return time.process_time() - start, losses
+    return time.process_time() - start, trained(model, data)
 
 
 def bare_accelerate(data: Data, folder: Path) -> Result:
@@ -132,7 +138,7 @@ def bare_accelerate(data: Data, folder: Path) -> Result:
         optimizer.zero_grad()
         if step % EVERY == 0:
             losses.append(loss.item())
-    return time.process_time() - start, losses
+    return time.process_time() - start, trained(model, data)
 
 
 def bare_lightning(data: Data, folder: Path, log: bool = True) -> Result:
@@ -179,7 +185,7 @@ def bare_lightning(data: Data, folder: Path, log: bool = True) -> Result:
     module = Module()
     start = time.process_time()
     trainer.fit(module, Ring(data))
-    return time.process_time() - start, [loss.item() for loss in losses]
+    return time.process_time() - start, trained(module.network, data)
 
 
 def lightning_without_log(data: Data, folder: Path) -> Result:
@@ -220,14 +226,25 @@ def hf_trainer(data: Data, folder: Path) -> Result:
     trainer.add_callback(Losses())
     start = time.process_time()
     trainer.train()
-    return time.process_time() - start, losses  # means over 50 steps: not compared
+    return time.process_time() - start, trained(model.network, data)
 
 
-def ours(framework: str) -> Callable[[Data, Path], Result]:
-    """A rendered project's `fit` around the same network and batches."""
+HOOK = """
+class Hook:
+    def before_step(self, run): ...
+
+    def after_step(self, run): ...
+"""
+
+
+def ours(framework: str, hook: str = "", **answers: Any) -> Callable[[Data, Path], Result]:
+    """A rendered project's `fit` around the same network and batches. hook: the source of one in `hooks/`."""
 
     def side(data: Data, folder: Path) -> Result:
-        project = render(workload="tabular", loader="memmap", framework=framework)
+        project = render(workload="tabular", loader="memmap", framework=framework, **answers)
+        if hook:
+            project = Path(shutil.copytree(project, folder.with_name("hooked"), dirs_exist_ok=True))
+            (project / "src/my_training/hooks/own.py").write_text(hook)
         get = lambda name: imported(project, name)  # noqa: E731
         seams = get("engine.seams")
         distributed = get("engine.distributed").Distributed()
@@ -242,7 +259,7 @@ def ours(framework: str) -> Callable[[Data, Path], Result]:
                 return seams.Output(mse_loss(self.network(batch["x"]), batch["y"]), count)
 
         class InMemory:
-            WITHOUT_EFFECT = ()
+            WITHOUT_EFFECT, stall_seconds = (), 0.0
             samples, order = None, SimpleNamespace(slots=BATCH, count=STEPS * BATCH)
 
             def __len__(self) -> int:
@@ -271,20 +288,20 @@ def ours(framework: str) -> Callable[[Data, Path], Result]:
             return SimpleNamespace(
                 settings=settings, store=store, device=distributed.device,
                 distributed=distributed, model=model, wrapped=model, optimizer=optimizer, optimizations=[],
-                loader=lambda *_, **__: InMemory(),
+                loader=lambda *_, **__: InMemory(), remarks=lambda loader: [],
                 precision=get("engine.precision").Precision("fp32", distributed.device),
             )  # fmt: skip
 
         folder.mkdir()
-        seconds = 0.0
+        seconds, found = 0.0, list[float]()
         # A trial: the other loops keep no checkpoint.
-        with get("engine.run").Session(folder, settings, assemble, trial=True) as session:
+        with get("engine.run").Session(folder, settings, assemble, distributed, trial=True) as session:
             for run in session.phases():
                 start = time.process_time()
                 get("train").fit(run)
                 seconds = time.process_time() - start
-        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        return seconds, [row["loss"] for row in rows]
+                found = trained(run.project.model.network, data)
+        return seconds, found
 
     return side
 
@@ -292,6 +309,8 @@ def ours(framework: str) -> Callable[[Data, Path], Result]:
 SIDES: dict[str, Callable[[Data, Path], Result]] = {
     "bare PyTorch": bare_pytorch,
     "pytorch": ours("pytorch"),
+    "pytorch, a hook that does nothing": ours("pytorch", hook=HOOK),
+    "pytorch, ema": ours("pytorch", extras=["ema"]),
     "bare Accelerate": bare_accelerate,
     "accelerate": ours("accelerate"),
     "bare Lightning": bare_lightning,
@@ -301,6 +320,8 @@ SIDES: dict[str, Callable[[Data, Path], Result]] = {
 }
 PAIRS = [  # ours, theirs, at most
     ("pytorch", "bare PyTorch", 1.05),
+    ("pytorch, a hook that does nothing", "pytorch", None),
+    ("pytorch, ema", "pytorch", None),
     ("accelerate", "bare Accelerate", 1.0),
     ("lightning", "bare Lightning", 1.0),
     ("lightning", "bare Lightning, nothing logged", None),
@@ -323,9 +344,8 @@ def measure(sides: list[str], rounds: int) -> dict[str, list[float]]:
                 with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
                     seconds, losses = SIDES[side](data, Path(temporary) / f"{number} {side}")
                 expected = expected or losses
-                if side != "HF Trainer":
-                    apart = max(abs(a - b) for a, b in zip(expected, losses, strict=True))
-                    assert apart < 1e-4, f"not the same work: losses of {side} differ by {apart}"
+                apart = max(abs(a - b) for a, b in zip(expected, losses, strict=True))
+                assert apart < 1e-4, f"not the same work: losses of {side} differ by {apart}"
                 if number >= 0:
                     found[side].append(1e6 * seconds / STEPS)
     return found
@@ -335,7 +355,7 @@ def tables(found: dict[str, list[float]]) -> tuple[dict[str, Any], dict[str, Any
     """Times, then ratios with the interval that holds the median with about 95 %."""
     times = [
         [
-            f"`{side}`, ours" if side in ("pytorch", "accelerate", "lightning") else side,
+            f"`{side}`, ours" if side.startswith(("pytorch", "accelerate", "lightning")) else side,
             *(f"{figure(values):.1f}" for figure in (statistics.median, min, max)),
         ]
         for side, values in found.items()

@@ -8,6 +8,7 @@ import fcntl
 import functools
 import hashlib
 import os
+import pickle
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -66,13 +67,23 @@ def template() -> Path:
 
 @contextlib.contextmanager
 def quickly() -> Iterator[None]:
-    """While open: libyaml reads YAML, each text of the template is compiled once for all renders, and git is
-    not asked about every file."""
+    """While open: libyaml reads YAML, each text of the template is read and compiled once for all renders,
+    and git is not asked about every file."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(yaml, "SafeLoader", getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        patch.setattr(yaml, "safe_load", _load)
         patch.setattr(jinja2.Environment, "compile", _compile)
         patch.setattr(Worker, "_sync_git_index_executable_bit", lambda *_: None, raising=False)
         yield
+
+
+def _load(source: Any) -> Any:
+    return pickle.loads(_parsed(source)) if isinstance(source, str) else yaml.load(source, yaml.SafeLoader)
+
+
+@functools.cache
+def _parsed(text: str) -> bytes:
+    return pickle.dumps(yaml.load(text, yaml.SafeLoader))
 
 
 def _compile(environment: Any, source: Any, name: Any = None, filename: Any = None, *more: Any) -> Any:

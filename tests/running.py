@@ -36,6 +36,7 @@ import pyarrow.ipc
 import pyarrow.parquet  # noqa: F401
 import torch
 import torch._dynamo
+import torch._inductor.codegen.triton  # what torchao imports with the first layer in fp8
 import tqdm
 import transformers.models.t5.modeling_t5  # noqa: F401
 

@@ -135,6 +135,7 @@ def test_what_was_compiled_for_training_is_exported_plain(tmp_path) -> None:
     assert metrics(result.out)["int8"][0] == pytest.approx(metrics(result.out)["as"][0], rel=0.05)
 
 
+@pytest.mark.full
 def test_a_model_that_carries_a_state_is_exported_without(tmp_path) -> None:
     project = render(workload="timeseries", **EXPORT)
     words = ("train", *TINY["timeseries"], *SHORT, "--data.order", "lanes", "--data.batch_size", "4")

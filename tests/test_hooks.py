@@ -187,6 +187,7 @@ KINDS = {
 }
 
 
+@pytest.mark.cover(1)
 @every_framework
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("fails", [2, 12])
@@ -213,6 +214,7 @@ def test_an_error_that_no_hook_takes_ends_the_run(hooked, place: Path) -> None:
     assert "failed" in (newest_run(place) / "status.json").read_text()
 
 
+@pytest.mark.first(1)
 @every_framework
 def test_hooks_on_two_ranks(framework: str, hooked, place: Path) -> None:
     """Each rank has its own; where one alone fails, all of them go on from the same checkpoint."""

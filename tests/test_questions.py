@@ -235,13 +235,17 @@ def test_message_after_copying_gives_commands_that_exist(tmp_path: Path) -> None
         "copy",
         "--defaults",
         str(template()),
-        str(tmp_path / "project"),
+        str(tmp_path / "a project"),
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     commands = re.findall(r"^  (.+?)(?:  +#.*)?$", done.stderr.split("is ready")[1], flags=re.MULTILINE)
-    assert commands[0] == f"cd {tmp_path / 'project'}"
-    makefile = (tmp_path / "project/Makefile").read_text(encoding="utf-8")
-    for line in commands[2:]:
+    assert commands[0] == f"cd '{tmp_path / 'a project'}'"
+    makefile = (tmp_path / "a project/Makefile").read_text(encoding="utf-8")
+    # Inside a repository of one's own there is none to make.
+    subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
+    subprocess.run(["sh", "-c", commands[1]], cwd=tmp_path / "a project", check=True, capture_output=True)
+    assert not (tmp_path / "a project/.git").exists()
+    for line in commands[3:]:
         assert line.startswith("make ")
         assert f"\n{line.removeprefix('make ')}:" in makefile
 

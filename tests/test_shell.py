@@ -74,6 +74,22 @@ def test_set_up_takes_torch_from_where_the_card_has_it(gpu: str, arguments: str)
     assert [line for line in lines if "torch" in line] == [f".venv/bin/python -m pip install {arguments}"]
 
 
+@pytest.mark.parametrize("where", [".", "packages/trainer"])
+def test_hooks_go_into_a_repository_that_is_the_projects_own(where: str, tmp_path: Path) -> None:
+    """Inside a larger one they would take the place of the root's."""
+    project = render_into(tmp_path / where, extras=["pre_commit"])
+    shell(tmp_path, "git", "init", "--quiet")
+    recipe = (project / "Makefile").read_text(encoding="utf-8").partition("\nsetup:")[2].partition("\n\n")[0]
+    (line,) = re.findall(r"@(if .*?; fi)$", recipe, flags=re.DOTALL | re.MULTILINE)
+    hook = project / ".venv/bin/pre-commit"
+    hook.parent.mkdir(parents=True)
+    hook.write_text("#!/bin/sh\necho installed\n")
+    hook.chmod(0o755)
+    said = shell(project, "sh", "-c", line.replace("$$", "$").replace("\\\n", " "))
+    assert ("installed" in said.split()) == (where == ".")
+    assert ("no hooks installed" in said) == (where != ".")
+
+
 def test_linked_parts_run_in_place(tmp_path: Path) -> None:
     link(tmp_path, framework="lightning")
     train = tmp_path / "src/my_training/train.py"

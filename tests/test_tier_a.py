@@ -282,24 +282,21 @@ def test_templated_python_is_one_include() -> None:
 def test_parts_are_rendered_byte_for_byte_and_none_is_dead() -> None:
     """Each part of Python stands in some variant exactly as it is here."""
     unused = {path for path in (TEMPLATE / "parts").rglob("*.py") if "__pycache__" not in path.parts}
+    compiled = []
+    for path in PACKAGE.rglob("*.jinja"):
+        part = jinja2.Environment().compile_expression(INCLUDE.fullmatch(path.read_text(encoding="utf-8"))[1])
+        names = path.relative_to(PACKAGE).with_suffix("").parts
+        compiled.append((part, [jinja2.Template(name) for name in names]))
+    extras = questions()["extras"]["default"]
     for answers in all_variants():
-        project = render(**answers)
-        known = {
-            "precision": "auto",
-            "tracker": "none",
-            "extras": questions()["extras"]["default"],
-            **answers,
-        }
-        for path in PACKAGE.rglob("*.jinja"):
-            expression = INCLUDE.fullmatch(path.read_text(encoding="utf-8"))[1]
-            part = template() / jinja2.Environment().compile_expression(expression)(**known)
-            names = path.relative_to(PACKAGE).with_suffix("").parts
-            names = tuple(jinja2.Template(name).render(known) for name in names)
-            if not all(names):  # a condition is false
-                continue
-            rendered = project / "src/my_training" / Path(*names)
-            assert rendered.read_bytes() == part.read_bytes()
-            unused.discard(part)
+        known = {"precision": "auto", "tracker": "none", "extras": extras, **answers}
+        for include, names in compiled:
+            place = Path(*(name.render(known) for name in names))
+            if place.suffix:  # else a condition is false
+                part = template() / include(**known)
+                rendered = render(**answers) / "src/my_training" / place
+                assert rendered.read_bytes() == part.read_bytes()
+                unused.discard(part)
     for answers in scripts():
         for path in render(**answers).glob("*.py"):
             part = TEMPLATE / "parts/script" / answers["workload"] / path.name
@@ -333,8 +330,13 @@ def test_types(together: int, tmp_path: Path) -> None:
         if parts not in seen:
             seen[parts] = f"variant_{len(seen)}"
             (tmp_path / seen[parts]).symlink_to(folder / "src/my_training")
+    (tmp_path / "pasted").mkdir()  # the scripts, as strict as a core
+    (tmp_path / "pasted/__init__.py").touch()
+    for script in (TEMPLATE / "parts/script").glob("*/train.py"):
+        (tmp_path / f"pasted/{script.parent.name}.py").symlink_to(REPOSITORY / script.relative_to(template()))
     command = [sys.executable, "-m", "mypy", "--config-file", str(REPOSITORY / "pyproject.toml")]
-    command += ["--cache-dir", str(REPOSITORY / ".mypy_cache"), "--no-error-summary", *seen.values()]
+    command += ["--cache-dir", str(REPOSITORY / ".mypy_cache"), "--no-error-summary"]
+    command += [*seen.values(), "pasted"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout == ""
     assert done.returncode == 0, done.stderr

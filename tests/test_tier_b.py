@@ -74,12 +74,21 @@ def place(tmp_path_factory: pytest.TempPathFactory):
     return make
 
 
+def project_of(cell: dict[str, str]) -> tuple[Path, tuple[str, ...]]:
+    """A cell's project and flags: precision is a setting, but for fp8, which is a file more."""
+    if cell["precision"] == "fp8":
+        return render(**cell), ()
+    shared = {**cell, "layout": "package", "distributed": "none"}  # also of tier A
+    precision = shared.pop("precision")
+    return render(**shared), ("--training.precision", precision)
+
+
 @functools.cache
 def uninterrupted(workload: str, precision: str, place) -> tuple[list, list]:
     """Losses of a run without a stop by the first loader and framework: what every other cell must repeat."""
     first = next(cell for cell in CELLS if cell["workload"] == workload and cell["precision"] == precision)
-    folder = place(workload)
-    result = run(render(**first), "train", *flags(workload), cwd=folder)
+    folder, (project, words) = place(workload), project_of(first)
+    result = run(project, "train", *words, *flags(workload), cwd=folder)
     assert result.code == 0, result.err
     return losses(folder), evaluations(folder)
 
@@ -94,8 +103,8 @@ FEW = (
 def beginning(workload: str, precision: str, place) -> tuple[list, list]:
     """The same of a few steps."""
     first = next(cell for cell in CELLS if cell["workload"] == workload and cell["precision"] == precision)
-    folder = place(workload)
-    result = run(render(**first), "train", *TINY[workload], *FEW, cwd=folder)
+    folder, (project, words) = place(workload), project_of(first)
+    result = run(project, "train", *words, *TINY[workload], *FEW, cwd=folder)
     assert result.code == 0, result.err
     return losses(folder), evaluations(folder)
 
@@ -104,11 +113,11 @@ def beginning(workload: str, precision: str, place) -> tuple[list, list]:
 def test_some_steps_an_evaluation_and_a_resume_equal_those_of_the_first_cell(
     cell: dict[str, str], place
 ) -> None:
-    project, workload = render(**cell), cell["workload"]
+    (project, precision), workload = project_of(cell), cell["workload"]
     expected, measured = beginning(workload, cell["precision"], place)
     assert (len(expected), len(measured)) == (6, 2)
     folder = place(workload)
-    for words in (*TINY[workload], *FEW, "--max-steps", "3"), ("--resume",):
+    for words in (*precision, *TINY[workload], *FEW, "--max-steps", "3"), ("--resume",):
         done = run(project, "train", *words, cwd=folder, before=undrawn)
         assert done.code == 0, done.err
         assert losses(folder) == expected[: len(losses(folder))]
@@ -118,10 +127,10 @@ def test_some_steps_an_evaluation_and_a_resume_equal_those_of_the_first_cell(
 @pytest.mark.cover(1)
 @pytest.mark.parametrize("cell", CELLS, ids=name)
 def test_trains_stops_resumes_and_evaluates(cell: dict[str, str], place) -> None:
-    project, workload = render(**cell), cell["workload"]
+    (project, precision), workload = project_of(cell), cell["workload"]
     expected, measured = uninterrupted(workload, cell["precision"], place)
     folder = place(workload)
-    stopped = run(project, "train", *flags(workload), "--max-steps", "33", cwd=folder)
+    stopped = run(project, "train", *precision, *flags(workload), "--max-steps", "33", cwd=folder)
     assert stopped.code == 0, stopped.err
     assert losses(folder) == expected[:33]
     resumed = run(project, "train", "--resume", cwd=folder)

@@ -180,7 +180,7 @@ def test_a_run_its_resume_and_its_evaluation_arrive_and_no_secret_does(
     written = [(row.get("split", "train"), row) for row in rows(place)]
     for group in ("train", "validation"):
         expected = [(row["step"], row["loss"]) for split, row in written if split == group]
-        assert [step for step, _ in expected] == (list(range(2, 41, 2)) if group == "train" else [20, 40])
+        assert [step for step, _ in expected] == ([1, *range(2, 41, 2)] if group == "train" else [20, 40])
         found = [point for point in series[f"{group}/loss"] if point[0] >= 0]
         assert [step for step, _ in found] == [step for step, _ in expected]
         assert [value for _, value in found] == pytest.approx([value for _, value in expected], rel=1e-6)
@@ -201,7 +201,7 @@ def test_rows_that_come_again_after_a_kill_are_drawn_once(place: Path, reference
     assert train(place, "tensorboard", "--resume").code == 0
     assert losses(place) == losses(reference)
     steps = [step for step, _ in tracked(place, "tensorboard")[1]["train/loss"]]
-    assert steps == list(range(2, 41, 2))
+    assert steps == [1, *range(2, 41, 2)]
 
 
 def break_midway() -> None:
@@ -283,7 +283,7 @@ def test_phases_are_one_tracked_run(tracker: str, place: Path) -> None:
     assert done.code == 0, done.err
     assert "tracker failed" not in done.out
     steps = [step for step, _ in tracked(place, tracker)[1]["train/loss"] if step >= 0]
-    assert steps == [2, 4, 6, 8, 10, 12]
+    assert steps == [1, 2, 4, 6, 8, 10, 12]
 
 
 def test_a_run_that_fails_is_marked_so(place: Path) -> None:

@@ -53,6 +53,7 @@ def test_every_workload_gets_a_configuration(answers: dict[str, str], place: Pat
     assert width is None or re.search(rf"^  width: {width} ", tuned.out, flags=re.MULTILINE)
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("workload", choices("workload"))
 def test_learning_rate_of_every_workload(workload: str, place: Path) -> None:
     folder = place / workload

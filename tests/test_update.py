@@ -260,11 +260,30 @@ def test_edits_move_with_a_package_that_was_moved_first(upstream: Path, tmp_path
     commit(project)
     run_copier(copier, *update_page("copier update --defaults -r :current: -d package_name"), cwd=project)
     assert "src/other/model.py" in git(project, "ls-files", "-u")
-    git(project, *update_page("git checkout --ours"))
+    git(project, *update_page("git checkout --ours -- src/other"))
     found, answers = content(project), {"package_name": "other"}
     run_copy(str(upstream), tmp_path / "fresh", data=answers, defaults=True, vcs_ref=OLD, quiet=True)
     mine = {"src/other/model.py": model, "src/other/mine.py": "MINE = True\n"}
     assert found == content(tmp_path / "fresh") | mine
+
+
+def test_a_replaced_model_comes_whole_through_a_version_that_changes_the_templates(
+    upstream: Path, tmp_path: Path
+) -> None:
+    later = shutil.copytree(upstream, tmp_path / "fasttrain-template")
+    theirs = later / "template/parts/workload/timeseries/model.py"
+    theirs.write_text(
+        theirs.read_text(encoding="utf-8").replace("import", "import  # later", 1), encoding="utf-8"
+    )
+    commit(later, "0.0.3")
+    project = copied(later, tmp_path / "project")
+    mine = project / "src/my_training/model.py"
+    mine.write_text("MINE = True\n", encoding="utf-8")
+    commit(project)
+    run_copier("newest", "update", "--defaults", cwd=project)
+    assert "src/my_training/model.py" in git(project, "ls-files", "-u")
+    git(project, *update_page("git checkout --ours -- src/my_training/model.py"))
+    assert mine.read_text(encoding="utf-8") == "MINE = True\n"
 
 
 def update_page(start: str) -> list[str]:
@@ -403,11 +422,16 @@ def test_layout_changes_both_ways_and_what_is_not_asked_goes(upstream: Path, tmp
     chosen = {"workload": "llm", "gpu": "h100"}
     answers = {"loader": "dataloader", "distributed": "ddp", "tracker": "wandb", "extras": ["watch"]}
     project = copied(upstream, tmp_path / "project", **chosen, **answers)
+    page = (REPOSITORY / "docs/update.md").read_text(encoding="utf-8")
     (project / "mine.py").write_text("MINE = True\n", encoding="utf-8")
     replace(project / "README.md", "# my-training\n", "# Mine\n")
     for layout, edited in (("script", "train.py"), ("package", "Makefile")):
         command = ["update", "--defaults", "-r", ":current:", "-d", f"layout={layout}"]
         run_copier("newest", *command, cwd=commit(project))
+        deleted = {line[3:].partition("/")[0] for line in changed(project) if line.startswith(" D")}
+        row = re.search(rf"^\| `-d layout={layout}`.*$", page, flags=re.MULTILINE)
+        assert row
+        assert deleted == {name.rstrip("/") for name in re.findall(r"`([\w./]+)`", row[0])}
         found, wanted = content(project), content(render(**chosen, layout=layout))
         assert found.pop("mine.py") == "MINE = True\n"
         assert found.pop("README.md").startswith("# Mine\n")

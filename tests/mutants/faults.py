@@ -45,6 +45,44 @@ CHECK = (
     ),
 )
 
+WEIGHTS = (
+    Fault(
+        "Muon takes embeddings",
+        "engine/optimization.py",
+        "if key not in apart and w.dim()",
+        "if w.dim()",
+        "test_muon.py::test_each_weight_has_the_step_of_its_own_kind",
+    ),
+    Fault(
+        "a loaded state's groups do not reach Muon",
+        "engine/optimization.py",
+        "part.param_groups, part.state = groups, self.state",
+        "part.state = self.state",
+        "test_muon.py::test_each_weight_has_the_step_of_its_own_kind",
+    ),
+    Fault(
+        "a resumed run starts from other weights again",
+        "engine/weights.py",
+        "    if restored:\n        return",
+        "    if False:\n        return",
+        "test_weights.py::test_a_resumed_run_goes_on_from_its_own_weights[pytorch]",
+    ),
+    Fault(
+        "frozen weights are trained",
+        "engine/weights.py",
+        "weight.requires_grad_(False)",
+        "weight.requires_grad_(True)",
+        "test_weights.py::test_frozen_weights_stay_and_a_phase_trains_them[pytorch]",
+    ),
+    Fault(
+        "a rank takes all rows of sharded weights",
+        "engine/weights.py",
+        "self._parts.setdefault(name, []).append((opened, key))",
+        "self._parts[name] = [(opened, key)]",
+        "test_weights.py::test_two_ranks_start_from_whole_and_from_sharded_weights[fsdp]",
+    ),
+)
+
 HOOKS = (
     Fault(
         "a hook's state is not restored",
@@ -77,7 +115,7 @@ HOOKS = (
     Fault(
         "a resumed run averages anew",
         "parts/extras/ema.py",
-        "fill(self.averages, saved)",
+        "fill(average, saved[name])",
         "pass",
         "test_ema.py::test_it_changes_no_step_and_resumes_bit_for_bit[pytorch]",
     ),
@@ -513,6 +551,34 @@ EVALUATIONS = (
 )
 
 RUNS = (
+    Fault(
+        "the first steps are silent",
+        "engine/monitor.py",
+        "(step in FIRST and step < self.every)",
+        "False",
+        "test_first_run.py::test_first_steps_have_lines_of_their_own_with_the_time_left",
+    ),
+    Fault(
+        "minutes outlast what the settings say",
+        "commands/train.py",
+        "int(min(fitting, own))",
+        "int(fitting)",
+        "test_first_run.py::test_minutes_take_no_more_steps_than_the_settings_say",
+    ),
+    Fault(
+        "a resumed run takes another seed without a word",
+        "commands/train.py",
+        'key == "reproducibility.seed" or',
+        "",
+        "test_answers.py::test_a_resumed_run_refuses_what_would_make_it_another[--reproducibility.seed]",
+    ),
+    Fault(
+        "symbols that training had not are answered as if it had",
+        "parts/workload/seq2seq/predict.py",
+        'if not trained.source.get("unknown", True):',
+        "if False:",
+        "test_answers.py::test_symbols_that_training_had_not_are_refused_or_counted",
+    ),
     Fault(
         "resumed without random state",
         "engine/progress.py",
@@ -1244,6 +1310,7 @@ SCRIPTS = (
 FAMILIES = {
     "hooks and rows": HOOKS,
     "check": CHECK,
+    "weights": WEIGHTS,
     "the step": STEP,
     "number formats": FORMATS,
     "frameworks": FRAMEWORKS,

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from ..engine.gpus import Gpu
-from ..engine.optimization import checkpoint_blocks
+from ..engine.optimization import checkpoint_blocks, inner_matrices
 from ..engine.seams import Batch
 
 aten = torch.ops.aten
@@ -168,6 +168,10 @@ def count(
         costs = Costs(len(fake["index"]), parameters, sum(held.values()), batch_bytes)
         if optimizer == "adafactor":
             costs.optimizer_bytes = sum(map(_adafactor, model.parameters()))
+        elif optimizer == "muon":
+            costs.optimizer_bytes = 8 * parameters - sum(
+                4 * weight.numel() for weight in inner_matrices(model)
+            )
         with Recorder(costs):
             with torch.autocast("cpu", HALF[precision]) if precision in HALF else nullcontext():
                 output = model(fake)

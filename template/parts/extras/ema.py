@@ -58,15 +58,20 @@ class Hook:
 
     def start(self, run: Run) -> None:
         """Goes on with what was restored, else from the weights as they are."""
+        from ..engine.weights import fill
+
         self.settings, model = run.project.settings.ema, run.project.model
         saved, self.averages = self.averages, {n: p.detach().clone() for n, p in model.named_parameters()}
         if saved:
-            fill(self.averages, saved)
+            for name, average in self.averages.items():
+                fill(average, saved[name])
         self.weights = list(model.parameters())
 
     def after_step(self, run: Run) -> None:
         """A step towards the weights; a longer one at first, so that the beginning is soon forgotten."""
         import torch
+
+        from ..engine.weights import own
 
         if run.progress.step % self.settings.every_steps:
             return
@@ -99,6 +104,8 @@ class Hook:
         """Swaps weights and averages in place, one by one, so that graphs and buckets find them."""
         import torch
 
+        from ..engine.weights import own
+
         with torch.no_grad():
             for mine, other in zip(map(own, self.averages.values()), map(own, self.weights), strict=True):
                 kept = other.clone()
@@ -106,31 +113,15 @@ class Hook:
                 mine.copy_(kept)
 
 
-def own(tensor: Tensor) -> Tensor:
-    """This rank's rows of a sharded tensor; another one as it is."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
-
-
-def fill(tensors: dict[str, Any], saved: dict[str, Any]) -> None:
-    """Copies saved averages, however many ranks have saved them."""
-    import torch
-
-    with torch.no_grad():
-        for name, tensor in tensors.items():
-            source = saved[name].to(tensor.device)
-            if hasattr(tensor, "to_local") and not hasattr(source, "to_local"):
-                from torch.distributed.tensor import distribute_tensor
-
-                source = distribute_tensor(source, tensor.device_mesh, tensor.placements)
-            own(tensor).copy_(own(source))
-
-
 def use(model: nn.Module, states: dict[str, Any]) -> None:
     """Puts the averages of a checkpoint's hooks into a model. Raises `UserError` where there are none."""
     if "ema" not in states:
         remedy = "take --weights trained, or train on: the extra ema averages from now on"
         raise UserError("the checkpoint has no averaged weights", f"--weights {WEIGHTS}", remedy)
-    fill(dict(model.named_parameters()), states["ema"]["averages"])
+    from ..engine.weights import fill
+
+    for name, parameter in model.named_parameters():
+        fill(parameter, states["ema"]["averages"][name])
 
 
 def report(run: Path) -> list[str]:

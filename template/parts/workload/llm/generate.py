@@ -12,6 +12,8 @@ from ..engine.errors import UserError
 from ..engine.runs import find_run
 from .evaluate import add_weights, open_run, write_output
 
+COLDEST = 1e-3  # logits over less leave the range of fp32, and 0 says the same
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `generate`."""
@@ -34,8 +36,14 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     for name, value in (("tokens", arguments.tokens), ("top-k", arguments.top_k), ("seed", arguments.seed)):
         if value < 0:
             raise UserError(f"a negative number {value}", f"--{name}", "give 0 or more")
-    if not 0 <= arguments.temperature < float("inf"):
-        raise UserError(f"temperature {arguments.temperature}", "--temperature", "give 0 or more")
+    if not (arguments.temperature == 0 or COLDEST <= arguments.temperature < float("inf")):
+        raise UserError(
+            f"temperature {arguments.temperature}", "--temperature", f"give 0, or {COLDEST} or more"
+        )
+    if arguments.seed >= 2**64:
+        raise UserError(
+            f"a seed of {len(str(arguments.seed))} digits", "--seed", "give one below 2 to the 64"
+        )
     folder = find_run(arguments.run)
     settings = load(folder / "config.resolved.yaml")
     project, _ = open_run(folder, settings, arguments, needs_data=False)

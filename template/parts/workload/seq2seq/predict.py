@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from .evaluate import add_flags, new_loader, open_run, output_path, predictions,
 if TYPE_CHECKING:
     from ..engine.loader import Loader
     from ..engine.seams import Batch
+    from ..engine.store import Store
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +43,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     project, step = open_run(folder, settings, arguments, needs_data=not sources)
     with tempfile.TemporaryDirectory() as temporary:
         if sources:
-            new_sources(sources, project.store.facts, Path(temporary))
+            new_sources(sources, project.store, Path(temporary))
             loader = new_loader(project, Path(temporary))
         else:
             loader = project.loader(arguments.split)
@@ -74,15 +76,29 @@ def read_sources(arguments: argparse.Namespace) -> list[str]:
     return found
 
 
-def new_sources(sources: list[str], facts: dict[str, Any], folder: Path) -> None:
+def new_sources(sources: list[str], trained: Store, folder: Path) -> None:
     """Writes new sources as a store into `folder`, with the facts of the training data.
 
     Longer sources are cut, and what training had not is unknown, as `prepare` does where it is asked to.
+    Raises `UserError` for such symbols where it was not, and for sources without text.
     """
     from ..dataset import tokenize, write
     from ..tokenizer import restore
 
+    facts = trained.facts
     tokenizer = restore(facts["tokenizer"])
+    if empty := sum(not text.strip() for text in sources):
+        what = f"{empty:,} of {len(sources):,} sources have no text"
+        raise UserError(what, "--text, --input", "leave them out: a prediction would mean nothing")
+    unseen_in = getattr(tokenizer, "unseen", lambda text: [])  # bytes and their pairs know every text
+    unseen = Counter(symbol for text in sources for symbol in unseen_in(text))
+    if unseen:
+        shown = ", ".join(repr(symbol) for symbol, _ in unseen.most_common(5))
+        what = f"{unseen.total():,} symbols are in no training pair ({shown})"
+        if not trained.source.get("unknown", True):
+            remedy = "leave them out, or prepare with --unknown and train"
+            raise UserError(what, "--text, --input", remedy)
+        print(f"note: {what}: to the model they are all one unknown symbol")
     found = [tokenize(tokenizer, facts["prefix"] + text, "", facts["limits"]) for text in sources]
     if long := sum(is_long for _, (is_long, _) in found):
         print(f"note: {long:,} sources cut to {facts['limits'][0]:,} tokens")

@@ -74,6 +74,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     splits = {split: encode(arguments, tokenizer, split, texts[split], counts) for split in SPLITS}
     facts = {"vocabulary": vocabulary, "start": start, "prefix": arguments.prefix, "limits": limits}
     source = {"file": Path(arguments.input).name, "pairs": sum(map(len, texts.values())), "copies": copies}
+    source["unknown"] = arguments.unknown or arguments.tokenizer not in ("char", "space")
     lines = [("pairs", ", ".join(f"{len(kept):,} {split}" for split, kept in splits.items()))]
     lines += [("left out", f"{copies:,} copies of other pairs")] if copies else []
     action = {"cut": "cut", "skip": "left out, with its pair"}.get(arguments.too_long)

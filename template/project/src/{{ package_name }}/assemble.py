@@ -1,8 +1,8 @@
 """The one order in which a project is built, for training and every command.
 
-1 model · 2 fp8 · 3 recomputation · 4 compile · 5 wrap or shard · 6 optimizer. Each step sees what the
-ones before it made of the model: compiling before recomputation would leave it out of the graph,
-an optimizer made before sharding would hold parameters that are no longer the model's.
+1 model · 2 fp8 · 3 frozen weights · 4 recomputation · 5 compile · 6 wrap or shard · 7 optimizer. Each
+step sees what the ones before it made of the model: compiling before recomputation would leave it out of the
+graph, an optimizer made before sharding would hold parameters that are no longer the model's.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from .engine.precision import Precision
 from .engine.progress import seed_everything
 from .engine.seams import keeps
 from .engine.store import MANIFEST, Store
+from .engine.weights import freeze
 from .model import build_model
 from .settings import WORKLOAD
 
@@ -67,7 +68,8 @@ class Project:
         """What a person should know of a training, though nothing is wrong."""
         order, store, remarks = loader.order, self.store, []
         if store.source.get("kind") == "synthetic":
-            remarks.append(f"synthetic data in {store.folder}; `prepare` takes your own")
+            what = store.source.get("text", "synthetic data")
+            remarks.append(f"{what} in {store.folder}; `prepare` takes your own")
         if order.slots > order.count:
             remarks.append(f"a batch of {order.slots:,} samples: the training split has {order.count:,}")
         without = [f"data.{name}" for name in loader.WITHOUT_EFFECT]
@@ -81,9 +83,10 @@ def open_store(settings: Settings, synthetic: bool = True) -> Store:
     """
     folder = Path(settings.data.path)
     if not (folder / MANIFEST).exists() and settings.data.path == defaults(type(settings.data)).path:
-        folder = folder / "synthetic"
-        if not (folder / MANIFEST).exists() and synthetic:
-            dataset.synthesize(folder, settings)
+        made = folder / "synthetic"
+        if not (made / MANIFEST).exists() and synthetic:
+            dataset.synthesize(made, settings)
+        folder = made if (made / MANIFEST).exists() else folder  # names what is missing
     return Store.open(folder, WORKLOAD)
 
 
@@ -110,13 +113,15 @@ def assemble(
             remedy = "choose bf16, or `copier update -d precision=fp8`"
             raise UserError("this project was made without fp8", "training.precision fp8", remedy)
         decided["fp8"] = f"{parts[0].convert(model, training.fp8_emulation)} layers", parts[0].WHEN
-    if training.gradient_checkpointing:  # 3
+    if training.freeze:  # 3
+        decided["frozen weights"] = freeze(model, training.freeze)
+    if training.gradient_checkpointing:  # 4
         optimization.checkpoint_blocks(model.blocks())
-    decided["compile"] = optimization.compile_blocks(model.blocks(), settings, card.capability)  # 4
-    wrapped = distributed.wrap(model, precision.dtype)  # 5
+    decided["compile"] = optimization.compile_blocks(model.blocks(), settings, card.capability)  # 5
+    wrapped = distributed.wrap(model, precision.dtype)  # 6
     if distributed.rank:  # the same weights on every rank, but dropout of its own
         seed_everything((seed + distributed.rank) % 2**32)
-    optimizer = optimization.make_optimizer(model, settings.optimizer)  # 6
+    optimizer = optimization.make_optimizer(model, settings.optimizer)  # 7
 
     described = optimization.describe(settings, distributed, decided)
     return Project(

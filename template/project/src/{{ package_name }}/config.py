@@ -12,7 +12,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PrivateAttr
+from pydantic import BeforeValidator, Field, PrivateAttr
 
 from . import settings as yours
 from .engine import config as engine
@@ -25,7 +25,7 @@ from .settings import LEARNING_RATE, Sections
 class Optimizer(Section):
     """How weights change at each step."""
 
-    name: Literal["adamw", "adafactor"] = Field("adamw", description="adafactor takes less memory")
+    name: Literal["adamw", "adafactor", "muon"] = Field("adamw", description="adafactor takes less memory")
     learning_rate: float = Field(LEARNING_RATE, gt=0, le=1, description="peak learning rate")
     weight_decay: float = Field(0.01, ge=0, le=1, description="decoupled weight decay, matrices only")
     beta1: float = Field(0.9, ge=0, lt=1, description="decay of the mean of gradients")
@@ -42,6 +42,7 @@ class Schedule(Section):
     final_factor: float = Field(0.1, ge=0, le=1, description="last learning rate as a share of the peak")
 
 
+Names = Annotated[tuple[str, ...], BeforeValidator(engine.separated)]
 Precision = Literal["auto", "fp32", "tf32", "fp16", "bf16", "fp8"]
 
 
@@ -56,6 +57,8 @@ class Training(Section):
     gradient_clip: float = Field(1.0, ge=0, description="largest gradient norm; 0 is off")
     gradient_checkpointing: bool = Field(False, description="recompute activations: less memory, more time")
     cudnn_benchmark: bool = Field(False, description="time cuDNN's convolutions first; for fixed shapes only")
+    init_from: str = Field("", description="run, checkpoint, folder or file whose weights a new run takes")
+    freeze: Names = Field((), description="names of weights that stay as they are, with * and ?")
 
 
 CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
@@ -181,8 +184,12 @@ class Settings(*_more, TrackerSections, Sections):  # type: ignore[misc]  # base
         count, origin = len(self.phases), f"{self.origins['phases']} phase {number}"
         if not 1 <= number <= count:
             raise UserError(f"there is no phase {number}", "--phase", f"the configuration has {count}")
-        length = {"training.max_steps": Given(self.phases[number - 1].steps, origin)}
-        return _checked(sources(), self._layer() | self._overlay(number) | length, self.notes)
+        return self.lasting(self.phases[number - 1].steps, origin, self._overlay(number))
+
+    def lasting(self, steps: int, origin: str, overlay: Layer | None = None) -> Settings:
+        """These settings, with those of `overlay`, for so many optimizer steps."""
+        length = {"training.max_steps": Given(steps, origin)}
+        return _checked(sources(), self._layer() | (overlay or {}) | length, self.notes)
 
     def _layer(self) -> Layer:
         return {key: Given(self.value(key), origin) for key, origin in self._origins.items()}
@@ -314,6 +321,7 @@ def _checked(given: Sources, layer: Layer, notes: list[str]) -> Settings:
 def _same_model(phases: list[Settings]) -> None:
     """Raises `UserError` where a phase could not go on with the weights of the first."""
     keys = [key for key in SETTINGS if key.startswith("model.") and not key.endswith("dropout")]
+    keys.append("training.init_from")
     for key, phase in product(keys, phases[1:]):
         if (value := phase.value(key)) != (first := phases[0].value(key)):
             what, where = f"{key} is {value}, but {first} in phase 1", phase.origins["training.max_steps"]

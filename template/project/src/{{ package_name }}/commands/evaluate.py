@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..engine.config import found as plugged
 from ..engine.errors import UserError
 from ..engine.files import replacing, write_json
-from ..engine.runs import find_run
+from ..engine.runs import device_line, find_run
 
 if TYPE_CHECKING:
     import numpy as np
@@ -57,6 +57,9 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     tracker.open()
     tracker.log(step, {f"{split}/{name}": value for name, value in metrics.items()})
     tracker.close()
+    shown = ("precision", "TF32 in matmuls", "TF32 in cuDNN", "cuDNN benchmark", "deterministic")
+    states = [f"{x['name']} {x['state']}" for x in project.optimizations if x["name"] in shown]
+    print(f"{device_line(project.device)}, {', '.join(states)}")
     print(f"{folder}: {split} split, checkpoint of step {step}")
     print(f"{count:,} samples in {seconds:.1f} s, {count / seconds:,.0f} samples/s")
     print(table({"model": metrics, **baselines}))
@@ -81,8 +84,7 @@ def open_run(
 
     arguments: `checkpoint` is best or last; `weights` names those of a hook, where they are not the trained
     ones. needs_data: without them the project's store is what the run remembers of its data: facts, no rows.
-    Prints what the engine has switched on, as training does. Raises `UserError` where the run has no
-    valid checkpoint, or was trained on other data than there are now.
+    Raises `UserError` where the run has no valid checkpoint, or was trained on other data than there are now.
     """
     from ..assemble import assemble, open_store
     from ..engine.checkpoint import Checkpoint
@@ -114,8 +116,6 @@ def open_run(
         raise UserError("the run has no checkpoint yet", str(folder), "train it further with --resume")
     if averaged is not None:
         averaged.use(project.model, states)
-    for entry in project.optimizations:
-        line(f"  {entry['name']:<18}{entry['state']:<14}{entry['why']}")
     project.model.eval()
     return project, found["step"]
 
@@ -203,8 +203,10 @@ def table(rows: dict[str, dict[str, float]]) -> str:
     """Metrics side by side, a line each row."""
     names = list(dict.fromkeys(name for values in rows.values() for name in values))
     width = max(map(len, rows)) + 2
-    lines = [" " * width + "".join(f"{name:>16}" for name in names)]
+    wide = {name: max(16, len(name) + 2) for name in names}
+    lines = [" " * width + "".join(f"{name:>{wide[name]}}" for name in names)]
     for row, values in rows.items():
-        cells = [f"{values[name]:>16.5g}" if name in values else f"{'-':>16}" for name in names]
+        shown = {name: f"{values[name]:.5g}" if name in values else "-" for name in names}
+        cells = [f"{cell:>{wide[name]}}" for name, cell in shown.items()]
         lines.append(f"{row:<{width}}{''.join(cells)}")
     return "\n".join(lines)

@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import gc
+import io
+import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, redirect_stdout
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from ..engine.errors import UserError
 from ..engine.runs import all_runs, find_run, held, new_run
 
 if TYPE_CHECKING:
+    from ..assemble import Project
     from ..config import Settings
+    from ..engine.distributed import Distributed
+
+MEASURED = 5  # steps, from whose last ones `--minutes` knows what one takes
+# Of data and model, what a resumed run may change: how fast, how much at a time. `Ranks` holds it to as many
+# samples a step.
+FREE = {"path", "batch_size", "num_workers", "pin_memory", "prefetch_factor", "persistent_workers"}
+FREE |= {"resident", "chunk_size_gb", "dropout", "chunked_loss"}
+FORWARD = 1 / 3  # of a training batch's time: an evaluation's, which has no backward
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,6 +36,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--name", help="name of the new run (default: date and time)")
     stop = "stop this call after step N; the schedule keeps its length (training.max_steps changes that)"
     add("--max-steps", type=int, default=0, metavar="N", help=stop)
+    minutes = "as many steps as this machine does in N minutes, and no more than the settings say"
+    add("--minutes", type=float, metavar="N", help=minutes)
     phase = "only phase N (from 1), from the end of the one before"
     add("--phase", type=int, default=0, metavar="N", help=phase)
     off = "every optimization off, to compare with: the same as --profile baseline"
@@ -32,6 +48,8 @@ def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
     """Trains; returns 0, or 128 + the signal that ended it (143 SIGTERM, 130 SIGINT)."""
     if arguments.max_steps < 0:
         raise UserError(f"no run has {arguments.max_steps} steps", "--max-steps", "give at least 1")
+    if arguments.minutes is not None and (not arguments.minutes > 0 or arguments.resume is not None):
+        raise UserError("a new run takes minutes above 0", "--minutes", "a resumed run keeps its length")
     if arguments.phase and not all_runs():
         load().phase(arguments.phase)  # "there is no such phase" says more than "there is no run"
     if arguments.resume is None and arguments.phase > 1:  # a later phase goes on with the newest run
@@ -47,21 +65,28 @@ def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
     from ..train import fit
 
     distributed = Distributed()
+
+    def build(settings: Settings) -> Project:
+        return assemble(settings, distributed, open_store(settings))
+
     try:
         if folder is None and (folder := distributed.restarted(arguments.name)):
             settings = load(folder / "config.resolved.yaml")
         # Before the run's folder: a mistake leaves nothing behind. Rank 0 makes what others wait for.
         distributed.together(lambda: open_store(settings), main_first=True)
+        if arguments.minutes is not None and folder is None:
+            settings = within(arguments.minutes, settings, build, distributed)
         resumed, place = folder is not None, folder or distributed.begin(lambda: new_run(arguments.name))
         holding = ExitStack()
         distributed.together(lambda: holding.enter_context(held(place)) if distributed.is_main else None)
         session = Session(
             place,
             settings,
-            lambda settings: assemble(settings, distributed, open_store(settings)),
+            build,
             distributed,
             limit=arguments.max_steps,
             resumed=resumed,
+            changed=changes(place, settings) if resumed else {},
         )
         with holding, session:
             session.train(fit, arguments.phase)
@@ -73,3 +98,53 @@ def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
         return session.exit_code
     finally:
         distributed.close()
+
+
+def changes(folder: Path, settings: Settings) -> dict[str, object]:
+    """What a run had of the settings that differ now. Raises `UserError` where it would be another run."""
+    from ..config import load
+
+    before = load(folder / "config.resolved.yaml", resolved=True)
+    keys = [key for key in settings.origins if "." in key and settings.value(key) != before.value(key)]
+    for key in keys:
+        section, _, name = key.partition(".")
+        if key == "reproducibility.seed" or (section in ("data", "model") and name not in FREE):
+            what = f"{key} was {before.value(key)}, and would be {settings.value(key)}"
+            raise UserError(what, settings.origins[key], "keep it, or start a new run")
+    return {key: before.value(key) for key in keys}
+
+
+def within(
+    minutes: float, settings: Settings, build: Callable[[Settings], Project], distributed: Distributed
+) -> Settings:
+    """The settings with as many steps as take `minutes` here, evaluations included, if they say no fewer.
+
+    Measures a few steps of a run that leaves nothing. Half of the time is training in any case. The number
+    becomes `training.max_steps`: the run repeats and resumes like one that was given it.
+    """
+    from ..engine.run import Session
+    from ..train import fit
+
+    if settings.phases:
+        raise UserError("each phase has its own number of steps", "--minutes", "take it out")
+    begun = time.perf_counter()
+    with TemporaryDirectory() as folder, redirect_stdout(io.StringIO()):
+        trial = settings.lasting(MEASURED, "--minutes")
+        with Session(Path(folder), trial, build, distributed, trial=True) as session:
+            session.train(fit)
+        run = session.run
+    if session.exit_code or run is None or run.monitor.row is None:
+        raise SystemExit(session.exit_code)
+    step = run.monitor.row["step_ms"] / 1000
+    batches = len(run.validation) if run.validation is not None else 0
+    evaluation = FORWARD * batches * step / run.accumulation
+    groups = -(-len(run.loader) // run.accumulation)
+    own = settings.training.max_steps or settings.training.epochs * groups
+    every = settings.evaluation.every_steps or groups
+    left = 60 * minutes - (time.perf_counter() - begun)
+    fitting = max((left - evaluation) / (step + evaluation / every), left / step / 2, 1)
+    steps = min(distributed.gather(int(min(fitting, own))))
+    del run, session
+    gc.unfreeze()
+    gc.collect()  # what the trial held
+    return settings.lasting(steps, f"--minutes {minutes:g}")

@@ -103,10 +103,10 @@ class Checkpoint:
             return write()
         except OSError as error:
             shutil.rmtree(self.folder / ".saving", ignore_errors=True)
-            need = sum(tensor.nbytes for tensor in self.parts["model"].state_dict().values()) >> 20
-            free = shutil.disk_usage(self.folder).free >> 20
+            need = sum(tensor.nbytes for tensor in self.parts["model"].state_dict().values()) / 1e6
+            free = shutil.disk_usage(self.folder).free / 1e6
             what = f"the checkpoint of step {step} could not be written ({error.strerror or error})"
-            where = f"{self.folder} ({free} MB free, the weights alone need {need} MB)"
+            where = f"{self.folder} ({free:,.1f} MB free, the weights alone need {need:,.1f} MB)"
             raise DiskFull(what, where, "free some space; the checkpoints before it are whole") from error
 
     def _commit(self, manifest: Manifest, state: dict[str, Any]) -> None:
@@ -144,7 +144,7 @@ class Checkpoint:
         same: by the name of a fact, the values that older versions had for what it is now. Raises `UserError`
         where facts or rules differ, or where checkpoints are there and none is valid.
         """
-        if (manifest := self._find(which)) is None:
+        if (manifest := self.find(which)) is None:
             return None
         path = manifest["path"]
         for name, rule in self.rules.items():
@@ -167,7 +167,7 @@ class Checkpoint:
 
         fits: called with the checkpoint's facts first, to refuse it. also: other parts to restore.
         """
-        if (manifest := self._find(which)) is None:
+        if (manifest := self.find(which)) is None:
             return None
         fits(manifest["facts"])
         state = _read_state(manifest["path"]) if also else {}
@@ -176,13 +176,18 @@ class Checkpoint:
 
     def peek(self, which: str = "best") -> dict[str, Any]:
         """The facts that `load_model(which)` would find, without its weights; empty where there is none."""
-        return dict((self._find(which) or {"facts": {}})["facts"])
+        return dict((self.find(which) or {"facts": {}})["facts"])
 
-    def _find(self, which: str) -> Manifest | None:
-        """The checkpoint to load. Rank 0 holds all of it against its hashes; the others take its word."""
+    def find(self, which: str) -> Manifest | None:
+        """The checkpoint to load: the newest valid one, `best` first, or the one of that name.
+
+        Rank 0 holds all of it against its hashes; the others take its word.
+        """
         ordered, best, ranks = folders(self.folder), self.best(), self.distributed
         if which == "best":
             ordered.sort(key=lambda path: path.name != best)
+        elif which != "last":
+            ordered = [self.folder / which]
         nothing: tuple[Manifest | None, list[str]] = None, []
         mine = ranks.together(lambda: _first_valid(ordered) if ranks.is_main else nothing)
         manifest, self.skipped = ranks.gather(mine)[0]

@@ -51,6 +51,11 @@ class Section(BaseModel):
                 yield from section.conflicts()
 
 
+def separated(value: object) -> object:
+    """A list, also from a text with commas between, as a flag gives it."""
+    return value.replace(",", " ").split() if isinstance(value, str) else value or ()
+
+
 def defaults(model: type[S]) -> S:
     """A section in which everything is as by default."""
     return model()

@@ -65,6 +65,9 @@ def explain(error: BaseException | None, settings: Settings, order: Order | None
         remedy = "its own last words say why; `train --resume` goes on from the newest checkpoint"
         return UserError("another process of this run is gone", first, remedy)
     if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+        if "Cxx" in said or "C compiler" in said:  # as Inductor and Triton say it; torch's own line does not
+            remedy = "install one, such as g++, or --compile.enabled false"
+            return UserError("there is no working compiler of C++ here", "compile.enabled", remedy)
         remedy = "--compile.enabled false, or --compile.fullgraph false to compile the parts that can be"
         return UserError(f"a block could not be compiled ({first})", "compile.enabled", remedy)
     if isinstance(error, RuntimeError) and "deterministic implementation" in said:

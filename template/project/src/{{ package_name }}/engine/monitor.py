@@ -35,6 +35,13 @@ Losses = list[tuple[Tensor, Tensor]]
 
 WAITS = 0.15  # an alert where the loop waits for data for a larger share of the time
 STRETCH_SECONDS = 10.0  # least time that is judged
+FIRST = (
+    1,
+    2,
+    5,
+    10,
+    20,
+)  # steps with a line before the first of `monitor.every_steps`: does it go, how long?
 
 
 class Monitor:
@@ -120,8 +127,8 @@ class Monitor:
             self._open.setdefault(name, []).extend((total, count) for total, count in pairs)
 
     def due(self, step: int) -> bool:
-        """Whether `log` comes after this step."""
-        return step % self.every == 0 or step == self.end
+        """Whether `log` comes after this step: at the first ones, then every so many, and at the end."""
+        return step % self.every == 0 or step == self.end or (step in FIRST and step < self.every)
 
     def log(self, step: int, epoch: int, norm: Tensor, learning_rate: float) -> None:
         """A row and a line at the step that was just noted (host sync). Raises `NonFinite`.
@@ -218,12 +225,14 @@ class Monitor:
 
     def _write(self, row: Row) -> None:
         """Appends one object; flushed, so that a killed run loses no row. nan becomes null."""
-        if self.tracker is None:
+        if not self.main:
             return
         clean = {name: x if not isinstance(x, float) or math.isfinite(x) else None for name, x in row.items()}
         with self._going_on():
             self._file.write(json.dumps(clean) + "\n")
             self._file.flush()
+        if self.tracker is None:
+            return
         group = row.get("split", "train")
         sent = {f"{group}/{name}": x for name, x in clean.items() if isinstance(x, float) and name != "time"}
         self.tracker.log(row["step"], sent)

@@ -115,14 +115,51 @@ def _eager_without_gradient(block: Any) -> None:
     block._compiled_call_impl = call
 
 
+class MuonAdamW(torch.optim.Optimizer):
+    """Muon (Jordan 2024) for its first group of matrices, AdamW for the others: torch's two as one.
+
+    Muon's update is the mean of gradients made orthogonal, in bfloat16, scaled to the size of AdamW's (Liu et
+    al. 2025), so that one learning rate and weight decay suit both. One average a matrix instead of two. Of
+    a sharded matrix, whose rows are exchanged, it is that of the whole.
+    """
+
+    def __init__(self, matrices: list[Tensor], others: list[dict[str, Any]], decay: float, **options: Any):
+        rate = options["lr"]
+        muon = torch.optim.Muon(matrices, lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
+        self.parts = muon, torch.optim.AdamW(others, **options)
+        super().__init__([group for part in self.parts for group in part.param_groups], {})
+
+    def step(self, closure: Any = None) -> Any:
+        """One step of both. Groups are handed on each time: loading a state puts new ones in their place."""
+        loss = closure() if closure is not None else None  # a framework's
+        for part, groups in zip(self.parts, (self.param_groups[:1], self.param_groups[1:]), strict=True):
+            part.param_groups, part.state = groups, self.state
+            part.step()
+        return loss
+
+
+def inner_matrices(model: Any) -> list[Tensor]:
+    """Trained weights (out, in) inside of blocks, for Muon: not those of embeddings and heads."""
+    embeddings = [part.weight for part in model.modules() if isinstance(part, nn.Embedding)]
+    apart = {id(weight) for weight in embeddings}
+    blocks = [block for block in model.blocks() if getattr(block, "recomputes", True)]
+    weights = {id(weight): weight for block in blocks for weight in block.parameters()}
+    return [w for key, w in weights.items() if key not in apart and w.dim() == 2 and w.requires_grad]
+
+
 def make_optimizer(model: nn.Module, settings: Any) -> torch.optim.Optimizer:
-    """AdamW or Adafactor; weight decay on matrices only: biases, norms and scales have no reason to shrink.
+    """AdamW, Adafactor or Muon; weight decay on matrices only: biases and norms have no reason to shrink.
 
     fused: one kernel for all parameters, on CUDA and CPU, which also takes fp16's overflow flag on the
     device. Adafactor (Shazeer & Stern 2018) has none, and takes the learning rate relative to the size of
-    each weight; betas and epsilon have no effect on it.
+    each weight; betas and epsilon have no effect on it. Raises `UserError` where Muon finds no matrix.
     """
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    matrices = inner_matrices(model) if settings.name == "muon" else []
+    if settings.name == "muon" and not matrices:
+        remedy = "choose adamw, or name your layers in blocks()"
+        raise UserError("no block of the model has a matrix to train", "optimizer.name muon", remedy)
+    own = set(map(id, matrices))
+    trained = [p for p in model.parameters() if p.requires_grad and id(p) not in own]
     groups = [
         {"params": [p for p in trained if p.dim() >= 2], "weight_decay": settings.weight_decay},
         {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
@@ -131,8 +168,11 @@ def make_optimizer(model: nn.Module, settings: Any) -> torch.optim.Optimizer:
     if settings.name == "adafactor":
         return torch.optim.Adafactor(groups, lr=settings.learning_rate)
     betas, foreach = (settings.beta1, settings.beta2), None if settings.fused else False
-    options = {"lr": settings.learning_rate, "betas": betas, "eps": settings.epsilon}
-    return torch.optim.AdamW(groups, **options, fused=settings.fused, foreach=foreach)
+    options: dict[str, Any] = {"lr": settings.learning_rate, "betas": betas, "eps": settings.epsilon}
+    options |= {"fused": settings.fused, "foreach": foreach}
+    if matrices:
+        return MuonAdamW(matrices, groups, settings.weight_decay, **options)
+    return torch.optim.AdamW(groups, **options)
 
 
 def factor(schedule: ScheduleSettings, step: int, total: int) -> float:
@@ -225,11 +265,12 @@ def dry_run(project: Project, loader: Any) -> float:
 
 
 def averages(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """As much memory as AdamW's two averages will take in the first step: what fits then shows before it."""
-    if not isinstance(optimizer, torch.optim.AdamW):
-        return []
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    return [torch.empty_like(parameter) for parameter in parameters * 2]
+    """As much memory as AdamW's two averages, or Muon's one, will take in the first step: what fits shows."""
+    held: list[Tensor] = []
+    for group in optimizer.param_groups:
+        count = 2 if "betas" in group else int("momentum" in group)
+        held += [torch.empty_like(parameter) for parameter in group["params"] * count]
+    return held
 
 
 def freeze_garbage() -> None:
@@ -250,7 +291,7 @@ def describe(
     """
     training, backends, world = settings.training, torch.backends, distributed.world
     accumulation = training.gradient_accumulation_steps
-    fused = settings.optimizer.fused and settings.optimizer.name == "adamw"
+    fused = settings.optimizer.fused and settings.optimizer.name != "adafactor"
     pinned = settings.data.pin_memory and distributed.device.type == "cuda"
     matmuls = f"float32 matmul precision is {torch.get_float32_matmul_precision()}"
     samples = f"{settings.data.batch_size} × {accumulation} samples a step"

@@ -13,7 +13,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,7 @@ from .progress import Hooks, Progress, Ranks, RecurrentState
 from .report import write_report
 from .runs import device_line, write_environment, write_status
 from .tracker import Tracker
+from .weights import begin
 
 if TYPE_CHECKING:
     from ..assemble import Project
@@ -54,9 +55,9 @@ class Run:
         self.loader = project.loader("train", train=True)
         closing.callback(self.loader.close)
         first, last = project.store.splits.get("validation", (0, 0))
-        if (validation := project.loader("validation") if last > first else None) is not None:
-            closing.callback(validation.close)
-        self.validation = validation
+        self.validation = project.loader("validation") if last > first else None
+        if self.validation is not None:
+            closing.callback(self.validation.close)
         self.accumulation = training.gradient_accumulation_steps
         groups = -(-len(self.loader) // self.accumulation)
         self.total = training.max_steps or training.epochs * groups
@@ -64,7 +65,7 @@ class Run:
         self.recurrent = RecurrentState()
         self.schedule = Schedule(project.optimizer, settings, self.total)
         self.hooks = Hooks(self.trial, session.notes)
-        tracker = Tracker(self.folder, settings) if distributed.is_main else None
+        tracker = Tracker(self.folder, settings) if distributed.is_main and not self.trial else None
         self.monitor = Monitor(self.folder, project, tracker, self.loader)
         closing.callback(self.monitor.close)
         self.checkpoint = Checkpoint(
@@ -94,17 +95,16 @@ class Run:
         return self.hooks.tell(moment, self, *facts)
 
     def _restore(self, resumed: bool) -> None:
-        """The newest valid checkpoint of this phase, else the weights that the phase before it left."""
+        """The newest valid checkpoint of this phase, the weights of the phase before it, or new ones."""
         progress = self.progress
         if progress.phase_start and progress.step == progress.phase_start:  # this call has just begun it
             self.checkpoint.load_model("last", also=("hooks",))
             return
-        data = self.project.store.fingerprints
-        restored = self.checkpoint.load("last", data=data) if resumed else None
+        restored = self.checkpoint.load("last", data=self.project.store.fingerprints) if resumed else None
         self.session.notes += [f"skipped a damaged checkpoint: {name}" for name in self.checkpoint.skipped]
         self._saved = restored["step"] if restored else -1
-        if progress.best_step == self._saved:  # killed between saving and marking
-            self._mark_best()
+        self._mark_best()  # where it was killed between saving and marking
+        self.session.notes += begin(self.project, restored is not None)
 
     def _mark_best(self) -> None:
         """Names the checkpoint of the best step, if that could be saved."""
@@ -224,7 +224,7 @@ class Session:
 
     assemble: settings → Project. limit: stop this call after that step, whatever the run's length.
     distributed: the run's processes; only rank 0 writes and prints. trial: metrics only, no evaluation,
-    checkpoint or report.
+    checkpoint or report. changed: settings of a resumed run that had another value, which it says.
     """
 
     folder: Path
@@ -234,6 +234,7 @@ class Session:
     limit: int = 0
     resumed: bool = False
     trial: bool = False
+    changed: dict[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.main, self.progress, self.notes = self.distributed.is_main, Progress(), [*self.settings.notes]
@@ -352,9 +353,10 @@ class Session:
         self.notes += project.remarks(run.loader)
         if self.resumed:
             line(f"resumed at step {self.progress.step} of {run.end}")
+            self._amend()
         line(f"{self.folder}: {device_line(project.device)}")
         for entry in project.optimizations:
-            line(f"  {entry['name']:<18}{entry['state']:<14}{entry['why']}")
+            line(f"  {entry['name']:<18}{entry['state']:<13} {entry['why']}")
         parameters = sum(parameter.numel() for parameter in project.model.parameters())
         line(f"  {parameters:,} parameters, {run.total:,} steps of {run.samples:,} samples")
         for note in self.notes:
@@ -365,6 +367,26 @@ class Session:
         write_environment(self.folder, project.device, optimizations=project.optimizations, **facts)
         project.store.remember(self.folder)
         write_status(self.folder, "running", "", self.progress.step, resumed=self.resumed)
+
+    def _amend(self) -> None:
+        """The run's settings get the values that hold from here on, and keep the time at which it began."""
+        path, since = self.folder / "config.resolved.yaml", f"from step {self.progress.step} on"
+        for key, before in self.changed.items():
+            self.notes.append(f"{since} {key} is {self.settings.value(key)}; it was {before}")
+        if self.main and self.changed:
+            written, old = path.stat(), path.read_text(encoding="utf-8").splitlines()
+            new = self.settings.to_yaml().splitlines()
+            if len(old) == len(new):  # else of another version: values alone, without where they came from
+                same = [
+                    was.partition("  # ")[0] == now.partition("  # ")[0]
+                    for was, now in zip(old, new, strict=True)
+                ]
+                new = [
+                    was if kept else f"{now}, {since}" for was, now, kept in zip(old, new, same, strict=True)
+                ]
+            write_text(path, "\n".join([*new, ""]))
+            os.utime(path, ns=(written.st_atime_ns, written.st_mtime_ns))
+        self.changed = {}
 
     def _conclude(self, error: BaseException | None) -> None:
         """Status and report; a mistake found before the start leaves nothing."""

@@ -1,0 +1,88 @@
+"""A first run: it ends in the minutes that one has, repeats and resumes, and says early that it goes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from rendering import render
+from running import losses, newest_run, one_error, rows, run
+from variants import choices
+
+LONG = ("--training.epochs", "100000", "--evaluation.every_steps", "10")
+
+
+def length(cwd: Path) -> tuple[int, str]:
+    """Steps of the newest run and where that number came from, as config.resolved.yaml has them."""
+    text = (newest_run(cwd) / "config.resolved.yaml").read_text()
+    steps, origin = re.findall(r"^  max_steps: (\d+) +# (.+)$", text, flags=re.MULTILINE)[0]
+    return int(steps), origin
+
+
+@pytest.mark.parametrize("framework", choices("framework"))
+def test_minutes_become_steps_that_repeat_and_resume(framework: str, tmp_path: Path) -> None:
+    project = render(workload="tabular", framework=framework)
+    timed, again, resumed = (tmp_path / name for name in ("timed", "again", "resumed"))
+    done = run(project, "train", "--minutes", "0.01", *LONG, cwd=timed)
+    assert done.code == 0, done.err
+    steps, origin = length(timed)
+    assert origin == "--minutes 0.01"
+    assert 1 <= steps < 100_000
+    assert f"finished at step {steps} of {steps}" in done.out
+    assert len(list((timed / "runs").iterdir())) == 1
+
+    given = (*LONG, "--training.max_steps", str(steps))
+    assert run(project, "train", *given, cwd=again).code == 0
+    assert losses(again) == losses(timed)
+    assert run(project, "train", *given, "--max-steps", "1", cwd=resumed).code == 0
+    assert run(project, "train", "--resume", cwd=resumed).code == 0
+    assert losses(resumed) == losses(timed)
+
+
+def test_minutes_take_no_more_steps_than_the_settings_say(tmp_path: Path) -> None:
+    done = run(
+        render(workload="tabular"), "train", "--minutes", "60", "--training.max_steps", "6", cwd=tmp_path
+    )
+    assert done.code == 0, done.err
+    assert length(tmp_path)[0] == 6
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("--minutes", "0"), "above 0"),
+        (("--minutes", "nan"), "above 0"),
+        (("--minutes", "1", "--resume"), "a resumed run keeps its length"),
+        (("--minutes", "soon"), "invalid float value"),
+    ],
+)
+def test_minutes_that_make_no_sense_are_one_line(words: tuple[str, ...], reason: str, tmp_path: Path) -> None:
+    one_error(run(render(workload="tabular"), "train", *words, cwd=tmp_path), reason)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_minutes_of_phases_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("phases:\n  - {name: one, steps: 5}\n")
+    one_error(
+        run(render(workload="tabular"), "train", "--minutes", "1", cwd=tmp_path), "its own number of steps"
+    )
+
+
+def test_the_measured_steps_leave_nothing_behind(tmp_path: Path) -> None:
+    project = render(workload="tabular", tracker="tensorboard")
+    assert run(project, "train", "--minutes", "0.01", *LONG, "--name", "a", cwd=tmp_path).code == 0
+    assert {path.name for path in tmp_path.iterdir() if path.name[0] != "."} == {
+        "config.yaml",
+        "data",
+        "runs",
+    }
+    assert len(list((tmp_path / "runs/a").glob("**/events.out.tfevents.*"))) == 1
+
+
+def test_first_steps_have_lines_of_their_own_with_the_time_left(tmp_path: Path) -> None:
+    done = run(render(workload="tabular"), "train", "--training.max_steps", "120", cwd=tmp_path)
+    assert done.code == 0, done.err
+    said = re.findall(r"^step (\d+)/120 .* ETA \d:\d\d:\d\d$", done.out, flags=re.MULTILINE)
+    assert [int(step) for step in said] == [1, 2, 5, 10, 20, 50, 100, 120]
+    assert [row["step"] for row in rows(tmp_path) if "split" not in row] == [int(step) for step in said]
