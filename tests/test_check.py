@@ -1,4 +1,4 @@
-"""The verb `check`: the six workloads keep to their contract, and what breaks it is named."""
+"""The extra `check`: the six workloads keep to their contract, and what breaks it is named."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from running import one_error, run
 from test_tier_b import TINY
 from variants import choices
 
+CHECK = {"extras": ["check"]}
 SMALL = ("--samples", "64")
 
 
@@ -188,7 +189,7 @@ BROKEN = {
 @pytest.mark.parametrize("workload", choices("workload"))
 @pytest.mark.first(3)
 def test_the_workloads_keep_to_their_contract(workload: str, tmp_path: Path) -> None:
-    result = run(render(workload=workload), "check", *SMALL, *TINY[workload], cwd=tmp_path)
+    result = run(render(workload=workload, **CHECK), "check", *SMALL, *TINY[workload], cwd=tmp_path)
     assert result.code == 0, result.out + result.err
     states = {line.split()[1]: line.split()[0] for line in result.out.splitlines()}
     assert len(states) == 14
@@ -199,7 +200,7 @@ def test_the_workloads_keep_to_their_contract(workload: str, tmp_path: Path) -> 
 @pytest.mark.parametrize("name", BROKEN)
 def test_what_breaks_the_contract_is_named(name: str, tmp_path: Path) -> None:
     fault = BROKEN[name]
-    project = shutil.copytree(render(workload=fault.workload), tmp_path / "project")
+    project = shutil.copytree(render(workload=fault.workload, **CHECK), tmp_path / "project")
     path = project / "src/my_training" / fault.file
     text = path.read_text(encoding="utf-8")
     assert text.count(fault.old) == 1
@@ -213,7 +214,7 @@ def test_what_breaks_the_contract_is_named(name: str, tmp_path: Path) -> None:
 
 
 def test_packed_data_are_read_by_hdf5(tmp_path: Path) -> None:
-    project, random = render(workload="windows"), np.random.default_rng(0)
+    project, random = render(workload="windows", **CHECK), np.random.default_rng(0)
     values = random.standard_normal((300, 6, 2)).astype(np.float32)
     with h5py.File(tmp_path / "packed.h5", "w") as file:
         for name, rows in (("features", values), ("targets", values[:, -1])):
@@ -224,6 +225,6 @@ def test_packed_data_are_read_by_hdf5(tmp_path: Path) -> None:
 
 
 def test_a_mistake_in_the_command_is_one_line(tmp_path: Path) -> None:
-    project = render(workload="tabular")
+    project = render(workload="tabular", **CHECK)
     one_error(run(project, "check", "--only", "shape", cwd=tmp_path), "no check 'shape'.*choose of shapes,")
     one_error(run(project, "check", "--samples", "0", cwd=tmp_path), "0 samples")

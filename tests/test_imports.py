@@ -15,7 +15,7 @@ YOURS = {"model", "dataset", "settings", "train", "assemble", "config"}
 EXTRAS = list(choices("extras"))
 # Modules of the core's own folders that only an extra brings.
 OF_EXTRAS = {
-    "commands": ("benchmark", "estimate", "export", "profile", "tune"),
+    "commands": ("benchmark", "check", "estimate", "export", "profile", "tune"),
     "hooks": ("ema", "watch", "guard"),
 }
 

@@ -23,7 +23,8 @@ SHORT = ("--training.max_steps", "60", "--optimizer.learning_rate", "0.01")
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project for tables with the page's files in place of its own; config.yaml is still the old one."""
-    project = shutil.copytree(render(workload="tabular"), tmp_path_factory.mktemp("own") / "project")
+    rendered = render(workload="tabular", extras=["check"])
+    project = shutil.copytree(rendered, tmp_path_factory.mktemp("own") / "project")
     package = project / "src/my_training"
     for name, text in zip(FILES, CODE, strict=True):
         (package / name).write_text(text, encoding="utf-8")

@@ -31,14 +31,14 @@ SESSION, WORKLOAD = "seams/test_session.py::", "seams/test_workload.py::"
 CHECK = (
     Fault(
         "check passes a loss that counts filler",
-        "contract.py",
+        "parts/extras/contract.py",
         "require(close(alone, filled), why, where)",
         "pass",
         "test_check.py::test_what_breaks_the_contract_is_named[a forgotten mask]",
     ),
     Fault(
         "check looks one row too late for a leak",
-        "contract.py",
+        "parts/extras/contract.py",
         "np.arange(length) >= places[:, None]",
         "np.arange(length) > places[:, None]",
         "test_check.py::test_what_breaks_the_contract_is_named[a leak by one row]",

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -40,9 +41,30 @@ def test_an_epoch_has_each_sample_once(train: bool) -> None:
     assert sorted(seen[seen >= 0].tolist()) == list(range(len(samples)))
 
 
-def test_model_and_data_keep_to_their_contract(run: Callable[..., str]) -> None:
-    """Also what would be wrong silently: a forgotten mask, a leak, a layer that is not trained."""
-    run("check", "--config", str(CONFIG), "--samples", "256")
+def test_what_fills_a_batch_up_changes_no_loss() -> None:
+    """Rows that fill a batch up are no samples: a loss that forgets `batch["present"]` is wrong, silently."""
+    settings = module("config").load(CONFIG)
+    store = module("assemble").open_store(settings)
+    samples = module("dataset").Samples(store, settings, "validation")
+    model = module("model").build_model(settings, store.facts).eval()
+    engine, rows = module("engine.rows"), module("engine.seams").Rows
+
+    def output(*indices: int) -> tuple[float, float]:
+        numbers, parts = np.array(indices), {}
+        for name, spans in samples.spans(numbers, 0).items():
+            array = store.arrays[name]
+            values = engine.gather(engine.mapped(array), spans).view(engine.stored_dtype(array))
+            parts[name] = rows(values, torch.from_numpy(spans.lengths))
+        if hasattr(samples, "host"):
+            parts = samples.host(parts, numbers, 0)
+        fresh, device = np.ones(len(numbers), dtype=bool), torch.device("cpu")
+        with torch.no_grad():
+            found = model(engine.deliver(samples, parts, numbers, fresh, device))
+        return found.loss.item(), found.weight.item()
+
+    loss, weight = output(0, 1, 2)
+    assert weight > 0
+    assert output(0, 1, 2, -1, -1) == pytest.approx((loss, weight), rel=1e-5, abs=1e-5)
 
 
 def test_training_learns_and_resumes_bit_for_bit(run: Callable[..., str]) -> None:

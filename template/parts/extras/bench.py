@@ -14,18 +14,18 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from tqdm import tqdm
 
-from . import dataset
-from .assemble import open_store
-from .engine.config import found
-from .engine.optimization import make_optimizer
-from .engine.precision import Precision
-from .engine.progress import seed_everything
-from .engine.rows import deliver, gather, mapped, stored_dtype
-from .engine.seams import Batch, Rows, keeps
-from .model import build_model
+from .. import dataset
+from ..assemble import open_store
+from ..engine.config import found
+from ..engine.optimization import make_optimizer
+from ..engine.precision import Precision
+from ..engine.progress import seed_everything
+from ..engine.rows import deliver, gather, mapped, stored_dtype
+from ..engine.seams import Batch, Rows, keeps
+from ..model import build_model
 
 if TYPE_CHECKING:
-    from .config import Settings
+    from ..config import Settings
 
 T = TypeVar("T")
 
@@ -202,7 +202,7 @@ def by_mask(index: Any) -> bool:
 
 def own_line(frames: traceback.StackSummary) -> traceback.FrameSummary | None:
     """The innermost line of your own modules."""
-    package, others = Path(__file__).parent, ("__main__.py", "bench.py", "contract.py", "assemble.py")
+    package, others = Path(__file__).parent.parent, ("__main__.py", "assemble.py")
     paths = [(frame, Path(frame.filename)) for frame in frames]
     own = [frame for frame, path in paths if path.parent == package and path.name not in others]
     return own[-1] if own else None

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from ..engine.errors import UserError
 
 if TYPE_CHECKING:
-    from ..bench import Bench
     from ..config import Settings
+    from ..measure.bench import Bench
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,8 +34,8 @@ def run(arguments: argparse.Namespace, load: Callable[[], Settings]) -> int:
     settings = load()
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch looks for one
 
-    from ..bench import Bench
-    from ..contract import CHECKS
+    from ..measure.bench import Bench
+    from ..measure.contract import CHECKS
 
     checks = {check.__name__.removeprefix("check_"): check for check in CHECKS}
     if unknown := [name for name in arguments.only or () if name not in checks]:
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace, load: Callable[[], Settings]) -> int:
 
 def attempt(check: Callable[[Bench], str], bench: Bench) -> tuple[str, str]:
     """ok, failed or skipped, and a line; an error in your own code is a failure there."""
-    from ..bench import Failed, Skipped, own_line
+    from ..measure.bench import Failed, Skipped, own_line
 
     try:
         return "ok", check(bench) or (check.__doc__ or "").rstrip(".").lower()

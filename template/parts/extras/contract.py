@@ -15,6 +15,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from ..engine.checkpoint import Checkpoint
+from ..engine.distributed import Distributed
+from ..engine.progress import seed_everything
+from ..engine.seams import Batch, Output, keeps
 from .bench import (
     BETWEEN,
     FEW,
@@ -36,10 +40,6 @@ from .bench import (
     scores,
     shown,
 )
-from .engine.checkpoint import Checkpoint
-from .engine.distributed import Distributed
-from .engine.progress import seed_everything
-from .engine.seams import Batch, Output, keeps
 
 HELD_OUT = 0.95  # loss of held-out samples with their labels, over that with mixed ones
 NEARER = 0.8  # squared error of predictions after that training, over the one before it
