@@ -74,12 +74,12 @@ def optimizer(folder: Path, out: str) -> None:
 
 
 def metric(folder: Path, out: str) -> None:
-    assert len(values(folder, "mae")) == 6
+    assert len(values(folder, "mae")) == 7
     assert "train/mae" in tracked(folder, "scalars")
 
 
 def root(folder: Path, out: str) -> None:
-    rates = values(folder, "learning_rate")
+    _, *rates = values(folder, "learning_rate")
     assert rates[-1] == pytest.approx(rates[0] * (2 / 11) ** 0.5)
 
 

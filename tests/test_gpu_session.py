@@ -29,7 +29,8 @@ CARD = {"gpu": "NVIDIA H200", "torch": "2.13.0", "protocol": "made up"}
 def call(folder: Path, *words: str) -> subprocess.Popen[str]:
     """A rehearsal with results in `folder`, as a shell starts it."""
     command = (sys.executable, TOOL, "--rehearse", "--results", folder / "results", *words)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    ours = {name: text for name, text in os.environ.items() if not name.startswith("PYTEST_")}
+    environment = {**ours, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
 
 

@@ -727,7 +727,7 @@ def test_the_sample_text_is_the_standard_library(tmp_path: Path) -> None:
     words = ("train", *SMALL, "--data.sample_mb", "0.1", "--training.max_steps", "2")
     result = run(project(), *words, cwd=tmp_path)
     assert result.code == 0, result.err
-    assert "synthetic data" in result.out
+    assert "Python's standard library" in result.out
     text = bytes(np.minimum(tokens(tmp_path, data="data/synthetic"), 255).astype(np.uint8))
     assert text.count(b"import ") > 5
     assert store(tmp_path, "data/synthetic").facts["documents"] >= 20

@@ -20,11 +20,17 @@ SETTINGS = SimpleNamespace(
 )
 
 
+class Block(torch.nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.places = torch.nn.Embedding(3, 4)  # as a block of T5 has one
+
+
 class Net(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embedding, self.head = torch.nn.Embedding(5, 4), torch.nn.Linear(4, 5)
-        self.layers = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(2))
+        self.layers = torch.nn.ModuleList(Block() for _ in range(2))
 
     def blocks(self) -> list[torch.nn.Module]:
         return list(self.layers)
@@ -54,6 +60,9 @@ def test_each_weight_has_the_step_of_its_own_kind() -> None:
         if step == 2:
             state, mixed = mixed.state_dict(), optimization.make_optimizer(model, SETTINGS)
             mixed.load_state_dict(state)
+            for optimizer in (mixed, *by_hand):
+                for group in optimizer.param_groups:
+                    group["lr"] /= 2
         mixed.step()
         for optimizer in by_hand:
             optimizer.step()

@@ -43,7 +43,7 @@ FEATURES = {  # files, lines, dependencies
     "one line where a library cannot be loaded, or the output is closed": (0, 12, 0),
     "hooks whole: four more moments, states in checkpoints, another attempt after an error": (0, 67, 0),
     "rows are means, also of what a model measures, resumed the same; each group's own rate": (0, 28, 0),
-    "a first run that ends: train --minutes measures steps, under each framework; early lines": (0, 50, 0),
+    "a first run that ends: train --minutes measures steps, under each framework; early lines": (0, 44, 0),
     "resume and answers that are not silent: changed settings recorded, remedies, words": (0, 47, 0),
     "a start from other weights, partly fitting ones too, of any file; frozen weights by phase": (1, 144, 0),
     "optimizer muon: one optimizer of torch's Muon and AdamW, which weights get which": (0, 27, 0),

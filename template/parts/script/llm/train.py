@@ -478,7 +478,8 @@ class Records:
         self.path.write_text("".join(json.dumps(row) + "\n" for row in self.rows))
 
     def add(self, **row: Any) -> None:
-        self.rows.append(row)
+        # JSON has neither nan nor infinity, which the norm of a step is that overflows.
+        self.rows.append(row := {name: x if x == x != math.inf else None for name, x in row.items()})
         with open(self.path, "a") as file:
             file.write(json.dumps(row) + "\n")
         texts = (f"{name} {x:.5g}" if isinstance(x, float) else f"{name} {x}" for name, x in row.items())
@@ -574,8 +575,8 @@ def train(settings: Settings, run: Path, resumed: bool, stop: list[int]) -> None
             state |= {"step": step, "epoch": epoch + ended, "batch": 0 if ended else number}
             weights = []
 
-            last = step == total
-            if last or step % settings.log_every == 0:
+            last, early = step == total, step in (1, 2, 5, 10, 20) and step < settings.log_every
+            if last or early or step % settings.log_every == 0:
                 means, sizes = (torch.stack(parts) for parts in list(zip(*recent, strict=True))[1:3])
                 mean = (means * sizes).sum() / sizes.sum().clamp(min=1)  # over the steps since the last row
                 seen, size_of = torch.stack([mean, norm]).tolist()  # the only host sync

@@ -90,7 +90,7 @@ def new_sources(sources: list[str], trained: Store, folder: Path) -> None:
     if empty := sum(not text.strip() for text in sources):
         what = f"{empty:,} of {len(sources):,} sources have no text"
         raise UserError(what, "--text, --input", "leave them out: a prediction would mean nothing")
-    unseen_in = getattr(tokenizer, "unseen", lambda text: [])  # bytes and their pairs know every text
+    unseen_in: Any = getattr(tokenizer, "unseen", lambda text: [])  # bytes and their pairs know every text
     unseen = Counter(symbol for text in sources for symbol in unseen_in(text))
     if unseen:
         shown = ", ".join(repr(symbol) for symbol, _ in unseen.most_common(5))

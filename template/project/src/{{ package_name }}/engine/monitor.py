@@ -23,6 +23,7 @@ from tqdm import tqdm
 
 from .errors import NonFinite
 from .files import read_rows, write_text
+from .runs import device_line
 
 if TYPE_CHECKING:
     from ..assemble import Project
@@ -35,13 +36,8 @@ Losses = list[tuple[Tensor, Tensor]]
 
 WAITS = 0.15  # an alert where the loop waits for data for a larger share of the time
 STRETCH_SECONDS = 10.0  # least time that is judged
-FIRST = (
-    1,
-    2,
-    5,
-    10,
-    20,
-)  # steps with a line before the first of `monitor.every_steps`: does it go, how long?
+# Steps with a line before the first of `monitor.every_steps`: does it go, how long?
+FIRST = (1, 2, 5, 10, 20)
 
 
 class Monitor:
@@ -274,6 +270,17 @@ class Monitor:
             f"  {row['step_ms']:.2f} ms/step  data wait {waits}{memory}"
             f"  ETA {timedelta(seconds=round(row['eta_s']))}"
         )
+
+    def introduce(self, steps: int, samples: int, notes: list[str]) -> int:
+        """Says what trains on what, and how; returns the number of parameters. samples: of a step."""
+        self.line(f"{self.folder}: {device_line(self.project.device)}")
+        for entry in self.project.optimizations:
+            self.line(f"  {entry['name']:<18}{entry['state']:<13} {entry['why']}")
+        parameters: int = sum(parameter.numel() for parameter in self.project.model.parameters())
+        self.line(f"  {parameters:,} parameters, {steps:,} steps of {samples:,} samples")
+        for note in notes:
+            self.line(f"note: {note}")
+        return parameters
 
     def line(self, text: str) -> None:
         """One line on the main rank, above the bar where there is one."""

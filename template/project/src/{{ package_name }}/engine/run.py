@@ -27,7 +27,7 @@ from .optimization import Schedule, dry_run, freeze_garbage
 from .order import RULE as ORDER_RULE
 from .progress import Hooks, Progress, Ranks, RecurrentState
 from .report import write_report
-from .runs import device_line, write_environment, write_status
+from .runs import amend, write_environment, write_status
 from .tracker import Tracker
 from .weights import begin
 
@@ -329,10 +329,9 @@ class Session:
 
     def _begin(self, settings: Settings) -> Run:
         self._current = settings
-        project = self.assemble(settings)
-        run = self.run = Run(self, settings, project)
+        run = self.run = Run(self, settings, self.assemble(settings))
         self._introduce(run)
-        project.distributed.together(lambda: run.tell_hooks("start"))
+        run.project.distributed.together(lambda: run.tell_hooks("start"))
         return run
 
     @property
@@ -349,43 +348,25 @@ class Session:
     # --- what the run says of itself
 
     def _introduce(self, run: Run) -> None:
-        project, line = run.project, run.monitor.line
-        self.notes += project.remarks(run.loader)
+        self.notes += run.project.remarks(run.loader)
         if self.resumed:
-            line(f"resumed at step {self.progress.step} of {run.end}")
+            run.monitor.line(f"resumed at step {self.progress.step} of {run.end}")
             self._amend()
-        line(f"{self.folder}: {device_line(project.device)}")
-        for entry in project.optimizations:
-            line(f"  {entry['name']:<18}{entry['state']:<13} {entry['why']}")
-        parameters = sum(parameter.numel() for parameter in project.model.parameters())
-        line(f"  {parameters:,} parameters, {run.total:,} steps of {run.samples:,} samples")
-        for note in self.notes:
-            line(f"note: {note}")
+        parameters = run.monitor.introduce(run.total, run.samples, self.notes)
         if not self.main:
             return
         facts = {"changed": self.settings.changed(), "notes": self.notes, "parameters": parameters}
-        write_environment(self.folder, project.device, optimizations=project.optimizations, **facts)
-        project.store.remember(self.folder)
+        write_environment(self.folder, run.project.device, optimizations=run.project.optimizations, **facts)
+        run.project.store.remember(self.folder)
         write_status(self.folder, "running", "", self.progress.step, resumed=self.resumed)
 
     def _amend(self) -> None:
-        """The run's settings get the values that hold from here on, and keep the time at which it began."""
-        path, since = self.folder / "config.resolved.yaml", f"from step {self.progress.step} on"
+        """The run's settings get the values that hold from here on."""
+        since = f"from step {self.progress.step} on"
         for key, before in self.changed.items():
             self.notes.append(f"{since} {key} is {self.settings.value(key)}; it was {before}")
         if self.main and self.changed:
-            written, old = path.stat(), path.read_text(encoding="utf-8").splitlines()
-            new = self.settings.to_yaml().splitlines()
-            if len(old) == len(new):  # else of another version: values alone, without where they came from
-                same = [
-                    was.partition("  # ")[0] == now.partition("  # ")[0]
-                    for was, now in zip(old, new, strict=True)
-                ]
-                new = [
-                    was if kept else f"{now}, {since}" for was, now, kept in zip(old, new, same, strict=True)
-                ]
-            write_text(path, "\n".join([*new, ""]))
-            os.utime(path, ns=(written.st_atime_ns, written.st_mtime_ns))
+            amend(self.folder, self.settings.to_yaml(), since)
         self.changed = {}
 
     def _conclude(self, error: BaseException | None) -> None:

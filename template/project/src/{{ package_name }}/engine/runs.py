@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .errors import UserError
-from .files import read_json, write_json
+from .files import read_json, write_json, write_text
 from .gpus import this_card
 
 if TYPE_CHECKING:
@@ -93,6 +93,17 @@ def new_run(name: str | None = None, runs: Path = RUNS) -> Path:
         return runs / candidate
     remedy = f"choose another name, or continue it with --resume {name}"
     raise UserError(f"run '{candidates[0]}' exists already", f"{runs}/", remedy)
+
+
+def amend(run: Path, text: str, since: str) -> None:
+    """Puts settings in place of a run's, its changed lines marked; its time, which dates it, stays."""
+    path = run / "config.resolved.yaml"
+    written, old, new = path.stat(), path.read_text(encoding="utf-8").splitlines(), text.splitlines()
+    if len(old) == len(new):  # else of another version: values alone, without where they came from
+        bare = [[line.partition("  # ")[0] for line in lines] for lines in (old, new)]
+        new = [o if was == now else f"{n}, {since}" for o, n, was, now in zip(old, new, *bare, strict=True)]
+    write_text(path, "\n".join([*new, ""]))
+    os.utime(path, ns=(written.st_atime_ns, written.st_mtime_ns))
 
 
 def write_status(run: Path, state: str, reason: str, step: int, resumed: bool = False) -> None:
