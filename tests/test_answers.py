@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from importing import imported
 from rendering import render
 from running import newest_run, one_error, run
@@ -99,14 +101,23 @@ def test_what_was_switched_on_is_one_line_of_evaluate_and_none_of_predict(begun:
     assert names.split()[-1] == "r2"
 
 
-def test_columns_of_a_table_keep_apart_and_so_do_states_and_reasons() -> None:
+def test_columns_of_a_table_keep_apart_and_so_do_states_and_reasons(tmp_path: Path) -> None:
     evaluate = imported(render(), "commands.evaluate")
     header, *_ = evaluate.table(
         {"model": {"mae_original": 1.0, "direction_accuracy": 2.0, "r2": 3.0}}
     ).splitlines()
     assert header.split() == ["mae_original", "direction_accuracy", "r2"]
-    source = (render() / "src/my_training/engine/run.py").read_text()
-    assert "{entry['state']:<13} {entry['why']}" in source
+    monitor, said = object.__new__(imported(render(), "engine.monitor").Monitor), list[str]()
+    entry = {"name": "compile", "state": "5 blocks, mode default", "why": "set by compile.enabled"}
+    model = torch.nn.Linear(3, 1)
+    monitor.folder, monitor.line = tmp_path, said.append
+    monitor.project = SimpleNamespace(device=torch.device("cpu"), optimizations=[entry], model=model)
+    assert monitor.introduce(steps=7, samples=32, notes=["a note"]) == 4
+    assert said[1:] == [
+        "  compile           5 blocks, mode default set by compile.enabled",
+        "  4 parameters, 7 steps of 32 samples",
+        "note: a note",
+    ]
 
 
 @pytest.mark.parametrize(

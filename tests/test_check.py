@@ -41,7 +41,7 @@ BROKEN = {
         "target = torch.where(present, target, prediction.detach())",
         "",
         "filler",
-        'batch["present"]',
+        'with them the loss is.*batch["present"]',
     ),
     "a leak by one row": Broken(
         "timeseries",
