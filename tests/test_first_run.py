@@ -41,9 +41,8 @@ def test_minutes_become_steps_that_repeat_and_resume(framework: str, tmp_path: P
 
 
 def test_minutes_take_no_more_steps_than_the_settings_say(tmp_path: Path) -> None:
-    done = run(
-        render(workload="tabular"), "train", "--minutes", "60", "--training.max_steps", "6", cwd=tmp_path
-    )
+    words = ("--minutes", "60", "--training.max_steps", "6", "--max-steps", "2")
+    done = run(render(workload="tabular"), "train", *words, cwd=tmp_path)
     assert done.code == 0, done.err
     assert length(tmp_path)[0] == 6
 

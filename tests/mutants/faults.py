@@ -1295,7 +1295,7 @@ SCRIPTS = (
         "a script saves for a signal and ends for a later one",
         "parts/script/timeseries/train.py",
         "            if ending:\n",
-        "            if last or stop:\n",
+        "            if ending := last or bool(stop):\n",
         "test_script.py::test_a_signal_right_after_the_question_for_it_loses_no_step",
     ),
     Fault(
