@@ -180,9 +180,11 @@ def painted() -> None:
 
 
 def undrawn() -> None:
-    """For `run(..., before=undrawn)`: no picture of the run at all."""
+    """For `run(..., before=undrawn)`: no picture of the run at all, nor of what its model does."""
     report: Any = importlib.import_module(f"{PACKAGE}.engine.report")
     report.draw = lambda *_: ""
+    pictures: Any = importlib.import_module(f"{PACKAGE}.hooks.pictures")
+    pictures.THERE = False
 
 
 def start(
