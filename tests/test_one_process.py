@@ -21,6 +21,7 @@ def start(folder: Path, *words: str, path: str = "") -> subprocess.Popen[str]:
     source = render(workload="tabular") / "src"
     environment = {**os.environ, "PYTHONPATH": f"{path}:{source}", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "my_training", *words]
+    (folder / "config.yaml").touch()
     return subprocess.Popen(
         command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
