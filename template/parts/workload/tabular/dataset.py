@@ -18,8 +18,8 @@ import torch
 from .engine.errors import UserError
 from .engine.seams import Batch, Rows, Spans
 from .engine.store import Store, StoreWriter
+from .scaling import BLOCK_ROWS, Scaler, halves
 from .settings import WORKLOAD
-from .tables import BLOCK_ROWS, Scaler, halves
 
 Facts = dict[str, Any]
 

@@ -15,7 +15,7 @@ import torch
 
 from . import dataset
 from .engine import optimization
-from .engine.config import defaults, found
+from .engine.config import found
 from .engine.errors import UserError
 from .engine.gpus import resolve_precision, this_card
 from .engine.loader import Loader
@@ -81,8 +81,8 @@ def open_store(settings: Settings, synthetic: bool = True) -> Store:
 
     synthetic: makes that sample where there is none.
     """
-    folder = Path(settings.data.path)
-    if not (folder / MANIFEST).exists() and settings.data.path == defaults(type(settings.data)).path:
+    folder, usual = Path(settings.data.path), type(settings.data).model_fields["path"].default
+    if not (folder / MANIFEST).exists() and settings.data.path == usual:
         made = folder / "synthetic"
         if not (made / MANIFEST).exists() and synthetic:
             dataset.synthesize(made, settings)

@@ -33,7 +33,9 @@ BatchSize = Annotated[int, Field(ge=1, description="samples in a micro-batch")]
 class Section(BaseModel):
     """A group of settings: unknown keys, nan and infinity are refused, values cannot change later."""
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True, validate_default=True)
+    model_config = ConfigDict(
+        extra="forbid", allow_inf_nan=False, frozen=True, validate_default=True, defer_build=True
+    )
 
     @field_validator("*", mode="before")
     @classmethod
@@ -57,8 +59,8 @@ def separated(value: object) -> object:
 
 
 def defaults(model: type[S]) -> S:
-    """A section in which everything is as by default."""
-    return model()
+    """A field that holds a section in which everything is as by default."""
+    return Field(default_factory=model)  # made when settings are: `--help` needs none
 
 
 class LoaderSettings(Section):
