@@ -48,6 +48,7 @@ FEATURES = {  # files, lines, dependencies
     "a start from other weights, partly fitting ones too, of any file; frozen weights by phase": (1, 144, 0),
     "optimizer muon: one optimizer of torch's Muon and AdamW, which weights get which": (0, 27, 0),
     "from any directory: settings, data and runs of the project's folder; read-only ones": (0, 24, 0),
+    "what keeps torch from loading in one line; notes of constant columns and of no test rows": (0, 19, 0),
     "weights of a hook: `--weights` of the verbs that open a run, for the extra ema": (0, 16, 0),
 }
 

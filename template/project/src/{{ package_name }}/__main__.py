@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from .config import ENVIRONMENT, SETTINGS, SWITCHES, Settings, load, sources
 from .engine.config import near
-from .engine.errors import UserError, UserErrors, gpu_memory
+from .engine.errors import UserError, UserErrors, gpu_memory, unloadable
 from .engine.runs import prepare_process
 
 CONFIG = Path("config.yaml")
@@ -93,13 +93,9 @@ def run(words: list[str]) -> int:
         return 0
     try:
         return command.run(arguments, settings) or 0
-    except ImportError as error:  # not installed, or built for another machine
-        name = (error.name or str(error)).partition(".")[0]
-        if name == __package__:
-            raise
-        said = str(error).partition("\n")[0]
-        raise UserError(f"{name} cannot be loaded", said, "`make setup` installs it") from error
-    except (RuntimeError, MemoryError) as error:
+    except (ImportError, OSError, RuntimeError, MemoryError) as error:
+        if line := unloadable(error, __package__ or ""):
+            raise line from error
         if not (gpu := gpu_memory(error)) and "CUDA driver error" in str(error):  # a virtual GPU, or WSL
             remedy = "try PYTORCH_ALLOC_CONF=expandable_segments:False"
             raise UserError(str(error).partition("\n")[0], verb, remedy) from error
