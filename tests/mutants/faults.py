@@ -1269,6 +1269,20 @@ MEASURING = (
 
 SETTINGS = (
     Fault(
+        "a project is looked for where one stands",
+        "__main__.py",
+        'next(above, ".")',
+        '"."',
+        "test_surroundings.py::test_what_a_person_names_is_meant_from_where_they_stand",
+    ),
+    Fault(
+        "what a person names is looked for in the project",
+        "__main__.py",
+        "type(value)(os.path.abspath(value))",
+        "value",
+        "test_surroundings.py::test_what_a_person_names_is_meant_from_where_they_stand",
+    ),
+    Fault(
         "a weaker source wins",
         "config.py",
         "layer |= _without_switches(given, stronger, layer, notes)",
