@@ -11,7 +11,7 @@ import pytest
 from rendering import render
 from variants import Answers, choices, name, pairwise
 
-YOURS = {"model", "dataset", "settings", "train", "assemble", "config"}
+YOURS = {"model", "dataset", "settings", "pictures", "train", "assemble", "config"}
 EXTRAS = list(choices("extras"))
 # Modules of the core's own folders that only an extra brings.
 OF_EXTRAS = {

@@ -45,6 +45,30 @@ CHECK = (
     ),
 )
 
+PICTURES = (
+    Fault(
+        "pictures leave the model as it evaluates",
+        "hooks/pictures.py",
+        "project.model.train(was_training)",
+        "pass",
+        "test_pictures.py::test_pictures_cost_no_bit_of_the_training[seldom]",
+    ),
+    Fault(
+        "the report's scale is that of the whole run",
+        "engine/report.py",
+        "if step >= border]",
+        "]",
+        "test_report.py::test_the_first_values_flatten_no_curve_and_the_best_is_named",
+    ),
+    Fault(
+        "a loss that begins above the naive one is an alert",
+        "engine/monitor.py",
+        "elif step >= self.end / 10 and not",
+        "elif not",
+        "test_pictures.py::test_what_an_alert_of_divergence_is",
+    ),
+)
+
 WEIGHTS = (
     Fault(
         "Muon takes embeddings",
@@ -1245,6 +1269,20 @@ MEASURING = (
 
 SETTINGS = (
     Fault(
+        "a project is looked for where one stands",
+        "__main__.py",
+        'next(above, ".")',
+        '"."',
+        "test_surroundings.py::test_what_a_person_names_is_meant_from_where_they_stand",
+    ),
+    Fault(
+        "what a person names is looked for in the project",
+        "__main__.py",
+        "type(value)(os.path.abspath(value))",
+        "value",
+        "test_surroundings.py::test_what_a_person_names_is_meant_from_where_they_stand",
+    ),
+    Fault(
         "a weaker source wins",
         "config.py",
         "layer |= _without_switches(given, stronger, layer, notes)",
@@ -1331,6 +1369,7 @@ SCRIPTS = (
 FAMILIES = {
     "hooks and rows": HOOKS,
     "check": CHECK,
+    "pictures and the report": PICTURES,
     "weights": WEIGHTS,
     "the step": STEP,
     "number formats": FORMATS,

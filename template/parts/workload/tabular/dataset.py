@@ -226,6 +226,12 @@ def baselines(store: Store, settings: Any, split: str) -> dict[str, dict[str, fl
     return {"majority": {"accuracy": float(accuracy), "log_loss": float(surprise)}}
 
 
+def naive(store: Store, split: str) -> float:
+    """The loss without a model: of the mean of the training targets, or of the shares of their classes."""
+    (row,) = baselines(store, None, split).values()
+    return row["mse"] if "mse" in row else row["log_loss"]
+
+
 def synthesize(folder: Path, settings: Any) -> None:
     """Writes 20,000 rows of a made-up harvest, always the same: six numbers, a category, some cells empty."""
     random, count = np.random.default_rng(20), 20_000

@@ -47,8 +47,11 @@ class Scaler:
     def columns(self, names: list[str]) -> list[tuple[str, ...]]:
         """What `splits.conclude` prints of them."""
         missing = 1 - self.count / max(self.rows, 1)
-        cells = zip(names, self.low.tolist(), self.high.tolist(), missing.tolist(), strict=True)
-        return [(name, "number", f"{low:.6g}", f"{high:.6g}", f"{gap:.1%}") for name, low, high, gap in cells]
+        kinds = np.where(self.low == self.high, "constant", "number").tolist()
+        cells = zip(names, kinds, self.low.tolist(), self.high.tolist(), missing.tolist(), strict=True)
+        return [
+            (name, kind, f"{low:.6g}", f"{high:.6g}", f"{gap:.1%}") for name, kind, low, high, gap in cells
+        ]
 
 
 def halves(

@@ -204,6 +204,16 @@ def baselines(store: Store, settings: Sections, split: str) -> dict[str, dict[st
     return {row: finish(dict(zip(METRICS, values, strict=True)), store, split) for row, values in found}
 
 
+def naive(store: Store, split: str) -> float:
+    """The loss of repeating the last value, or of the mean of the training rows if that is better."""
+    samples = Samples(store, None, split)
+    first, count, ahead = samples.first, len(samples), range(1, samples.horizon + 1)
+    rows = _targets(store, first - 1, first + count + samples.horizon - 1)
+    known = [np.square(rows[place : place + count]).mean() for place in ahead]
+    repeated = [np.square(rows[place : place + count] - rows[:count]).mean() for place in ahead]
+    return float(min(np.mean(known), np.mean(repeated)))
+
+
 def _linear(store: Store) -> np.ndarray:
     """(T + 1, H) least squares over the training windows, with a trace of ridge for columns that repeat."""
     size = store.facts["frames"][0]["history"] + 1

@@ -7,6 +7,7 @@ graph, an optimizer made before sharding would hold parameters that are no longe
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,6 +64,15 @@ class Project:
             raise UserError(what, str(self.store.folder), "prepare with another --split")
         order = order_of(samples, self.settings, self.distributed.rank, self.distributed.world, train)
         return self.loader_class(samples, self.store, self.settings, order, self.device)
+
+    def finish(self, metrics: dict[str, float], split: str) -> dict[str, float]:
+        """Adds what no sum over samples gives, such as `r2`."""
+        finish = getattr(dataset, "finish", lambda metrics, *_: metrics)
+        return dict(finish(metrics, self.store, split))
+
+    def naive(self, split: str) -> float:
+        """The loss of a split without a model; inf where `dataset.py` does not say it."""
+        return float(getattr(dataset, "naive", lambda *_: math.inf)(self.store, split))
 
     def remarks(self, loader: Loader) -> list[str]:
         """What a person should know of a training, though nothing is wrong."""
