@@ -42,9 +42,8 @@ def main(words: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # else Python complains once more at its end
+        # Else Python complains once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         print(f"stopped: the output of {words[0]} was closed", file=sys.stderr)
         return CLOSED
 
