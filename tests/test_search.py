@@ -187,7 +187,7 @@ def computed(loss: Callable[[dict[str, Any]], float | tuple[int, str]]) -> Calla
     return put
 
 
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 @pytest.mark.parametrize("seed", range(8))
 def test_a_planted_optimum_is_found_in_20_trials(seed: int, place: Path) -> None:
     words = ("tune", "--search", *SPACE, "--trials", "20", "--reproducibility.seed", str(seed))
@@ -241,6 +241,7 @@ def test_a_gain_must_exceed_the_spread(after: tuple[float, ...], said: str) -> N
     assert lines[1].endswith(f"over 3 other seeds, as configured 0.5 ± 0.01: {said}")
 
 
+@pytest.mark.full
 def test_luck_is_not_called_a_gain(place: Path) -> None:
     """Losses that are noise: the lowest of many is lucky, and repeats say so."""
     noise = lambda settings: zlib.crc32(json.dumps(settings, sort_keys=True).encode()) / 2**32  # noqa: E731
