@@ -20,9 +20,9 @@ from .engine.errors import UserError
 from .engine.lanes import Lanes
 from .engine.seams import Batch, Rows, Spans
 from .engine.store import Store, StoreWriter
+from .scaler import Scaler, halves
 from .series import Series, resample
 from .settings import WORKLOAD
-from .tables import Scaler, halves
 
 if TYPE_CHECKING:
     from .settings import Sections
