@@ -68,7 +68,7 @@ class Theirs:
 
         self.torch, self.nanogpt, self.data, self.steps = torch, nanogpt, data, steps
         vocabulary = project.model.embedding.num_embeddings
-        self.model = nanogpt.GPT(nanogpt.Config(BLOCK, vocabulary, 4, 4, 128))
+        self.model = nanogpt.GPT(nanogpt.GPTConfig(BLOCK, vocabulary, 4, 4, 128))
         nanogpt.load_ours(self.model, project.model)
         tokens = torch.from_numpy(data[: BATCH * BLOCK].astype("int64")).view(BATCH, BLOCK)
         with torch.no_grad():

@@ -52,6 +52,7 @@ def train(folder: Path, name: str, rate: float, seed: int, steps: int) -> Curve:
     }
     words = [word for key, value in flags.items() for word in (f"--{key}", str(value))]
     environment = os.environ | {"PYTHONPATH": str(render(workload="llm") / "src"), "OMP_NUM_THREADS": "1"}
+    environment["TRAINING_ROOT"] = str(folder)
     command = [sys.executable, "-m", "my_training", "train", "--name", run, *words]
     subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
     rows = map(json.loads, (folder / "runs" / run / "metrics.jsonl").read_text().splitlines())

@@ -20,7 +20,7 @@ from torch.nn import functional
 
 
 @dataclass
-class Config:
+class GPTConfig:
     block_size: int = 1024
     vocab_size: int = 50304
     n_layer: int = 12
@@ -31,7 +31,7 @@ class Config:
 
 
 class CausalSelfAttention(nn.Module):
-    def __init__(self, config: Config):
+    def __init__(self, config: GPTConfig):
         super().__init__()
         self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)
         self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
@@ -53,7 +53,7 @@ class CausalSelfAttention(nn.Module):
 
 
 class MLP(nn.Module):
-    def __init__(self, config: Config):
+    def __init__(self, config: GPTConfig):
         super().__init__()
         self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd, bias=config.bias)
         self.gelu = nn.GELU()
@@ -65,7 +65,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, config: Config):
+    def __init__(self, config: GPTConfig):
         super().__init__()
         self.ln_1 = nn.LayerNorm(config.n_embd, bias=config.bias)
         self.attn = CausalSelfAttention(config)
@@ -78,7 +78,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    def __init__(self, config: Config):
+    def __init__(self, config: GPTConfig):
         super().__init__()
         self.config = config
         self.transformer = nn.ModuleDict(
@@ -104,6 +104,18 @@ class GPT(nn.Module):
             return logits, None
         loss = functional.cross_entropy(logits.view(-1, logits.size(-1)), targets.view(-1), ignore_index=-1)
         return logits, loss
+
+    @torch.no_grad()
+    def generate(
+        self, idx: Tensor, max_new_tokens: int, temperature: float = 1.0, top_k: int | None = None
+    ) -> Tensor:
+        for _ in range(max_new_tokens):
+            logits = self(idx[:, -self.config.block_size :])[0][:, -1] / temperature
+            if top_k is not None:
+                least = logits.topk(min(top_k, logits.size(-1))).values[:, -1:]
+                logits = logits.masked_fill(logits < least, -math.inf)
+            idx = torch.cat([idx, torch.multinomial(logits.softmax(-1), 1)], 1)
+        return idx
 
     def configure_optimizers(self, weight_decay: float, learning_rate: float, betas: Any, device: str) -> Any:
         params = [p for p in self.parameters() if p.requires_grad]

@@ -33,7 +33,7 @@ def measured(project: Path, folder: Path, workload: str, *more: str) -> list[dic
     """The rows of benchmark.json that have a ±."""
     words = ("benchmark", *SWITCHES, "--restart", *more, *SMALL.get(workload, ()))
     command = (sys.executable, "-m", "my_training", *words)
-    environment = {**os.environ, "PYTHONPATH": str(project / "src")}
+    environment = {**os.environ, "PYTHONPATH": str(project / "src"), "TRAINING_ROOT": str(folder)}
     subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
     rows = json.loads((folder / "benchmark_results/benchmark.json").read_text())["rows"]
     return [row for row in rows if row.get("gain_spread")]

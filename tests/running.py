@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a test needs no network, nor waits for one
+os.environ.setdefault("TRAINING_ROOT", ".")  # verbs of a shared project work in the folder given to each
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # a child of a fork cannot use its parent's pool of threads
 
 import accelerate  # noqa: F401 - what a child would otherwise import for itself, every time
@@ -180,9 +181,11 @@ def painted() -> None:
 
 
 def undrawn() -> None:
-    """For `run(..., before=undrawn)`: no picture of the run at all."""
+    """For `run(..., before=undrawn)`: no picture of the run at all, nor of what its model does."""
     report: Any = importlib.import_module(f"{PACKAGE}.engine.report")
     report.draw = lambda *_: ""
+    pictures: Any = importlib.import_module(f"{PACKAGE}.hooks.pictures")
+    pictures.THERE = False
 
 
 def start(

@@ -21,8 +21,9 @@ from variants import PAIRWISE, SCRIPTS, choices, pairwise, products, scripts, st
 SNAPSHOT = Path(__file__).with_suffix(".json").with_name("api_snapshot.json")
 PRINT_NAMES = """
 import json
+from my_training.__main__ import ROOT
 from my_training.config import ALIASES, ENVIRONMENT, OBSOLETE, SETTINGS
-print(json.dumps([sorted(SETTINGS), sorted(ENVIRONMENT), sorted({*ALIASES, *OBSOLETE})]))
+print(json.dumps([sorted(SETTINGS), sorted([*ENVIRONMENT, ROOT]), sorted({*ALIASES, *OBSOLETE})]))
 """
 
 

@@ -413,6 +413,16 @@ def test_what_slows_both_processes_of_a_round_is_no_spread(tmp_path: Path) -> No
     assert on["gain_spread"] is None
 
 
+def test_a_wide_spread_says_what_narrows_it(tmp_path: Path) -> None:
+    plans = [plan("cumulative", "off", a=0), plan("cumulative", "on", a=1), plan("cumulative", "more", a=2)]
+    measured = book(
+        tmp_path, plans, [[trial(ms, 1.0) for ms in row] for row in ((20, 20), (10, 16), (10, 10.1))]
+    )
+    measured.write()
+    said = "**on**: the ± is wide; more --processes and --steps, and nothing else on the machine"
+    assert said in (tmp_path / "benchmark.md").read_text()
+
+
 def test_a_row_is_compared_with_fp32_in_its_own_order(tmp_path: Path) -> None:
     """Bucketed batches have other losses, as they should."""
     plans = [

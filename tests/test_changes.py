@@ -84,7 +84,8 @@ def root(folder: Path, out: str) -> None:
 
 
 def picture(folder: Path, out: str) -> None:
-    assert tracked(folder, "images") == ["forecast"]
+    assert tracked(folder, "images") == ["validation/predictions", "validation/errors_by_sun"]
+    assert "![errors_by_sun](pictures/errors_by_sun.png)" in (newest_run(folder) / "report.md").read_text()
 
 
 def phases(folder: Path, out: str) -> None:
@@ -126,7 +127,7 @@ EFFECTS: dict[str, Callable[[Path, str], None] | None] = {  # None: other losses
     "A metric, also in the rows of training": metric,
     "A data augmentation": None,
     "Another schedule": root,
-    "A picture in the tracker": picture,
+    "A picture of your own": picture,
     "Frozen layers, trained from the second phase on": phases,
     "Averaged weights": averages,
     "Weights of another run": start,

@@ -146,6 +146,7 @@ def test_something_broken_exits_with_1_and_the_rest_is_checked(project):
     assert len(found["checks"]) == len(CHECKS)
 
 
+@pytest.mark.full
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler here")
 def test_the_compiler_is_tried_for_real():
     state, line = doctor.check_compile(config.load(overrides=[("compile.enabled", "true")]), CPU)

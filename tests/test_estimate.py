@@ -219,6 +219,19 @@ def test_rows_are_ranked_by_price_then_time_and_what_fails_comes_last():
     assert sorted((ranked[i] for i in (3, 0, 5, 2, 4, 1)), key=estimate.rank) == ranked
 
 
+def test_cards_that_all_wait_for_the_host_are_said_to_and_the_smaller_comes_first():
+    row = {"precision": "bf16", "fits": True, "memory_gb": 1.0, "step_ms": 2.0, "epoch_price": None}
+    row |= {"epoch_hours": 1.0, "run_hours": 1.0}
+    large, small = (
+        {"card": key, "card_gb": gb, "bound": "launch", **row} for key, gb in (("b", 80.0), ("a", 8.0))
+    )
+    cpu = {"card": "cpu", "card_gb": None, "bound": "compute", **row, "step_ms": 9.0}
+    assert sorted((cpu, large, small), key=estimate.rank) == [small, large, cpu]
+    verb, said = imported(render(), "commands.estimate"), "every card waits for the host"
+    assert said in verb.table([small, large, cpu])[-1]
+    assert said not in verb.table([small, large | {"bound": "compute"}, cpu])[-1]
+
+
 # ---- the verb ----
 
 LARGE = ("--model.size", "small", "--data.block_size", "512", "--data.sample_mb", "0.5")

@@ -62,6 +62,18 @@ def gradients(function, layer, x: Tensor) -> list[Tensor]:
     return [out.detach(), x.grad, *(parameter.grad.clone() for parameter in layer.parameters())]
 
 
+def test_sparse_features_are_as_good_as_dense_ones() -> None:
+    layer, (x, edges) = attention(), random_graph()
+    x = x.relu()
+    found = []
+    for features in (x, x.to_sparse()):
+        layer.zero_grad()
+        out = layer(features, edges)
+        out.square().sum().backward()
+        found.append([out, *(parameter.grad.clone() for parameter in layer.parameters())])
+    torch.testing.assert_close(*found)
+
+
 def assert_near(found: list[Tensor], expected: list[Tensor], tolerance: float = 1e-5) -> None:
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours.double(), theirs.double(), rtol=tolerance, atol=tolerance)

@@ -11,7 +11,7 @@ import pytest
 from rendering import render
 from variants import Answers, choices, name, pairwise
 
-YOURS = {"model", "dataset", "settings", "train", "assemble", "config"}
+YOURS = {"model", "dataset", "settings", "pictures", "train", "assemble", "config"}
 EXTRAS = list(choices("extras"))
 # Modules of the core's own folders that only an extra brings.
 OF_EXTRAS = {
@@ -108,6 +108,26 @@ def test_the_core_imports_no_extra(answers: Answers) -> None:
     for module, imports in graph(package).items():
         if not of_an_extra(module):
             assert [other for other in imports if of_an_extra(other)] == [], module
+
+
+SLOW = {"pyarrow", "matplotlib", "pandas", "h5py"}
+"""What reads tables, draws or reads HDF5 is loaded where that is done."""
+
+
+@pytest.mark.parametrize("workload", choices("workload"))
+def test_a_training_starts_without_what_it_does_not_use(workload: str) -> None:
+    package = render(workload=workload) / "src/my_training"
+    imports, paths = graph(package), modules(package)
+    reached, waiting = set(), ["commands.train", "train", "assemble"]
+    while waiting:
+        reached.add(module := waiting.pop())
+        waiting += [other for other, is_top in imports[module].items() if is_top and other not in reached]
+    for module in reached:
+        nodes = [node for node, inside in runtime(ast.parse(paths[module].read_text("utf-8"))) if not inside]
+        names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+        names += [str(node.module) for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]
+        slow = SLOW.intersection(name.partition(".")[0] for name in names)
+        assert slow <= ({"h5py"} if workload == "windows" else set()), module
 
 
 def test_a_circle_is_found() -> None:

@@ -21,6 +21,7 @@ def start(folder: Path, *words: str, path: str = "") -> subprocess.Popen[str]:
     source = render(workload="tabular") / "src"
     environment = {**os.environ, "PYTHONPATH": f"{path}:{source}", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "my_training", *words]
+    (folder / "config.yaml").touch()
     return subprocess.Popen(
         command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -59,19 +60,44 @@ def test_a_closed_output_stops_a_run_in_one_line(tmp_path: Path) -> None:
     assert (tmp_path / "runs/a/report.md").exists()
 
 
-@pytest.mark.parametrize("verb", ["train", "doctor"])
-def test_a_library_that_cannot_be_loaded_is_one_line(verb: str, tmp_path: Path) -> None:
+MISSING = "libgomp.so.1: cannot open shared object file: No such file or directory"
+LOADED = [  # what importing torch does, and the line
+    (
+        f'raise ImportError("{MISSING}", name="torch")',
+        f"torch cannot be loaded: {MISSING}: `make setup` installs it",
+    ),
+    (f'raise OSError("{MISSING}")', f"libgomp cannot be loaded: {MISSING}: install it with the packages"),
+    (
+        'raise RuntimeError("NumPy was built with baseline optimizations: \\n(X86_V2) but your machine")',
+        "numpy cannot be loaded: NumPy was built with baseline optimizations:",
+    ),
+]
+
+
+def test_a_torch_that_kills_its_process_is_said_by_doctor(tmp_path: Path) -> None:
+    """As one that was built for another CPU does."""
     (tmp_path / "torch").mkdir()
-    (tmp_path / "torch/__init__.py").write_text(
-        'raise ImportError("libgomp.so.1: cannot open it", name="torch")'
-    )
+    (tmp_path / "torch/__init__.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGILL)")
+    broken = start(tmp_path, "doctor", path=str(tmp_path))
+    _, said = broken.communicate()
+    assert broken.returncode == 2
+    assert said.startswith("error: importing torch ends with SIGILL: ")
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(("torch", "line"), LOADED, ids=["torch", "libgomp", "numpy"])
+@pytest.mark.parametrize("verb", ["train", "doctor"])
+@pytest.mark.cover(1)
+def test_a_library_that_cannot_be_loaded_is_one_line(
+    verb: str, torch: str, line: str, tmp_path: Path
+) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/__init__.py").write_text(torch)
     broken = start(tmp_path, verb, path=str(tmp_path))
     out, said = broken.communicate()
     assert broken.returncode == 2
-    assert (out, said) == (
-        "",
-        "error: torch cannot be loaded: libgomp.so.1: cannot open it: `make setup` installs it\n",
-    )
+    assert said.startswith(f"error: {line}")
+    assert (out, said.count("\n")) == ("", 1)
     helps = start(tmp_path, verb, "--help", path=str(tmp_path))
     assert "usage" in helps.communicate()[0]
     assert helps.returncode == 0

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from rendering import render
@@ -94,3 +96,35 @@ def test_a_phase_waits_for_the_one_before(place: Path) -> None:
     one_error(run(project, "train", "--phase", "4", cwd=place), "no phase 4")
     one_error(run(project, "train", "--phase", "2", cwd=place), "phase 1 is not finished", "step 7 of 12")
     assert newest_run(place).exists()
+
+
+def test_a_phase_trains_and_evaluates_on_data_of_its_own(tmp_path: Path) -> None:
+    """Two prepared tables, one after the other; resumed in each to the bit, and evaluated on the last one."""
+    for name, slope in (("one", 1.0), ("two", -3.0)):
+        random = np.random.default_rng(0)
+        a, noise = random.normal(2, 1, 300), random.normal(0, 0.1, 300)
+        table = np.column_stack([a, noise, slope * a + noise])
+        np.savetxt(tmp_path / f"{name}.csv", table, delimiter=",", header="a,b,target", comments="")
+        words = f"--input {name}.csv --target target --task regression --data.path data/{name}"
+        prepared = run(render(workload="tabular"), "prepare", *words.split(), cwd=tmp_path)
+        assert prepared.code == 0, prepared.err
+    phases = [
+        {"name": name, "steps": steps, "overrides": {"data.path": f"data/{name}"}}
+        for name, steps in (("one", 9), ("two", 11))
+    ]
+    config = yaml.safe_load((render(workload="tabular") / "config.yaml").read_text())
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config | {"phases": phases}))
+    words, found = (*OPTIONS, "--data.batch_size", "64"), []
+    for stops in ((), (5, 9, 14)):
+        for number, stop in enumerate((*stops, 20)):
+            flags = ("--resume",) if number else words
+            done = run(render(workload="tabular"), "train", *flags, "--max-steps", str(stop), cwd=tmp_path)
+            assert done.code == 0, done.err
+        found.append((losses(tmp_path), evaluations(tmp_path), weights(tmp_path)))
+    assert found[0] == found[1]
+    trained = [row["loss"] for row in rows(tmp_path) if "split" not in row]
+    assert trained[9] > 2 * trained[8], "the second table's targets go down where the first one's go up"
+    words = ("--checkpoint", "last", "--split", "validation")
+    assert run(render(workload="tabular"), "evaluate", *words, cwd=tmp_path).code == 0
+    measured = json.loads((newest_run(tmp_path) / "evaluation.json").read_text())["metrics"]["loss"]
+    assert measured == float.fromhex(evaluations(tmp_path)[-1][1])

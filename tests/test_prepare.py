@@ -32,6 +32,7 @@ def prepare(folder: Path, workload: str, path: str, *flags: str, data: str = "da
     words = TABULAR if workload == "tabular" else SERIES if workload == "timeseries" else ()
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
+        Path("config.yaml").touch()
         return main(["prepare", "--input", path, *words, *flags, "--data.path", data])
 
 
@@ -113,6 +114,21 @@ ODD: dict[str, tuple[str | bytes, tuple[str, ...], tuple[str, ...]]] = {
     ),
     "NUL in a category": (with_cell("colour", "re\0d"), (), ("NUL byte", "row 7, column 'colour'")),
     "NUL in a number": (with_cell("size", "1\0002"), (), ("is not a number", "row 7, column 'size'")),
+    "constant column": (
+        with_column(site=[3] * ROWS),
+        (),
+        ("note: one value in all training rows, which tells nothing: site\n",),
+    ),
+    "constant in training alone": (
+        with_column(site=[3] * (ROWS - 1) + [4]),
+        ("--keep-order",),
+        ("note: one value in all training rows, which tells nothing: site\n",),
+    ),
+    "no test rows": (
+        with_column(),
+        ("--split", "0.8,0.2"),
+        ("note: nothing is left to test: `evaluate` needs",),
+    ),
     "constant target": (with_column(price=[5] * ROWS), (), ("note: the target is 5 in every training row",)),
     "latin-1": (with_cell("colour", "röt").encode("latin-1"), (), ("not UTF-8", "--encoding latin-1")),
     "latin-1 in the header": (with_column(größe=[1, 2] * 100).encode("latin-1"), (), ("--encoding latin-1",)),

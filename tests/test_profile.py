@@ -257,7 +257,7 @@ def settings(**data: Any) -> Any:
         ((0.0, 0.3, 0.7), 0.9, {}, (), "launch", "--data.batch_size 16, or --compile.mode reduce-overhead"),
         ((0.0, 0.3, 0.7), 0.9, {"compiled": False}, (), "launch", "--compile.enabled true"),
         ((0.0, 0.9, 0.1), 0.2, {"precision": "fp32"}, (), "memory", "--training.precision auto"),
-        ((0.0, 0.9, 0.1), 0.2, {}, (), "memory", "--compile.enabled true"),
+        ((0.0, 0.9, 0.1), 0.2, {"compiled": False}, (), "memory", "--compile.enabled true"),
         ((0.05, 0.9, 0.05), 0.8, {"precision": "tf32"}, (), "compute", "--training.precision auto"),
         ((0.05, 0.9, 0.05), 0.8, {"precision": "bf16"}, (), "compute", "faster card"),
     ],
@@ -270,6 +270,14 @@ def test_verdicts(
     found = verdict(shares, products, settings(**given), without, (9, 0))
     assert found[0] == f"{name}-bound"
     assert remedy in found[2]
+
+
+def test_a_cpu_is_not_told_to_compile_nor_a_gpu_that_compiles() -> None:
+    verdict = imported(render(workload="tabular"), "measure.profiling").verdict
+    shares = {"data": 0.0, "compute": 0.9, "idle": 0.1}
+    for products in (0.2, 0.8):
+        assert verdict(shares, products, settings(), (), None)[2] == "a smaller model, or a GPU"
+    assert verdict(shares, 0.2, settings(), (), (9, 0))[2] == "a smaller model, or a faster card"
 
 
 def test_shares_of_a_step() -> None:

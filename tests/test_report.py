@@ -124,6 +124,39 @@ def test_a_whole_run(tmp_path):
     assert (image[..., :3] < 0.9).any(axis=-1).mean() > 0.01  # something is drawn
 
 
+def test_the_first_values_flatten_no_curve_and_the_best_is_named():
+    history = steps(1000)
+    history[0] |= {"loss": 100.0, "gradient_norm": 900.0}
+    measured = [
+        row | {"mae": row["loss"] ** 0.5, "accuracy": 1 - row["loss"]} for row in evaluations(0.9, 0.4, 0.5)
+    ]
+    parts = {"training": history, "validation": measured}
+    series = {name: report.numbers(part, "loss") for name, part in parts.items()}
+    figure = report.curves(history, measured, series, 1.5, [])
+    top, *small = figure.axes
+    late = [loss for pairs in series.values() for step, loss in pairs if step >= 100]
+    low, high = top.get_ylim()
+    assert low <= min(late) < max(late) <= high < 1.2 * max(late)
+    assert top.get_title(loc="right") == "above: 100 at step 10"
+    assert top.get_title(loc="left") == "loss = mse"
+    named = [text.get_text() for text in top.get_legend().get_texts()]
+    assert named == ["training", "validation", "best 0.4, step 200", "without a model 1.5"]
+    titles = [axes.get_title(loc="left") for axes in small]
+    assert titles == ["learning rate", "samples/s", "gradient norm", "mae", "accuracy"], "every metric once"
+    assert small[2].get_ylim()[1] < 5
+    assert small[4].get_title(loc="right") == "best 0.6"
+
+
+def test_every_metric_stands_at_the_best_evaluation_and_the_last(tmp_path):
+    rows = [row | {"accuracy": 1 - row["loss"]} for row in evaluations(0.9, 0.4, 0.5)]
+    run = make_run(tmp_path / "run", steps(300) + rows)
+    (run / "events.jsonl").write_text('{"step": 100, "event": "naive", "loss": 1.25}\n')
+    page = page_of(run)
+    assert "| metric | best, step 200 | last, step 300 |" in page
+    assert "| accuracy | 0.6 | 0.5 |" in page
+    assert "| without a model | 1.25 |  |" in page
+
+
 def test_steps_that_fp16_skipped_are_added_up(tmp_path):
     counts = iter([2.0, 0.0, 1.0])
     page = page_of(make_run(tmp_path / "fp16", [row | {"skipped_steps": next(counts)} for row in steps(30)]))

@@ -330,6 +330,7 @@ def own_tests(project: Path) -> Result:
     return Running(project, (), project, child).wait()
 
 
+@pytest.mark.first(1)
 @every_script
 def test_own_tests_of_a_script_pass(workload: str, tmp_path: Path) -> None:
     project = shutil.copytree(render(workload=workload, layout="script"), tmp_path / "project")
@@ -358,7 +359,7 @@ FAULTS = {
 BROKEN = [(workload, name) for name, (workloads, *_) in FAULTS.items() for workload in workloads]
 
 
-@pytest.mark.cover(1, "fault")
+@pytest.mark.cover(1, "workload")
 @pytest.mark.parametrize(("workload", "fault"), BROKEN)
 def test_own_tests_notice(workload: str, fault: str, tmp_path: Path) -> None:
     project = shutil.copytree(render(workload=workload, layout="script"), tmp_path / "project")

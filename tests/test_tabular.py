@@ -738,6 +738,12 @@ def test_documented_example_is_as_good_as_scikit_learn(tmp_path: Path) -> None:
     ours = np.mean([result["metrics"]["mse_original"] for result in found])
     mean = found[0]["baselines"]["mean"]["mse_original"]
     print(f"ours {ours:.0f}, scikit-learn {theirs:.0f}, mean {mean:.0f}")
+    first, last = store(tmp_path).splits["test"]
+    assert f"on the {last - first} test rows" in DOCUMENT.read_text(encoding="utf-8")
+    figures = re.findall(r"^\| .+ \| (\d+) \|$", DOCUMENT.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert [round(mean), round(theirs), round(ours)] == pytest.approx(
+        [int(figure) for figure in figures], rel=0.01
+    )
     assert ours <= 1.05 * theirs
     assert ours < 0.8 * mean
 
@@ -763,4 +769,7 @@ def test_wine_is_told_apart_as_well_as_by_scikit_learn(tmp_path: Path) -> None:
         warnings.simplefilter("ignore")  # 200 iterations do not converge
         theirs = np.mean(scikit_learn(store(tmp_path), lambda seed: MLPClassifier(random_state=seed)))
     print(f"ours {np.mean(found):.3f}, scikit-learn {theirs:.3f}")
+    first, last = store(tmp_path).splits["test"]
+    said = f"({np.mean(found):.2f} and {theirs:.2f} on {last - first} test rows)"
+    assert said in DOCUMENT.read_text(encoding="utf-8")
     assert np.mean(found) >= 0.95 * theirs

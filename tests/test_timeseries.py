@@ -468,7 +468,7 @@ def test_gaps_empty_cells_and_constant_columns_are_said_and_trained(tmp_path: Pa
     assert result.code == 0, result.err
     assert "1 gaps in time, the longest of 41 steps after row 299" in result.out
     assert "empty cells" in result.out
-    assert "noise" in result.out.split("constant:")[1].splitlines()[0]
+    assert "noise" in result.out.split("note: one value in all training rows")[1].splitlines()[0]
     assert run(project(), "train", *SMALL, cwd=tmp_path).code == 0
     assert all(np.isfinite(float.fromhex(loss)) for _, loss in losses(tmp_path))
 

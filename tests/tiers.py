@@ -3,7 +3,8 @@
     full        none: `make test-all` alone
     first(n)    the first n cases
     cover(n)    so many cases that each combination of values of any n parameters occurs: 1 is every value,
-                2 is every pair; with names these count alone; a set of answers is one for each question
+                2 every pair, 3 every triple; with names these count alone; a set of answers is one for each
+                question
 
 The others get the mark `full`; `make test-all` runs all of them.
 """

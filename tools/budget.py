@@ -38,7 +38,7 @@ class Budget(NamedTuple):
 
 # Nothing but a line here, defended by its author, raises a limit: a later feature of the core and its lines.
 FEATURES = {  # files, lines, dependencies
-    "prepare in streams: tables of any kind and size, every odd cell named, a dry run": (2, 364, 1),
+    "prepare in streams: tables of any kind and size, every odd cell named, a dry run": (3, 366, 1),
     "a run belongs to one process at a time": (0, 22, 0),
     "one line where a library cannot be loaded, or the output is closed": (0, 12, 0),
     "hooks whole: four more moments, states in checkpoints, another attempt after an error": (0, 67, 0),
@@ -47,8 +47,13 @@ FEATURES = {  # files, lines, dependencies
     "resume and answers that are not silent: changed settings recorded, remedies, words": (0, 47, 0),
     "a start from other weights, partly fitting ones too, of any file; frozen weights by phase": (1, 144, 0),
     "optimizer muon: one optimizer of torch's Muon and AdamW, which weights get which": (0, 27, 0),
-    "prepare at half the speed of reading: sums, medians and rows in few passes; bytes in 8 bits": (1, 77, 0),
+    "prepare at half the speed of reading: sums, medians and rows in few passes; bytes in 8 bits": (0, 70, 0),
+    "pictures of what a model does, at evaluations, for report and trackers": (2, 130, 0),
+    "the report's scale, metrics and best, the loss without a model; divergence is an alert": (0, 87, 0),
+    "from any directory: settings, data and runs of the project's folder; read-only ones": (0, 24, 0),
+    "what keeps torch from loading in one line; notes of constant columns and of no test rows": (0, 19, 0),
     "weights of a hook: `--weights` of the verbs that open a run, for the extra ema": (0, 16, 0),
+    "an epoch's rest of samples moves the weights by its share, not as a whole step": (0, 8, 0),
 }
 
 

@@ -7,7 +7,8 @@ OLD and NEW are as in tools/golden.py, whose small sizes these are. Both render 
 their own data and train in fresh processes of one thread, with equal settings: where defaults differ, OLD's;
 what one of them alone has is as by default. A round has each version once, and their order turns: the median
 of `step_ms` and the mean of `data_wait_fraction` over rows after the warm-up, and CPU seconds, user and
-system, of `train --help` and of a run of one step: imports, dry run, evaluation, checkpoint, report.
+system, of `train --help` and of a run of one step: imports, dry run, evaluation, checkpoint, report without
+pictures.
 """
 
 from __future__ import annotations
@@ -38,6 +39,13 @@ PARTS = {  # workload, loader, steps of a run
     "llm": ("llm", "memmap", 300),
 }
 ROWS, WARM = 60, 10  # rows of metrics of a run; how many of them do not count
+# `-m my_training` without pictures: they come after the run, and cost what they show.
+UNDRAWN = """import sys
+from my_training.__main__ import main
+if "--help" not in sys.argv:
+    from my_training.engine import report
+    report.draw = lambda *_: ""
+sys.exit(main(sys.argv[1:]))"""
 NEVER = dict.fromkeys(("--evaluation.every_steps", "--checkpoint.every_steps"), str(10**9))
 
 
@@ -53,7 +61,7 @@ class Figures(NamedTuple):
 def cpu_seconds(project: Path, *words: str) -> float:
     """User and system time of `train` in a fresh process. Raises `RuntimeError` if it fails."""
     environment = {**os.environ, "PYTHONPATH": str(project / "src"), "OMP_NUM_THREADS": "1"}
-    command = (sys.executable, "-m", "my_training", "train", *words)
+    command = (sys.executable, "-c", UNDRAWN, "train", *words)
     before = os.times()
     done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True)
     if done.returncode:

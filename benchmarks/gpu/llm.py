@@ -106,7 +106,7 @@ def theirs(overrides: dict[str, Any]) -> dict[str, Any]:
     start = time.perf_counter()
     same = model_of(settings, store.facts)
     padded = same.embedding.num_embeddings
-    model = nanogpt.GPT(nanogpt.Config(settings.model.context, padded, *settings.model.shape))
+    model = nanogpt.GPT(nanogpt.GPTConfig(settings.model.context, padded, *settings.model.shape))
     nanogpt.load_ours(model, same)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda":

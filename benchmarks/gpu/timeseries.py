@@ -178,6 +178,7 @@ def main() -> None:
         words = ("prepare", "--input", "windows.h5", "--split", f"{windows},{BATCH},0", "--purge", "0")
         prepare = (sys.executable, "-m", "my_training", *words)
         environment = {**os.environ, "PYTHONPATH": str(arguments.project.resolve() / "src")}
+        environment["TRAINING_ROOT"] = temporary
         subprocess.run(prepare, cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
         own = project("engine.loader").Loader
         naive = make_row_by_row(own)

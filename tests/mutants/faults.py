@@ -45,6 +45,30 @@ CHECK = (
     ),
 )
 
+PICTURES = (
+    Fault(
+        "pictures leave the model as it evaluates",
+        "hooks/pictures.py",
+        "project.model.train(was_training)",
+        "pass",
+        "test_pictures.py::test_pictures_cost_no_bit_of_the_training[seldom]",
+    ),
+    Fault(
+        "the report's scale is that of the whole run",
+        "engine/report.py",
+        "if step >= border]",
+        "]",
+        "test_report.py::test_the_first_values_flatten_no_curve_and_the_best_is_named",
+    ),
+    Fault(
+        "a loss that begins above the naive one is an alert",
+        "engine/monitor.py",
+        "elif step >= self.end / 10 and not",
+        "elif not",
+        "test_pictures.py::test_what_an_alert_of_divergence_is",
+    ),
+)
+
 WEIGHTS = (
     Fault(
         "Muon takes embeddings",
@@ -197,9 +221,23 @@ STEP = (
     Fault(
         "averaged gradients are not made a sum again",
         "parts/framework/pytorch.py",
-        "targets = distributed.sum(total(losses)).clamp(min=1) / distributed.world",
-        "targets = distributed.sum(total(losses)).clamp(min=1)",
+        "/ (distributed.world * share)",
+        "/ share",
         LOOP + "test_two_ranks_that_average_gradients_equal_one[0.0-pytorch]",
+    ),
+    Fault(
+        "an epoch's rest moves the weights as a whole step does",
+        "parts/framework/pytorch.py",
+        "/ (distributed.world * share)",
+        "/ distributed.world",
+        LOOP + "test_a_step_of_few_samples_moves_weights_by_its_share[0.0-pytorch]",
+    ),
+    Fault(
+        "a batch that is filled up inside of an epoch is a whole step",
+        "parts/workload/seq2seq/buckets.py",
+        "short_last = False",
+        "short_last = True",
+        ORDER + "test_a_step_has_a_share_of_the_samples_of_a_whole_one",
     ),
     Fault(
         "every micro-batch is synchronised",
@@ -322,8 +360,8 @@ FRAMEWORKS = (
     Fault(
         "Accelerate divides by one rank's targets",
         "parts/framework/accelerate.py",
-        "targets = distributed.sum(total(losses)).clamp(min=1) / distributed.world",
-        "targets = total(losses).clamp(min=1)",
+        "distributed.sum(total(losses)).clamp(min=1) / (distributed.world * share)",
+        "total(losses).clamp(min=1) / share",
         LOOP + "test_two_ranks_that_average_gradients_equal_one[0.0-accelerate]",
     ),
     Fault(
@@ -1252,6 +1290,20 @@ MEASURING = (
 
 SETTINGS = (
     Fault(
+        "a project is looked for where one stands",
+        "__main__.py",
+        'next(above, ".")',
+        '"."',
+        "test_surroundings.py::test_what_a_person_names_is_meant_from_where_they_stand",
+    ),
+    Fault(
+        "what a person names is looked for in the project",
+        "__main__.py",
+        "type(value)(os.path.abspath(value))",
+        "value",
+        "test_surroundings.py::test_what_a_person_names_is_meant_from_where_they_stand",
+    ),
+    Fault(
         "a weaker source wins",
         "config.py",
         "layer |= _without_switches(given, stronger, layer, notes)",
@@ -1287,9 +1339,16 @@ SCRIPTS = (
     Fault(
         "a script's step divides by the micro-batches",
         "parts/script/timeseries/train.py",
-        "torch.stack(weights).sum().clamp(min=1))",
-        "torch.stack(weights).mean().clamp(min=1) * accumulation)",
+        "torch.stack(weights).sum().clamp(min=1) / share",
+        "torch.stack(weights).mean().clamp(min=1) * accumulation / share",
         SAME + "[3-timeseries]",
+    ),
+    Fault(
+        "a script's last batch is a whole step",
+        "parts/script/llm/train.py",
+        "torch.stack(weights).sum().clamp(min=1) / share",
+        "torch.stack(weights).sum().clamp(min=1)",
+        SAME + "[1-llm]",
     ),
     Fault(
         "a script shuffles every epoch alike",
@@ -1331,6 +1390,7 @@ SCRIPTS = (
 FAMILIES = {
     "hooks and rows": HOOKS,
     "check": CHECK,
+    "pictures and the report": PICTURES,
     "weights": WEIGHTS,
     "the step": STEP,
     "number formats": FORMATS,

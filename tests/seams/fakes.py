@@ -232,8 +232,9 @@ class Loop:
         self.recurrent = engine("progress").RecurrentState()
         self.progress = engine("progress").Progress()
         self.accumulation = 10**9
-        self.loader = self.monitor = self.schedule = self.session = self
+        self.loader = self.order = self.monitor = self.schedule = self.session = self
         self.learning_rate = 0.0
+        self.shares: dict[int, float] = {}  # of steps, by their number of micro-batches
         self.norms: list[float] = []
         self.means: list[float] = []
         self.noted: list[Any] = []
@@ -254,6 +255,9 @@ class Loop:
     @property
     def step_of_phase(self) -> int:
         return self.progress.step
+
+    def share(self, epoch: int, first: int, last: int, accumulation: int) -> float:
+        return self.shares.get(last - first, 1.0)
 
     def advance(self, batch: int) -> int:
         assert batch == len(self)

@@ -79,6 +79,22 @@ def test_groups_do_not_leak_into_each_other(framework: str) -> None:
     assert all(parameter.grad is None for parameter in model.parameters()), "gradients are cleared"
 
 
+@every_framework
+@pytest.mark.parametrize("clip", [0.0, 0.05])
+def test_a_step_of_few_samples_moves_weights_by_its_share(framework: str, clip: float) -> None:
+    """Before the clipping, which sees the smaller gradient, as the logged norm does; the loss is its mean."""
+    model, batch = Ragged(), ragged_batch(24)
+    wanted, loss = mean_gradient(model, batch)
+    norm = math.sqrt(sum(value.square().sum().item() for value in wanted.values()))
+    start, share = state(model), 0.01
+    loop = Loop(model, framework=framework, clip=clip * norm)
+    loop.shares = {2: share}
+    loop(cut(batch, [7]))
+    assert_same(moved(model, start), {name: share * value for name, value in wanted.items()})
+    assert loop.norms == [pytest.approx(share * norm, rel=1e-6)]
+    assert loop.means == [pytest.approx(loss, rel=1e-6)]
+
+
 def test_a_group_without_targets_moves_nothing() -> None:
     model, batch = Ragged(), ragged_batch(6)
     batch["lengths"] = torch.zeros(6, dtype=torch.int64)

@@ -97,6 +97,22 @@ def test_an_epoch_has_each_sample_once(chosen: dict[str, Any], epoch: int) -> No
         assert len(seen) == max(len(part) // chosen["stride"], 1)
 
 
+@given(orders(train=True), some.integers(0, 5), some.integers(1, 4))
+@example(TURNS | {"train": True, "stride": 1, "kind": "full", "length": 9}, 0, 1)
+@example(TURNS | {"train": True, "stride": 1, "kind": "full", "length": 1}, 0, 1)
+@quickly
+def test_a_step_has_a_share_of_the_samples_of_a_whole_one(
+    chosen: dict[str, Any], epoch: int, accumulation: int
+) -> None:
+    """All ranks know it alike; the only step of an epoch is a whole one, however few samples there are."""
+    numbers, _ = together(chosen, epoch)
+    for first in range(0, len(numbers), accumulation):
+        last = min(first + accumulation, len(numbers))
+        wanted = (numbers[first:last] >= 0).sum() / (accumulation * numbers.shape[1])
+        wanted = 1.0 if len(numbers) <= accumulation else wanted
+        assert {order.share(epoch, first, last, accumulation) for order in ranks(chosen)} == {wanted}
+
+
 @given(orders(train=True))
 @quickly
 def test_fraction_is_a_share_of_the_samples_for_good(chosen: dict[str, Any]) -> None:

@@ -246,3 +246,18 @@ def test_baselines_are_measured_in_the_model_s_own_metrics(workload: str) -> Non
         assert metrics
         assert metrics.keys() <= known.keys()
         assert all(np.isfinite(value) for value in metrics.values())
+
+
+@every_workload
+def test_the_loss_without_a_model_is_that_of_the_simplest_baseline(workload: str) -> None:
+    dataset, data = imported(render(workload=workload), "dataset"), store(workload)
+    baselines = dataset.baselines(data, settings(workload), "validation")
+    if workload in ("llm", "seq2seq"):
+        expected = np.log(data.facts["vocabulary"])
+    elif workload == "timeseries":
+        windows = read(workload, list(range(len(samples(workload, "validation")))), "validation")
+        scaled = [(windows["target"].numpy() - data.facts["target_mean"]) / data.facts["target_std"]]
+        expected = min(np.square(scaled).mean(), baselines["repeat_last"]["mse"])
+    else:
+        expected = baselines["mean"]["mse"]
+    assert dataset.naive(data, "validation") == pytest.approx(expected, rel=1e-4)

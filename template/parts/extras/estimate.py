@@ -120,6 +120,9 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
     lines = ["".join(map(str.ljust, row, widths)).rstrip() for row in cells]
     if any(" !" in row[2] for row in cells):
         lines.append("! does not fit")
+    if {row["bound"] for row in rows if row.get("card_gb")} == {"launch"}:
+        what = "every card waits for the host, which hands out operations more slowly than the card runs them"
+        lines.append(f"{what}: a faster card gains nothing, a larger --data.batch_size does")
     return lines
 
 

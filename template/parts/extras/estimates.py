@@ -93,6 +93,9 @@ def estimates(
 
 
 def rank(row: dict[str, Any]) -> tuple:
-    """What is impossible last, before it what does not fit; else by price, or by time where there is none."""
-    price, seconds = row.get("epoch_price"), row.get("step_ms", 0.0)
-    return "why" in row, not row["fits"], price is None, price or 0.0, seconds
+    """What is impossible last, before it what does not fit; else by price, or by time where there is none.
+
+    Of cards that are as fast, as where all wait for the host, the smaller one first.
+    """
+    price, seconds = row.get("epoch_price"), round(row.get("step_ms", 0.0), 2)  # as they are printed
+    return "why" in row, not row["fits"], price is None, price or 0.0, seconds, row.get("card_gb") or 0.0

@@ -33,6 +33,7 @@ TABLES = ("cumulative", "leave_one_out")  # of speed
 TARGET = 5  # a run to the target loss is so many times as long as a row's
 MARGIN = 0.01  # by which the loss to reach is above the lowest that every process of the first row reached
 SMOOTH = 10  # logged losses of which the target table takes the mean
+WIDE = 0.1  # a ± beyond this share of its gain says little
 LIMIT = 3.0  # spreads of fp32's loss between seeds that a row may be away from it
 # Student's t that nine of ten values stay within, for 1, 2, ... degrees of freedom.
 STUDENT = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812)
@@ -41,6 +42,7 @@ SPEED = [
     *("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "NVIDIA_TF32_OVERRIDE", "OMP_NUM_THREADS", "MKL_NUM_THREADS"),
     *("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "CUBLAS_WORKSPACE_CONFIG", "CUDA_VISIBLE_DEVICES"),
 ]
+NARROWER = "the ± is wide; more --processes and --steps, and nothing else on the machine, make it narrower."
 QUERY = "driver_version,power.limit,clocks.max.sm,clocks.max.mem"
 
 
@@ -275,6 +277,8 @@ def page(result: Row) -> str:
         rows = [row for row in result["rows"] if row["table"] == name]
         parts.append(table(TITLES[name], header, [cells(row) for row in rows]))
         parts.append([f"**{row['name']}**: {row['flag']}." for row in rows if row["flag"]])
+        wide = [row["name"] for row in rows if (row["gain_spread"] or 0) > WIDE * row["gain"]]
+        parts.append([f"**{', '.join(wide)}**: {NARROWER}"] * bool(wide))
     names = ("name", "target_loss", "seconds_to_target", "gain")
     rows = [tuple(row[name] for name in names) for row in result["rows"] if row["table"] == "target"]
     parts.append(table(TITLES["target"], ("", "loss", "seconds", "gain"), rows))

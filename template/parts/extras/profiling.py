@@ -280,9 +280,12 @@ def verdict(
             compiled, _ = compiles(settings, capability)
             remedy += ", or " + ("--compile.mode reduce-overhead" if compiled else "--compile.enabled true")
         return "launch-bound", f"{split['idle']:.0%} of a step passes between operations, in Python", remedy
-    full = capability and settings.training.precision in ("fp32", "tf32")
+    remedy = "a smaller model, or a faster card" if capability else "a smaller model, or a GPU"
+    if capability and settings.training.precision in ("fp32", "tf32"):
+        remedy = "--training.precision auto"
+    elif products < PRODUCTS and capability and not compiles(settings, capability)[0]:
+        remedy = "--compile.enabled true"
     if products < PRODUCTS:
         why = f"{1 - products:.0%} of the computing moves data, {products:.0%} is arithmetic"
-        return "memory-bound", why, "--training.precision auto" if full else "--compile.enabled true"
-    remedy = "--training.precision auto" if full else "a smaller model, or a faster card"
+        return "memory-bound", why, remedy
     return "compute-bound", f"{products:.0%} of the computing is arithmetic", remedy

@@ -29,26 +29,28 @@ class Steps:
         self.waited = 0.0
         self._batches = self._endless()
 
-    def _endless(self) -> Iterator[tuple[Batch, bool]]:
-        """Batches of training, and whether the optimizer steps behind them.
+    def _endless(self) -> Iterator[tuple[Batch, float]]:
+        """Batches of training, and the share of a whole step that the optimizer takes behind them, or 0.
 
         First one by itself, as before a run: loaders divide the memory that it leaves free.
         """
         first = self.loader.epoch(0)
-        yield next(first), True
+        yield next(first), 1.0
         first.close()
         accumulation = self.project.settings.training.gradient_accumulation_steps
         for epoch in count():
             self.state.state = None
             for number, batch in enumerate(self.loader.epoch(epoch), start=1):
-                yield batch, number % accumulation == 0 or number == len(self.loader)
+                begun = (number - 1) // accumulation * accumulation
+                closes = number % accumulation == 0 or number == len(self.loader)
+                yield batch, self.loader.order.share(epoch, begun, number, accumulation) if closes else 0.0
 
     def __call__(self) -> Tensor:
         """One step. Returns its loss per target: (), on the device."""
-        precision, losses, weights, closes = self.project.precision, [], [], False
-        while not closes:
+        precision, losses, weights, share = self.project.precision, [], [], 0.0
+        while not share:
             asked = time.perf_counter() - self.loader.stall_seconds
-            batch, closes = next(self._batches)
+            batch, share = next(self._batches)
             self.waited += time.perf_counter() - self.loader.stall_seconds - asked
             self.state.attach(batch)
             with precision.autocast():
@@ -59,7 +61,7 @@ class Steps:
             weights.append(output.weight)
         targets = torch.stack(weights).sum().clamp(min=1)
         clip = self.project.settings.training.gradient_clip
-        precision.step(self.project.optimizer, clip, targets)
+        precision.step(self.project.optimizer, clip, targets / share)
         return torch.stack(losses).sum() / targets
 
 

@@ -98,7 +98,8 @@ def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
     tuned = changed(configured, tuner.chosen)
     tuned._origins = configured.origins | dict.fromkeys(tuner.chosen, "tune")
     write_text(OUTPUT, "\n".join([*lines, tuned.to_yaml()]))
-    print(f"{OUTPUT}: train --config {OUTPUT}")
+    found = f"train --config {OUTPUT}" if tuner.chosen else "nothing was faster, so `train` stays as it is"
+    print(f"{OUTPUT}: {found}")
     return 0
 
 

@@ -87,8 +87,10 @@ class Module(lightning.LightningModule):
         self.losses.append((output.loss.detach(), output.weight))
         if not closes:
             return
+        # A step that an epoch has too few samples for moves the weights by its share.
+        share = run.loader.order.share(epoch, self.first, self.number, run.accumulation)
         # Gradients are averaged over the ranks: × world makes a sum of them again.
-        targets = distributed.sum(total(self.losses)).clamp(min=1) / distributed.world
+        targets = distributed.sum(total(self.losses)).clamp(min=1) / (distributed.world * share)
         # Lightning's wrapper counts its global_step; unscale, divide, clip, step, clear: one pass.
         norm = precision.step(self.optimizers(), run.settings.training.gradient_clip, targets)
         step = run.advance(self.number)

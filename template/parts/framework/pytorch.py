@@ -38,8 +38,10 @@ def fit(run: Run) -> None:
             losses.append((output.loss.detach(), output.weight))
             if not closes:
                 continue
+            # A step that an epoch has too few samples for moves the weights by its share.
+            share = loader.order.share(epoch, first, number, run.accumulation)
             # Gradients are averaged over the ranks: × world makes a sum of them again.
-            targets = distributed.sum(total(losses)).clamp(min=1) / distributed.world
+            targets = distributed.sum(total(losses)).clamp(min=1) / (distributed.world * share)
             norm = precision.step(optimizer, clip, targets)  # unscale, divide, clip, step, clear: one pass
             step = run.advance(number)
             monitor.note(step, epoch, (first, number), losses)

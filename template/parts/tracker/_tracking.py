@@ -50,6 +50,9 @@ class Guarded:
     def send(self, step: int, row: Mapping[str, float]) -> None:
         """Passes numbers on."""
 
+    def send_file(self, step: int, name: str, file: Path) -> None:
+        """Passes a picture (.png) or a text (.md) on."""
+
     def finish(self, failed: bool) -> None:
         """Sends what is pending."""
 
@@ -73,6 +76,11 @@ class Guarded:
     def log(self, step: int, row: Mapping[str, float]) -> None:
         """Numbers of a logged step, or of an evaluation."""
         self._guarded(self.send, step, row)
+
+    def show(self, step: int, files: Mapping[str, Path]) -> None:
+        """Pictures (.png) and texts (.md) of an evaluation, by their names."""
+        for name, file in files.items():
+            self._guarded(self.send_file, step, name, file)
 
     def close(self) -> None:
         """An exception on its way out marks the run as failed."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
 from .files import read_json, write_json
 from .tracking import Guarded, ServerSections
@@ -59,6 +60,15 @@ class Tracker(Guarded):
         now = int(time.time() * 1000)
         metrics = [Metric(name, value, now, step) for name, value in row.items()]
         self.client.log_batch(self.id, metrics=metrics)
+
+    def send_file(self, step: int, name: str, file: Path) -> None:
+        if file.suffix == ".md":
+            text = file.read_text(encoding="utf-8")
+            self.client.log_text(self.id, text, f"{name}/step-{step:08d}.md")
+        else:
+            from PIL import Image
+
+            self.client.log_image(self.id, Image.open(file), key=name, step=step, synchronous=True)
 
     def finish(self, failed: bool) -> None:
         self.client.set_terminated(self.id, status="FAILED" if failed else "FINISHED")

@@ -26,5 +26,8 @@ class Tracker:
     def log(self, step: int, row: Mapping[str, float]) -> None:
         """Numbers of a logged step: `train/loss`, `validation/loss`."""
 
+    def show(self, step: int, files: Mapping[str, Path]) -> None:
+        """Pictures (.png) and texts (.md) of an evaluation, by their names."""
+
     def close(self) -> None:
         """Sends what is pending."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from .config import Section
 from .tracking import Guarded
@@ -30,6 +31,15 @@ class Tracker(Guarded):
         for name, value in row.items():
             self.writer.add_scalar(name, value, step)
         self.writer.flush()  # a killed run loses no row
+
+    def send_file(self, step: int, name: str, file: Path) -> None:
+        if file.suffix == ".md":
+            self.writer.add_text(name, file.read_text(encoding="utf-8"), step)
+        else:
+            from matplotlib.image import imread
+
+            self.writer.add_image(name, imread(file), step, dataformats="HWC")
+        self.writer.flush()
 
     def finish(self, failed: bool) -> None:
         self.writer.close()

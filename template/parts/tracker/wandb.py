@@ -5,8 +5,10 @@ wandb itself reads the key from the environment; no setting, log or file of a ru
 
 from __future__ import annotations
 
+import html
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -53,6 +55,13 @@ class Tracker(Guarded):
             self.tracked.log(dict(row), step=step)
         else:  # a step that has passed: W&B's own only go up
             self.tracked.summary.update(dict(row))
+
+    def send_file(self, step: int, name: str, file: Path) -> None:
+        import wandb
+
+        text = html.escape(file.read_text(encoding="utf-8")) if file.suffix == ".md" else ""
+        shown: Any = wandb.Html(f"<pre>{text}</pre>") if text else wandb.Image(str(file))
+        self.tracked.log({name: shown}, step=step)
 
     def finish(self, failed: bool) -> None:
         self.tracked.finish(exit_code=int(failed))

@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Data and runs go where pytest keeps them; no setting and no server comes from this shell."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRAINING_ROOT", str(tmp_path))
     for name in (*module("config").ENVIRONMENT, "WANDB_API_KEY", "MLFLOW_TRACKING_URI"):
         monkeypatch.delenv(name, raising=False)
 

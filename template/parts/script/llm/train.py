@@ -364,10 +364,9 @@ def prepare_process(settings: Settings) -> None:
 
 def make_optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:
     """AdamW in one fused kernel for all weights; weight decay on matrices only."""
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    decayed = {"params": [p for p in trained if p.dim() >= 2], "weight_decay": settings.weight_decay}
-    others = {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0}
-    return torch.optim.AdamW([decayed, others], lr=settings.learning_rate, fused=True)
+    decay = {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": settings.weight_decay}
+    others = {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0}
+    return torch.optim.AdamW([decay, others], lr=settings.learning_rate, fused=True)
 
 
 def learning_rate(settings: Settings, step: int, total: int) -> float:
@@ -487,13 +486,12 @@ class Records:
 
     def draw(self) -> None:
         """curves.png beside it."""
-        figure = Figure(figsize=(8, 5))
-        axes = figure.subplots()
+        axes = Figure(figsize=(8, 5)).subplots()
         for split in ("train", "validation"):
             rows = [row for row in self.rows if row.get("split", "train") == split]
             axes.plot([row["step"] for row in rows], [row["loss"] for row in rows], label=f"{split} loss")
         axes.legend()
-        figure.savefig(self.path.with_name("curves.png"))
+        axes.figure.savefig(self.path.with_name("curves.png"))
 
 
 @torch.no_grad()
@@ -570,7 +568,10 @@ def train(settings: Settings, run: Path, resumed: bool, stop: list[int]) -> None
             rate = learning_rate(settings, state["step"], total)
             for trained in optimizer.param_groups:
                 trained["lr"] = rate
-            norm = precision.step(optimizer, settings.gradient_clip, torch.stack(weights).sum().clamp(min=1))
+            # A step that an epoch has too few samples for moves the weights by its share.
+            share = (min(number * size, count) - state["batch"] * size) / min(accumulation * size, count)
+            whole = torch.stack(weights).sum().clamp(min=1) / share
+            norm = precision.step(optimizer, settings.gradient_clip, whole)
             step, steps = state["step"] + 1, steps + 1
             state |= {"step": step, "epoch": epoch + ended, "batch": 0 if ended else number}
             weights = []

@@ -303,6 +303,12 @@ def baselines(store: Store, settings: Any, split: str) -> dict[str, dict[str, fl
     return {name: finish(_errors(guess, target, facts), store, split) for name, guess in found.items()}
 
 
+def naive(store: Store, split: str) -> float:
+    """The loss of the mean of the training targets."""
+    facts, means = store.facts["target"], [horizon["mean"] for horizon in store.facts["target"]["horizons"]]
+    return _errors(np.array(means), _columns(store, split)[1], facts)["mse"]
+
+
 def _errors(guess: np.ndarray, target: np.ndarray, facts: dict[str, Any]) -> dict[str, float]:
     """The metrics of a guess (n, P), as the model has them."""
     std = np.array([horizon["std"] for horizon in facts["horizons"]])

@@ -200,6 +200,11 @@ def finish(metrics: dict[str, float], store: Store, split: str) -> dict[str, flo
     return {**metrics, "perplexity": float(np.exp(metrics["loss"]))}
 
 
+def naive(store: Store, split: str) -> float:
+    """The loss of a guess: every token is as likely."""
+    return float(np.log(store.facts["vocabulary"]))
+
+
 def baselines(store: Store, settings: Any, split: str) -> dict[str, dict[str, float]]:
     """What one reaches by counting which byte follows which two, in the training text."""
     tokenizer = restore(store.facts["tokenizer"])

@@ -18,6 +18,7 @@ class Buckets(Order):
     """
 
     by_width = True
+    short_last = False
 
     def __init__(self, *order: Any, lengths: np.ndarray):
         super().__init__(*order)

@@ -214,6 +214,11 @@ def finish(metrics: dict[str, float], store: Store, split: str) -> dict[str, flo
     return metrics
 
 
+def naive(store: Store, split: str) -> float:
+    """The loss of a guess: every token is as likely."""
+    return float(np.log(store.facts["vocabulary"]))
+
+
 def baselines(store: Store, settings: Any, split: str) -> dict[str, dict[str, float]]:
     """What one reaches without the source: counts of which byte follows which two in the training targets."""
     train, measured = (_bytes(store, name) for name in ("train", split))

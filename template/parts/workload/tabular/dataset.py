@@ -18,9 +18,8 @@ import torch
 from .engine.errors import UserError
 from .engine.seams import Batch, Rows, Spans
 from .engine.store import Store, StoreWriter
-from .scaler import Scaler, halves
+from .scaling import BLOCK_ROWS, Scaler, halves
 from .settings import WORKLOAD
-from .tables import BLOCK_ROWS
 
 Facts = dict[str, Any]
 MEDIAN_BYTES = 16 << 20  # of columns in memory together, for their medians; one is, whatever its size
@@ -237,6 +236,12 @@ def baselines(store: Store, settings: Any, split: str) -> dict[str, dict[str, fl
     shares = np.array(facts["counts"]) / sum(facts["counts"])
     accuracy, surprise = np.mean(target == shares.argmax()), -np.log(shares[target]).mean()
     return {"majority": {"accuracy": float(accuracy), "log_loss": float(surprise)}}
+
+
+def naive(store: Store, split: str) -> float:
+    """The loss without a model: of the mean of the training targets, or of the shares of their classes."""
+    (row,) = baselines(store, None, split).values()
+    return row["mse"] if "mse" in row else row["log_loss"]
 
 
 def synthesize(folder: Path, settings: Any) -> None:

@@ -20,8 +20,8 @@ from pyarrow import csv, ipc, parquet
 from tqdm import tqdm
 
 from .engine.errors import UserError
+from .scaling import BLOCK_ROWS
 
-BLOCK_ROWS = 65_536  # sums are taken over these, so that results do not hang on how a file is cut
 BLOCK_CELLS = 4 << 20  # of a block of a wide table, which has fewer rows
 FLOAT32_MAX = 3.4e38
 TEXT, BEYOND = -np.inf, np.inf

@@ -20,7 +20,7 @@ from .engine.errors import UserError
 from .engine.lanes import Lanes
 from .engine.seams import Batch, Rows, Spans
 from .engine.store import Store, StoreWriter
-from .scaler import Scaler, halves
+from .scaling import Scaler, halves
 from .series import Series, resample
 from .settings import WORKLOAD
 
@@ -202,6 +202,16 @@ def baselines(store: Store, settings: Sections, split: str) -> dict[str, dict[st
             sums[row] += [(error**2).sum(), abs(error).sum(), (original**2).sum(), abs(original).sum()]
     found = zip(("repeat_last", "linear"), (sums / count).tolist(), strict=True)
     return {row: finish(dict(zip(METRICS, values, strict=True)), store, split) for row, values in found}
+
+
+def naive(store: Store, split: str) -> float:
+    """The loss of repeating the last value, or of the mean of the training rows if that is better."""
+    samples = Samples(store, None, split)
+    first, count, ahead = samples.first, len(samples), range(1, samples.horizon + 1)
+    rows = _targets(store, first - 1, first + count + samples.horizon - 1)
+    known = [np.square(rows[place : place + count]).mean() for place in ahead]
+    repeated = [np.square(rows[place : place + count] - rows[:count]).mean() for place in ahead]
+    return float(min(np.mean(known), np.mean(repeated)))
 
 
 def _linear(store: Store) -> np.ndarray:

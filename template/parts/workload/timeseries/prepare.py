@@ -73,9 +73,6 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
         print(f"columns:    {', '.join(base.names)}")
         for name, (bars, rows) in frames.items():
             print(f"{name + ':':12}{len(bars):,} rows, {rows} in a window")
-        spread = dict(zip(base.names, facts["frames"][0]["std"], strict=True))
-        if constant := [name for name, std in spread.items() if std == 1]:
-            print(f"constant:   {', '.join(constant)}")
         counts = (f"{len(Samples(store, None, name)):,} {name}" for name in store.splits)
         print(f"windows:    {', '.join(counts)}")
         if rounding:

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .engine.errors import UserError
 from .engine.store import StoreWriter
-from .tables import BLOCK_ROWS, Source, place_of
+from .scaling import BLOCK_ROWS
+
+if TYPE_CHECKING:
+    from .tables import Source
 
 EMPTY = ("", "NA", "nan", "NaN")
 RULES = ("first", "max", "min", "last", "sum")
@@ -78,6 +82,8 @@ def read_series(
     only: list[str] | None = None,
 ) -> Series:
     """The whole table, or some columns of it. Raises `UserError`, with row and column, for no series."""
+    from .tables import place_of
+
     names, last, rows, longest = only or [], np.empty(0), 0, (0, 0, "")
     steps, gaps, before = Counter[int](), np.zeros(0, int), ""
     for block in source.blocks("reading"):

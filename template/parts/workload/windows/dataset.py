@@ -176,6 +176,11 @@ def baselines(store: Store, settings: Sections, split: str) -> dict[str, dict[st
     }
 
 
+def naive(store: Store, split: str) -> float:
+    """The loss of the mean of the training targets."""
+    return float(np.square(_standardised(store, "targets", *store.splits[split])).mean())
+
+
 def _linear(store: Store) -> np.ndarray:
     """(F + 1, H) least squares over the training windows, with a trace of ridge for columns that repeat."""
     size = store.facts["columns"] + 1

@@ -17,11 +17,12 @@ from typing import NoReturn
 
 from .config import ENVIRONMENT, SETTINGS, SWITCHES, Settings, load, sources
 from .engine.config import near
-from .engine.errors import UserError, UserErrors, gpu_memory
+from .engine.errors import UserError, UserErrors, gpu_memory, unloadable
 from .engine.runs import prepare_process
 
 CONFIG = Path("config.yaml")
 COMMANDS = Path(__file__).parent / "commands"
+ROOT = "TRAINING_ROOT"  # the environment's name for another folder than the project's
 RANK = os.environ.get("RANK", "0")  # of a run's processes, 0 says what all of them know
 TOGETHER = ("train", "evaluate")  # verbs for several processes
 INTERRUPTED, CLOSED = 128 + 2, 128 + 13  # as shells count SIGINT and SIGPIPE
@@ -42,9 +43,8 @@ def main(words: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # else Python complains once more at its end
+        # Else Python complains once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         print(f"stopped: the output of {words[0]} was closed", file=sys.stderr)
         return CLOSED
 
@@ -76,12 +76,15 @@ def run(words: list[str]) -> int:
     except SystemExit:  # after --help
         return 0
     mistakes += parser.unknown(unknown)
+    moved = enter_root(parser, arguments)
 
     def settings(base: Path | None = None) -> Settings:
         """The `load` that a verb gets; `load(base=FILE)` takes a run's settings for the configuration."""
         config, resumed = base or arguments.config or (CONFIG if CONFIG.exists() else None), base is not None
         found = load(config, arguments.profile, overrides, os.environ, resolved=resumed, mistakes=mistakes)
-        for note in found.notes if RANK == "0" else ():
+        taken = [f"settings of {config.absolute()}"] if config and moved else []
+        taken += [] if config else [f"no {CONFIG} in {Path.cwd()}: each setting has its default"]
+        for note in [*taken, *found.notes] if RANK == "0" else ():
             print(f"note: {note}", file=sys.stderr)
         return found
 
@@ -90,13 +93,9 @@ def run(words: list[str]) -> int:
         return 0
     try:
         return command.run(arguments, settings) or 0
-    except ImportError as error:  # not installed, or built for another machine
-        name = (error.name or str(error)).partition(".")[0]
-        if name == __package__:
-            raise
-        said = str(error).partition("\n")[0]
-        raise UserError(f"{name} cannot be loaded", said, "`make setup` installs it") from error
-    except (RuntimeError, MemoryError) as error:
+    except (ImportError, OSError, RuntimeError, MemoryError) as error:
+        if line := unloadable(error, __package__ or ""):
+            raise line from error
         if not (gpu := gpu_memory(error)) and "CUDA driver error" in str(error):  # a virtual GPU, or WSL
             remedy = "try PYTORCH_ALLOC_CONF=expandable_segments:False"
             raise UserError(str(error).partition("\n")[0], verb, remedy) from error
@@ -104,6 +103,30 @@ def run(words: list[str]) -> int:
             raise
         remedy = "smaller batches: --evaluation.batch_size, --data.batch_size; or end what else runs"
         raise UserError(f"out of {'GPU ' if gpu else ''}memory", verb, remedy) from error
+
+
+def enter_root(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> bool:
+    """Goes to where settings, data, runs and the commit are; whether that is not where one stood.
+
+    It is the folder of pyproject.toml above the package, or the working directory where there is none, as for
+    a package that was installed elsewhere. What one gives as FILE, FOLDER or PATH is meant from where one
+    stands, and so is a RUN that is a path there. Raises `UserError` where $TRAINING_ROOT is no folder.
+    """
+    above = (x for x in Path(__file__).parents[1:3] if (x / "pyproject.toml").exists())
+    root = Path(os.environ.get(ROOT) or next(above, ".")).absolute()
+    if not root.is_dir():
+        raise UserError("there is no such folder", f"${ROOT} {root}", "make it, or unset the name")
+    if root.samefile(Path.cwd()):
+        return False
+    for action in parser._actions:
+        if value := getattr(arguments, action.dest, None):
+            path = action.metavar == "RUN" and os.sep in value and os.path.isdir(value)
+            if path or action.metavar in ("FILE", "FOLDER", "PATH"):
+                setattr(arguments, action.dest, type(value)(os.path.abspath(value)))
+    os.chdir(root)
+    if RANK == "0":
+        print(f"note: data and runs are those of {root}", file=sys.stderr)
+    return True
 
 
 def split_settings(words: list[str]) -> tuple[list[str], list[tuple[str, str]], list[UserError]]:
@@ -189,7 +212,7 @@ def settings_help() -> str:
         default = str(setting.default).lower() if isinstance(setting.default, bool) else setting.default
         name = f", ${names[key]}" if key in names else ""
         lines += [f"  --{key}  {setting.allowed}", f"      {setting.meaning} (default {default}{name})"]
-    lines += ["", "environment only:"]
+    lines += ["", "environment only:", f"  ${ROOT}  a folder: where {CONFIG}, data and runs lie"]
     lines += [f"  ${names[key]}  {switch.allowed}: {switch.meaning}" for key, switch in SWITCHES.items()]
     return "\n".join(lines)
 

@@ -7,6 +7,7 @@ graph, an optimizer made before sharding would hold parameters that are no longe
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ import torch
 
 from . import dataset
 from .engine import optimization
-from .engine.config import defaults, found
+from .engine.config import found
 from .engine.errors import UserError
 from .engine.gpus import resolve_precision, this_card
 from .engine.loader import Loader
@@ -64,6 +65,15 @@ class Project:
         order = order_of(samples, self.settings, self.distributed.rank, self.distributed.world, train)
         return self.loader_class(samples, self.store, self.settings, order, self.device)
 
+    def finish(self, metrics: dict[str, float], split: str) -> dict[str, float]:
+        """Adds what no sum over samples gives, such as `r2`."""
+        finish = getattr(dataset, "finish", lambda metrics, *_: metrics)
+        return dict(finish(metrics, self.store, split))
+
+    def naive(self, split: str) -> float:
+        """The loss of a split without a model; inf where `dataset.py` does not say it."""
+        return float(getattr(dataset, "naive", lambda *_: math.inf)(self.store, split))
+
     def remarks(self, loader: Loader) -> list[str]:
         """What a person should know of a training, though nothing is wrong."""
         order, store, remarks = loader.order, self.store, []
@@ -81,8 +91,8 @@ def open_store(settings: Settings, synthetic: bool = True) -> Store:
 
     synthetic: makes that sample where there is none.
     """
-    folder = Path(settings.data.path)
-    if not (folder / MANIFEST).exists() and settings.data.path == defaults(type(settings.data)).path:
+    folder, usual = Path(settings.data.path), type(settings.data).model_fields["path"].default
+    if not (folder / MANIFEST).exists() and settings.data.path == usual:
         made = folder / "synthetic"
         if not (made / MANIFEST).exists() and synthetic:
             dataset.synthesize(made, settings)

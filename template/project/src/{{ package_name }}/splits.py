@@ -73,8 +73,14 @@ def conclude(data: Store | StoreWriter, dry_run: bool, columns: Iterable[tuple[s
     """Prints the columns, (name, type, lowest, highest, missing) each, and what to do with the data next."""
     from .engine.loader import Loader
 
-    for row in columns:
+    rows = list(columns)
+    for row in rows:
         print("  {:24.24}{:>10}{:>14}{:>14}{:>10}".format(*row))
+    if constant := [row[0] for row in rows if row[1] == "constant"]:
+        print(f"note: one value in all training rows, which tells nothing: {', '.join(constant)}")
+    first, last = data.splits.get("test", (0, 0))
+    if first == last:
+        print("note: nothing is left to test: `evaluate` needs --split validation, which chose the best step")
     size = sum(file["bytes"] for file in data.files.values()) / 1e9
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
     fits = "any loader" if size < memory else "the loader `chunk`"

@@ -8,7 +8,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -56,7 +58,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, load: Callable[[], Settings]) -> int:
-    """Runs every check, also after one that failed."""
+    """Runs every check, also after one that failed. Raises `UserError` where torch kills its process."""
+    code = subprocess.run([sys.executable, "-c", "import torch"], capture_output=True).returncode
+    if code < 0:  # a signal: an instruction that this CPU does not know, a library of another system
+        remedy = "install another build of it: its own is for another CPU or system"
+        raise UserError(f"importing torch ends with {signal.Signals(-code).name}", platform.machine(), remedy)
     settings, card, answers = load(), gpus.this_card(), read_answers(ANSWERS)
     row, why = gpus.match(card.name, card.sm_count, card.memory_gb) if card.capability else (None, "")
     command = update_command(card, row, answers)

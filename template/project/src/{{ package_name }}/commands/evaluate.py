@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     distributed.close()
     if not distributed.is_main:
         return
-    metrics = dataset.finish(found, project.store, split)
+    metrics = project.finish(found, split)
     baselines = dataset.baselines(project.store, project.settings, split)
     result = {"split": split, "step": step, "metrics": metrics, "baselines": baselines}
     write_json(folder / "evaluation.json", result)

@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import SequenceMatcher
+from difflib import SequenceMatcher, get_close_matches
 from functools import cache
 from importlib import import_module
 from itertools import product
 from pathlib import Path
 from types import ModuleType, UnionType
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
@@ -33,7 +33,9 @@ BatchSize = Annotated[int, Field(ge=1, description="samples in a micro-batch")]
 class Section(BaseModel):
     """A group of settings: unknown keys, nan and infinity are refused, values cannot change later."""
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True, validate_default=True)
+    model_config = ConfigDict(
+        extra="forbid", allow_inf_nan=False, frozen=True, validate_default=True, defer_build=True
+    )
 
     @field_validator("*", mode="before")
     @classmethod
@@ -57,8 +59,9 @@ def separated(value: object) -> object:
 
 
 def defaults(model: type[S]) -> S:
-    """A section in which everything is as by default."""
-    return model()
+    """A field that holds a section in which everything is as by default."""
+    # pydantic makes a `model` of {} when it makes settings; `--help` needs none.
+    return Field(cast(S, {}))
 
 
 class LoaderSettings(Section):
@@ -277,7 +280,8 @@ class Sources:
         self.mistake(f"unknown setting {key!r}", origin, remedy)
 
 
-class _Loader(yaml.SafeLoader):
+# libyaml is ten times as fast, where PyYAML was built with it.
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """YAML in which a key written twice is an error, where PyYAML would silently take the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -287,7 +291,8 @@ class _Loader(yaml.SafeLoader):
                 problem = f"duplicate key {key.value!r}"
                 raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
             seen.add(key.value)
-        return super().construct_mapping(node, deep)
+        found: dict[Any, Any] = super().construct_mapping(node, deep)
+        return found
 
 
 class _Dumper(yaml.SafeDumper):
@@ -324,9 +329,9 @@ def annotated_yaml(tree: Mapping[str, Any], origins: Mapping[str, str], prefix: 
 
 def near(words: Iterable[str], spellings: Iterable[str], cutoff: float = 0.75) -> str:
     """The spelling that is most like one of `words`; empty where none is like it."""
-    pairs = product(words, spellings)
-    likeness, best = max((SequenceMatcher(None, word, known).ratio(), known) for word, known in pairs)
-    return best if likeness >= cutoff else ""
+    known = list(spellings)
+    close = [(match, word) for word in words for match in get_close_matches(word, known, 1, cutoff)]
+    return max(close, key=lambda pair: SequenceMatcher(None, *pair).ratio(), default=("", ""))[0]
 
 
 def show(value: object) -> str:

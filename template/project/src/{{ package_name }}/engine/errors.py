@@ -43,6 +43,22 @@ class NonFinite(Exception):
         self.step, self.epoch, self.batches, self.rank = step, epoch, batches, rank
 
 
+def unloadable(error: Exception, package: str) -> UserError | None:
+    """The line for a library that is missing or was built for another machine; None for any other error.
+
+    package: this one, whose own mistakes keep their traceback.
+    """
+    said = str(error).strip().partition("\n")[0]
+    name, remedy = (getattr(error, "name", None) or said).partition(".")[0], ""
+    if isinstance(error, ImportError) and name != package:
+        remedy = "`make setup` installs it"
+    elif isinstance(error, OSError) and "shared object" in said:  # so torch misses libgomp
+        remedy = "install it with the packages of the system"
+    elif isinstance(error, RuntimeError) and "baseline optimizations" in said:
+        name, remedy = "numpy", "this CPU is older than those that it was built for: install an older numpy"
+    return UserError(f"{name} cannot be loaded", said, remedy) if remedy else None
+
+
 def gpu_memory(error: BaseException | None) -> bool:
     """Whether a GPU had too little memory: torch says it by a class, CUDA and its libraries in words."""
     return any(words in f"{type(error).__name__}: {error}" for words in GPU_MEMORY)

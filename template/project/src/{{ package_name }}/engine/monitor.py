@@ -27,6 +27,7 @@ from .runs import device_line
 
 if TYPE_CHECKING:
     from ..assemble import Project
+    from .progress import Progress
     from .tracker import Tracker
 
 T = TypeVar("T")
@@ -36,6 +37,7 @@ Losses = list[tuple[Tensor, Tensor]]
 
 WAITS = 0.15  # an alert where the loop waits for data for a larger share of the time
 STRETCH_SECONDS = 10.0  # least time that is judged
+DIVERGED = 3.0  # times the best loss of the validation: an alert
 # Steps with a line before the first of `monitor.every_steps`: does it go, how long?
 FIRST = (1, 2, 5, 10, 20)
 
@@ -64,6 +66,7 @@ class Monitor:
         self._open: dict[str, Losses] = {"loss": []}
         self._stretch = (0.0, 0.0)  # seconds waited for data and in all, since the last judgement
         self._alerted: set[str] = set()
+        self._naive: float | None = None  # the loss without a model, from the first evaluation on
         self._restart(0)
 
     def start(self, step: int, end: int) -> None:
@@ -207,13 +210,38 @@ class Monitor:
         found = self.distributed.gather((*bad[0][:3], self.distributed.rank) if bad else None)
         raise NonFinite(*min(filter(None, found)))
 
-    def evaluation(self, step: int, split: str, metrics: Row, seconds: float, best: bool) -> None:
-        """A row with `split`, and a line; a best one is marked so."""
+    def evaluation(self, split: str, metrics: Row, seconds: float, progress: Progress) -> None:
+        """A row with `split`, and a line; the best so far is marked, one that is far too bad an alert."""
+        step, best = progress.step, progress.best_step == progress.step
+        metrics = self.project.finish(metrics, split)
         self._write({"step": step, "split": split, **metrics, "seconds": seconds, "time": time.time()})
         self._write_csv()
         values = "  ".join(f"{name} {value:.5g}" for name, value in metrics.items())
         self.line(f"step {step}  {split}  {values}  ({seconds:.1f} s){'  best so far' if best else ''}")
+        if self.main:
+            self._judge_loss(split, metrics["loss"], progress)
         self.exclude(seconds)
+
+    def _judge_loss(self, split: str, loss: float, progress: Progress) -> None:
+        """An alert where the model has become far worse than it was, or is worse than none.
+
+        The latter from a tenth of the run on: every model begins so.
+        """
+        step = progress.step
+        if self._naive is None:
+            self._naive = self.project.naive(split)
+            self.event(step, "naive", loss=self._naive if math.isfinite(self._naive) else None)
+        if loss > DIVERGED * progress.best_loss > 0:
+            best = f"its best {progress.best_loss:.4g} at step {progress.best_step}"
+            why = f"the {split} loss {loss:.4g} is over {DIVERGED:g} times {best}"
+        elif step >= self.end / 10 and not loss <= self._naive:
+            why = f"the {split} loss {loss:.4g} is worse than {self._naive:.4g} without a model"
+        else:
+            return
+        settings = self.project.settings
+        remedy = f"lower optimizer.learning_rate ({settings.optimizer.learning_rate:g})"
+        remedy += "" if settings.training.gradient_clip else ", or set training.gradient_clip 1"
+        self.alert(step, "divergence", f"divergence: {why}: {remedy}")
 
     def exclude(self, seconds: float) -> None:
         """Time that was not training: evaluations and checkpoints have figures of their own."""

@@ -303,6 +303,7 @@ def describe(
         "recomputation": (_on(training.gradient_checkpointing), "training.gradient_checkpointing"),
         "processes": (str(world), "a device each"),
         "accumulation": (str(accumulation), samples + (" and process" if world > 1 else "")),
+        "rest of an epoch": ("by its share", "its last samples, where they are fewer than a step has"),
         "gradient clip": (str(training.gradient_clip or "off"), "training.gradient_clip"),
         "pinned memory": (_on(pinned), "data.pin_memory, with CUDA only"),
         "deterministic": (_on(settings.reproducibility.deterministic), "reproducibility.deterministic"),

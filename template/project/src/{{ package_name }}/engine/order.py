@@ -79,6 +79,7 @@ class Order:
     """
 
     by_width = False  # whether the layout of an epoch depends on how many samples a batch has
+    short_last = True  # whether the batch that is filled up is an epoch's last one
 
     def __init__(self, length: int, settings: Any, rank: int = 0, world: int = 1, train: bool = True):
         data = settings.data
@@ -97,6 +98,16 @@ class Order:
     def __len__(self) -> int:
         """Batches an epoch, the same for every epoch and rank."""
         return -(-self.count // self.slots)
+
+    def share(self, epoch: int, first: int, last: int, accumulation: int) -> float:
+        """Samples of a step over batches [first, last), as a share of what `accumulation` full ones have.
+
+        Of all ranks. 1 where an epoch is a single step: then none has more.
+        """
+        if len(self) <= accumulation or (self.short_last and last < len(self)):
+            return 1.0
+        positions, _ = self.positions(epoch, np.arange(first, last)[:, None], np.arange(self.slots))
+        return float((positions >= 0).sum()) / (accumulation * self.slots)
 
     def sample(self, positions: np.ndarray) -> np.ndarray:
         """int64 sample numbers at positions in `range(count)`, ascending; of a fraction evenly spaced."""

@@ -42,13 +42,17 @@ SPEED: dict[str, tuple[str, Callable[[list[float]], float], float, str]] = {
     "memory_mb": ("GPU memory, peak", max, 1, " MB"),
     "memory_reserved_mb": ("GPU memory, reserved", max, 1, " MB"),
 }
-PANELS = {  # of curves.png: title, and whether it begins at 0; others are logarithmic where they span much
-    "loss": ("loss", False),
+PANELS = {  # of curves.png, below the losses: title, and whether it begins at 0
     "learning_rate": ("learning rate", True),
     "samples_per_second": ("samples/s", True),
-    "gradient_norm": ("gradient norm, before clipping", False),
+    "gradient_norm": ("gradient norm", False),
 }
+COLUMNS = 3  # of panels
+TIMED = ("checkpoint", "pictures")  # events with seconds; those of pictures are a part of an evaluation's
+NO_METRICS = ("step", "split", "loss", "seconds", "time")  # of an evaluation's row
 REPORTS = "def report(run: Path) -> list[str]:"  # as commands and hooks with a part of the page declare it
+COLORS = {"training": "C0", "validation": "C1"}
+ASIDE: dict[str, Any] = {"loc": "right", "fontsize": 8, "color": "0.4"}  # of a panel's title
 MARKED_POINTS = 50  # a curve of more has no markers
 MANY_POINTS = 150  # a curve of more is drawn with its moving mean
 
@@ -67,7 +71,8 @@ def write_report(run: Path) -> None:
     series = {"training": numbers(history, "loss")}
     for split in dict.fromkeys(row["split"] for row in evaluations):
         series[split] = numbers((row for row in evaluations if row["split"] == split), "loss")
-    undrawn = draw(run / "curves.png", history, series, status.get("resumes", []))
+    naive = next((row.get("loss") for row in events if row.get("event") == "naive"), None)
+    undrawn = draw(run / "curves.png", history, evaluations, series, naive, status.get("resumes", []))
     notes += [undrawn] if undrawn else []
     alerts = [f"step {x['step']:,}: {x.get('text')}" for x in events if x.get("event") == "alert"]
     optimizations = [row.values() for row in environment.get("optimizations", [])]
@@ -75,12 +80,13 @@ def write_report(run: Path) -> None:
     parts = [
         [f"# Run {run.resolve().name}", "", headline(history, environment, status)],
         listed("Alerts", alerts),
-        [] if undrawn else ["![loss, learning rate, speed and gradient norm over the steps](curves.png)"],
-        table("Losses", ("", "loss", "step"), losses(series)),
+        [] if undrawn else ["![losses, metrics, learning rate, speed and gradient norm](curves.png)"],
+        table("Losses", ("", "loss", "step"), losses(series, naive)),
+        table(*validation_table(evaluations)),
         table(*result_table(result)),
+        *(part.report(run) for folder in ("hooks", "commands") for part in found(folder, REPORTS)),
         table("Speed and memory", ("", ""), speed(history)),
         table("Time", ("", "", "share", ""), times(spent(history, evaluations, events))),
-        *(part.report(run) for folder in ("hooks", "commands") for part in found(folder, REPORTS)),
         table("Optimizations", ("", "state", "why"), optimizations),
         table("Settings that differ from the defaults", ("setting", "value", "default", "from"), changed),
         table("Checkpoints", ("", "step", "MB", ""), checkpoints(run / "checkpoints")),
@@ -124,15 +130,34 @@ def duration(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 60 else str(timedelta(seconds=round(seconds)))
 
 
-def losses(series: dict[str, Series]) -> list[Cells]:
-    """First, best and last of training and of each split, with their steps."""
-    rows = []
+def losses(series: dict[str, Series], naive: float | None = None) -> list[Cells]:
+    """First, best and last of training and of each split, with their steps; and without a model, if known."""
+    rows: list[Cells] = [] if naive is None else [("without a model", naive, "")]
     for name, pairs in series.items():
         if pairs:
             best = min(pairs, key=lambda pair: pair[1])
             points = {"first": pairs[0], "best": best, "last": pairs[-1]}
             rows += [(f"{name}, {which}", loss, step) for which, (step, loss) in points.items()]
     return rows
+
+
+def metrics_of(evaluations: list[Row]) -> list[str]:
+    """What was measured beside the loss."""
+    names = dict.fromkeys(name for row in evaluations for name in row)
+    return [name for name in names if name not in NO_METRICS]
+
+
+def best_of(evaluations: list[Row]) -> int:
+    """The step of the lowest loss; 0 where there is none."""
+    return min(numbers(evaluations, "loss"), key=lambda pair: pair[1], default=(0, 0.0))[0]
+
+
+def validation_table(evaluations: list[Row]) -> tuple[str, Cells, list[Cells]]:
+    """Every metric at the best evaluation and at the last one."""
+    best, last = best_of(evaluations), evaluations[-1]["step"] if evaluations else 0
+    found = [next((row for row in evaluations if row["step"] == step), {}) for step in (best, last)]
+    rows = [(name, *(row.get(name) for row in found)) for name in metrics_of(evaluations)]
+    return "Validation", ("metric", f"best, step {best:,}", f"last, step {last:,}"), rows
 
 
 def result_table(result: Row) -> tuple[str, Cells, list[Cells]]:
@@ -158,10 +183,11 @@ def spent(history: list[Row], evaluations: list[Row], events: list[Row]) -> list
     for before, row in pairwise([{"step": 0}, *steps]):
         training += max(row["step"] - before["step"], 0) * row["step_ms"] / 1000
     measured = [row.get("seconds") or 0 for row in evaluations]
-    saves = [event.get("seconds") or 0 for event in events if event.get("event") == "checkpoint"]
+    saves, drawings = ([x.get("seconds") or 0 for x in events if x.get("event") == name] for name in TIMED)
     return [
         ("training", training, ""),
-        ("evaluation", sum(measured), f"{len(measured):,} times"),
+        ("evaluation", max(sum(measured) - sum(drawings), 0.0), f"{len(measured):,} times"),
+        ("pictures", sum(drawings), f"{len(drawings):,} times"),
         ("checkpoints", sum(saves), f"{len(saves):,} saved"),
     ]
 
@@ -215,12 +241,12 @@ def show(value: Any, digits: int = 5) -> str:
     return str(value).replace("|", "\\|").replace("\n", " ")
 
 
-def draw(path: Path, history: list[Row], losses: dict[str, Series], resumes: list[int]) -> str:
+def draw(path: Path, history: list[Row], evaluations: list[Row], *more: Any) -> str:
     """Draws the curves; returns why not, where there is nothing to draw or it does not work."""
-    if not history and not any(losses.values()):
+    if not history and not evaluations:
         return "no step was logged, so there are no curves"
     try:
-        figure = curves(history, losses, resumes)
+        figure = curves(history, evaluations, *more)
         with replacing(path) as file:
             figure.savefig(file, format="png", dpi=120)
     except Exception as error:  # the page matters more than its picture, above all after a crash
@@ -228,33 +254,83 @@ def draw(path: Path, history: list[Row], losses: dict[str, Series], resumes: lis
     return ""
 
 
-def curves(history: list[Row], losses: dict[str, Series], resumes: list[int]) -> Any:
-    """Four panels over the steps as a matplotlib Figure, without pyplot and its global state."""
+def curves(
+    history: list[Row],
+    evaluations: list[Row],
+    losses: dict[str, Series],
+    naive: float | None,
+    resumes: list[int],
+) -> Any:
+    """All of it over the steps as a matplotlib Figure, without pyplot and its global state.
+
+    The losses on top; below them what PANELS names, and each metric of the evaluations.
+    """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11, 6.6), layout="constrained")
-    panels = zip(figure.subplots(2, 2, sharex=True).flat, PANELS.items(), strict=True)
-    for axes, (name, (title, from_zero)) in panels:
-        axes.set_title(title, loc="left", fontsize=11)
-        axes.set_xlabel("step")
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.25, linewidth=0.6)
-        series = losses if name == "loss" else {"training": numbers(history, name)}
-        for number, (label, pairs) in enumerate(series.items()):
-            plot(axes, pairs, f"C{number}", label, smooth=name != "learning_rate")
-        drawn = [x for pairs in series.values() for _, x in pairs]
-        if len(series) > 1:
-            axes.legend(frameon=False)
-        if from_zero:
-            axes.set_ylim(bottom=0)
-        elif drawn and min(drawn) > 0 and max(drawn) > 20 * min(drawn):
-            axes.set_yscale("log")
-        axes.yaxis.set_major_formatter("{x:,g}")
+    metrics = metrics_of(evaluations)
+    pairs = {
+        name: [(row.get(name) or 0.0, row.get("loss") or 0.0) for row in evaluations] for name in metrics
+    }
+    same = [name for name in metrics if all(math.isclose(*pair, rel_tol=1e-5) for pair in pairs[name])]
+    small = [({"training": numbers(history, name)}, *about) for name, about in PANELS.items()]
+    small += [({"validation": numbers(evaluations, x)}, x, False) for x in metrics if x not in same]
+    rows = -(-len(small) // COLUMNS)
+    figure = Figure(figsize=(11, 3.8 + 2.2 * rows), layout="constrained")
+    grid = figure.add_gridspec(1 + rows, COLUMNS, height_ratios=[1.7, *[1] * rows])
+    top, best = figure.add_subplot(grid[0, :]), best_of(evaluations)
+    panel(top, losses, " = ".join(["loss", *same]), best=best)
+    if naive is not None:
+        top.axhline(naive, color="0.5", linewidth=1, linestyle="--", label=f"without a model {naive:.4g}")
+    top.legend(frameon=False)
+    for place, (series, title, from_zero) in enumerate(small):
+        axes = figure.add_subplot(grid[1 + place // COLUMNS, place % COLUMNS], sharex=top)
+        panel(axes, series, title, from_zero, best)
+    for axes in figure.axes:
         for step in resumes:
             axes.axvline(step, color="0.5", linewidth=0.9, linestyle=":")
     if resumes:
         figure.supxlabel("dotted: resumed", fontsize=9, color="0.4")
     return figure
+
+
+def tidy(axes: Any, title: str, x: str = "", y: str = "") -> None:
+    """The look of all pictures: title, names of the axes, a pale grid."""
+    axes.set_title(title, loc="left", fontsize=10)
+    axes.set_xlabel(x, fontsize=9)
+    axes.set_ylabel(y, fontsize=9)
+    axes.tick_params(labelsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25, linewidth=0.6)
+
+
+def panel(axes: Any, series: dict[str, Series], title: str, from_zero: bool = False, best: int = 0) -> None:
+    """Curves in the scale of the last nine tenths of the run: its first values would flatten all others.
+
+    best: the step of an evaluation that gets a mark and its value.
+    """
+    tidy(axes, title, "step")
+    for label, pairs in series.items():
+        plot(axes, pairs, COLORS.get(label, "C2"), label, smooth=title != "learning rate")
+        if label != "training" and best in (values := dict(pairs)):
+            named = f"best {values[best]:.4g}, step {best:,}"
+            axes.plot(best, values[best], "*", color="C3", markersize=11, label=named)
+            axes.set_title(f"best {values[best]:.4g}", **ASIDE)
+    points = [pair for pairs in series.values() for pair in pairs]
+    border = max(points, default=(0, 0.0))[0] / 10
+    late = [x for step, x in points if step >= border]
+    low, high = min(late, default=0.0), max(late, default=0.0)
+    if from_zero:
+        axes.set_ylim(bottom=0)
+    elif low > 0 and high > 20 * low:
+        axes.set_yscale("log")
+        axes.set_ylim(low / 1.2, high * 1.2)
+    else:
+        margin = 0.06 * ((high - low) or abs(high) or 1)
+        axes.set_ylim(low - margin, high + margin)
+    for step, x in series.get("training", [])[:1]:
+        if x > axes.get_ylim()[1]:
+            axes.set_title(f"above: {x:.4g} at step {step:,}", **ASIDE)
+    axes.yaxis.set_major_formatter("{x:,g}")
 
 
 def plot(axes: Any, pairs: Series, color: str, label: str, smooth: bool) -> None:

@@ -179,7 +179,7 @@ class Run:
             return
         patience = self.settings.evaluation.patience
         better = progress.judge(metrics["loss"], patience)
-        self.monitor.evaluation(progress.step, "validation", metrics, seconds, better)
+        self.monitor.evaluation("validation", metrics, seconds, progress)
         if progress.stopped_early:
             self.monitor.line(f"early stop: {patience} evaluations without a better loss")
         if better:

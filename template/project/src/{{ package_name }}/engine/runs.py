@@ -1,4 +1,4 @@
-"""Where runs lie, `runs/<name>/` below the current folder, and on what they run: device, versions, commit."""
+"""Where runs lie, `runs/<name>/` in the project, and on what they run: device, versions, commit."""
 
 from __future__ import annotations
 
@@ -89,7 +89,9 @@ def new_run(name: str | None = None, runs: Path = RUNS) -> Path:
         except FileExistsError:
             continue
         except OSError as error:
-            raise UserError(f"cannot make the run folder: {error.strerror}", str(runs / candidate)) from error
+            remedy = "make that folder writable, or name another by $TRAINING_ROOT"
+            what = f"cannot make the run folder: {error.strerror}"
+            raise UserError(what, str((runs / candidate).absolute()), remedy) from error
         return runs / candidate
     remedy = f"choose another name, or continue it with --resume {name}"
     raise UserError(f"run '{candidates[0]}' exists already", f"{runs}/", remedy)

@@ -1,4 +1,7 @@
-"""What is learnt of columns of numbers, block by block, and how they are stored in half the space."""
+"""The scale of each column, learnt in blocks of rows; and values standardised and stored as halves.
+
+Without pyarrow, which reads tables (`tables.py`): a training starts without loading it.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ from collections.abc import Callable
 import numpy as np
 
 from .engine.errors import UserError
+
+BLOCK_ROWS = 65_536  # sums are taken over these, so that results do not hang on how a file is cut
 
 
 class Scaler:
@@ -44,8 +49,11 @@ class Scaler:
     def columns(self, names: list[str]) -> list[tuple[str, ...]]:
         """What `splits.conclude` prints of them."""
         missing = 1 - self.count / max(self.rows, 1)
-        cells = zip(names, self.low.tolist(), self.high.tolist(), missing.tolist(), strict=True)
-        return [(name, "number", f"{low:.6g}", f"{high:.6g}", f"{gap:.1%}") for name, low, high, gap in cells]
+        kinds = np.where(self.low == self.high, "constant", "number").tolist()
+        cells = zip(names, kinds, self.low.tolist(), self.high.tolist(), missing.tolist(), strict=True)
+        return [
+            (name, kind, f"{low:.6g}", f"{high:.6g}", f"{gap:.1%}") for name, kind, low, high, gap in cells
+        ]
 
 
 def _extreme(which: np.ufunc, values: np.ndarray, least: float) -> np.ndarray:

@@ -1,0 +1,171 @@
+"""The last batch of an epoch: as a whole step, dropped while training, or weighted by its share.
+
+Three workloads, each with two sizes of training set: the last batch has one sample, or half of the others'.
+Epochs are short, so that it comes often. Every seed trains in all three ways for equally many epochs with the
+settings of the project, and the validation loss at the end counts; differences are taken seed by seed.
+
+    python benchmarks/last_batch.py --series ETTh2.csv.gz [--only llm] [--seeds 8] [--write]
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import re
+import shutil
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
+
+import numpy as np  # noqa: E402
+from publish import machine, publish  # noqa: E402
+from rendering import render  # noqa: E402
+from running import newest_run, rows, run, undrawn  # noqa: E402
+
+
+class Case(NamedTuple):
+    """One workload: what it trains on, how long, and on how much of it."""
+
+    data: str
+    prepare: str  # flags; empty: the synthetic data
+    batch: int
+    batches: int  # full ones of an epoch
+    epochs: int
+    flags: str = ""
+
+
+CASES = {
+    "tabular": Case("diabetes of scikit-learn", "--target target --task regression", 32, 8, 40),
+    "timeseries": Case("ETTh2, 96 to 24", "--history 96 --horizon 24", 64, 12, 12, "--model.width 32"),
+    "llm": Case(
+        data="synthetic text",
+        prepare="",
+        batch=8,
+        batches=24,
+        epochs=12,
+        flags="--data.block_size 64 --data.sample_mb 0.5 --model.layers 2 --model.width 64",
+    ),
+}
+
+
+def orders() -> Any:
+    return importlib.import_module("my_training.engine.order").Order
+
+
+def whole() -> None:
+    undrawn()
+    orders().share = lambda *_: 1.0
+
+
+def dropped() -> None:
+    """Never all of it: a training set that fills no batch is one."""
+    undrawn()
+    length = orders().__len__
+    orders().__len__ = lambda order: max(order.count // order.slots, 1) if order.train else length(order)
+
+
+WAYS: dict[str, Callable[[], None]] = {"a whole step": whole, "dropped": dropped, "by its share": undrawn}
+
+
+def prepare(workload: str, series: Path, folder: Path) -> int:
+    """Makes the data in `folder`; returns how many training samples there are."""
+    case, source, project = CASES[workload], series.resolve(), render(workload=workload)
+    if workload == "tabular":
+        from sklearn.datasets import load_diabetes
+
+        folder.mkdir(parents=True)
+        source = folder.resolve() / "diabetes.csv"
+        table = load_diabetes()
+        rows_of = np.column_stack([table.data, table.target])
+        names = ",".join([*table.feature_names, "target"])
+        np.savetxt(source, rows_of, delimiter=",", header=names, comments="")
+    made = ["prepare", f"--input={source}", *case.prepare.split()]
+    words = made if case.prepare else ["train", "--max-steps", "1", *case.flags.split()]
+    for command in words, ["doctor", *case.flags.split()]:
+        done = run(project, *command, cwd=folder)
+        assert done.code == 0, done.err
+    found = re.search(r"([\d,]+) training samples", done.out)
+    assert found is not None, done.out
+    return int(found[1].replace(",", ""))
+
+
+def train(workload: str, way: str, fraction: float, seed: int, folder: Path) -> tuple[float, float]:
+    """The validation loss at the end, and the largest gradient norm before clipping after the warm-up."""
+    case = CASES[workload]
+    flags = {
+        "data.fraction": fraction,
+        "data.batch_size": case.batch,
+        "reproducibility.seed": seed,
+        "training.epochs": case.epochs,
+        "training.precision": "fp32",
+        "evaluation.every_steps": 10**6,
+        "evaluation.batch_size": 256,
+        "checkpoint.every_steps": 10**6,
+        "monitor.every_steps": 1,
+    }
+    words = [word for key, value in flags.items() for word in (f"--{key}", str(value))]
+    done = run(render(workload=workload), "train", *words, *case.flags.split(), cwd=folder, before=WAYS[way])
+    assert done.code == 0, done.err
+    found = list(rows(folder))
+    norms = [row["gradient_norm"] for row in found if "gradient_norm" in row]
+    (loss,) = [row["loss"] for row in found if row.get("split") == "validation"]
+    shutil.rmtree(newest_run(folder))
+    return loss, max(norms[len(norms) // 10 :])
+
+
+def compare(workload: str, rest: int, seeds: int, samples: int, folder: Path) -> list[list[str]]:
+    """A row for each way."""
+    case, found = CASES[workload], {way: [] for way in WAYS}
+    fraction = (case.batch * case.batches + rest) / samples
+    for seed in range(seeds):
+        for way in WAYS:  # in turn, and seed by seed
+            found[way].append(train(workload, way, fraction, seed, folder))
+            print(f"{workload}, {rest} of {case.batch}, seed {seed}, {way}: {found[way][-1]}", flush=True)
+    first, cells = next(iter(WAYS)), []
+    for way, outcomes in found.items():
+        losses, norms = zip(*outcomes, strict=True)
+        changes = [loss - before for (loss, _), (before, _) in zip(outcomes, found[first], strict=True)]
+        error = statistics.stdev(changes) / seeds**0.5
+        change = "" if way == first else f"{statistics.mean(changes):+.4f} ± {error:.4f}"
+        spread = f"{statistics.mean(losses):.4f} ({statistics.stdev(losses):.4f})"
+        cells.append([f"{workload}, {rest} of {case.batch}", way, spread, change, f"{max(norms):.2f}"])
+    return cells
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--series", type=Path, required=True, help="ETTh2.csv of the ETT datasets, also .gz")
+    parser.add_argument("--only", choices=CASES, action="append", help="these workloads")
+    parser.add_argument("--seeds", type=int, default=8)
+    parser.add_argument("--write", action="store_true")
+    arguments = parser.parse_args()
+    columns = ["workload, last batch", "it is", "validation loss (std)", "against a whole step", "norm"]
+    for workload in arguments.only or CASES:
+        case, on = CASES[workload], machine()
+        with tempfile.TemporaryDirectory() as place:
+            samples = prepare(workload, arguments.series, Path(place) / workload)
+            found = [
+                row
+                for rest in (1, case.batch // 2)
+                for row in compare(workload, rest, arguments.seeds, samples, Path(place) / workload)
+            ]
+        publish(
+            "last_batch",
+            workload,
+            f"{on}. {case.data}, {case.epochs} epochs of {case.batches} batches of {case.batch} and the last "
+            f"one, `{case.flags or 'the default model'}`, fp32, {arguments.seeds} seeds",
+            {"columns": columns, "rows": found},
+            write=arguments.write,
+        )
+
+
+if __name__ == "__main__":
+    main()

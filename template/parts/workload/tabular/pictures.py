@@ -1,0 +1,82 @@
+"""What a person wants to see of the model at an evaluation, for the report and the tracker. Yours to change.
+
+`pictures` gives figures, and texts in Markdown, by name; hooks/pictures.py says when.
+Shapes: `N` rows, `K` classes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from .engine.report import table, tidy
+
+if TYPE_CHECKING:
+    from .assemble import Project
+    from .engine.seams import Batch
+
+SAMPLES = 2000  # of the validation split, from its beginning
+WORST = 8
+WRITTEN = 20  # classes whose counts still fit into the matrix
+
+
+def pictures(batch: Batch, predictions: Batch, project: Project) -> dict[str, Figure | str]:
+    """Predictions against truth, or the confusion matrix and figures of each class; and the worst rows."""
+    facts, columns = project.store.facts["target"], {"row of the split": batch["index"].numpy() + 1}
+    target, found = batch["target"].numpy(), predictions["prediction"].numpy()
+    if "classes" not in facts:
+        columns |= {"truth": target, "prediction": found, "error": found - target}
+        drawn = {"predictions": scatter(target, found, facts["name"])}
+        return {**drawn, "worst": worst(np.abs(found - target), columns)}
+    names, counts = np.array(facts["classes"]), np.zeros((len(facts["classes"]),) * 2, int)
+    np.add.at(counts, (target, found), 1)
+    likely = predictions["probability"].numpy()[np.arange(len(target)), target]
+    columns |= {"truth": names[target], "prediction": names[found], "probability of the truth": likely}
+    each = {"confusion": confusion(counts, facts["classes"]), "classes": classes(counts, facts["classes"])}
+    return {**each, "worst": worst(-likely, columns)}
+
+
+def scatter(target: np.ndarray, found: np.ndarray, name: str) -> Figure:
+    """Predictions over truth, and how errors are spread; both (N,)."""
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    tidy(left, f"{name}: prediction against truth, {len(target):,} rows", "truth", "prediction")
+    left.scatter(target, found, s=8, alpha=0.35, linewidths=0)
+    left.axline((target.mean(), target.mean()), slope=1, color="0.3", linewidth=1)
+    tidy(right, "errors", "prediction less truth", "rows")
+    right.hist(found - target, bins=50, color="C1")
+    return figure
+
+
+def worst(error: np.ndarray, columns: dict[str, np.ndarray]) -> str:
+    """The rows of the largest errors (N,), a table of the columns (N,)."""
+    order = error.argsort()[: -WORST - 1 : -1]
+    rows = list(zip(*(values[order].tolist() for values in columns.values()), strict=True))
+    return "\n".join(table(f"Worst of {len(error):,} rows", tuple(columns), rows))
+
+
+def classes(counts: np.ndarray, names: list[str]) -> str:
+    """Precision, recall and F1 of each class, a table; counts (K, K) as of `confusion`."""
+    right, taken, true = counts.diagonal(), counts.sum(0), counts.sum(1)
+    figures = right / taken.clip(1), right / true.clip(1), 2 * right / (taken + true).clip(1), true
+    rows = list(zip(names, *(part.tolist() for part in figures), strict=True))
+    return "\n".join(table("Classes", ("class", "precision", "recall", "F1", "rows"), rows))
+
+
+def confusion(counts: np.ndarray, names: list[str]) -> Figure:
+    """What the rows of each class were taken for, (K, K); the colour is the share of the true class."""
+    size = min(3 + 0.45 * len(names), 11)
+    figure = Figure(figsize=(size + 1, size), layout="constrained")
+    axes, shares = figure.subplots(), counts / counts.sum(1, keepdims=True).clip(1)
+    tidy(axes, f"confusion matrix, {counts.sum():,} rows", "prediction", "truth")
+    axes.grid(False)
+    figure.colorbar(axes.imshow(shares, cmap="Blues", vmin=0, vmax=1), shrink=0.8, label="share of the truth")
+    axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
+    axes.set_yticks(range(len(names)), names)
+    for (truth, guess), count in np.ndenumerate(counts):
+        if count and len(names) <= WRITTEN:
+            color = "white" if shares[truth, guess] > 0.5 else "0.2"
+            axes.text(guess, truth, f"{count:,}", ha="center", va="center", color=color, fontsize=8)
+    return figure

@@ -1,0 +1,250 @@
+"""Pictures of what a model does: in report and trackers, from every workload; what they never cost."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from importing import imported
+from ranks import run_ranks
+from rendering import render
+from running import losses, newest_run, painted, rows, run, weights
+from variants import choices
+
+SHORT = ("--monitor.every_steps", "5", "--schedule.warmup_steps", "2", "--training.max_steps", "10")
+SHORT += ("--evaluation.every_steps", "5", "--data.num_workers", "0")
+TABLE = (*SHORT, "--data.batch_size", "128", "--model.width", "16")
+SHOWN = {  # by workload: flags of a small run, what it draws, and a metric that no sum over samples gives
+    "tabular": (TABLE, {"predictions.png", "worst.md"}, "r2"),
+    "timeseries": (SHORT, {"forecasts.png", "errors.png"}, "r2"),
+    "windows": (SHORT, {"forecasts.png", "errors.png"}, "r2"),
+    "graph": ((*SHORT, "--data.batch_size", "4"), {"forecasts.png", "worst.md"}, "r2"),
+    "llm": ((*SHORT, "--data.batch_size", "8", "--data.sample_mb", "0.2"), {"texts.md"}, "perplexity"),
+    "seq2seq": ((*SHORT, "--data.sample_pairs", "200"), {"pairs.md"}, "token_accuracy"),
+}
+
+
+KINDS = "one", "two", "three"
+
+
+def drawn(folder: Path) -> set[str]:
+    return {path.name for path in (newest_run(folder) / "pictures").glob("*")}
+
+
+def steps(folder: Path) -> list[int]:
+    """At which something was drawn."""
+    lines = (newest_run(folder) / "events.jsonl").read_text().splitlines()
+    return [row["step"] for row in map(json.loads, lines) if row["event"] == "pictures"]
+
+
+def tracked(folder: Path) -> dict[str, list[int]]:
+    """Steps of each picture and text in TensorBoard."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(newest_run(folder) / "tensorboard"), {"images": 0, "tensors": 0})
+    events.Reload()
+    found = {name: [event.step for event in events.Images(name)] for name in events.Tags()["images"]}
+    texts = [name for name in events.Tags()["tensors"] if name.startswith("validation/")]
+    return found | {name: [event.step for event in events.Tensors(name)] for name in texts}
+
+
+@pytest.mark.parametrize("workload", choices("workload"))
+def test_each_workload_shows_what_its_model_does(workload: str, tmp_path: Path) -> None:
+    words, files, metric = SHOWN[workload]
+    project = render(workload=workload, tracker="tensorboard")
+    done = run(project, "train", *words, cwd=tmp_path, before=painted)
+    assert done.code == 0, done.err[-2000:]
+    assert "note: no more pictures" not in done.out
+    assert drawn(tmp_path) == files
+    assert steps(tmp_path)[0] == 5
+    assert steps(tmp_path)[-1] == 10
+    names = {f"validation/{Path(name).stem}" + "/text_summary" * name.endswith(".md") for name in files}
+    assert tracked(tmp_path) == dict.fromkeys(names, steps(tmp_path))
+    page = (newest_run(tmp_path) / "report.md").read_text()
+    assert "## Pictures: validation at step 10" in page
+    for file in (newest_run(tmp_path) / "pictures").iterdir():
+        if file.suffix == ".png":
+            assert f"(pictures/{file.name})" in page
+            assert file.stat().st_size > 10_000, "something is drawn"
+        else:
+            assert file.read_text() in page
+    assert metric in [row for row in rows(tmp_path) if "split" in row][-1]
+    assert f"| {metric} | " in page
+
+
+def test_classes_have_a_matrix_and_figures_of_each(tmp_path: Path) -> None:
+    lines = [f"{n % 7},{n % 3 + 0.1 * (n % 5)},{KINDS[n % 3]}" for n in range(300)]
+    (tmp_path / "kinds.csv").write_text("\n".join(["a,b,kind", *lines]))
+    project = render(workload="tabular")
+    about = ("--input", "kinds.csv", "--target", "kind", "--task", "classification")
+    assert run(project, "prepare", *about, cwd=tmp_path).code == 0
+    assert run(project, "train", *TABLE, cwd=tmp_path).code == 0
+    assert drawn(tmp_path) == {"confusion.png", "classes.md", "worst.md"}
+    page = (newest_run(tmp_path) / "report.md").read_text()
+    each = [
+        line.split("|")[1:-1] for line in page.splitlines() if line.startswith(("| one", "| two", "| three"))
+    ]
+    assert len(each) == 3
+    assert sum(int(cells[4]) for cells in each) == 45, "each validation row has one true class"
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of a project whose `pictures.py` is taken away."""
+    folder = tmp_path_factory.mktemp("plain")
+    project = Path(shutil.copytree(render(workload="tabular"), folder / "project"))
+    (project / "src/my_training/pictures.py").unlink()
+    done = run(project, "train", *TABLE, cwd=folder)
+    assert done.code == 0
+    assert "pictures" not in done.out
+    assert not (newest_run(folder) / "pictures").exists()
+    return folder
+
+
+def forget_matplotlib() -> None:
+    for name in [name for name in sys.modules if name.startswith("matplotlib")]:
+        del sys.modules[name]
+
+
+def take_matplotlib_away() -> None:
+    forget_matplotlib()
+    sys.modules["matplotlib"] = None  # type: ignore[assignment]
+
+
+def draw_seldom() -> None:
+    from my_training.hooks import pictures  # type: ignore[import-not-found]
+
+    pictures.SHARE = 0.0
+
+
+def break_drawing() -> None:
+    from my_training import pictures  # type: ignore[import-not-found]
+
+    pictures.pictures = lambda *_: {"broken": 1 / 0}
+
+
+@pytest.mark.parametrize(
+    ("before", "note", "at"),
+    ids=["often", "seldom", "broken", "without matplotlib"],
+    argvalues=[
+        (None, "", None),
+        (draw_seldom, "", [2, 10]),
+        (break_drawing, "note: no more pictures: ZeroDivisionError: division by zero", []),
+        (take_matplotlib_away, "note: no more pictures: ModuleNotFoundError: ", []),
+    ],
+)
+def test_pictures_cost_no_bit_of_the_training(
+    before: Callable[[], None] | None, note: str, at: list[int] | None, plain: Path, tmp_path: Path
+) -> None:
+    """Drawn, drawn at the first evaluation and the last, failed, or without matplotlib: the same losses."""
+    (tmp_path / "data").symlink_to(plain / "data")
+    often = ("--evaluation.every_steps", "2")
+    done = run(render(workload="tabular"), "train", *TABLE, *often, cwd=tmp_path, before=before)
+    assert done.code == 0, done.err[-2000:]
+    assert (losses(tmp_path), weights(tmp_path)) == (losses(plain), weights(plain))
+    assert done.out.count("no more pictures") == bool(note)
+    assert note in done.out
+    assert at is None or steps(tmp_path) == at
+
+
+def test_matplotlib_is_loaded_for_the_first_picture_and_no_sooner(plain: Path, tmp_path: Path) -> None:
+    (tmp_path / "data").symlink_to(plain / "data")
+    project = Path(shutil.copytree(render(workload="tabular"), tmp_path / "project"))
+    lines = ["import sys", "class Hook:", "    def after_step(self, run):"]
+    lines += ["        assert 'matplotlib' not in sys.modules", "    def close(self, run):"]
+    lines += ["        assert 'matplotlib' in sys.modules"]
+    (project / "src/my_training/hooks/spy.py").write_text("\n".join(lines))
+    words = (*TABLE, "--evaluation.every_steps", "10")
+    done = run(project, "train", *words, cwd=tmp_path, before=forget_matplotlib)
+    assert done.code == 0, done.err[-2000:]
+    assert drawn(tmp_path)
+
+
+@pytest.mark.parametrize("distributed", ["ddp", "fsdp"])
+def test_of_several_ranks_the_first_draws(distributed: str, tmp_path: Path) -> None:
+    """Under FSDP the others compute with it, since each has a share of the weights."""
+    words, files, _ = SHOWN["llm"]
+    project = render(workload="llm", distributed=distributed)
+    for result in run_ranks(project, "train", *words, cwd=tmp_path):
+        assert result.code == 0, result.err[-2000:]
+        assert "no more pictures" not in result.out
+    assert drawn(tmp_path) == files
+    assert steps(tmp_path)[-1] == 10
+    assert len(set(steps(tmp_path))) == len(steps(tmp_path))
+
+
+def test_servers_get_pictures_too(tmp_path: Path) -> None:
+    import mlflow
+
+    for tracker in ("wandb", "mlflow"):
+        project = render(workload="tabular", tracker=tracker)
+        done = run(project, "train", *TABLE, "--tracker.offline", "true", cwd=tmp_path)
+        assert done.code == 0, done.err[-2000:]
+        assert "tracker failed" not in done.out
+        if tracker == "wandb":
+            kept = [path.as_posix() for path in newest_run(tmp_path).rglob("media/**/*") if path.is_file()]
+            assert any("images/validation/predictions_5" in path for path in kept), kept
+            assert any("html/validation/worst_5" in path for path in kept), kept
+    client = mlflow.MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    (experiment,) = [e for e in client.search_experiments() if e.name == "my_training"]
+    (found,) = client.search_runs([experiment.experiment_id])
+    folder = Path(found.info.artifact_uri.removeprefix("file://"))
+    kept = [path.relative_to(folder).as_posix() for path in (tmp_path / folder).rglob("*") if path.is_file()]
+    assert any("predictions+step+10" in path for path in kept), kept
+    assert "validation/worst/step-00000010.md" in kept
+
+
+# ---- alerts -----------------------------------------------------------------------------------
+
+
+monitor = imported(render(), "engine.monitor")
+progress = imported(render(), "engine.progress")
+
+
+@pytest.mark.parametrize(
+    ("loss", "best", "step", "expected"),
+    [
+        (0.7, 0.2, 50, "the validation loss 0.7 is over 3 times its best 0.2 at step 4: lower"),
+        (0.5, 0.2, 50, ""),
+        (1.2, math.inf, 10, "the validation loss 1.2 is worse than 1 without a model: lower"),
+        (1.2, math.inf, 9, ""),  # every model begins so
+        (math.nan, 0.9, 50, "the validation loss nan is worse than 1 without a model: lower"),
+        (-1.0, -2.0, 50, ""),  # a likelihood
+    ],
+)
+def test_what_an_alert_of_divergence_is(loss: float, best: float, step: int, expected: str) -> None:
+    said: list[str] = []
+    run: Any = monitor.Monitor.__new__(monitor.Monitor)
+    settings = SimpleNamespace(
+        optimizer=SimpleNamespace(learning_rate=0.1), training=SimpleNamespace(gradient_clip=1.0)
+    )
+    run.project, run.end, run._naive = SimpleNamespace(naive=lambda split: 1.0, settings=settings), 100, None
+    run.event, run.alert = lambda *_, **facts: None, lambda step, kind, text: said.append(text)
+    run._judge_loss("validation", loss, progress.Progress(step=step, best_loss=best, best_step=4))
+    assert said == [f"divergence: {expected} optimizer.learning_rate (0.1)"] * bool(expected)
+
+
+def test_a_training_that_diverges_is_an_alert(tmp_path: Path) -> None:
+    words = ("--optimizer.learning_rate", "1", "--training.gradient_clip", "0", "--training.max_steps", "60")
+    project = render(workload="tabular")
+    done = run(project, "train", *TABLE, *words, "--evaluation.every_steps", "10", cwd=tmp_path)
+    alerts = [line for line in done.out.splitlines() if line.startswith("alert: divergence: ")]
+    assert len(alerts) == 1, done.out
+    assert alerts[0].startswith("alert: divergence: the validation loss ")
+    assert alerts[0].endswith(": lower optimizer.learning_rate (1), or set training.gradient_clip 1")
+    page = (newest_run(tmp_path) / "report.md").read_text()
+    assert alerts[0].removeprefix("alert: ") in page
+    assert page.index("## Alerts") < page.index("## Losses")
+
+
+def test_a_sound_training_is_none(tmp_path: Path) -> None:
+    done = run(render(workload="tabular"), "train", *TABLE, "--training.max_steps", "60", cwd=tmp_path)
+    assert done.code == 0
+    assert "alert: divergence" not in done.out
