@@ -946,6 +946,27 @@ WORKLOADS = (
         "test_windows.py::test_hdf5_is_read_as_it_is",
     ),
     Fault(
+        "the median of an even number of rows is the upper one of two",
+        "parts/workload/tabular/dataset.py",
+        "else values[:middle].max()",
+        "else values[middle]",
+        "test_tabular.py::test_scaler_is_that_of_the_known_training_cells",
+    ),
+    Fault(
+        "a document of 8 bits ends with a byte of its text",
+        "parts/workload/llm/dataset.py",
+        "values.masked_fill_(values == SHORT_END, Byte.end)",
+        "pass",
+        "test_llm.py::test_a_byte_255_makes_tokens_of_16_bits_and_nothing_else[memmap]",
+    ),
+    Fault(
+        "a copy is known only among a thousand rows",
+        "parts/workload/llm/texts.py",
+        "fresh, first = fresh[is_new], first[is_new]",
+        "pass",
+        "test_llm.py::test_texts_are_known_again",
+    ),
+    Fault(
         "unshifted tokens",
         "parts/workload/llm/dataset.py",
         "targets = values[:, 1:].masked_fill",
