@@ -28,14 +28,14 @@ def pictures(batch: Batch, predictions: Batch, project: Project) -> dict[str, Fi
     target, found = batch["target"].numpy(), predictions["prediction"].numpy()
     if "classes" not in facts:
         columns |= {"truth": target, "prediction": found, "error": found - target}
-        drawn = {"predictions": scatter(target, found, facts["name"])}
-        return {**drawn, "worst": worst(np.abs(found - target), columns)}
+        picture = scatter(target, found, facts["name"])
+        return {"predictions": picture, "worst": worst(np.abs(found - target), columns)}
     names, counts = np.array(facts["classes"]), np.zeros((len(facts["classes"]),) * 2, int)
     np.add.at(counts, (target, found), 1)
     likely = predictions["probability"].numpy()[np.arange(len(target)), target]
     columns |= {"truth": names[target], "prediction": names[found], "probability of the truth": likely}
-    each = {"confusion": confusion(counts, facts["classes"]), "classes": classes(counts, facts["classes"])}
-    return {**each, "worst": worst(-likely, columns)}
+    drawn: dict[str, Figure | str] = {"confusion": confusion(counts, facts["classes"])}
+    return drawn | {"classes": classes(counts, facts["classes"]), "worst": worst(-likely, columns)}
 
 
 def scatter(target: np.ndarray, found: np.ndarray, name: str) -> Figure:
