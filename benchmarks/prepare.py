@@ -7,7 +7,8 @@ ratio is that of each pair, its median here. Throughput is of the input. With `-
 version of the template, on a twentieth of the input.
 
 Memory: the peak of RssAnon, which is memory that no file backs, of inputs of 200 MB and 2 GB, shuffled, with
-a category; and without what may grow: 9 bytes a row for the split of a table.
+a category, and a tenth of that for byte pairs, pairs of texts and stocks; and without what may grow: 9 bytes
+a row for the split of a table, 40 bytes a pair for copies and split, 190 bytes a row of a stock.
 
     python benchmarks/prepare.py [speed|memory] [--rounds 3] [--megabytes 200] [--before REVISION] [--write]
 """
@@ -45,8 +46,14 @@ CASES: dict[str, tuple[str, str, tuple[str, ...], str, float]] = {
     "text, bytes": ("llm", "text.txt", (), "copy", 0.5),
     "text, byte pairs": ("llm", "less.txt", BYTE_PAIRS, "byte pairs", 0.8),
 }
+# Of these the memory alone: name: workload, file, flags
+SLOW: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "pairs of texts": ("seq2seq", "pairs.tsv", ()),
+    "stocks": ("graph", "stocks.csv", ()),
+}
 BLOCK, BLOCK_MB = 400_000, 29.6  # rows of the made-up table that repeat, as CSV
-TEXT_SHARE = 0.1  # of the megabytes, for byte pairs
+TEXT_SHARE = 0.1  # of the megabytes, for byte pairs and what is slow or grows
+PAIR_BYTES, STOCK_DAYS, DAY_BYTES = 52, 5000, 55  # of a pair; days of a stock, and bytes of one
 PIECE = 64 << 10
 
 
@@ -93,6 +100,24 @@ def make(folder: Path, megabytes: float) -> None:
         with open(folder / name, "wb") as file:
             while file.tell() < size * 1e6:
                 file.write(text[: int(size * 1e6) - file.tell()].decode("utf-8", "ignore").encode() + b"\n")
+
+
+def make_more(folder: Path, megabytes: float) -> None:
+    """Pairs of texts, all different, and prices of stocks, a tenth of so many megabytes each."""
+    import numpy as np
+
+    with open(folder / "pairs.tsv", "w") as file:
+        for pair in range(round(TEXT_SHARE * megabytes * 1e6 / PAIR_BYTES)):
+            file.write(f"what is said about number {pair:9}\tit is {pair:9}\n")
+    random, days = np.random.default_rng(0), np.busday_offset("1990-01-01", np.arange(STOCK_DAYS), "forward")
+    with open(folder / "stocks.csv", "w") as file:
+        file.write("date,ticker,open,high,low,close,volume\n")
+        for stock in range(round(TEXT_SHARE * megabytes * 1e6 / STOCK_DAYS / DAY_BYTES)):
+            close = 30 * np.exp(np.cumsum(0.01 * random.standard_normal(STOCK_DAYS)))
+            prices = zip(days.astype(str), close, 1.01 * close, 0.99 * close, close, strict=True)
+            file.writelines(
+                f"{day},S{stock:04},{a:.5f},{b:.5f},{c:.5f},{d:.5f},9\n" for day, a, b, c, d in prices
+            )
 
 
 # ---- what is compared --------------------------------------------------------------------------
@@ -243,15 +268,17 @@ def memory(folder: Path, megabytes: float) -> dict[str, Any]:
     from rendering import render
 
     rows = []
-    cases = {name: CASES[name] for name in ("table, CSV", "table, Parquet", "series, CSV", "text, bytes")}
+    cases = {title: case[:3] for title, case in CASES.items()} | SLOW
     found: dict[str, list[tuple[float, float]]] = {}
     for size in (megabytes, 10 * megabytes):
         make(folder, size)
-        for title, (workload, name, words, _, _) in cases.items():
+        make_more(folder, size)
+        grows = {"tabular": 9 * BLOCK * blocks(size), "seq2seq": 40 * size * TEXT_SHARE * 1e6 / PAIR_BYTES}
+        grows["graph"] = 190 * size * TEXT_SHARE * 1e6 / DAY_BYTES
+        for title, (workload, name, words) in cases.items():
             path = folder / name
             peak = measured(str(render(workload=workload)), path, *words)[1]
-            grows = 9 * BLOCK * blocks(size) / 2**20 if workload == "tabular" else 0
-            found.setdefault(title, []).append((peak, peak - grows))
+            found.setdefault(title, []).append((peak, peak - grows.get(workload, 0) / 2**20))
     for title, ((peak, less), (large, more)) in found.items():
         fits = "yes" if more <= 1.1 * less and more <= 400 else "no"
         rows.append([title, f"{peak:.0f}", f"{large:.0f}", f"{less:.0f}", f"{more:.0f}", fits])

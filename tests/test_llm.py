@@ -68,7 +68,8 @@ def store(folder: Path, data: str = "data") -> Any:
 def tokens(folder: Path, split: str = "", data: str = "data") -> np.ndarray:
     opened = store(folder, data)
     first, last = opened.splits[split] if split else (0, None)
-    return np.asarray(opened.arrays["tokens"].rows()[first:last])
+    found = np.asarray(opened.arrays["tokens"].rows()[first:last])
+    return np.where(found == 255, 256, found.astype(np.int64)) if found.dtype == np.uint8 else found
 
 
 def settings(*flags: str) -> Any:
@@ -89,8 +90,8 @@ def small_model(*flags: str, vocabulary: int = 257) -> Any:
 
 
 def test_bytes_are_stored_as_they_are(prepared: Path) -> None:
+    assert store(prepared).arrays["tokens"].dtype == "uint8"
     stored = tokens(prepared)
-    assert stored.dtype == np.uint16
     assert bytes(stored[:-1].astype(np.uint8)) == TEXT.encode()
     assert stored[-1] == 256  # the end of the document
     splits = store(prepared).splits
@@ -99,6 +100,32 @@ def test_bytes_are_stored_as_they_are(prepared: Path) -> None:
         *(splits["validation"][1], len(stored)),
     ]
     assert splits["train"][1] == len(stored) - 2 * round(len(stored) * 0.05)
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_a_byte_255_makes_tokens_of_16_bits_and_nothing_else(loader: str, tmp_path: Path) -> None:
+    """It stands for the end of a document in those of 8, where no text has it."""
+    dataset, content = module("dataset"), TEXT.encode()[:700] * 100  # more than one piece
+    found = {}
+    for name, last in (("uint8", b"\xfe"), ("uint16", b"\xff")):
+        (tmp_path / name).write_bytes(content + last)
+        borders = lambda ends: [60_000, 65_000, int(ends[-1])]  # noqa: E731
+        dataset.write(tmp_path / f"data-{name}", module("bytepairs").Byte(), [tmp_path / name], borders, {})
+        opened = store(tmp_path, f"data-{name}")
+        assert (opened.arrays["tokens"].dtype, opened.manifest["format"]) == (
+            name,
+            3 if name == "uint8" else 2,
+        )
+        samples = dataset.Samples(opened, settings("--data.block_size", "64"), "test")
+        flags = ("--data.block_size", "64")
+        batch = list(batches(samples, opened, *flags, loader=loader))[-1]
+        found[name] = {key: value[batch["index"] >= 0] for key, value in batch.items()}
+    short, long = found.values()
+    ends = short["targets"][-1][short["targets"][-1] >= 0].tolist()
+    assert ends[-2:] == [254, 256]
+    assert (long["targets"] == 255).sum() == (long["tokens"] == 255).sum() == 1
+    for name, values in long.items():
+        assert torch.equal(values.masked_fill(values == 255, 254), short[name])
 
 
 @pytest.mark.parametrize("kind", ["byte", "char", "bpe"])
@@ -127,6 +154,16 @@ def test_a_large_text_is_the_same_in_pieces(tmp_path: Path, monkeypatch: pytest.
                 ]
                 if content[0] != 0:
                     assert all(text.decode("utf-8") is not None for _, text in found)
+
+
+def test_texts_are_known_again() -> None:
+    seen, known, random = module("texts").Seen(), set[bytes](), np.random.default_rng(0)
+    for count in (3, 0, 500, 1, 1024, 40, 1024, 1, 7, 1024):
+        texts = [f"text {number}".encode() for number in random.integers(0, 3000, count)]
+        expected = [text not in known and text not in texts[:at] for at, text in enumerate(texts)]
+        assert seen.add(texts) == expected
+        known |= {*texts}
+    assert sum(map(len, seen._known)) == len(known)
 
 
 def small_gpt2() -> dict[bytes, int]:

@@ -213,8 +213,8 @@ progress = imported(render(), "engine.progress")
     [
         (0.7, 0.2, 50, "the validation loss 0.7 is over 3 times its best 0.2 at step 4: lower"),
         (0.5, 0.2, 50, ""),
-        (1.2, math.inf, 10, "the validation loss 1.2 is worse than 1 without a model: lower"),
-        (1.2, math.inf, 9, ""),  # every model begins so
+        (1.2, math.inf, 20, "the validation loss 1.2 is worse than 1 without a model: lower"),
+        (1.2, math.inf, 19, ""),  # every model begins so
         (math.nan, 0.9, 50, "the validation loss nan is worse than 1 without a model: lower"),
         (-1.0, -2.0, 50, ""),  # a likelihood
     ],

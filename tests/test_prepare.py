@@ -87,6 +87,11 @@ ODD: dict[str, tuple[str | bytes, tuple[str, ...], tuple[str, ...]]] = {
         ("note: column 'id' has whole numbers beyond 2\\^24", "--drop 'id'"),
     ),
     "timestamps": (with_column(when=MONTHS), ("--time-features", "hour,weekday,month"), ("note when hour",)),
+    "timestamps without a flag": (
+        with_column(when=[f"2024-01-{1 + row // 24:02}T{row % 24:02}:30:00" for row in range(ROWS)]),
+        (),
+        ("note: column 'when' has 200 different values in 200 rows", "see --time-features"),
+    ),
     "dates without a flag": (
         with_column(day=[str(np.datetime64("2020-01-01") + row) for row in range(ROWS)]),
         (),
@@ -163,6 +168,7 @@ ODD: dict[str, tuple[str | bytes, tuple[str, ...], tuple[str, ...]]] = {
         ("quote is opened",),
     ),
     "40 zeros": (with_cell("size", "1" + 40 * "0"), (), ("not a finite number", "row 7, column 'size'")),
+    "two rows": (lines(columns(2)), (), ("note: the target is .* in every training row",)),
     "a header alone": ("size,price", (), ("no rows under the header",)),
     "a folder without tables": ("", ("--input", "empty"), ("file in the folder", "empty")),
     "no part of a time": (
@@ -235,6 +241,42 @@ def test_every_kind_of_file_gives_the_same_arrays_and_facts(tmp_path: Path) -> N
     assert [path for path, content in found.items() if content != found["plain.csv"]] == []
 
 
+def quoted(cells: list[str]) -> list[str]:
+    return ['"' + cell.replace('"', '""') + '"' for cell in cells]
+
+
+WORDS = ["a, b", 'say "no"', "two\nlines", "plain"] * 50
+GAPS = [None if row % 9 == 4 else row / 8 for row in range(ROWS)]
+RARE = ["rare" if row in (3, 88) else "usual" for row in range(ROWS)]
+ZEROS = [f"{row % 20:03}" for row in range(ROWS)]
+# name: the column as a CSV has it, the same as a Parquet file has it, flags
+READ_RIGHT: dict[str, tuple[list[str], Any, tuple[str, ...]]] = {
+    "quoted commas, quotes and newlines": (quoted(WORDS), WORDS, ()),
+    "empty cells and NA": (
+        ["" if row % 2 else "NA" if cell is None else str(cell) for row, cell in enumerate(GAPS)],
+        [None if row % 2 else cell for row, cell in enumerate(GAPS)],
+        (),
+    ),
+    "booleans": (["true", "false"] * 100, [True, False] * 100, ()),
+    "a rare class": (RARE, RARE, ()),
+    "leading zeros of numbers": (ZEROS, [int(cell) for cell in ZEROS], ()),
+    "leading zeros of names": (ZEROS, ZEROS, ("--category", "more")),
+}
+
+
+@pytest.mark.parametrize("name", READ_RIGHT)
+def test_odd_cells_are_those_of_a_parquet(name: str, tmp_path: Path) -> None:
+    cells, values, flags = READ_RIGHT[name]
+    (tmp_path / "odd.csv").write_text(with_column(more=cells), newline="")
+    pyarrow.parquet.write_table(pa.table(columns() | {"more": values}), tmp_path / "odd.parquet")
+    for kind in ("csv", "parquet"):
+        assert prepare(tmp_path, "tabular", f"odd.{kind}", *flags, data=kind) == 0
+    assert contents(tmp_path, data="csv") == contents(tmp_path, data="parquet")
+    known = {str(value) for value in values if isinstance(value, str)}
+    found = [column["values"] for column in store(tmp_path, data="csv").facts["categories"]]
+    assert not known or set(found[-1]) == known
+
+
 @pytest.mark.parametrize("workload", ["tabular", "timeseries"])
 def test_gaps_of_a_parquet_are_those_of_the_csv(workload: str, tmp_path: Path) -> None:
     """With nulls, times, dates, booleans, whole numbers and columns in another order."""
@@ -280,6 +322,9 @@ def test_an_error_in_a_folder_has_the_file_and_its_row(
     (tmp_path / "parts/b.csv").write_text(with_column().replace("size", "length"))
     assert prepare(tmp_path, "tabular", "parts") == 2
     assert re.search("other columns than in a.csv: .*b.csv", capsys.readouterr().err)
+    pyarrow.parquet.write_table(pa.table(columns()), tmp_path / "parts/b.csv")
+    assert prepare(tmp_path, "tabular", "parts") == 2
+    assert re.fullmatch("error: other types of columns than in a.csv .*b.csv.*\n", capsys.readouterr().err)
 
 
 def test_cells_that_are_called_missing(tmp_path: Path) -> None:
@@ -365,7 +410,7 @@ def test_an_interrupt_leaves_the_data_that_were_there(
 MEMORY = """
 import re, sys, threading, time
 sys.path.insert(0, sys.argv[1])
-import my_training.commands.prepare, my_training.dataset, my_training.engine.loader, my_training.tables
+import my_training.commands.prepare, my_training.dataset, my_training.engine.loader
 from my_training.__main__ import main
 peak, over = 0, False
 def watch():
@@ -383,20 +428,26 @@ print("peak", code, peak // 1024)
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="there is no RssAnon")
-def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
-    """Shuffled, with a category: beside 9 bytes a row for the split, four times the rows take no more."""
-    project, found = render(workload="tabular"), {}
-    part = lines({f"x{n}": columns(50_000)["size"] for n in range(8)} | columns(50_000)).split("\n", 1)
-    for parts in (8, 32):
-        with open(tmp_path / "rows.csv", "w") as file:
-            file.write(part[0] + "\n")
-            for _ in range(parts):
-                file.write(part[1])
-        words = ("prepare", "--input", "rows.csv", *TABULAR, "--data.path", str(parts))
-        command = [sys.executable, "-c", MEMORY, str(project / "src"), *words]
+@pytest.mark.parametrize(("workload", "rows", "grows"), [("tabular", 400_000, 9), ("seq2seq", 30_000, 40)])
+def test_memory_does_not_grow_with_the_file(workload: str, rows: int, grows: int, tmp_path: Path) -> None:
+    """Shuffled, with a category: beside some bytes a row for splits and copies, four times the rows take no
+    more."""
+    project, found = render(workload=workload), {}
+    some = columns(50_000)
+    head, part = lines({f"x{n}": some["size"] for n in range(8)} | some).split("\n", 1)
+    words = TABULAR if workload == "tabular" else ()
+    for count in (rows, 4 * rows):
+        path = tmp_path / ("rows.csv" if words else "rows.tsv")
+        with open(path, "w") as file:
+            if words:
+                file.write(head + "\n" + part * (count // 50_000))
+            else:
+                file.writelines(f"what is said about number {n}\tword {n}\n" for n in range(count))
+        flags = ("prepare", "--input", path.name, *words, "--data.path", str(count))
+        command = [sys.executable, "-c", MEMORY, str(project / "src"), *flags]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
         code, peak = done.stdout.split("peak")[1].split()
         assert code == "0"
-        found[parts] = int(peak) - 9 * 50_000 * parts / 2**20
-    assert found[32] < 1.1 * found[8], found
-    assert found[32] < 400, found
+        found[count] = int(peak) - grows * count / 2**20
+    assert found[4 * rows] < 1.1 * found[rows], found
+    assert found[4 * rows] < 400, found

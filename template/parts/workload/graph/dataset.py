@@ -168,15 +168,19 @@ def panel(stocks: dict[str, Stock], plan: Plan) -> Panel:
     """Features, targets, seats and graphs of stocks in the order of their names."""
     calendar = np.unique(np.concatenate([stock.dates for stock in stocks.values()]))
     places = [np.searchsorted(calendar, stock.dates) for stock in stocks.values()]  # days of each row
-    features = [describe_days(stock, plan.target) for stock in stocks.values()]
-    shape = (len(calendar), len(stocks))
-    daily, returns, rows = np.full(shape, np.nan), np.full(shape, np.nan), np.full(shape, -1)
+    # Row `d` of the padded returns is the day L − 1 before day d, so `L` rows from `d` on end with day d.
+    before, shape = plan.correlation_days - 1, (len(calendar), len(stocks))
+    padded = np.full((before + len(calendar), len(stocks)), np.nan, np.float32)
+    daily, rows = np.full(shape, np.nan), np.full(shape, -1, np.int32)
+    features = np.empty((sum(map(len, places)), len(FEATURES)), np.float32)
     first = 0
-    for number, (place, values) in enumerate(zip(places, features, strict=True)):
+    for number, (place, stock) in enumerate(zip(places, stocks.values(), strict=True)):
+        values = describe_days(stock, plan.target)
         begin = 0 if plan.target == "range" else 1  # a stock's first day has no return
         daily[place[begin:], number] = values[begin:, DAILY[plan.target]]
-        returns[place[1:], number] = values[1:, 0]
+        padded[before + place[1:], number] = values[1:, 0]
         rows[place[plan.window - 1 :], number] = first + np.arange(plan.window - 1, len(place))
+        features[first : first + len(place)] = values
         first += len(place)
     targets = [np.concatenate([t[p, n] for n, p in enumerate(places)]) for t in _futures(daily, plan)]
     days = np.flatnonzero((rows >= 0).any(1))
@@ -185,11 +189,8 @@ def panel(stocks: dict[str, Stock], plan: Plan) -> Panel:
     opens = np.flatnonzero(np.diff(refresh, prepend=-1))
     graph = np.searchsorted(opens, days, "right") - 1
     used, graph = np.unique(graph, return_inverse=True)
-    # Row `d` of the padded returns is the day L − 1 before day d, so `L` rows from `d` on end with day d.
-    padded = np.concatenate([np.full((plan.correlation_days - 1, len(stocks)), np.nan), returns])
-    padded = padded.astype(np.float32)
     arrays = {
-        "features": np.concatenate(features).astype(np.float32),
+        "features": features,
         "target": np.stack(targets, 1).astype(np.float32),
         "stock": np.repeat(np.arange(len(stocks)), [len(place) for place in places]).astype(np.int32),
         "seats": seats.astype(np.int32),

@@ -1,8 +1,9 @@
 """What a sample is: a block of tokens, and the same block one token later as its targets.
 
 The store holds one array, `tokens` (N,), uint16 or uint32 by the vocabulary; the splits are ranges of
-it, and each document ends with the tokenizer's token `end`. Blocks are cut when they are read, so
-another `data.block_size` needs no new `prepare`.
+it, and each document ends with the tokenizer's token `end`. Bytes of a text without byte 255, which UTF-8
+never has, are uint8, and 255 stands for `end`. Blocks are cut when they are read, so another
+`data.block_size` needs no new `prepare`.
 
 Shapes: `B` blocks in a batch, `T` tokens of a block.
 """
@@ -23,14 +24,15 @@ from .bytepairs import Byte, Pairs, Tokenizer
 from .counts import order_2
 from .engine.errors import UserError
 from .engine.seams import Batch, Rows, Spans
-from .engine.store import Store, StoreWriter
+from .engine.store import FORMAT, Store, StoreWriter
 from .settings import WORKLOAD
-from .texts import Document, decoded, documents
+from .texts import PIECE, Document, decoded, documents
 from .tokenizer import byte_counts, restore
 
 IGNORE = -100
 """Target that is none; F.cross_entropy leaves it out by default."""
 
+SHORT_END = 255  # how `end` is stored in 8 bits
 BATCH = 2 << 20  # bytes of text whose pieces the cores tokenize together
 COUNTED = 32 << 20  # tokens of training text that the count model learns from; more hardly changes its figure
 LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
@@ -80,8 +82,10 @@ class Samples:
 
     def batch(self, rows: dict[str, Rows]) -> Batch:
         """`tokens` and `targets` (B, T) int64; a target behind the end of the text is IGNORE."""
-        values, lengths = rows["tokens"]
-        values = values.to(torch.int64)
+        stored, lengths = rows["tokens"]
+        values = stored.to(torch.int64)
+        if stored.dtype == torch.uint8:
+            values.masked_fill_(values == SHORT_END, Byte.end)
         place = torch.arange(1, values.shape[1], device=values.device)
         targets = values[:, 1:].masked_fill(place >= lengths[:, None], IGNORE)
         return {"tokens": values[:, :-1], "targets": targets}
@@ -112,23 +116,12 @@ def write(
     test end. column: of files whose rows are documents. Raises `UserError` with file and byte where a text
     is not in the tokenizer's encoding.
     """
-    dtype = np.dtype("uint16" if tokenizer.end < 2**16 else "uint32")
-    end, held, size, count, ends = np.array([tokenizer.end], dtype), list[Document](), 0, 0, list[int]()
     with StoreWriter(folder, WORKLOAD) as writer:
-        for path in files:
-            for document in chain(documents(path, column), [None]):
-                if document:
-                    held.append(document)
-                    size, count = size + len(document[2]), count + document[3]
-                if size >= BATCH or not document:
-                    found = (part.astype(dtype) for part in encoded(tokenizer, held))
-                    parts = [
-                        [tokens, end] if last else [tokens]
-                        for tokens, (*_, last) in zip(found, held, strict=True)
-                    ]
-                    writer.append("tokens", np.concatenate([*chain(*parts)] or [end[:0]]))
-                    held, size = [], 0
-            ends.append(writer.arrays["tokens"]["shape"][0])
+        found = write_tokens(writer, tokenizer, files, column, "uint8") if tokenizer.kind == "byte" else None
+        if found:
+            writer.format = FORMAT
+        wide = "uint16" if tokenizer.end < 2**16 else "uint32"
+        ends, count = found or write_tokens(writer, tokenizer, files, column, wide) or ([], 0)
         train, validation, test = borders(np.array(ends))
         writer.splits = {"train": [0, train], "validation": [train, validation], "test": [validation, test]}
         writer.source = source
@@ -139,6 +132,35 @@ def write(
             "token_bytes": byte_counts(tokenizer),
         }
     return writer
+
+
+def write_tokens(
+    writer: StoreWriter, tokenizer: Tokenizer, files: Sequence[Path], column: str, dtype: str
+) -> tuple[list[int], int] | None:
+    """Writes the tokens of all files: at which of them each ends, and how many documents there are.
+
+    None, and nothing is written, where 8 bits are too few for a text.
+    """
+    short = dtype == "uint8"
+    together = BATCH if isinstance(tokenizer, Pairs) else PIECE
+    end = np.array([min(tokenizer.end, SHORT_END) if short else tokenizer.end], dtype)
+    held, size, count, ends = list[Document](), 0, 0, list[int]()
+    for path in files:
+        for document in chain(documents(path, column, cut=not short), [None]):
+            if document:
+                held.append(document)
+                size, count = size + len(document[2]), count + document[3]
+            if size >= together or not document:
+                parts = [end[:0]]
+                for tokens, (_, _, text, last) in zip(encoded(tokenizer, held), held, strict=True):
+                    if short and b"\xff" in text:
+                        writer.drop("tokens")
+                        return None
+                    parts += [tokens.astype(dtype, copy=False), end[: int(last)]]
+                writer.append("tokens", np.concatenate(parts))
+                held, size = [], 0
+        ends.append(writer.arrays["tokens"]["shape"][0])
+    return ends, count
 
 
 def encoded(tokenizer: Tokenizer, held: list[Document]) -> list[np.ndarray]:
@@ -195,9 +217,10 @@ def baselines(store: Store, settings: Any, split: str) -> dict[str, dict[str, fl
 def _symbols(store: Store, tokenizer: Tokenizer, split: str) -> np.ndarray:
     """(N,) bytes of a split's text as int64, 256 at the end of a document."""
     first, last = store.splits[split]
-    tokens = np.asarray(store.arrays["tokens"].rows()[first : min(last, first + COUNTED)]).astype(np.int64)
+    stored = np.asarray(store.arrays["tokens"].rows()[first : min(last, first + COUNTED)])
+    tokens = stored.astype(np.int64)
     if tokenizer.kind == "byte":
-        return tokens
+        return np.where(tokens == SHORT_END, Byte.end, tokens) if stored.dtype == np.uint8 else tokens
     parts = []
     for document in np.split(tokens, np.flatnonzero(tokens == tokenizer.end) + 1):
         parts.append(np.frombuffer(tokenizer.decode(document.tolist()), np.uint8).astype(np.int64))

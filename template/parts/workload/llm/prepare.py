@@ -90,7 +90,7 @@ def find_files(path: Path, pattern: str) -> tuple[list[Path], int]:
 
     A copy in another split would let a model pass by heart. Raises `UserError` where nothing is left.
     """
-    from ..texts import has_rows, pieces
+    from ..texts import blocks, has_rows
 
     if not path.exists():
         raise UserError("no such file or folder", str(path), "check --input")
@@ -106,7 +106,7 @@ def find_files(path: Path, pattern: str) -> tuple[list[Path], int]:
         size: Any = file.stat().st_size
         if not has_rows(file) and size and (packed or sizes[size] > 1):
             digest, size = hashlib.sha256(), 0
-            for _, text in pieces(file):
+            for _, text in blocks(file):
                 digest.update(text)
                 size += len(text)
             kept.setdefault(digest.digest() if size else b"", file)

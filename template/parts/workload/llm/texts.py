@@ -6,16 +6,18 @@ import gzip
 import hashlib
 import json
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tqdm import tqdm
 
 from .engine.errors import UserError
 
 PIECE = 64 << 10  # bytes of a text that a core tokenizes at a time
+TOGETHER = 1024  # rows of a file whose texts are looked at together, or a mega of characters
 ROWS = (".jsonl", ".parquet")
 Document = tuple[str, int, bytes, bool]
 """A piece of one: where, offset, text, and whether the document ends with it."""
@@ -42,18 +44,26 @@ def opened(path: Path) -> Iterator[tuple[Any, Callable[[], Any]]]:
         raise UserError(f"cannot read the file ({error})", str(path), "check --input") from error
 
 
+def blocks(path: Path) -> Iterator[tuple[int, bytes]]:
+    """(offset, text) of a file, as it comes."""
+    with opened(path) as (file, tick):
+        offset = 0
+        while block := file.read(PIECE):
+            yield offset, block
+            offset += len(block)
+            tick()
+
+
 def pieces(path: Path) -> Iterator[tuple[int, bytes]]:
     """(offset, text) of a file in pieces that a tokenizer takes one by one as it would take all at once."""
-    with opened(path) as (file, tick):
-        offset, rest = 0, b""
-        while block := file.read(PIECE):
-            text = rest + block
-            cut = boundary(text)
-            yield offset, text[:cut]
-            offset, rest = offset + cut, text[cut:]
-            tick()
-        if rest:
-            yield offset, rest
+    offset, rest = 0, b""
+    for _, block in blocks(path):
+        text = rest + block
+        cut = boundary(text)
+        yield offset, text[:cut]
+        offset, rest = offset + cut, text[cut:]
+    if rest:
+        yield offset, rest
 
 
 def decoded(document: Document) -> str:
@@ -66,19 +76,54 @@ def decoded(document: Document) -> str:
         raise UserError("not UTF-8 text", where, "mend it, or use --tokenizer byte") from error
 
 
-def documents(path: Path, column: str) -> Iterator[Document]:
-    """The pieces of a file; a row that came before is left out."""
+def documents(path: Path, column: str, cut: bool = True) -> Iterator[Document]:
+    """The pieces of a file, or with `cut` false its blocks; a row that came before is left out."""
     if not has_rows(path):
-        for offset, text in pieces(path):
+        for offset, text in (pieces if cut else blocks)(path):
             yield str(path), offset, text, False
         yield str(path), 0, b"", True
         return
-    seen: set[bytes] = set()
-    for where, texts in rows(path, (column,), "name it by --column"):
-        content = texts[0].encode()
-        if (digest := hashlib.blake2b(content, digest_size=8).digest()) not in seen:
-            yield where, 0, content, True
-        seen.add(digest)
+    seen, found = Seen(), rows(path, (column,), "name it by --column")
+    for batch in together((where, texts[0]) for where, texts in found):
+        contents = [text.encode() for _, text in batch]
+        for (where, _), content, is_new in zip(batch, contents, seen.add(contents), strict=True):
+            if is_new:
+                yield where, 0, content, True
+
+
+def together(found: Iterable[tuple[str, ...]]) -> Iterator[list[tuple[str, ...]]]:
+    """A few rows of texts at a time."""
+    held, size = list[tuple[str, ...]](), 0
+    for row in found:
+        held.append(row)
+        size += sum(map(len, row))
+        if len(held) == TOGETHER or size >= 1 << 20:
+            yield held
+            held, size = [], 0
+    if held:
+        yield held
+
+
+class Seen:
+    """Which texts came before, by 8 bytes of a hash each."""
+
+    def __init__(self) -> None:
+        self._known: list[np.ndarray] = []  # sorted hashes, each array more than twice as long as the next
+
+    def add(self, texts: Sequence[bytes]) -> list[bool]:
+        """Whether each is new, also among these; from now on they are known."""
+        digests = b"".join(hashlib.blake2b(text, digest_size=8).digest() for text in texts)
+        fresh, first = np.unique(np.frombuffer(digests, np.uint64), return_index=True)
+        for known in self._known:
+            is_new = known[np.searchsorted(known, fresh).clip(max=len(known) - 1)] != fresh
+            fresh, first = fresh[is_new], first[is_new]
+        places = {*first.tolist()}
+        while self._known and len(self._known[-1]) <= 2 * len(fresh):
+            fresh = np.concatenate([self._known.pop(), fresh])
+        if len(fresh):
+            fresh.sort()
+            self._known.append(fresh)
+        return [place in places for place in range(len(texts))]
 
 
 def boundary(text: bytes) -> int:

@@ -12,8 +12,9 @@ from __future__ import annotations
 import ast
 import random
 import sysconfig
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,6 +35,7 @@ IGNORE = -100
 
 SIDES = ("source", "target")
 MULTIPLE = {"fp8": 16}  # of padded lengths: rows of a matrix in fp8 come in 16s, other tensor cores like 8s
+TOGETHER = 1024  # pairs that are written at a time
 COUNTED = 32 << 20  # target tokens that the count model learns from; more hardly changes its figure
 SAMPLE_LIMITS = (160, 64)  # bytes of a synthetic source and target
 LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
@@ -138,28 +140,35 @@ def tokenize(
 def write(
     folder: Path,
     tokenizer: Tokenizer,
-    splits: dict[str, list[Pair]],
+    splits: dict[str, Iterable[Pair]],
     facts: dict[str, Any],
     source: dict[str, Any] | None = None,
 ) -> None:
     """Writes pairs as a store. facts: `vocabulary`, `start` and what else `prepare` knows."""
-    dtype = np.dtype("uint16" if facts["vocabulary"] <= 2**16 else "uint32")
-    pairs = [pair for split in splits.values() for pair in split]
-    lengths = np.array([(len(pair.source), len(pair.target)) for pair in pairs]).reshape(-1, 2)
-    offsets = np.concatenate([np.zeros((1, 2), np.int64), np.cumsum(lengths, 0)])
     with StoreWriter(folder, WORKLOAD) as writer:
-        for side, name in enumerate(SIDES):
-            tokens = writer.create(name, (int(offsets[-1, side]),), str(dtype))
-            tokens[...] = np.concatenate([pair[side] for pair in pairs]).astype(dtype)
-        writer.create("offsets", offsets.shape, "int64")[...] = offsets
-        counts = np.array([pair.target_bytes for pair in pairs], np.int32)
-        writer.create("target_bytes", counts.shape, "int32")[...] = counts
-        longest = int(lengths[: len(splits.get("train", pairs)), 1].max())
-        writer.facts = {"longest": longest, **facts, "end": tokenizer.end, "tokenizer": tokenizer.facts()}
-        stops = np.cumsum([len(split) for split in splits.values()]).tolist()
-        borders = zip([0, *stops], stops, strict=False)
-        writer.splits = dict(zip(splits, map(list, borders), strict=True))
+        write_pairs(writer, tokenizer, splits, facts)
         writer.source = source or {}
+
+
+def write_pairs(
+    writer: StoreWriter, tokenizer: Tokenizer, splits: dict[str, Iterable[Pair]], facts: dict[str, Any]
+) -> None:
+    """Writes the pairs of each split as they come, the longest target of the first one into the facts."""
+    dtype = np.dtype("uint16" if facts["vocabulary"] <= 2**16 else "uint32")
+    stop, count, longest = np.zeros((1, 2), np.int64), 0, 0
+    for split, pairs in splits.items():
+        first, pairs = count, iter(pairs)
+        while batch := list(islice(pairs, TOGETHER)):
+            lengths = np.array([(len(pair.source), len(pair.target)) for pair in batch])
+            stops = np.concatenate([stop, stop + np.cumsum(lengths, 0)])
+            for side, name in enumerate(SIDES):
+                writer.append(name, np.concatenate([pair[side] for pair in batch]).astype(dtype))
+            writer.append("offsets", stops[1:] if count else stops)
+            writer.append("target_bytes", np.array([pair.target_bytes for pair in batch], np.int32))
+            stop, count = stops[-1:], count + len(batch)
+            longest = longest if first else max(longest, int(lengths[:, 1].max()))
+        writer.splits[split] = [first, count]
+    writer.facts = {"longest": longest, **facts, "end": tokenizer.end, "tokenizer": tokenizer.facts()}
 
 
 def synthesize(folder: Path, settings: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from itertools import compress, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +13,15 @@ from ..engine.errors import UserError
 from ..splits import add_dry_run, conclude, destination, split_shares, split_sizes
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from ..bytepairs import Tokenizer
     from ..dataset import Pair
+    from ..engine.store import StoreWriter
 
 BYTES = 257  # the smallest vocabulary of byte pairs: all bytes, and the end of a text
+TOGETHER = 1024  # pairs that are fetched at a time
+PADDED = 100_000  # pairs that tell the share of padding
 SPLITS = ("train", "validation", "test")
 Text = tuple[str, str, str]
 """Source, target, and where they stand."""
@@ -60,30 +66,35 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Reads all pairs, learns the tokenizer from the training ones, writes tokens; says what was cut."""
-    from ..dataset import Samples, write
-    from ..engine.files import writable_folder
-    from ..engine.store import Store
+    from ..dataset import Samples, write_pairs
+    from ..engine.store import Store, StoreWriter
+    from ..settings import WORKLOAD
 
     settings = load()
     check(arguments)
-    texts, copies = split_texts(arguments)
-    tokenizer, vocabulary, start = make_tokenizer(arguments, texts["train"])
-    if arguments.tokenizer in ("char", "space") and not arguments.unknown:
-        check_known(tokenizer, texts)
     limits, counts = [arguments.max_source, arguments.max_target], Counter[str]()
-    splits = {split: encode(arguments, tokenizer, split, texts[split], counts) for split in SPLITS}
-    facts = {"vocabulary": vocabulary, "start": start, "prefix": arguments.prefix, "limits": limits}
-    source = {"file": Path(arguments.input).name, "pairs": sum(map(len, texts.values())), "copies": copies}
-    source["unknown"] = arguments.unknown or arguments.tokenizer not in ("char", "space")
-    lines = [("pairs", ", ".join(f"{len(kept):,} {split}" for split, kept in splits.items()))]
-    lines += [("left out", f"{copies:,} copies of other pairs")] if copies else []
-    action = {"cut": "cut", "skip": "left out, with its pair"}.get(arguments.too_long)
-    lines += [("too long", f"{count:,} {what}: {action}") for what, count in counts.items() if count]
-    lines.append(("vocabulary", f"{vocabulary:,} ({tokenizer.kind})"))
+    given = pretrained_tokenizer(arguments.pretrained) if arguments.pretrained else None
     with destination(settings.data.path, arguments.dry_run) as folder:
-        write(writable_folder(folder, "choose another data.path"), tokenizer, splits, facts, source)
+        with StoreWriter(folder, WORKLOAD) as writer:
+            texts, copies = split_texts(writer, arguments)
+            tokenizer, vocabulary, start = given or make_tokenizer(arguments, texts["train"])
+            if arguments.tokenizer in ("char", "space") and not arguments.unknown:
+                check_known(tokenizer, texts)
+            splits: Any = {name: encode(arguments, tokenizer, name, texts[name], counts) for name in SPLITS}
+            facts = {"vocabulary": vocabulary, "start": start, "prefix": arguments.prefix, "limits": limits}
+            write_pairs(writer, tokenizer, splits, facts)
+            pairs = sum(map(len, texts.values()))
+            writer.source = {"file": Path(arguments.input).name, "pairs": pairs, "copies": copies}
+            writer.source["unknown"] = arguments.unknown or arguments.tokenizer not in ("char", "space")
         store = Store.open(folder)
+        sizes = (f"{last - first:,} {split}" for split, (first, last) in store.splits.items())
+        lines = [("pairs", ", ".join(sizes))]
+        lines += [("left out", f"{copies:,} copies of other pairs")] if copies else []
+        action = {"cut": "cut", "skip": "left out, with its pair"}.get(arguments.too_long)
+        lines += [("too long", f"{count:,} {what}: {action}") for what, count in counts.items() if count]
+        lines.append(("vocabulary", f"{vocabulary:,} ({tokenizer.kind})"))
         samples = Samples(store, settings, "train")
+        samples.offsets = samples.offsets[: PADDED + 1]
         for kind in ("bucket", "full"):
             shares = padding(samples, settings, kind)
             lines.append(("padding", f"{shares[0]:.0%} of source, {shares[1]:.0%} of target, order {kind}"))
@@ -108,30 +119,57 @@ def check(arguments: argparse.Namespace) -> None:
         raise UserError(f"a seed cannot be {arguments.seed}", "--seed", "give a whole number from 0 on")
 
 
-def split_texts(arguments: argparse.Namespace) -> tuple[dict[str, list[Text]], int]:
+class Texts:
+    """Pairs by their numbers, in a file that a writer has for the time being: not in memory."""
+
+    def __init__(self, writer: StoreWriter, numbers: np.ndarray):
+        self._writer, self._numbers = writer, numbers
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __iter__(self) -> Iterator[Text]:
+        content, stops = memoryview(self._writer.appended(".texts")), self._writer.appended(".stops")
+        for first in range(0, len(self), TOGETHER):
+            numbers = self._numbers[first : first + TOGETHER]
+            starts = (stops[numbers - 1, 2] * (numbers > 0)).tolist()
+            for start, (source, target, where) in zip(starts, stops[numbers].tolist(), strict=True):
+                marks = pairwise([start, source, target, where])
+                one, other, place = (str(content[begin:end], "utf-8") for begin, end in marks)
+                yield one, other, place
+
+
+def split_texts(writer: StoreWriter, arguments: argparse.Namespace) -> tuple[dict[str, Texts], int]:
     """The pairs of each split, each pair once; and how many copies were left out.
 
     A copy in another split would let a model pass by heart.
     """
     import numpy as np
 
-    seen, count = set[tuple[str, str]](), 0
-    found: list[list[Text]] = []
+    from ..texts import Seen, together
+
+    seen, count, size, marks = Seen(), 0, 0, [0]
     for file in filter(None, (arguments.input, arguments.validation, arguments.test)):
-        found.append([])
-        for text in read_pairs(Path(file), arguments.source_key, arguments.target_key):
-            if text[:2] not in seen:
-                found[-1].append(text)
-            seen.add(text[:2])
-            count += 1
-        if not found[-1]:
+        kept, found = 0, read_pairs(Path(file), arguments.source_key, arguments.target_key)
+        for batch in together(found):
+            is_new = seen.add([f"{len(source)} {source}{target}".encode() for source, target, _ in batch])
+            parts = [part.encode() for text in compress(batch, is_new) for part in text]
+            if parts:
+                stops = size + np.cumsum([len(part) for part in parts]).reshape(-1, 3)
+                writer.append(".texts", np.frombuffer(b"".join(parts), np.uint8))
+                writer.append(".stops", stops)
+                size, kept = int(stops[-1, 2]), kept + len(stops)
+            count += len(batch)
+        if not kept:
             raise UserError("no pair in it", file, "give a file with pairs that the others have not")
+        marks.append(marks[-1] + kept)
+    order = np.arange(marks[-1])
     if not arguments.validation:
-        (rows,) = found
-        borders = np.cumsum(split_sizes(arguments.split, len(rows), "pair", rounded=1))
-        order = np.random.default_rng(arguments.seed).permutation(len(rows))
-        found = [[rows[number] for number in part] for part in np.split(order, borders)]
-    return dict(zip(SPLITS, [*found, []], strict=False)), count - len(seen)
+        marks = np.cumsum([0, *split_sizes(arguments.split, len(order), "pair", rounded=1)]).tolist()
+        order = np.random.default_rng(arguments.seed).permutation(len(order))
+    parts = [order[slice(*part)] for part in pairwise([*marks, marks[-1]])]
+    splits = {split: Texts(writer, part) for split, part in zip(SPLITS, parts, strict=False)}
+    return splits, count - len(order)
 
 
 def read_pairs(path: Path, *keys: str) -> Iterator[Text]:
@@ -157,14 +195,14 @@ def read_pairs(path: Path, *keys: str) -> Iterator[Text]:
 
 
 def encode(
-    arguments: argparse.Namespace, tokenizer: Tokenizer, split: str, texts: list[Text], counts: Counter[str]
-) -> list[Pair]:
+    arguments: argparse.Namespace, tokenizer: Tokenizer, split: str, texts: Texts, counts: Counter[str]
+) -> Iterator[Pair]:
     """The tokens of a split's pairs; `counts` learns what was too long."""
     from tqdm import tqdm
 
     from ..dataset import tokenize
 
-    limits, kept = (arguments.max_source, arguments.max_target), []
+    limits, kept = (arguments.max_source, arguments.max_target), 0
     for source, target, where in tqdm(texts, split, unit="pair", leave=False, disable=None):
         pair, long = tokenize(tokenizer, arguments.prefix + source, target, limits)
         for side, limit, is_long in zip(("source", "target"), limits, long, strict=True):
@@ -173,13 +211,13 @@ def encode(
                 remedy = f"raise --max-{side}, or use --too-long cut or skip"
                 raise UserError(f"a {side} of more than {limit} tokens", where, remedy)
         if not any(long) or arguments.too_long == "cut":
-            kept.append(pair)
-    if texts and not kept:
+            kept += 1
+            yield pair
+    if len(texts) and not kept:
         raise UserError(f"every pair of {split} is too long", f"--too-long {arguments.too_long}", "use cut")
-    return kept
 
 
-def make_tokenizer(arguments: argparse.Namespace, train: list[Text]) -> tuple[Tokenizer, int, int]:
+def make_tokenizer(arguments: argparse.Namespace, train: Texts) -> tuple[Tokenizer, int, int]:
     """The tokenizer that is asked for, its vocabulary, and the token that a decoder starts from.
 
     It is learnt from the training pairs alone.
@@ -187,8 +225,6 @@ def make_tokenizer(arguments: argparse.Namespace, train: list[Text]) -> tuple[To
     from ..bytepairs import Byte, Pairs
     from ..tokenizer import Symbols
 
-    if arguments.tokenizer == "pretrained":
-        return pretrained_tokenizer(arguments.pretrained)
     texts = (text for source, target, _ in train for text in (arguments.prefix + source, target))
     tokenizer: Tokenizer = Byte()
     if arguments.tokenizer == "bpe":
@@ -220,7 +256,7 @@ def pretrained_tokenizer(name: str) -> tuple[Tokenizer, int, int]:
     return Pretrained(found.to_str(), end), vocabulary, start
 
 
-def check_known(tokenizer: Any, texts: dict[str, list[Text]]) -> None:
+def check_known(tokenizer: Any, texts: dict[str, Texts]) -> None:
     """Raises `UserError` for the first symbol that training has not."""
     for split in ("validation", "test"):
         for source, target, where in texts[split]:

@@ -22,6 +22,7 @@ from .scaling import BLOCK_ROWS, Scaler, halves
 from .settings import WORKLOAD
 
 Facts = dict[str, Any]
+MEDIAN_BYTES = 16 << 20  # of columns in memory together, for their medians; one is, whatever its size
 
 
 class Samples:
@@ -66,8 +67,9 @@ class Table:
     def __len__(self) -> int:
         return len(self.features)
 
-    def blocks(self) -> Iterator[slice]:
-        yield from (slice(start, start + BLOCK_ROWS) for start in range(0, len(self), BLOCK_ROWS))
+
+def _blocks(rows: int) -> Iterator[slice]:
+    yield from (slice(start, start + BLOCK_ROWS) for start in range(0, rows, BLOCK_ROWS))
 
 
 def describe(table: Table, train: np.ndarray) -> tuple[Facts, list[tuple[str, ...]]]:
@@ -80,15 +82,15 @@ def describe(table: Table, train: np.ndarray) -> tuple[Facts, list[tuple[str, ..
     sizes = [len(values) + 1 for values in table.levels.values()]
     seen = [np.zeros(size, np.int64) for size in sizes]
     classes = np.zeros(len(table.classes or ()) + 1, np.int64)
-    for part in table.blocks():
+    for part in _blocks(len(table)):
         rows = np.flatnonzero(train[part])
-        features.add(table.features[part][rows])
-        for place, codes in enumerate(table.categories[part][rows].T):
+        features.add(table.features[part].take(rows, 0))  # much faster than [rows]
+        for place, codes in enumerate(table.categories[part].take(rows, 0).T):
             seen[place] += np.bincount(codes, minlength=sizes[place])
         if table.target is not None and table.classes:
-            classes += np.bincount(table.target[part][rows][:, 0], minlength=len(classes))
+            classes += np.bincount(table.target[part].take(rows, 0)[:, 0], minlength=len(classes))
         elif table.target is not None:
-            target.add(table.target[part][rows])
+            target.add(table.target[part].take(rows, 0))
     for name, count in zip(table.names, features.count, strict=True):
         if not count:
             remedy = f"leave it out with --drop '{name}'"
@@ -119,20 +121,28 @@ def describe(table: Table, train: np.ndarray) -> tuple[Facts, list[tuple[str, ..
 def _scales(names: list[str], scaler: Scaler, values: np.ndarray, train: np.ndarray) -> list[Facts]:
     """Name, mean, standard deviation, median and number of missing values of each column."""
     mean, std = scaler.scale()
-    counts = zip(values.T, scaler.count.astype(int).tolist(), strict=True)
-    median = [_median(column[train], known) for column, known in counts]  # one column in memory at a time
+    known = scaler.count.astype(int).tolist()
+    together = max(MEDIAN_BYTES // (4 * scaler.rows), 1)
+    median: list[float] = []
+    for first in range(0, len(names), together):
+        some = slice(first, first + together)
+        columns, at = np.empty((len(names[some]), scaler.rows), np.float32), 0
+        for part in _blocks(len(values)):
+            rows = values[part, some].take(np.flatnonzero(train[part]), 0)
+            columns[:, at : at + len(rows)] = rows.T
+            at += len(rows)
+        median += map(_median, columns, known[some])
     missing = scaler.rows - scaler.count
-    columns = zip(names, mean.tolist(), std.tolist(), median, missing.astype(int).tolist(), strict=True)
-    return [
-        dict(zip(("name", "mean", "std", "median", "missing"), column, strict=True)) for column in columns
-    ]
+    found = zip(names, mean.tolist(), std.tolist(), median, missing.astype(int).tolist(), strict=True)
+    return [dict(zip(("name", "mean", "std", "median", "missing"), column, strict=True)) for column in found]
 
 
 def _median(values: np.ndarray, known: int) -> float:
     """Of so many known numbers among (n,) float32, whose order is lost; NaN goes to the end."""
-    middle = [(known - 1) // 2, known // 2]
-    values.partition(middle)
-    return float(values[middle].astype(np.float64).mean())
+    middle = known // 2
+    values.partition(middle)  # with a single place it is ten times as fast as with two
+    below = values[middle] if known % 2 else values[:middle].max()
+    return float((np.float64(below) + np.float64(values[middle])) / 2)
 
 
 def _known(values: list[str], counts: np.ndarray) -> list[str]:
@@ -156,6 +166,7 @@ def write(writer: StoreWriter, table: Table, facts: Facts, splits: dict[str, np.
         [np.float32(column[name]) for column in facts["features"]] for name in ("mean", "std", "missing")
     )
     mean, std, gaps = map(np.array, scales)
+    whole = gaps == 0
     known = {column["name"]: column["values"] for column in facts["categories"]}
     codes = [_renumber(values, known[name]) for name, values in table.levels.items()]
     classes = _renumber(table.classes, facts["target"]["classes"]) if table.classes else None
@@ -163,18 +174,19 @@ def write(writer: StoreWriter, table: Table, facts: Facts, splits: dict[str, np.
     def where(row: int, column: int) -> str:
         return f"row {rows[row] + 1}, column '{table.names[column]}'"
 
-    for start in range(0, len(order), BLOCK_ROWS):
-        rows = order[start : start + BLOCK_ROWS]
+    for part in _blocks(len(order)):
+        rows = order[part]
         if table.names:
-            values = table.features[rows]
-            # A gap in a column that had none in training becomes the mean.
-            values = np.where(np.isnan(values) & (gaps == 0), mean, values)
+            values = table.features.take(rows, 0)
+            if (holes := np.isnan(values)).any():
+                # A gap in a column that had none in training becomes the mean.
+                values = np.where(holes & whole, mean, values)
             writer.append("features", halves(values, mean, std, dtype, where)[0], dtype)
         if table.levels:
-            columns = zip(codes, table.categories[rows].T, strict=True)
+            columns = zip(codes, table.categories.take(rows, 0).T, strict=True)
             writer.append("categories", np.stack([new[old] for new, old in columns], 1))
         if table.target is not None:
-            target = table.target[rows, 0]
+            target = table.target[:, 0].take(rows)
             if classes is not None and table.classes:
                 target = classes[target].astype(np.int64) - 1
                 if (lost := np.flatnonzero(target < 0)).size:

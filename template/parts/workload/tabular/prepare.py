@@ -183,7 +183,10 @@ def read_table(
                 found["features"] += map(part_of, kind, [block.times(name)] * len(kind))
         for name, columns in found.items():
             if columns:
-                writer.append(scratch + name, np.stack(columns, 1).astype(dtypes.get(name, "float32")))
+                rows = np.empty((block.table.num_rows, len(columns)), dtypes.get(name, "float32"))
+                for place, values in enumerate(columns):
+                    rows[:, place] = values
+                writer.append(scratch + name, rows)
     for name in coarse:
         what = "whole numbers beyond 2^24, which float32 rounds"
         print(f"note: column '{name}' has {what}: --category '{name}' or --drop '{name}'?")
@@ -191,7 +194,7 @@ def read_table(
         if unknown := [value for value, code in codes[name].items() if not code]:
             print(f"note: column '{name}' has values that training had not, such as '{unknown[0]}'")
     none = np.empty((block.first + block.table.num_rows, 0), np.float32)
-    arrays = [writer.appended(scratch + name) if found[name] else none for name in found]
+    arrays = [np.asarray(writer.appended(scratch + name)) if found[name] else none for name in found]
     levels = {name: [cell for cell, code in level.items() if code] for name, level in codes.items()}
     classes = levels.pop(target, None)
     return Table(names, arrays[0], levels, arrays[1], target, arrays[2] if found["target"] else None, classes)

@@ -28,15 +28,17 @@ class Scaler:
         if gaps.any():
             known, low, high = (~gaps).sum(0), np.where(gaps, np.inf, low), np.where(gaps, -np.inf, high)
             values[gaps] = 0
-        mean = values.sum(0) / np.maximum(known, 1)
+        # The same sum as `values.sum(0)`, faster; of a single column not the same.
+        total = np.einsum("nc->c", values) if values.shape[1] > 1 else values.sum(0)
+        mean = total / np.maximum(known, 1)
         values -= mean
         values[gaps] = 0
         share, apart = known / np.maximum(self.count + known, 1), mean - self.mean
         self.squares += np.einsum("nc,nc->c", values, values) + apart**2 * self.count * share
         self.mean, self.count = self.mean + apart * share, self.count + known
         self.rows += len(values)
-        self.low = np.minimum(self.low, low.min(0, initial=np.inf))
-        self.high = np.maximum(self.high, high.max(0, initial=-np.inf))
+        self.low = np.minimum(self.low, _extreme(np.minimum, low, np.inf))
+        self.high = np.maximum(self.high, _extreme(np.maximum, high, -np.inf))
 
     def scale(self) -> tuple[np.ndarray, np.ndarray]:
         """Mean and standard deviation; of a constant column its value, and 1."""
@@ -52,6 +54,15 @@ class Scaler:
         return [
             (name, kind, f"{low:.6g}", f"{high:.6g}", f"{gap:.1%}") for name, kind, low, high, gap in cells
         ]
+
+
+def _extreme(which: np.ufunc, values: np.ndarray, least: float) -> np.ndarray:
+    """(columns,) of values (n, columns), 64 rows side by side: numpy is slow on rows of a few numbers."""
+    columns = values.shape[1]
+    beside = len(values) // 64
+    wide = which.reduce(values[: 64 * beside].reshape(beside, 64 * columns), 0, initial=least)
+    rest = np.concatenate([wide.reshape(64, columns), values[64 * beside :]])
+    return which.reduce(rest, 0)
 
 
 def halves(

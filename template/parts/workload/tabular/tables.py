@@ -26,6 +26,7 @@ BLOCK_CELLS = 4 << 20  # of a block of a wide table, which has fewer rows
 FLOAT32_MAX = 3.4e38
 TEXT, BEYOND = -np.inf, np.inf
 SECONDS, STRING, FLOAT = pa.timestamp("s"), pa.string(), pa.float64()
+CODED = pa.dictionary(pa.int32(), STRING)
 MAGIC = {b"\x1f\x8b": "gzip", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16", b"PA": "parquet", b"AR": "arrow"}
 ENDINGS = {".csv", ".tsv", ".parquet", ".pq", ".feather", ".arrow"}
 GAPS = {"nan", "none", "null", "n/a", "na", "#n/a", "-", "?"}  # what others write for a missing cell
@@ -64,7 +65,11 @@ class Source:
                 if held is not None and {*held.column_names} != {*table.column_names}:
                     raise UserError(f"other columns than in {files[0].name}", str(path), "give them the same")
                 both = [table] if held is None else [held, table.select(held.column_names)]
-                held = pa.concat_tables(both, promote_options="permissive")
+                try:
+                    held = pa.concat_tables(both, promote_options="permissive")
+                except pa.ArrowException as error:
+                    what = f"other types of columns than in {files[0].name} ({error})"
+                    raise UserError(what, str(path), "write them alike") from error
                 size = max(min(BLOCK_ROWS, BLOCK_CELLS // held.num_columns), 1)
                 while held.num_rows >= size:
                     yield Block(self, files, starts, before, held.slice(0, size))
@@ -115,7 +120,10 @@ class Source:
             return "error"
 
         if kind == "parquet":
-            yield from parquet.ParquetFile(file, pre_buffer=False).iter_batches(BLOCK_ROWS, use_threads=False)
+            coded = _coded(parquet.ParquetFile(file)) if path == self.path else []
+            whole = parquet.ParquetFile(file, read_dictionary=coded, pre_buffer=False)
+            size = min(2 * BLOCK_ROWS, max(BLOCK_CELLS // whole.metadata.num_columns, 1))
+            yield from whole.iter_batches(size, use_threads=False)
         elif kind == "arrow":
             reader = ipc.open_file(file)
             yield from map(reader.get_batch, range(reader.num_record_batches))
@@ -147,11 +155,23 @@ class Source:
                 raise UserError(what, f"{path}, line 1", "name it; from pandas, export with index=False")
 
 
+def _coded(file: parquet.ParquetFile) -> list[str]:
+    """Columns of texts that are stored as numbers of a few values: less than 4 bytes a row, which is what the
+    length of a text alone would take."""
+    found, schema, about = list[str](), file.schema_arrow, file.metadata
+    flat = about.num_row_groups and about.num_columns == len(schema)
+    for place in range(len(schema) if flat else 0):
+        chunk = about.row_group(0).column(place)
+        small = chunk.total_uncompressed_size < 4 * chunk.num_values
+        found += [chunk.path_in_schema] * (small and schema.field(place).type == STRING)
+    return found
+
+
 def _plain(column: pa.Array) -> pa.Array:
-    """The same values as texts, numbers or times."""
+    """The same values as texts, few different ones as their dictionary; numbers; or times."""
     kind = column.type
     if pa.types.is_dictionary(kind):
-        return _plain(column.dictionary_decode())
+        return column if kind == CODED else _plain(column.dictionary_decode())
     if pa.types.is_timestamp(kind):  # as a CSV has it, without a fraction where there is none
         seconds = column.cast(SECONDS, safe=False)
         return seconds if seconds.cast(kind, safe=False).equals(column) else column
@@ -186,9 +206,16 @@ class Block(NamedTuple):
         where = f"{self.files[number]}, row {row - self.starts[number] + 1}, column '{column}'"
         return UserError(what, where, remedy)
 
+    def column(self, name: str) -> pa.ChunkedArray:
+        """Texts, numbers or times."""
+        column = self.table[name]
+        return column.cast(STRING) if column.type == CODED else column
+
     def texts(self, name: str) -> tuple[np.ndarray, list[str]]:
         """(rows,) places in the list of different cells, −1 where one is missing; and that list."""
-        encoded = self.table[name].cast(STRING).combine_chunks().dictionary_encode()
+        encoded = self.table[name].combine_chunks()
+        if encoded.type != CODED or not _uses_all(encoded):
+            encoded = encoded.cast(STRING).dictionary_encode()
         cells = [cell.strip() for cell in encoded.dictionary.to_pylist()]
         places = [-1 if cell in self.source.missing else place for place, cell in enumerate(cells)]
         found = np.array([*places, -1])[encoded.indices.fill_null(-1).to_numpy()]
@@ -201,27 +228,29 @@ class Block(NamedTuple):
     def parse(self, name: str) -> np.ndarray:
         """(rows,) float64: NaN where a cell is missing, `TEXT` where it is none, `BEYOND` for nan, infinity
         and what is beyond float32."""
-        column, decimal = self.table[name], self.source.decimal
+        column, decimal = self.column(name), self.source.decimal
         if pa.types.is_temporal(column.type):
             return np.where(column.is_null(), np.nan, TEXT)
         if not pa.types.is_string(column.type):
-            numbers = column.cast(FLOAT, safe=False)
+            numbers = column if column.type == FLOAT else column.cast(FLOAT, safe=False)
         else:
             if decimal != ".":  # a point is none then
                 column = pc.replace_substring(pc.replace_substring(column, ".", "x"), decimal, ".")
             try:
-                numbers = column.cast(FLOAT)
+                numbers = _floats(column)
             except pa.ArrowInvalid:  # spaces around cells, or texts
                 column = pc.utf8_trim_whitespace(column)
                 gaps = pc.is_in(column, pa.array(self.source.gaps))
                 column = pc.if_else(gaps, pa.scalar(None, STRING), column)
                 try:
-                    numbers = column.cast(FLOAT)
+                    numbers = _floats(column)
                 except pa.ArrowInvalid:
                     encoded = column.combine_chunks().dictionary_encode()
                     known = [*map(number, encoded.dictionary.to_pylist()), np.nan]
                     return np.array(known)[encoded.indices.fill_null(-1).to_numpy()]
         values = numbers.to_numpy()
+        if values.min(initial=0) > -FLOAT32_MAX and values.max(initial=0) < FLOAT32_MAX:  # and no gap
+            return values
         beyond = ~(np.abs(values) < FLOAT32_MAX)
         if np.count_nonzero(beyond) > numbers.null_count:
             beyond &= numbers.is_valid().to_numpy()
@@ -238,7 +267,7 @@ class Block(NamedTuple):
         if not wrong.any():
             return values
         row = int(wrong.argmax())
-        cell = str(self.table[name][row]).strip()
+        cell = str(self.column(name)[row]).strip()
         if gap and (np.isnan(values[row]) or cell.lower() == "nan"):
             raise self.error(gap[0], row, name, gap[1])
         if cell.lower() in GAPS:
@@ -250,7 +279,7 @@ class Block(NamedTuple):
 
     def convert(self, name: str, how: Callable[[Any], np.ndarray], what: str, remedy: str) -> np.ndarray:
         """What `how` makes of a column. Raises `UserError` for the first cell that is no `what` to it."""
-        column = self.table[name]
+        column = self.column(name)
         try:
             return how(column)
         except (pa.ArrowException, ValueError) as error:
@@ -270,9 +299,21 @@ class Block(NamedTuple):
     def is_time(self, name: str) -> bool:
         """Whether a column has times alone, none of them a bare number."""
         with suppress(pa.ArrowException, ValueError):
-            whole = pa.types.is_integer(self.table[name].type) or str(self.table[name][0]).strip().isdecimal()
-            return not whole and len(_seconds(self.table[name])) > 0
+            column = self.column(name)
+            whole = pa.types.is_integer(column.type) or str(column[0]).strip().isdecimal()
+            return not whole and len(_seconds(column)) > 0
         return False
+
+
+def _uses_all(column: pa.DictionaryArray) -> bool:
+    """Whether each value of the dictionary is in a row."""
+    return bool(np.bincount(column.indices.drop_null(), minlength=len(column.dictionary)).all())
+
+
+def _floats(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Raises ArrowInvalid for a text, at once where the first cells are: each one costs a microsecond."""
+    column.slice(0, 16).cast(FLOAT)
+    return column.cast(FLOAT)
 
 
 def _seconds(column: pa.ChunkedArray) -> np.ndarray:

@@ -116,7 +116,7 @@ def read_series(
         writer.append(".times", times)
         apart = np.diff(times, prepend=ends)
         first = len(times) - len(apart)
-        cells = block.table[time] if time else times
+        cells = block.column(time) if time else times
         for row in np.flatnonzero(apart <= 0)[:1]:
             back = bool(apart[row])
             what = "the time goes back" if back else "the same time twice"

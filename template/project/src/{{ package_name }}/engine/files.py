@@ -16,6 +16,8 @@ from .errors import UserError
 BLOCK_BYTES = 32 << 20
 """Unit of the crc32 checksums: small enough to name the damaged place, large enough to cost nothing."""
 
+PIECE_BYTES = 256 << 10  # read at a time where all of a file is: it stays in the processor's cache
+
 
 def sync(path: Path) -> None:
     """Makes a closed file, or what was renamed inside a folder, survive a power loss."""
@@ -83,17 +85,19 @@ def blocks(path: Path, size: int = BLOCK_BYTES) -> Iterator[memoryview]:
 def sha256(path: Path) -> str:
     """Digest of a file's content, about 1.3-2 GB/s on a core."""
     digest = hashlib.sha256()
-    for block in blocks(path, 1 << 20):
+    for block in blocks(path, PIECE_BYTES):
         digest.update(block)
     return digest.hexdigest()
 
 
 def checksums(path: Path) -> dict[str, Any]:
     """A file's size in bytes, its sha256 and the crc32 of each of its 32 MB blocks, in one pass."""
-    digest, crcs = hashlib.sha256(), []
-    for block in blocks(path):
-        digest.update(block)
-        crcs.append(zlib.crc32(block))
+    digest, crcs = hashlib.sha256(), list[int]()
+    for number, piece in enumerate(blocks(path, PIECE_BYTES)):
+        digest.update(piece)
+        if number % (BLOCK_BYTES // PIECE_BYTES) == 0:
+            crcs.append(0)
+        crcs[-1] = zlib.crc32(piece, crcs[-1])
     return {"bytes": path.stat().st_size, "sha256": digest.hexdigest(), "crc32": crcs}
 
 

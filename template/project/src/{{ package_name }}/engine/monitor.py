@@ -225,7 +225,7 @@ class Monitor:
     def _judge_loss(self, split: str, loss: float, progress: Progress) -> None:
         """An alert where the model has become far worse than it was, or is worse than none.
 
-        The latter from a tenth of the run on: every model begins so.
+        The latter from a tenth of the run on, and not in its first steps: every model begins so.
         """
         step = progress.step
         if self._naive is None:
@@ -234,7 +234,7 @@ class Monitor:
         if loss > DIVERGED * progress.best_loss > 0:
             best = f"its best {progress.best_loss:.4g} at step {progress.best_step}"
             why = f"the {split} loss {loss:.4g} is over {DIVERGED:g} times {best}"
-        elif step >= self.end / 10 and not loss <= self._naive:
+        elif step >= max(self.end / 10, FIRST[-1]) and not loss <= self._naive:
             why = f"the {split} loss {loss:.4g} is worse than {self._naive:.4g} without a model"
         else:
             return

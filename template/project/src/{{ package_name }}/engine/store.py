@@ -18,15 +18,16 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from .errors import UserError
 from .files import BLOCK_BYTES, blocks, checksums, read_json, sync, writable_folder, write_json
 
-FORMAT = 2
-"""Of the manifest. In 1 all arrays lay in one HDF5 file, at offsets as well: it is still read."""
+FORMAT = 3
+"""Of the manifest. In 1 all arrays lay in one HDF5 file, at offsets as well: it is still read. 3 is that of
+tokens of 8 bits alone, in which a document ends with byte 255; all else is written as 2."""
 
 RULE = 2
 """Of the fingerprint. What a fingerprint is made of changes under a new number only, and a store keeps
@@ -197,12 +198,13 @@ class StoreWriter:
     """
 
     def __init__(self, folder: str | Path, workload: str):
-        self.folder, self.workload = Path(folder), workload
+        self.folder, self.workload, self.format = Path(folder), workload, 2
         self.facts: dict[str, Any] = {}
         self.splits: dict[str, list[int]] = {}
         self.source: dict[str, Any] = {}
         self.arrays: dict[str, dict[str, Any]] = {}
         self.files: dict[str, dict[str, Any]] = {}
+        self._open: dict[str, BinaryIO] = {}  # of arrays that grow
 
     def __enter__(self) -> StoreWriter:
         writable_folder(self.folder, "choose another data.path")
@@ -228,20 +230,34 @@ class StoreWriter:
 
     def append(self, name: str, rows: np.ndarray, dtype: str = "") -> None:
         """Writes rows behind those that the array has. dtype: "bfloat16", whose bits are uint16."""
-        new: dict[str, Any] = {"offset": 0, "shape": [0, *rows.shape[1:]], "dtype": dtype or str(rows.dtype)}
-        fields = self.arrays.setdefault(name, new)
-        with open(self._partial / f"{name}.npy", "r+b" if fields["offset"] else "wb") as file:
-            fields["shape"][0] += len(rows)
-            header = {"descr": rows.dtype.str, "fortran_order": False, "shape": tuple(fields["shape"])}
-            np.lib.format.write_array_header_1_0(file, header)  # as long for any number of rows
-            fields["offset"] = file.tell()
-            file.seek(0, os.SEEK_END)
-            file.write(np.ascontiguousarray(rows).data)
+        if name not in self.arrays:
+            shape = [0, *rows.shape[1:]]
+            self.arrays[name] = {"offset": 0, "shape": shape, "dtype": dtype or str(rows.dtype)}
+            self._open[name] = open(self._partial / f"{name}.npy", "wb")  # noqa: SIM115 - until it is whole
+            self._write_header(name)
+        self.arrays[name]["shape"][0] += len(rows)
+        self._open[name].write(np.ascontiguousarray(rows).data)
+
+    def _write_header(self, name: str) -> None:
+        """At the beginning of the file: as long for any number of rows."""
+        fields, file = self.arrays[name], self._open[name]
+        kind = "uint16" if fields["dtype"] == "bfloat16" else fields["dtype"]
+        header = {"descr": np.dtype(kind).str, "fortran_order": False, "shape": tuple(fields["shape"])}
+        file.seek(0)
+        np.lib.format.write_array_header_1_0(file, header)
+        fields["offset"] = file.tell()
 
     def appended(self, name: str) -> np.ndarray:
         """The rows of an array so far, mapped."""
+        self._open[name].flush()
         fields = self.arrays[name]
         return Array(name, self._partial / f"{name}.npy", **fields | {"shape": tuple(fields["shape"])}).rows()
+
+    def drop(self, name: str) -> None:
+        """Forgets an array that grows, if it was begun."""
+        if name in self._open:
+            self._open.pop(name).close()
+            del self.arrays[name]
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         try:
@@ -250,6 +266,9 @@ class StoreWriter:
         except OSError as failure:
             error = failure
         finally:
+            for file in self._open.values():
+                with contextlib.suppress(OSError):  # what a full disk did not take
+                    file.close()
             shutil.rmtree(self._partial, ignore_errors=True)
         if isinstance(error, OSError):  # also from the block's own writes
             what = f"the data could not be written ({error})"
@@ -260,6 +279,9 @@ class StoreWriter:
         for name, fields in self.arrays.items():
             if "file" not in fields:
                 path = self._partial / f"{name}.npy"
+                if name in self._open:
+                    self._write_header(name)
+                    self._open[name].close()
                 entry = checksums(path)
                 fields["file"] = f"store-{name}-{entry['sha256'][:12]}.npy"
                 self.files[fields["file"]] = entry
@@ -268,7 +290,7 @@ class StoreWriter:
         sync(self.folder)
         names = ("workload", "source", "facts", "splits", "arrays", "files")
         manifest = {name: getattr(self, name) for name in names}
-        write_json(self.folder / MANIFEST, {"format": FORMAT, "rule": RULE, **manifest})
+        write_json(self.folder / MANIFEST, {"format": self.format, "rule": RULE, **manifest})
         kept = {Path(name).name for name in self.files}
         for old in self.folder.iterdir():  # the manifest no longer names it
             if OURS.fullmatch(old.name) and old.name not in kept:
