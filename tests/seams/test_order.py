@@ -100,6 +100,7 @@ def test_an_epoch_has_each_sample_once(chosen: dict[str, Any], epoch: int) -> No
 @given(orders(train=True), some.integers(0, 5), some.integers(1, 4))
 @example(TURNS | {"train": True, "stride": 1, "kind": "full", "length": 9}, 0, 1)
 @example(TURNS | {"train": True, "stride": 1, "kind": "full", "length": 1}, 0, 1)
+@example(TURNS | {"train": True, "kind": "bucket", "length": 21, "lengths": np.arange(21)}, 0, 1)
 @quickly
 def test_a_step_has_a_share_of_the_samples_of_a_whole_one(
     chosen: dict[str, Any], epoch: int, accumulation: int
