@@ -199,7 +199,8 @@ def child(what: str, path: Path, *words: str) -> None:
 
         def work() -> None:
             sys.stdout.flush()
-            assert __main__.main(["prepare", "--input", str(path), *words]) == 0
+            data = ["--data.path", str(path.parent / "data")]
+            assert __main__.main(["prepare", "--input", str(path), *words, *data]) == 0
 
     peak, over = 0, threading.Event()
 

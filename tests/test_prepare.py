@@ -443,7 +443,7 @@ def test_memory_does_not_grow_with_the_file(workload: str, rows: int, grows: int
                 file.write(head + "\n" + part * (count // 50_000))
             else:
                 file.writelines(f"what is said about number {n}\tword {n}\n" for n in range(count))
-        flags = ("prepare", "--input", path.name, *words, "--data.path", str(count))
+        flags = ("prepare", "--input", path.name, *words, "--data.path", str(tmp_path / "data"))
         command = [sys.executable, "-c", MEMORY, str(project / "src"), *flags]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
         code, peak = done.stdout.split("peak")[1].split()
