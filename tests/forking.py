@@ -35,3 +35,32 @@ def forked_trials(project: Path, before: Before | None = None) -> Callable[[], N
         trials.launch = launch
 
     return put
+
+
+def forked_trainings(project: Path, before: Callable[[], Any] | None = None) -> Callable[[], None]:
+    """The same for the trainings of a search; before: called in each of them first, and in the command."""
+
+    def put() -> None:
+        kept: list[Any] = []
+        search = importlib.import_module(f"{PACKAGE}.measure.search")
+
+        def launch(folder: Path, number: int) -> int:
+            reads, writes = os.pipe()
+            if (pid := os.fork()) == 0:
+                os.close(writes)
+                os.dup2(reads, 0)
+                kept.extend((sys.stdout, sys.stderr))
+                words, files = (str(folder), str(number)), (folder / "out", folder / "log")
+                os._exit(_child(project, words, Path.cwd(), *files, before, "measure.search_training"))
+            os.close(reads)
+            try:
+                _, status = os.waitpid(pid, 0)
+            finally:
+                os.close(writes)
+            return os.waitstatus_to_exitcode(status)
+
+        search.launch = launch
+        if before is not None:
+            before()
+
+    return put

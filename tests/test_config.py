@@ -639,7 +639,7 @@ def test_a_section_in_a_hook_is_a_section_like_any_other(hooked, capsys):
     assert [
         part.__name__.rpartition(".")[2]
         for part in imported(hooked, "engine.config").found("hooks", "class Hook")
-    ] == ["look"]
+    ] == ["look", "pictures"]
 
 
 def test_settings_of_a_part_that_was_taken_away(hooked, capsys, monkeypatch):

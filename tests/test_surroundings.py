@@ -1,4 +1,7 @@
-"""Odd surroundings: where a verb was started from, what was typed, what the environment says."""
+"""Odd surroundings: where a verb was started from, what was typed, what the environment says.
+
+A run that is in use and a closed output are held by test_one_process.py, the interview by test_interview.py.
+"""
 
 from __future__ import annotations
 
@@ -156,6 +159,9 @@ REFUSED = {
     "duplicate key": Odd(config="data: {path: a, path: b}", says=("duplicate key 'path'", "line 1")),
     "bool as number": Odd(config="training: {epochs: yes}", says=("True", "whole number")),
     "SEED=-3": Odd(environment=(("SEED", "-3"),), says=("-3", r"\$SEED", "at least 0")),
+    "TRAINING_ROOT=nowhere": Odd(
+        environment=(("TRAINING_ROOT", "nowhere"),), says=("there is no such folder", "unset the name")
+    ),
     "unknown profile": Odd(("--profile", "fast"), says=("'fast'", "choose one of baseline, speed")),
     "--resume nonsense": Odd(("--resume", "nonsense"), says=("no run 'nonsense'", "train")),
     "data path that is none": Odd(

@@ -1286,6 +1286,20 @@ MEASURING = (
         "groups",
         "test_tune.py::test_the_effective_batch_is_kept",
     ),
+    Fault(
+        "a search calls luck a gain",
+        "parts/extras/search_page.py",
+        "gain > max(before.range, after.range)",
+        "gain > 0",
+        "test_search.py::test_a_gain_must_exceed_the_spread[after1-within the spread]",
+    ),
+    Fault(
+        "each trial of a search is the same",
+        "parts/extras/search.py",
+        "reproducibility.seed * 100_003 + len(trials)",
+        "reproducibility.seed * 100_003",
+        "test_search.py::test_more_trials_go_on_with_the_same_study",
+    ),
 )
 
 SETTINGS = (

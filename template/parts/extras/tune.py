@@ -1,7 +1,8 @@
-"""Find the fastest settings of this machine by short runs, written to tuned.yaml; or a learning rate.
+"""Find the fastest settings of this machine by short runs, written to tuned.yaml; or those that learn best.
 
 A setting changes only where the gain exceeds the spread of runs that were repeated in a new, random order.
 The result is a whole configuration, for `train --config tuned.yaml`; its first lines say what it gave.
+`--search` is another question, and `measure/search.py`: which settings give a lower validation loss.
 """
 
 from __future__ import annotations
@@ -54,11 +55,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of the verb beside the common ones."""
     add = parser.add_argument
     add("knobs", nargs="*", metavar="KNOB", help=f"what to tune, of {', '.join(KNOBS)} (default: all)")
-    add("--minutes", type=float, default=10.0, help="when to stop (default: 10)")
+    add("--minutes", type=float, help="when to stop (default: 10; of a search: none)")
     add("--steps", type=int, default=40, metavar="N", help="timed steps of a run (default: 40)")
     same = "same samples a step: accumulation makes up for it"
     add("--keep-effective-batch", action="store_true", help=same)
     add("--learning-rate", action="store_true", help="only draw the loss over a rising learning rate")
+    space = "settings with a lower validation loss, by whole trainings: KEY=LOW..HIGH or KEY=VALUE,VALUE"
+    add("--search", nargs="+", metavar="KEY=VALUES", help=space)
+    add("--trials", type=int, default=20, metavar="N", help="trainings of a search (default: 20)")
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
@@ -69,10 +73,15 @@ def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
         raise UserError(f"unknown knob {unknown[0]!r}", "command line", f"choose of {', '.join(KNOBS)}")
     if arguments.steps < 1:
         raise UserError(f"{arguments.steps} steps are none to time", "--steps", "give at least 1")
-    if not 0 < arguments.minutes < math.inf:
-        raise UserError(f"{arguments.minutes:g} minutes are no time", "--minutes", "give a number above 0")
+    minutes = 10.0 if arguments.minutes is None else arguments.minutes
+    if not 0 < minutes < math.inf:
+        raise UserError(f"{minutes:g} minutes are no time", "--minutes", "give a number above 0")
     if arguments.learning_rate:
         return find_learning_rate(settings)
+    if arguments.search:
+        from ..measure.search import search
+
+        return search(" ".join(arguments.search), configured, arguments.trials, arguments.minutes)
 
     from .. import dataset
     from ..assemble import open_store
@@ -81,7 +90,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
     card, store = card_here(), open_store(settings)
     trials = Trials(settings, store.folder, card.capability is not None)
     samples: Any = dataset.Samples(store, settings, "train")
-    tuner = Tuner(settings, trials, arguments.steps, 60 * arguments.minutes)
+    tuner = Tuner(settings, trials, arguments.steps, 60 * minutes)
     try:
         for knob in arguments.knobs or KNOBS:
             if knob == "batch_size":
@@ -91,7 +100,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
                 tuner.knob(knob, list(options(knob, present, Loader.WITHOUT_EFFECT, card)))
         tuner.confirm_all()
     except OutOfTime:
-        tuner.say(f"{arguments.minutes:g} minutes are over: what was not repeated stays as it was")
+        tuner.say(f"{minutes:g} minutes are over: what was not repeated stays as it was")
     finally:
         tuner.bar.close()
     lines = [f"# Tuned on {card.name}: {line}" for line in tuner.lines]

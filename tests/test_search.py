@@ -1,0 +1,473 @@
+"""`tune --search`: finds what was planted, survives kills, is shared, and never opens the test split."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import os
+import re
+import shutil
+import signal
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import optuna
+import pytest
+import rendering
+import yaml
+from forking import forked_trainings
+from importing import imported
+from running import PACKAGE, newest_run, one_error, run, start, undrawn, until
+from test_tier_b import TINY
+from variants import choices, name
+
+SHORT = (
+    *("--training.max_steps", "24", "--evaluation.every_steps", "6", "--checkpoint.every_steps", "6"),
+    *("--evaluation.batch_size", "1024"),
+)
+SPACE = ("optimizer.learning_rate=1e-4..1e-1", "model.width=8,16,32")
+
+
+def render(**answers: Any) -> Path:
+    return rendering.render(**{"workload": "tabular", "extras": ["tune"]} | answers)
+
+
+def module(path: str) -> Any:
+    return imported(render(), path)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Synthetic samples, made once."""
+    folder = tmp_path_factory.mktemp("data")
+    assert run(render(), "train", "--max-steps", "1", *SHORT, cwd=folder).code == 0
+    return folder / "data"
+
+
+@pytest.fixture
+def place(tmp_path: Path, data: Path) -> Path:
+    (tmp_path / "data").symlink_to(data)
+    return tmp_path
+
+
+def study(place: Path) -> Path:
+    (folder,) = (place / "searches").glob("[!.]*")
+    return folder
+
+
+def results(place: Path) -> dict[str, dict[str, Any]]:
+    """result.json of each training, by the name of its folder."""
+    found = sorted(study(place).glob("*/result.json"))
+    return {path.parent.name: json.loads(path.read_text()) for path in found}
+
+
+def states(place: Path) -> list[str]:
+    """Of the trials, as Optuna itself reads the journal."""
+    backend = optuna.storages.journal.JournalFileBackend(str(study(place) / "journal.log"))
+    storage = optuna.storages.JournalStorage(backend)
+    return [trial.state.name for trial in optuna.load_study(study_name=None, storage=storage).trials]
+
+
+# ---- the space -----------------------------------------------------------------------------------
+
+
+def parsed(text: str, *flags: str) -> dict[str, Any]:
+    config = module("config")
+    settings = config.load(None, overrides=list(zip(flags[::2], flags[1::2], strict=True)))
+    return module("measure.search_space").parse(text, settings)
+
+
+def test_ranges_and_lists_are_what_the_schema_says() -> None:
+    found = parsed(
+        "optimizer.learning_rate=1e-4..1e-2 model.width=16..256 model.depth=1..9 model.dropout=0..0.5 "
+        "optimizer.weight_decay=0.1..0.5 training.precision=fp32,bf16 data.batch_size=16,32 "
+        "compile.enabled=true,auto"
+    )
+    ranges = {key: (d.low, d.high, d.log, type(d.low)) for key, d in found.items() if hasattr(d, "low")}
+    assert ranges == {
+        "optimizer.learning_rate": (1e-4, 1e-2, True, float),
+        "model.width": (16, 256, True, int),
+        "model.depth": (1, 9, False, int),
+        "model.dropout": (0.0, 0.5, False, float),
+        "optimizer.weight_decay": (0.1, 0.5, False, float),
+    }
+    lists = {key: d.choices for key, d in found.items() if hasattr(d, "choices")}
+    assert lists == {
+        "training.precision": ("fp32", "bf16"),
+        "data.batch_size": (16, 32),
+        "compile.enabled": (True, "auto"),
+    }
+
+
+def test_other_spellings_and_paths_with_dots_are_understood() -> None:
+    assert list(parsed("train.batch.batch_size=16,32")) == ["data.batch_size"]
+    assert parsed("training.init_from=../a,../b")["training.init_from"].choices == ("../a", "../b")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("lr=1e-4..1e-2", "unknown setting 'lr': --search: did you mean 'optimizer.learning_rate'"),
+        ("optimizer.learning_rate=1e-4..5", "cannot be 5: --search: give a number above 0 and at most 1"),
+        ("model.width=0,8", "model.width cannot be 0: --search: give a whole number at least 1"),
+        ("model.width=8..8.5", "model.width cannot be 8.5: --search"),
+        ("model.width=64..8", "no range: --search: give two numbers, the smaller one first"),
+        ("training.precision=fp32..bf16", "no range: --search"),
+        ("model.width=8", "no choice: --search: write model.width=LOW..HIGH"),
+        ("model.width=8,8", "no choice: --search"),
+        ("model.width", "model.width cannot be"),
+        ("model.width=8,16 model.width=4,8", "model.width cannot be searched: --search: it is given twice"),
+        ("reproducibility.seed=1..9", "cannot be searched: --search: all trials have the same"),
+        ("data.path=a,b", "cannot be searched: --search: losses on other data"),
+        ("use_amp=0,1", "cannot be searched: --search"),
+        ("training.gradient_accumulation_steps=1,2", "compile.mode reduce-overhead"),
+    ],
+)
+def test_a_mistake_in_the_space_is_one_line(text: str, said: str) -> None:
+    flags = ("compile.mode", "reduce-overhead") if "accumulation" in text else ()
+    with pytest.raises(module("engine.errors").UserErrors) as caught:
+        parsed(text, *flags)
+    assert len(caught.value.errors) == 1
+    assert said in str(caught.value)
+
+
+def test_nothing_is_written_after_a_mistake(place: Path) -> None:
+    for words in (("lr=1..2",), (*SPACE, "--trials", "0"), (*SPACE, "--minutes", "-1")):
+        one_error(run(render(), "tune", "--search", *words, cwd=place))
+        assert not (place / "searches").exists()
+
+
+def test_without_a_validation_split_there_is_nothing_to_compare(place: Path) -> None:
+    def put() -> None:
+        assemble: Any = importlib.import_module(f"{PACKAGE}.assemble")
+        assemble.open_store = lambda settings: SimpleNamespace(splits={"train": (0, 9)}, folder=Path("data"))
+
+    done = run(render(), "tune", "--search", *SPACE, cwd=place, before=put)
+    one_error(done, "no validation split to compare by: data: prepare")
+
+
+# ---- what is planted is found ----------------------------------------------------------------------
+
+
+def planted(settings: dict[str, Any]) -> float:
+    """Lowest at learning rate 0.004 and width 16; another seed shifts all losses."""
+    rate, width = settings["optimizer"]["learning_rate"], settings["model"]["width"]
+    bowl = math.log10(rate / 0.004) ** 2 + 0.2 * abs(math.log2(width / 16))
+    return 0.3 + bowl + 0.001 * (settings["reproducibility"]["seed"] % 3)
+
+
+def without_picture() -> None:
+    found: Any = importlib.import_module(f"{PACKAGE}.measure.search_page")
+    found.draw = lambda *_: None
+
+
+def computed(loss: Callable[[dict[str, Any]], float | tuple[int, str]]) -> Callable[[], None]:
+    """For `before`: trainings that are a formula of their settings; (exit code, log) is one that fails."""
+
+    def put() -> None:
+        search: Any = importlib.import_module(f"{PACKAGE}.measure.search")
+        without_picture()
+
+        def launch(folder: Path, number: int) -> int:
+            found = loss(yaml.safe_load((folder / "settings.yaml").read_text()))
+            if isinstance(found, tuple):
+                (folder / "log").write_text(found[1])
+                return found[0]
+            facts = {"loss": found, "pruned": False, "evaluations": 1, "seconds": 1.0}
+            (folder / "result.json").write_text(json.dumps(facts))
+            return 0
+
+        search.launch = launch
+
+    return put
+
+
+@pytest.mark.first(1)
+@pytest.mark.parametrize("seed", range(8))
+def test_a_planted_optimum_is_found_in_20_trials(seed: int, place: Path) -> None:
+    words = ("tune", "--search", *SPACE, "--trials", "20", "--reproducibility.seed", str(seed))
+    done = run(render(), *words, cwd=place, before=computed(planted))
+    assert done.code == 0, done.err[-3000:]
+    assert states(place).count("COMPLETE") == 20
+    text = (place / "tuned.yaml").read_text()
+    tuned = yaml.safe_load(text)
+    assert tuned["model"]["width"] == 16
+    assert 0.002 < tuned["optimizer"]["learning_rate"] < 0.008
+    best = min(x["loss"] for key, x in results(place).items() if re.fullmatch(r"trial-\d+", key))
+    assert planted(tuned) == pytest.approx(best)
+    assert "as configured 1.06" in text.splitlines()[1]
+    assert ": better by more than the spread" in text.splitlines()[1]
+    assert done.out.endswith("tuned.yaml: train --config tuned.yaml\n")
+
+
+def test_the_first_trial_is_the_configuration_and_the_lines_say_what_is_left(place: Path) -> None:
+    words = ("tune", "--search", *SPACE, "--trials", "3", "--model.width", "32")
+    done = run(render(), *words, cwd=place, before=computed(planted))
+    first = next(line for line in done.out.splitlines() if line.startswith("trial-001"))
+    assert "optimizer.learning_rate 0.001, model.width 32: loss 0.86" in first
+    assert re.search(r"1 of 3 trials, left \d+:\d\d:\d\d$", first)
+
+
+def test_a_configuration_that_is_best_stays(place: Path) -> None:
+    flags = ("--optimizer.learning_rate", "0.004", "--model.width", "16")
+    words = ("tune", "--search", *SPACE, "--trials", "5", *flags)
+    done = run(render(), *words, cwd=place, before=computed(planted))
+    assert "the configuration was the best: nothing changes" in done.out
+    assert yaml.safe_load((place / "tuned.yaml").read_text())["model"]["width"] == 16
+    assert len(results(place)) == 5, "nothing is repeated"
+
+
+@pytest.mark.parametrize(
+    ("after", "said"),
+    [
+        ((0.30, 0.31, 0.32), "better by more than the spread"),
+        ((0.45, 0.30, 0.60), "within the spread"),
+        ((0.50, 0.51, 0.52), "no better: keep the configuration"),
+    ],
+)
+def test_a_gain_must_exceed_the_spread(after: tuple[float, ...], said: str) -> None:
+    page = module("measure.search_page")
+    sides = {"configured": (0.49, 0.50, 0.51), "trial-002": after}
+    repeats = [
+        page.Row(f"{name}-seed-{n}", {}, {"loss": x}) for name, xs in sides.items() for n, x in enumerate(xs)
+    ]
+    best = page.Row("trial-002", {"model.width": 8}, {"loss": 0.2, "evaluations": 1})
+    lines = page.Found({}, [best], repeats, best).verdict()
+    assert lines[1].endswith(f"over 3 other seeds, as configured 0.5 ± 0.01: {said}")
+
+
+@pytest.mark.full
+def test_luck_is_not_called_a_gain(place: Path) -> None:
+    """Losses that are noise: the lowest of many is lucky, and repeats say so."""
+    noise = lambda settings: zlib.crc32(json.dumps(settings, sort_keys=True).encode()) / 2**32  # noqa: E731
+    words = ("tune", "--search", *SPACE, "--trials", "12")
+    done = run(render(), *words, cwd=place, before=computed(noise))
+    assert done.code == 0, done.err[-3000:]
+    assert "better by more than the spread" not in done.out
+
+
+def test_more_trials_go_on_with_the_same_study(place: Path) -> None:
+    words = ("tune", "--search", *SPACE, "--trials")
+    run(render(), *words, "4", cwd=place, before=computed(planted))
+    before = results(place)
+    done = run(render(), *words, "8", cwd=place, before=computed(planted))
+    assert "5 of 8 trials" in done.out
+    assert "4 of 8 trials" not in done.out
+    assert len(states(place)) == 8
+    assert before.items() <= results(place).items()
+    drawn = [(study(place) / f"trial-00{n}/settings.yaml").read_text() for n in range(1, 9)]
+    assert len(set(drawn)) == 8, "nothing is drawn twice"
+
+
+def test_a_trial_that_fails_is_noted_and_no_other_is_drawn_near(place: Path) -> None:
+    def wide(settings: dict[str, Any]) -> float | tuple[int, str]:
+        fits = settings["model"]["width"] <= 16
+        return planted(settings) if fits else (2, "error: out of memory: here: try\n")
+
+    words = ("tune", "--search", *SPACE, "--trials", "8", "--model.width", "8")
+    done = run(render(), *words, cwd=place, before=computed(wide))
+    assert done.code == 0, done.err[-3000:]
+    assert "failed: out of memory: here: try" in (study(place) / "search.md").read_text()
+    failed = [int(key[-3:]) for key, result in results(place).items() if "error" in result]
+    found = states(place)
+    assert {found[number - 1] for number in failed} == {"PRUNED"}
+
+
+def test_what_fails_always_is_one_line(place: Path) -> None:
+    words = ("tune", "--search", *SPACE, "--trials", "8")
+    failing = computed(lambda settings: (2, "error: no such column: here: try\n"))
+    one_error(run(render(), *words, cwd=place, before=failing), "no such column.*remove searches/")
+    assert len(results(place)) == 3
+
+
+def test_a_fault_of_the_code_is_mended_and_the_trial_repeated(place: Path) -> None:
+    words = ("tune", "--search", *SPACE, "--trials", "2")
+    broken = computed(lambda settings: (1, "Traceback\nValueError: width\n"))
+    one_error(run(render(), *words, cwd=place, before=broken), "ValueError: width.*trial-001/log.*goes on")
+    done = run(render(), *words, cwd=place, before=computed(planted))
+    assert done.code == 0, done.err[-3000:]
+    assert states(place) == ["COMPLETE"] * 2
+
+
+def test_minutes_leave_time_for_the_repeats(place: Path) -> None:
+    """A trial of a second as it says: of 8 seconds one is for the trial, and six for repeats."""
+    words = ("tune", "--search", *SPACE, "--trials", "20", "--minutes", str(8 / 60))
+    done = run(render(), *words, cwd=place, before=computed(planted))
+    assert done.code == 0, done.err[-3000:]
+    assert len(states(place)) >= 2
+    words = (*words[:-1], str(6 / 60), "--model.depth", "2")
+    shutil.rmtree(place / "searches")
+    done = run(render(), *words, cwd=place, before=computed(planted))
+    assert len(states(place)) == 1, "the first is always tried"
+
+
+def test_a_line_that_a_crash_cut_off_is_passed_over(place: Path) -> None:
+    words = ("tune", "--search", *SPACE, "--trials")
+    run(render(), *words, "3", cwd=place, before=computed(planted))
+    with open(study(place) / "journal.log", "a") as file:
+        file.write('{"op_code": 4, "wor')
+    done = run(render(), *words, "5", cwd=place, before=computed(planted))
+    assert done.code == 0, done.err[-3000:]
+    assert states(place) == ["COMPLETE"] * 5
+
+
+# ---- trainings -------------------------------------------------------------------------------------
+
+WIDE = (
+    "tune",
+    "--search",
+    "optimizer.learning_rate=1e-5..1",
+    "model.width=8,16",
+    *SHORT,
+    "--model.width",
+    "16",
+    "--trials",
+)
+
+
+def quick() -> None:
+    """For `before`: one repeat is enough."""
+    without_picture()
+    search: Any = importlib.import_module(f"{PACKAGE}.measure.search")
+    search.REPEATS = 1
+
+
+def closed_test_split() -> None:
+    """For `before`: opening the test split is an error."""
+    quick()
+    dataset = importlib.import_module(f"{PACKAGE}.dataset")
+    made = dataset.Samples.__init__
+
+    def opened(self: Any, store: Any, settings: Any, split: str) -> None:
+        assert split != "test"
+        made(self, store, settings, split)
+
+    dataset.Samples.__init__ = opened
+
+
+def test_trials_are_trainings_that_end_early_and_never_open_the_test_split(place: Path) -> None:
+    project = render()
+    trained = run(project, "train", *SHORT, "--model.width", "16", cwd=place, before=undrawn)
+    assert trained.code == 0, trained.err
+    assert run(project, "evaluate", cwd=place, before=closed_test_split).code == 1
+    done = run(project, *WIDE, "7", cwd=place, before=forked_trainings(project, closed_test_split))
+    assert done.code == 0, done.err[-3000:]
+    first = results(place)["trial-001"]
+    best = json.loads((newest_run(place) / "checkpoints/best.json").read_text())["loss"]
+    assert first["loss"] == best, "the configuration as `train` trains it"
+    assert first["evaluations"] == 4
+    pruned = [result for result in results(place).values() if result.get("pruned")]
+    assert pruned
+    assert all(2 <= result["evaluations"] < 4 for result in pruned)
+    assert states(place).count("PRUNED") == len(pruned)
+    assert not list(study(place).glob("*/run/checkpoints"))
+
+
+@pytest.mark.first(1)
+@pytest.mark.parametrize(
+    "answers",
+    [
+        {"workload": "tabular", "framework": "lightning"},
+        *({"workload": workload} for workload in choices("workload") if workload != "tabular"),
+        {"workload": "llm", "framework": "accelerate"},
+    ],
+    ids=name,
+)
+def test_every_workload_and_framework_is_searched(answers: dict[str, str], tmp_path: Path) -> None:
+    """A trial that is stopped at its second evaluation, by each framework."""
+    project, flags = render(**answers), TINY[answers["workload"]]
+    rate = dict(zip(flags[::2], flags[1::2], strict=True)).get("--optimizer.learning_rate", "0.001")
+
+    def put() -> None:
+        quick()
+        training: Any = importlib.import_module(f"{PACKAGE}.measure.search_training")
+        training.STARTING_TRIALS = 1
+
+    words = ("tune", "--search", f"optimizer.learning_rate=1e-9,{rate}", *flags, "--trials", "3")
+    length = ("--training.max_steps", "9", "--evaluation.every_steps", "3", "--schedule.warmup_steps", "1")
+    done = run(project, *words, *length, cwd=tmp_path, before=forked_trainings(project, put))
+    assert done.code == 0, done.err[-3000:]
+    assert yaml.safe_load((tmp_path / "tuned.yaml").read_text())["optimizer"]["learning_rate"] == float(rate)
+    seen = {result["evaluations"] for result in results(tmp_path).values() if result.get("pruned")}
+    assert seen == {2} or "1e-09" not in done.out
+
+
+def test_two_processes_share_a_study_and_survive_a_kill(place: Path) -> None:
+    """One is killed in the middle of a training; the other goes on with it from its checkpoint."""
+    project = render()
+    words = (*WIDE, "4", "--training.max_steps", "36")
+    slow = forked_trainings(project, slower)
+    one = start(project, *words, cwd=place, before=slow, name="-one")
+    other = start(project, *words, cwd=place, before=slow, name="-other")
+    running = lambda: list(place.glob("searches/*/trial-*/run/checkpoints/step-*"))  # noqa: E731
+    until(lambda: len({path.parts[-4] for path in running()}) == 2, "checkpoints of two trials")
+    one.kill()
+    os.waitpid(one.pid, 0)
+    done = other.wait()
+    assert done.code == 0, done.err[-3000:]
+    assert len(states(place)) == 4
+    assert set(states(place)) <= {"COMPLETE", "PRUNED"}
+    resumed = [path.parent.name for path in study(place).glob("trial-*/out") if "resumed" in path.read_text()]
+    assert len(resumed) == 1
+    settings = {path.read_text() for path in study(place).glob("trial-???/settings.yaml")}
+    assert len(settings) == 4, "nothing is drawn twice"
+    whole = ("train", "--config", str(study(place) / resumed[0] / "settings.yaml"))
+    assert run(project, *whole, cwd=place, before=undrawn).code == 0
+    best = json.loads((newest_run(place) / "checkpoints/best.json").read_text())["loss"]
+    assert results(place)[resumed[0]]["loss"] >= best, "equal, unless it was stopped for good"
+
+
+def slower() -> None:
+    """For `before`: evaluations take long enough to kill in time."""
+    quick()
+    engine = importlib.import_module(f"{PACKAGE}.engine.run")
+    evaluate = engine.evaluate
+
+    def late(*parts: Any) -> Any:
+        time.sleep(0.05)
+        return evaluate(*parts)
+
+    engine.evaluate = late
+
+
+@pytest.mark.full
+def test_a_killed_command_takes_its_training_along_and_goes_on(place: Path) -> None:
+    """As a person runs it: each training in a process of its own, the command killed, and given again."""
+    project, words = render(), (*WIDE, "2", "--training.max_steps", "300")
+    killed = start(project, *words, cwd=place, before=quick)
+    until(lambda: list(place.glob("searches/*/trial-001/run/checkpoints/step-*")), "checkpoint")
+    killed.kill()
+    os.waitpid(killed.pid, 0)
+    free = module("measure.search").free
+    until(lambda: free(study(place) / "trial-001"), "end of the training")
+    assert not results(place)
+    done = run(project, *words, cwd=place, before=quick)
+    assert done.code == 0, done.err[-3000:]
+    assert "resumed at step" in (study(place) / "trial-001/log").read_text()
+    assert states(place) == ["COMPLETE"] * 2
+    assert results(place)["trial-001"]["evaluations"] == 50
+    interrupted = start(project, *words, "--model.depth", "2", cwd=place / "again", before=quick)
+    until(lambda: list(place.glob("again/searches/*/trial-001/run/checkpoints/step-*")), "checkpoint")
+    interrupted.kill(signal.SIGINT)
+    assert interrupted.wait().code == 130
+    (log,) = place.glob("again/searches/*/trial-001/log")
+    assert "SIGTERM: saving after this step" in log.read_text(), "and it has waited for that"
+
+
+@pytest.mark.full
+def test_an_optimum_of_real_trainings_is_found_in_20_trials(place: Path) -> None:
+    """Of nine decades of learning rates few learn in 24 steps, and with most units dropped none does."""
+    project = render()
+    words = ("tune", "--search", "optimizer.learning_rate=1e-9..1", "model.dropout=0,0.9", *SHORT)
+    before = forked_trainings(project)
+    done = run(project, *words, "--trials", "20", "--model.dropout", "0.9", cwd=place, before=before)
+    assert done.code == 0, done.err[-3000:]
+    tuned = yaml.safe_load((place / "tuned.yaml").read_text())
+    assert tuned["model"]["dropout"] == 0
+    assert 1e-3 < tuned["optimizer"]["learning_rate"] < 0.3
+    assert "better by more than the spread" in done.out
