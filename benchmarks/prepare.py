@@ -8,7 +8,7 @@ version of the template, on a twentieth of the input.
 
 Memory: the peak of RssAnon, which is memory that no file backs, of inputs of 200 MB and 2 GB, shuffled, with
 a category, and a tenth of that for byte pairs, pairs of texts and stocks; and without what may grow: 9 bytes
-a row for the split of a table, 40 bytes a pair for copies and split, 190 bytes a row of a stock.
+a row for the split of a table, 24 bytes a pair for copies and split, 190 bytes a row of a stock.
 
     python benchmarks/prepare.py [speed|memory] [--rounds 3] [--megabytes 200] [--before REVISION] [--write]
 """
@@ -199,7 +199,8 @@ def child(what: str, path: Path, *words: str) -> None:
 
         def work() -> None:
             sys.stdout.flush()
-            assert __main__.main(["prepare", "--input", str(path), *words]) == 0
+            data = ["--data.path", str(path.parent / "data")]
+            assert __main__.main(["prepare", "--input", str(path), *words, *data]) == 0
 
     peak, over = 0, threading.Event()
 
@@ -273,7 +274,7 @@ def memory(folder: Path, megabytes: float) -> dict[str, Any]:
     for size in (megabytes, 10 * megabytes):
         make(folder, size)
         make_more(folder, size)
-        grows = {"tabular": 9 * BLOCK * blocks(size), "seq2seq": 40 * size * TEXT_SHARE * 1e6 / PAIR_BYTES}
+        grows = {"tabular": 9 * BLOCK * blocks(size), "seq2seq": 24 * size * TEXT_SHARE * 1e6 / PAIR_BYTES}
         grows["graph"] = 190 * size * TEXT_SHARE * 1e6 / DAY_BYTES
         for title, (workload, name, words) in cases.items():
             path = folder / name
