@@ -23,7 +23,7 @@ import yaml
 from importing import imported
 from rendering import REPOSITORY, render
 from running import Result, documented, losses, newest_run, run
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from sklearn.datasets import load_digits
 from test_shell import shell
 from torch.nn import functional
@@ -55,6 +55,12 @@ def execute(path: Path, folder: Path) -> None:
     process.start()
     process.join()
     assert process.exitcode == 0, path
+
+
+def converts(folder: Path, code: str) -> None:
+    """`python convert.py`, with the page's text in it."""
+    (folder / "convert.py").write_text(code, encoding="utf-8")
+    execute(folder / "convert.py", folder)
 
 
 def program(path: Path) -> ModuleType:
@@ -94,10 +100,10 @@ def changed(folder: Path, workload: str, files: dict[str, str]) -> Path:
     return project
 
 
-def only_setting(project: Path, line: str, value: str, page: Path) -> None:
+def only_setting(project: Path, line: str, value: str, document: Path) -> None:
     """What the page says is left of the section `Model` and of `model:`."""
-    assert f"`{line}`" in page.read_text(encoding="utf-8")
-    assert f"`{value}`" in page.read_text(encoding="utf-8")
+    assert f"`{line}`" in document.read_text(encoding="utf-8")
+    assert f"`{value}`" in document.read_text(encoding="utf-8")
     for path, start, end, new in (
         (
             project / "src/my_training/settings.py",
@@ -127,6 +133,18 @@ def started(project: Path, folder: Path, weights: str, *words: str) -> tuple[Any
         opened.model.requires_grad_(False)
         batches = opened.loader("validation").epoch(0)
         return opened.model, [{name: x.contiguous() for name, x in batch.items()} for batch in batches]
+
+
+def test_settings_of_the_guides_are_there() -> None:
+    known: set[str] = set()
+    for workload in ("llm", "seq2seq", "tabular"):
+        known |= imported(render(workload=workload), "config").SETTINGS.keys()
+    sections = "|".join({key.partition(".")[0] for key in known if "." in key})
+    for guide in ("nanogpt", "lightning", "trainer", "notebook"):
+        prose = re.sub(r"```.*?```", "", page(guide).read_text(encoding="utf-8"), flags=re.DOTALL)
+        named = set(re.findall(rf"\b(?:{sections})\.(?!py\b|md\b)\w+\b(?!\()", prose))
+        assert named
+        assert named <= known
 
 
 # --- from nanoGPT
@@ -185,9 +203,8 @@ def configured(project: Path, folder: Path, changes: str) -> None:
 def test_a_nanogpt_goes_on_as_the_projects_gpt(nanogpt: Path) -> None:
     project, start = render(workload="llm"), "nanogpt.safetensors"
     configured(project, nanogpt, *quoted("nanogpt", "yaml"))
-    (nanogpt / "convert.py").write_text(CONVERT, encoding="utf-8")
     assert sum(bool(line) for line in CONVERT.splitlines()) <= 15
-    execute(nanogpt / "convert.py", nanogpt)
+    converts(nanogpt, CONVERT)
     model, batches = started(project, nanogpt, start, *SIZES)
     old = trained_gpt(nanogpt)
     known = old.config.vocab_size
@@ -200,6 +217,24 @@ def test_a_nanogpt_goes_on_as_the_projects_gpt(nanogpt: Path) -> None:
     trains_and_resumes(project, nanogpt, *SIZES, *FASTER, "--training.init_from", start)
     for words in documented(page("nanogpt"))[2:]:
         done(project, *words, cwd=nanogpt)
+
+
+def test_a_nanogpt_of_whole_tiles_has_the_same_loss(nanogpt: Path, tmp_path: Path) -> None:
+    """Compiled, as its checkpoints often are: their names say so."""
+    module, project = program(nanogpt / "model.py"), render(workload="llm")
+    old = module.GPT(module.GPTConfig(32, 64, 2, 2, 32)).eval().requires_grad_(False)
+    (tmp_path / "out").mkdir()
+    compiled = {f"_orig_mod.{name}": value for name, value in old.state_dict().items()}
+    torch.save({"model": compiled}, tmp_path / "out/ckpt.pt")
+    converts(tmp_path, CONVERT)
+    flags = [(name.removeprefix("--"), value) for name, value in zip(SIZES[::2], SIZES[1::2], strict=True)]
+    settings = imported(project, "config").load(overrides=flags)
+    facts = {"vocabulary": 64, "token_bytes": [1] * 64}
+    model = imported(project, "model").build_model(settings, facts).eval()
+    model.load_state_dict(load_file(tmp_path / "nanogpt.safetensors"))
+    tokens = torch.randint(64, (3, 33), generator=torch.Generator().manual_seed(0))
+    batch = {"tokens": tokens[:, :-1].contiguous(), "targets": tokens[:, 1:].contiguous()}
+    torch.testing.assert_close(model(batch).loss, old(*batch.values())[1], atol=1e-6, rtol=1e-6)
 
 
 def test_a_nanogpt_keeps_its_model(nanogpt: Path, tmp_path: Path) -> None:
@@ -235,8 +270,7 @@ def test_a_lightning_module_goes_on(tmp_path: Path) -> None:
     model, convert = quoted("lightning")
     project = changed(tmp_path, "tabular", {"model.py": model})
     only_setting(project, 'width: int = Field(32, ge=1, description="units")', "width: 32", page("lightning"))
-    (tmp_path / "convert.py").write_text(convert, encoding="utf-8")
-    execute(tmp_path / "convert.py", tmp_path)
+    converts(tmp_path, convert)
     prepare, train, *others = documented(page("lightning"))
     done(project, *prepare, cwd=tmp_path)
     new, batches = started(project, tmp_path, "flowers.safetensors")
@@ -272,8 +306,7 @@ def test_a_model_of_hf_trainer_goes_on(tmp_path: Path) -> None:
     shutil.copy(tmp_path / "output/config.json", project / "src/my_training")
     choice = 'attention: Literal["sdpa", "eager"] = Field("sdpa", description="who computes it")'
     only_setting(project, choice, "attention: sdpa", page("trainer"))
-    (tmp_path / "convert.py").write_text(convert, encoding="utf-8")
-    execute(tmp_path / "convert.py", tmp_path)
+    converts(tmp_path, convert)
     prepare, train, *others = documented(page("trainer"))
     done(project, *prepare, cwd=tmp_path)
     new, batches = started(project, tmp_path, start, "--data.block_size", "31")
