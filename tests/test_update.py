@@ -454,30 +454,40 @@ def test_copy_with_the_answers_of_a_project(upstream: Path, tmp_path: Path, copi
     """The command that a project's README gives for a second project like it."""
     answers = {"gpu": "h100", "framework": "lightning", "extras": ["pre_commit"]}
     project = copied(upstream, tmp_path / "project", which=copier, **answers)
-    lines = (project / "README.md").read_text(encoding="utf-8").splitlines()
-    (command,) = (line.split() for line in lines if "--data-file" in line)
-    assert command[0] == "copier"
-    assert command[-2] == "gh:org/fasttrain-template"
-    run_copier(copier, *command[1:-2], str(upstream), command[-1], cwd=project)
-    assert content(project / command[-1]) == content(fresh(upstream, tmp_path / "fresh", **answers))
+    (command,) = (line for line in copier_commands(project / "README.md") if "--data-file" in line)
+    words = [in_shell(word, project) for word in shlex.split(command)]
+    assert words[-2] == str(upstream)
+    run_copier(copier, *words[1:], cwd=project)
+    assert content(project / words[-1]) == content(fresh(upstream, tmp_path / "fresh", **answers))
+
+
+def copier_commands(page: Path) -> list[str]:
+    """Those of a document, without the comment behind; one may stand in two lines."""
+    lines = map(str.strip, page.read_text(encoding="utf-8").replace("\\\n", " ").splitlines())
+    return [line.partition("  #")[0].strip() for line in lines if line.startswith("copier ")]
+
+
+def in_shell(word: str, folder: Path) -> str:
+    """A word of a command as a shell makes it: with what `$(…)` prints there."""
+    if not word.startswith("$("):
+        return word
+    done = subprocess.run(["sh", "-c", word[2:-1]], cwd=folder, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
 
 
 def documented() -> list[str]:
     """Every Copier command of the documents and of a rendered README."""
     pages = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md")), render() / "README.md"]
-    # A command may stand in two lines.
-    texts = [page.read_text(encoding="utf-8").replace("\\\n", " ") for page in pages]
-    lines = [line for text in texts for line in text.splitlines()]
-    commands = [line.partition("  #")[0] for line in map(str.strip, lines) if line.startswith("copier ")]
-    return sorted({command.strip() for command in commands})
+    return sorted({command for page in pages for command in copier_commands(page)})
 
 
 @pytest.mark.parametrize("command", documented())
 @pytest.mark.first(4)
 def test_documented_command_works(upstream: Path, base: Path, tmp_path: Path, command: str) -> None:
-    words = [str(upstream) if word == "gh:org/fasttrain-template" else word for word in shlex.split(command)]
     project = tmp_path / "project"
     shutil.copytree(base, project)
+    words = [in_shell(word, project) for word in shlex.split(command)]
+    words = [str(upstream) if word == "gh:org/fasttrain-template" else word for word in words]
     if "--defaults" not in words:  # asked on a terminal
         words.insert(2, "--defaults")
     done = subprocess.run([*COPIERS["newest"], *words[1:]], cwd=project, capture_output=True, text=True)
@@ -487,4 +497,4 @@ def test_documented_command_works(upstream: Path, base: Path, tmp_path: Path, co
         assert changed(project) == []
     else:
         assert done.returncode == 0, done.stderr
-        assert changed(project)
+        assert bool(changed(project)) == ("layout=package" not in words)  # which the project has
