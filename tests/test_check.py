@@ -88,7 +88,8 @@ BROKEN = {
         "tabular",
         "dataset.py",
         'writer.source = {"kind": "synthetic"}',
-        'np.load(writer._partial / "target.npy", mmap_mode="r+")[222] = np.nan',
+        'target = writer._open["target"]; target.seek(-4 * (20_000 - 222), 2)\n'
+        '        target.write(np.float32("nan").tobytes()); target.seek(0, 2)',
         "samples",
         "sample 222 of train: its loss is nan (nan or inf in target)",
     ),

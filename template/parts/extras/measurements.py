@@ -277,7 +277,7 @@ def page(result: Row) -> str:
         rows = [row for row in result["rows"] if row["table"] == name]
         parts.append(table(TITLES[name], header, [cells(row) for row in rows]))
         parts.append([f"**{row['name']}**: {row['flag']}." for row in rows if row["flag"]])
-        wide = [row["name"] for row in rows if (row["gain_spread"] or 0) > WIDE * row["gain"]]
+        wide = [row["name"] for row in rows if (row["gain_spread"] or 0) > WIDE * (row["gain"] or 0)]
         parts.append([f"**{', '.join(wide)}**: {NARROWER}"] * bool(wide))
     names = ("name", "target_loss", "seconds_to_target", "gain")
     rows = [tuple(row[name] for name in names) for row in result["rows"] if row["table"] == "target"]
