@@ -66,9 +66,9 @@ class Tracker(Guarded):
             text = file.read_text(encoding="utf-8")
             self.client.log_text(self.id, text, f"{name}/step-{step:08d}.md")
         else:
-            from PIL import Image
+            from matplotlib.image import imread
 
-            self.client.log_image(self.id, Image.open(file), key=name, step=step, synchronous=True)
+            self.client.log_image(self.id, imread(file), key=name, step=step, synchronous=True)
 
     def finish(self, failed: bool) -> None:
         self.client.set_terminated(self.id, status="FAILED" if failed else "FINISHED")
