@@ -545,12 +545,12 @@ class Records:
 
     def draw(self) -> None:
         """curves.png beside it."""
-        axes = Figure(figsize=(8, 5)).subplots()
+        axes = (figure := Figure(figsize=(8, 5))).subplots()
         for split in ("train", "validation"):
             rows = [row for row in self.rows if row.get("split", "train") == split]
             axes.plot([row["step"] for row in rows], [row["loss"] for row in rows], label=f"{split} loss")
         axes.legend()
-        axes.figure.savefig(self.path.with_name("curves.png"))
+        figure.savefig(self.path.with_name("curves.png"))
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import ast
 import random
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -140,7 +140,7 @@ def tokenize(
 def write(
     folder: Path,
     tokenizer: Tokenizer,
-    splits: dict[str, Iterable[Pair]],
+    splits: Mapping[str, Iterable[Pair]],
     facts: dict[str, Any],
     source: dict[str, Any] | None = None,
 ) -> None:
@@ -151,7 +151,7 @@ def write(
 
 
 def write_pairs(
-    writer: StoreWriter, tokenizer: Tokenizer, splits: dict[str, Iterable[Pair]], facts: dict[str, Any]
+    writer: StoreWriter, tokenizer: Tokenizer, splits: Mapping[str, Iterable[Pair]], facts: dict[str, Any]
 ) -> None:
     """Writes the pairs of each split as they come, the longest target of the first one into the facts."""
     dtype = np.dtype("uint16" if facts["vocabulary"] <= 2**16 else "uint32")

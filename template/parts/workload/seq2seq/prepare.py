@@ -129,7 +129,7 @@ class Texts:
         return len(self._numbers)
 
     def __iter__(self) -> Iterator[Text]:
-        content, stops = memoryview(self._writer.appended(".texts")), self._writer.appended(".stops")
+        content, stops = self._writer.appended(".texts").data, self._writer.appended(".stops")
         for first in range(0, len(self), TOGETHER):
             numbers = self._numbers[first : first + TOGETHER]
             starts = (stops[numbers - 1, 2] * (numbers > 0)).tolist()
@@ -167,8 +167,8 @@ def split_texts(writer: StoreWriter, arguments: argparse.Namespace) -> tuple[dic
     if not arguments.validation:
         marks = np.cumsum([0, *split_sizes(arguments.split, len(order), "pair", rounded=1)]).tolist()
         order = np.random.default_rng(arguments.seed).permutation(len(order))
-    parts = [order[slice(*part)] for part in pairwise([*marks, marks[-1]])]
-    splits = {split: Texts(writer, part) for split, part in zip(SPLITS, parts, strict=False)}
+    numbers = [order[slice(*part)] for part in pairwise([*marks, marks[-1]])]
+    splits = {split: Texts(writer, part) for split, part in zip(SPLITS, numbers, strict=False)}
     return splits, count - len(order)
 
 
