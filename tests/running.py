@@ -43,6 +43,7 @@ import transformers.models.t5.modeling_t5  # noqa: F401
 
 torch.set_num_threads(1)
 PACKAGE = "my_training"
+PICTURES = "FASTTRAIN_PICTURES"  # in the environment: runs draw what their models do
 PAINT = matplotlib.figure.Figure.savefig
 # Drawing the picture of a short run takes three times as long as the run: figures are built, and not painted.
 PICTURE = base64.b64decode(
@@ -158,6 +159,8 @@ def _child(
         del sys.modules[name]
     sys.path.insert(0, str(project / "src"))
     try:
+        if PICTURES not in os.environ:
+            hidden()
         if before is not None:
             before()
         main = importlib.import_module(f"{PACKAGE}.{entry}").main
@@ -180,12 +183,17 @@ def painted() -> None:
     matplotlib.figure.Figure.savefig = PAINT  # type: ignore[method-assign]
 
 
+def hidden() -> None:
+    """No picture of what a model does: they take as long as a short run."""
+    with contextlib.suppress(ImportError):  # a project without them
+        pictures: Any = importlib.import_module(f"{PACKAGE}.hooks.pictures")
+        pictures.THERE = False
+
+
 def undrawn() -> None:
-    """For `run(..., before=undrawn)`: no picture of the run at all, nor of what its model does."""
+    """For `run(..., before=undrawn)`: no picture of the run at all."""
     report: Any = importlib.import_module(f"{PACKAGE}.engine.report")
     report.draw = lambda *_: ""
-    pictures: Any = importlib.import_module(f"{PACKAGE}.hooks.pictures")
-    pictures.THERE = False
 
 
 def start(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from rendering import REPOSITORY, render
-from running import evaluations, losses, newest_run, rows, run, weights
+from running import PICTURES, evaluations, losses, newest_run, rows, run, weights
 
 PAGE = (REPOSITORY / "docs/changes.md").read_text(encoding="utf-8")
 CHANGES = {
@@ -170,7 +170,10 @@ def test_every_change_is_small_and_tested() -> None:
 
 
 @pytest.mark.parametrize("title", EFFECTS)
-def test_a_change_trains_shows_its_effect_and_resumes(title: str, place: Path, tmp_path: Path) -> None:
+def test_a_change_trains_shows_its_effect_and_resumes(
+    title: str, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(PICTURES, "1")
     project, plain = changed(title, tmp_path), losses(place)
     words = (
         WORDS if "Frozen" not in title else tuple(w for w in WORDS if w not in ("--training.max_steps", "12"))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 from importing import imported
 from ranks import run_ranks
 from rendering import render
-from running import losses, newest_run, painted, rows, run, weights
+from running import PICTURES, losses, newest_run, painted, rows, run, weights
 from variants import choices
 
 SHORT = ("--monitor.every_steps", "5", "--schedule.warmup_steps", "2", "--training.max_steps", "10")
@@ -93,6 +94,13 @@ def test_classes_have_a_matrix_and_figures_of_each(tmp_path: Path) -> None:
     ]
     assert len(each) == 3
     assert sum(int(cells[4]) for cells in each) == 45, "each validation row has one true class"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def asked_for() -> Iterator[None]:
+    os.environ[PICTURES] = "1"
+    yield
+    del os.environ[PICTURES]
 
 
 @pytest.fixture(scope="module")

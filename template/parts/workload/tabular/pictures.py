@@ -28,13 +28,13 @@ def pictures(batch: Batch, predictions: Batch, project: Project) -> dict[str, Fi
     target, found = batch["target"].numpy(), predictions["prediction"].numpy()
     if "classes" not in facts:
         columns |= {"truth": target, "prediction": found, "error": found - target}
-        picture = scatter(target, found, facts["name"])
-        return {"predictions": picture, "worst": worst(np.abs(found - target), columns)}
+        drawn: dict[str, Figure | str] = {"predictions": scatter(target, found, facts["name"])}
+        return drawn | {"worst": worst(np.abs(found - target), columns)}
     names, counts = np.array(facts["classes"]), np.zeros((len(facts["classes"]),) * 2, int)
     np.add.at(counts, (target, found), 1)
     likely = predictions["probability"].numpy()[np.arange(len(target)), target]
     columns |= {"truth": names[target], "prediction": names[found], "probability of the truth": likely}
-    drawn: dict[str, Figure | str] = {"confusion": confusion(counts, facts["classes"])}
+    drawn = {"confusion": confusion(counts, facts["classes"])}
     return drawn | {"classes": classes(counts, facts["classes"]), "worst": worst(-likely, columns)}
 
 
