@@ -140,6 +140,9 @@ def test_nothing_is_written_after_a_mistake(place: Path) -> None:
     for words in (("lr=1..2",), (*SPACE, "--trials", "0"), (*SPACE, "--minutes", "-1")):
         one_error(run(render(), "tune", "--search", *words, cwd=place))
         assert not (place / "searches").exists()
+    for word in ("batch_size", "--learning-rate"):
+        one_error(run(render(), "tune", word, "--search", *SPACE, cwd=place), "--search tunes no knob")
+    assert not (place / "searches").exists()
 
 
 def test_without_a_validation_split_there_is_nothing_to_compare(place: Path) -> None:

@@ -49,7 +49,7 @@ FEATURES = {  # files, lines, dependencies
     "optimizer muon: one optimizer of torch's Muon and AdamW, which weights get which": (0, 27, 0),
     "prepare at half the speed of reading: sums, medians and rows in few passes; bytes in 8 bits": (0, 70, 0),
     "pictures of what a model does, at evaluations, for report and trackers": (2, 130, 0),
-    "the report's scale, metrics and best, the loss without a model; divergence is an alert": (0, 87, 0),
+    "the report's scale, metrics and best, the loss without a model; divergence is an alert": (0, 91, 0),
     "from any directory: settings, data and runs of the project's folder; read-only ones": (0, 24, 0),
     "what keeps torch from loading in one line; notes of constant columns and of no test rows": (0, 19, 0),
     "weights of a hook: `--weights` of the verbs that open a run, for the extra ema": (0, 16, 0),

@@ -9,7 +9,7 @@ from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..engine.files import replacing, write_text
-from ..engine.report import listed, show, table
+from ..engine.report import listed, show, table, tidy
 from .trials import Overrides
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def draw(path: Path, found: Found) -> None:
     ended = [row.result["loss"] if row.loss is not None else math.inf for row in rows]
     first.step(numbers, list(accumulate(ended, min)), where="post", color="C3", linewidth=1.2, label="lowest")
     scatter(first, numbers, rows)
-    first.set(xlabel="trial", ylabel="validation loss")
+    tidy(first, "", "trial", "validation loss")
     first.legend(frameon=False)
     for axes, (key, scale) in zip(panels, found.space.items(), strict=False):
         places, choices = [row.values[key] for row in rows], getattr(scale, "choices", None)
@@ -138,13 +138,11 @@ def draw(path: Path, found: Found) -> None:
         elif scale.log:
             axes.set_xscale("log")
         scatter(axes, places, rows)
-        axes.set_xlabel(key)
+        tidy(axes, "", key)
     if losses and 0 < 20 * min(losses) < max(losses):
         first.set_yscale("log")
     for axes in [first, *panels]:
         axes.set_visible(axes in (first, *panels[: len(found.space)]))
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.25, linewidth=0.6)
     with replacing(path) as file:
         figure.savefig(file, format="png", dpi=120)
 

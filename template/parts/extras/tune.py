@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..engine.errors import UserError
 from ..engine.files import replacing, write_text
 from ..engine.gpus import Card
+from ..engine.report import tidy
 from ..measure.trials import Failed, Overrides, Trials, card_here, changed
 
 if TYPE_CHECKING:
@@ -76,6 +77,9 @@ def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
     minutes = 10.0 if arguments.minutes is None else arguments.minutes
     if not 0 < minutes < math.inf:
         raise UserError(f"{minutes:g} minutes are no time", "--minutes", "give a number above 0")
+    if arguments.search and (arguments.knobs or arguments.learning_rate):
+        remedy = "give its keys and values alone, or leave it out"
+        raise UserError("--search tunes no knob and draws no curve", "command line", remedy)
     if arguments.learning_rate:
         return find_learning_rate(settings)
     if arguments.search:
@@ -301,9 +305,8 @@ def draw(path: Path, rates: list[float], losses: list[float], best: float | None
     finite = [mean for mean in means if math.isfinite(mean)]
     low, high = min(finite), max(finite[0], min(finite))
     axes.set_ylim(low - 0.15 * (high - low), high + 0.6 * (high - low) + 1e-12)
-    axes.set(xscale="log", xlabel="learning rate", ylabel="loss")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25, linewidth=0.6)
+    axes.set_xscale("log")
+    tidy(axes, "", "learning rate", "loss")
     axes.legend(frameon=False)
     with replacing(path) as file:
         figure.savefig(file, format="png", dpi=120)

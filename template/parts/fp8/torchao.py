@@ -27,11 +27,13 @@ def convert(model: Any, emulate: bool = False) -> int:
     with warnings.catch_warnings():
         # Of kernels for inference that this torch has no build of, and between the two libraries.
         warnings.simplefilter("ignore")
-        logging.disable(logging.WARNING)
-        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
-        from torchao.float8.float8_linear import Float8Linear
-
-        logging.disable(logging.NOTSET)
+        before = logging.root.manager.disable
+        logging.disable(max(before, logging.WARNING))
+        try:
+            from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+            from torchao.float8.float8_linear import Float8Linear
+        finally:
+            logging.disable(before)
 
     class Layer(Float8Linear):
         """fp8 in training only."""

@@ -44,9 +44,8 @@ def pictures(batch: Batch, predictions: Batch, project: Project) -> dict[str, Fi
         axes.xaxis.set_major_formatter(ConciseDateFormatter(axes.xaxis.get_major_locator()))
     figure.axes[0].legend(frameon=False, fontsize=8)
     axes = figure.add_subplot(grid[:, 1])
-    tidy(
-        axes, f"{store.facts['target']['kind']}: {len(truth):,} forecasts against truth", "truth", "forecast"
-    )
+    title = f"{store.facts['target']['kind']}: {len(truth):,} forecasts against truth"
+    tidy(axes, title, "truth", "forecast")
     axes.scatter(truth, guess, s=6, alpha=0.3, linewidths=0)
     axes.axline((truth.mean(), truth.mean()), slope=1, color="0.3", linewidth=1)
     listed = table(f"Worst of {len(truth):,} forecasts", ("date", "stock", "truth", "forecast"), rows)

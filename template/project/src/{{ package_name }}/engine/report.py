@@ -12,9 +12,12 @@ from datetime import datetime, timedelta
 from itertools import accumulate, pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .files import read_json, read_rows, replacing, write_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Row = dict[str, Any]
 Cells = tuple[Any, ...]
@@ -72,7 +75,8 @@ def write_report(run: Path) -> None:
     for split in dict.fromkeys(row["split"] for row in evaluations):
         series[split] = numbers((row for row in evaluations if row["split"] == split), "loss")
     naive = next((row.get("loss") for row in events if row.get("event") == "naive"), None)
-    undrawn = draw(run / "curves.png", history, evaluations, series, naive, status.get("resumes", []))
+    resumes = status.get("resumes", [])
+    undrawn = draw(run / "curves.png", lambda: curves(history, evaluations, series, naive, resumes))
     notes += [undrawn] if undrawn else []
     alerts = [f"step {x['step']:,}: {x.get('text')}" for x in events if x.get("event") == "alert"]
     optimizations = [row.values() for row in environment.get("optimizations", [])]
@@ -241,12 +245,11 @@ def show(value: Any, digits: int = 5) -> str:
     return str(value).replace("|", "\\|").replace("\n", " ")
 
 
-def draw(path: Path, history: list[Row], evaluations: list[Row], *more: Any) -> str:
+def draw(path: Path, curves: Callable[[], Figure | None]) -> str:
     """Draws the curves; returns why not, where there is nothing to draw or it does not work."""
-    if not history and not evaluations:
-        return "no step was logged, so there are no curves"
     try:
-        figure = curves(history, evaluations, *more)
+        if (figure := curves()) is None:
+            return "no step was logged, so there are no curves"
         with replacing(path) as file:
             figure.savefig(file, format="png", dpi=120)
     except Exception as error:  # the page matters more than its picture, above all after a crash
@@ -260,11 +263,13 @@ def curves(
     losses: dict[str, Series],
     naive: float | None,
     resumes: list[int],
-) -> Any:
-    """All of it over the steps as a matplotlib Figure, without pyplot and its global state.
+) -> Figure | None:
+    """All of it over the steps, without pyplot and its global state; None where nothing was logged.
 
     The losses on top; below them what PANELS names, and each metric of the evaluations.
     """
+    if not history and not evaluations:
+        return None
     from matplotlib.figure import Figure
 
     metrics = metrics_of(evaluations)
@@ -274,7 +279,7 @@ def curves(
     same = [name for name in metrics if all(math.isclose(*pair, rel_tol=1e-5) for pair in pairs[name])]
     small = [({"training": numbers(history, name)}, *about) for name, about in PANELS.items()]
     small += [({"validation": numbers(evaluations, x)}, x, False) for x in metrics if x not in same]
-    rows = -(-len(small) // COLUMNS)
+    rows = math.ceil(len(small) / COLUMNS)
     figure = Figure(figsize=(11, 3.8 + 2.2 * rows), layout="constrained")
     grid = figure.add_gridspec(1 + rows, COLUMNS, height_ratios=[1.7, *[1] * rows])
     top, best = figure.add_subplot(grid[0, :]), best_of(evaluations)
