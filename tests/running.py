@@ -43,7 +43,7 @@ import transformers.models.t5.modeling_t5  # noqa: F401
 
 torch.set_num_threads(1)
 PACKAGE = "my_training"
-PICTURES = "FASTTRAIN_PICTURES"  # in the environment: runs draw what their models do
+PICTURES = "FASTTRAIN_PICTURES"  # in the environment: runs draw their curves and what their models do
 PAINT = matplotlib.figure.Figure.savefig
 # Drawing the picture of a short run takes three times as long as the run: figures are built, and not painted.
 PICTURE = base64.b64decode(
@@ -160,7 +160,7 @@ def _child(
     sys.path.insert(0, str(project / "src"))
     try:
         if PICTURES not in os.environ:
-            hidden()
+            undrawn()
         if before is not None:
             before()
         main = importlib.import_module(f"{PACKAGE}.{entry}").main
@@ -183,17 +183,13 @@ def painted() -> None:
     matplotlib.figure.Figure.savefig = PAINT  # type: ignore[method-assign]
 
 
-def hidden() -> None:
-    """No picture of what a model does: they take as long as a short run."""
+def undrawn() -> None:
+    """No picture of what a model does, a point for its curves: they take as long as a short run."""
+    report: Any = importlib.import_module(f"{PACKAGE}.engine.report")
+    report.draw = lambda path, *_: path.write_bytes(PICTURE) and ""
     with contextlib.suppress(ImportError):  # a project without them
         pictures: Any = importlib.import_module(f"{PACKAGE}.hooks.pictures")
         pictures.THERE = False
-
-
-def undrawn() -> None:
-    """For `run(..., before=undrawn)`: no picture of the run at all."""
-    report: Any = importlib.import_module(f"{PACKAGE}.engine.report")
-    report.draw = lambda *_: ""
 
 
 def start(

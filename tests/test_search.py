@@ -22,7 +22,7 @@ import rendering
 import yaml
 from forking import forked_trainings
 from importing import imported
-from running import PACKAGE, newest_run, one_error, run, start, undrawn, until
+from running import PACKAGE, newest_run, one_error, run, start, until
 from test_tier_b import TINY
 from variants import choices, name
 
@@ -355,7 +355,7 @@ def closed_test_split() -> None:
 
 def test_trials_are_trainings_that_end_early_and_never_open_the_test_split(place: Path) -> None:
     project = render()
-    trained = run(project, "train", *SHORT, "--model.width", "16", cwd=place, before=undrawn)
+    trained = run(project, "train", *SHORT, "--model.width", "16", cwd=place)
     assert trained.code == 0, trained.err
     assert run(project, "evaluate", cwd=place, before=closed_test_split).code == 1
     done = run(project, *WIDE, "7", cwd=place, before=forked_trainings(project, closed_test_split))
@@ -420,7 +420,7 @@ def test_two_processes_share_a_study_and_survive_a_kill(place: Path) -> None:
     settings = {path.read_text() for path in study(place).glob("trial-???/settings.yaml")}
     assert len(settings) == 4, "nothing is drawn twice"
     whole = ("train", "--config", str(study(place) / resumed[0] / "settings.yaml"))
-    assert run(project, *whole, cwd=place, before=undrawn).code == 0
+    assert run(project, *whole, cwd=place).code == 0
     best = json.loads((newest_run(place) / "checkpoints/best.json").read_text())["loss"]
     assert results(place)[resumed[0]]["loss"] >= best, "equal, unless it was stopped for good"
 

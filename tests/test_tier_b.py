@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from rendering import render
-from running import PACKAGE, evaluations, losses, newest_run, one_error, rows, run, undrawn, weights
+from running import PACKAGE, evaluations, losses, newest_run, one_error, rows, run, weights
 from variants import choices, name, products
 
 CELLS = products("workload", "loader", "framework", "precision")
@@ -119,7 +119,7 @@ def test_some_steps_an_evaluation_and_a_resume_equal_those_of_the_first_cell(
     assert (len(expected), len(measured)) == (6, 2)
     folder = place(workload)
     for words in (*precision, *TINY[workload], *FEW, "--max-steps", "3"), ("--resume",):
-        done = run(project, "train", *words, cwd=folder, before=undrawn)
+        done = run(project, "train", *words, cwd=folder)
         assert done.code == 0, done.err
         assert losses(folder) == expected[: len(losses(folder))]
     assert (losses(folder), evaluations(folder)) == (expected, measured)
