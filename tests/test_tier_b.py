@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from rendering import render
 from running import PACKAGE, evaluations, losses, newest_run, one_error, rows, run, weights
 from variants import choices, name, products
@@ -202,6 +203,24 @@ def test_a_finished_run_stays_as_it_is(cell: dict[str, str], place) -> None:
     again = run(project, "train", "--resume", cwd=folder)
     assert again.code == 0, again.err
     assert (losses(folder), evaluations(folder), weights(folder)) == found
+
+
+def without_compiler() -> None:
+    """What loads torch's compiler fails."""
+
+    def refused(*_: object) -> None:
+        raise AssertionError("torch._dynamo would be loaded")
+
+    torch.use_deterministic_algorithms = torch.optim.Optimizer.__init__ = refused  # type: ignore[assignment]
+
+
+def test_a_verb_that_does_not_train_loads_no_compiler(place) -> None:
+    """Seconds of each start: torch's optimizers and its deterministic mode import torch._dynamo."""
+    project, folder = render(workload="tabular"), place("tabular")
+    words = ("train", *flags("tabular"), "--training.max_steps", "2")
+    assert "would be loaded" in run(project, *words, cwd=folder, before=without_compiler).err
+    assert run(project, *words, cwd=folder).code == 0
+    assert run(project, "evaluate", cwd=folder, before=without_compiler).code == 0
 
 
 def overflowing() -> None:

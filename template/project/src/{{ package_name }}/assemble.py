@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,13 +45,17 @@ class Project:
     precision: Precision
     model: Any
     wrapped: Any
-    optimizer: torch.optim.Optimizer
     optimizations: list[dict[str, str]]  # what is on and why
     loader_class: type[Loader] = Loader
 
     @property
     def device(self) -> torch.device:
         return self.distributed.device
+
+    @cached_property
+    def optimizer(self) -> torch.optim.Optimizer:  # 7
+        """Made when a training asks: torch's optimizers load its compiler, a half of a verb's start."""
+        return optimization.make_optimizer(self.model, self.settings.optimizer)
 
     def loader(self, split: str, train: bool = False) -> Loader:
         """Batches of a split; training order with `train`, every sample once in time order without.
@@ -131,9 +136,5 @@ def assemble(
     wrapped = distributed.wrap(model, precision.dtype)  # 6
     if distributed.rank:  # the same weights on every rank, but dropout of its own
         seed_everything((seed + distributed.rank) % 2**32)
-    optimizer = optimization.make_optimizer(model, settings.optimizer)  # 7
-
     described = optimization.describe(settings, distributed, decided)
-    return Project(
-        settings, store, distributed, precision, model, wrapped, optimizer, described, loader_class
-    )
+    return Project(settings, store, distributed, precision, model, wrapped, described, loader_class)

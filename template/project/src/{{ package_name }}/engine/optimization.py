@@ -41,7 +41,8 @@ def set_deterministic(enabled: bool, cudnn_benchmark: bool) -> None:
     """
     if enabled:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS and cuDNN's LSTM ask for it
-    torch.use_deterministic_algorithms(enabled)
+    if enabled != torch.are_deterministic_algorithms_enabled():  # it loads the compiler: seconds of a start
+        torch.use_deterministic_algorithms(enabled)
     torch.backends.cudnn.deterministic = enabled
     # Tunes convolutions per shape: pays for fixed shapes only, and may pick another kernel in the next run.
     torch.backends.cudnn.benchmark = cudnn_benchmark and not enabled
