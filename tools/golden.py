@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -86,13 +86,12 @@ class Tree:
 
     def render(self, cell: Cell) -> Path:
         """The cell's project."""
-        from copier import run_copy
+        from rendering import render_into
 
         folder = self.folder / "-".join(cell)
         if not folder.exists():
             none: dict[str, Any] = {"gpu": "auto", "distributed": "none", "tracker": "none", "extras": []}
-            data = {"project_name": "my-training", **none, **cell._asdict()}
-            run_copy(str(self.source), folder, data=data, defaults=True, quiet=True)
+            render_into(folder, source=self.source, **none, **cell._asdict())
         return folder
 
     def defaults(self, cell: Cell) -> dict[str, Any]:
@@ -124,14 +123,18 @@ class Trials:
         wanted = list(wanted)
         new = {(tree.folder, cell): (tree, cell) for tree, cell in wanted}
         new = {key: value for key, value in new.items() if key not in self._done}
-        without = {(tree.folder, cell.workload): (tree, cell) for tree, cell in new.values()}
-        without = {key: pair for key, pair in without.items() if not (key[0] / key[1]).exists()}
-        failed = self._side_by_side(without.values(), "train", "--max-steps", "1", synthesize=True)
-        failed |= self._side_by_side(new.values(), "train")
+        failed = self.train(new.values())
         failed |= self._side_by_side([new[key] for key in new if key not in failed], "evaluate")
         for key in new:
             self._done[key] = failed.get(key) or _outcome(_run_folder(*key))
         return [self._done[tree.folder, cell] for tree, cell in wanted]
+
+    def train(self, pairs: Collection[tuple[Tree, Cell]]) -> dict[tuple[Path, Cell], str]:
+        """Trains each; the last line of those that failed."""
+        without = {(tree.folder, cell.workload): (tree, cell) for tree, cell in pairs}
+        without = {key: pair for key, pair in without.items() if not (key[0] / key[1]).exists()}
+        failed = self._side_by_side(without.values(), "train", "--max-steps", "1", synthesize=True)
+        return failed | self._side_by_side(pairs, "train")
 
     def _side_by_side(
         self, pairs: Iterable[tuple[Tree, Cell]], verb: str, *words: str, synthesize: bool = False
@@ -301,10 +304,11 @@ def compare(arguments: argparse.Namespace, scratch: Path) -> int:
 
 def curve(tree: Tree, trials: Trials, cell: Cell) -> list[float]:
     """Losses of the cell's first steps."""
-    (outcome,) = trials.results([(tree, cell)])
-    if isinstance(outcome, str):
-        raise RuntimeError(f"{cell}: {outcome}")
-    return [float.fromhex(loss) for loss in outcome.losses.values()]
+    for line in trials.train([(tree, cell)]).values():
+        raise RuntimeError(f"{cell}: {line}")
+    from running import losses
+
+    return [float.fromhex(loss) for _, loss in losses(_run_folder(tree.folder, cell))]
 
 
 def write(scratch: Path) -> int:
