@@ -84,6 +84,7 @@ def test_nothing_runs_as_root_and_only_what_is_there_is_copied(gpu: str) -> None
     assert "*" in ignored, "no data and no runs travel into the image"
 
 
+@pytest.mark.full
 def test_the_variable_is_the_one_that_torch_reads() -> None:
     """In a process of its own: the variable changes the default, and an explicit setting wins."""
     names = environment(project())
@@ -102,6 +103,7 @@ def test_the_variable_is_the_one_that_torch_reads() -> None:
     assert results["TORCH_ALLOW_TF32_OVERRIDE"] == ["highest", "highest"]
 
 
+@pytest.mark.full
 def test_its_command_starts_a_run_and_then_goes_on_with_it(tmp_path: Path) -> None:
     """ENV and CMD in a clean shell, as a container has them."""
     folder = render_into(tmp_path / "app", workload="tabular", extras=["docker"])

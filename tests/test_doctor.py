@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +18,7 @@ import pytest
 import torch
 from importing import imported
 from rendering import render
+from running import PACKAGE, Result, run
 
 doctor = imported(render(), "commands.doctor")
 gpus = imported(render(), "engine.gpus")
@@ -110,18 +111,19 @@ def project(tmp_path_factory) -> Path:
     return folder
 
 
-def verb(project: Path, *words: str, **environment: str) -> subprocess.CompletedProcess:
-    tools = {"PATH": str(Path(sys.executable).parent), "PYTHONPATH": str(project / "src"), "CXX": "none"}
-    kept = {name: value for name, value in os.environ.items() if "TF32" not in name} | tools
-    kept |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **environment}
-    command = [sys.executable, "-m", "my_training", "doctor", *words]
-    return subprocess.run(command, cwd=project, env=kept, capture_output=True, text=True)
+def verb(project: Path, *words: str) -> Result:
+    def put() -> None:
+        os.environ.update(PATH=str(Path(sys.executable).parent), CXX="none", CUDA_VISIBLE_DEVICES="")
+        module = importlib.import_module(f"{PACKAGE}.commands.doctor")
+        module.COMPILED = "raise RuntimeError('no compiler')"
+
+    return run(project, "doctor", *words, cwd=project, before=put)
 
 
 def test_a_healthy_machine_exits_with_0(project):
     done = verb(project, "--json")
-    found = json.loads(done.stdout)
-    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.out)
+    assert done.code == 0, done.out + done.err
     assert found["ok"]
     assert found["update"] is None
     assert set(found["state"]) >= STATE | {"python", "torch", "cuda"}
@@ -132,15 +134,15 @@ def test_a_healthy_machine_exits_with_0(project):
 
 
 def test_lines_say_the_same_as_json(project):
-    text = verb(project).stdout
+    text = verb(project).out
     for name in (*STATE, *CHECKS):
         assert name in text
 
 
 def test_something_broken_exits_with_1_and_the_rest_is_checked(project):
     done = verb(project, "--json", "--data.path", "nowhere", "--compile.enabled", "true")
-    found = json.loads(done.stdout)
-    assert done.returncode == 1
+    found = json.loads(done.out)
+    assert done.code == 1
     assert not found["ok"]
     assert {name for name, state in states(found).items() if state == "failed"} == {"data", "compile"}
     assert len(found["checks"]) == len(CHECKS)

@@ -289,7 +289,7 @@ def test_fp8_is_for_cards_that_have_it(tmp_path):
 
 
 def test_what_does_not_fit_is_last_and_said(tmp_path):
-    words = ("--model.size", "large", "--data.block_size", "1024", "--data.sample_mb", "0.5")
+    words = ("--model.layers", "4", "--model.width", "6144", "--data.sample_mb", "0.5")
     result = run(render(workload="llm"), "estimate", *words, "--gpu", "t4", "h200", cwd=tmp_path)
     assert result.code == 0, result.err
     lines = [line for line in result.out.splitlines() if line.startswith(("t4", "h200"))]

@@ -46,7 +46,7 @@ def example(project: Path, folder: Path) -> str:
 
 
 @pytest.mark.parametrize("workload", choices("workload"))
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 def test_every_workload_is_written_and_loads(workload: str, tmp_path) -> None:
     project = trained(workload, tmp_path)
     result = run(project, "export", "--int8", cwd=tmp_path)

@@ -24,10 +24,10 @@ def length(cwd: Path) -> tuple[int, str]:
 def test_minutes_become_steps_that_repeat_and_resume(framework: str, tmp_path: Path) -> None:
     project = render(workload="tabular", framework=framework)
     timed, again, resumed = (tmp_path / name for name in ("timed", "again", "resumed"))
-    done = run(project, "train", "--minutes", "0.01", *LONG, cwd=timed)
+    done = run(project, "train", "--minutes", "0.003", *LONG, cwd=timed)
     assert done.code == 0, done.err
     steps, origin = length(timed)
-    assert origin == "--minutes 0.01"
+    assert origin == "--minutes 0.003"
     assert 1 <= steps < 100_000
     assert f"finished at step {steps} of {steps}" in done.out
     assert len(list((timed / "runs").iterdir())) == 1
@@ -70,7 +70,7 @@ def test_minutes_of_phases_are_refused(tmp_path: Path) -> None:
 
 def test_the_measured_steps_leave_nothing_behind(tmp_path: Path) -> None:
     project = render(workload="tabular", tracker="tensorboard")
-    assert run(project, "train", "--minutes", "0.01", *LONG, "--name", "a", cwd=tmp_path).code == 0
+    assert run(project, "train", "--minutes", "0.003", *LONG, "--name", "a", cwd=tmp_path).code == 0
     assert {path.name for path in tmp_path.iterdir() if path.name[0] != "."} == {
         "config.yaml",
         "data",
