@@ -185,9 +185,9 @@ def painted() -> None:
 
 def undrawn() -> None:
     """No picture of what a model does, a point for its curves: they take as long as a short run."""
-    report: Any = importlib.import_module(f"{PACKAGE}.engine.report")
-    report.draw = lambda path, *_: path.write_bytes(PICTURE) and ""
-    with contextlib.suppress(ImportError):  # a project without them
+    with contextlib.suppress(ImportError):  # a project without pictures, a script without a report
+        report: Any = importlib.import_module(f"{PACKAGE}.engine.report")
+        report.draw = lambda path, *_: path.write_bytes(PICTURE) and ""
         pictures: Any = importlib.import_module(f"{PACKAGE}.hooks.pictures")
         pictures.THERE = False
 
