@@ -31,7 +31,7 @@ def rehearse(part: str, folder: Path, *words: str) -> subprocess.CompletedProces
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 
-@pytest.mark.first(1)
+@pytest.mark.full
 @pytest.mark.parametrize("part", PARTS)
 def test_every_row_is_measured_and_fits_its_page(part: str, tmp_path: Path) -> None:
     page, _ = PARTS[part]

