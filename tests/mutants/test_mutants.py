@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import h5py  # noqa: F401 - these are loaded once, for all forks
-import hypothesis.strategies  # noqa: F401
+import hypothesis.strategies
 import pytest
 import running  # noqa: F401
 import safetensors.torch  # noqa: F401
@@ -26,6 +26,8 @@ from faults import FAMILIES, FAULTS, LOOP, PRECISION, Fault
 from rendering import REPOSITORY, copy_template
 
 TESTS = REPOSITORY / "tests"
+# One failing example is enough: no shorter one is looked for.
+hypothesis.settings.register_profile("fault", phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate])
 SECONDS = 300  # until a test that hangs is killed, with the processes that it started
 
 
@@ -78,6 +80,7 @@ def _child(test: str, template: Path, folder: Path, log: Path) -> int:
     os.environ["FASTTRAIN_TEMPLATE"] = str(template)
     os.environ["FASTTRAIN_PATIENCE"] = "20"
     tempfile.tempdir = str(folder)
+    hypothesis.settings.load_profile("fault")
     for name, module in list(sys.modules.items()):  # so far all came from the true template
         file = getattr(module, "__file__", None)
         if name.startswith("rendered_") or (file and Path(file).is_relative_to(TESTS)):
