@@ -16,6 +16,7 @@ a row for the split of a table, 24 bytes a pair for copies and split, 190 bytes 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import os
 import re
@@ -193,9 +194,13 @@ def child(what: str, path: Path, *words: str) -> None:
 
         torch.set_num_threads(1)
         sys.path.insert(0, f"{what}/src")
+        import numpy.random  # noqa: F401
         from my_training import __main__, dataset  # noqa: F401
         from my_training.commands import prepare  # noqa: F401
         from my_training.engine import loader  # noqa: F401
+
+        with contextlib.suppress(ImportError):  # text that stays bytes is no table
+            from my_training import tables  # noqa: F401
 
         def work() -> None:
             sys.stdout.flush()

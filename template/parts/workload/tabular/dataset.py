@@ -18,11 +18,10 @@ import torch
 from .engine.errors import UserError
 from .engine.seams import Batch, Rows, Spans
 from .engine.store import Store, StoreWriter
-from .scaling import BLOCK_ROWS, Scaler, halves
+from .scaling import BLOCK_ROWS, PIECE_ROWS, Scaler, halves
 from .settings import WORKLOAD
 
 Facts = dict[str, Any]
-MEDIAN_BYTES = 16 << 20  # of columns in memory together, for their medians; one is, whatever its size
 
 
 class Samples:
@@ -56,20 +55,42 @@ class Table:
     """Rows in the order of their file, in memory or mapped. A code is 0 where a cell is missing, else the
     place of its value plus 1."""
 
-    names: list[str]
-    features: np.ndarray  # (N, F) float32, NaN = missing
+    rows: np.ndarray  # (N,) of `as_rows`
+    names: list[str]  # of the features
     levels: dict[str, list[str]]  # values of each category
-    categories: np.ndarray  # (N, C) int32 codes
-    target_name: str = ""
-    target: np.ndarray | None = None  # (N, 1) float32 or int32 codes; None for rows to predict
+    target: str = ""  # none in rows to predict
     classes: list[str] | None = None
 
     def __len__(self) -> int:
-        return len(self.features)
+        return len(self.rows)
+
+    def take(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Features (n, F), categories (n, C) and target (n, 1) of rows by their numbers, each contiguous."""
+        rows = self.rows.take(numbers)  # much faster than [numbers]
+        features, categories, target = (np.ascontiguousarray(rows[name]) for name in rows.dtype.fields)
+        return features, categories, target
 
 
-def _blocks(rows: int) -> Iterator[slice]:
-    yield from (slice(start, start + BLOCK_ROWS) for start in range(0, rows, BLOCK_ROWS))
+def as_rows(columns: dict[str, list[np.ndarray]]) -> np.ndarray:
+    """(N,) of columns (N,): `features`, NaN where one is missing, `categories` and `target`, (columns,) each.
+
+    Codes stay int32, all else becomes float32. What a row has stands together: when rows are shuffled, each
+    one is fetched at once.
+    """
+    fields = [
+        (name, "int32" if some and some[0].dtype == np.int32 else "float32", (len(some),))
+        for name, some in columns.items()
+    ]
+    rows = np.empty(len(next(values for some in columns.values() for values in some)), fields)
+    for part in _blocks(len(rows), PIECE_ROWS):
+        for name, some in columns.items():
+            for place, values in enumerate(some):
+                rows[name][part, place] = values[part]
+    return rows
+
+
+def _blocks(rows: int, size: int) -> Iterator[slice]:
+    yield from (slice(start, start + size) for start in range(0, rows, size))
 
 
 def describe(table: Table, train: np.ndarray) -> tuple[Facts, list[tuple[str, ...]]]:
@@ -82,23 +103,23 @@ def describe(table: Table, train: np.ndarray) -> tuple[Facts, list[tuple[str, ..
     sizes = [len(values) + 1 for values in table.levels.values()]
     seen = [np.zeros(size, np.int64) for size in sizes]
     classes = np.zeros(len(table.classes or ()) + 1, np.int64)
-    for part in _blocks(len(table)):
-        rows = np.flatnonzero(train[part])
-        features.add(table.features[part].take(rows, 0))  # much faster than [rows]
-        for place, codes in enumerate(table.categories[part].take(rows, 0).T):
-            seen[place] += np.bincount(codes, minlength=sizes[place])
-        if table.target is not None and table.classes:
-            classes += np.bincount(table.target[part].take(rows, 0)[:, 0], minlength=len(classes))
-        elif table.target is not None:
-            target.add(table.target[part].take(rows, 0))
+    for part in _blocks(len(table), BLOCK_ROWS):
+        values, codes, targets = table.take(part.start + np.flatnonzero(train[part]))
+        features.add(values)
+        for place, column in enumerate(codes.T):
+            seen[place] += np.bincount(column, minlength=sizes[place])
+        if table.classes:
+            classes += np.bincount(targets[:, 0], minlength=len(classes))
+        else:
+            target.add(targets)
     for name, count in zip(table.names, features.count, strict=True):
         if not count:
             remedy = f"leave it out with --drop '{name}'"
             raise UserError("no training row has a value", f"column '{name}'", remedy)
     facts: Facts = {
         "task": "classification" if table.classes else "regression",
-        "target": {"name": table.target_name},
-        "features": _scales(table.names, features, table.features, train),
+        "target": {"name": table.target},
+        "features": _scales(table.names, features),
         "categories": [
             {"name": name, "values": _known(values, counts)}
             for (name, values), counts in zip(table.levels.items(), seen, strict=True)
@@ -108,41 +129,22 @@ def describe(table: Table, train: np.ndarray) -> tuple[Facts, list[tuple[str, ..
         known = _known(table.classes, classes)
         facts["target"]["classes"] = known
         facts["target"]["counts"] = [int(classes[table.classes.index(value) + 1]) for value in known]
-    elif table.target is not None:
-        facts["target"].update(_scales([table.target_name], target, table.target, train)[0])
-    columns = features.columns(table.names) + (target.columns([table.target_name]) if target.rows else [])
-    for name, counts in [*zip(table.levels, seen, strict=True), (table.target_name, classes)]:
+    else:
+        facts["target"].update(_scales([table.target], target)[0])
+    columns = features.columns(table.names) + (target.columns([table.target]) if target.rows else [])
+    for name, counts in [*zip(table.levels, seen, strict=True), (table.target, classes)]:
         if len(counts) > 1:
             missing = f"{counts[0] / max(counts.sum(), 1):.1%}"
             columns.append((name, "category", "", f"{(counts[1:] > 0).sum()} values", missing))
     return facts, columns
 
 
-def _scales(names: list[str], scaler: Scaler, values: np.ndarray, train: np.ndarray) -> list[Facts]:
-    """Name, mean, standard deviation, median and number of missing values of each column."""
+def _scales(names: list[str], scaler: Scaler) -> list[Facts]:
+    """Name, mean, standard deviation and number of missing values of each column."""
     mean, std = scaler.scale()
-    known = scaler.count.astype(int).tolist()
-    together = max(MEDIAN_BYTES // (4 * scaler.rows), 1)
-    median: list[float] = []
-    for first in range(0, len(names), together):
-        some = slice(first, first + together)
-        columns, at = np.empty((len(names[some]), scaler.rows), np.float32), 0
-        for part in _blocks(len(values)):
-            rows = values[part, some].take(np.flatnonzero(train[part]), 0)
-            columns[:, at : at + len(rows)] = rows.T
-            at += len(rows)
-        median += map(_median, columns, known[some])
-    missing = scaler.rows - scaler.count
-    found = zip(names, mean.tolist(), std.tolist(), median, missing.astype(int).tolist(), strict=True)
-    return [dict(zip(("name", "mean", "std", "median", "missing"), column, strict=True)) for column in found]
-
-
-def _median(values: np.ndarray, known: int) -> float:
-    """Of so many known numbers among (n,) float32, whose order is lost; NaN goes to the end."""
-    middle = known // 2
-    values.partition(middle)  # with a single place it is ten times as fast as with two
-    below = values[middle] if known % 2 else values[:middle].max()
-    return float((np.float64(below) + np.float64(values[middle])) / 2)
+    missing = (scaler.rows - scaler.count).astype(int)
+    found = zip(names, mean.tolist(), std.tolist(), missing.tolist(), strict=True)
+    return [dict(zip(("name", "mean", "std", "missing"), column, strict=True)) for column in found]
 
 
 def _known(values: list[str], counts: np.ndarray) -> list[str]:
@@ -156,12 +158,11 @@ def _by_number(value: str) -> tuple[int, str, str]:
     return (len(digits) if value.isdecimal() else -1, digits, value)
 
 
-def write(writer: StoreWriter, table: Table, facts: Facts, splits: dict[str, np.ndarray], dtype: str) -> None:
-    """Writes a table in the codes of `facts`, `splits` saying which rows go where.
+def write(writer: StoreWriter, table: Table, facts: Facts, order: np.ndarray, dtype: str) -> None:
+    """Writes rows of a table, by their numbers in `order`, in the codes of `facts`.
 
     `dtype` is that of the stored features. Raises `UserError` where a value does not fit into it.
     """
-    order = np.concatenate(list(splits.values()))
     scales = (
         [np.float32(column[name]) for column in facts["features"]] for name in ("mean", "std", "missing")
     )
@@ -172,32 +173,29 @@ def write(writer: StoreWriter, table: Table, facts: Facts, splits: dict[str, np.
     classes = _renumber(table.classes, facts["target"]["classes"]) if table.classes else None
 
     def where(row: int, column: int) -> str:
-        return f"row {rows[row] + 1}, column '{table.names[column]}'"
+        return f"row {numbers[row] + 1}, column '{table.names[column]}'"
 
-    for part in _blocks(len(order)):
-        rows = order[part]
+    for part in _blocks(len(order), PIECE_ROWS):
+        numbers = order[part]
+        values, old, targets = table.take(numbers)
         if table.names:
-            values = table.features.take(rows, 0)
             if (holes := np.isnan(values)).any():
                 # A gap in a column that had none in training becomes the mean.
                 values = np.where(holes & whole, mean, values)
             writer.append("features", halves(values, mean, std, dtype, where)[0], dtype)
         if table.levels:
-            columns = zip(codes, table.categories.take(rows, 0).T, strict=True)
-            writer.append("categories", np.stack([new[old] for new, old in columns], 1))
-        if table.target is not None:
-            target = table.target[:, 0].take(rows)
+            columns = zip(codes, old.T, strict=True)
+            writer.append("categories", np.stack([new[column] for new, column in columns], 1))
+        if table.target:
+            target = targets[:, 0]
             if classes is not None and table.classes:
-                target = classes[target].astype(np.int64) - 1
-                if (lost := np.flatnonzero(target < 0)).size:
-                    row = rows[lost[0]]
-                    what = f"class '{table.classes[table.target[row, 0] - 1]}' is in no training row"
+                if (lost := np.flatnonzero(classes[target] == 0)).size:
+                    what = f"class '{table.classes[target[lost[0]] - 1]}' is in no training row"
                     remedy = "leave its rows out, or try another --seed"
-                    raise UserError(what, f"row {row + 1}, column '{table.target_name}'", remedy)
+                    raise UserError(what, f"row {numbers[lost[0]] + 1}, column '{table.target}'", remedy)
+                target = classes[target].astype(np.int64) - 1
             writer.append("target", target)
-    marks = np.cumsum([0, *map(len, splits.values())]).tolist()
     writer.facts = facts
-    writer.splits = {name: marks[place : place + 2] for place, name in enumerate(splits)}
 
 
 def _renumber(values: list[str], known: list[str]) -> np.ndarray:
@@ -253,12 +251,11 @@ def synthesize(folder: Path, settings: Any) -> None:
     target = 50 + 10 * (target + 0.3 * random.standard_normal(count))
     x[:, 1:4][random.random((count, 3)) < 0.02] = np.nan
     soil[random.random(count) < 0.02] = 0
+    columns = as_rows({"features": list((20 + 5 * x).T), "categories": [soil], "target": [target]})
     names = ["sun", "rain", "wind", "slope", "height", "noise"]
-    features, target = (20 + 5 * x).astype(np.float32), target.astype(np.float32)[:, None]
-    soils = {"soil": ["clay", "loam", "peat", "sand"]}
-    table = Table(names, features, soils, soil[:, None], "yield", target)
-    rows = np.split(np.arange(count), [count * 7 // 10, count * 85 // 100])
-    splits = dict(zip(("train", "validation", "test"), rows, strict=True))
+    table = Table(columns, names, {"soil": ["clay", "loam", "peat", "sand"]}, "yield")
+    border, last, rows = count * 7 // 10, count * 85 // 100, np.arange(count)
     with StoreWriter(folder, WORKLOAD) as writer:
-        write(writer, table, describe(table, np.arange(count) < len(rows[0]))[0], splits, "float32")
+        write(writer, table, describe(table, rows < border)[0], rows, "float32")
+        writer.splits = {"train": [0, border], "validation": [border, last], "test": [last, count]}
         writer.source = {"kind": "synthetic"}

@@ -65,9 +65,11 @@ def new_rows(path: Path, flags: dict[str, Any], trained: Store, folder: Path) ->
     known = {column["name"]: column["values"] for column in facts["categories"]}
     with StoreWriter(folder, trained.workload) as writer:
         kinds |= dict.fromkeys(known, "category")
-        table = read_table(writer, Source(path, MISSING, flags), kinds, "", 0, known)
+        blocks = Source(path, MISSING, flags).blocks("reading")
+        table = read_table(writer, blocks, kinds, "", 0, known)
         dtype = arrays["features"].dtype if "features" in arrays else "float32"
-        write(writer, table, facts, {"input": np.arange(len(table))}, dtype)
+        write(writer, table, facts, np.arange(len(table)), dtype)
+        writer.splits = {"input": [0, len(table)]}
 
 
 def as_csv(found: dict[str, np.ndarray], classes: list[str] | None) -> bytes:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
     from ..dataset import Table
     from ..engine.store import StoreWriter
-    from ..tables import Source
+    from ..tables import Block
 
 MISSING = ("", "NA")
 OTHERWISE = "mend the cell, leave it empty where the value is missing, or prepare with --category or --drop"
@@ -62,39 +63,42 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     if not {*TIMES} >= {*parts}:
         raise UserError(f"'{given}' is no part of a time", "--time-features", f"take of {','.join(TIMES)}")
     source = Source(Path(arguments.input), MISSING, vars(arguments))
-    kinds = survey(source, arguments, parts, 1)
+    blocks = source.blocks("reading")
+    first = next(blocks)
+    kinds = survey([first], arguments, parts)
     with destination(load().data.path, arguments.dry_run) as folder:
         with StoreWriter(folder, WORKLOAD) as writer:
             try:
-                table = read_table(writer, source, kinds, target, arguments.max_levels)
+                table = read_table(writer, chain([first], blocks), kinds, target, arguments.max_levels)
             except UserError:
-                before, kinds = kinds, survey(source, arguments, parts)
+                before, kinds = kinds, survey(source.blocks("checking"), arguments, parts)
                 if kinds == before:
                     raise
-                table = read_table(writer, source, kinds, target, arguments.max_levels)
-            sizes, order = split_sizes(arguments.split, len(table)), np.arange(len(table), dtype=np.uint32)
+                table = read_table(writer, source.blocks("reading"), kinds, target, arguments.max_levels)
+            sizes, order = split_sizes(arguments.split, len(table)), np.arange(len(table))
+            marks = pairwise(accumulate(sizes, initial=0))
+            writer.splits = dict(zip(("train", "validation", "test"), map(list, marks), strict=True))
             if not arguments.keep_order:
-                order = np.random.default_rng(arguments.seed).permutation(order)
-            *rows, unused = np.split(order, np.cumsum(sizes))
-            splits = dict(zip(("train", "validation", "test"), rows, strict=True))
+                np.random.default_rng(arguments.seed).shuffle(order)
             train = np.zeros(len(table), bool)
-            train[rows[0]] = True
+            train[order[: sizes[0]]] = True
             facts, columns = describe(table, train)
             if times := {name: kind for name, kind in kinds.items() if isinstance(kind, list)}:
                 facts["times"] = times
-            write(writer, table, facts, splits, arguments.dtype)
-            check(table, facts, arguments)
+            write(writer, table, facts, order[: sum(sizes)], arguments.dtype)
+            check(table, facts, columns, arguments)
             seed = None if arguments.keep_order else arguments.seed
             writer.source = {"file": source.path.name, "rows": len(table), "seed": seed}
         for title, found in (("numeric", facts["features"]), ("category", facts["categories"])):
             print(f"{title + ' columns:':18}{', '.join(column['name'] for column in found) or 'none'}")
-        counts = [f"{len(rows)} {name}" for name, rows in splits.items()]
-        print(f"{'rows:':18}{', '.join(counts)}" + (f", {len(unused)} left out" if len(unused) else ""))
+        counts = [f"{size} {name}" for size, name in zip(sizes, writer.splits, strict=True)]
+        counts += [f"{unused} left out"] if (unused := len(order) - sum(sizes)) else []
+        print(f"{'rows:':18}{', '.join(counts)}")
         conclude(writer, arguments.dry_run, columns)
 
 
-def survey(source: Source, arguments: argparse.Namespace, parts: list[str], blocks: int = 0) -> Kinds:
-    """What each column to keep holds, by its first blocks or all: `number`, `category`, or parts of a time.
+def survey(blocks: Iterable[Block], arguments: argparse.Namespace, parts: list[str]) -> Kinds:
+    """What each column to keep holds, by some blocks or all: `number`, `category`, or parts of a time.
 
     A column is numeric if most of the cells that are not missing are numbers.
     """
@@ -103,14 +107,12 @@ def survey(source: Source, arguments: argparse.Namespace, parts: list[str], bloc
     from ..tables import TEXT, place_of
 
     target, totals = arguments.target, np.zeros(2, np.int64)
-    for number, block in enumerate(source.blocks("checking"), 1):
-        names = block.table.column_names
+    for block in blocks:
+        names, path = block.table.column_names, block.source.path
         for name in [target, *arguments.category, *arguments.drop]:
-            place_of(name, names, source.path)
-        found = [((values > TEXT).sum(), (values == TEXT).sum()) for values in map(block.parse, names)]
+            place_of(name, names, path)
+        found = [((values > TEXT).sum(), (values == TEXT).sum()) for values, _ in map(block.parse, names)]
         totals = totals + found
-        if number == blocks:
-            break
     kinds: Kinds = {}
     for name, (numbers, texts) in zip(names, totals.tolist(), strict=True):
         kinds[name] = "category" if texts and numbers < MOSTLY * (numbers + texts) else "number"
@@ -123,13 +125,13 @@ def survey(source: Source, arguments: argparse.Namespace, parts: list[str], bloc
     if target not in kinds:
         raise UserError("the target cannot be dropped", f"--drop '{target}'")
     if len(kinds) == 1:
-        raise UserError("no column besides the target", str(source.path), "a model needs something to go by")
+        raise UserError("no column besides the target", str(path), "a model needs something to go by")
     return kinds
 
 
 def read_table(
     writer: StoreWriter,
-    source: Source,
+    blocks: Iterable[Block],
     kinds: Kinds,
     target: str,
     limit: int,
@@ -143,61 +145,59 @@ def read_table(
     """
     import numpy as np
 
-    from ..dataset import Table
+    from ..dataset import Table, as_rows
+    from ..tables import largest
 
     codes: dict[str, dict[str, int]] = {name: {} for name, kind in kinds.items() if kind == "category"}
     codes |= {name: {cell: at for at, cell in enumerate(cells, 1)} for name, cells in (known or {}).items()}
-    scratch, coarse, names = f".{len(writer.arrays)} ", set[str](), list[str]()
-    found: dict[str, list[np.ndarray]] = {}
-    dtypes = {"categories": "int32", "target": "int32" if target in codes else "float32"}
+    scratch, coarse = f".{len(writer.arrays)}", set[str]()
     gap = "the target is missing", "remove the row"
-    for block in source.blocks("reading"):
+    for block in blocks:
+        path = block.source.path
         if absent := [name for name in kinds if name not in block.table.column_names]:
-            raise UserError(f"no column '{absent[0]}'", str(source.path), "the model was trained with it")
-        names, found = [], {"features": [], "categories": [], "target": []}
+            raise UserError(f"no column '{absent[0]}'", str(path), "the model was trained with it")
+        names = list[str]()
+        found: dict[str, list[np.ndarray]] = {"features": [], "categories": [], "target": []}
         for name, kind in kinds.items():
             if name in codes:
                 at, cells = block.texts(name)
-                level, missing = codes[name], (*source.missing, *(("nan", "NaN") if name == target else ()))
+                level = codes[name]
+                missing = block.source.missing + (("nan", "NaN") if name == target else ())
                 for cell in filter(lambda cell: cell not in missing, cells):
                     level.setdefault(cell, 0 if known else len(level) + 1)
                 if not known and len(level) > limit:
                     what, where = f"more than {limit} different values in a category", f"column '{name}'"
                     remedy = f"leave it out with --drop '{name}', or raise --max-levels"
                     remedy += "; of times, see --time-features" if block.is_time(name) else ""
-                    raise UserError(what, f"{source.path}, {where}", remedy)
-                values = np.array([*(0 if x in missing else level[x] for x in cells), 0], np.int32)[at]
+                    raise UserError(what, f"{path}, {where}", remedy)
+                values = np.array([*(0 if x in missing else level[x] for x in cells), 0], np.int32).take(at)
                 if name == target and not values.all():
                     raise block.error(gap[0], int((values == 0).argmax()), name, gap[1])
                 found["target" if name == target else "categories"].append(values)
             elif kind == "number":
                 remedy = TARGET if name == target else OTHERWISE
                 values = block.numbers(name, remedy, gap if name == target else None)
-                large = values[np.abs(values) > EXACT]
-                if ((large == large // 1) & (large != np.float32(large))).any():
-                    coarse.add(name)
+                if not largest(values) <= EXACT:  # or some are missing
+                    large = values[np.abs(values) > EXACT]
+                    if ((large == large // 1) & (large != np.float32(large))).any():
+                        coarse.add(name)
                 names += [name] * (name != target)
                 found["target" if name == target else "features"].append(values)
             else:
                 names += [f"{name} {part}" for part in kind]
                 found["features"] += map(part_of, kind, [block.times(name)] * len(kind))
-        for name, columns in found.items():
-            if columns:
-                rows = np.empty((block.table.num_rows, len(columns)), dtypes.get(name, "float32"))
-                for place, values in enumerate(columns):
-                    rows[:, place] = values
-                writer.append(scratch + name, rows)
+        rows = as_rows(found)
+        writer.append(scratch, rows, f"V{rows.itemsize}")
     for name in coarse:
         what = "whole numbers beyond 2^24, which float32 rounds"
         print(f"note: column '{name}' has {what}: --category '{name}' or --drop '{name}'?")
     for name in known or {}:
         if unknown := [value for value, code in codes[name].items() if not code]:
             print(f"note: column '{name}' has values that training had not, such as '{unknown[0]}'")
-    none = np.empty((block.first + block.table.num_rows, 0), np.float32)
-    arrays = [np.asarray(writer.appended(scratch + name)) if found[name] else none for name in found]
     levels = {name: [cell for cell, code in level.items() if code] for name, level in codes.items()}
     classes = levels.pop(target, None)
-    return Table(names, arrays[0], levels, arrays[1], target, arrays[2] if found["target"] else None, classes)
+    mapped = np.asarray(writer.appended(scratch)).view(rows.dtype)
+    return Table(mapped, names, levels, target, classes)
 
 
 def part_of(part: str, seconds: np.ndarray) -> np.ndarray:
@@ -207,14 +207,16 @@ def part_of(part: str, seconds: np.ndarray) -> np.ndarray:
     return seconds // 3600 % 24 if part == "hour" else (seconds // 86400 + 3) % 7
 
 
-def check(table: Table, facts: dict[str, Any], arguments: argparse.Namespace) -> None:
+def check(
+    table: Table, facts: dict[str, Any], columns: list[tuple[str, ...]], arguments: argparse.Namespace
+) -> None:
     """Raises `UserError` for what cannot be meant, and prints what may not be."""
     from ..tables import TEXT, number
 
     target, path = facts["target"], arguments.input
     if len(target.get("classes", "any")) < 2:
         raise UserError("all training rows have one class", f"{path}, column '{arguments.target}'")
-    if target.get("std") == 1 and target["mean"] == target["median"]:
+    if ("constant", arguments.target) in [(kind, name) for name, kind, *_ in columns]:
         print(f"note: the target is {target['mean']:g} in every training row, so there is nothing to learn")
     for name, cells in table.levels.items():
         if name not in arguments.category and all(number(cell.replace(",", "")) != TEXT for cell in cells):

@@ -12,6 +12,7 @@ import numpy as np
 from .engine.errors import UserError
 
 BLOCK_ROWS = 65_536  # sums are taken over these, so that results do not hang on how a file is cut
+PIECE_ROWS = 16_384  # are put together or written at a time: they stay in the processor's cache
 
 
 class Scaler:

@@ -122,7 +122,7 @@ class Source:
         if kind == "parquet":
             coded = _coded(parquet.ParquetFile(file)) if path == self.path else []
             whole = parquet.ParquetFile(file, read_dictionary=coded, pre_buffer=False)
-            size = min(2 * BLOCK_ROWS, max(BLOCK_CELLS // whole.metadata.num_columns, 1))
+            size = max(min(BLOCK_ROWS, BLOCK_CELLS // whole.metadata.num_columns), 1)
             yield from whole.iter_batches(size, use_threads=False)
         elif kind == "arrow":
             reader = ipc.open_file(file)
@@ -218,19 +218,19 @@ class Block(NamedTuple):
             encoded = encoded.cast(STRING).dictionary_encode()
         cells = [cell.strip() for cell in encoded.dictionary.to_pylist()]
         places = [-1 if cell in self.source.missing else place for place, cell in enumerate(cells)]
-        found = np.array([*places, -1])[encoded.indices.fill_null(-1).to_numpy()]
+        found = np.array([*places, -1]).take(encoded.indices.fill_null(-1).to_numpy())
         for place, cell in enumerate(cells):
             if "\0" in cell:
                 row = int((found == place).argmax())
                 raise self.error(f"{cell!r} holds a NUL byte", row, name, "mend it")
         return found, cells
 
-    def parse(self, name: str) -> np.ndarray:
+    def parse(self, name: str) -> tuple[np.ndarray, bool]:
         """(rows,) float64: NaN where a cell is missing, `TEXT` where it is none, `BEYOND` for nan, infinity
-        and what is beyond float32."""
+        and what is beyond float32. And whether there is none of these."""
         column, decimal = self.column(name), self.source.decimal
         if pa.types.is_temporal(column.type):
-            return np.where(column.is_null(), np.nan, TEXT)
+            return np.where(column.is_null(), np.nan, TEXT), False
         if not pa.types.is_string(column.type):
             numbers = column if column.type == FLOAT else column.cast(FLOAT, safe=False)
         else:
@@ -247,23 +247,23 @@ class Block(NamedTuple):
                 except pa.ArrowInvalid:
                     encoded = column.combine_chunks().dictionary_encode()
                     known = [*map(number, encoded.dictionary.to_pylist()), np.nan]
-                    return np.array(known)[encoded.indices.fill_null(-1).to_numpy()]
+                    return np.array(known)[encoded.indices.fill_null(-1).to_numpy()], False
         values = numbers.to_numpy()
-        if values.min(initial=0) > -FLOAT32_MAX and values.max(initial=0) < FLOAT32_MAX:  # and no gap
-            return values
+        if largest(values) < FLOAT32_MAX:
+            return values, True
         beyond = ~(np.abs(values) < FLOAT32_MAX)
         if np.count_nonzero(beyond) > numbers.null_count:
             beyond &= numbers.is_valid().to_numpy()
             if "nan" in map(str.lower, self.source.gaps):  # of a Parquet file
                 beyond &= ~np.isnan(values)
             values = np.where(beyond, BEYOND, values)
-        return values
+        return values, False
 
     def numbers(self, name: str, remedy: str, gap: tuple[str, str] | None = None) -> np.ndarray:
         """(rows,) float64, NaN where a cell is missing. Raises `UserError` for a cell that is no number of
         float32; with `gap`, what is wrong and what to do, for a missing one as well."""
-        values = self.parse(name)
-        wrong = ~np.isfinite(values) if gap else np.isinf(values)
+        values, whole = self.parse(name)
+        wrong = np.zeros(0) if whole else ~np.isfinite(values) if gap else np.isinf(values)
         if not wrong.any():
             return values
         row = int(wrong.argmax())
@@ -332,6 +332,11 @@ def _seconds(column: pa.ChunkedArray) -> np.ndarray:
     elif pa.types.is_temporal(column.type):
         column = column.cast(SECONDS, safe=False)
     return column.cast(pa.int64()).to_numpy()
+
+
+def largest(values: np.ndarray) -> float:
+    """Of (n,) numbers, without a sign; NaN where one of them is. Two passes, and no other array."""
+    return max(values.max(initial=0), -values.min(initial=0))
 
 
 def number(cell: str) -> float:

@@ -229,7 +229,8 @@ class StoreWriter:
         return values
 
     def append(self, name: str, rows: np.ndarray, dtype: str = "") -> None:
-        """Writes rows behind those that the array has. dtype: "bfloat16", whose bits are uint16."""
+        """Writes rows behind those that the array has. dtype: if not that of `rows`, "bfloat16", whose bits
+        are uint16, or "V36" for rows of 36 bytes."""
         if name not in self.arrays:
             shape = [0, *rows.shape[1:]]
             self.arrays[name] = {"offset": 0, "shape": shape, "dtype": dtype or str(rows.dtype)}
