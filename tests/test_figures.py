@@ -170,6 +170,19 @@ def docstrings(place: Path) -> Found:
     return found | {"right": 100 * found["test token_accuracy"]}
 
 
+def optimizers(place: Path) -> Found:
+    """After 200 steps each."""
+    given(place, *(f"docstrings/{name}.tsv.gz" for name in ("train", "val", "test")))
+    prepare, train, *_ = block("seq2seq", "--name docstrings")
+    done("seq2seq", *prepare, place=place)
+    found = Found()
+    for name, rate in (("adafactor", "0.02"), ("adamw", "0.01")):
+        changed = {"1000": "200", "docstrings": name, "adafactor": name, "0.02": rate}
+        done("seq2seq", *(changed.get(word, word) for word in train), place=place)
+        found[name] = [row["loss_per_byte"] for row in rows(place) if "split" in row][-1]
+    return found
+
+
 def stocks(place: Path, prepared: str, *trained: str) -> Found:
     """With more flags of `prepare`, and trainings with these; the last word of theirs names each."""
     given(place, "stocks")
@@ -272,6 +285,9 @@ DOCSTRINGS: list[Piece] = [
     ("seq2seq", "Padding is # % of the source and # % of the", "bucket source, bucket target"),
     ("seq2seq", "without bucketing # % and # %", "full source, full target"),
 ]
+OPTIMIZERS: list[Piece] = [
+    ("seq2seq", "is at # on the validation pairs, AdamW with 0.01 at #.", "adafactor, adamw"),
+]
 STOCKS: list[Piece] = [
     ("graph", "defaults: # training days", "train"),
     ("graph", ", # validation days, # test days from", "validation, test"),
@@ -329,6 +345,7 @@ PAGES: dict[str, tuple[Callable[..., Found], tuple[Any, ...], list[Piece]]] = {
     "wine": (wine, (), WINE),
     "library": (library, (), LIBRARY),
     "docstrings": (docstrings, (), DOCSTRINGS),
+    "optimizers": (optimizers, (), OPTIMIZERS),
     "stocks": (stocks, ("", *SEEDS, "--model.graph_layers 0"), STOCKS),
     "horizons": (stocks, ("--horizons 1,5,20", "--training.epochs 6"), HORIZONS),
     "returns": (stocks, ("--target return", ""), RETURNS),
