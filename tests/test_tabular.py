@@ -744,6 +744,10 @@ def test_documented_example_is_as_good_as_scikit_learn(tmp_path: Path) -> None:
     assert [round(mean), round(theirs), round(ours)] == pytest.approx(
         [int(figure) for figure in figures], rel=0.02
     )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        unfinished = scikit_learn(store(tmp_path), lambda seed: MLPRegressor(random_state=seed))
+    assert np.mean(unfinished) > mean  # of 200 iterations
     assert ours <= 1.05 * theirs
     assert ours < 0.8 * mean
 

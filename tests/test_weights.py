@@ -225,6 +225,10 @@ def test_two_ranks_start_from_whole_and_from_sharded_weights(distributed: str, t
 
 
 def test_the_pages_commands_work(tmp_path: Path) -> None:
-    for words in documented(REPOSITORY / "docs/weights.md"):
+    page = REPOSITORY / "docs/weights.md"
+    for words in documented(page):
         result = run(render(workload="tabular"), *words, cwd=tmp_path)
         assert result.code == 0, result.err
+    narrow = ["third" if word == "second" else word for word in (*words, "--model.category_width", "4")]
+    partly = note(run(render(workload="tabular"), *narrow, cwd=tmp_path).out)
+    assert partly.removeprefix("note: ") in " ".join(page.read_text(encoding="utf-8").split())

@@ -103,6 +103,17 @@ def test_hdf5_is_read_as_it_is(tmp_path: Path) -> None:
     assert np.load(tmp_path / "new.npz")["prediction"].shape == (400, 3)
 
 
+def test_columns_that_never_change_are_said(tmp_path: Path) -> None:
+    features = np.random.default_rng(0).normal(size=(400, 16, 3)).astype(np.float32)
+    features[..., 1], features[:280, :, 2] = 0.1, -7
+    hdf5(tmp_path, features=features)
+    result = run(project(), *PREPARE, cwd=tmp_path)
+    said = "note: one value in all training rows, which tells nothing: "
+    assert [line for line in result.out.splitlines() if said in line] == [f"{said}1, 2 of features"]
+    hdf5(tmp_path, targets=np.ones((400, 2), np.float32))
+    assert f"{said}0, 1 of targets" in run(project(), *PREPARE, cwd=tmp_path).out
+
+
 def test_rows_that_do_not_overlap_leave_no_gap(tmp_path: Path) -> None:
     hdf5(tmp_path, features=np.random.default_rng(0).normal(size=(400, 16, 3)))
     result = run(project(), *PREPARE, cwd=tmp_path)

@@ -946,6 +946,13 @@ WORKLOADS = (
         "test_windows.py::test_hdf5_is_read_as_it_is",
     ),
     Fault(
+        "a column of HDF5 that never changes is not said",
+        "parts/workload/windows/dataset.py",
+        "if constant.any():",
+        "if constant.all():",
+        "test_windows.py::test_columns_that_never_change_are_said",
+    ),
+    Fault(
         "windows before a border share rows with those behind it",
         "parts/workload/windows/prepare.py",
         "max(splits[before][1] - purge, splits[before][0])",

@@ -121,6 +121,9 @@ def _checked(array: Array, border: int) -> dict[str, list[float]]:
     mean = total / count
     spread = np.sqrt(np.maximum(squares / count - mean**2, 0))
     constant = (low == high) | (spread < np.finfo(np.float32).tiny)
+    if constant.any():
+        columns = ", ".join(map(str, np.flatnonzero(constant)))
+        print(f"note: one value in all training rows, which tells nothing: {columns} of {array.name}")
     return {"mean": (origin + mean).tolist(), "std": np.where(constant, 1.0, spread).tolist()}
 
 

@@ -1,0 +1,402 @@
+"""Figures of the guides: what a page's commands print and write, beside what its text says.
+
+`PAGES` has pieces of the text in which `#` stands for a figure, and what a function above it calls each one.
+Counts are equal; of all else 2 % may differ beside the last digit, as another machine rounds otherwise. Data
+that nobody here made lie in the folder FASTTRAIN_DATA, by the names of `given`; without them a test skips.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import numpy as np
+import pytest
+import test_llm
+import test_seq2seq
+import torch
+from budget import ANY_SCRIPT_LINES, SCRIPT_LINES, code_lines
+from rendering import REPOSITORY, render
+from running import PACKAGE, newest_run, rows, start
+from test_graph import classifier
+from test_script import start_script
+from variants import gpus
+
+Found = dict[str, float]  # by name; an int is a count
+FIGURE = r"(−?[\d,]*\.?\d+(?:e-\d+)?)"
+HOUR = 3600.0
+
+
+def source(page: str) -> str:
+    return (REPOSITORY / f"docs/{page}.md").read_text(encoding="utf-8")
+
+
+def text(page: str) -> str:
+    """A page with its lines joined."""
+    return " ".join(source(page).split())
+
+
+def block(page: str, mark: str) -> list[list[str]]:
+    """The commands of the project in the one block of a page that has `mark` in it, as words."""
+    blocks = re.findall(r"```sh\n(.+?)```", source(page), flags=re.DOTALL)
+    (found,) = (commands for commands in blocks if mark in commands)
+    return [shlex.split(line)[3:] for line in found.splitlines() if line.startswith(f"python -m {PACKAGE} ")]
+
+
+def given(place: Path, *names: str) -> None:
+    """Links to files of FASTTRAIN_DATA; skips the test where one is not there."""
+    folder = os.environ.get("FASTTRAIN_DATA", "")
+    for name in names:
+        if not folder or not (Path(folder) / name).exists():
+            pytest.skip(f"FASTTRAIN_DATA={folder} names no folder with {name}")
+        (place / Path(name).name).symlink_to((Path(folder) / name).resolve())
+
+
+def done(workload: str, *words: str, place: Path) -> str:
+    """What a command of the project prints."""
+    result = start(render(workload=workload), *words, cwd=place).wait(HOUR)
+    assert result.code == 0, result.err[-2000:]
+    return result.out
+
+
+def evaluated(workload: str, *words: str, place: Path) -> Found:
+    """The model's metrics by name, and those of each baseline as `baseline.name`."""
+    done(workload, *words, place=place)
+    found = json.loads((newest_run(place) / "evaluation.json").read_text())
+    baselines = {f"{row}.{name}": x for row, got in found["baselines"].items() for name, x in got.items()}
+    return found["metrics"] | baselines
+
+
+def by_script(workload: str, line: str, place: Path) -> Found:
+    """What `python train.py …` measures on the test split."""
+    words, project = line.split()[2:], render(workload=workload, layout="script")
+    result = start_script(project, *words, cwd=place).wait(HOUR)
+    assert result.code == 0, result.err[-2000:]
+    return next(row for row in rows(place) if row.get("split") == "test")
+
+
+def counts(out: str, line: str) -> Found:
+    """Each `1,234 name` of a printed line."""
+    (found,) = re.findall(rf"^{line}: +(.*)$", out, flags=re.MULTILINE)
+    return {name: int(count.replace(",", "")) for count, name in re.findall(r"(\d[\d,]*) (\w+)", found)}
+
+
+def parameters(out: str) -> float:
+    return int(re.findall(r"([\d,]+) parameters", out)[0].replace(",", "")) / 1e6
+
+
+# ---- what is measured ----------------------------------------------------------------------------
+
+
+def series(place: Path) -> Found:
+    given(place, "ETTh2.csv.gz")
+    prepare, train, evaluate = block("timeseries", "ETTh2.csv.gz")
+    found, halves = Found(), []
+    for dtype in ("float16", "bfloat16"):
+        out = done("timeseries", *prepare, "--dtype", dtype, place=place)
+        found[dtype] = float(re.findall(r"rounding: +(\S+)", out)[0])
+        done("timeseries", *train, place=place)
+        halves.append(evaluated("timeseries", *evaluate, place=place)["mse"])
+    found |= counts(done("timeseries", *prepare, place=place), "windows")
+    scores = []
+    for seed in "123":
+        done("timeseries", *train[:-1], seed, place=place)
+        scores.append(evaluated("timeseries", *evaluate, place=place))
+    found |= {f"seed {seed}": score["mse"] for seed, score in zip("123", scores, strict=True)}
+    found |= {name: float(np.mean([score[name] for score in scores])) for name in scores[0]}
+    assert halves == pytest.approx([found["seed 1"]] * 2, abs=5e-4)  # the same in three digits
+    lines = re.findall(r"`(python train.py --data ETTh2.+?)`", text("script") + text("timeseries"))
+    assert len(set(lines)) == 1 < len(lines)
+    script = by_script("timeseries", lines[0], place)
+    assert script["mse"] == pytest.approx(found["seed 1"], abs=5e-6)
+    return found | {"script mse": script["mse"], "script mae": script["mae"]}
+
+
+def wine(place: Path) -> Found:
+    (code,) = re.findall(r"```python\n(.*?)```", source("script"), flags=re.DOTALL)
+    subprocess.run([sys.executable, "-c", code], cwd=place, check=True)
+    (line,) = re.findall(r"`(python train.py --data wine.+?)`", source("script"))
+    flags, _, epochs = line.removeprefix("python train.py --data ").rpartition(" --epochs ")
+    found = counts(done("tabular", "prepare", "--input", *flags.split(), place=place), "rows")
+    for seed in ("42", "43", "44"):
+        words = ("--training.epochs", epochs, "--reproducibility.seed", seed)
+        done("tabular", "train", *words, place=place)
+        found[seed] = evaluated("tabular", "evaluate", place=place)["accuracy"]
+        script = by_script("tabular", f"{line} --seed {seed}", place)
+        assert script["accuracy"] == pytest.approx(found[seed], abs=5e-6)
+    return found
+
+
+def library(place: Path) -> Found:
+    """Also of the one file, whose losses are the package's: `test_script.py`."""
+    train, evaluate, _ = block("llm", "--name library")
+    halfway = ("--evaluation.every_steps", "1000")
+    found = {"parameters": parameters(done("llm", *train, *halfway, place=place))}
+    for row in rows(place):
+        if "split" in row:
+            found[f"{row['step']} bits"] = row["bits_per_byte"]
+            found[f"{row['step']} perplexity"] = 2 ** row["bits_per_byte"]
+    found |= evaluated("llm", *evaluate, place=place)
+    found["test bits"] = evaluated("llm", "evaluate", "--run", "library", place=place)["bits_per_byte"]
+    splits = json.loads((place / "data/synthetic/manifest.json").read_text())["splits"]
+    size = splits["validation"][1] - splits["validation"][0]
+    same = f"of Python {platform.python_version()}," in text("llm")
+    rest = {"validation": size} if same else {"validation": float(size), "within": 0.1}  # of another text
+    return found | rest | {"MB": splits["test"][1] / 1e6}
+
+
+def docstrings(place: Path) -> Found:
+    given(place, *(f"docstrings/{name}.tsv.gz" for name in ("train", "val", "test")))
+    prepare, train, evaluate, _ = block("seq2seq", "--name docstrings")
+    out = done("seq2seq", *prepare, place=place)
+    found = counts(out, "pairs")
+    for first, second, order in re.findall(r"padding: +(\d+)% of source, (\d+)% of target, order (\w+)", out):
+        found |= {f"{order} source": int(first), f"{order} target": int(second)}
+    found["parameters"] = parameters(done("seq2seq", *train, place=place))
+    for split in ("validation", "test"):
+        scores = evaluated("seq2seq", *evaluate, "--split", split, place=place)
+        found |= {f"{split} {name}": x for name, x in scores.items()}
+    assert found["test exact_match"] == 0
+    return found | {"right": 100 * found["test token_accuracy"]}
+
+
+def optimizers(place: Path) -> Found:
+    """After 200 steps each."""
+    given(place, *(f"docstrings/{name}.tsv.gz" for name in ("train", "val", "test")))
+    prepare, train, *_ = block("seq2seq", "--name docstrings")
+    done("seq2seq", *prepare, place=place)
+    found = Found()
+    for name, rate in (("adafactor", "0.02"), ("adamw", "0.01")):
+        changed = {"1000": "200", "docstrings": name, "adafactor": name, "0.02": rate}
+        done("seq2seq", *(changed.get(word, word) for word in train), place=place)
+        found[name] = [row["loss_per_byte"] for row in rows(place) if "split" in row][-1]
+    return found
+
+
+def stocks(place: Path, prepared: str, *trained: str) -> Found:
+    """With more flags of `prepare`, and trainings with these; the last word of theirs names each."""
+    given(place, "stocks")
+    (place / "stocks").rename(place / "prices")
+    prepare, train, evaluate, _ = block("graph", "--input prices")
+    out = done("graph", *prepare, *prepared.split(), place=place)
+    days = re.findall(r"^(\w+): +(\d+) days, (\S+) to (\S+)$", out, flags=re.MULTILINE)
+    if not prepared:
+        assert f" to {days[0][3]}, " in text("graph")
+        assert f" from {days[2][2]}." in text("graph")
+    found: Found = {name: int(count) for name, count, *_ in days}
+    for flags in trained:
+        done("graph", *train, *flags.split(), place=place)
+        scores = evaluated("graph", *evaluate, place=place)
+        found |= scores | {f"{flags.rpartition(' ')[2]} {name}": x for name, x in scores.items()}
+    return found
+
+
+def papers(place: Path, data: str, seeds: int, attention: float) -> Found:
+    """Test accuracies in %, by seed; `alone` without links."""
+    given(place, *([data] if data else []))
+    graph = dict(np.load(place / data)) if data else classifier()["made_up"]()
+    accuracy = functools.partial(classifier()["accuracy"], attention=attention)
+    found = {f"seed {seed}": 100 * accuracy(graph, seed=seed) for seed in range(seeds)}
+    if attention:
+        found["alone"] = 100 * accuracy(graph | {"links": graph["links"][:, :0]})
+    return found
+
+
+def sizes(place: Path) -> Found:
+    """Millions of parameters, of models without memory; GB of weights, gradients and AdamW's averages."""
+    found = Found()
+    with torch.device("meta"):
+        for size in ("tiny", "small", "medium", "large"):
+            vocabulary = 257 if size == "tiny" else 50_257
+            for name, flags in ((f"{size} gpt2", test_llm.GPT2), (size, ())):
+                settings = test_llm.settings("--model.size", size, *flags)
+                model = test_llm.module("model").build_model(settings, test_llm.facts(vocabulary))
+                found[name] = sum(weight.numel() for weight in model.parameters()) / 1e6
+            count, width = model.embedding.weight.shape
+            found[f"{size} gpt2"] -= (count - vocabulary) * width / 1e6  # GPT-2 has none beside its tokens
+            found["rows"] = count - vocabulary
+        for size in ("base", "large"):
+            settings = test_seq2seq.settings("--model.size", size)
+            model = test_seq2seq.module("model").build_model(settings, test_seq2seq.facts(vocabulary=32_128))
+            found[f"T5 {size}"] = 16 * sum(weight.numel() for weight in model.parameters()) / 1e9
+    loop = (render(workload="tabular") / f"src/{PACKAGE}/train.py").read_text(encoding="utf-8")
+    found["loop"] = code_lines(dedent(loop[loop.index("    while ") :]))
+    lines = {"lines": ANY_SCRIPT_LINES, "tabular lines": SCRIPT_LINES["tabular"]}
+    return found | lines | {"saved": found["T5 large"] / 2}
+
+
+def cards(place: Path) -> Found:
+    return {
+        f"{card} {name}": x
+        for card, row in gpus().items()
+        for name, x in {"GB": row["memory_gb"], **row["tflops"]}.items()
+        if x is not None
+    }
+
+
+# ---- what the pages say --------------------------------------------------------------------------
+
+Piece = tuple[str, str, str]  # page, text, names
+SERIES: list[Piece] = [
+    ("timeseries", "on the # test windows", "test"),
+    ("timeseries", "test rows give # windows of", "test"),
+    ("timeseries", "on # training windows", "train"),
+    ("timeseries", "| repeat the last value | # | # |", "repeat_last.mse, repeat_last.mae"),
+    ("timeseries", "history less its last value | # | # |", "linear.mse, linear.mae"),
+    ("timeseries", "1, 2, 3: #, #, # | # | # |", "seed 1, seed 2, seed 3, mse, mae"),
+    ("timeseries", "float16 costs # standard deviations", "float16"),
+    ("timeseries", "and bfloat16 #;", "bfloat16"),
+    ("script", "| MSE #, MAE # |", "script mse, script mae"),
+    ("script", "with seeds 1, 2, 3 (MSE #, #, #)", "seed 1, seed 2, seed 3"),
+]
+WINE: list[Piece] = [
+    ("script", "--epochs 20` | accuracy # |", "42"),
+    ("script", "42, 43, 44 (accuracy #, #, # on # rows)", "42, 43, 44, test"),
+]
+LIBRARY: list[Piece] = [
+    ("llm", "about # MB, of which", "MB"),
+    ("llm", "`tiny` model (#M parameters)", "parameters"),
+    ("llm", "validation, # bytes", "validation"),
+    ("llm", "after 1,000 steps | # | # |", "1000 bits, 1000 perplexity"),
+    ("llm", "after 2,000 steps | # | # |", "bits_per_byte, 2000 perplexity"),
+    ("llm", "counts of all the training text | # |", "order-2 counts.bits_per_byte"),
+    ("script", "| # bits per byte; # on the validation split |", "test bits, bits_per_byte"),
+]
+DOCSTRINGS: list[Piece] = [
+    ("seq2seq", "# pairs to train, # to validate and # to test", "train, validation, test"),
+    ("seq2seq", "`tiny` (#M parameters), after", "parameters"),
+    ("seq2seq", "after 1,000 steps | # | # |", "validation loss_per_byte, test loss_per_byte"),
+    (
+        "seq2seq",
+        "counts of the training targets | # | # |",
+        "validation order-2 counts.loss_per_byte, test order-2 counts.loss_per_byte",
+    ),
+    ("seq2seq", "# % of the target tokens are right", "right"),
+    ("seq2seq", "Padding is # % of the source and # % of the", "bucket source, bucket target"),
+    ("seq2seq", "without bucketing # % and # %", "full source, full target"),
+]
+OPTIMIZERS: list[Piece] = [
+    ("seq2seq", "is at # on the validation pairs, AdamW with 0.01 at #.", "adafactor, adamw"),
+]
+STOCKS: list[Piece] = [
+    ("graph", "defaults: # training days", "train"),
+    ("graph", ", # validation days, # test days from", "validation, test"),
+    ("graph", "| mean of the training days | # | # |", "mean.mse, mean.r2"),
+    ("graph", "| last value | # | # |", "last value.mse, last value.r2"),
+    ("graph", "| mean of 5 days | # | # |", "mean of 5 days.mse, mean of 5 days.r2"),
+    ("graph", "one for all stocks | # | # |", "HAR ridge.mse, HAR ridge.r2"),
+    ("graph", ".seed`) | #, #, # | #", "42 mse, 43 mse, 44 mse, 42 r2"),
+    ("graph", ", #, # | | the same without", "43 r2, 44 r2"),
+    ("graph", "layers 0`), seed 42 | # | # |", "0 mse, 0 r2"),
+]
+HORIZONS: list[Piece] = [("graph", "the three together have #, HAR #.", "mse, HAR ridge.mse")]
+RETURNS: list[Piece] = [
+    ("graph", "direction accuracy # where", "direction_accuracy"),
+    ("graph", "training mean's sign has #,", "mean.direction_accuracy"),
+    ("graph", "`mse` # where the mean has #.", "mse, mean.mse"),
+]
+SIZES: list[Piece] = [
+    ("llm", "| `tiny` | 4, 4, 128 | | #M on bytes |", "tiny"),
+    ("llm", "12, 768 | #M (its paper says 117M) | #M |", "small gpt2, small"),
+    ("llm", "16, 1024 | #M (its paper says 345M) | #M |", "medium gpt2, medium"),
+    ("llm", "20, 1280 | #M | #M |", "large gpt2, large"),
+    ("llm", "which adds # rows", "rows"),
+    ("rented-gpu", "# GB for T5-base, # GB for T5-large", "T5 base, T5 large"),
+    ("seq2seq", "T5-large needs # GB less", "saved"),
+    ("frameworks", "a loop of # lines", "loop"),
+    ("script", "at most # lines of code (`tabular` #)", "lines, tabular lines"),
+]
+CARDS = ("rtx_4070", "rtx_3090", "rtx_4090", "l40s", "a100_80gb", "h100", "h200")
+RENTED: list[Piece] = [
+    ("rented-gpu", "| `t4` | # GB | # | no | no, fp16 # |", "t4 GB, t4 fp32, t4 fp16"),
+    *(
+        ("rented-gpu", f"| `{x}` | # GB | # | # | # |", f"{x} GB, {x} fp32, {x} tf32, {x} bf16")
+        for x in CARDS
+    ),
+]
+PAPERS: dict[str, list[Piece]] = {
+    "papers": [
+        ("graph", "seeds from 0 on | #, #, # % |", "seed 0, seed 1, seed 2"),
+        ("graph", "without links | # % |", "alone"),
+    ],
+    "papers, no dropout": [("graph", "(`attention=0.0`), two seeds | #, # % |", "seed 0, seed 1")],
+    "Cora": [
+        ("graph", "% | #, #, #, # % | | without dropout", "seed 0, seed 1, seed 2, seed 3"),
+        ("graph", "% | # % | The paper has", "alone"),
+    ],
+    "Cora, no dropout": [("graph", "% | #, # % | | alone", "seed 0, seed 1")],
+}
+
+SEEDS = [f"--reproducibility.seed {seed}" for seed in (42, 43, 44)]
+PAGES: dict[str, tuple[Callable[..., Found], tuple[Any, ...], list[Piece]]] = {
+    "sizes": (sizes, (), SIZES),
+    "rented": (cards, (), RENTED),
+    "ETTh2": (series, (), SERIES),
+    "wine": (wine, (), WINE),
+    "library": (library, (), LIBRARY),
+    "docstrings": (docstrings, (), DOCSTRINGS),
+    "optimizers": (optimizers, (), OPTIMIZERS),
+    "stocks": (stocks, ("", *SEEDS, "--model.graph_layers 0"), STOCKS),
+    "horizons": (stocks, ("--horizons 1,5,20", "--training.epochs 6"), HORIZONS),
+    "returns": (stocks, ("--target return", ""), RETURNS),
+    "papers": (papers, ("", 3, 0.6), PAPERS["papers"]),
+    "papers, no dropout": (papers, ("", 2, 0.0), PAPERS["papers, no dropout"]),
+    "Cora": (papers, ("cora.npz", 4, 0.6), PAPERS["Cora"]),
+    "Cora, no dropout": (papers, ("cora.npz", 2, 0.0), PAPERS["Cora, no dropout"]),
+}
+
+
+def said(page: str, piece: str) -> list[str]:
+    """The figures of a piece, which stands in the page once."""
+    found = re.findall(re.escape(piece).replace(r"\#", FIGURE), text(page))
+    assert len(found) == 1, (page, piece, len(found))
+    return list(found[0]) if isinstance(found[0], tuple) else found
+
+
+def agree(figure: str, measured: float, within: float = 0.02) -> bool:
+    value = float(figure.replace(",", "").replace("−", "-"))
+    if isinstance(measured, int):
+        return value == measured
+    digits = figure.partition("e")[0].partition(".")[2]
+    last = 10.0 ** (float(figure.partition("e")[2] or 0) - len(digits))
+    return abs(value - measured) <= within * abs(value) + 0.51 * last
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_pages_have_the_figures(name: str) -> None:
+    for page, piece, names in PAGES[name][2]:
+        assert len(said(page, piece)) == len(names.split(", "))
+
+
+@pytest.mark.timeout(int(HOUR))
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.full] * (name not in ("sizes", "rented"))) for name in PAGES],
+)
+def test_figures_of_the_guides_are_what_their_commands_give(name: str, tmp_path: Path) -> None:
+    measure, arguments, pieces = PAGES[name]
+    found, wrong = measure(tmp_path, *arguments), []
+    for page, piece, names in pieces:
+        for figure, of in zip(said(page, piece), names.split(", "), strict=True):
+            print(f"{page}: {figure}, measured {found[of]}")
+            if not agree(figure, found[of], found.get("within", 0.02)):
+                wrong.append(f"docs/{page}.md, {piece}: {figure} where {of} is {found[of]}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_another_figure_is_seen() -> None:
+    assert agree("0.182", 0.1815)
+    assert agree("2,307", 2307)
+    assert not agree("2,307", 2306)
+    assert not agree("0.182", 0.187)
+    assert not agree("2.4e-4", 2.6e-4)
