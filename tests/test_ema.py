@@ -121,7 +121,8 @@ def test_a_checkpoint_without_averages_is_refused_and_gone_on_with(place: Path) 
     assert "--weights" not in plain.out, "only where the extra is"
 
 
-@pytest.mark.parametrize("distributed", ["ddp", "fsdp"])
+@pytest.mark.parametrize("distributed", ["fsdp", "ddp"])
+@pytest.mark.first(1)
 def test_two_ranks_average_as_one(distributed: str, tmp_path: Path) -> None:
     """Under fsdp each has its share; one process goes on with both, and evaluates them."""
     project = render(workload="llm", distributed=distributed, **EMA)

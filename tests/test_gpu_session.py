@@ -39,6 +39,7 @@ def rows(folder: Path, page: str) -> list[str]:
     return [json.loads(line)["name"] for line in path.read_text().splitlines()] if path.exists() else []
 
 
+@pytest.mark.full
 def test_a_call_that_is_ended_is_gone_on_with(tmp_path: Path) -> None:
     """After its first row; the archive that came home has that row, on a machine that knows nothing else."""
     archive = tmp_path / "home.tar"

@@ -82,7 +82,8 @@ def test_it_learns_and_resumes_bit_for_bit(framework: str, tmp_path: Path) -> No
     assert (losses(tmp_path), weights(tmp_path)) == whole
 
 
-@pytest.mark.parametrize("distributed", ["ddp", "fsdp"])
+@pytest.mark.parametrize("distributed", ["fsdp", "ddp"])
+@pytest.mark.first(1)
 def test_two_ranks_make_the_steps_of_one(distributed: str, tmp_path: Path) -> None:
     """Up to the rounding of bfloat16, of sums over shards too; one process goes on with the state of both."""
     project = render(workload="llm", distributed=distributed)

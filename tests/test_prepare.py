@@ -429,6 +429,7 @@ print("peak", code, peak // 1024)
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="there is no RssAnon")
 @pytest.mark.parametrize(("workload", "rows", "grows"), [("tabular", 400_000, 9), ("seq2seq", 30_000, 24)])
+@pytest.mark.first(1)
 def test_memory_does_not_grow_with_the_file(workload: str, rows: int, grows: int, tmp_path: Path) -> None:
     """Shuffled, with a category: beside some bytes a row for splits and copies, four times the rows take no
     more."""

@@ -359,7 +359,7 @@ FAULTS = {
 BROKEN = [(workload, name) for name, (workloads, *_) in FAULTS.items() for workload in workloads]
 
 
-@pytest.mark.cover(1, "workload")
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("workload", "fault"), BROKEN)
 def test_own_tests_notice(workload: str, fault: str, tmp_path: Path) -> None:
     project = shutil.copytree(render(workload=workload, layout="script"), tmp_path / "project")

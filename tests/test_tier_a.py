@@ -257,6 +257,7 @@ def test_the_core_has_no_empty_folder_of_extras() -> None:
 
 
 @pytest.mark.parametrize("answers", pairwise(*structural(), "precision"), ids=name)
+@pytest.mark.cover(1)
 def test_rendering_again_gives_the_same_bytes(answers: Answers, tmp_path: Path) -> None:
     first, second = render(**answers), render_into(tmp_path, **answers)
     names = [path.relative_to(first).as_posix() for path in files(first)]
@@ -316,11 +317,12 @@ def test_each_choice_has_its_part() -> None:
         assert parts == set(choices(question)), question
 
 
-@pytest.mark.parametrize("together", [1, pytest.param(2, marks=pytest.mark.full)])
+@pytest.mark.parametrize("together", [0, *(pytest.param(n, marks=pytest.mark.full) for n in (1, 2))])
 def test_types(together: int, tmp_path: Path) -> None:
-    """mypy over links to the parts of variants with every answer, or every two; each set of parts once."""
+    """mypy over links to the parts of variants with every workload, answer, or two answers; each set once."""
     every = pairwise(*structural(), "precision", "tracker")
-    kept = covering([set(itertools.combinations(answers.items(), together)) for answers in every])
+    held = [set(itertools.combinations(answers.items(), together)) for answers in every]
+    kept = covering(held if together else [{answers["workload"]} for answers in every])
     seen: dict[frozenset[Path], str] = {}
     for answers in (every[number] for number in sorted(kept)):
         folder = tmp_path / name(answers)

@@ -67,8 +67,8 @@ class Table:
     def take(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Features (n, F), categories (n, C) and target (n, 1) of rows by their numbers, each contiguous."""
         rows = self.rows.take(numbers)  # much faster than [numbers]
-        features, categories, target = (np.ascontiguousarray(rows[name]) for name in rows.dtype.fields)
-        return features, categories, target
+        features, categories, target = (rows[name] for name in ("features", "categories", "target"))
+        return np.ascontiguousarray(features), np.ascontiguousarray(categories), np.ascontiguousarray(target)
 
 
 def as_rows(columns: dict[str, list[np.ndarray]]) -> np.ndarray:
