@@ -112,8 +112,10 @@ def project(tmp_path_factory) -> Path:
 
 
 def verb(project: Path, *words: str) -> Result:
+    """`doctor` where there is no GPU, no nvidia-smi, and nothing compiles."""
+
     def put() -> None:
-        os.environ.update(PATH=str(Path(sys.executable).parent), CXX="none", CUDA_VISIBLE_DEVICES="")
+        os.environ.update(PATH=str(Path(sys.executable).parent), CUDA_VISIBLE_DEVICES="")
         module = importlib.import_module(f"{PACKAGE}.commands.doctor")
         module.COMPILED = "raise RuntimeError('no compiler')"
 
