@@ -203,14 +203,14 @@ def write(folder: Path, days: int = DAYS, batches: int = 3) -> None:
     """A store with graphs: the last batches of days are the validation split, as many before them train."""
     dataset = module("dataset")
     table, plan = stocks(days), dataset.Plan(neighbors=NEIGHBORS)
-    panel = dataset.panel(table, plan)
-    count = len(panel.dates) - 1
-    # Late days, so that each graph has all of its past.
-    borders = [count - 2 * batches * BATCH, count - batches * BATCH, count, count]
-    names = ("train", "validation", "test")
-    splits = {name: borders[place : place + 2] for place, name in enumerate(names)}
-    facts = dataset.describe(panel.arrays, list(table), plan, slice(*splits["train"]))
-    dataset.write(folder, panel, facts, splits)
+    with module("engine.store").StoreWriter(folder, "graph") as writer:
+        panel = dataset.panel(writer, table, plan)
+        count = len(panel.dates) - 1
+        # Late days, so that each graph has all of its past.
+        borders = [count - 2 * batches * BATCH, count - batches * BATCH, count, count]
+        names = ("train", "validation", "test")
+        writer.splits = {name: borders[place : place + 2] for place, name in enumerate(names)}
+        writer.facts = dataset.describe(panel.arrays, list(table), plan, slice(*writer.splits["train"]))
 
 
 def stepping(project: Any) -> Any:

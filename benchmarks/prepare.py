@@ -8,7 +8,7 @@ version of the template, on a twentieth of the input.
 
 Memory: the peak of RssAnon, which is memory that no file backs, of inputs of 200 MB and 2 GB, shuffled, with
 a category, and a tenth of that for byte pairs, pairs of texts and stocks; and without what may grow: 9 bytes
-a row for the split of a table, 24 bytes a pair for copies and split, 190 bytes a row of a stock.
+a row for the split of a table, 24 bytes a pair for copies and split.
 
     python benchmarks/prepare.py [speed|memory] [--rounds 3] [--megabytes 200] [--before REVISION] [--write]
 """
@@ -280,7 +280,6 @@ def memory(folder: Path, megabytes: float) -> dict[str, Any]:
         make(folder, size)
         make_more(folder, size)
         grows = {"tabular": 9 * BLOCK * blocks(size), "seq2seq": 24 * size * TEXT_SHARE * 1e6 / PAIR_BYTES}
-        grows["graph"] = 190 * size * TEXT_SHARE * 1e6 / DAY_BYTES
         for title, (workload, name, words) in cases.items():
             path = folder / name
             peak = measured(str(render(workload=workload)), path, *words)[1]

@@ -91,15 +91,21 @@ def test_features_and_targets_are_those_of_the_formulas(opened) -> None:
     np.testing.assert_allclose(opened.arrays["target"].rows()[row], ranges[51], rtol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["return", "range", "volatility"])
-def test_targets_of_several_days(kind: str) -> None:
+def panel(folder: Path, calendar: np.ndarray, table: dict[str, np.ndarray], **plan: Any):
+    """That of stocks whose last days are those of the calendar."""
     dataset = module("dataset")
-    table = prices(3, 60)
     stocks = {
-        name: dataset.Stock(dates(60), values[:, :4], values[:, 3], values[:, 4])
+        name: dataset.Stock(calendar[-len(values) :], values[:, :4], values[:, 3], values[:, 4])
         for name, values in table.items()
     }
-    found = dataset.panel(stocks, dataset.Plan(target=kind, horizons=(1, 4), window=5))
+    with module("engine.store").StoreWriter(folder, "graph") as writer:
+        return dataset.panel(writer, stocks, dataset.Plan(**plan))
+
+
+@pytest.mark.parametrize("kind", ["return", "range", "volatility"])
+def test_targets_of_several_days(kind: str, tmp_path: Path) -> None:
+    table = prices(3, 60)
+    found = panel(tmp_path, dates(60), table, target=kind, horizons=(1, 4), window=5)
     target = found.arrays["target"][:60]
     logs = np.log(table["ant"][:, :4])
     returns = np.diff(logs[:, 3])
@@ -111,6 +117,14 @@ def test_targets_of_several_days(kind: str) -> None:
     np.testing.assert_allclose(target[20], expected, rtol=1e-5, atol=1e-7)
     assert np.isnan(target[-1]).all()
     assert np.isnan(target[-4:, 1]).all()
+
+
+def test_scalers_are_those_of_the_training_rows(opened) -> None:
+    features, target = module("dataset")._columns(opened, "train")
+    known = [*opened.facts["features"], *opened.facts["target"]["horizons"]]
+    for values, scale in zip([*features.T, *target.T], known, strict=True):
+        expected = np.nanmean(values), np.nanstd(values)
+        assert (scale["mean"], scale["std"]) == pytest.approx(expected, rel=1e-12, abs=1e-15)
 
 
 def test_graphs_are_those_of_the_past_correlations(opened) -> None:
@@ -131,6 +145,27 @@ def test_graphs_are_those_of_the_past_correlations(opened) -> None:
     for sample, (_, day) in enumerate(days):
         assert calendar[day] <= dates_of[sample]
         assert dates_of[sample] - calendar[day] < facts["refresh"]
+
+
+def test_no_graph_of_1969_is_a_later_one(tmp_path: Path) -> None:
+    calendar = np.datetime64("1969-12-05") + np.arange(90)
+    found = panel(tmp_path, calendar, prices(days=90), window=5)
+    assert (calendar[found.arrays["days"][:, 1]] <= found.dates).all()
+
+
+def test_graphs_of_many_stocks_are_the_same_in_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With gaps and without."""
+    dataset, table, graphs = module("dataset"), prices(), []
+    table["cat"] = table["cat"][120:]
+    for cells in (dataset.CELLS_AT_ONCE, 1):
+        monkeypatch.setattr(dataset, "CELLS_AT_ONCE", cells)
+        monkeypatch.setattr(dataset, "STOCKS_AT_ONCE", 3)
+        plan = {"window": 10, "neighbors": 3, "correlation_days": 40, "refresh": 10}
+        graphs.append(panel(tmp_path / str(cells), dates(220), table, **plan).arrays["neighbors"])
+    np.testing.assert_array_equal(*graphs)
+    assert 0 < (graphs[0] < 0).sum() < graphs[0].size / 2
 
 
 def test_cached_graphs_are_those_rebuilt_for_each_batch(opened) -> None:
@@ -314,6 +349,35 @@ def test_one_long_file_is_the_same_as_a_folder(tmp_path: Path, opened) -> None:
         assert array.rows().tobytes() == found.arrays[name].rows().tobytes(), name
     (tmp_path / "prices").write_text(text + rows[0] + "\n")
     one_error(prepare(tmp_path), "has two rows of 20", "row 1761")
+
+
+def test_rows_of_a_stock_come_together_over_blocks_and_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Days of all stocks in any order, in two files of many blocks; a day that is there twice is named."""
+    for name in ("tables", "scaling"):
+        monkeypatch.setattr(module(name), "BLOCK_ROWS", 97)
+    table, random = prices(), np.random.default_rng(0)
+    for file, names in (("a", NAMES[:3]), ("b", NAMES[3:])):
+        rows = [f"{line},{name}\n" for name in names for line in csv_lines(table[name]).splitlines()[1:]]
+        random.shuffle(rows)
+        (tmp_path / f"{file}.csv").write_text(HEADER.strip() + ",ticker\n" + "".join(rows))
+
+    def found() -> dict[str, Any]:
+        with module("engine.store").StoreWriter(tmp_path / "data", "graph") as writer:
+            return module("commands.prepare").read_stocks(writer, tmp_path, {})[0]
+
+    assert list(found()) == list(NAMES)
+    for name, stock in found().items():
+        np.testing.assert_array_equal(stock.dates, dates(220))
+        np.testing.assert_array_equal(np.c_[stock.prices, stock.volume], np.round(table[name], 6))
+        np.testing.assert_array_equal(stock.adjusted, stock.prices[:, 3])
+    twice = ("b", rows[10], r"has two rows of 20\S+: \S+b.csv, row 1101:")
+    for name, row, what in (twice, ("a", rows[0], r"is in two files: \S+b.csv:")):
+        with open(tmp_path / f"{name}.csv", "a") as file:
+            file.write(row)
+        with pytest.raises(module("engine.errors").UserError, match=what):
+            found()
 
 
 def test_a_split_of_shares_is_no_return(tmp_path: Path, opened) -> None:

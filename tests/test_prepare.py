@@ -18,7 +18,7 @@ import pyarrow.parquet
 import pytest
 from importing import imported
 from rendering import render
-from stocks import write_folder
+from stocks import csv_lines, prices, write_folder
 from variants import choices
 
 ROWS = 200
@@ -428,7 +428,9 @@ print("peak", code, peak // 1024)
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="there is no RssAnon")
-@pytest.mark.parametrize(("workload", "rows", "grows"), [("tabular", 400_000, 9), ("seq2seq", 30_000, 24)])
+@pytest.mark.parametrize(
+    ("workload", "rows", "grows"), [("tabular", 400_000, 9), ("seq2seq", 30_000, 24), ("graph", 200_000, 0)]
+)
 @pytest.mark.first(1)
 def test_memory_does_not_grow_with_the_file(workload: str, rows: int, grows: int, tmp_path: Path) -> None:
     """Shuffled, with a category: beside some bytes a row for splits and copies, four times the rows take no
@@ -437,11 +439,15 @@ def test_memory_does_not_grow_with_the_file(workload: str, rows: int, grows: int
     some = columns(50_000)
     head, part = lines({f"x{n}": some["size"] for n in range(8)} | some).split("\n", 1)
     words = TABULAR if workload == "tabular" else ()
+    days = csv_lines(prices(1, 2000)["ant"]).splitlines()
     for count in (rows, 4 * rows):
-        path = tmp_path / ("rows.csv" if words else "rows.tsv")
+        path = tmp_path / ("rows.tsv" if workload == "seq2seq" else "rows.csv")
         with open(path, "w") as file:
             if words:
                 file.write(head + "\n" + part * (count // 50_000))
+            elif workload == "graph":
+                file.write(f"{days[0]},ticker\n")
+                file.writelines(f"{day},{stock:04}\n" for stock in range(count // 2000) for day in days[1:])
             else:
                 file.writelines(f"what is said about number {n}\tword {n}\n" for n in range(count))
         flags = ("prepare", "--input", path.name, *words, "--data.path", str(tmp_path / "data"))

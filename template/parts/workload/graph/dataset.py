@@ -20,13 +20,16 @@ from torch import Tensor
 from .engine.errors import UserError
 from .engine.seams import Batch, Rows, Spans
 from .engine.store import Store, StoreWriter
+from .scaling import Scaler
 from .settings import WORKLOAD
 
 FEATURES = ("return", "range", "body", "size", "volume", "week", "month")
 DAILY = {"return": 0, "range": 1, "volatility": 3}  # the feature that is a target's value of one day
 WEEK, MONTH = 5, 22  # trading days
 VOLUME_DAYS = 20
-GRAPHS_AT_ONCE = 16
+# Of graphs that are made at once; cells are those of stocks × stocks, and more stocks come in blocks.
+GRAPHS_AT_ONCE, CELLS_AT_ONCE, STOCKS_AT_ONCE = 16, 1 << 17, 128
+DAYS_AT_ONCE = 16
 STILL = 1e-9  # a variance that is this share of the squares is rounding
 
 
@@ -80,45 +83,56 @@ class Samples:
         return {"features": features, "target": target, "listed": listed, "neighbors": chosen}
 
 
-def correlated(returns: Tensor, count: int, overlap: int) -> Tensor:
+def correlated(returns: Tensor, count: int, overlap: int, stocks: slice = slice(None)) -> Tensor:
     """The `count` stocks most correlated with each, either way: (…, S, count) int64, −1 where too few.
 
     returns (…, L, S), NaN where a stock has none. A pair counts only the days that both have, and must
-    have `overlap` of them. A return that never changes correlates with nothing.
+    have `overlap` of them. A return that never changes correlates with nothing. stocks: with these alone.
     """
-    known = ~returns.isnan()
+    known, x = ~returns.isnan(), returns.double()
     # A host sync, which usually saves three of four products.
-    strength = _complete(returns.double()) if known.all() else _pairwise(returns.double(), known, overlap)
-    strength.diagonal(dim1=-2, dim2=-1).fill_(-1)
+    strength = _complete(x, stocks) if known.all() else _pairwise(x, known, overlap, stocks)
+    strength.diagonal(stocks.start or 0, -2, -1).fill_(-1)
     best = strength.topk(min(count, returns.shape[-1]), -1)
     found = torch.where(best.values < 0, -1, best.indices)
     return torch.nn.functional.pad(found, (0, count - found.shape[-1]), value=-1)
 
 
-def _complete(returns: Tensor) -> Tensor:
-    """(…, S, S) size of the correlations of returns (…, L, S) without gaps; −1 where one never changes."""
+def _complete(returns: Tensor, stocks: slice) -> Tensor:
+    """(…, s, S) size of the correlations of some `stocks` with all, of returns (…, L, S) without gaps; −1
+    where one never changes."""
     x = returns - returns.mean(-2, keepdim=True)
     squares = x.square().sum(-2, keepdim=True)
     moves = squares > STILL * returns.square().sum(-2, keepdim=True)
     x = torch.where(moves, x / squares.sqrt(), torch.nan)
-    return (x.mT @ x).abs_().nan_to_num_(nan=-1)
+    return (x[..., stocks].mT @ x).abs_().nan_to_num_(nan=-1)
 
 
-def _pairwise(returns: Tensor, known: Tensor, overlap: int) -> Tensor:
+def _pairwise(returns: Tensor, known: Tensor, overlap: int, stocks: slice) -> Tensor:
     """The same over the days that both of a pair have; −1 also where those are fewer than `overlap`."""
     x, days = returns.where(known, 0.0), known.double()
-    shared = days.mT @ days  # (…, S, S): days that both have
-    total, squares = x.mT @ days, x.square().mT @ days  # sums of the one stock over the days of both
+    some, here = x[..., stocks], days[..., stocks]
+    shared = here.mT @ days  # (…, s, S): days that both have
     enough = shared >= max(overlap, 2)
     shared.clamp_(min=1)
+    ours = _spread(some, days, shared)
+    theirs = ours if some.shape == x.shape else _spread(x, here, shared.mT)
+    sums, variances, moves = zip(ours, (part.mT for part in theirs), strict=True)
+    covariance = some.mT @ x - sums[0] * sums[1] / shared
+    strength = covariance.abs() / (variances[0] * variances[1]).sqrt()
+    return torch.where(enough & moves[0] & moves[1], strength, -1.0)
+
+
+def _spread(x: Tensor, days: Tensor, shared: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Sums and squared deviations of returns (…, L, S) over the days (…, L, T) that others share, `shared`
+    (…, S, T) in number, and whether they change."""
+    total, squares = x.mT @ days, x.square().mT @ days
     variance = squares - total**2 / shared
-    moves = enough & (variance > STILL * squares)
-    covariance = x.mT @ x - total * total.mT / shared
-    return torch.where(moves & moves.mT, covariance.abs() / (variance * variance.mT).sqrt(), -1.0)
+    return total, variance, variance > STILL * squares
 
 
 class Stock(NamedTuple):
-    """What is known of one stock, by date."""
+    """What is known of one stock, by date, in memory or mapped."""
 
     dates: np.ndarray  # (n,) datetime64[D], rising
     prices: np.ndarray  # (n, 4) open, high, low, close
@@ -139,7 +153,7 @@ class Plan(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """All stocks as the arrays of a store. Samples are days on which a stock has a whole window."""
+    """All stocks as the arrays of a store, mapped. Samples are days on which a stock has a whole window."""
 
     dates: np.ndarray  # (samples,) datetime64[D]
     arrays: dict[str, np.ndarray]
@@ -164,45 +178,65 @@ def _mean_of_last(values: np.ndarray, count: int) -> np.ndarray:
     return sums / np.minimum(np.arange(1, len(values) + 1), count)
 
 
-def panel(stocks: dict[str, Stock], plan: Plan) -> Panel:
-    """Features, targets, seats and graphs of stocks in the order of their names."""
-    calendar = np.unique(np.concatenate([stock.dates for stock in stocks.values()]))
-    places = [np.searchsorted(calendar, stock.dates) for stock in stocks.values()]  # days of each row
-    # Row `d` of the padded returns is the day L − 1 before day d, so `L` rows from `d` on end with day d.
-    before, shape = plan.correlation_days - 1, (len(calendar), len(stocks))
-    padded = np.full((before + len(calendar), len(stocks)), np.nan, np.float32)
-    daily, rows = np.full(shape, np.nan), np.full(shape, -1, np.int32)
-    features = np.empty((sum(map(len, places)), len(FEATURES)), np.float32)
-    first = 0
-    for number, (place, stock) in enumerate(zip(places, stocks.values(), strict=True)):
-        values = describe_days(stock, plan.target)
-        begin = 0 if plan.target == "range" else 1  # a stock's first day has no return
-        daily[place[begin:], number] = values[begin:, DAILY[plan.target]]
-        padded[before + place[1:], number] = values[1:, 0]
-        rows[place[plan.window - 1 :], number] = first + np.arange(plan.window - 1, len(place))
-        features[first : first + len(place)] = values
-        first += len(place)
-    targets = [np.concatenate([t[p, n] for n, p in enumerate(places)]) for t in _futures(daily, plan)]
-    days = np.flatnonzero((rows >= 0).any(1))
-    seats = _seats(rows[days])
+def panel(writer: StoreWriter, stocks: dict[str, Stock], plan: Plan) -> Panel:
+    """Writes features, targets, seats and graphs of stocks in the order of their names; `dates` are days
+    since 1970. One stock at a time is in memory."""
+    calendar = _calendar(stocks)
+    listed = np.zeros(len(calendar), np.int64)  # stocks of each day
+    for stock in stocks.values():
+        listed[np.searchsorted(calendar, stock.dates[plan.window - 1 :])] += 1
+    days, sample = np.flatnonzero(listed), (listed > 0).cumsum() - 1
     refresh = calendar.astype(np.int64) // plan.refresh  # counts from 1970: the same for any first day
-    opens = np.flatnonzero(np.diff(refresh, prepend=-1))
+    opens = np.flatnonzero(np.diff(refresh, prepend=refresh[0] - 1))
     graph = np.searchsorted(opens, days, "right") - 1
     used, graph = np.unique(graph, return_inverse=True)
-    arrays = {
-        "features": features,
-        "target": np.stack(targets, 1).astype(np.float32),
-        "stock": np.repeat(np.arange(len(stocks)), [len(place) for place in places]).astype(np.int32),
-        "seats": seats.astype(np.int32),
-        "days": np.stack([graph, opens[used][graph]], 1).astype(np.int32),
-        "returns": padded,
-        "neighbors": _graphs(padded, opens[used], plan),
+    # Row `d` of the padded returns is the day L − 1 before day d, so `L` rows from `d` on end with day d.
+    before, rows = plan.correlation_days - 1, sum(len(stock.dates) for stock in stocks.values())
+    shapes: dict[str, tuple[str, tuple[int, ...]]] = {
+        "features": ("float32", (rows, len(FEATURES))),
+        "target": ("float32", (rows, len(plan.horizons))),
+        "stock": ("int32", (rows,)),
+        "seats": ("int32", (len(days), int(listed.max()))),
+        "days": ("int32", (len(days), 2)),
+        "returns": ("float32", (before + len(calendar), len(stocks))),
+        "neighbors": ("int32", (len(used) * len(stocks), plan.neighbors)),
+        "dates": ("int64", (len(days),)),
     }
+    arrays = {name: writer.create(name, shape, kind) for name, (kind, shape) in shapes.items()}
+    arrays["days"][...] = np.stack([graph, opens[used][graph]], 1)
+    arrays["dates"][...] = calendar[days].astype(np.int64)
+    arrays["returns"][...], arrays["seats"][...] = np.nan, -1
+    first, taken = 0, np.zeros(len(days), np.int64)  # row, and seats of each sample
+    for number, stock in enumerate(stocks.values()):
+        place, last = np.searchsorted(calendar, stock.dates), first + len(stock.dates)
+        values = describe_days(stock, plan.target)
+        begin = 0 if plan.target == "range" else 1  # a stock's first day has no return
+        since = place - place[0]
+        daily = np.full(since[-1] + 1, np.nan)
+        daily[since[begin:]] = values[begin:, DAILY[plan.target]]
+        arrays["features"][first:last] = values
+        arrays["target"][first:last] = np.stack(_futures(daily, plan), 1)[since]
+        arrays["stock"][first:last] = number
+        arrays["returns"][before + place[1:], number] = values[1:, 0]
+        whole = sample[place[plan.window - 1 :]]
+        arrays["seats"][whole, taken[whole]] = np.arange(first + plan.window - 1, last)
+        taken[whole] += 1
+        first = last
+    _graphs(arrays["neighbors"], arrays["returns"], opens[used], plan)
     return Panel(calendar[days], arrays)
 
 
+def _calendar(stocks: dict[str, Stock]) -> np.ndarray:
+    """(D,) datetime64[D]: the days of any stock."""
+    found = np.zeros(0, "M8[D]")
+    for stock in stocks.values():
+        both = np.sort(np.concatenate([found, stock.dates]), kind="stable")  # merges what is sorted
+        found = both[np.append(True, both[1:] != both[:-1])]
+    return found
+
+
 def _futures(daily: np.ndarray, plan: Plan) -> list[np.ndarray]:
-    """For each horizon (D, S) what the next days bring: the sum of returns, the mean range, the root mean
+    """For each horizon (days,) what the next days bring: the sum of returns, the mean range, the root mean
     square of returns. NaN where one of those days is missing."""
     found, total = {}, np.zeros_like(daily)
     for ahead in range(1, max(plan.horizons) + 1):
@@ -214,58 +248,45 @@ def _futures(daily: np.ndarray, plan: Plan) -> list[np.ndarray]:
     return [found[ahead] for ahead in plan.horizons]
 
 
-def _seats(rows: np.ndarray) -> np.ndarray:
-    """(D, K): the rows of each day that are there, in the order of stocks, then −1."""
-    order = np.argsort(rows < 0, axis=1, kind="stable")[:, : (rows >= 0).sum(1).max(initial=1)]
-    return np.take_along_axis(rows, order, 1)
-
-
-def _graphs(padded: np.ndarray, days: np.ndarray, plan: Plan) -> np.ndarray:
-    """(G·S, k) int32: the neighbours of each stock as of each of `days`, in blocks of graphs."""
+def _graphs(neighbors: np.ndarray, padded: np.ndarray, days: np.ndarray, plan: Plan) -> None:
+    """Fills in (G·S, k) neighbours of each stock as of each of `days`: of many stocks in blocks of these, of
+    few for some days at once."""
     windows = np.lib.stride_tricks.sliding_window_view(padded, plan.correlation_days, axis=0).swapaxes(1, 2)
-    found = [
-        correlated(torch.from_numpy(windows[part]), plan.neighbors, plan.overlap).flatten(0, 1)
-        for part in np.array_split(days, -(-len(days) // GRAPHS_AT_ONCE))
-    ]
-    return torch.cat(found).numpy().astype(np.int32)
+    stocks, found = padded.shape[1], neighbors.reshape(len(days), -1, plan.neighbors)
+    at_once = min(GRAPHS_AT_ONCE, CELLS_AT_ONCE // stocks**2)
+    size = stocks if at_once else STOCKS_AT_ONCE
+    for graphs in np.array_split(np.arange(len(days)), -(-len(days) // max(at_once, 1))):
+        returns = torch.from_numpy(windows[days[graphs]])
+        for part in (slice(first, first + size) for first in range(0, stocks, size)):
+            found[graphs, part] = correlated(returns, plan.neighbors, plan.overlap, part).numpy()
 
 
-def scale(values: np.ndarray) -> dict[str, float]:
-    """Mean and standard deviation of the known values; 1 where they are all equal."""
-    known = values[np.isfinite(values)].astype(np.float64)
-    spread = float(known.std()) if known.size else 0.0
-    return {"mean": float(known.mean()) if known.size else 0.0, "std": spread if spread > 1e-12 else 1.0}
+def _scales(scaler: Scaler) -> list[dict[str, float]]:
+    """Mean and standard deviation of each column's known values; 1 where they are all equal."""
+    mean, std = scaler.scale()
+    pairs = zip(mean.tolist(), np.where(std > 1e-12, std, 1.0).tolist(), strict=True)
+    return [{"mean": middle, "std": spread} for middle, spread in pairs]
 
 
 def describe(arrays: dict[str, np.ndarray], tickers: list[str], plan: Plan, train: slice) -> dict[str, Any]:
     """The facts that a model is built from, of the training days alone."""
     seats = arrays["seats"][train]
-    target = arrays["target"][seats[seats >= 0]]
-    if not np.isfinite(target).any(0).all():
+    features, target = Scaler(len(FEATURES)), Scaler(len(plan.horizons))
+    for day in range(0, len(seats), DAYS_AT_ONCE):
+        rows = seats[day : day + DAYS_AT_ONCE]
+        rows = rows[rows >= 0]
+        features.add(arrays["features"][rows])
+        target.add(arrays["target"][rows])
+    if not np.all(target.count):
         raise UserError("no training day has a target", "--horizons", "use more days, or shorter horizons")
-    rows = arrays["features"][np.unique(seats[seats >= 0])]
-    horizons = [{"days": days, **scale(target[:, n])} for n, days in enumerate(plan.horizons)]
+    named = zip(FEATURES, _scales(features), strict=True)
+    horizons = zip(plan.horizons, _scales(target), strict=True)
     return {
         "tickers": tickers,
-        "features": [{"name": name, **scale(rows[:, n])} for n, name in enumerate(FEATURES)],
-        "target": {"kind": plan.target, "horizons": horizons},
+        "features": [{"name": name, **scale} for name, scale in named],
+        "target": {"kind": plan.target, "horizons": [{"days": days, **scale} for days, scale in horizons]},
         **{name: value for name, value in plan._asdict().items() if name not in ("target", "horizons")},
     }
-
-
-def write(
-    folder: Path,
-    found: Panel,
-    facts: dict[str, Any],
-    splits: dict[str, list[int]],
-    source: dict[str, Any] | None = None,
-) -> None:
-    """Writes a panel as a store; `dates` goes with it, as days since 1970."""
-    with StoreWriter(folder, WORKLOAD) as writer:
-        dates = found.dates.astype(np.int64)
-        for name, values in {**found.arrays, "dates": dates}.items():
-            writer.create(name, values.shape, str(values.dtype))[...] = values
-        writer.facts, writer.splits, writer.source = facts, splits, source or {}
 
 
 def _columns(store: Store, split: str) -> tuple[np.ndarray, np.ndarray]:
@@ -367,8 +388,9 @@ def synthesize(folder: Path, settings: Any) -> None:
         f"stock {n:02d}": Stock(dates[s], prices[s, n], close[s, n], volume[s, n]) for n, s in listed.items()
     }
     plan = Plan(neighbors=6)
-    found = panel(table, plan)
-    count = len(found.dates) - 1  # the last day has no target
-    splits = split_days(count, [count * 7 // 10, count * 15 // 100, count * 15 // 100], 1)
-    facts = describe(found.arrays, list(table), plan, slice(*splits["train"]))
-    write(folder, found, facts, splits, {"kind": "synthetic"})
+    with StoreWriter(folder, WORKLOAD) as writer:
+        found = panel(writer, table, plan)
+        count = len(found.dates) - 1  # the last day has no target
+        sizes = [count * 7 // 10, count * 15 // 100, count * 15 // 100]
+        writer.splits, writer.source = split_days(count, sizes, 1), {"kind": "synthetic"}
+        writer.facts = describe(found.arrays, list(table), plan, slice(*writer.splits["train"]))

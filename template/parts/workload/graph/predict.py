@@ -49,17 +49,21 @@ def new_days(path: Path, flags: dict[str, Any], facts: dict[str, Any], folder: P
 
     Stocks that training had not are predicted too: no weight belongs to a stock.
     """
-    from ..dataset import Plan, panel, write
+    from ..dataset import Plan, panel
+    from ..engine.store import StoreWriter
+    from ..settings import WORKLOAD
 
     horizons = tuple(horizon["days"] for horizon in facts["target"]["horizons"])
     same = {name: facts[name] for name in Plan._fields if name not in ("target", "horizons")}
     plan = Plan(target=facts["target"]["kind"], horizons=horizons, **same)
-    stocks, _ = long_enough(read_stocks(path, flags)[0], plan.window)
-    if not stocks:
-        remedy = "the new days need the ones before them"
-        raise UserError(f"no stock has {plan.window} days with prices", str(path), remedy)
-    found = panel(stocks, plan)
-    write(folder, found, {**facts, "tickers": list(stocks)}, {"input": [0, len(found.dates)]})
+    with StoreWriter(folder, WORKLOAD) as writer:
+        stocks, _ = long_enough(read_stocks(writer, path, flags)[0], plan.window)
+        if not stocks:
+            remedy = "the new days need the ones before them"
+            raise UserError(f"no stock has {plan.window} days with prices", str(path), remedy)
+        found = panel(writer, stocks, plan)
+        writer.facts = {**facts, "tickers": list(stocks)}
+        writer.splits = {"input": [0, len(found.dates)]}
 
 
 def predict(project: Any, loader: Loader) -> dict[str, Any]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from bisect import bisect
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
 from ..splits import add_input, conclude, destination, split_sizes
@@ -14,8 +15,11 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ..dataset import Plan, Stock
+    from ..engine.store import StoreWriter
 
 PRICES = ("open", "high", "low", "close")
+# A day of a stock; of `date`, days since 1970.
+ROW = [("date", "i8"), ("prices", "f8", (4,)), ("adjusted", "f8"), ("volume", "f8")]
 NAMES = {"symbol": "ticker", "adjclose": "adjusted", "adjustedclose": "adjusted"}  # without blanks and _
 GAPS = [case(gap) for gap in ("na", "nan", "null", "none") for case in (str.lower, str.upper, str.title)] + [
     "NaN"
@@ -48,17 +52,28 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Reads all prices, then makes features, targets and graphs."""
-    from ..dataset import describe, panel, split_days, write
-    from ..engine.store import Store
+    from ..engine.store import StoreWriter
+    from ..settings import WORKLOAD
 
-    path, plan = Path(arguments.input), plan_of(arguments)
-    stocks, notes = read_stocks(path, vars(arguments))
+    plan = plan_of(arguments)
+    with destination(load().data.path, arguments.dry_run) as folder:
+        with StoreWriter(folder, WORKLOAD) as writer:
+            fill(writer, plan, arguments)
+        conclude(writer, arguments.dry_run)
+
+
+def fill(writer: StoreWriter, plan: Plan, arguments: argparse.Namespace) -> None:
+    """Writes all stocks; prints what was found."""
+    from ..dataset import describe, panel, split_days
+
+    path = Path(arguments.input)
+    stocks, notes = read_stocks(writer, path, vars(arguments))
     stocks, short = long_enough(stocks, plan.window)
     if not stocks:
         raise UserError(
             f"no stock has {plan.window} days with prices", str(path), "choose a smaller --window"
         )
-    found = panel(stocks, plan)
+    found = panel(writer, stocks, plan)
     ahead = max(plan.horizons)
     days = len(found.dates) - ahead  # the last ones have no target yet
     sizes = split_sizes(arguments.split, days, "day")
@@ -69,10 +84,9 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
             raise UserError(what, f"--horizons {arguments.horizons}", "shorten it, or give --split more days")
     splits = split_days(days, sizes, ahead)
     facts = describe(found.arrays, list(stocks), plan, slice(*splits["train"]))
-    with destination(load().data.path, arguments.dry_run) as folder:
-        write(folder, found, facts, splits, {"path": path.name, "stocks": len(stocks)})
-        report(found, facts, splits, {**notes, f"stocks left out: fewer than {plan.window} days": short})
-        conclude(Store.open(folder), arguments.dry_run)
+    writer.facts, writer.splits = facts, splits
+    writer.source = {"path": path.name, "stocks": len(stocks)}
+    report(found, facts, splits, {**notes, f"stocks left out: fewer than {plan.window} days": short})
 
 
 def plan_of(arguments: argparse.Namespace) -> Plan:
@@ -100,14 +114,14 @@ def report(found: Any, facts: dict[str, Any], splits: dict[str, list[int]], note
     """What was made of the files, and how often each thing was odd."""
     seats, neighbors = found.arrays["seats"], found.arrays["neighbors"]
     stocks = len(facts["tickers"])
-    lonely = int((neighbors.reshape(-1, stocks, neighbors.shape[1]) < 0).all((0, 2)).sum())
-    alone = int(((seats >= 0).sum(1) == 1).sum())
+    lonely = int((neighbors[:, 0].reshape(-1, stocks) < 0).all(0).sum())  # the first ones are taken first
+    alone = int((seats[:, 1:2] < 0).all(1).sum())
     print(f"{'stocks:':14}{stocks}, at most {seats.shape[1]} a day")
     for name, (first, last) in splits.items():
         if last > first:
             period = f"{found.dates[first]} to {found.dates[last - 1]}"
             print(f"{name + ':':14}{last - first} days, {period}")
-    edges = (neighbors >= 0).sum() / max(neighbors.size // neighbors.shape[1], 1)
+    edges = sum((column >= 0).mean() for column in neighbors.T)
     print(f"{'graphs:':14}{len(neighbors) // stocks}, {edges:.1f} edges into a stock")
     odd = {
         **notes,
@@ -125,28 +139,18 @@ def long_enough(stocks: dict[str, Stock], window: int) -> tuple[dict[str, Stock]
     return kept, len(stocks) - len(kept)
 
 
-class Prices(NamedTuple):
-    """The rows of one file."""
+def read_prices(path: Path, flags: dict[str, Any]) -> Iterator[tuple[np.ndarray, np.ndarray, list[str]]]:
+    """A table of prices, block by block: rows (n,) of `ROW`, places (n,) of their tickers, and those.
 
-    path: Path
-    columns: dict[
-        str, np.ndarray
-    ]  # (n,) by plain name: `date` in days since 1970, `ticker` places in `tickers`
-    tickers: list[str]
-
-    def error(self, what: str, row: int, remedy: str) -> UserError:
-        return UserError(what, f"{self.path}, row {row + 1}", remedy)
-
-
-def read_prices(path: Path, flags: dict[str, Any]) -> Prices:
-    """A table of prices; without a column `ticker`, of the stock that the file is named as."""
+    Without a column `ticker`, of the stock that the file is named as. Where a price is missing, so is the
+    adjusted one.
+    """
     import numpy as np
 
     from ..tables import Source
 
-    source, found = Source(path, ("",), flags), list[dict[str, np.ndarray]]()
+    source = Source(path, ("",), flags)
     source.gaps = (*source.missing, *GAPS)
-    tickers: dict[str, int] = {}
     for block in source.blocks("reading"):
         plain = [name.lower().replace(" ", "").replace("_", "") for name in block.table.column_names]
         names = [NAMES.get(name, name) for name in plain]
@@ -158,24 +162,26 @@ def read_prices(path: Path, flags: dict[str, Any]) -> Prices:
                 )
                 raise UserError(what, str(path), remedy)
         column = dict(zip(names, block.table.column_names, strict=True))
-        date = block.convert(column["date"], days, "date", "write it as 2024-01-31")
-        place = np.zeros(len(date), int)
+        rows = np.empty(block.table.num_rows, ROW)
+        rows["date"] = block.convert(column["date"], days, "date", "write it as 2024-01-31")
+        name = path.name[:-3] if path.name.lower().endswith(".gz") else path.name
+        places, tickers = np.zeros(len(rows), int), [name.rpartition(".")[0] or name]
         if "ticker" in column:
-            places, cells = block.texts(column["ticker"])
+            places, tickers = block.texts(column["ticker"])
             if (places < 0).any():
                 row = int((places < 0).argmax())
                 raise block.error(
                     "a ticker is missing", row, column["ticker"], "fill it in, or remove the row"
                 )
-            place = np.array([tickers.setdefault(cell, len(tickers)) for cell in cells])[places]
-        numbers = {name: column[name] for name in (*PRICES, "volume", "adjusted") if name in column}
-        values = {name: block.numbers(cells, "mend the cell") for name, cells in numbers.items()}
-        found.append({"date": date, "ticker": place, **values})
-    if not tickers:
-        name = path.name[:-3] if path.name.lower().endswith(".gz") else path.name
-        tickers[name.rpartition(".")[0] or name] = 0
-    columns = {name: np.concatenate([part[name] for part in found]) for name in found[0]}
-    return Prices(path, columns, list(tickers))
+        for place, name in enumerate(PRICES):
+            rows["prices"][:, place] = block.numbers(column[name], "mend the cell")
+        rows["volume"] = block.numbers(column["volume"], "mend the cell")
+        rows["adjusted"] = rows["prices"][:, 3]
+        if "adjusted" in column:
+            rows["adjusted"] = block.numbers(column["adjusted"], "mend the cell")
+        check(rows, path, block.first)
+        rows["adjusted"][np.isnan(rows["prices"]).any(1)] = np.nan
+        yield rows, places, tickers
 
 
 def days(column: Any) -> np.ndarray:
@@ -189,10 +195,27 @@ def days(column: Any) -> np.ndarray:
     return column.cast(pa.date32()).cast(pa.int32()).to_numpy()
 
 
-def read_stocks(path: Path, flags: dict[str, Any]) -> tuple[dict[str, Stock], dict[str, int]]:
+def check(rows: np.ndarray, path: Path, first: int) -> None:
+    """Raises `UserError` at the first of rows, from `first` on in their file, that no market makes."""
+    high, low = rows["prices"][:, 1:3].T
+    impossible = {
+        "a price is 0 or below": (rows["prices"] <= 0).any(1) | (rows["adjusted"] <= 0),
+        "the high is below the low": high < low,
+        "the volume is below 0": rows["volume"] < 0,
+    }
+    for what, wrong in impossible.items():
+        if wrong.any():
+            where = f"{path}, row {first + int(wrong.argmax()) + 1}"
+            raise UserError(what, where, "mend or remove the row; empty cells leave it out")
+
+
+def read_stocks(
+    writer: StoreWriter, path: Path, flags: dict[str, Any]
+) -> tuple[dict[str, Stock], dict[str, int]]:
     """Stocks by ticker, in the order of their names, and counts of what was left out or filled in.
 
-    A folder has a file for each stock, named as the stock, unless the files have a column `ticker`.
+    A folder has a file for each stock, named as the stock, unless the files have a column `ticker`. The rows
+    lie in arrays that `writer` has for the time being.
     """
     import numpy as np
     from tqdm import tqdm
@@ -201,45 +224,62 @@ def read_stocks(path: Path, flags: dict[str, Any]) -> tuple[dict[str, Stock], di
     from ..tables import Source
 
     halted = unknown = 0
-    parts: dict[str, Stock] = {}
-    for file in tqdm(Source(path, (), flags).files(), "files", disable=None):
-        table = read_prices(file, flags)
-        columns, date = table.columns, table.columns["date"]
-        prices = np.stack([columns[name] for name in PRICES], 1)  # (n, 4)
-        adjusted, volume = columns.get("adjusted", prices[:, 3]), columns["volume"]
-        check(table, prices, adjusted, volume)
-        here = np.isfinite(prices).all(1) & np.isfinite(adjusted)
-        halted, unknown = halted + int((~here).sum()), unknown + int(np.isnan(volume[here]).sum())
-        order = np.lexsort((date, columns["ticker"]))
-        same = (np.diff(columns["ticker"][order]) == 0) & (np.diff(date[order]) == 0)
-        if same.any():
-            row = order[1:][same].max()
-            what = (
-                f"{table.tickers[columns['ticker'][row]]} has two rows of {date[row].astype('datetime64[D]')}"
-            )
-            raise table.error(what, row, "remove one of them")
-        order = order[here[order]]
-        places, starts = np.unique(columns["ticker"][order], return_index=True)
-        for place, rows in zip(places, np.split(order, starts[1:]), strict=True):
-            if (name := table.tickers[place]) in parts:
+    tickers, starts, found = dict[str, int](), [0], dict[str, Stock]()
+    files = Source(path, (), flags).files()
+    for file in tqdm(files, "files", disable=None):
+        earlier = len(tickers)
+        starts.append(starts[-1])
+        for rows, places, names in read_prices(file, flags):
+            numbers = [tickers.setdefault(name, len(tickers)) for name in names]
+            if min(numbers) < earlier:
+                name = names[int(np.argmin(numbers))]
                 raise UserError(f"{name} is in two files", str(file), "keep each stock in one file")
-            parts[name] = Stock(
-                date[rows].astype("datetime64[D]"), prices[rows], adjusted[rows], volume[rows]
-            )
+            lost = np.isnan(rows["adjusted"])
+            halted += int(lost.sum())
+            unknown += int((np.isnan(rows["volume"]) & ~lost).sum())
+            starts[-1] += len(rows)
+            writer.append(".rows", rows, f"V{rows.itemsize}")
+            writer.append(".tickers", np.array(numbers, np.int32)[places])
+    stocks = by_stock(writer, len(tickers))
+    for name, number in sorted(tickers.items()):
+        rows = stocks[number].view(ROW)
+        order = rows["date"].argsort(kind="stable")
+        date = rows["date"][order]
+        if (same := date[1:] == date[:-1]).any():
+            last = order[1:][same].max()
+            row = np.flatnonzero(writer.appended(".tickers") == number)[last]
+            where = bisect(starts, row) - 1
+            what = f"{name} has two rows of {rows['date'][last].astype('M8[D]')}"
+            raise UserError(what, f"{files[where]}, row {row - starts[where] + 1}", "remove one of them")
+        order = order[~np.isnan(rows["adjusted"][order])]
+        stocks[number][: len(order)] = stocks[number][order]
+        if len(order):
+            date, *values = (rows[field][: len(order)] for field, *_ in ROW)
+            found[name] = Stock(date.view("M8[D]"), *values)
     notes = {
         "rows left out: a price is missing": halted,
         "rows without a volume, taken as the usual one": unknown,
     }
-    return dict(sorted(parts.items())), notes
+    return found, notes
 
 
-def check(table: Prices, prices: np.ndarray, adjusted: np.ndarray, volume: np.ndarray) -> None:
-    """Raises `UserError` at the first row that no market makes."""
-    impossible = {
-        "a price is 0 or below": (prices <= 0).any(1) | (adjusted <= 0),
-        "the high is below the low": prices[:, 1] < prices[:, 2],
-        "the volume is below 0": volume < 0,
-    }
-    for what, rows in impossible.items():
-        if rows.any():
-            raise table.error(what, int(rows.argmax()), "mend or remove the row; empty cells leave it out")
+def by_stock(writer: StoreWriter, count: int) -> list[np.ndarray]:
+    """The rows that were read, of each of `count` stocks together, mapped, in the order of their file."""
+    import numpy as np
+
+    from ..scaling import BLOCK_ROWS
+
+    rows, tickers = writer.appended(".rows"), writer.appended(".tickers")
+    found = writer.create(".stocks", rows.shape, str(rows.dtype))
+    parts = [slice(first, first + BLOCK_ROWS) for first in range(0, len(rows), BLOCK_ROWS)]
+    total = np.zeros(count, np.int64)
+    for part in parts:
+        total += np.bincount(tickers[part], minlength=count)
+    place = total.cumsum() - total  # where the next row of each stock goes
+    for part in parts:
+        which = tickers[part].astype(np.min_scalar_type(count))  # numpy sorts small ones in linear time
+        here, order = np.bincount(which, minlength=count), which.argsort(kind="stable")
+        to = np.repeat(place - (here.cumsum() - here), here) + np.arange(len(order))
+        found[to] = rows[part].take(order)
+        place += here
+    return np.split(np.asarray(found), place[:-1])
