@@ -18,7 +18,7 @@ import pyarrow.parquet
 import pytest
 from importing import imported
 from rendering import render
-from stocks import csv_lines, prices, write_folder
+from stocks import dates, prices, write_folder
 from variants import choices
 
 ROWS = 200
@@ -427,6 +427,27 @@ print("peak", code, peak // 1024)
 """
 
 
+def many_rows(workload: str, folder: Path, count: int) -> Path:
+    if workload == "graph":  # of a CSV, pyarrow reads 32 MB ahead
+        table: dict[str, Any] = dict(
+            zip(("open", "high", "low", "close"), prices(1, 2000)["ant"].T, strict=False)
+        )
+        table |= {"volume": np.arange(2000), "date": dates(2000)}
+        table = {name: np.tile(column, count // 2000) for name, column in table.items()}
+        table["ticker"] = np.repeat(np.arange(count // 2000).astype(str), 2000)
+        pyarrow.parquet.write_table(pa.table(table), folder / "rows.parquet", row_group_size=50_000)
+        return folder / "rows.parquet"
+    path = folder / ("rows.csv" if workload == "tabular" else "rows.tsv")
+    some = columns(50_000)
+    head, part = lines({f"x{n}": some["size"] for n in range(8)} | some).split("\n", 1)
+    with open(path, "w") as file:
+        if workload == "tabular":
+            file.write(head + "\n" + part * (count // 50_000))
+        else:
+            file.writelines(f"what is said about number {n}\tword {n}\n" for n in range(count))
+    return path
+
+
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="there is no RssAnon")
 @pytest.mark.parametrize(
     ("workload", "rows", "grows"), [("tabular", 400_000, 9), ("seq2seq", 30_000, 24), ("graph", 200_000, 0)]
@@ -436,20 +457,9 @@ def test_memory_does_not_grow_with_the_file(workload: str, rows: int, grows: int
     """Shuffled, with a category: beside some bytes a row for splits and copies, four times the rows take no
     more."""
     project, found = render(workload=workload), {}
-    some = columns(50_000)
-    head, part = lines({f"x{n}": some["size"] for n in range(8)} | some).split("\n", 1)
     words = TABULAR if workload == "tabular" else ()
-    days = csv_lines(prices(1, 2000)["ant"]).splitlines()
     for count in (rows, 4 * rows):
-        path = tmp_path / ("rows.tsv" if workload == "seq2seq" else "rows.csv")
-        with open(path, "w") as file:
-            if words:
-                file.write(head + "\n" + part * (count // 50_000))
-            elif workload == "graph":
-                file.write(f"{days[0]},ticker\n")
-                file.writelines(f"{day},{stock:04}\n" for stock in range(count // 2000) for day in days[1:])
-            else:
-                file.writelines(f"what is said about number {n}\tword {n}\n" for n in range(count))
+        path = many_rows(workload, tmp_path, count)
         flags = ("prepare", "--input", path.name, *words, "--data.path", str(tmp_path / "data"))
         command = [sys.executable, "-c", MEMORY, str(project / "src"), *flags]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)

@@ -1087,7 +1087,7 @@ GRAPH = (
     Fault(
         "in later blocks of stocks each one is its own neighbour",
         "parts/workload/graph/dataset.py",
-        "strength.diagonal(stocks.start or 0, -2, -1)",
+        "strength.diagonal(first, -2, -1)",
         "strength.diagonal(0, -2, -1)",
         "test_graph.py::test_graphs_of_many_stocks_are_the_same_in_blocks",
     ),

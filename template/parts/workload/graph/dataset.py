@@ -28,7 +28,7 @@ DAILY = {"return": 0, "range": 1, "volatility": 3}  # the feature that is a targ
 WEEK, MONTH = 5, 22  # trading days
 VOLUME_DAYS = 20
 # Of graphs that are made at once; cells are those of stocks × stocks, and more stocks come in blocks.
-GRAPHS_AT_ONCE, CELLS_AT_ONCE, STOCKS_AT_ONCE = 16, 1 << 17, 128
+GRAPHS_AT_ONCE, CELLS_AT_ONCE, STOCKS_AT_ONCE = 16, 1 << 17, 64
 DAYS_AT_ONCE = 16
 STILL = 1e-9  # a variance that is this share of the squares is rounding
 
@@ -83,41 +83,49 @@ class Samples:
         return {"features": features, "target": target, "listed": listed, "neighbors": chosen}
 
 
-def correlated(returns: Tensor, count: int, overlap: int, stocks: slice = slice(None)) -> Tensor:
+def correlated(returns: Tensor, count: int, overlap: int, at_once: int = 0) -> Tensor:
     """The `count` stocks most correlated with each, either way: (…, S, count) int64, −1 where too few.
 
     returns (…, L, S), NaN where a stock has none. A pair counts only the days that both have, and must
-    have `overlap` of them. A return that never changes correlates with nothing. stocks: with these alone.
+    have `overlap` of them. A return that never changes correlates with nothing. at_once: so many of the
+    stocks against all, for less memory.
     """
-    known, x = ~returns.isnan(), returns.double()
+    known, x, found = ~returns.isnan(), returns.double(), list[Tensor]()
     # A host sync, which usually saves three of four products.
-    strength = _complete(x, stocks) if known.all() else _pairwise(x, known, overlap, stocks)
-    strength.diagonal(stocks.start or 0, -2, -1).fill_(-1)
-    best = strength.topk(min(count, returns.shape[-1]), -1)
-    found = torch.where(best.values < 0, -1, best.indices)
-    return torch.nn.functional.pad(found, (0, count - found.shape[-1]), value=-1)
+    if whole := bool(known.all()):
+        x = _standardised(x)
+    stocks = returns.shape[-1]
+    for first in range(0, stocks, at_once or stocks):
+        part = slice(first, first + (at_once or stocks))
+        if whole:
+            strength = (x[..., part].mT @ x).abs_().nan_to_num_(nan=-1)
+        else:
+            strength = _pairwise(x, known, overlap, part)
+        strength.diagonal(first, -2, -1).fill_(-1)
+        best = strength.topk(min(count, stocks), -1)
+        found.append(torch.where(best.values < 0, -1, best.indices))
+    return torch.nn.functional.pad(torch.cat(found, -2), (0, max(count - stocks, 0)), value=-1)
 
 
-def _complete(returns: Tensor, stocks: slice) -> Tensor:
-    """(…, s, S) size of the correlations of some `stocks` with all, of returns (…, L, S) without gaps; −1
-    where one never changes."""
+def _standardised(returns: Tensor) -> Tensor:
+    """Returns (…, L, S) without gaps whose products are correlations; NaN where one never changes."""
     x = returns - returns.mean(-2, keepdim=True)
     squares = x.square().sum(-2, keepdim=True)
     moves = squares > STILL * returns.square().sum(-2, keepdim=True)
-    x = torch.where(moves, x / squares.sqrt(), torch.nan)
-    return (x[..., stocks].mT @ x).abs_().nan_to_num_(nan=-1)
+    return torch.where(moves, x / squares.sqrt(), torch.nan)
 
 
-def _pairwise(returns: Tensor, known: Tensor, overlap: int, stocks: slice) -> Tensor:
-    """The same over the days that both of a pair have; −1 also where those are fewer than `overlap`."""
+def _pairwise(returns: Tensor, known: Tensor, overlap: int, part: slice) -> Tensor:
+    """(…, s, S) size of the correlations of some stocks with all, over the days that both have of returns
+    (…, L, S); −1 where those are fewer than `overlap`, or one never changes."""
     x, days = returns.where(known, 0.0), known.double()
-    some, here = x[..., stocks], days[..., stocks]
-    shared = here.mT @ days  # (…, s, S): days that both have
+    some, here = x[..., part], days[..., part]
+    shared = here.mT @ days  # days that both have
     enough = shared >= max(overlap, 2)
     shared.clamp_(min=1)
     ours = _spread(some, days, shared)
     theirs = ours if some.shape == x.shape else _spread(x, here, shared.mT)
-    sums, variances, moves = zip(ours, (part.mT for part in theirs), strict=True)
+    sums, variances, moves = zip(ours, (values.mT for values in theirs), strict=True)
     covariance = some.mT @ x - sums[0] * sums[1] / shared
     strength = covariance.abs() / (variances[0] * variances[1]).sqrt()
     return torch.where(enough & moves[0] & moves[1], strength, -1.0)
@@ -254,11 +262,10 @@ def _graphs(neighbors: np.ndarray, padded: np.ndarray, days: np.ndarray, plan: P
     windows = np.lib.stride_tricks.sliding_window_view(padded, plan.correlation_days, axis=0).swapaxes(1, 2)
     stocks, found = padded.shape[1], neighbors.reshape(len(days), -1, plan.neighbors)
     at_once = min(GRAPHS_AT_ONCE, CELLS_AT_ONCE // stocks**2)
-    size = stocks if at_once else STOCKS_AT_ONCE
+    some = 0 if at_once else STOCKS_AT_ONCE
     for graphs in np.array_split(np.arange(len(days)), -(-len(days) // max(at_once, 1))):
         returns = torch.from_numpy(windows[days[graphs]])
-        for part in (slice(first, first + size) for first in range(0, stocks, size)):
-            found[graphs, part] = correlated(returns, plan.neighbors, plan.overlap, part).numpy()
+        found[graphs] = correlated(returns, plan.neighbors, plan.overlap, some).numpy()
 
 
 def _scales(scaler: Scaler) -> list[dict[str, float]]:

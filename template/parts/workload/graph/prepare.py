@@ -140,13 +140,14 @@ def long_enough(stocks: dict[str, Stock], window: int) -> tuple[dict[str, Stock]
 
 
 def read_prices(path: Path, flags: dict[str, Any]) -> Iterator[tuple[np.ndarray, np.ndarray, list[str]]]:
-    """A table of prices, block by block: rows (n,) of `ROW`, places (n,) of their tickers, and those.
+    """A table of prices, piece by piece: rows (n,) of `ROW`, places (n,) of their tickers, and those.
 
     Without a column `ticker`, of the stock that the file is named as. Where a price is missing, so is the
     adjusted one.
     """
     import numpy as np
 
+    from ..scaling import PIECE_ROWS
     from ..tables import Source
 
     source = Source(path, ("",), flags)
@@ -162,10 +163,9 @@ def read_prices(path: Path, flags: dict[str, Any]) -> Iterator[tuple[np.ndarray,
                 )
                 raise UserError(what, str(path), remedy)
         column = dict(zip(names, block.table.column_names, strict=True))
-        rows = np.empty(block.table.num_rows, ROW)
-        rows["date"] = block.convert(column["date"], days, "date", "write it as 2024-01-31")
+        date = block.convert(column["date"], days, "date", "write it as 2024-01-31")
         name = path.name[:-3] if path.name.lower().endswith(".gz") else path.name
-        places, tickers = np.zeros(len(rows), int), [name.rpartition(".")[0] or name]
+        places, tickers = np.zeros(len(date), int), [name.rpartition(".")[0] or name]
         if "ticker" in column:
             places, tickers = block.texts(column["ticker"])
             if (places < 0).any():
@@ -173,15 +173,18 @@ def read_prices(path: Path, flags: dict[str, Any]) -> Iterator[tuple[np.ndarray,
                 raise block.error(
                     "a ticker is missing", row, column["ticker"], "fill it in, or remove the row"
                 )
-        for place, name in enumerate(PRICES):
-            rows["prices"][:, place] = block.numbers(column[name], "mend the cell")
-        rows["volume"] = block.numbers(column["volume"], "mend the cell")
-        rows["adjusted"] = rows["prices"][:, 3]
-        if "adjusted" in column:
-            rows["adjusted"] = block.numbers(column["adjusted"], "mend the cell")
-        check(rows, path, block.first)
-        rows["adjusted"][np.isnan(rows["prices"]).any(1)] = np.nan
-        yield rows, places, tickers
+        numbers = {name: column[name] for name in (*PRICES, "volume", "adjusted") if name in column}
+        values = {name: block.numbers(cells, "mend the cell") for name, cells in numbers.items()}
+        for first in range(0, len(date), PIECE_ROWS):
+            part = slice(first, first + PIECE_ROWS)
+            rows = np.empty(len(date[part]), ROW)
+            rows["date"], rows["volume"] = date[part], values["volume"][part]
+            for place, name in enumerate(PRICES):
+                rows["prices"][:, place] = values[name][part]
+            rows["adjusted"] = values.get("adjusted", values["close"])[part]
+            check(rows, path, block.first + first)
+            rows["adjusted"][np.isnan(rows["prices"]).any(1)] = np.nan
+            yield rows, places[part], tickers
 
 
 def days(column: Any) -> np.ndarray:
