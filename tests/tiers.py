@@ -3,8 +3,8 @@
     full        none: `make test-all` alone
     first(n)    the first n cases
     cover(n)    so many cases that each combination of values of any n parameters occurs: 1 is every value,
-                2 every pair, 3 every triple; with names these count alone; a set of answers is one for each
-                question
+                2 every pair, 3 every triple; a set of answers is a parameter for each question; with names
+                these count alone
 
 The others get the mark `full`; `make test-all` runs all of them.
 """
@@ -41,10 +41,8 @@ def combinations(case: Any) -> set[Any]:
     strength, *names = case.get_closest_marker("cover").args
     found: list[tuple[str, str]] = []
     for name, value in case.callspec.params.items():
-        if names and name not in names:
-            continue
-        parts = value.items() if isinstance(value, dict) else [("", value)]
-        found += [(f"{name} {key}", str(part)) for key, part in parts]
+        parts = value.items() if isinstance(value, dict) else [(name, value)]
+        found += [(key, str(part)) for key, part in parts if not names or key in names]
     return set(itertools.combinations(found, strength))
 
 
