@@ -15,9 +15,11 @@ import pytest
 import torch
 from rendering import render
 from running import PACKAGE, evaluations, losses, newest_run, one_error, rows, run, weights
-from variants import choices, name, products
+from tiers import covering
+from variants import choices, name, pairs, products
 
 CELLS = products("workload", "loader", "framework", "precision")
+PAIRS = [CELLS[number] for number in sorted(covering([pairs(cell) for cell in CELLS]))]
 # Small enough for seconds, large enough to learn: flags of each workload for its synthetic data.
 TINY = {
     "tabular": ("--data.batch_size", "128", "--model.width", "32", "--schedule.warmup_steps", "10"),
@@ -110,7 +112,7 @@ def beginning(workload: str, precision: str, place) -> tuple[list, list]:
     return losses(folder), evaluations(folder)
 
 
-@pytest.mark.cover(2)
+@pytest.mark.cover(2)  # as `PAIRS`
 @pytest.mark.parametrize("cell", CELLS, ids=name)
 def test_some_steps_an_evaluation_and_a_resume_equal_those_of_the_first_cell(
     cell: dict[str, str], place
@@ -127,7 +129,7 @@ def test_some_steps_an_evaluation_and_a_resume_equal_those_of_the_first_cell(
 
 
 @pytest.mark.first(1)
-@pytest.mark.parametrize("cell", CELLS, ids=name)
+@pytest.mark.parametrize("cell", PAIRS, ids=name)
 def test_trains_stops_resumes_and_evaluates(cell: dict[str, str], place) -> None:
     (project, precision), workload = project_of(cell), cell["workload"]
     expected, measured = uninterrupted(workload, cell["precision"], place)
