@@ -55,7 +55,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("answers", pairwise("workload", "framework"), ids=name)
-@pytest.mark.first(2)
+@pytest.mark.cover(1, "framework")
 def test_rows_of_every_workload(
     answers: dict[str, str], place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

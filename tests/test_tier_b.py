@@ -112,7 +112,7 @@ def beginning(workload: str, precision: str, place) -> tuple[list, list]:
     return losses(folder), evaluations(folder)
 
 
-@pytest.mark.cover(2)  # as `PAIRS`
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("cell", CELLS, ids=name)
 def test_some_steps_an_evaluation_and_a_resume_equal_those_of_the_first_cell(
     cell: dict[str, str], place

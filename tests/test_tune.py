@@ -35,7 +35,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("answers", pairwise("workload", "framework"), ids=name)
-@pytest.mark.first(2)
+@pytest.mark.cover(1, "framework")
 def test_every_workload_gets_a_configuration(answers: dict[str, str], place: Path) -> None:
     """Within a budget of seconds; what it had no time for stays."""
     project, folder = render(**answers), place / answers["workload"]
