@@ -94,13 +94,14 @@ def _string(worker: Worker, text: str, extra_context: Any = None) -> str:
 
 
 def _compile(environment: Any, source: Any, name: Any = None, filename: Any = None, *more: Any) -> Any:
-    key = (type(environment), environment.keep_trailing_newline, str(source), name, filename, *more)
-    if key not in _compiled:
-        _compiled[key] = _COMPILE(environment, source, name, filename, *more)
-    return _compiled[key]
+    # Not by the filename, which is another one in each copy of the template.
+    key = (type(environment), environment.keep_trailing_newline, str(source), name, *more)
+    if key not in compiled:
+        compiled[key] = _COMPILE(environment, source, name, filename, *more)
+    return compiled[key]
 
 
-_compiled: dict[Any, Any] = {}
+compiled: dict[Any, Any] = {}
 _COMPILE, _STRING = jinja2.Environment.compile, Worker._render_string
 _repository = functools.cache(_template.get_repo)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import os
 import shutil
 import signal
@@ -23,7 +24,7 @@ import pytest
 import running  # noqa: F401
 import safetensors.torch  # noqa: F401
 from faults import FAMILIES, FAULTS, LOOP, PRECISION, Fault
-from rendering import REPOSITORY, copy_template
+from rendering import REPOSITORY, compiled, copy_template
 
 TESTS = REPOSITORY / "tests"
 # One failing example is enough: no shorter one is looked for.
@@ -78,15 +79,16 @@ def _child(test: str, template: Path, folder: Path, log: Path) -> int:
     os.dup2(handle, 2)
     sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
     os.environ["FASTTRAIN_TEMPLATE"] = str(template)
-    os.environ["FASTTRAIN_PATIENCE"] = "20"
+    os.environ.update(FASTTRAIN_PATIENCE="20", PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
     tempfile.tempdir = str(folder)
     hypothesis.settings.load_profile("fault")
     for name, module in list(sys.modules.items()):  # so far all came from the true template
         file = getattr(module, "__file__", None)
         if name.startswith("rendered_") or (file and Path(file).is_relative_to(TESTS)):
             del sys.modules[name]
-    options = ("-x", "-q", "--tb=line", "-p", "no:cacheprovider", f"--basetemp={folder / 'pytest'}")
-    return int(pytest.main([*options, f"--rootdir={REPOSITORY}", str(TESTS / test)]))
+    importlib.import_module("rendering").compiled.update(compiled)
+    options = ["-xq", "--tb=line", "--assert=plain", "-p", "no:cacheprovider", f"--rootdir={REPOSITORY}"]
+    return int(pytest.main([*options, f"--basetemp={folder / 'pytest'}", str(TESTS / test)]))
 
 
 # Of each family `make test` tries one: these, whose tests take least, else the first.
