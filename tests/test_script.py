@@ -210,7 +210,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.first(1)
 @every_script
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(20))
 def test_goes_on_after_a_kill_at_a_random_point(workload: str, seed: int, base: Path, tmp_path: Path) -> None:
     CASES[workload].write(tmp_path / "data.file")
     project, draw = render(workload=workload, layout="script"), random.Random(seed)

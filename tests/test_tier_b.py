@@ -114,14 +114,15 @@ def beginning(workload: str, precision: str, place) -> tuple[list, list]:
 
 @pytest.mark.cover(2)
 @pytest.mark.parametrize("cell", CELLS, ids=name)
-def test_some_steps_an_evaluation_and_a_resume_equal_those_of_the_first_cell(
+def test_some_steps_an_evaluation_and_two_resumes_equal_those_of_the_first_cell(
     cell: dict[str, str], place
 ) -> None:
     (project, precision), workload = project_of(cell), cell["workload"]
     expected, measured = beginning(workload, cell["precision"], place)
     assert (len(expected), len(measured)) == (6, 2)
     folder = place(workload)
-    for words in (*precision, *TINY[workload], *FEW, "--max-steps", "3"), ("--resume",):
+    begin = (*precision, *TINY[workload], *FEW, "--max-steps", "3")
+    for words in begin, ("--resume", "--max-steps", "5"), ("--resume",):
         done = run(project, "train", *words, cwd=folder)
         assert done.code == 0, done.err
         assert losses(folder) == expected[: len(losses(folder))]
