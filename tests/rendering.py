@@ -18,7 +18,7 @@ from typing import Any
 import jinja2
 import pytest
 import yaml
-from copier import run_copy
+from copier import _template, run_copy
 from copier._main import Worker
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -68,8 +68,11 @@ def template() -> Path:
 @contextlib.contextmanager
 def quickly() -> Iterator[None]:
     """While open: libyaml reads YAML, each text of the template is read and compiled once for all renders,
-    and git is not asked about every file."""
+    text without a brace is taken as it is, and git is asked once about a template, not about every file."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_template, "get_repo", _repository)
+        patch.setattr(Worker, "_render_string", _string)
+        patch.setattr(Worker, "answers_relpath", property(lambda worker: worker.template.answers_relpath))
         patch.setattr(yaml, "SafeLoader", getattr(yaml, "CSafeLoader", yaml.SafeLoader))
         patch.setattr(yaml, "safe_load", _load)
         patch.setattr(jinja2.Environment, "compile", _compile)
@@ -86,15 +89,21 @@ def _parsed(text: str) -> bytes:
     return pickle.dumps(yaml.load(text, yaml.SafeLoader))
 
 
+def _string(worker: Worker, text: str, extra_context: Any = None) -> str:
+    return _STRING(worker, text, extra_context) if "{" in text else text
+
+
 def _compile(environment: Any, source: Any, name: Any = None, filename: Any = None, *more: Any) -> Any:
-    key = (type(environment), environment.keep_trailing_newline, str(source), name, filename, *more)
-    if key not in _compiled:
-        _compiled[key] = _COMPILE(environment, source, name, filename, *more)
-    return _compiled[key]
+    # Not by the filename, which is another one in each copy of the template.
+    key = (type(environment), environment.keep_trailing_newline, str(source), name, *more)
+    if key not in compiled:
+        compiled[key] = _COMPILE(environment, source, name, filename, *more)
+    return compiled[key]
 
 
-_compiled: dict[Any, Any] = {}
-_COMPILE = jinja2.Environment.compile
+compiled: dict[Any, Any] = {}
+_COMPILE, _STRING = jinja2.Environment.compile, Worker._render_string
+_repository = functools.cache(_template.get_repo)
 
 
 def render_into(folder: Path, *, source: Path | None = None, **answers: Any) -> Path:

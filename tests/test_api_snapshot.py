@@ -7,24 +7,17 @@ from __future__ import annotations
 
 import ast
 import json
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import yaml
+from importing import imported
 from rendering import REPOSITORY, questions, render
 from variants import PAIRWISE, SCRIPTS, choices, pairwise, products, scripts, structural
 
 SNAPSHOT = Path(__file__).with_suffix(".json").with_name("api_snapshot.json")
-PRINT_NAMES = """
-import json
-from my_training.__main__ import ROOT
-from my_training.config import ALIASES, ENVIRONMENT, OBSOLETE, SETTINGS
-print(json.dumps([sorted(SETTINGS), sorted([*ENVIRONMENT, ROOT]), sorted({*ALIASES, *OBSOLETE})]))
-"""
 
 
 def current() -> dict[str, Any]:
@@ -34,19 +27,16 @@ def current() -> dict[str, Any]:
         project = render(**answers)
         found = [path for path in project.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
         paths.update(path.relative_to(project).as_posix() for path in found)
-    names: dict[str, list[str]] = {}
+    names: dict[str, set[str]] = {"config": set(), "environment": set(), "aliases": set()}
     profiles: set[str] = set()
     targets: set[str] = set()
     verbs: set[str] = set()
     for answers in [*products("workload"), *products("tracker"), *products("distributed")]:
         project = render(**answers, extras=list(choices("extras")))
-        environment = {**os.environ, "PYTHONPATH": "src", "PYTHONDONTWRITEBYTECODE": "1"}
-        done = subprocess.run(
-            [sys.executable, "-c", PRINT_NAMES], cwd=project, env=environment, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr
-        for kind, found in zip(("config", "environment", "aliases"), json.loads(done.stdout), strict=True):
-            names[kind] = sorted({*names.get(kind, []), *found})
+        config = imported(project, "config")
+        names["config"] |= config.SETTINGS.keys()
+        names["environment"] |= {*config.ENVIRONMENT, imported(project, "__main__").ROOT}
+        names["aliases"] |= {*config.ALIASES, *config.OBSOLETE}
         profiles |= set(yaml.safe_load((project / "config.yaml").read_text(encoding="utf-8"))["profiles"])
         makefile = (project / "Makefile").read_text(encoding="utf-8")
         targets |= set(re.findall(r"^([a-z-]+):", makefile, flags=re.MULTILINE))
@@ -54,7 +44,7 @@ def current() -> dict[str, Any]:
     return {
         "questions": {question: sorted(choices(question)) for question in questions()},
         "paths": sorted(paths),
-        **names,
+        **{kind: sorted(found) for kind, found in names.items()},
         "profiles": sorted(profiles),
         "targets": sorted(targets),
         "verbs": sorted(verbs),

@@ -55,7 +55,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("answers", pairwise("workload", "framework"), ids=name)
-@pytest.mark.cover(1)
+@pytest.mark.cover(1, "framework")
 def test_rows_of_every_workload(
     answers: dict[str, str], place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,7 +117,7 @@ def test_a_wrong_row_is_flagged_and_a_right_one_is_not(place: Path) -> None:
 
     project = render(workload="tabular")
     counts = ("--processes", "3", "--steps", "60", "--warmup", "2")
-    words = ("deterministic", "accumulation", *counts, "--data.batch_size", "256")
+    words = ("deterministic", *counts, "--data.batch_size", "256", "--model.width", "32")
     found = command(project, place / "tabular-wrong", *words, before=fault)
     flags = {row["name"]: row["flag"] for row in found["rows"]}
     assert "from fp32's" in flags.pop("with deterministic")

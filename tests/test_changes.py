@@ -160,16 +160,20 @@ def changed(title: str, folder: Path) -> Path:
     return project
 
 
-def test_every_change_is_small_and_tested() -> None:
+def test_every_change_is_small_tested_and_has_its_place(tmp_path: Path) -> None:
     assert CHANGES.keys() == {*EFFECTS, "A verb"}
     for title, patch in CHANGES.items():
         files = parts(patch)
         lines = [line for part in files.values() for line in part if line[:1] in "+-" and line.strip("+-")]
         assert len(lines) <= LINES, title
         assert len(files.keys() - {"config.yaml"}) <= FILES, title
+        project = changed(title, tmp_path / title)
+        for name in files.keys() - {"config.yaml"}:
+            compile((project / name).read_text(encoding="utf-8"), name, "exec")
 
 
 @pytest.mark.parametrize("title", EFFECTS)
+@pytest.mark.first(3)
 def test_a_change_trains_shows_its_effect_and_resumes(
     title: str, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,7 +74,7 @@ def assert_close(folder: Path, workload: str, place, *more: str) -> None:
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=name)
-@pytest.mark.cover(1)
+@pytest.mark.cover(1, "framework", "distributed")
 def test_two_ranks_train_stop_resume_and_evaluate_as_one(cell: dict[str, str], place) -> None:
     project, workload = render(**cell), cell["workload"]
     folder = place(workload)
@@ -102,7 +102,7 @@ SHORT = ("--training.gradient_accumulation_steps", "3", "--data.fraction", "0.03
 
 
 @pytest.mark.parametrize("workload", choices("workload"))
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 def test_accumulation_over_ranks(workload: str, place) -> None:
     """Groups of three micro-batches, gradients exchanged once: as one process with three times the batch."""
     folder, project = place(workload), render(workload=workload, distributed="ddp")

@@ -84,6 +84,7 @@ def on_a_gpu(monkeypatch, torch_state):
         monkeypatch.setattr(torch.version, "cuda", "13.0")
         for check in ("check_data", "check_compile"):  # they would need the card
             monkeypatch.setattr(doctor, check, lambda *_: ("ok", ""))
+        monkeypatch.setattr(sys, "executable", "true")  # whether it can import torch is tried above
         monkeypatch.setattr(doctor, "driver", lambda: (card.name, "580.95.05"))
 
     return pretend

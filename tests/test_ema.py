@@ -75,6 +75,7 @@ def test_averages_are_those_by_hand(decay: float, start: int, every: int) -> Non
 
 
 @every_framework
+@pytest.mark.first(1)
 def test_it_changes_no_step_and_resumes_bit_for_bit(framework: str, place: Path, whole: Path) -> None:
     project = render(workload="tabular", framework=framework, **EMA)
     assert run(render(workload="tabular"), "train", *WORDS, cwd=place).code == 0

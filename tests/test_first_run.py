@@ -21,6 +21,7 @@ def length(cwd: Path) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("framework", choices("framework"))
+@pytest.mark.first(1)
 def test_minutes_become_steps_that_repeat_and_resume(framework: str, tmp_path: Path) -> None:
     project = render(workload="tabular", framework=framework)
     timed, again, resumed = (tmp_path / name for name in ("timed", "again", "resumed"))

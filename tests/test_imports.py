@@ -39,6 +39,12 @@ def runtime(tree: ast.AST, inside: bool = False) -> Iterator[tuple[ast.Import | 
             yield from runtime(node, inside or isinstance(node, ast.FunctionDef | ast.Lambda))
 
 
+@functools.cache
+def imports_of(source: str) -> list[tuple[ast.Import | ast.ImportFrom, bool]]:
+    """The same of a file's text, which most projects share."""
+    return list(runtime(ast.parse(source)))
+
+
 def modules(package: Path) -> dict[str, Path]:
     """`engine.store` and its file, for all but the files of folders themselves."""
     files = [path for path in package.rglob("*.py") if path.name != "__init__.py"]
@@ -51,7 +57,7 @@ def graph(package: Path) -> dict[str, dict[str, bool]]:
     known, found = modules(package), {}
     for module, path in known.items():
         imports: dict[str, bool] = {}
-        for node, inside in runtime(ast.parse(path.read_text(encoding="utf-8"))):
+        for node, inside in imports_of(path.read_text(encoding="utf-8")):
             if not isinstance(node, ast.ImportFrom) or not node.level:
                 continue
             parent = module.split(".")[: -node.level]
@@ -123,7 +129,7 @@ def test_a_training_starts_without_what_it_does_not_use(workload: str) -> None:
         reached.add(module := waiting.pop())
         waiting += [other for other, is_top in imports[module].items() if is_top and other not in reached]
     for module in reached:
-        nodes = [node for node, inside in runtime(ast.parse(paths[module].read_text("utf-8"))) if not inside]
+        nodes = [node for node, inside in imports_of(paths[module].read_text("utf-8")) if not inside]
         names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
         names += [str(node.module) for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]
         slow = SLOW.intersection(name.partition(".")[0] for name in names)

@@ -614,7 +614,7 @@ def test_a_run_goes_through_its_phases(in_phases: Path) -> None:
 
 @pytest.mark.parametrize("framework", choices("framework"))
 @pytest.mark.parametrize("stops", [(5,), (12,), (13,), (17,), (22,), (26,), (4, 12, 15, 22, 23, 30)], ids=str)
-@pytest.mark.cover(1, "framework")
+@pytest.mark.first(1)
 def test_resuming_in_any_phase_equals_no_stop(
     stops: tuple[int, ...], framework: str, in_phases: Path, tmp_path: Path
 ) -> None:

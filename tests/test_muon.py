@@ -71,6 +71,7 @@ def test_each_weight_has_the_step_of_its_own_kind() -> None:
 
 
 @pytest.mark.parametrize("framework", choices("framework"))
+@pytest.mark.first(1)
 def test_it_learns_and_resumes_bit_for_bit(framework: str, tmp_path: Path) -> None:
     project = render(workload="llm", framework=framework)
     words = (*TINY["llm"], *MUON, "--training.max_steps", "20")

@@ -61,6 +61,7 @@ def test_a_run_of_another_order_is_evaluated_and_not_resumed(
 
 @pytest.mark.parametrize("workload", choices("workload"))
 @pytest.mark.parametrize("revision", SAME_ORDER)
+@pytest.mark.first(2)
 def test_a_run_goes_on_after_an_update(revision: str, workload: str, tmp_path: Path) -> None:
     project, folder = older(revision, workload, tmp_path / "older"), tmp_path / "work"
     words = ("--max-steps", str(STOP), *TINY[workload], *LENGTH)

@@ -17,18 +17,19 @@ from importing import imported
 from ranks import run_ranks
 from rendering import render
 from running import PICTURES, losses, newest_run, painted, rows, run, weights
+from test_tier_b import TINY
 from variants import choices
 
 SHORT = ("--monitor.every_steps", "5", "--schedule.warmup_steps", "2", "--training.max_steps", "5")
 SHORT += ("--evaluation.every_steps", "5", "--data.num_workers", "0")
 TABLE = (*SHORT, "--training.max_steps", "10", "--data.batch_size", "128", "--model.width", "16")
-SHOWN = {  # by workload: flags of a small run, what it draws, and a metric that no sum over samples gives
-    "tabular": (TABLE, {"predictions.png", "worst.md"}, "r2"),
-    "timeseries": (SHORT, {"forecasts.png", "errors.png"}, "r2"),
-    "windows": (SHORT, {"forecasts.png", "errors.png"}, "r2"),
-    "graph": ((*SHORT, "--data.batch_size", "4"), {"forecasts.png", "worst.md"}, "r2"),
-    "llm": ((*SHORT, "--data.batch_size", "8", "--data.sample_mb", "0.2"), {"texts.md"}, "perplexity"),
-    "seq2seq": ((*SHORT, "--data.sample_pairs", "200"), {"pairs.md"}, "token_accuracy"),
+SHOWN = {  # by workload: what it draws, and a metric that no sum over samples gives
+    "tabular": ({"predictions.png", "worst.md"}, "r2"),
+    "timeseries": ({"forecasts.png", "errors.png"}, "r2"),
+    "windows": ({"forecasts.png", "errors.png"}, "r2"),
+    "graph": ({"forecasts.png", "worst.md"}, "r2"),
+    "llm": ({"texts.md"}, "perplexity"),
+    "seq2seq": ({"pairs.md"}, "token_accuracy"),
 }
 
 
@@ -56,9 +57,17 @@ def tracked(folder: Path) -> dict[str, list[int]]:
     return found | {name: [event.step for event in events.Tensors(name)] for name in texts}
 
 
-@pytest.mark.parametrize("workload", choices("workload"))
+# The series' are those of the windows; what an LLM draws, two ranks do below.
+DRAWN = [
+    pytest.param(workload, marks=[pytest.mark.full] * (workload in ("timeseries", "llm")))
+    for workload in choices("workload")
+]
+
+
+@pytest.mark.parametrize("workload", DRAWN)
 def test_each_workload_shows_what_its_model_does(workload: str, tmp_path: Path) -> None:
-    words, files, metric = SHOWN[workload]
+    files, metric = SHOWN[workload]
+    words = TABLE if workload == "tabular" else (*TINY[workload], *SHORT)
     project = render(workload=workload, tracker="tensorboard")
     done = run(project, "train", *words, cwd=tmp_path, before=painted)
     assert done.code == 0, done.err[-2000:]
@@ -179,9 +188,9 @@ def test_matplotlib_is_loaded_for_the_first_picture_and_no_sooner(plain: Path, t
 @pytest.mark.first(1)
 def test_of_several_ranks_the_first_draws(distributed: str, tmp_path: Path) -> None:
     """Under FSDP the others compute with it, since each has a share of the weights."""
-    words, files, _ = SHOWN["llm"]
+    files, _ = SHOWN["llm"]
     project = render(workload="llm", distributed=distributed)
-    for result in run_ranks(project, "train", *words, cwd=tmp_path):
+    for result in run_ranks(project, "train", *TINY["llm"], *SHORT, cwd=tmp_path):
         assert result.code == 0, result.err[-2000:]
         assert "no more pictures" not in result.out
     assert drawn(tmp_path) == files

@@ -44,7 +44,7 @@ def profiled(folder: Path, before: Callable[[], None] | None = None, *words: str
 
 
 @pytest.mark.parametrize("answers", pairwise("workload", "framework"), ids=name)
-@pytest.mark.cover(1)
+@pytest.mark.cover(1, "framework")
 def test_every_workload_has_its_layers(answers: dict[str, str], place: Path) -> None:
     page = profiled(place, **answers)
     assert re.match(r"# Profile: (input|launch|memory|compute)-bound\n", page)

@@ -66,7 +66,7 @@ def finish(folder: Path, framework: str = "pytorch") -> None:
 
 
 @pytest.mark.parametrize("point", range(POINTS))
-@pytest.mark.first(4)
+@pytest.mark.first(2)
 def test_sigkill_at_a_random_point(point: int, place: Path, reference: Path) -> None:
     """Seeded points: after a row of metrics, inside a rename, inside an fsync."""
     chance = random.Random(point)

@@ -208,11 +208,9 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("whole")
 
 
-POINTS = [pytest.param(seed, marks=() if seed < 1 else pytest.mark.full) for seed in range(20)]
-
-
+@pytest.mark.first(1)
 @every_script
-@pytest.mark.parametrize("seed", POINTS)
+@pytest.mark.parametrize("seed", range(20))
 def test_goes_on_after_a_kill_at_a_random_point(workload: str, seed: int, base: Path, tmp_path: Path) -> None:
     CASES[workload].write(tmp_path / "data.file")
     project, draw = render(workload=workload, layout="script"), random.Random(seed)
@@ -226,6 +224,7 @@ def test_goes_on_after_a_kill_at_a_random_point(workload: str, seed: int, base: 
     assert (losses(tmp_path), evaluations(tmp_path), weights(newest_run(tmp_path))) == whole(workload, base)
 
 
+@pytest.mark.first(1)
 @every_script
 def test_a_signal_saves_after_the_step(workload: str, base: Path, tmp_path: Path) -> None:
     """Between two rows, too: the next one is a mean over the steps on both sides."""

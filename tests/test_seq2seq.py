@@ -759,6 +759,7 @@ TRAIN = ("train", *SMALL, "--training.max_steps", "24", *EVERY)
 
 
 @pytest.mark.parametrize("more", [(), ("--optimizer.name", "adafactor", "--data.fraction", "0.5")], ids=str)
+@pytest.mark.first(1)
 def test_resuming_equals_no_stop_with_dropout(more: tuple[str, ...], place: Path) -> None:
     words = (*TRAIN, *more)
     assert run(project(), *words, "--name", "whole", cwd=place).code == 0

@@ -35,7 +35,11 @@ def shell(folder: Path, *command: str) -> str:
 
 @pytest.mark.parametrize(
     ("targets", "answers"),
-    [(["test"], {}), (["lint", "test"], {"framework": "lightning", "loader": "memmap", "tracker": "wandb"})],
+    [  # each command of theirs is an interpreter of its own
+        (["test"], {"workload": "tabular", "extras": []}),
+        (["test"], {}),
+        (["lint", "test"], {"framework": "lightning", "loader": "memmap", "tracker": "wandb"}),
+    ],
     ids=str,
 )
 @pytest.mark.first(1)

@@ -50,7 +50,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("workload", choices("workload"))
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 def test_from_another_directory_everything_is_found_and_written_as_from_its_own(
     workload: str, tmp_path: Path
 ) -> None:

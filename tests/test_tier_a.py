@@ -29,9 +29,10 @@ from budget import (
     measure,
     python_files,
 )
+from copier import run_copy
 from link import link
 from packaging.requirements import Requirement
-from rendering import REPOSITORY, questions, render, render_into, scratch, template
+from rendering import DEFAULTS, REPOSITORY, questions, render, scratch, template
 from tiers import covering
 from variants import Answers, all_variants, choices, name, pairwise, scripts, structural
 
@@ -257,9 +258,11 @@ def test_the_core_has_no_empty_folder_of_extras() -> None:
 
 
 @pytest.mark.parametrize("answers", pairwise(*structural(), "precision"), ids=name)
-@pytest.mark.cover(1)
+@pytest.mark.first(2)
 def test_rendering_again_gives_the_same_bytes(answers: Answers, tmp_path: Path) -> None:
-    first, second = render(**answers), render_into(tmp_path, **answers)
+    """The second time by Copier as it is, without what makes renders of tests quick."""
+    first, second = render(**answers), tmp_path
+    run_copy(str(template()), second, data=DEFAULTS | answers, defaults=True, quiet=True)
     names = [path.relative_to(first).as_posix() for path in files(first)]
     assert names == [path.relative_to(second).as_posix() for path in files(second)]
     assert filecmp.cmpfiles(first, second, names, shallow=False)[1:] == ([], [])
@@ -317,9 +320,10 @@ def test_each_choice_has_its_part() -> None:
         assert parts == set(choices(question)), question
 
 
-@pytest.mark.parametrize("together", [0, *(pytest.param(n, marks=pytest.mark.full) for n in (1, 2))])
+@pytest.mark.full
+@pytest.mark.parametrize("together", [0, 2])
 def test_types(together: int, tmp_path: Path) -> None:
-    """mypy over links to the parts of variants with every workload, answer, or two answers; each set once."""
+    """mypy over links to the parts of variants with every workload, or two answers; each set once."""
     every = pairwise(*structural(), "precision", "tracker")
     held = [set(itertools.combinations(answers.items(), together)) for answers in every]
     kept = covering(held if together else [{answers["workload"]} for answers in every])

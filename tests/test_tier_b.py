@@ -15,9 +15,11 @@ import pytest
 import torch
 from rendering import render
 from running import PACKAGE, evaluations, losses, newest_run, one_error, rows, run, weights
-from variants import choices, name, products
+from tiers import covering
+from variants import choices, name, pairs, products
 
 CELLS = products("workload", "loader", "framework", "precision")
+PAIRS = [CELLS[number] for number in sorted(covering([pairs(cell) for cell in CELLS]))]
 # Small enough for seconds, large enough to learn: flags of each workload for its synthetic data.
 TINY = {
     "tabular": ("--data.batch_size", "128", "--model.width", "32", "--schedule.warmup_steps", "10"),
@@ -112,22 +114,23 @@ def beginning(workload: str, precision: str, place) -> tuple[list, list]:
 
 @pytest.mark.cover(2)
 @pytest.mark.parametrize("cell", CELLS, ids=name)
-def test_some_steps_an_evaluation_and_a_resume_equal_those_of_the_first_cell(
+def test_some_steps_an_evaluation_and_two_resumes_equal_those_of_the_first_cell(
     cell: dict[str, str], place
 ) -> None:
     (project, precision), workload = project_of(cell), cell["workload"]
     expected, measured = beginning(workload, cell["precision"], place)
     assert (len(expected), len(measured)) == (6, 2)
     folder = place(workload)
-    for words in (*precision, *TINY[workload], *FEW, "--max-steps", "3"), ("--resume",):
+    begin = (*precision, *TINY[workload], *FEW, "--max-steps", "3")
+    for words in begin, ("--resume", "--max-steps", "5"), ("--resume",):
         done = run(project, "train", *words, cwd=folder)
         assert done.code == 0, done.err
         assert losses(folder) == expected[: len(losses(folder))]
     assert (losses(folder), evaluations(folder)) == (expected, measured)
 
 
-@pytest.mark.cover(1)
-@pytest.mark.parametrize("cell", CELLS, ids=name)
+@pytest.mark.first(1)
+@pytest.mark.parametrize("cell", PAIRS, ids=name)
 def test_trains_stops_resumes_and_evaluates(cell: dict[str, str], place) -> None:
     (project, precision), workload = project_of(cell), cell["workload"]
     expected, measured = uninterrupted(workload, cell["precision"], place)
@@ -152,34 +155,23 @@ def test_trains_stops_resumes_and_evaluates(cell: dict[str, str], place) -> None
         assert (newest_run(folder) / file).stat().st_size > 0
 
 
-def test_accumulation_last_short_group_steps_and_resumes(place) -> None:
+@pytest.mark.parametrize("framework", choices("framework"))
+@pytest.mark.first(1)
+def test_accumulation_last_short_group_steps_and_resumes(framework: str, place) -> None:
     """55 micro-batches in groups of 4 make 14 steps an epoch; a stop anywhere is between two groups."""
     options = (
-        *(
-            "--data.batch_size",
-            "256",
-            "--model.width",
-            "32",
-            "--monitor.every_steps",
-            "1",
-            "--training.epochs",
-            "2",
-        ),
-        *("--training.gradient_accumulation_steps", "4"),
+        *("--data.batch_size", "256", "--model.width", "32", "--monitor.every_steps", "1"),
+        *("--training.epochs", "2", "--training.gradient_accumulation_steps", "4"),
     )
-    for framework in choices("framework"):
-        project, whole, parts = (
-            render(workload="tabular", framework=framework),
-            place("tabular"),
-            place("tabular"),
-        )
-        assert run(project, "train", *options, cwd=whole).code == 0
-        assert [step for step, _ in losses(whole)] == list(range(1, 29))
-        for stop in ("13", "14", "15", "28"):
-            words = ("--resume",) if stop != "13" else options
-            assert run(project, "train", *words, "--max-steps", stop, cwd=parts).code == 0
-        assert losses(parts) == losses(whole)
-        assert weights(parts) == weights(whole)
+    project = render(workload="tabular", framework=framework)
+    whole, parts = place("tabular"), place("tabular")
+    assert run(project, "train", *options, cwd=whole).code == 0
+    assert [step for step, _ in losses(whole)] == list(range(1, 29))
+    for stop in ("13", "14", "15", "28"):
+        words = ("--resume",) if stop != "13" else options
+        assert run(project, "train", *words, "--max-steps", stop, cwd=parts).code == 0
+    assert losses(parts) == losses(whole)
+    assert weights(parts) == weights(whole)
 
 
 def test_a_run_goes_on_under_another_framework(place) -> None:
@@ -195,7 +187,7 @@ def test_a_run_goes_on_under_another_framework(place) -> None:
 
 
 @pytest.mark.parametrize("cell", products("workload", "framework"), ids=name)
-@pytest.mark.cover(1)
+@pytest.mark.cover(1, "framework")
 def test_a_finished_run_stays_as_it_is(cell: dict[str, str], place) -> None:
     project, folder = render(**cell), place(cell["workload"])
     assert run(project, "train", *flags(cell["workload"]), "--training.max_steps", "4", cwd=folder).code == 0
@@ -263,7 +255,7 @@ def test_the_number_format_of_accelerate_launch_changes_nothing(
 
 
 @pytest.mark.parametrize("workload", choices("workload"))
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 def test_number_of_workers_changes_nothing(workload: str, place) -> None:
     expected = uninterrupted(workload, "fp32", place)[0]
     project = render(workload=workload, loader="dataloader", precision="fp32")
@@ -277,16 +269,15 @@ def test_number_of_workers_changes_nothing(workload: str, place) -> None:
 @pytest.mark.parametrize("workload", choices("workload"))
 @pytest.mark.first(1)
 def test_hash_seed_of_the_interpreter_changes_nothing(workload: str, place) -> None:
-    """Fresh interpreters, since a fork has the seed of its parent: no order of a set or of hashes gets in."""
+    """A fresh interpreter, since a fork has its parent's seed: no order of a set or of hashes gets in."""
     expected = uninterrupted(workload, "fp32", place)[0]
-    project = render(workload=workload, precision="fp32")
-    for seed in ("1", "2"):
-        folder = place(workload)
-        (folder / "config.yaml").write_text((project / "config.yaml").read_text())
-        environment = {**os.environ, "PYTHONPATH": str(project / "src"), "PYTHONHASHSEED": seed}
-        command = (sys.executable, "-m", "my_training", "train", *flags(workload), "--max-steps", "12")
-        subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
-        assert losses(folder) == expected[:12]
+    project, folder = render(workload=workload, precision="fp32"), place(workload)
+    (folder / "config.yaml").write_text((project / "config.yaml").read_text())
+    another = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
+    environment = {**os.environ, "PYTHONPATH": str(project / "src"), "PYTHONHASHSEED": another}
+    command = (sys.executable, "-m", "my_training", "train", *flags(workload), "--max-steps", "12")
+    subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
+    assert losses(folder) == expected[:12]
 
 
 def test_a_changed_schedule_is_refused(place) -> None:

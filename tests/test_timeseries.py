@@ -252,6 +252,7 @@ def test_only_frames_that_a_lane_passes_once_are_carried() -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.first(1)
 def test_lanes_train_and_resume(precision: str, tmp_path: Path) -> None:
     for folder in (tmp_path / "whole", tmp_path / "parts"):
         assert prepare(folder, text()).code == 0

@@ -222,6 +222,7 @@ def break_midway() -> None:
 
 
 @pytest.mark.parametrize("tracker", TRACKERS)
+@pytest.mark.first(1)
 def test_a_tracker_that_fails_midway_costs_one_line_and_no_step(
     tracker: str, place: Path, reference: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,6 +238,7 @@ def test_a_tracker_that_fails_midway_costs_one_line_and_no_step(
 
 
 @pytest.mark.parametrize("tracker", SERVERS)
+@pytest.mark.first(1)
 def test_no_server_is_one_line_before_training_and_a_note_after_it(
     tracker: str, place: Path, reference: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,7 +272,8 @@ def test_no_server_ends_all_ranks_with_one_line(place: Path) -> None:
     assert sum("MLFLOW_TRACKING_URI is not set" in result.err for result in ended) == 1
 
 
-@pytest.mark.parametrize("tracker", TRACKERS)
+@pytest.mark.parametrize("tracker", TRACKERS[::-1])
+@pytest.mark.first(1)
 def test_phases_are_one_tracked_run(tracker: str, place: Path) -> None:
     """Each phase has its own settings, and what a server has of them cannot be changed."""
     config = yaml.safe_load((render(workload="tabular", tracker=tracker) / "config.yaml").read_text())

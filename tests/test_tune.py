@@ -35,7 +35,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("answers", pairwise("workload", "framework"), ids=name)
-@pytest.mark.cover(1)
+@pytest.mark.cover(1, "framework")
 def test_every_workload_gets_a_configuration(answers: dict[str, str], place: Path) -> None:
     """Within a budget of seconds; what it had no time for stays."""
     project, folder = render(**answers), place / answers["workload"]
@@ -55,7 +55,7 @@ def test_every_workload_gets_a_configuration(answers: dict[str, str], place: Pat
     assert width is None or re.search(rf"^  width: {width} ", tuned.out, flags=re.MULTILINE)
 
 
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 @pytest.mark.parametrize("workload", choices("workload"))
 def test_learning_rate_of_every_workload(workload: str, place: Path) -> None:
     folder = place / workload

@@ -172,7 +172,7 @@ def changed(project: Path) -> list[str]:
 # ---- a new version -----------------------------------------------------------------------------
 
 
-@pytest.mark.cover(1)
+@pytest.mark.first(1)
 @every_copier
 @pytest.mark.parametrize("more", [[], ["--skip-answered"]], ids=str)
 def test_update_without_edits_is_a_fresh_copy(
@@ -351,18 +351,17 @@ def test_any_new_setting_merges_beside_any_edited_one(tmp_path: Path) -> None:
 # ---- other answers -----------------------------------------------------------------------------
 
 
-def changes() -> list[tuple[str, Any]]:
-    """Each answer worth rendering that is not the default, and new texts."""
-    texts = [("project_name", "other name"), ("package_name", "other"), ("project_description", "It trains.")]
+def changes() -> list[dict[str, Any]]:
+    """Another answer to each question, together; then each answer worth rendering that is not the default."""
+    texts = {"project_name": "other name", "package_name": "other", "project_description": "It trains."}
+    listed = [{name: text} for name, text in texts.items()]
     default = {name: question["default"] for name, question in questions().items() if "default" in question}
-    listed = [
-        (name, value)
-        for name in questions()
-        if choices(name)
-        for value in values(name)
-        if value != default[name]
-    ]
-    return texts + listed
+    for name in filter(choices, questions()):
+        for value in values(name):
+            more = {"workload": "llm"} if value in ("fp8", "fsdp") else {}  # not offered elsewhere
+            listed += [{**more, name: value}] * (value != default[name])
+    together = {name: value for change in reversed(listed) for name, value in change.items()}
+    return [together | {"layout": "package"}, *listed]
 
 
 @pytest.fixture(scope="module")
@@ -370,16 +369,15 @@ def base(upstream: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copied(upstream, tmp_path_factory.mktemp("base") / "project")
 
 
-@pytest.mark.parametrize(("name", "value"), changes(), ids=str)
-@pytest.mark.cover(1, "name")
-def test_changing_one_answer_is_a_fresh_copy(base: Path, tmp_path: Path, name: str, value: Any) -> None:
+@pytest.mark.parametrize("data", changes(), ids=lambda data: "-".join(map(str, data.values())))
+@pytest.mark.first(1)
+def test_changing_answers_is_a_fresh_copy(base: Path, tmp_path: Path, data: dict[str, Any]) -> None:
     project = tmp_path / "project"
     shutil.copytree(base, project)
-    data = {name: value, **({"workload": "llm"} if value in ("fp8", "fsdp") else {})}  # not offered elsewhere
     with quickly():
         run_update(project, data=data, defaults=True, vcs_ref=VcsRef.CURRENT, overwrite=True, quiet=True)
     answers = yaml.safe_load((project / ".copier-answers.yml").read_text(encoding="utf-8"))
-    assert answers[name] == value
+    assert data.items() <= answers.items()
     given = {key: answer for key, answer in answers.items() if key[0] != "_"}
     assert content(project) == content(render(**given))
 
@@ -482,7 +480,7 @@ def documented() -> list[str]:
 
 
 @pytest.mark.parametrize("command", documented())
-@pytest.mark.first(4)
+@pytest.mark.first(2)
 def test_documented_command_works(upstream: Path, base: Path, tmp_path: Path, command: str) -> None:
     project = tmp_path / "project"
     shutil.copytree(base, project)

@@ -120,6 +120,7 @@ def slow_loader() -> None:
 
 
 @pytest.mark.parametrize("framework", choices("framework"))
+@pytest.mark.first(1)
 def test_a_slow_loader_is_told_and_reported_once(framework: str, tmp_path) -> None:
     """Once, though the hook looks at the machine, too."""
     words = (*TABULAR, "--watch.every_seconds", "0.01", "--training.max_steps", "100")

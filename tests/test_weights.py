@@ -132,6 +132,7 @@ def test_weights_that_are_not_there_or_do_not_fit_are_one_line(place: Path) -> N
 
 
 @every_framework
+@pytest.mark.first(1)
 def test_a_resumed_run_goes_on_from_its_own_weights(framework: str, place: Path) -> None:
     project, words = (
         render(workload="tabular", framework=framework),
@@ -156,6 +157,7 @@ def test_a_run_that_died_before_its_first_checkpoint_starts_from_them_again(plac
 
 
 @every_framework
+@pytest.mark.first(1)
 def test_frozen_weights_stay_and_a_phase_trains_them(framework: str, place: Path) -> None:
     """No update, no weight decay, nothing in the optimizer; over the border of phases bit for bit."""
     project, start = render(workload="tabular", framework=framework), tensors(place)
@@ -200,7 +202,8 @@ def test_phases_start_from_the_same_weights(place: Path) -> None:
     one_error(run(render(workload="tabular"), "train", cwd=place), "training.init_from is source", "phase")
 
 
-@pytest.mark.parametrize("distributed", ["ddp", "fsdp"])
+@pytest.mark.parametrize("distributed", ["fsdp", "ddp"])
+@pytest.mark.first(1)
 def test_two_ranks_start_from_whole_and_from_sharded_weights(distributed: str, tmp_path: Path) -> None:
     """And one process from what two have saved, with averages that start there, too."""
     project = render(workload="llm", distributed=distributed, extras=["ema"])

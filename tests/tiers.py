@@ -3,8 +3,8 @@
     full        none: `make test-all` alone
     first(n)    the first n cases
     cover(n)    so many cases that each combination of values of any n parameters occurs: 1 is every value,
-                2 every pair, 3 every triple; with names these count alone; a set of answers is one for each
-                question
+                2 every pair, 3 every triple; a set of answers is a parameter for each question; with names
+                these count alone, and the others vary as they may
 
 The others get the mark `full`; `make test-all` runs all of them.
 """
@@ -30,29 +30,35 @@ def sort_out(items: Iterable[pytest.Item]) -> None:
         if first := cases[0].get_closest_marker("first"):
             kept = set(range(first.args[0]))
         else:
-            kept = covering([combinations(case) for case in cases])
+            strength, *names = cases[0].get_closest_marker("cover").args
+            every = [values(case) for case in cases]
+            counted = [[value for value in found if not names or value[0] in names] for found in every]
+            combined = [set(itertools.combinations(found, strength)) for found in counted]
+            kept = covering(combined, [set(found) for found in every] if names else None)
         for number, case in enumerate(cases):
             if number not in kept:
                 case.add_marker(pytest.mark.full)
 
 
-def combinations(case: Any) -> set[Any]:
-    """What a case has of any n of its parameters' values."""
-    strength, *names = case.get_closest_marker("cover").args
+def values(case: Any) -> list[tuple[str, str]]:
+    """A case's parameters, by name."""
     found: list[tuple[str, str]] = []
     for name, value in case.callspec.params.items():
-        if names and name not in names:
-            continue
-        parts = value.items() if isinstance(value, dict) else [("", value)]
-        found += [(f"{name} {key}", str(part)) for key, part in parts]
-    return set(itertools.combinations(found, strength))
+        parts = value.items() if isinstance(value, dict) else [(name, value)]
+        found += [(key, str(part)) for key, part in parts]
+    return found
 
 
-def covering(cases: Sequence[set[Any]]) -> set[int]:
-    """Numbers of some cases that have together what all of them have; the same each time."""
+def covering(cases: Sequence[set[Any]], more: Sequence[set[Any]] | None = None) -> set[int]:
+    """Numbers of some cases that have together what all of them have; the same each time.
+
+    more: what else each has, by which one is chosen of those that are alike.
+    """
     missing, kept = set().union(*cases), set()
+    rest = more or [set() for _ in cases]
     while missing:
-        best = max(range(len(cases)), key=lambda number: len(cases[number] & missing))
-        kept.add(best)
+        seen = set().union(*(rest[number] for number in kept))
+        news = [(len(case & missing), len(other - seen)) for case, other in zip(cases, rest, strict=True)]
+        kept.add(best := news.index(max(news)))
         missing -= cases[best]
     return kept

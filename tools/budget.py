@@ -47,7 +47,7 @@ FEATURES = {  # files, lines, dependencies
     "resume and answers that are not silent: changed settings recorded, remedies, words": (0, 47, 0),
     "a start from other weights, partly fitting ones too, of any file; frozen weights by phase": (1, 144, 0),
     "optimizer muon: one optimizer of torch's Muon and AdamW, which weights get which": (0, 27, 0),
-    "prepare at half the speed of reading: sums, medians and rows in few passes; bytes in 8 bits": (0, 70, 0),
+    "prepare at half the speed of reading: sums, medians and rows in few passes; bytes in 8 bits": (0, 76, 0),
     "pictures of what a model does, at evaluations, for report and trackers": (2, 130, 0),
     "the report's scale, metrics and best, the loss without a model; divergence is an alert": (0, 91, 0),
     "from any directory: settings, data and runs of the project's folder; read-only ones": (0, 24, 0),

@@ -78,6 +78,7 @@ def means(single: Path, every: int) -> Callable[[str], list[float]]:
 
 
 @every_framework
+@pytest.mark.first(1)
 def test_a_row_is_the_mean_over_its_steps_wherever_a_run_stops(
     framework: str, place: Path, single: Path
 ) -> None:

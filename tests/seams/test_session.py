@@ -129,6 +129,7 @@ def stateful() -> None:
 
 
 @every_framework
+@pytest.mark.first(1)
 def test_a_state_is_dropped_at_an_epochs_end_and_survives_a_stop(framework: str, train) -> None:
     folder = train(before=stateful, framework=framework)
     carried = [row["carried"] for row in noted(folder, "carries") if row["training"]]
@@ -182,6 +183,7 @@ def restless_and_tried_thrice() -> None:
 
 
 @pytest.mark.parametrize("workload", choices("workload"))
+@pytest.mark.first(2)
 def test_the_dry_run_leaves_no_trace(workload: str, train) -> None:
     """Random numbers, buffers, gradients, optimizer: however often it is done, the run is the same."""
     once = train(before=restless, workload=workload)
@@ -232,6 +234,7 @@ def overflowing() -> None:
 
 @every_framework
 @pytest.mark.parametrize("fused", ["true", "false"])
+@pytest.mark.cover(1)
 def test_an_overflow_under_fp16_skips_one_update_and_no_step(framework: str, fused: str, train) -> None:
     words = ("--training.precision", "fp16", "--optimizer.fused", fused)
     folder = train(*words, before=overflowing, framework=framework)

@@ -65,10 +65,9 @@ class Table:
         return len(self.rows)
 
     def take(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Features (n, F), categories (n, C) and target (n, 1) of rows by their numbers, each contiguous."""
+        """Features (n, F), contiguous, categories (n, C) and target (n, 1) of rows by their numbers."""
         rows = self.rows.take(numbers)  # much faster than [numbers]
-        features, categories, target = (rows[name] for name in ("features", "categories", "target"))
-        return np.ascontiguousarray(features), np.ascontiguousarray(categories), np.ascontiguousarray(target)
+        return np.ascontiguousarray(rows["features"]), rows["categories"], rows["target"]
 
 
 def as_rows(columns: dict[str, list[np.ndarray]]) -> np.ndarray:

@@ -25,15 +25,19 @@ class Scaler:
     def add(self, values: np.ndarray) -> None:
         """values (n, columns)."""
         gaps, known = np.isnan(values), len(values)
-        values, low, high = values.astype(np.float64), values, values
-        if gaps.any():
+        some = gaps.any()
+        values, low, high = values.astype(np.float64, "C"), values, values
+        if some:
             known, low, high = (~gaps).sum(0), np.where(gaps, np.inf, low), np.where(gaps, -np.inf, high)
             values[gaps] = 0
         # The same sum as `values.sum(0)`, faster; of a single column not the same.
         total = np.einsum("nc->c", values) if values.shape[1] > 1 else values.sum(0)
         mean = total / np.maximum(known, 1)
-        values -= mean
-        values[gaps] = 0
+        wide, rest = _beside(values)
+        wide -= np.tile(mean, 64)
+        rest -= mean
+        if some:
+            values[gaps] = 0
         share, apart = known / np.maximum(self.count + known, 1), mean - self.mean
         self.squares += np.einsum("nc,nc->c", values, values) + apart**2 * self.count * share
         self.mean, self.count = self.mean + apart * share, self.count + known
@@ -57,13 +61,17 @@ class Scaler:
         ]
 
 
-def _extreme(which: np.ufunc, values: np.ndarray, least: float) -> np.ndarray:
-    """(columns,) of values (n, columns), 64 rows side by side: numpy is slow on rows of a few numbers."""
-    columns = values.shape[1]
+def _beside(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Values (n, columns) with 64 rows side by side, and the rest: numpy is slow on rows of a few numbers."""
     beside = len(values) // 64
-    wide = which.reduce(values[: 64 * beside].reshape(beside, 64 * columns), 0, initial=least)
-    rest = np.concatenate([wide.reshape(64, columns), values[64 * beside :]])
-    return which.reduce(rest, 0)
+    return values[: 64 * beside].reshape(beside, 64 * values.shape[1]), values[64 * beside :]
+
+
+def _extreme(which: np.ufunc, values: np.ndarray, least: float) -> np.ndarray:
+    """(columns,) of values (n, columns)."""
+    wide, rest = _beside(values)
+    extremes = which.reduce(wide, 0, initial=least).reshape(64, values.shape[1])
+    return which.reduce(np.concatenate([extremes, rest]), 0)
 
 
 def halves(

@@ -218,7 +218,8 @@ class Block(NamedTuple):
             encoded = encoded.cast(STRING).dictionary_encode()
         cells = [cell.strip() for cell in encoded.dictionary.to_pylist()]
         places = [-1 if cell in self.source.missing else place for place, cell in enumerate(cells)]
-        found = np.array([*places, -1]).take(encoded.indices.fill_null(-1).to_numpy())
+        indices = encoded.indices.fill_null(-1) if encoded.null_count else encoded.indices
+        found = np.array([*places, -1]).take(indices.to_numpy())
         for place, cell in enumerate(cells):
             if "\0" in cell:
                 row = int((found == place).argmax())
@@ -307,7 +308,9 @@ class Block(NamedTuple):
 
 def _uses_all(column: pa.DictionaryArray) -> bool:
     """Whether each value of the dictionary is in a row."""
-    return bool(np.bincount(column.indices.drop_null(), minlength=len(column.dictionary)).all())
+    count = len(column.dictionary)
+    parts = (column.indices[:1024], column.indices)  # the first rows often have them all
+    return any(len(pc.unique(part.drop_null())) == count for part in parts)
 
 
 def _floats(column: pa.ChunkedArray) -> pa.ChunkedArray:
