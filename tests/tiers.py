@@ -54,7 +54,7 @@ def covering(cases: Sequence[set[Any]], more: Sequence[set[Any]] | None = None) 
 
     more: what else each has, by which one is chosen of those that are alike.
     """
-    missing, kept = set().union(*cases), set()
+    missing, kept = set().union(*cases), set[int]()
     rest = more or [set() for _ in cases]
     while missing:
         seen = set().union(*(rest[number] for number in kept))
