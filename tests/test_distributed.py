@@ -11,6 +11,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,8 @@ def flags(workload: str, world: int, *more: str) -> tuple[str, ...]:
 @functools.cache
 def alone(workload: str, place, *more: str) -> tuple[Path, list[dict[str, Any]], list[dict[str, Any]]]:
     """Losses and evaluations of one process with the same samples in a step."""
-    folder = place(workload)
-    result = run(render(workload=workload), "train", *flags(workload, 1, *more), cwd=folder)
+    folder, words = place(workload), flags(workload, 1, *more)
+    result = run(render(workload=workload), "train", *words, cwd=folder, before=precisely(workload, *more))
     assert result.code == 0, result.err
     return folder, trained(folder), measured(folder)
 
@@ -64,9 +65,8 @@ def assert_good(results: list) -> None:
 def assert_close(folder: Path, workload: str, place, *more: str) -> None:
     """Losses and evaluations are those of one process within 1e-5."""
     _, expected, evaluated = alone(workload, place, *more)
-    assert [row["loss"] for row in trained(folder)] == pytest.approx(
-        [row["loss"] for row in expected], rel=1e-5
-    )
+    wished = [row["loss"] for row in expected]
+    assert [row["loss"] for row in trained(folder)] == pytest.approx(wished, rel=1e-5)
     norms = [row["gradient_norm"] for row in expected]
     assert [row["gradient_norm"] for row in trained(folder)] == pytest.approx(norms, rel=1e-3)
     for row, wanted in zip(measured(folder), evaluated, strict=True):
@@ -101,12 +101,19 @@ def test_two_ranks_train_stop_resume_and_evaluate_as_one(cell: dict[str, str], p
 SHORT = ("--training.gradient_accumulation_steps", "3", "--data.fraction", "0.03")
 
 
+def precisely(workload: str, *more: str) -> Callable[..., None] | None:
+    """What makes weights float64, where eight pairs learnt by heart let rounding grow from 1e-7 to 2e-5."""
+    small = workload == "seq2seq" and more == SHORT
+    return (lambda *rank: torch.set_default_dtype(torch.float64)) if small else None
+
+
 @pytest.mark.parametrize("workload", choices("workload"))
 @pytest.mark.first(1)
 def test_accumulation_over_ranks(workload: str, place) -> None:
     """Groups of three micro-batches, gradients exchanged once: as one process with three times the batch."""
     folder, project = place(workload), render(workload=workload, distributed="ddp")
-    assert_good(run_ranks(project, "train", *flags(workload, 2, *SHORT), cwd=folder))
+    words, before = flags(workload, 2, *SHORT), precisely(workload, *SHORT)
+    assert_good(run_ranks(project, "train", *words, cwd=folder, before=before))
     assert_close(folder, workload, place, *SHORT)
 
 
