@@ -2,8 +2,8 @@
 
 `PAGES` has pieces of the text in which `#` stands for a figure, and what a function above it calls each one.
 Counts are equal; of all else 2 % may differ beside the last digit, as another machine rounds otherwise. Data
-that nobody here made lie in the folder FASTTRAIN_DATA, by the names of `given`; without them a test skips, and
-the longest ones, which need none, without that folder.
+that nobody here made lie in the folder FASTTRAIN_DATA, by the names of `given`; without them a test skips,
+and without that folder the longest ones, which need no data.
 """
 
 from __future__ import annotations
