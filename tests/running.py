@@ -40,10 +40,8 @@ import torch._dynamo
 import torch._inductor.codegen.triton  # what torchao imports with the first layer in fp8
 import tqdm
 import transformers.models.t5.modeling_t5  # noqa: F401
-import yaml
 
 torch.set_num_threads(1)
-yaml.SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # type: ignore[misc]
 PACKAGE = "my_training"
 PICTURES = "FASTTRAIN_PICTURES"  # in the environment: runs draw their curves and what their models do
 PAINT = matplotlib.figure.Figure.savefig
