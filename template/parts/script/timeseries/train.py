@@ -236,9 +236,8 @@ class Encoder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, C) to the last output (B, width)."""
-        half = torch.is_autocast_enabled("cpu")
-        with torch.autocast("cpu", torch.bfloat16, enabled=half):  # the CPU's has no float16
-            return self.lstm(x)[0][:, -1].float()
+        with torch.autocast("cpu", enabled=False):  # few CPUs have an LSTM in half precision
+            return self.lstm(x.float())[0][:, -1].float()
 
 
 class Model(nn.Module):
