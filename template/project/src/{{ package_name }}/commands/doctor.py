@@ -26,7 +26,7 @@ from ..engine.errors import UserError
 from ..engine.runs import device_line, versions
 
 if TYPE_CHECKING:
-    from ..config import Settings
+    from ..config import Settings, Training
 
 ANSWERS = Path(".copier-answers.yml")
 WHEELS = "https://download.pytorch.org/whl/"
@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace, load: Callable[[], Settings]) -> int:
         "driver": lambda: check_driver(card, answers, driver()),
         "wheel": lambda: check_wheel(card, row),
         "card": lambda: check_card(card, why, answers, command),
-        "precision": lambda: check_precision(settings.training.precision, card),
+        "precision": lambda: check_precision(settings.training, card),
         "environment": lambda: check_environment(os.environ),
         "data": lambda: check_data(settings),
         "compile": lambda: check_compile(settings, card),
@@ -128,7 +128,9 @@ def state_of(settings: Settings, card: gpus.Card) -> dict[str, str]:
 
     distributed, training = Distributed(), settings.training
     with suppress(UserError):  # the check `precision` says it
-        name, _ = gpus.resolve_precision(training.precision, card.capability, card.hip)
+        name, _ = gpus.resolve_precision(
+            training.precision, card.capability, card.hip, training.fp8_emulation
+        )
         Precision(name, distributed.device)
     set_deterministic(settings.reproducibility.deterministic, training.cudnn_benchmark)
     found = {"device": device_line(distributed.device)} | versions()
@@ -199,9 +201,19 @@ def check_card(card: gpus.Card, why: str, answers: Answers, command: str | None)
     return "ok", f"{why}; the project is for gpu={answer}"
 
 
-def check_precision(name: str, card: gpus.Card) -> Found:
-    chosen, why = gpus.resolve_precision(name, card.capability, card.hip)
-    return "ok" if name in ("auto", chosen) else "warning", f"{chosen}: {why}"
+def check_precision(training: Training, card: gpus.Card) -> Found:
+    """The precision that training takes; on a CPU also what bf16, or the chosen one, costs there."""
+    from .. import model
+    from ..engine.precision import HALF, cost_on_cpu
+
+    name = training.precision
+    chosen, why = gpus.resolve_precision(name, card.capability, card.hip, training.fp8_emulation)
+    line = f"{chosen}: {why}"
+    if card.capability is None and chosen in HALF:
+        line += "; " + cost_on_cpu(chosen, getattr(model, "FLOAT32_ON_CPU", ""))
+    elif card.capability is None:
+        line += "; " + cost_on_cpu("bf16")
+    return "ok" if name in ("auto", chosen) else "warning", line
 
 
 def check_environment(environment: Mapping[str, str]) -> Found:

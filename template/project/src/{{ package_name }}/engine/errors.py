@@ -86,6 +86,9 @@ def explain(error: BaseException | None, settings: Settings, order: Order | None
             return UserError("there is no working compiler of C++ here", "compile.enabled", remedy)
         remedy = "--compile.enabled false, or --compile.fullgraph false to compile the parts that can be"
         return UserError(f"a block could not be compiled ({first})", "compile.enabled", remedy)
+    if isinstance(error, RuntimeError) and "could not create a primitive" in said:  # oneDNN's words
+        remedy = "choose fp32, or disable autocast for that layer"
+        return UserError(f"this CPU cannot compute a layer ({first})", "training.precision", remedy)
     if isinstance(error, RuntimeError) and "deterministic implementation" in said:
         what = f"{said.partition(' does not have')[0]} cannot be deterministic"
         remedy = "replace the operation, or DETERMINISTIC=0"
