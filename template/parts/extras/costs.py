@@ -167,7 +167,7 @@ def count(
 ) -> Costs:
     """Costs of one micro-batch; `batch` gives shapes only. build: gives the model without optimizations.
 
-    on_gpu: whether an LSTM computes in half precision under autocast, as cuDNN's does and ours on a CPU does not.
+    on_gpu: whether an LSTM computes in half precision under autocast, as cuDNN's does.
     Raises what a model raises that cannot run without values (one that branches on `.item()`).
     """
     with FakeTensorMode():

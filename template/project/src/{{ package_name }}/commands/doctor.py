@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import shutil
 import signal
 import subprocess
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from ..engine import gpus
-from ..engine.errors import UserError
+from ..engine.errors import UserError, lacks_compiler, no_compiler
 from ..engine.runs import device_line, versions
 
 if TYPE_CHECKING:
@@ -263,5 +264,14 @@ def check_compile(settings: Settings, card: gpus.Card) -> Found:
     except subprocess.TimeoutExpired:
         return "failed", f"no result after {COMPILE_SECONDS} s"
     if done.returncode:
-        return "failed", (done.stderr.strip().splitlines() or ["died without a word"])[-1]
+        return "failed", why_not_compiled(done.stderr)
     return "ok", f"a small function compiled in {time.perf_counter() - begun:.0f} s"
+
+
+def why_not_compiled(said: str) -> str:
+    """The line of a traceback that names the error; torch's hints come after it."""
+    if lacks_compiler(said):
+        return str(no_compiler())
+    lines = said.strip().splitlines()
+    errors = [line for line in lines if re.match(r"[\w.]+: ", line)]
+    return (errors or lines or ["died without a word"])[-1]
