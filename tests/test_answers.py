@@ -136,6 +136,13 @@ def test_without_a_compiler_the_remedy_is_to_install_one(said: str) -> None:
     assert "fullgraph" not in line
 
 
+def test_a_layer_that_this_cpu_lacks_in_half_precision_has_a_remedy() -> None:
+    said = "could not create a primitive descriptor for the LSTM forward propagation primitive. Run workload"
+    line = str(imported(render(), "engine.errors").explain(RuntimeError(said), None, None))
+    assert line.startswith("this CPU cannot compute a layer")
+    assert "training.precision: choose fp32" in line
+
+
 @pytest.mark.parametrize(
     ("words", "reason"),
     [

@@ -96,9 +96,10 @@ class Costs:
 class Recorder(TorchDispatchMode):
     """Counts each operation that runs inside it, and the bytes that are alive."""
 
-    def __init__(self, costs: Costs):
+    def __init__(self, costs: Costs, half_lstm: bool = False):
         super().__init__()
         self.costs, self.live = costs, 0
+        self.half_lstm = half_lstm  # an LSTM in float32 is counted in numbers of 16 bits
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -111,13 +112,19 @@ class Recorder(TorchDispatchMode):
         half = bool(given) and given[0].dtype in (torch.float16, torch.bfloat16)
         # An LSTM's steps wait for each other: as many kernels, and none of them large.
         steps = args[0].shape[0] if packet in LSTM else 1
-        moved = sum(x.nbytes for x in (*given, *made))
+        size_of_number = 1.0  # on the device, against the one that is counted with
+        if self.half_lstm and packet in LSTM and not half:
+            half = True
+            size_of_number = 0.5
+        moved = size_of_number * sum(x.nbytes for x in (*given, *made))
         self.costs.operations[Operation(flops / steps, moved / steps, half)] += steps
         known = {_key(x) for x in given}
         for tensor in made:
             if _key(tensor) not in known:
                 storage = tensor.untyped_storage()
-                size = storage.nbytes() * (LSTM_KEPT if packet is aten.mkldnn_rnn_layer else 1)
+                size = int(storage.nbytes() * size_of_number)
+                if packet is aten.mkldnn_rnn_layer:
+                    size *= LSTM_KEPT
                 self._hold(size)
                 weakref.finalize(storage, self._hold, -size)  # when nothing needs it any more
                 known.add(_key(tensor))
@@ -151,10 +158,16 @@ def _adafactor(weight: Tensor) -> int:
 
 
 def count(
-    build: Callable[[], Any], batch: Batch, precision: str, checkpointing: bool = False, optimizer: str = ""
+    build: Callable[[], Any],
+    batch: Batch,
+    precision: str,
+    checkpointing: bool = False,
+    optimizer: str = "",
+    on_gpu: bool = False,
 ) -> Costs:
     """Costs of one micro-batch; `batch` gives shapes only. build: gives the model without optimizations.
 
+    on_gpu: whether an LSTM computes in half precision under autocast, as cuDNN's does.
     Raises what a model raises that cannot run without values (one that branches on `.item()`).
     """
     with FakeTensorMode():
@@ -172,7 +185,7 @@ def count(
             costs.optimizer_bytes = 8 * parameters - sum(
                 4 * weight.numel() for weight in inner_matrices(model)
             )
-        with Recorder(costs):
+        with Recorder(costs, half_lstm=on_gpu and precision in HALF):
             with torch.autocast("cpu", HALF[precision]) if precision in HALF else nullcontext():
                 output = model(fake)
             costs.forward_bytes = costs.peak_bytes

@@ -68,9 +68,10 @@ def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
     batches.close()
     loader.close()
 
-    def measure(precision: str) -> Costs:
+    def measure(precision: str, on_gpu: bool) -> Costs:
         recomputed, optimizer = training.gradient_checkpointing, settings.optimizer.name
-        return count(lambda: build_model(settings, store.facts), batch, precision, recomputed, optimizer)
+        build = lambda: build_model(settings, store.facts)  # noqa: E731
+        return count(build, batch, precision, recomputed, optimizer, on_gpu)
 
     epoch = -(-len(loader) // training.gradient_accumulation_steps)
     try:
@@ -81,7 +82,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
     if arguments.json:
         print(json.dumps(rows, indent=1))
         return 0
-    costs = measure("fp32")
+    costs = measure("fp32", False)
     size = f"{costs.parameters:,} parameters, epochs of {epoch:,} steps, micro-batches of {costs.samples:,}"
     work = f"{costs.flops / 1e9:,.3g} GFLOP, {costs.bytes / 1e9:,.3g} GB moved, {costs.kernels:,} operations"
     parts = ", ".join(f"{name} {amount / 1e9:.3g}" for name, amount in costs.parts.items())

@@ -17,7 +17,7 @@ from .costs import HALF, Costs, Device, Recorder, card
 if TYPE_CHECKING:
     from ..config import Settings
 
-Count = Callable[[str], Costs]  # of a micro-batch, by the precision
+Count = Callable[[str, bool], Costs]  # of a micro-batch, by the precision and whether on a GPU
 
 
 def this_cpu(precision: str = "fp32") -> Device:
@@ -55,12 +55,12 @@ def estimates(
 ) -> list[dict[str, Any]]:
     """A row for this CPU and for each card, cheapest or fastest first; what does not fit comes last.
 
-    epoch: steps of one. prices: of an hour, by card. count: the costs of a micro-batch in a precision.
+    epoch: steps of one. prices: of an hour, by card. count: the costs of a micro-batch.
     """
     training, precision = settings.training, settings.training.precision
     host = this_cpu(precision if precision in HALF else "fp32")
     steps = training.max_steps or training.epochs * epoch
-    known: dict[Any, Costs] = {}  # by the type of number that decides the costs
+    known: dict[Any, Costs] = {}  # by the type of number and, for half precision, whether on a GPU
     rows: list[dict[str, Any]] = []
     for key in ("cpu", *keys):
         gpu = table().get(key)
@@ -71,8 +71,11 @@ def estimates(
         except UserError as error:
             rows.append({"card": key, "fits": False, "why": str(error)})
             continue
-        dtype, device = HALF.get(resolved), card(gpu, resolved, host.launch) if gpu else host
-        costs = known[dtype] = known.get(dtype) or count(resolved)
+        device = card(gpu, resolved, host.launch) if gpu else host
+        key_of_costs = HALF.get(resolved), resolved in HALF and gpu is not None
+        if key_of_costs not in known:
+            known[key_of_costs] = count(resolved, gpu is not None)
+        costs = known[key_of_costs]
         seconds, bound = device.step(costs, training.gradient_accumulation_steps)
         price, hours = prices.get(key, settings.value("estimate.price_per_hour")), seconds * epoch / 3600
         rows.append(

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .settings import Sections
 
 State = tuple[Tensor, Tensor]
+FLOAT32_ON_CPU = "the LSTM"  # says so at the start of a run in half precision
 
 
 class Encoder(nn.Module):

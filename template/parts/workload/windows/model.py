@@ -16,6 +16,8 @@ from .engine.seams import Batch, Output
 if TYPE_CHECKING:
     from .settings import Sections
 
+FLOAT32_ON_CPU = "the LSTM"  # says so at the start of a run in half precision
+
 
 class Encoder(nn.Module):
     """The LSTM. Recomputed if asked to, never compiled: that gains nothing for cuDNN's.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import io
 import os
 import sys
 from importlib import import_module
@@ -31,6 +32,7 @@ INTERRUPTED, CLOSED = 128 + 2, 128 + 13  # as shells count SIGINT and SIGPIPE
 def main(words: list[str] | None = None) -> int:
     """Runs one verb and returns the exit code: 0, 2 for a mistake of the user, 130 after Ctrl-C."""
     words = sys.argv[1:] if words is None else words
+    print_in_any_locale()
     try:
         return run(words)
     except UserError as error:
@@ -47,6 +49,13 @@ def main(words: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         print(f"stopped: the output of {words[0]} was closed", file=sys.stderr)
         return CLOSED
+
+
+def print_in_any_locale() -> None:
+    """Let what is printed lack a sign that the terminal's encoding does not have, instead of an error."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def run(words: list[str]) -> int:

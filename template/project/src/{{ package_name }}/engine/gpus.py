@@ -125,13 +125,13 @@ def resolve_precision(
     """
     given, where = "set by training.precision", "training.precision"
     if name == "fp8" and emulate:
-        return name, "emulated by training.fp8_emulation: it tests, it does not speed up"
+        return name, "emulated by training.fp8_emulation, for tests: bf16 is faster"
     if capability is None:
         if name == "fp8":
-            raise UserError("precision fp8: there is no GPU", where, "choose bf16 or fp32, or auto")
+            raise UserError("precision fp8: there is no GPU", where, "choose fp32, or auto")
         if name in ("auto", "tf32"):
             return "fp32", f"there is no GPU: {name} runs as fp32"
-        return name, given if name == "fp32" else f"{given}; on a CPU it tests, it does not speed up"
+        return name, given
     card = ("ROCm " if hip else "sm ") + ".".join(map(str, capability))
     has = features(capability, hip)
     if name == "auto":
@@ -148,7 +148,8 @@ def resolve_precision(
         what = f"precision bf16: {card} has no bf16 tensor cores and would emulate bf16 slowly"
         raise UserError(what, where, "choose fp16, or auto")
     what = f"precision fp8: {card} cannot multiply fp8 matrices, which starts at sm 8.9"
-    raise UserError(what, where, "choose bf16 or fp16, or auto")
+    best = resolve_precision("auto", capability, hip)[0]
+    raise UserError(what, where, f"choose {best}, or auto")
 
 
 def features(capability: Capability, hip: bool = False) -> frozenset[str]:
