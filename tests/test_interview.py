@@ -6,23 +6,21 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import jinja2
 import pytest
-import yaml
 from rendering import template
 from terminal import CLEAR, COLUMNS, DOWN, ENTER, Terminal
-from variants import gpus, questions
+from variants import choices, families, gpus, offered, questions
 
 POINTER = " » "
 
 
-def labels(question: str) -> list[str]:
-    """The choices of a question as copier.yml writes them, in their order."""
-    offered = questions()[question]["choices"]
-    if isinstance(offered, str):
-        environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
-        offered = yaml.safe_load(environment.from_string(offered).render(gpus=gpus()))
-    return list(offered)
+def labels(question: str, family: str | None = None) -> list[str]:
+    """The choices of a question as copier.yml writes them, in their order; of GPUs those of one family."""
+    found = list(offered(question).items())
+    if family is not None:
+        listed = [*families()[family]["cards"], "auto", "cpu", "other"]
+        found = sorted((item for item in found if item[1] in listed), key=lambda item: listed.index(item[1]))
+    return [label for label, _ in found]
 
 
 @pytest.fixture
@@ -53,13 +51,13 @@ def down(interview: Terminal) -> list[str]:
     return interview.until("next choice", lambda lines: pointed(lines) not in ([], was))
 
 
-def chosen(interview: Terminal, question: str, number: int = 0) -> list[str]:
+def chosen(interview: Terminal, question: str, number: int = 0, family: str | None = None) -> list[str]:
     """Holds that every choice of `question` can be scrolled to and read whole, and takes the `number`th.
 
     Returns the lines of those that cannot be chosen.
     """
     asked(interview, question)
-    box, offered = "○ " if questions()[question].get("multiselect") else "", labels(question)
+    box, offered = "○ " if questions()[question].get("multiselect") else "", labels(question, family)
     seen = set(interview.until("pointer", pointed))
     for _ in offered:
         seen.update(down(interview))
@@ -92,7 +90,9 @@ def test_each_question_choice_and_refusal_is_read_whole(
         entered(interview, question)
     chosen(interview, "workload", [*questions()["workload"]["choices"].values()].index(workload))
     refused = chosen(interview, "layout")
-    chosen(interview, "gpu", 2 + list(gpus()).index(gpu))
+    (family,) = (name for name, row in families().items() if gpu in row["cards"])
+    chosen(interview, "gpu_family", choices("gpu_family").index(family))
+    chosen(interview, "gpu", families()[family]["cards"].index(gpu), family)
     for question in ("precision", "loader", "framework", "distributed", "tracker", "extras"):
         refused += chosen(interview, question)
     interview.shows("is ready")
@@ -146,8 +146,10 @@ def test_what_a_text_question_refuses_is_read_whole(interview: Terminal) -> None
         interview.shows(question)
         interview.press(ENTER)
     interview.shows("Which GPU")
+    interview.press(ENTER)
+    interview.shows("Which card")
     interview.press("\x1b[A")  # up from the first is the last
-    interview.shows(POINTER + "other: a card that is not in this list")
+    interview.shows(POINTER + "other: a card that is not in the lists")
     interview.press(ENTER)
     asked(interview, "gpu_compute_capability")
     refuses("sm_90", "looks like 8.9")
@@ -157,13 +159,23 @@ def test_what_a_text_question_refuses_is_read_whole(interview: Terminal) -> None
     refuses("0", "is above 0 and below 10000")
 
 
-def test_cards_are_in_families_newest_first_after_auto() -> None:
-    offered = labels("gpu")
-    assert offered[0].startswith("auto:")
-    assert offered[-1].startswith("other:")
-    series = [label.split()[2][:2] for label in offered if label.startswith("GeForce RTX")]
-    assert series == sorted(series, reverse=True)
+def test_each_card_is_in_one_family() -> None:
+    listed = [card for family in families().values() for card in family["cards"]]
+    assert sorted(listed) == sorted(gpus())
     missing = {"3070", "4060", "4060 Ti", "4070 Ti", "5060", "5060 Ti", "5070", "5070 Ti"}
     assert missing <= {
         alias.removeprefix("GeForce RTX ") for row in gpus().values() for alias in row["aliases"]
     }
+
+
+def test_a_common_card_is_a_few_keys_away() -> None:
+    """The family, then the card; and who has no card in mind presses Enter twice."""
+    assert choices("gpu_family")[0] == "any"
+    assert labels("gpu")[0].startswith("auto:")
+    for card in ("h100", "a100_80gb", "l4", "t4", "rtx_4090", "rtx_3090"):
+        (place,) = (
+            number + family["cards"].index(card)
+            for number, family in enumerate(families().values(), start=1)
+            if card in family["cards"]
+        )
+        assert place <= 10, card
