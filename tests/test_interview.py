@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from rendering import template
 from terminal import CLEAR, COLUMNS, DOWN, ENTER, Terminal
+from test_update import COPIERS, _clean_home, commit, run_copier  # noqa: F401  # a fixture
 from variants import choices, families, gpus, offered, questions
 
 POINTER = " » "
@@ -96,6 +99,9 @@ def test_each_question_choice_and_refusal_is_read_whole(
     for question in ("precision", "loader", "framework", "distributed", "tracker", "extras"):
         refused += chosen(interview, question)
     interview.shows("is ready")
+    answers = yaml.safe_load((interview.folder / "project/.copier-answers.yml").read_text(encoding="utf-8"))
+    assert answers["gpu"] == gpu
+    assert "gpu_family" not in answers
     assert {line.strip(" -").split(":")[0] for line in refused} == set(refusals)
     for line in refused:  # the reason to its last letter, and what to take instead
         label, _, reason = line.removesuffix(")").partition(" (")
@@ -179,3 +185,49 @@ def test_a_common_card_is_a_few_keys_away() -> None:
             if card in family["cards"]
         )
         assert place <= 10, card
+
+
+def project_for(gpu: str, folder: Path) -> Path:
+    """A project under git that was copied from a template under git, as `copier update` needs it."""
+    upstream = commit(shutil.copytree(template(), folder / "template"), "1.0.0")
+    project = folder / "project"
+    run_copier("newest", "copy", "--defaults", "-d", f"gpu={gpu}", str(upstream), str(project), cwd=folder)
+    return commit(project)
+
+
+@pytest.mark.parametrize("copier", COPIERS)
+def test_an_update_with_questions_begins_at_the_family_and_card_of_the_project(
+    copier: str, tmp_path: Path
+) -> None:
+    """The answers name the card alone; the list of another family has it too."""
+    project = project_for("a100_40gb", tmp_path)
+    with Terminal([*COPIERS[copier], "update"], project) as terminal:
+        for question in ("project_name", "package_name", "project_description", "workload", "layout"):
+            entered(terminal, question)
+        asked(terminal, "gpu_family")
+        terminal.shows(POINTER + "ampere")
+        down(terminal)
+        terminal.shows(POINTER + "ada")
+        terminal.press(ENTER)
+        asked(terminal, "gpu")
+        lines = terminal.shows(POINTER + "A100 SXM4 40 GB")
+        assert any(line.strip().startswith("L40S") for line in lines)
+        assert not any("H100" in line for line in lines)
+
+
+def test_a_card_that_is_given_asks_for_no_family(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "copier", "copy", "-d", "gpu=h100", str(template()), "project"]
+    with Terminal(words, tmp_path) as terminal:
+        for question in ("project_name", "package_name", "project_description", "workload", "layout"):
+            entered(terminal, question)
+        asked(terminal, "precision")
+        assert not any("Which GPU" in line for line in terminal.screen.lines())
+
+
+def test_a_card_from_the_settings_of_copier_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = tmp_path / "settings.yml"
+    settings.write_text("defaults: {gpu: l40s}\n")
+    monkeypatch.setenv("COPIER_SETTINGS_PATH", str(settings))
+    run_copier("newest", "copy", "--defaults", str(template()), "project", cwd=tmp_path)
+    answers = yaml.safe_load((tmp_path / "project/.copier-answers.yml").read_text(encoding="utf-8"))
+    assert answers["gpu"] == "l40s"
