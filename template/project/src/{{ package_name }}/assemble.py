@@ -26,7 +26,7 @@ from .engine.order import order_of
 from .engine.precision import Precision, cost_on_cpu
 from .engine.progress import seed_everything
 from .engine.seams import keeps
-from .engine.store import MANIFEST, Store
+from .engine.store import MANIFEST, SYNTHETIC, Store
 from .engine.weights import freeze
 from .model import build_model
 from .settings import WORKLOAD
@@ -83,7 +83,7 @@ class Project:
     def remarks(self, loader: Loader) -> list[str]:
         """What a person should know of a training, though nothing is wrong."""
         order, store, remarks = loader.order, self.store, []
-        if store.source.get("kind") == "synthetic":
+        if store.source.get("kind") == SYNTHETIC:
             what = store.source.get("text", "synthetic data")
             remarks.append(f"{what} in {store.folder}; `prepare` takes your own")
         if order.slots > order.count:
@@ -99,7 +99,7 @@ def open_store(settings: Settings, synthetic: bool = True) -> Store:
     """
     folder, usual = Path(settings.data.path), type(settings.data).model_fields["path"].default
     if not (folder / MANIFEST).exists() and settings.data.path == usual:
-        made = folder / "synthetic"
+        made = folder / SYNTHETIC
         if not (made / MANIFEST).exists() and synthetic:
             dataset.synthesize(made, settings)
         folder = made if (made / MANIFEST).exists() else folder  # names what is missing

@@ -37,6 +37,7 @@ MANIFEST, VERIFIED, REMEMBERED = "manifest.json", "verified.json", "data.json"
 OURS = re.compile(r"store-(.+-)?[0-9a-f]{12}\.(npy|h5)")
 SMALL_BYTES = 64 << 20  # up to here, comparing all checksums takes less than importing torch
 AGAIN = "run `prepare` again"
+SYNTHETIC = "synthetic"  # the kind of data that a training makes where nothing was prepared, and their folder
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,13 @@ class Store:
         self.fingerprints = [self._fingerprint(rule) for rule in rules]
         self.fingerprint = self.fingerprints[0]
 
+    @property
+    def again(self) -> str:
+        """What makes these data again."""
+        if self.source.get("kind") == SYNTHETIC:
+            return f"remove {self.folder}: `train` makes the synthetic data again"
+        return AGAIN
+
     def _fingerprint(self, rule: int) -> str:
         known = [[entry["sha256"] for entry in self.files.values()], self.splits]
         if rule > 1:  # the same bytes under other targets, class names or characters are other data
@@ -119,7 +127,10 @@ class Store:
         """
         folder = Path(folder)
         if not (folder / MANIFEST).exists():
-            raise UserError("no prepared data", str(folder), "run `prepare --input …` first")
+            remedy = "run `prepare --input …` first"
+            if folder.name == SYNTHETIC:
+                remedy = "`train` without --data.path makes the synthetic data"
+            raise UserError("no prepared data", str(folder), remedy)
         store = cls(folder / MANIFEST, read_json(folder / MANIFEST))
         if workload and store.workload != workload:
             what = f"the data were prepared for `{store.workload}`, this project trains `{workload}`"
@@ -129,7 +140,7 @@ class Store:
             size = path.stat().st_size if path.exists() else "no"
             if size != entry["bytes"]:
                 what = f"{size} bytes where the manifest says {entry['bytes']}"
-                raise UserError(what, str(path), "the file was cut, changed or removed: " + AGAIN)
+                raise UserError(what, str(path), "the file was cut, changed or removed: " + store.again)
         if sum(entry["bytes"] for entry in store.files.values()) <= SMALL_BYTES:
             verify(store)
         return store
@@ -177,7 +188,9 @@ def verify(store: Store, again: bool = False, stop: Callable[[], bool] = lambda:
                 total += len(block)
                 if [zlib.crc32(block)] != entry["crc32"][number : number + 1]:
                     where = f"{path}, block {number + 1} of {BLOCK_BYTES >> 20} MB"
-                    raise UserError("the stored data are damaged", where, "copy the file again, or " + AGAIN)
+                    raise UserError(
+                        "the stored data are damaged", where, "copy the file again, or " + store.again
+                    )
         except OSError as error:
             raise UserError(f"the disk cannot read ({error.strerror})", str(path), "check it") from error
         record[name] = state
