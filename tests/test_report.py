@@ -527,7 +527,7 @@ def test_a_comparison_is_no_run_and_an_old_plot_does_not_stay(tmp_path):
     compared(*folders, target=tmp_path)
     assert (tmp_path / "compare.png").exists()
     assert runs.all_runs(tmp_path) == folders or runs.all_runs(tmp_path) == folders[::-1]
-    with pytest.raises(errors.UserError, match="no run 'compare[.]md'"):
+    with pytest.raises(errors.UserError, match=r"no run 'compare\.md'"):
         runs.find_run("compare.md", tmp_path)
     _, lines = compared(folders[1], target=tmp_path)
     assert not (tmp_path / "compare.png").exists()
