@@ -18,7 +18,7 @@ from tqdm import tqdm
 from ..engine.errors import UserError, gpu_memory
 from ..engine.gpus import Capability
 from ..engine.optimization import compiles
-from .profiling import PRODUCTS
+from .profiling import PRODUCTS, synchronize
 from .steps import Steps, stepping
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 TURNS = 3  # of every setting, one after the other, so that a machine that slows down does so for all
 TURN_SECONDS = 1.0
-LEAST_STEPS = 3  # of a turn, whatever they take
-WARM_SECONDS = 3.0  # of a turn at most, before the clock starts
+WARM_STEPS, LEAST_STEPS = 3, 3  # of a turn: before the clock starts, and behind that whatever they take
+ROUNDS = 4  # of all workers in a turn, at least
 GAIN = 1.03  # a smaller one is not worth a setting
 LARGER_BATCH = "a larger batch is another training: look at the loss, too"
 
@@ -178,31 +178,24 @@ def samples_per_second(settings: Settings) -> float:
 
 
 def timed(step: Steps, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Samples per second of a turn, without its first steps."""
-    settings, order = step.project.settings, step.loader.order
+    """Samples per second of a turn, without its first steps and without the batches that were read before."""
+    settings, loader, device = step.project.settings, step.loader, step.project.device
     accumulation = settings.training.gradient_accumulation_steps
-    ahead = (
-        getattr(step.loader, "workers", 0) * settings.data.prefetch_factor
-    )  # read while the model was made
-    take_steps(step, WARM_SECONDS, LEAST_STEPS - 1, clock, LEAST_STEPS + -(-ahead // accumulation))
-    begun = clock()
-    count = take_steps(step, TURN_SECONDS, LEAST_STEPS, clock)
-    # An epoch's last batch may be incomplete.
-    steps_of_epoch = -(-len(step.loader) // accumulation)
-    return count * order.count / steps_of_epoch / (clock() - begun)
-
-
-def take_steps(
-    step: Steps, seconds: float, least: int, clock: Callable[[], float], most: int | None = None
-) -> int:
-    """Steps for so many seconds, at least and at most so many; returns their number."""
-    end, count = clock() + seconds, 0
-    while count < least or (clock() < end and (most is None or count < most)):
+    workers = getattr(loader, "workers", 0)
+    ahead = workers * settings.data.prefetch_factor
+    for _ in range(WARM_STEPS + -(-ahead // accumulation)):
+        step()
+    synchronize(device)
+    # Workers that began together deliver together: a few rounds of them.
+    least = max(LEAST_STEPS, ROUNDS * workers // accumulation)
+    begun, count = clock(), 0
+    while count < least or clock() - begun < TURN_SECONDS:
         step()
         count += 1
-    if step.project.device.type == "cuda":
-        torch.cuda.synchronize(step.project.device)
-    return count
+    synchronize(device)
+    # An epoch's last batch may be incomplete.
+    steps_of_epoch = -(-len(loader) // accumulation)
+    return count * loader.order.count / steps_of_epoch / (clock() - begun)
 
 
 # --- what is said

@@ -103,13 +103,14 @@ class Record(NamedTuple):
     @property
     def resumes(self) -> list[int]:
         """The steps from which the run was resumed."""
-        return self.status.get("resumes", [])
+        steps: list[int] = self.status.get("resumes", [])
+        return steps
 
     @property
     def step(self) -> int:
         """The last one that is known: the status of a killed run is as old as its start."""
-        logged = [row["step"] for row in self.history]
-        return max([self.status.get("step") or 0, *logged])
+        steps: list[int] = [row["step"] for row in self.history]
+        return max([self.status.get("step") or 0, *steps])
 
     @property
     def state(self) -> str:
@@ -122,8 +123,8 @@ class Record(NamedTuple):
     @property
     def seconds(self) -> float | None:
         """From the start to the last entry of its logs, pauses before a resume included."""
-        started = self.environment.get("started")
-        times = [row.get("time", 0) for row in (*self.history, *self.evaluations, *self.events)]
+        started: float | None = self.environment.get("started")
+        times: list[float] = [row.get("time", 0) for row in (*self.history, *self.evaluations, *self.events)]
         if started is None or not times or max(times) < started:
             return None
         return max(times) - started
@@ -282,7 +283,8 @@ def best_row(evaluations: list[Row]) -> Row:
 
 def best_of(evaluations: list[Row]) -> int:
     """The step of the lowest loss; 0 where there is none."""
-    return best_row(evaluations).get("step", 0)
+    step: int = best_row(evaluations).get("step", 0)
+    return step
 
 
 def validation_table(evaluations: list[Row]) -> tuple[str, Cells, list[Cells]]:
