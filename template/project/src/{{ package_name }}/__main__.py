@@ -14,7 +14,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from .config import ENVIRONMENT, SETTINGS, SWITCHES, Settings, load, sources
 from .engine.config import near
@@ -128,14 +128,23 @@ def enter_root(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -
     if root.samefile(Path.cwd()):
         return False
     for action in parser._actions:
-        if value := getattr(arguments, action.dest, None):
-            path = action.metavar == "RUN" and os.sep in value and os.path.isdir(value)
-            if path or action.metavar in ("FILE", "FOLDER", "PATH"):
-                setattr(arguments, action.dest, type(value)(os.path.abspath(value)))
+        value = getattr(arguments, action.dest, None)
+        if isinstance(value, list):
+            setattr(arguments, action.dest, [from_here(action.metavar, word) for word in value])
+        elif value:
+            setattr(arguments, action.dest, from_here(action.metavar, value))
     os.chdir(root)
     if RANK == "0":
         print(f"note: data and runs are those of {root}", file=sys.stderr)
     return True
+
+
+def from_here(metavar: object, value: Any) -> Any:
+    """An argument as an absolute path, where it is meant from the working directory."""
+    path = metavar == "RUN" and os.sep in value and os.path.isdir(value)
+    if path or metavar in ("FILE", "FOLDER", "PATH"):
+        return type(value)(os.path.abspath(value))
+    return value
 
 
 def split_settings(words: list[str]) -> tuple[list[str], list[tuple[str, str]], list[UserError]]:
