@@ -662,8 +662,8 @@ RUNS = (
     Fault(
         "pruned before the new one verifies",
         "engine/checkpoint.py",
-        "_verify(target)  #",
-        "pass  #",
+        "        _verify(target)\n",
+        "        pass\n",
         CHECKPOINT + "test_pruning_waits_until_the_new_one_verifies",
     ),
     Fault(
@@ -676,7 +676,7 @@ RUNS = (
     Fault(
         "damaged checkpoints count as the newest",
         "engine/checkpoint.py",
-        "if path <= target]",
+        "if path <= newest]",
         "if path]",
         CHECKPOINT + "test_damaged_ones_cost_no_whole_one",
     ),
@@ -795,8 +795,8 @@ RUNS = (
     Fault(
         "other data are no obstacle",
         "engine/checkpoint.py",
-        'if (fact := manifest["facts"].get(name)) not in same.get(name, [value]):',
-        'if not (fact := name in manifest["facts"]):',
+        "if saved_value not in same.get(name, [value]):",
+        'if name not in manifest["facts"]:',
         CHECKPOINT + "test_other_facts_are_refused_before_anything_is_loaded",
     ),
     Fault(
@@ -809,7 +809,7 @@ RUNS = (
     Fault(
         "what was read whole once is believed for good",
         "engine/checkpoint.py",
-        "if _verified.get(path) != stamp:",
+        "if _verified.get(path) != (seal, files):",
         "if path not in _verified:",
         CHECKPOINT + "test_a_resume_reads_each_file_against_its_hash_once",
     ),
