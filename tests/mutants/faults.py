@@ -690,8 +690,8 @@ RUNS = (
     Fault(
         "other facts are the same data",
         "engine/store.py",
-        "known.append(self.facts)",
-        "known.append({})",
+        "content.append(self.facts)",
+        "content.append({})",
         STORE + "test_the_same_bytes_under_other_facts_are_other_data",
     ),
     Fault(
