@@ -767,8 +767,8 @@ RUNS = (
     Fault(
         "resident rows are dropped for good",
         "parts/loader/chunk/chunks.py",
-        "self._reside(epoch)\n                    break",
-        "self.resident = {}\n                    break",
+        "                self._reside(epoch)\n        yield from",
+        "                self.resident = {}\n        yield from",
         "test_loaders.py::test_a_random_start_beyond_the_first_epochs_rows[chunk]",
     ),
     Fault(
