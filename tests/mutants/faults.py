@@ -875,7 +875,7 @@ PROCESSES = (
     Fault(
         "a signal stops one rank alone",
         "parts/distributed/_group.py",
-        "return int(before[1])",
+        "return int(previous_largest)",
         "return number",
         DISTRIBUTED + "test_a_signal_to_one_rank_stops_all_after_the_same_step[pytorch]",
     ),
