@@ -1,10 +1,10 @@
-"""Averages the weights over the steps of a run (Polyak & Juditsky 1992), often better than the last.
+"""Averages the weights over the steps of a run (Polyak & Juditsky 1992).
 
-Each weight has an average on the device: as much memory as the weights, and one pass over both for
-each update, without a host sync. Evaluations measure the averages in addition to the trained
-weights, in columns that end in `_averaged`; `evaluate`, `predict`, `generate` and `export` use them
-with `--weights averaged`. A sharded model has sharded averages. Buffers, such as running
-statistics, are those of the trained model.
+The averages are often better than the last weights. They are on the device: as much memory as the
+weights, and one pass over both for each update, without a host sync. Evaluations measure the
+averages in addition to the trained weights, in columns that end in `_averaged`; `evaluate`,
+`predict`, `generate` and `export` use them with `--weights averaged`. A sharded model has sharded
+averages. Buffers, such as running statistics, are those of the trained model.
 """
 
 from __future__ import annotations
