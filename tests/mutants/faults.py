@@ -1338,7 +1338,7 @@ MEASURING = (
     Fault(
         "each trial of a search is the same",
         "parts/extras/search.py",
-        "reproducibility.seed * 100_003 + len(trials)",
+        "reproducibility.seed * 100_003 + num_trials",
         "reproducibility.seed * 100_003",
         "test_search.py::test_more_trials_go_on_with_the_same_study",
     ),
