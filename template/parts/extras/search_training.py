@@ -17,7 +17,7 @@ import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
 from ..engine.files import write_json
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from optuna import Study
     from optuna.trial import Trial
 
+    from ..config import Settings
     from ..engine.run import Run
 
 JOURNAL = "journal.log"
@@ -97,8 +98,11 @@ def train(folder: Path, number: int) -> int:
     watcher = Watcher(None if number < 0 else trial_of(folder.parent, number))
     resumed = (run_folder / "checkpoints").exists()
     run_folder.mkdir(exist_ok=True)
+
+    def build(settings: Settings) -> Any:
+        return assemble(settings, distributed, open_store(settings))
+
     try:
-        build = lambda settings: assemble(settings, distributed, open_store(settings))  # noqa: E731
         settings = load(folder / SETTINGS)
         session = Session(run_folder, settings, build, distributed, resumed=resumed, trial=True)
         with session:

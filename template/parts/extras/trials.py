@@ -151,7 +151,10 @@ def main(loader: str) -> int:
     try:
         settings = load(Path(SETTINGS))
         run = new_run("trial")
-        build = lambda settings: assemble(settings, distributed, open_store(settings), kind)  # noqa: E731
+
+        def build(settings: Settings) -> Any:
+            return assemble(settings, distributed, open_store(settings), kind)
+
         with Session(run, settings, build, distributed, trial=True) as session:
             for phase in session.phases():
                 fit(phase)

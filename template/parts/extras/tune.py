@@ -163,10 +163,10 @@ def options(
         for number in (0, 1, 2, 4, 8, 12, 16):
             if number <= (os.cpu_count() or 1):
                 yield {"data.num_workers": number}
-    if knob == "prefetch" and "prefetch_factor" not in without:
-        if settings.data.num_workers not in (0, "auto"):
-            for number in (2, 4, 8):
-                yield {"data.prefetch_factor": number}
+    has_workers = settings.data.num_workers not in (0, "auto")
+    if knob == "prefetch" and "prefetch_factor" not in without and has_workers:
+        for number in (2, 4, 8):
+            yield {"data.prefetch_factor": number}
     if knob == "chunk_size" and "chunk_size_gb" not in without:
         for size in ("auto", 0.25, 1.0, 4.0):
             yield {"data.chunk_size_gb": size}
@@ -265,12 +265,12 @@ class Tuner:
             self.say(f"{BATCH} {size} does not fit")
             return None
 
-    def knob(self, name: str, found: list[Overrides]) -> None:
+    def knob(self, name: str, choices: list[Overrides]) -> None:
         """Measure each option once, and decide between the best and the present one."""
         candidates: list[Overrides] = []
-        if found:
-            present = self.now(found[0])
-            candidates = [present, *(option for option in found if option != present)]
+        if choices:
+            present = self.now(choices[0])
+            candidates = [present, *(choice for choice in choices if choice != present)]
         rates: list[tuple[float, Overrides]] = []
         for overrides in candidates:
             try:
@@ -367,7 +367,7 @@ def smooth(losses: list[float], keep: float = 0.9) -> list[float]:
 
 
 def suggested(rates: list[float], means: list[float]) -> float | None:
-    """Return a tenth of the rate at the lowest mean; None if that is not clearly below the first."""
+    """Return a tenth of the rate at the lowest mean; None if it is hardly below the first."""
     finite = [mean if math.isfinite(mean) else math.inf for mean in means]
     lowest = min(finite)
     if lowest < finite[0] - 0.02 * abs(finite[0]):
