@@ -85,7 +85,8 @@ def _merge(pieces: np.ndarray) -> np.ndarray:
         return pieces
     row = pieces[:, 0]
     count = pieces[:, 1]
-    is_next = (row[1:] == row[:-1] + count[:-1]) & (row[1:] > 0) & (row[:-1] >= 0)
+    is_next = row[1:] == row[:-1] + count[:-1]
+    is_next &= (row[1:] > 0) & (row[:-1] >= 0)  # both are rows, not zeros
     opens = np.flatnonzero(np.concatenate([[True], ~is_next]))
     merged = pieces[opens]
     merged[:, 1] = np.add.reduceat(count, opens)
@@ -103,9 +104,11 @@ def _runs(starts: np.ndarray, lengths: np.ndarray, gap: int) -> tuple[np.ndarray
     order = np.argsort(starts[present], kind="stable")
     begin = starts[present][order]
     end = np.maximum.accumulate(begin + lengths[present][order])
-    opens = np.flatnonzero(np.concatenate([[True], begin[1:] > end[:-1] + gap]))
+    is_apart = begin[1:] > end[:-1] + gap
+    opens = np.flatnonzero(np.concatenate([[True], is_apart]))
+    closes = np.append(opens[1:], len(end)) - 1
     first = begin[opens]
-    rows = end[np.append(opens[1:], len(end)) - 1] - first
+    rows = end[closes] - first
     places = np.cumsum(rows) - rows
     run = np.searchsorted(first, starts, "right") - 1
     placed = np.where(present, places[run] + starts - first[run], 0)
@@ -121,7 +124,8 @@ def cut(pieces: np.ndarray, first: int, last: int) -> np.ndarray:
     inside = pieces[first_piece:last_piece].copy()
     before = np.maximum(first - inside[:, 2], 0)
     inside[:, 0] += np.where(inside[:, 0] >= 0, before, 0)
-    inside[:, 1] = np.minimum(inside[:, 2] + inside[:, 1], last) - inside[:, 2] - before
+    ends = np.minimum(inside[:, 2] + inside[:, 1], last)
+    inside[:, 1] = ends - inside[:, 2] - before
     inside[:, 2] += before
     return inside[np.argsort(inside[:, 0], kind="stable")]
 

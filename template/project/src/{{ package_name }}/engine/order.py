@@ -188,7 +188,8 @@ class Order:
         # As if the last block were as long as the others, wherever it comes.
         last_turn = blocks(np.array([last_block]), inverse=True)[0]
         end = last_turn * size + last_size
-        block, place = np.divmod(np.where(turns < end, turns, turns + (size - last_size)), size)
+        stretched = np.where(turns < end, turns, turns + (size - last_size))
+        block, place = np.divmod(stretched, size)
         block = blocks(block)
 
         tweak = block.astype(np.uint32) * np.uint32(0x9E3779B9)
