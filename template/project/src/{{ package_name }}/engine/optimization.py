@@ -109,7 +109,7 @@ def compile_blocks(
         if reason:
             skipped.append(f"{type(block).__name__} ({reason})")
             continue
-        dynamic = options.dynamic
+        dynamic: bool | str | None = options.dynamic
         if dynamic == "auto":
             dynamic = getattr(block, "ragged", None)
         block.compile(mode=options.mode, dynamic=dynamic, fullgraph=options.fullgraph)
@@ -167,7 +167,7 @@ class MuonAdamW(torch.optim.Optimizer):
             matrices, lr=options["lr"], weight_decay=decay, adjust_lr_fn="match_rms_adamw"
         )
         adamw = torch.optim.AdamW(others, **options)
-        self.parts = (muon, adamw)
+        self.parts: tuple[torch.optim.Optimizer, torch.optim.Optimizer] = (muon, adamw)
         super().__init__([*muon.param_groups, *adamw.param_groups], {})
 
     def step(self, closure: Any = None) -> Any:

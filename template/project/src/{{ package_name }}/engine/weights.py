@@ -196,7 +196,7 @@ class Source:
 
     def read(self, name: str) -> Tensor:
         """Read a complete tensor, on the host."""
-        rows = [opened.get_tensor(key) for opened, key in self._parts[name]]
+        rows: list[Tensor] = [opened.get_tensor(key) for opened, key in self._parts[name]]
         if len(rows) == 1:
             return rows[0]
         return torch.cat(rows)
