@@ -87,7 +87,7 @@ def train(folder: Path, number: int) -> int:
     from ..assemble import assemble, open_store
     from ..config import load
     from ..engine.distributed import Distributed
-    from ..engine.run import Session
+    from ..engine.session import Session
     from ..train import fit
 
     begun, distributed, place = time.monotonic(), Distributed(), folder / "run"
@@ -127,8 +127,8 @@ class Watcher:
         if self.trial is None:
             return
         self.trial.report(metrics["loss"], 1 + len(read_metrics(run.folder / "metrics.jsonl")[1]))
-        if not run.done and self.trial.should_prune():
-            self.pruned, run.session.limit = True, run.progress.step
+        if not run.is_done and self.trial.should_prune():
+            self.pruned, run.limit = True, run.progress.step
 
 
 def trial_of(folder: Path, number: int) -> Trial:
