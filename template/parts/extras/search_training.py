@@ -89,7 +89,7 @@ def train(folder: Path, number: int) -> int:
     from ..assemble import assemble, open_store
     from ..config import load
     from ..engine.distributed import Distributed
-    from ..engine.run import Session
+    from ..engine.session import Session
     from ..train import fit
 
     start_time = time.monotonic()
@@ -144,9 +144,9 @@ class Watcher:
             return
         _, evaluations = read_metrics(run.folder / "metrics.jsonl")
         self.trial.report(metrics["loss"], 1 + len(evaluations))
-        if not run.done and self.trial.should_prune():
+        if not run.is_done and self.trial.should_prune():
             self.pruned = True
-            run.session.limit = run.progress.step
+            run.limit = run.progress.step
 
 
 def trial_of(folder: Path, number: int) -> Trial:

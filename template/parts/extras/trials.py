@@ -141,8 +141,8 @@ def main(loader: str) -> int:
     from ..config import load
     from ..engine.distributed import Distributed
     from ..engine.loader import Loader
-    from ..engine.run import Session
     from ..engine.runs import new_run
+    from ..engine.session import Session
     from ..train import fit
     from . import plain_loader
 

@@ -222,7 +222,7 @@ def verify(store: Store, again: bool = False, stop: Callable[[], bool] = lambda:
                 if stop():
                     return num_bytes
                 num_bytes += len(block)
-                _check_block(store, path, number, block)
+                _check_block(store, name, number, block)
         except OSError as error:
             what = f"the disk cannot read ({error.strerror})"
             raise UserError(what, str(path), "check it") from error
@@ -234,11 +234,11 @@ def verify(store: Store, again: bool = False, stop: Callable[[], bool] = lambda:
     return num_bytes
 
 
-def _check_block(store: Store, path: Path, number: int, block: memoryview) -> None:
-    crcs = store.files[path.name]["crc32"]
+def _check_block(store: Store, name: str, number: int, block: memoryview) -> None:
+    crcs = store.files[name]["crc32"]
     if number < len(crcs) and zlib.crc32(block) == crcs[number]:
         return
-    where = f"{path}, block {number + 1} of {BLOCK_BYTES >> 20} MB"
+    where = f"{store.folder / name}, block {number + 1} of {BLOCK_BYTES >> 20} MB"
     raise UserError("the stored data are damaged", where, "copy the file again, or " + store.again)
 
 
