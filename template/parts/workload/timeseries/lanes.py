@@ -18,10 +18,11 @@ class Lanes(Order):
 
     by_width = True
 
-    def __init__(self, *order: Any, stride: int):
-        super().__init__(*order)
+    def __init__(self, *order: Any, stride: int, **part: Any):
+        super().__init__(*order, **part)
         self.stride = max(stride, 1)
         self._steps = max(self.count // self.stride, min(self.count, 1))  # samples of all training lanes
+        self.limit_batch(self._steps if self.train else min(self.stride, self.count))
         self._lanes = min(self.slots, self._steps) if self.train else min(self.stride, self.count)
 
     def __len__(self) -> int:

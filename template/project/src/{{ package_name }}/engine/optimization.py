@@ -254,7 +254,7 @@ def dry_run(project: Project, loader: Any) -> float:
     except torch.cuda.OutOfMemoryError as error:
         if project.distributed.forward_exchanges:  # the others wait inside it: ending ends them
             raise
-        raise out_of_memory(project.settings) from error
+        raise out_of_memory(project.settings, loader.order.batch_size) from error
     del held
     batches.close()
     project.optimizer.zero_grad(set_to_none=True)
@@ -295,7 +295,6 @@ def describe(
     fused = settings.optimizer.fused and settings.optimizer.name != "adafactor"
     pinned = settings.data.pin_memory and distributed.device.type == "cuda"
     matmuls = f"float32 matmul precision is {torch.get_float32_matmul_precision()}"
-    samples = f"{settings.data.batch_size} × {accumulation} samples a step"
     rows = decided | {
         "TF32 in matmuls": (_on(backends.cuda.matmul.allow_tf32), matmuls),
         "TF32 in cuDNN": (_on(backends.cudnn.allow_tf32), "follows the precision"),
@@ -303,7 +302,7 @@ def describe(
         "fused optimizer": (_on(fused), "optimizer.fused, AdamW only"),
         "recomputation": (_on(training.gradient_checkpointing), "training.gradient_checkpointing"),
         "processes": (str(world), "a device each"),
-        "accumulation": (str(accumulation), samples + (" and process" if world > 1 else "")),
+        "accumulation": (str(accumulation), "training.gradient_accumulation_steps"),
         "rest of an epoch": ("by its share", "its last samples, where they are fewer than a step has"),
         "gradient clip": (str(training.gradient_clip or "off"), "training.gradient_clip"),
         "pinned memory": (_on(pinned), "data.pin_memory, with CUDA only"),

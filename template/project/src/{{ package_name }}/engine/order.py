@@ -17,6 +17,7 @@ import numpy as np
 
 RULE = 2  # of what follows from seed and epoch: a run keeps to the one that it began with
 TOGETHER = 1 << 16  # positions computed at once: numpy's overhead is small, and the arrays stay in the cache
+PADDED_BATCH = 256  # samples: a batch up to this size stays as it is, however few samples there are
 
 
 class Permutation:
@@ -75,20 +76,38 @@ class Order:
     (reads stay local); `full` and `random_start` a uniform permutation. Evaluation runs in time order. What
     lays an epoch out in another way is a subclass, which a workload names in `Samples.orders`.
 
-    `data.fraction`: share of the samples that training sees, the same ones in every epoch and run.
+    `data.fraction`: share of the samples that training sees, the same ones in every epoch and run. `fraction`
+    is such a share for an evaluation.
+
+    A batch is at most twice as large as all samples together (see `batch_limit`): one that is asked to be
+    larger would be padding.
     """
 
     by_width = False  # whether the layout of an epoch depends on how many samples a batch has
     short_last = True  # whether the batch that is filled up is an epoch's last one
 
-    def __init__(self, length: int, settings: Any, rank: int = 0, world: int = 1, train: bool = True):
+    def __init__(
+        self,
+        length: int,
+        settings: Any,
+        rank: int = 0,
+        world: int = 1,
+        train: bool = True,
+        fraction: float = 1.0,
+    ):
         data = settings.data
         self.kind, self.seed = data.order, settings.reproducibility.seed
         self.block: int = data.shuffle_block
-        self.batch_size: int = data.batch_size if train else settings.evaluation.batch_size or data.batch_size
         self.length, self.rank, self.world, self.train = length, rank, world, train
-        self.count: int = max(1, round(length * data.fraction)) if length and train else length
+        share = data.fraction if train else fraction
+        self.count: int = max(1, round(length * share)) if length else 0
         """How many samples an epoch chooses from."""
+        self.batch_size: int = data.batch_size if train else settings.evaluation.batch_size or data.batch_size
+        self.limit_batch(self.count)
+
+    def limit_batch(self, most: int) -> None:
+        """Make the batch smaller where no batch can have so many samples. most: of a global batch."""
+        self.batch_size = min(self.batch_size, -(-batch_limit(most) // self.world))
 
     @property
     def slots(self) -> int:
@@ -159,7 +178,28 @@ class Order:
         return block * size + place
 
 
-def order_of(samples: Any, settings: Any, rank: int = 0, world: int = 1, train: bool = True) -> Order:
-    """The order that `data.order` names, the workload's own where it has one of that name."""
+def batch_limit(count: int) -> int:
+    """The largest global batch for so many samples: the next power of two.
+
+    A power of two does not depend on the number of processes, so that another number can resume a run. Small
+    batches are never limited: padding them is cheap, and keeps training and evaluation at one shape.
+    """
+    return max(PADDED_BATCH, 1 << max(count - 1, 0).bit_length())
+
+
+def order_of(
+    samples: Any,
+    settings: Any,
+    rank: int = 0,
+    world: int = 1,
+    train: bool = True,
+    fraction: float = 1.0,
+) -> Order:
+    """The order that `data.order` names, the workload's own where it has one of that name.
+
+    fraction: of the samples that an evaluation takes; always the same ones.
+    """
     make: type[Order] = getattr(samples, "orders", {}).get(settings.data.order, Order)
-    return make(len(samples), settings, rank, world, train)
+    # An order of your own needs no such argument until somebody asks for a part.
+    part: dict[str, Any] = {} if fraction == 1 else {"fraction": fraction}
+    return make(len(samples), settings, rank, world, train, **part)

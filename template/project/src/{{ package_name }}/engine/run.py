@@ -22,7 +22,9 @@ from .checkpoint import Checkpoint, DiskFull
 from .errors import NonFinite, UserError, explain
 from .evaluation import evaluate, timed
 from .files import write_text
+from .memory import check_memory
 from .monitor import Monitor
+from .nonfinite import explain_non_finite
 from .optimization import Schedule, dry_run, freeze_garbage
 from .order import RULE as ORDER_RULE
 from .progress import Hooks, Progress, Ranks, RecurrentState
@@ -55,7 +57,8 @@ class Run:
         self.loader = project.loader("train", train=True)
         closing.callback(self.loader.close)
         first, last = project.store.splits.get("validation", (0, 0))
-        self.validation = project.loader("validation") if last > first else None
+        part = settings.evaluation.fraction
+        self.validation = project.loader("validation", fraction=part) if last > first else None
         if self.validation is not None:
             closing.callback(self.validation.close)
         self.accumulation = training.gradient_accumulation_steps
@@ -83,6 +86,7 @@ class Run:
             rows=self.monitor,
             ranks=Ranks(distributed, self.progress, self.recurrent, self.loader.order, self.accumulation),
         )
+        distributed.together(lambda: check_memory(project, self.loader, self.validation))
         weight = distributed.together(lambda: dry_run(project, self.loader))
         project.precision.calibrate(max(distributed.gather(weight)))
         distributed.together(lambda: self._restore(session.resumed))
@@ -255,12 +259,18 @@ class Session:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         self.closing.close()
-        explained = explain(error, self._current, self.run.loader.order if self.run else None)
+        explained = self._explain(error)
         if self.main:
             self._conclude(explained or error)
         if explained is not None:
             explained.reported = not self.main and isinstance(error, NonFinite)
             raise explained from error
+
+    def _explain(self, error: BaseException | None) -> UserError | None:
+        """The line for an error that a setting can fix; None for any other."""
+        if isinstance(error, NonFinite) and self.run is not None:
+            return explain_non_finite(error, self.run)
+        return explain(error, self._current, self.run.loader.order if self.run else None)
 
     def listen(self) -> None:
         """Takes the signals; a framework that took them for itself gives them back here."""
@@ -348,7 +358,7 @@ class Session:
     # --- what the run says of itself
 
     def _introduce(self, run: Run) -> None:
-        self.notes += run.project.remarks(run.loader)
+        self.notes += run.project.remarks(run.loader, run.validation)
         if self.resumed:
             run.monitor.line(f"resumed at step {self.progress.step} of {run.end}")
             self._amend()
