@@ -147,8 +147,8 @@ class Readings:
             unequal = pc.fill_null(pc.not_equal(read[pair[0]], read[pair[1]]), False)
             place = pc.index(unequal, True).as_py()
             if place >= 0:
-                meanings = (str(read[one][place].cast(SECONDS).cast(pa.date32())) for one in pair)
-                self.differing.setdefault(pair, (str(texts[place]), *meanings))
+                first, second = (str(read[one][place].cast(SECONDS).cast(pa.date32())) for one in pair)
+                self.differing.setdefault(pair, (str(texts[place]), first, second))
 
     def best(self) -> str:
         """The format that reads most cells; ISO 8601 where no other one reads more."""

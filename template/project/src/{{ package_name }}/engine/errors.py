@@ -70,12 +70,11 @@ def explain(error: BaseException | None, settings: Settings, order: Order | None
     order: of the training samples; None where the failure came before there was one.
     """
     said = str(error)
+    batch = order.batch_size if order is not None else None
     if gpu_memory(error):
-        return out_of_memory(settings)
+        return out_of_memory(settings, batch)
     if isinstance(error, MemoryError) or "can't allocate memory" in said:
-        return out_of_memory(settings, host=True)
-    if isinstance(error, NonFinite) and order is not None:
-        return non_finite(error, order)
+        return out_of_memory(settings, batch, host=True)
     first = said.strip().partition("\n")[0]
     if type(error).__module__ == "torch.distributed" or "gloo" in said:
         remedy = "its own last words say why; `train --resume` goes on from the newest checkpoint"
@@ -105,19 +104,15 @@ def no_compiler() -> UserError:
     return UserError("there is no working compiler of C++ here", "compile.enabled", remedy)
 
 
-def non_finite(error: NonFinite, order: Order) -> UserError:
-    """Names the training samples of the step where the loss went bad."""
-    order.rank = error.rank  # of the process where it happened
-    numbers = order.numbers(error.epoch, *error.batches)[0].ravel()
-    shown = ", ".join(map(str, numbers[numbers >= 0][:64]))
-    remedy = "look at them; lower optimizer.learning_rate, longer schedule.warmup_steps, or precision fp32"
-    return UserError(str(error), f"epoch {error.epoch + 1}, training samples {shown}", remedy)
+def out_of_memory(settings: Settings, batch: int | None = None, host: bool = False) -> UserError:
+    """The ladder of settings to try, mildest first. host: the machine's own memory, not the GPU's.
 
-
-def out_of_memory(settings: Settings, host: bool = False) -> UserError:
-    """The ladder of settings to try, mildest first. host: the machine's own memory, not the GPU's."""
+    batch: its size, where that is not `data.batch_size`.
+    """
     data, training, steps = settings.data, settings.training, []
-    if (batch := data.batch_size) > 1:
+    if batch is None:
+        batch = data.batch_size
+    if batch > 1:
         same = f"--training.gradient_accumulation_steps {2 * training.gradient_accumulation_steps}"
         steps.append(f"--data.batch_size {batch // 2} {same} (same result)")
     if not training.gradient_checkpointing:
