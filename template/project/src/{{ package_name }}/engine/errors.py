@@ -82,8 +82,7 @@ def explain(error: BaseException | None, settings: Settings, order: Order | None
     if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
         if lacks_compiler(said):
             return no_compiler()
-        remedy = "--compile.enabled false, or --compile.fullgraph false to compile the parts that can be"
-        return UserError(f"a block could not be compiled ({first})", "compile.enabled", remedy)
+        return not_compiled(said)
     if isinstance(error, RuntimeError) and "could not create a primitive" in said:  # oneDNN's words
         remedy = "choose fp32, or disable autocast for that layer"
         return UserError(f"this CPU cannot compute a layer ({first})", "training.precision", remedy)
@@ -97,6 +96,17 @@ def explain(error: BaseException | None, settings: Settings, order: Order | None
 def lacks_compiler(said: str) -> bool:
     """Whether compiling failed for the want of a C++ compiler, in the words of Inductor or Triton."""
     return "Cxx" in said or "C compiler" in said
+
+
+def not_compiled(said: str) -> UserError:
+    """Torch's compiler failed: in the words of the backend, where it was the backend."""
+    first, *others = said.strip().splitlines()
+    if first.endswith("raised:") and others:
+        first = others[0]
+    remedy = "--compile.enabled false, or --compile.fullgraph false to compile the parts that can be"
+    if "UnicodeDecodeError" in first:  # Inductor reads its own files in the locale's encoding
+        remedy = "set PYTHONUTF8=1, or --compile.enabled false"
+    return UserError(f"a block could not be compiled ({first})", "compile.enabled", remedy)
 
 
 def no_compiler() -> UserError:
