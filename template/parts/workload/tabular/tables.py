@@ -1,7 +1,7 @@
 """Tables from the files that people have, in blocks of rows: CSV, Parquet, Feather, Arrow, folders of them.
 
-A cell of a CSV file stays a text until its number is asked for: so types do not hang on a file's first rows, and
-a mistake is named with file, row, column and cell.
+A cell of a CSV file stays a text until its number is asked for: types do not depend on the first rows,
+and an error names file, row, column and cell.
 """
 
 from __future__ import annotations
