@@ -334,9 +334,9 @@ def test_a_full_disk_ends_no_training_at_a_row(place: Path, reference: Path) -> 
     """Rows that the disk has no room for wait in memory."""
 
     def fill() -> None:
-        from my_training.engine import monitor  # type: ignore[import-not-found]
+        from my_training.engine.metrics_file import MetricsFile  # type: ignore[import-not-found]
 
-        start, flushes = monitor.Monitor.start, iter(range(10**9))
+        opened, flushes = MetricsFile.open, iter(range(10**9))
 
         class Full:
             def __init__(self, file: object):
@@ -353,11 +353,11 @@ def test_a_full_disk_ends_no_training_at_a_row(place: Path, reference: Path) -> 
             def close(self) -> None:
                 self.file.close()
 
-        def started(self: object, *given: object) -> None:
-            start(self, *given)
-            self._file = Full(self._file)
+        def open_full(self: object, step: int) -> None:
+            opened(self, step)
+            self.file = Full(self.file)
 
-        monitor.Monitor.start = started
+        MetricsFile.open = open_full
 
     done = run(render(workload="tabular"), "train", *OPTIONS, cwd=place, before=fill)
     assert done.code == 0, done.err
