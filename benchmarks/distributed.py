@@ -25,7 +25,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
 
-from publish import machine, publish  # noqa: E402
+from publish import command_line, machine, publish  # noqa: E402
 
 WANTED = 1.7
 FLAGS = {
@@ -40,6 +40,14 @@ CASES = {  # workload, settings; a row each
     "GPT, batch 16": ("llm", GPT | {"data.batch_size": 16}),
     "LSTM, batch 128": ("timeseries", {"model.width": 128, "data.batch_size": 128}),
 }
+
+
+def shrink() -> None:
+    """Takes the sizes of a rehearsal."""
+    small = {"llm": {"model.layers": 1, "model.heads": 2, "model.width": 32, "data.sample_mb": 0.05}}
+    small["timeseries"] = {"model.width": 8}
+    for workload, shape in CASES.values():
+        shape |= small[workload] | {"data.batch_size": 4}
 
 
 def begun(folder: Path, distributed: Any, shape: dict[str, Any]) -> Any:
@@ -151,8 +159,9 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--write", action="store_true", help="into docs/benchmarks/distributed.md")
-    arguments = parser.parse_args()
+    arguments = command_line(parser, rounds=1, steps=1)
+    if arguments.rehearse:
+        shrink()
     os.environ["OMP_NUM_THREADS"] = "1"
     import torch
 
@@ -162,7 +171,7 @@ def main() -> None:
     columns = ["each process", "step of one", "one, samples/s", "two runs at once", "one run on two"]
     columns += ["most that two can", "ratio, median", "all rounds", "wanted", "of the most"]
     how = f"{protocol}, {arguments.rounds} rounds of {arguments.steps} steps"
-    publish("distributed", "ddp", how, {"columns": columns, "rows": rows}, write=arguments.write)
+    publish("distributed", "ddp", how, {"columns": columns, "rows": rows}, arguments=arguments)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
 
 import torch  # noqa: E402
 from importing import imported  # noqa: E402
-from publish import machine, publish  # noqa: E402
+from publish import command_line, machine, publish  # noqa: E402
 from rendering import render  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.nn.functional import mse_loss  # noqa: E402
@@ -392,19 +392,21 @@ def available(name: str) -> bool:
 
 
 def main() -> None:
+    global STEPS
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=STEPS, help="of a round (default: %(default)s)")
     parser.add_argument("--only", nargs="+", choices=list(SIDES), metavar="LOOP", help=", ".join(SIDES))
-    parser.add_argument("--write", action="store_true", help="into docs/benchmarks/loop.md")
-    arguments = parser.parse_args()
+    arguments = command_line(parser, rounds=1, steps=WARMUP + 10)
+    STEPS = arguments.steps
     torch.set_num_threads(1)
     sides = [side for side in SIDES if side != "HF Trainer" or available("transformers")]
     if arguments.only:
         sides = [side for side in sides if side in ("bare PyTorch", *arguments.only)]
     how = f"{machine('lightning', 'accelerate', 'transformers')}, one thread, {arguments.rounds} rounds"
-    publish("loop", "loop", how, *tables(measure(sides, arguments.rounds)), write=arguments.write)
+    publish("loop", "loop", how, *tables(measure(sides, arguments.rounds)), arguments=arguments)
 
 
 if __name__ == "__main__":
