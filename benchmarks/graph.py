@@ -1,9 +1,10 @@
 """Graph attention against PyTorch Geometric's GATConv, and cached graphs against rebuilt ones.
 
 Attention: forward and backward of one layer, 8 heads × 8, on a citation graph's size and on 32 days of
-256 stocks; the same edges for both, loops among them, weights alike. In float64 both must give the same. Calls are interleaved and each pair's
-ratio is taken on its own, so that a drifting machine cancels out. Memory: the peak above what the graph
-and the layer hold, each size in a fresh process, and again with twice the nodes and edges.
+256 stocks; the same edges for both, loops among them, weights alike. In float64 both must give the same
+results. Calls are interleaved and each pair's ratio is taken on its own, so that a drifting machine cancels
+out. Memory: the peak above what the graph and the layer hold, each size in a fresh process, and again with
+twice the nodes and edges.
 
 Graphs: training and validation of the model on 256 stocks with 10 neighbours each, 2,560 edges a day, as
 `prepare` cached the graphs; rebuilt for each batch by the project (`graph_builder.use_in_training`); and

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import re
 import shutil
 import statistics
 import sys
@@ -24,6 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
 
 import numpy as np  # noqa: E402
+from importing import imported  # noqa: E402
 from publish import command_line, machine, publish  # noqa: E402
 from rendering import render  # noqa: E402
 from running import newest_run, rows, run, undrawn  # noqa: E402
@@ -112,12 +112,18 @@ def prepare(workload: str, series: Path | None, folder: Path) -> int:
         np.savetxt(source, rows_of, delimiter=",", header=names, comments="")
     made = ["prepare", f"--input={source}", *case.prepare.split()]
     words = made if case.prepare else ["train", "--max-steps", "1", *case.flags.split()]
-    for command in words, ["doctor", *case.flags.split()]:
-        done = run(project, *command, cwd=folder)
-        assert done.code == 0, done.err
-    found = re.search(r"([\d,]+) training samples", done.out)
-    assert found is not None, done.out
-    return int(found[1].replace(",", ""))
+    done = run(project, *words, cwd=folder)
+    assert done.code == 0, done.err
+    return count(project, case.flags, folder / ("data" if case.prepare else "data/synthetic"))
+
+
+def count(project: Path, flags: str, data: Path) -> int:
+    """How many training samples the project makes of prepared data."""
+    words = [word.removeprefix("--") for word in flags.split()]
+    overrides = [("data.path", str(data)), *zip(words[::2], words[1::2], strict=True)]
+    settings = imported(project, "config").load(overrides=overrides)
+    store = imported(project, "assemble").open_store(settings)
+    return len(imported(project, "dataset").Samples(store, settings, "train"))
 
 
 def train(workload: str, way: str, fraction: float, seed: int, folder: Path) -> tuple[float, float]:

@@ -90,8 +90,9 @@ def offset_of(path: Path, name: str = "features") -> int:
 def raw(path: Path, threads: int, reused: int = 0) -> float:
     """Seconds to read all features, block by block in `threads` threads, into `reused` bytes of memory.
 
-    By default a chunk's worth of memory, as a loader has to hold that hands out batches of 62 MB. Memory that fits in
-    the CPU's cache is filled faster, without reaching the memory at all: that says nothing about loaders.
+    By default a chunk's worth of memory, as a loader has to hold that hands out batches of 62 MB. Memory that
+    fits in the CPU's cache is filled faster, without reaching the memory at all: that says nothing about
+    loaders.
     """
     first, size = offset_of(path), ROWS * ROW_BYTES
     reused = reused or CHUNK * ROW_BYTES
