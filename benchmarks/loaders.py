@@ -96,8 +96,9 @@ def raw(path: Path, threads: int, reused: int = 0) -> float:
     """
     first, size = offset_of(path), ROWS * ROW_BYTES
     reused = reused or CHUNK * ROW_BYTES
+    block = min(BLOCK, reused)
     file = os.open(path, os.O_RDONLY)
-    blocks = iter(range(0, size, BLOCK))
+    blocks = iter(range(0, size, block))
     memory = np.ones(reused, np.uint8).data
     lock = threading.Lock()
 
@@ -107,8 +108,8 @@ def raw(path: Path, threads: int, reused: int = 0) -> float:
                 start = next(blocks, None)
             if start is None:
                 return
-            place = start % (reused // BLOCK * BLOCK)
-            view = memory[place : place + min(BLOCK, size - start)]
+            place = start % (reused // block * block)
+            view = memory[place : place + min(block, size - start)]
             while view:
                 count = os.preadv(file, [view], first + start)
                 view, start = view[count:], start + count

@@ -1,16 +1,17 @@
-"""Trials of `benchmark` and `tune` as forks of the test's own process, where torch is loaded."""
+"""Trials of `benchmark` and `tune`, and files, as forks of the test's own process, where torch is loaded."""
 
 from __future__ import annotations
 
 import importlib
 import os
+import runpy
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import yaml
-from running import PACKAGE, _child
+from running import PACKAGE, PATIENCE, Result, Running, _child
 
 Before = Callable[[dict[str, Any]], Any]
 
@@ -64,3 +65,27 @@ def forked_trainings(project: Path, before: Callable[[], Any] | None = None) -> 
             before()
 
     return put
+
+
+def run_file(file: Path, *words: str, cwd: Path, before: Callable[[], Any] | None = None) -> Result:
+    """Runs `python FILE WORDS` in the folder `cwd`; before: called in the fork first."""
+
+    def child() -> None:
+        kept = sys.stdout, sys.stderr  # a file that forks must not close their numbers
+        sys.argv = [str(file), *words]
+        sys.path.insert(0, str(file.parent))
+        if before is not None:
+            before()
+        code: Any = 0
+        try:
+            runpy.run_path(str(file), run_name="__main__")
+        except SystemExit as end:
+            code = end.code or 0
+        if isinstance(code, str):
+            print(code, file=sys.stderr)
+            code = 1
+        for stream in kept:
+            stream.flush()
+        os._exit(code)
+
+    return Running(file.parent, (), cwd, child).wait(2 * PATIENCE)
