@@ -35,7 +35,7 @@ FLAGS = {
     "monitor.progress": "false",
 }
 GPT = {"data.block_size": 64, "model.layers": 4, "model.heads": 4, "model.width": 256}
-CASES = {  # workload, settings; a row each
+CASES: dict[str, tuple[str, dict[str, Any]]] = {  # workload, settings; a row each
     "GPT, batch 8": ("llm", GPT | {"data.batch_size": 8}),
     "GPT, batch 16": ("llm", GPT | {"data.batch_size": 16}),
     "LSTM, batch 128": ("timeseries", {"model.width": 128, "data.batch_size": 128}),
@@ -44,8 +44,10 @@ CASES = {  # workload, settings; a row each
 
 def shrink() -> None:
     """Takes the sizes of a rehearsal."""
-    small = {"llm": {"model.layers": 1, "model.heads": 2, "model.width": 32, "data.sample_mb": 0.05}}
-    small["timeseries"] = {"model.width": 8}
+    small: dict[str, dict[str, Any]] = {
+        "llm": {"model.layers": 1, "model.heads": 2, "model.width": 32, "data.sample_mb": 0.05},
+        "timeseries": {"model.width": 8},
+    }
     for workload, shape in CASES.values():
         shape |= small[workload] | {"data.batch_size": 4}
 

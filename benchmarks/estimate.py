@@ -68,7 +68,8 @@ def measure(workload: str, rounds: int, quick: bool) -> list[tuple[float, float]
     samples = {name: value.clone() for name, value in next(whole.loader("train", True).epoch(0)).items()}
     step = get("measure.steps").Steps(whole, OneBatch(samples))
     build: Any = lambda: get("model").build_model(settings, store.facts)  # noqa: E731
-    counted, estimates = get("measure.costs").count(build, samples, "fp32"), get("measure.estimates")
+    counted = get("measure.costs").count(build, samples, "fp32")
+    estimates: Any = get("measure.estimates")
     if quick:
         estimates.fastest = functools.partial(estimates.fastest, seconds=SECONDS)
     found = []

@@ -149,7 +149,7 @@ def compare(torch: Any, folder: Path, threads: int, rounds: int, steps: int) -> 
                     store = run.project.store
                     data = np.asarray(store.arrays["tokens"].rows()[slice(*store.splits["train"])])
                     theirs = Theirs(torch, run.project, data, steps)
-                    sides = [theirs, ours] if number % 2 else [ours, theirs]
+                    sides: list[Any] = [theirs, ours] if number % 2 else [ours, theirs]
                     figures = {type(side).__name__: tenth(side.run()) for side in sides}
             sys.stdout = stdout
             if number >= 0:  # the first round warms up

@@ -43,7 +43,7 @@ ROW_BYTES = 4 * SHAPE[0] * SHAPE[1]
 BLOCK = 32 << 20
 PEERS = ("streaming", "webdataset")
 PEERS_PYTHON = ROOT / ".venv-peers/bin/python"  # `make bench` makes it
-WORKERS = (0, 2)  # of the peers
+WORKERS: tuple[int, ...] = (0, 2)  # of the peers
 
 
 def shrink() -> None:
@@ -462,6 +462,12 @@ def tables(rounds: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]
     def saved(name: str) -> list[float]:
         return ratio(lambda row: 1 - row["chunk full + step"]["epoch"] / row[f"{name} + step"]["epoch"])
 
+    def times(peer: str) -> list[float]:
+        return ratio(lambda row: row[peer]["epoch"] / row["chunk full"]["epoch"])
+
+    def cold(order: str) -> list[float]:
+        return ratio(lambda row: row["raw 2 cold"]["epoch"] / row[f"chunk {order} cold"]["epoch"])
+
     lines = [
         ("sequential, of raw preadv", "≥ 0.90", share("chunk time")),
         ("block shuffle, of raw preadv", "≥ 0.75", share("chunk block")),
@@ -486,14 +492,7 @@ def tables(rounds: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]
             ratio(lambda row: row["chunk time"]["first"] / (row[base]["epoch"] * chunk_seconds)),
         ),
         ("LSTM step, of a bare loop", "≤ 1.03", ratio(lambda row: row["lstm"]["ours"] / row["lstm"]["bare"])),
-        *(
-            (
-                f"full shuffle, times {peer}",
-                "",
-                ratio(lambda row, peer=peer: row[peer]["epoch"] / row["chunk full"]["epoch"]),
-            )
-            for peer in beside()
-        ),
+        *((f"full shuffle, times {peer}", "", times(peer)) for peer in beside()),
         ("memmap, full shuffle, of raw preadv", "", share("memmap full")),
         ("dataloader, 2 workers, full shuffle, of raw preadv", "", share("dataloader full")),
         (
@@ -504,10 +503,7 @@ def tables(rounds: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]
     ]
     if "raw 2 cold" in rounds[0]:
         for order, wanted in (("time", "≥ 0.95"), ("full", "")):
-            cold = ratio(
-                lambda row, order=order: row["raw 2 cold"]["epoch"] / row[f"chunk {order} cold"]["epoch"]
-            )
-            lines.append((f"cold, order {order}, of cold raw preadv", wanted, cold))
+            lines.append((f"cold, order {order}, of cold raw preadv", wanted, cold(order)))
     last = rounds[-1]
     blocks = [last[size]["memory"] / (BATCH * ROW_BYTES) for size in ("small", "large")]
     lines.append(("host memory of 1 GB and of 4 GB, in blocks of 62 MB", "≤ 4", blocks))

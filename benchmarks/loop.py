@@ -206,13 +206,13 @@ def hf_trainer(data: Data, folder: Path) -> Result:
 
     class Own(Trainer):
         def get_train_dataloader(self) -> Any:
-            pairs = [{"x": x, "labels": y} for x, y in Ring(data)]
+            pairs: Any = [{"x": x, "labels": y} for x, y in Ring(data)]
             return torch.utils.data.DataLoader(pairs, batch_size=None, sampler=range(STEPS))
 
     class Losses(TrainerCallback):
-        def on_log(self, *_: Any, logs: dict[str, Any], **__: Any) -> None:
-            if "loss" in logs:
-                losses.append(float(logs["loss"]))
+        def on_log(self, *arguments: Any, **facts: Any) -> None:
+            if "loss" in facts["logs"]:
+                losses.append(float(facts["logs"]["loss"]))
 
     losses: list[float] = []
     model = Model()
@@ -335,7 +335,8 @@ PAIRS = [  # ours, theirs, at most
 
 def measure(sides: list[str], rounds: int) -> dict[str, list[float]]:
     """Microseconds a step of each side in each round; the first round warms up and does not count."""
-    data, found = batches(), {side: [] for side in sides}
+    data = batches()
+    found: dict[str, list[float]] = {side: [] for side in sides}
     with tempfile.TemporaryDirectory() as temporary:
         for number in range(-1, rounds):
             order = sides if number % 2 else sides[::-1]

@@ -24,7 +24,7 @@ from publish import command_line, machine, publish  # noqa: E402
 from rendering import render  # noqa: E402
 from running import run  # noqa: E402
 
-RATES = (1e-3, 3e-3, 1e-2)
+RATES: tuple[float, ...] = (1e-3, 3e-3, 1e-2)
 OPTIMIZERS = ("adamw", "muon")
 EVERY = 25  # steps between two evaluations
 MODEL: dict[str, Any] = {

@@ -21,7 +21,7 @@ def forked_trials(project: Path, before: Before | None = None) -> Callable[[], N
 
     def put() -> None:
         kept: list[Any] = []
-        trials = importlib.import_module(f"{PACKAGE}.measure.trials")
+        trials: Any = importlib.import_module(f"{PACKAGE}.measure.trials")
 
         def launch(loader: str, folder: Path) -> tuple[int, int]:
             if (pid := os.fork()) == 0:
@@ -43,7 +43,7 @@ def forked_trainings(project: Path, before: Callable[[], Any] | None = None) -> 
 
     def put() -> None:
         kept: list[Any] = []
-        search = importlib.import_module(f"{PACKAGE}.measure.search")
+        search: Any = importlib.import_module(f"{PACKAGE}.measure.search")
 
         def launch(folder: Path, number: int) -> int:
             reads, writes = os.pipe()

@@ -57,7 +57,7 @@ REHEARSAL = {
     "compile.enabled": "false",
     "training.fp8_emulation": "true",
 }
-BESIDE = {  # all of the above, and this
+BESIDE: dict[str, dict[str, Any]] = {  # all of the above, and this
     "fp8 instead of bf16": {"training.precision": "fp8"},
     "activation checkpointing": {"training.gradient_checkpointing": "true"},
     "monitor, ten samples a second": {"watch.every_seconds": 0.1},
@@ -107,7 +107,7 @@ def theirs(overrides: dict[str, Any]) -> dict[str, Any]:
     start = time.perf_counter()
     same = model_of(settings, store.facts)
     padded = same.embedding.num_embeddings
-    model = nanogpt.GPT(nanogpt.GPTConfig(settings.model.context, padded, *settings.model.shape))
+    model: Any = nanogpt.GPT(nanogpt.GPTConfig(settings.model.context, padded, *settings.model.shape))
     nanogpt.load_ours(model, same)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda":
