@@ -85,7 +85,7 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--only", nargs="+", choices=list(TINY), default=list(TINY), metavar="WORKLOAD")
-    arguments = command_line(parser, rounds=1)
+    arguments = command_line(parser, rounds=1, only=["tabular", "timeseries", "llm"])
     if arguments.rehearse:
         shrink()
     torch.set_num_threads(1)
