@@ -25,7 +25,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
 
-from publish import machine, publish  # noqa: E402
+from publish import command_line, machine, publish  # noqa: E402
 
 WANTED = 1.7
 FLAGS = {
@@ -35,11 +35,22 @@ FLAGS = {
     "monitor.progress": "false",
 }
 GPT = {"data.block_size": 64, "model.layers": 4, "model.heads": 4, "model.width": 256}
-CASES = {  # workload, settings; a row each
+CASES: dict[str, tuple[str, dict[str, Any]]] = {  # workload, settings; a row each
     "GPT, batch 8": ("llm", GPT | {"data.batch_size": 8}),
     "GPT, batch 16": ("llm", GPT | {"data.batch_size": 16}),
     "LSTM, batch 128": ("timeseries", {"model.width": 128, "data.batch_size": 128}),
 }
+
+
+def shrink() -> None:
+    """Takes the sizes of a rehearsal."""
+    small: dict[str, dict[str, Any]] = {
+        "llm": {"model.layers": 1, "model.heads": 2, "model.width": 32, "data.sample_mb": 0.05},
+        "timeseries": {"model.width": 8},
+    }
+    del CASES["GPT, batch 16"]
+    for workload, shape in CASES.values():
+        shape |= small[workload] | {"data.batch_size": 4}
 
 
 def begun(folder: Path, distributed: Any, shape: dict[str, Any]) -> Any:
@@ -52,14 +63,14 @@ def begun(folder: Path, distributed: Any, shape: dict[str, Any]) -> Any:
     run = folder / f"run-{os.getpid()}-of-{distributed.world}"
     run.mkdir()
     build = lambda settings: assembling.assemble(settings, distributed, store)  # noqa: E731
-    make = importlib.import_module("my_training.engine.run").Session
+    make = importlib.import_module("my_training.engine.session").Session
     session = make(run, settings, build, distributed=distributed, trial=True).__enter__()
     return next(session.phases())
 
 
 def per_second(run: Any, steps: int) -> float:
     """Samples a second of all its processes over so many steps."""
-    run.session.limit = run.progress.step + steps
+    run.limit = run.progress.step + steps
     start = time.perf_counter()
     importlib.import_module("my_training.train").fit(run)
     return steps * run.loader.order.slots / (time.perf_counter() - start)
@@ -151,8 +162,9 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--write", action="store_true", help="into docs/benchmarks/distributed.md")
-    arguments = parser.parse_args()
+    arguments = command_line(parser, rounds=1, steps=1)
+    if arguments.rehearse:
+        shrink()
     os.environ["OMP_NUM_THREADS"] = "1"
     import torch
 
@@ -162,7 +174,7 @@ def main() -> None:
     columns = ["each process", "step of one", "one, samples/s", "two runs at once", "one run on two"]
     columns += ["most that two can", "ratio, median", "all rounds", "wanted", "of the most"]
     how = f"{protocol}, {arguments.rounds} rounds of {arguments.steps} steps"
-    publish("distributed", "ddp", how, {"columns": columns, "rows": rows}, write=arguments.write)
+    publish("distributed", "ddp", how, {"columns": columns, "rows": rows}, arguments=arguments)
 
 
 if __name__ == "__main__":

@@ -9,12 +9,14 @@ the machine only adds. A ratio is taken in each round.
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import statistics
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -22,15 +24,24 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
 
 import torch  # noqa: E402
 from importing import imported  # noqa: E402
-from publish import machine, publish  # noqa: E402
+from publish import command_line, machine, publish  # noqa: E402
 from rendering import render  # noqa: E402
 from test_tier_b import TINY  # noqa: E402
 
 SECONDS = 0.5  # of steps in a round
 
 
+def shrink() -> None:
+    """Takes the sizes of a rehearsal."""
+    global SECONDS
+    SECONDS = 0.01
+
+
 class OneBatch:
     """A loader that costs nothing."""
+
+    stall_seconds = 0.0
+    order = SimpleNamespace(share=lambda *place: 1.0)
 
     def __init__(self, batch: dict[str, torch.Tensor]):
         self.batch = batch
@@ -42,8 +53,11 @@ class OneBatch:
         yield dict(self.batch)
 
 
-def measure(workload: str, rounds: int) -> list[tuple[float, float]]:
-    """(estimated, measured) milliseconds of a step, by round; in the working folder. One more warms up."""
+def measure(workload: str, rounds: int, quick: bool) -> list[tuple[float, float]]:
+    """(estimated, measured) milliseconds of a step, by round; in the working folder. One more warms up.
+
+    quick: whether the estimate repeats each of its own measurements no longer than a round, too.
+    """
     project = render(workload=workload, extras=["estimate", "profile"])
     get = lambda name: imported(project, name)  # noqa: E731
     flags = iter(TINY[workload])
@@ -54,11 +68,14 @@ def measure(workload: str, rounds: int) -> list[tuple[float, float]]:
     samples = {name: value.clone() for name, value in next(whole.loader("train", True).epoch(0)).items()}
     step = get("measure.steps").Steps(whole, OneBatch(samples))
     build: Any = lambda: get("model").build_model(settings, store.facts)  # noqa: E731
-    counted, estimates = get("measure.costs").count(build, samples, "fp32"), get("measure.estimates")
+    counted = get("measure.costs").count(build, samples, "fp32")
+    estimates: Any = get("measure.estimates")
+    if quick:
+        estimates.fastest = functools.partial(estimates.fastest, seconds=SECONDS)
     found = []
     for _ in range(rounds + 1):
         expected, _ = estimates.this_cpu().step(counted)
-        found.append((1000 * expected, 1000 * estimates.fastest(step, SECONDS)))
+        found.append((1000 * expected, 1000 * estimates.fastest(step, seconds=SECONDS)))
     return found[1:]
 
 
@@ -68,15 +85,16 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--only", nargs="+", choices=list(TINY), default=list(TINY), metavar="WORKLOAD")
-    parser.add_argument("--write", action="store_true", help="into docs/benchmarks/estimate.md")
-    arguments = parser.parse_args()
+    arguments = command_line(parser, rounds=1, only=["tabular", "timeseries", "llm"])
+    if arguments.rehearse:
+        shrink()
     torch.set_num_threads(1)
     how = f"{machine()}, one thread, fp32, {arguments.rounds} rounds, the fastest step of {SECONDS} s in each"
     rows = []
     for workload in arguments.only:
         with tempfile.TemporaryDirectory() as folder:
             os.chdir(folder)
-            found = measure(workload, arguments.rounds)
+            found = measure(workload, arguments.rounds, arguments.rehearse)
             os.chdir(ROOT)
         ratios = [expected / measured for expected, measured in found]
         times = (f"{statistics.median(side):.2f}" for side in zip(*found, strict=True))
@@ -84,7 +102,7 @@ def main() -> None:
             [f"`{workload}`", *times, *(f"{figure(ratios):.2f}" for figure in (statistics.median, min, max))]
         )
     columns = ["workload", "ms/step, estimated", "measured", "estimated / measured", "lowest", "highest"]
-    publish("estimate", "estimate", how, {"columns": columns, "rows": rows}, write=arguments.write)
+    publish("estimate", "estimate", how, {"columns": columns, "rows": rows}, arguments=arguments)
 
 
 if __name__ == "__main__":

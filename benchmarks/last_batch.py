@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import re
 import shutil
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
 
 import numpy as np  # noqa: E402
-from publish import machine, publish  # noqa: E402
+from importing import imported  # noqa: E402
+from publish import command_line, machine, publish  # noqa: E402
 from rendering import render  # noqa: E402
 from running import newest_run, rows, run, undrawn  # noqa: E402
 
@@ -58,28 +58,53 @@ def orders() -> Any:
     return importlib.import_module("my_training.engine.order").Order
 
 
+def replace(kind: type, name: str, method: Callable[..., Any]) -> None:
+    """Gives a class another method of that name, which it must have."""
+    assert hasattr(kind, name), f"{kind.__name__} has no {name}"
+    setattr(kind, name, method)
+
+
 def whole() -> None:
     undrawn()
-    orders().share = lambda *_: 1.0
+    replace(orders(), "share", lambda *_: 1.0)
 
 
 def dropped() -> None:
     """Never all of it: a training set that fills no batch is one."""
     undrawn()
     length = orders().__len__
-    orders().__len__ = lambda order: max(order.count // order.slots, 1) if order.train else length(order)
+    steps = lambda order: max(order.count // order.slots, 1) if order.train else length(order)  # noqa: E731
+    replace(orders(), "__len__", steps)
+
+
+def shrink() -> None:
+    """Takes the sizes of a rehearsal."""
+    for workload, case in CASES.items():
+        flags = case.flags.replace("sample_mb 0.5", "sample_mb 0.05")
+        CASES[workload] = case._replace(batches=2, epochs=1, flags=flags)
 
 
 WAYS: dict[str, Callable[[], None]] = {"a whole step": whole, "dropped": dropped, "by its share": undrawn}
 
 
-def prepare(workload: str, series: Path, folder: Path) -> int:
+def made_up_series(folder: Path) -> Path:
+    """What a rehearsal takes instead of somebody's file."""
+    hours = np.datetime64("2024-01-01T00") + np.arange(1500)
+    values = np.random.default_rng(0).normal(size=(len(hours), 2)).round(4)
+    lines = (f"{hour},{a},{b}\n" for hour, (a, b) in zip(hours, values, strict=True))
+    path = folder / "series.csv"
+    path.write_text("".join(["date,a,b\n", *lines]))
+    return path
+
+
+def prepare(workload: str, series: Path | None, folder: Path) -> int:
     """Makes the data in `folder`; returns how many training samples there are."""
-    case, source, project = CASES[workload], series.resolve(), render(workload=workload)
+    case, project = CASES[workload], render(workload=workload)
+    folder.mkdir()
+    source = series.resolve() if series else made_up_series(folder)
     if workload == "tabular":
         from sklearn.datasets import load_diabetes
 
-        folder.mkdir(parents=True)
         source = folder.resolve() / "diabetes.csv"
         table = load_diabetes()
         rows_of = np.column_stack([table.data, table.target])
@@ -87,12 +112,18 @@ def prepare(workload: str, series: Path, folder: Path) -> int:
         np.savetxt(source, rows_of, delimiter=",", header=names, comments="")
     made = ["prepare", f"--input={source}", *case.prepare.split()]
     words = made if case.prepare else ["train", "--max-steps", "1", *case.flags.split()]
-    for command in words, ["doctor", *case.flags.split()]:
-        done = run(project, *command, cwd=folder)
-        assert done.code == 0, done.err
-    found = re.search(r"([\d,]+) training samples", done.out)
-    assert found is not None, done.out
-    return int(found[1].replace(",", ""))
+    done = run(project, *words, cwd=folder)
+    assert done.code == 0, done.err
+    return count(project, case.flags, folder / ("data" if case.prepare else "data/synthetic"))
+
+
+def count(project: Path, flags: str, data: Path) -> int:
+    """How many training samples the project makes of prepared data."""
+    words = [word.removeprefix("--") for word in flags.split()]
+    overrides = [("data.path", str(data)), *zip(words[::2], words[1::2], strict=True)]
+    settings = imported(project, "config").load(overrides=overrides)
+    store = imported(project, "assemble").open_store(settings)
+    return len(imported(project, "dataset").Samples(store, settings, "train"))
 
 
 def train(workload: str, way: str, fraction: float, seed: int, folder: Path) -> tuple[float, float]:
@@ -119,9 +150,15 @@ def train(workload: str, way: str, fraction: float, seed: int, folder: Path) -> 
     return loss, max(norms[len(norms) // 10 :])
 
 
+def deviation(values: Sequence[float]) -> float:
+    """The standard deviation; nan of a single value."""
+    return statistics.stdev(values) if len(values) > 1 else float("nan")
+
+
 def compare(workload: str, rest: int, seeds: int, samples: int, folder: Path) -> list[list[str]]:
     """A row for each way."""
-    case, found = CASES[workload], {way: [] for way in WAYS}
+    case = CASES[workload]
+    found: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
     fraction = (case.batch * case.batches + rest) / samples
     for seed in range(seeds):
         for way in WAYS:  # in turn, and seed by seed
@@ -131,9 +168,9 @@ def compare(workload: str, rest: int, seeds: int, samples: int, folder: Path) ->
     for way, outcomes in found.items():
         losses, norms = zip(*outcomes, strict=True)
         changes = [loss - before for (loss, _), (before, _) in zip(outcomes, found[first], strict=True)]
-        error = statistics.stdev(changes) / seeds**0.5
+        error = deviation(changes) / seeds**0.5
         change = "" if way == first else f"{statistics.mean(changes):+.4f} ± {error:.4f}"
-        spread = f"{statistics.mean(losses):.4f} ({statistics.stdev(losses):.4f})"
+        spread = f"{statistics.mean(losses):.4f} ({deviation(losses):.4f})"
         cells.append([f"{workload}, {rest} of {case.batch}", way, spread, change, f"{max(norms):.2f}"])
     return cells
 
@@ -142,19 +179,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--series", type=Path, required=True, help="ETTh2.csv of the ETT datasets, also .gz")
+    parser.add_argument("--series", type=Path, help="ETTh2.csv of the ETT datasets, also .gz")
     parser.add_argument("--only", choices=CASES, action="append", help="these workloads")
     parser.add_argument("--seeds", type=int, default=8)
-    parser.add_argument("--write", action="store_true")
-    arguments = parser.parse_args()
+    arguments = command_line(parser, seeds=1)
+    if arguments.rehearse:
+        shrink()
+    elif arguments.series is None:
+        parser.error("--series is missing: a file of github.com/zhouhaoyi/ETDataset")
     columns = ["workload, last batch", "it is", "validation loss (std)", "against a whole step", "norm"]
     for workload in arguments.only or CASES:
         case, on = CASES[workload], machine()
+        rests = (1,) if arguments.rehearse else (1, case.batch // 2)
         with tempfile.TemporaryDirectory() as place:
             samples = prepare(workload, arguments.series, Path(place) / workload)
             found = [
                 row
-                for rest in (1, case.batch // 2)
+                for rest in rests
                 for row in compare(workload, rest, arguments.seeds, samples, Path(place) / workload)
             ]
         publish(
@@ -163,7 +204,7 @@ def main() -> None:
             f"{on}. {case.data}, {case.epochs} epochs of {case.batches} batches of {case.batch} and the last "
             f"one, `{case.flags or 'the default model'}`, fp32, {arguments.seeds} seeds",
             {"columns": columns, "rows": found},
-            write=arguments.write,
+            arguments=arguments,
         )
 
 

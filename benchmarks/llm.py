@@ -25,7 +25,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
 
-from publish import machine, publish  # noqa: E402
+from publish import command_line, machine, publish  # noqa: E402
 
 BLOCK, BATCH, EVERY, WARMUP, RATE = 64, 12, 10, 20, 1e-3
 CLOCK = time.perf_counter
@@ -57,7 +57,7 @@ def prepare(folder: Path) -> None:
     (folder / "text").write_bytes(kept)
     characters = "".join(sorted(set(kept.decode())))
     borders = lambda ends: [int(0.9 * ends[-1]), int(0.95 * ends[-1]), int(ends[-1])]  # noqa: E731
-    dataset.write(folder / "data", tokenizer.Character(characters), [folder / "text"], borders)
+    dataset.write(folder / "data", tokenizer.Character(characters), [folder / "text"], borders, {})
 
 
 class Theirs:
@@ -110,10 +110,11 @@ class Ours:
         settings = load(overrides=[(key, str(value)) for key, value in flags.items()])
         self.store = assembling.open_store(settings)
         run = Path(tempfile.mkdtemp(dir=folder))
-        self.session = importlib.import_module("my_training.engine.run").Session(
+        self.session = importlib.import_module("my_training.engine.session").Session(
             run,
             settings,
             lambda settings: assembling.assemble(settings, distributed, self.store),
+            distributed,
             trial=True,
         )
 
@@ -148,20 +149,20 @@ def compare(torch: Any, folder: Path, threads: int, rounds: int, steps: int) -> 
                     store = run.project.store
                     data = np.asarray(store.arrays["tokens"].rows()[slice(*store.splits["train"])])
                     theirs = Theirs(torch, run.project, data, steps)
-                    both = [theirs.run, ours.run] if number % 2 else [ours.run, theirs.run]
-                    figures = {call.__self__.__class__.__name__: tenth(call()) for call in both}
+                    sides: list[Any] = [theirs, ours] if number % 2 else [ours, theirs]
+                    figures = {type(side).__name__: tenth(side.run()) for side in sides}
             sys.stdout = stdout
             if number >= 0:  # the first round warms up
                 found.append((figures["Ours"], figures["Theirs"]))
                 print(
                     f"round {number + 1}: ours %.3f ms, nanoGPT's structure %.3f ms" % found[-1], flush=True
                 )
-    ours, theirs = (statistics.median(side) for side in zip(*found, strict=True))
-    ratios = sorted(one / other for one, other in found)
+    mine, other = (statistics.median(side) for side in zip(*found, strict=True))
+    ratios = sorted(a / b for a, b in found)
     low, high = ratios[max(len(ratios) // 2 - 2, 0)], ratios[min(len(ratios) // 2 + 2, len(ratios) - 1)]
     clock = "CPU time" if CLOCK is time.process_time else "wall"
     middle, interval = statistics.median(ratios), f"{low:.3f} to {high:.3f}"
-    return [str(threads), clock, f"{ours:.1f} ms", f"{theirs:.1f} ms", f"{middle:.3f}", interval]
+    return [str(threads), clock, f"{mine:.1f} ms", f"{other:.1f} ms", f"{middle:.3f}", interval]
 
 
 def windows(torch: Any, folder: Path) -> list[list[str]]:
@@ -209,11 +210,10 @@ def main() -> None:
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=50)
-    parser.add_argument("--write", action="store_true", help="into docs/benchmarks/llm.md")
     parser.add_argument(
         "--cpu-time", action="store_true", help="of one thread; for a machine that others use too"
     )
-    arguments = parser.parse_args()
+    arguments = command_line(parser, threads=[1], rounds=1, steps=7)
     import torch
     from rendering import render
 
@@ -239,13 +239,13 @@ def main() -> None:
                 "95 % interval",
             ]
             how = f"{protocol}, {arguments.rounds} rounds of {arguments.steps} steps"
-            publish("llm", "step", how, {"columns": columns, "rows": rows}, write=arguments.write)
+            publish("llm", "step", how, {"columns": columns, "rows": rows}, arguments=arguments)
         if arguments.part != "step":
             torch.set_num_threads(1)
             columns = ["block", "batch", "gathered", "row by row", ""]
             rows = windows(torch, folder)
             how = f"{protocol}, tenth percentile of 300 calls"
-            publish("llm", "windows", how, {"columns": columns, "rows": rows}, write=arguments.write)
+            publish("llm", "windows", how, {"columns": columns, "rows": rows}, arguments=arguments)
 
 
 if __name__ == "__main__":

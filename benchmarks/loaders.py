@@ -13,6 +13,8 @@ rounds and their span. Every epoch's batches are checked: each row once, with it
 from __future__ import annotations
 
 import argparse
+import functools
+import importlib
 import json
 import os
 import resource
@@ -32,7 +34,8 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "benchmarks")]
 
-from publish import machine, publish  # noqa: E402
+from forks import in_fork  # noqa: E402
+from publish import command_line, machine, publish  # noqa: E402
 
 ROWS, SHAPE, TARGETS, BATCH, CHUNK = 8192, (360, 167), 36, 256, 1024
 STEP = 0.015  # seconds: stands for the GPU's work on a batch
@@ -40,6 +43,20 @@ ROW_BYTES = 4 * SHAPE[0] * SHAPE[1]
 BLOCK = 32 << 20
 PEERS = ("streaming", "webdataset")
 PEERS_PYTHON = ROOT / ".venv-peers/bin/python"  # `make bench` makes it
+WORKERS: tuple[int, ...] = (0, 2)  # of the peers
+
+
+def shrink() -> None:
+    """Takes the sizes of a rehearsal."""
+    global SHAPE, TARGETS, BATCH, CHUNK, ROW_BYTES, BLOCK, STEP, WORKERS
+    SHAPE = (12, 5)
+    TARGETS = 2
+    BATCH = 32
+    CHUNK = 128
+    ROW_BYTES = 4 * SHAPE[0] * SHAPE[1]
+    BLOCK = 8 << 10
+    STEP = 0.001
+    WORKERS = (0,)
 
 
 # ---- the data ------------------------------------------------------------------------------------
@@ -70,16 +87,19 @@ def offset_of(path: Path, name: str = "features") -> int:
 # ---- cases: functions of (path, epoch) that yield (features, targets) batch by batch --------------
 
 
-def raw(path: Path, threads: int, reused: int = CHUNK * ROW_BYTES) -> float:
+def raw(path: Path, threads: int, reused: int = 0) -> float:
     """Seconds to read all features, block by block in `threads` threads, into `reused` bytes of memory.
 
-    A chunk's worth of memory, as a loader has to hold that hands out batches of 62 MB. Memory that fits in
-    the CPU's cache is filled faster, without reaching the memory at all: that says nothing about loaders.
+    By default a chunk's worth of memory, as a loader has to hold that hands out batches of 62 MB. Memory that
+    fits in the CPU's cache is filled faster, without reaching the memory at all: that says nothing about
+    loaders.
     """
     first, size = offset_of(path), ROWS * ROW_BYTES
+    reused = reused or CHUNK * ROW_BYTES
+    block = min(BLOCK, reused)
     file = os.open(path, os.O_RDONLY)
-    blocks = iter(range(0, size, BLOCK))
-    memory = memoryview(np.ones(reused, np.uint8))
+    blocks = iter(range(0, size, block))
+    memory = np.ones(reused, np.uint8).data
     lock = threading.Lock()
 
     def work() -> None:
@@ -88,8 +108,8 @@ def raw(path: Path, threads: int, reused: int = CHUNK * ROW_BYTES) -> float:
                 start = next(blocks, None)
             if start is None:
                 return
-            place = start % (reused // BLOCK * BLOCK)
-            view = memory[place : place + min(BLOCK, size - start)]
+            place = start % (reused // block * block)
+            view = memory[place : place + min(block, size - start)]
             while view:
                 count = os.preadv(file, [view], first + start)
                 view, start = view[count:], start + count
@@ -122,6 +142,11 @@ class Windows:
         return {name: part.values[:, 0] for name, part in rows.items()}
 
 
+def project(name: str) -> Any:
+    """A module of the linked project."""
+    return importlib.import_module(f"my_training.{name}")
+
+
 def ours(path: Path, loader: str, order: str) -> Any:
     """A loader of the template, over links to its parts."""
     import torch
@@ -130,10 +155,7 @@ def ours(path: Path, loader: str, order: str) -> Any:
     folder = Path(tempfile.mkdtemp())
     link(folder, workload="windows", loader=loader)
     sys.path.insert(0, str(folder / "src"))
-    from my_training.engine.hdf5 import hdf5_arrays
-    from my_training.engine.loader import Loader
-    from my_training.engine.order import order_of
-    from my_training.engine.seams import Spans
+    hdf5_arrays, order_of = project("engine.hdf5").hdf5_arrays, project("engine.order").order_of
 
     data = SimpleNamespace(
         order=order, batch_size=BATCH, fraction=1.0, shuffle_block=CHUNK, chunk_size_gb="auto",
@@ -144,8 +166,10 @@ def ours(path: Path, loader: str, order: str) -> Any:
         data=data, evaluation=SimpleNamespace(batch_size=0), reproducibility=SimpleNamespace(seed=0)
     )
     store = SimpleNamespace(arrays=hdf5_arrays(path, "features", "targets"))
-    samples = Windows(Spans, ROWS)
-    return Loader(samples, store, settings, order_of(samples, settings), torch.device("cpu"))
+    samples = Windows(project("engine.seams").Spans, ROWS)
+    return project("engine.loader").Loader(
+        samples, store, settings, order_of(samples, settings), torch.device("cpu")
+    )
 
 
 def template(path: Path, loader: str, order: str) -> Callable[[int], Iterator[Any]]:
@@ -183,7 +207,8 @@ class MapStyle:
     """One row at a time, from a file that is opened once in each process."""
 
     def __init__(self, path: Path):
-        self.path, self.file = path, None
+        self.path = path
+        self.file: Any = None
 
     def __len__(self) -> int:
         return ROWS
@@ -210,9 +235,10 @@ def map_style(path: Path, workers: int) -> Callable[[int], Iterator[Any]]:
         def __iter__(self) -> Iterator[int]:
             return iter(np.random.default_rng([0, self.number]).permutation(ROWS).tolist())
 
+    data: Any = MapStyle(path)
     sampler = Shuffled()
-    loader = DataLoader(
-        MapStyle(path), BATCH, sampler=sampler, num_workers=workers, persistent_workers=workers > 0
+    loader: Any = DataLoader(
+        data, BATCH, sampler=sampler, num_workers=workers, persistent_workers=workers > 0
     )
 
     def epoch(number: int) -> Iterator[Any]:
@@ -227,10 +253,6 @@ def lstm(path: Path) -> dict[str, float]:
     import torch
 
     loader = ours(path, "chunk", "full")
-    from my_training.engine.optimization import make_optimizer
-    from my_training.engine.precision import Precision
-    from my_training.model import build_model
-
     torch.set_num_threads(1)
     settings = SimpleNamespace(model=SimpleNamespace(width=64, depth=1, dropout=0.0))
     facts = {"mean": [0.0] * SHAPE[1], "std": [1.0] * SHAPE[1]}
@@ -241,8 +263,9 @@ def lstm(path: Path) -> dict[str, float]:
     batch = {name: value[:32].clone() for name, value in next(loader.epoch(0)).items()}
     batch["target"] = batch.pop("targets")
     seconds: dict[str, list[float]] = {"bare": [], "ours": []}
-    model, precision = build_model(settings, facts), Precision("fp32", torch.device("cpu"))
-    optimizer = make_optimizer(model, optimizing)
+    model = project("model").build_model(settings, facts)
+    precision = project("engine.precision").Precision("fp32", torch.device("cpu"))
+    optimizer = project("engine.optimization").make_optimizer(model, optimizing)
 
     def bare() -> None:
         loss = model(batch).loss
@@ -251,14 +274,14 @@ def lstm(path: Path) -> dict[str, float]:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-    def project() -> None:
+    def by_the_project() -> None:
         with precision.autocast():
             output = model(batch)
         output.loss.backward(gradient=precision.scale(output.weight))
         precision.step(optimizer, 1.0, output.weight.clamp(min=1))
 
     for number in range(24):
-        for name, run in (("bare", bare), ("ours", project)):
+        for name, run in (("bare", bare), ("ours", by_the_project)):
             start = time.perf_counter()
             run()
             if number >= 4:
@@ -276,7 +299,7 @@ def case(path: Path, name: str) -> Callable[[int], Iterator[Any]]:
     if name.startswith(PEERS):
         import peers
 
-        return getattr(peers, name.split()[0])(path, BATCH, int(name[-1]))
+        return getattr(peers, name.split()[0])(path, (SHAPE, TARGETS), BATCH, int(name[-1]))
     if name.startswith("plain"):
         return plain_chunks(path, name.endswith("shuffled"))
     loader, order = name.split()
@@ -293,8 +316,10 @@ def drop_caches() -> None:
     Path("/proc/sys/vm/drop_caches").write_text("3")
 
 
-def child(path: Path, name: str, step: float, cold: bool) -> dict[str, Any]:
+def child(path: Path, name: str, step: float = 0.0, cold: bool = False) -> dict[str, Any]:
     """Seconds of epochs, first batch and CPU of a case."""
+    if name == "growth":
+        return growth(path)
     if name == "lstm":
         return lstm(path)
     if name.startswith("raw"):
@@ -359,38 +384,59 @@ STEPPED = ("chunk time", "chunk full", "plain sequential", "map 0", "map 2")
 
 def beside() -> tuple[str, ...]:
     """The peers' cases, where their environment is."""
-    return tuple(f"{peer} {workers}" for peer in PEERS for workers in (0, 2)) if PEERS_PYTHON.exists() else ()
+    if not PEERS_PYTHON.exists():
+        return ()
+    return tuple(f"{peer} {workers}" for peer in PEERS for workers in WORKERS)
 
 
-def spawn(path: Path, *words: str) -> dict[str, Any]:
+def forked(path: Path, name: str, step: float, cold: bool) -> dict[str, Any]:
+    """A case of a rehearsal."""
+
+    def work() -> dict[str, Any]:
+        global ROWS
+        ROWS = int(path.stem)
+        return child(path, name, step, cold)
+
+    return in_fork(work)
+
+
+def spawn(
+    path: Path, name: str, *, step: float = 0.0, cold: bool = False, rehearse: bool = False
+) -> dict[str, Any]:
+    """A case in a process of its own; ours in a fork where it is a rehearsal."""
+    peer = name.startswith(PEERS)
+    if rehearse and not peer:
+        return forked(path, name, step, cold)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    python = str(PEERS_PYTHON) if words[0].startswith(PEERS) else sys.executable
-    command = [python, __file__, "--folder", str(path.parent), "--rows", path.stem, "--child", *words]
+    command = [str(PEERS_PYTHON) if peer else sys.executable, __file__, "--child", name]
+    command += ["--folder", str(path.parent), "--rows", path.stem, "--step", str(step)]
+    command += ["--cold"] * cold + ["--rehearse"] * rehearse
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(done.stderr)
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def measure(folder: Path, rounds: int, cold: bool) -> list[dict[str, Any]]:
+def measure(folder: Path, rounds: int, cold: bool, rehearse: bool) -> list[dict[str, Any]]:
+    run = functools.partial(spawn, rehearse=rehearse)
     path = folder / f"{ROWS}.h5"
     if not path.exists():
         write(path, ROWS)
     found = []
     for number in range(rounds):
-        row: dict[str, Any] = {name: spawn(path, name) for name in (*WARM, *beside())}
-        row |= {f"{name} + step": spawn(path, name, "--step", str(STEP)) for name in STEPPED}
-        row["lstm"] = spawn(path, "lstm")
+        row: dict[str, Any] = {name: run(path, name) for name in (*WARM, *beside())}
+        row |= {f"{name} + step": run(path, name, step=STEP) for name in STEPPED}
+        row["lstm"] = run(path, "lstm")
         if cold:
             row |= {
-                f"{name} cold": spawn(path, name, "--cold") for name in ("raw 2", "chunk time", "chunk full")
+                f"{name} cold": run(path, name, cold=True) for name in ("raw 2", "chunk time", "chunk full")
             }
         found.append(row)
         print(f"round {number + 1} of {rounds}", file=sys.stderr)
     for size, rows in (("small", ROWS // 2), ("large", 2 * ROWS)):
         file = folder / f"{rows}.h5"
         write(file, rows)
-        found[-1][size] = spawn(file, "growth")
+        found[-1][size] = run(file, "growth")
         file.unlink()
     return found
 
@@ -416,6 +462,12 @@ def tables(rounds: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]
     def saved(name: str) -> list[float]:
         return ratio(lambda row: 1 - row["chunk full + step"]["epoch"] / row[f"{name} + step"]["epoch"])
 
+    def times(peer: str) -> list[float]:
+        return ratio(lambda row: row[peer]["epoch"] / row["chunk full"]["epoch"])
+
+    def cold(order: str) -> list[float]:
+        return ratio(lambda row: row["raw 2 cold"]["epoch"] / row[f"chunk {order} cold"]["epoch"])
+
     lines = [
         ("sequential, of raw preadv", "≥ 0.90", share("chunk time")),
         ("block shuffle, of raw preadv", "≥ 0.75", share("chunk block")),
@@ -440,14 +492,7 @@ def tables(rounds: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]
             ratio(lambda row: row["chunk time"]["first"] / (row[base]["epoch"] * chunk_seconds)),
         ),
         ("LSTM step, of a bare loop", "≤ 1.03", ratio(lambda row: row["lstm"]["ours"] / row["lstm"]["bare"])),
-        *(
-            (
-                f"full shuffle, times {peer}",
-                "",
-                ratio(lambda row, peer=peer: row[peer]["epoch"] / row["chunk full"]["epoch"]),
-            )
-            for peer in beside()
-        ),
+        *((f"full shuffle, times {peer}", "", times(peer)) for peer in beside()),
         ("memmap, full shuffle, of raw preadv", "", share("memmap full")),
         ("dataloader, 2 workers, full shuffle, of raw preadv", "", share("dataloader full")),
         (
@@ -458,10 +503,7 @@ def tables(rounds: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]
     ]
     if "raw 2 cold" in rounds[0]:
         for order, wanted in (("time", "≥ 0.95"), ("full", "")):
-            cold = ratio(
-                lambda row, order=order: row["raw 2 cold"]["epoch"] / row[f"chunk {order} cold"]["epoch"]
-            )
-            lines.append((f"cold, order {order}, of cold raw preadv", wanted, cold))
+            lines.append((f"cold, order {order}, of cold raw preadv", wanted, cold(order)))
     last = rounds[-1]
     blocks = [last[size]["memory"] / (BATCH * ROW_BYTES) for size in ("small", "large")]
     lines.append(("host memory of 1 GB and of 4 GB, in blocks of 62 MB", "≤ 4", blocks))
@@ -492,22 +534,20 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=ROWS, help="fewer, to try it (default: %(default)s)")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "fasttrain-benchmark")
     parser.add_argument("--cold", action="store_true")
-    parser.add_argument("--write", action="store_true", help="into docs/benchmarks/loaders.md")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--step", type=float, default=0.0, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    arguments = command_line(parser, rounds=1, rows=256)
+    if arguments.rehearse:
+        shrink()
     ROWS = arguments.rows
-    path = arguments.folder / f"{ROWS}.h5"
-    if arguments.child == "growth":
-        print(json.dumps(growth(path)))
-        return
     if arguments.child:
+        path = arguments.folder / f"{ROWS}.h5"
         print(json.dumps(child(path, arguments.child, arguments.step, arguments.cold)))
         return
     arguments.folder.mkdir(parents=True, exist_ok=True)
     protocol = machine("h5py", "numpy") + f", {ROWS:,} rows, {arguments.rounds} rounds"
-    found = measure(arguments.folder, arguments.rounds, arguments.cold)
-    publish("loaders", "loaders", protocol, *tables(found), write=arguments.write)
+    found = measure(arguments.folder, arguments.rounds, arguments.cold, arguments.rehearse)
+    publish("loaders", "loaders", protocol, *tables(found), arguments=arguments)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
 
 import torch  # noqa: E402
 from importing import imported  # noqa: E402
-from publish import machine, publish  # noqa: E402
+from publish import command_line, machine, publish  # noqa: E402
 from rendering import render  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.nn.functional import mse_loss  # noqa: E402
@@ -206,13 +206,13 @@ def hf_trainer(data: Data, folder: Path) -> Result:
 
     class Own(Trainer):
         def get_train_dataloader(self) -> Any:
-            pairs = [{"x": x, "labels": y} for x, y in Ring(data)]
+            pairs: Any = [{"x": x, "labels": y} for x, y in Ring(data)]
             return torch.utils.data.DataLoader(pairs, batch_size=None, sampler=range(STEPS))
 
     class Losses(TrainerCallback):
-        def on_log(self, *_: Any, logs: dict[str, Any], **__: Any) -> None:
-            if "loss" in logs:
-                losses.append(float(logs["loss"]))
+        def on_log(self, *arguments: Any, **facts: Any) -> None:
+            if "loss" in facts["logs"]:
+                losses.append(float(facts["logs"]["loss"]))
 
     losses: list[float] = []
     model = Model()
@@ -296,7 +296,7 @@ def ours(framework: str, hook: str = "", **answers: Any) -> Callable[[Data, Path
         folder.mkdir()
         seconds, found = 0.0, list[float]()
         # A trial: the other loops keep no checkpoint.
-        with get("engine.run").Session(folder, settings, assemble, distributed, trial=True) as session:
+        with get("engine.session").Session(folder, settings, assemble, distributed, trial=True) as session:
             for run in session.phases():
                 start = time.process_time()
                 get("train").fit(run)
@@ -335,7 +335,8 @@ PAIRS = [  # ours, theirs, at most
 
 def measure(sides: list[str], rounds: int) -> dict[str, list[float]]:
     """Microseconds a step of each side in each round; the first round warms up and does not count."""
-    data, found = batches(), {side: [] for side in sides}
+    data = batches()
+    found: dict[str, list[float]] = {side: [] for side in sides}
     with tempfile.TemporaryDirectory() as temporary:
         for number in range(-1, rounds):
             order = sides if number % 2 else sides[::-1]
@@ -392,19 +393,21 @@ def available(name: str) -> bool:
 
 
 def main() -> None:
+    global STEPS
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=STEPS, help="of a round (default: %(default)s)")
     parser.add_argument("--only", nargs="+", choices=list(SIDES), metavar="LOOP", help=", ".join(SIDES))
-    parser.add_argument("--write", action="store_true", help="into docs/benchmarks/loop.md")
-    arguments = parser.parse_args()
+    arguments = command_line(parser, rounds=1, steps=WARMUP + 10)
+    STEPS = arguments.steps
     torch.set_num_threads(1)
     sides = [side for side in SIDES if side != "HF Trainer" or available("transformers")]
     if arguments.only:
         sides = [side for side in sides if side in ("bare PyTorch", *arguments.only)]
     how = f"{machine('lightning', 'accelerate', 'transformers')}, one thread, {arguments.rounds} rounds"
-    publish("loop", "loop", how, *tables(measure(sides, arguments.rounds)), write=arguments.write)
+    publish("loop", "loop", how, *tables(measure(sides, arguments.rounds)), arguments=arguments)
 
 
 if __name__ == "__main__":

@@ -11,51 +11,59 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
 
-from publish import machine, publish  # noqa: E402
+from publish import command_line, machine, publish  # noqa: E402
 from rendering import render  # noqa: E402
+from running import run  # noqa: E402
 
-RATES = (1e-3, 3e-3, 1e-2)
+RATES: tuple[float, ...] = (1e-3, 3e-3, 1e-2)
 OPTIMIZERS = ("adamw", "muon")
 EVERY = 25  # steps between two evaluations
+MODEL: dict[str, Any] = {
+    "data.block_size": 64,
+    "data.batch_size": 8,
+    "data.sample_mb": 0.5,
+    "model.layers": 4,
+    "model.width": 128,
+    "model.dropout": 0,
+    "evaluation.batch_size": 64,
+}
 Curve = list[tuple[int, float, float]]  # (step, seconds of training so far, validation loss)
+
+
+def shrink() -> None:
+    """Takes the sizes of a rehearsal."""
+    global RATES, EVERY, MODEL
+    RATES = RATES[:1]
+    EVERY = 1
+    MODEL |= {"data.sample_mb": 0.05, "model.layers": 1, "model.width": 32, "model.heads": 2}
 
 
 def train(folder: Path, name: str, rate: float, seed: int, steps: int) -> Curve:
     """One run, from its rows."""
-    run = f"{name}-{rate}-{seed}"
-    flags = {
+    title = f"{name}-{rate}-{seed}"
+    flags = MODEL | {
         "optimizer.name": name,
         "optimizer.learning_rate": rate,
         "reproducibility.seed": seed,
         "training.max_steps": steps,
         "training.precision": "fp32",
-        "data.block_size": 64,
-        "data.batch_size": 8,
-        "data.sample_mb": 0.5,
-        "model.layers": 4,
-        "model.width": 128,
-        "model.dropout": 0,
         "evaluation.every_steps": EVERY,
-        "evaluation.batch_size": 64,
         "checkpoint.every_steps": steps,
         "monitor.every_steps": EVERY,
     }
     words = [word for key, value in flags.items() for word in (f"--{key}", str(value))]
-    environment = os.environ | {"PYTHONPATH": str(render(workload="llm") / "src"), "OMP_NUM_THREADS": "1"}
-    environment["TRAINING_ROOT"] = str(folder)
-    command = [sys.executable, "-m", "my_training", "train", "--name", run, *words]
-    subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
-    rows = map(json.loads, (folder / "runs" / run / "metrics.jsonl").read_text().splitlines())
+    done = run(render(workload="llm"), "train", "--name", title, *words, cwd=folder)
+    assert done.code == 0, done.err
+    rows = map(json.loads, (folder / "runs" / title / "metrics.jsonl").read_text().splitlines())
     curve, passed = Curve(), 0.0
     for row in rows:
         if "split" in row:
@@ -66,8 +74,12 @@ def train(folder: Path, name: str, rate: float, seed: int, steps: int) -> Curve:
 
 
 def at(curves: list[Curve], seconds: float) -> float:
-    """Mean over seeds of the loss at the last evaluation by then."""
-    return statistics.mean([loss for _, passed, loss in curve if passed <= seconds][-1] for curve in curves)
+    """Mean over seeds of the loss at the last evaluation by then, or at the first one if all came later."""
+    losses = []
+    for curve in curves:
+        early = [loss for _, passed, loss in curve if passed <= seconds]
+        losses.append(early[-1] if early else curve[0][2])
+    return statistics.mean(losses)
 
 
 def main() -> None:
@@ -76,8 +88,9 @@ def main() -> None:
     )
     parser.add_argument("--steps", type=int, default=250)
     parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--write", action="store_true")
-    arguments = parser.parse_args()
+    arguments = command_line(parser, steps=4, seeds=1)
+    if arguments.rehearse:
+        shrink()
     on = machine()
     found: dict[tuple[str, float], list[Curve]] = {}
     with tempfile.TemporaryDirectory() as place:
@@ -113,7 +126,7 @@ def main() -> None:
         f"tokens of the synthetic text, cosine schedule, {arguments.seeds} seeds; validation loss a token",
         {"columns": ["optimizer", "learning rate", "loss", "of its seeds", "ms a step"], "rows": rows},
         {"columns": ["at its best rate", *steps, *times], "rows": compared},
-        write=arguments.write,
+        arguments=arguments,
     )
 
 

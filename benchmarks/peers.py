@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+Sizes = tuple[tuple[int, int], int]  # shape of a row's features, number of its targets
+
 
 def rows_of(path: Path) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
     """(number, features, targets) of each row of the HDF5 file."""
@@ -48,7 +50,7 @@ def batches(dataset: Any, batch: int, workers: int) -> Callable[[int], Iterator[
     return epoch
 
 
-def streaming(path: Path, batch: int, workers: int) -> Callable[[int], Iterator[Any]]:
+def streaming(path: Path, sizes: Sizes, batch: int, workers: int) -> Callable[[int], Iterator[Any]]:
     """MDS shards of 64 MB, shuffled by its own default."""
     import torch
 
@@ -57,16 +59,17 @@ def streaming(path: Path, batch: int, workers: int) -> Callable[[int], Iterator[
     from streaming import MDSWriter, StreamingDataset
 
     def write(folder: Path) -> None:
-        columns = {"features": "ndarray:float32:360,167", "targets": "ndarray:float32:36"}
+        (length, width), targets = sizes
+        columns = {"features": f"ndarray:float32:{length},{width}", "targets": f"ndarray:float32:{targets}"}
         with MDSWriter(out=str(folder / "mds"), columns=columns, size_limit=1 << 26) as writer:
-            for _, features, targets in rows_of(path):
-                writer.write({"features": features, "targets": targets})
+            for _, row, outcome in rows_of(path):
+                writer.write({"features": row, "targets": outcome})
 
     local = converted(path, "mds", write) / "mds"
     return batches(StreamingDataset(local=str(local), shuffle=True, batch_size=batch), batch, workers)
 
 
-def webdataset(path: Path, batch: int, workers: int) -> Callable[[int], Iterator[Any]]:
+def webdataset(path: Path, sizes: Sizes, batch: int, workers: int) -> Callable[[int], Iterator[Any]]:
     """Tar shards of 512 rows, shuffled through a buffer of 512."""
     import torch
     import webdataset as wds
@@ -79,7 +82,7 @@ def webdataset(path: Path, batch: int, workers: int) -> Callable[[int], Iterator
 
     def decode(row: dict[str, Any]) -> tuple[Any, Any]:
         features = torch.frombuffer(bytearray(row["features.bin"]), dtype=torch.float32)
-        return features.view(360, 167), torch.frombuffer(bytearray(row["targets.bin"]), dtype=torch.float32)
+        return features.view(sizes[0]), torch.frombuffer(bytearray(row["targets.bin"]), dtype=torch.float32)
 
     shards = sorted(str(shard) for shard in converted(path, "wds", write).glob("*.tar"))
     return batches(

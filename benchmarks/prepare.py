@@ -19,7 +19,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import hashlib
+import importlib
+import io
+import json
 import os
 import re
 import statistics
@@ -36,7 +40,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks"), str(ROOT / "tools")]
 
-from publish import machine, publish  # noqa: E402
+from forks import in_fork  # noqa: E402
+from publish import command_line, machine, publish  # noqa: E402
 
 TABULAR = ("--target", "x7", "--task", "regression")
 SERIES = ("--history", "96", "--horizon", "24")
@@ -49,21 +54,31 @@ CASES: dict[str, tuple[str, str, tuple[str, ...], str, float]] = {
     "text, bytes": ("llm", "text.txt", (), "copy", 0.5),
     "text, byte pairs": ("llm", "less.txt", BYTE_PAIRS, "byte pairs", 0.8),
 }
-# Of these the memory alone: name: workload, file, flags
-SLOW: dict[str, tuple[str, str, tuple[str, ...]]] = {
+# name: workload, file, flags. Of the last two the memory alone is measured.
+MEMORY: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    **{title: case[:3] for title, case in CASES.items()},
     "pairs of texts": ("seq2seq", "pairs.tsv", ()),
     "stocks": ("graph", "stocks.csv", ()),
 }
-BLOCK, BLOCK_MB = 400_000, 29.6  # rows of the made-up table that repeat, as CSV
+BLOCK, ROW_BYTES = 400_000, 74  # rows of the made-up table that repeat; bytes of one as CSV
 TEXT_SHARE, STOCK_SHARE = 0.1, 0.2  # of the megabytes, for what is slow or grows
 PAIR_BYTES, STOCK_DAYS, DAY_BYTES = 52, 5000, 55  # of a pair; days of a stock, and bytes of one
 PIECE = 64 << 10
 
 
+def shrink() -> None:
+    """Takes the sizes of a rehearsal."""
+    global BLOCK, STOCK_DAYS
+    BLOCK = 2000
+    STOCK_DAYS = 200
+    for title in list(MEMORY)[:-3]:  # the speed of these is rehearsed, too
+        del MEMORY[title]
+
+
 # ---- files to read -----------------------------------------------------------------------------
 
 
-def table(rows: int = BLOCK) -> Any:
+def table(rows: int) -> Any:
     """Eight columns of numbers with four digits, and one of words."""
     import numpy as np
     import pyarrow as pa
@@ -74,7 +89,7 @@ def table(rows: int = BLOCK) -> Any:
 
 
 def blocks(megabytes: float) -> int:
-    return max(round(megabytes / BLOCK_MB), 1)
+    return max(round(megabytes * 1e6 / ROW_BYTES / BLOCK), 1)
 
 
 def make(folder: Path, megabytes: float) -> None:
@@ -83,7 +98,7 @@ def make(folder: Path, megabytes: float) -> None:
     import pyarrow as pa
     from pyarrow import csv, parquet
 
-    rows = table()
+    rows = table(BLOCK)
     parts = blocks(megabytes)
     with (
         csv.CSVWriter(folder / "table.csv", rows.schema) as lines,
@@ -183,8 +198,8 @@ LIBRARIES: dict[str, Callable[[Path], None]] = {
 # ---- measuring ---------------------------------------------------------------------------------
 
 
-def child(what: str, path: Path, *words: str) -> None:
-    """Prints CPU seconds and the peak of RssAnon in MB. what: a library, or the folder of a project."""
+def child(what: str, path: Path, *words: str) -> tuple[float, int]:
+    """CPU seconds and the peak of RssAnon in kilobytes. what: a library, or the folder of a project."""
     import pyarrow.csv
     import pyarrow.parquet  # noqa: F401
     import tokenizers  # noqa: F401
@@ -197,17 +212,16 @@ def child(what: str, path: Path, *words: str) -> None:
         torch.set_num_threads(1)
         sys.path.insert(0, f"{what}/src")
         import numpy.random  # noqa: F401
-        from my_training import __main__, dataset  # noqa: F401
-        from my_training.commands import prepare  # noqa: F401
-        from my_training.engine import loader  # noqa: F401
 
+        for name in ("dataset", "commands.prepare", "engine.loader"):
+            importlib.import_module(f"my_training.{name}")
         with contextlib.suppress(ImportError):  # text that stays bytes is no table
-            from my_training import tables  # noqa: F401
+            importlib.import_module("my_training.tables")
+        command = importlib.import_module("my_training.__main__").main
 
         def work() -> None:
-            sys.stdout.flush()
             data = ["--data.path", str(path.parent / "data")]
-            assert __main__.main(["prepare", "--input", str(path), *words, *data]) == 0
+            assert command(["prepare", "--input", str(path), *words, *data]) == 0
 
     peak, over = 0, threading.Event()
 
@@ -223,7 +237,7 @@ def child(what: str, path: Path, *words: str) -> None:
     seconds = time.process_time() - begun
     over.set()
     thread.join()
-    print(f"measured {seconds} {peak}")
+    return seconds, peak
 
 
 def anonymous() -> int:
@@ -232,38 +246,51 @@ def anonymous() -> int:
     return int(found)
 
 
-def measured(what: str, path: Path, *words: str) -> tuple[float, float]:
-    """CPU seconds, and MB at the peak, of a process of its own on one core."""
+def measured(what: str, path: Path, *words: str, rehearse: bool) -> tuple[float, float]:
+    """CPU seconds, and MB at the peak, of a process of its own on one core; of a fork in a rehearsal."""
+    if rehearse:
+        seconds, peak = in_fork(lambda: silenced(what, path, *words))
+        return seconds, peak / 1024
     core = max(os.sched_getaffinity(0))
     command = ["taskset", "-c", str(core), sys.executable, __file__, "--child", what, str(path), *words]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
     run = {"env": environment, "cwd": path.parent, "stdout": subprocess.PIPE, "text": True, "check": True}
     done: Any = subprocess.run(command, **run)  # type: ignore[call-overload]
-    seconds, peak = done.stdout.split("measured ")[1].split()
-    return float(seconds), int(peak) / 1024
+    seconds, peak = json.loads(done.stdout.splitlines()[-1])
+    return seconds, peak / 1024
 
 
-def speed(folder: Path, megabytes: float, rounds: int, before: str | None) -> dict[str, Any]:
+def silenced(what: str, path: Path, *words: str) -> tuple[float, int]:
+    with contextlib.redirect_stdout(io.StringIO()):
+        return child(what, path, *words)
+
+
+def speed(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     from golden import Tree
     from rendering import render, render_into
 
+    megabytes, before = arguments.megabytes, arguments.before
+    measure = functools.partial(measured, rehearse=arguments.rehearse)
     make(folder, megabytes)
     small, rows = folder / "small", []
     if before:
         small.mkdir()
         make(small, megabytes / 20)
         source = Tree(before, folder / "before").source
+        older = {
+            workload: str(render_into(folder / f"before-{workload}", source=source, workload=workload))
+            for workload in {case[0] for case in CASES.values()}
+        }
     for title, (workload, name, words, library, wanted) in CASES.items():
         path, project = folder / name, str(render(workload=workload))
         size, found = path.stat().st_size / 1e6, []
-        for _ in range(rounds):
-            found.append((measured(library, path)[0], measured(project, path, *words)[0]))
+        for _ in range(arguments.rounds):
+            found.append((measure(library, path)[0], measure(project, path, *words)[0]))
         theirs, ours = (statistics.median(seconds) for seconds in zip(*found, strict=True))
         ratio = statistics.median(one / other for one, other in found)
         old = None
         if before and not name.endswith(".parquet"):
-            project = str(render_into(folder / f"before-{workload}", source=source, workload=workload))
-            seconds = measured(project, small / name, *words)[0]
+            seconds = measure(older[workload], small / name, *words)[0]
             old = f"{(small / name).stat().st_size / 1e6 / seconds:.1f}"
         reached = "yes" if ratio >= wanted else "no"
         cells = [f"{size:,.0f}", f"{size / theirs:.1f}", f"{size / ours:.1f}", f"{ratio:.2f}", str(wanted)]
@@ -272,20 +299,20 @@ def speed(folder: Path, megabytes: float, rounds: int, before: str | None) -> di
     return {"columns": head, "rows": rows}
 
 
-def memory(folder: Path, megabytes: float) -> dict[str, Any]:
+def memory(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     from rendering import render
 
-    rows = []
-    cases = {title: case[:3] for title, case in CASES.items()} | SLOW
+    megabytes, rows = arguments.megabytes, []
+    measure = functools.partial(measured, rehearse=arguments.rehearse)
     found: dict[str, list[tuple[float, float]]] = {}
     for size in (megabytes, 10 * megabytes):
         make(folder, size)
         make_more(folder, size)
         grows = {"tabular": 9 * BLOCK * blocks(size), "seq2seq": 24 * size * TEXT_SHARE * 1e6 / PAIR_BYTES}
-        for title, (workload, name, words) in cases.items():
+        for title, (workload, name, words) in MEMORY.items():
             path = folder / name
-            peak = measured(str(render(workload=workload)), path, *words)[1]
-            may = measured("byte pairs", path)[1] if words == BYTE_PAIRS else grows.get(workload, 0) / 2**20
+            peak = measure(str(render(workload=workload)), path, *words)[1]
+            may = measure("byte pairs", path)[1] if words == BYTE_PAIRS else grows.get(workload, 0) / 2**20
             found.setdefault(title, []).append((peak, peak - may))
     for title, ((peak, less), (large, more)) in found.items():
         fits = "yes" if more <= 1.1 * less and more <= 400 else "no"
@@ -303,7 +330,7 @@ def memory(folder: Path, megabytes: float) -> dict[str, Any]:
 
 def main() -> None:
     if sys.argv[1:2] == ["--child"]:
-        return child(sys.argv[2], Path(sys.argv[3]), *sys.argv[4:])
+        return print(json.dumps(child(sys.argv[2], Path(sys.argv[3]), *sys.argv[4:])))
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -311,17 +338,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="pairs of processes (default: 3)")
     parser.add_argument("--megabytes", type=float, default=200, help="of an input (default: 200)")
     parser.add_argument("--before", metavar="REVISION", help="measures that version beside")
-    parser.add_argument("--write", action="store_true", help="into docs/benchmarks/prepare.md")
-    arguments = parser.parse_args()
+    arguments = command_line(parser, rounds=1, megabytes=0.3, before=".")
+    if arguments.rehearse:
+        shrink()
     protocol = machine("pyarrow", "tokenizers") + ", one core"
-    parts = {
-        "speed": lambda folder: speed(folder, arguments.megabytes, arguments.rounds, arguments.before),
-        "memory": lambda folder: memory(folder, arguments.megabytes),
-    }
-    for name, part in parts.items():
+    for name, part in (("speed", speed), ("memory", memory)):
         if arguments.part in (None, name):
             with tempfile.TemporaryDirectory() as folder:
-                publish("prepare", name, protocol, part(Path(folder)), write=arguments.write)
+                publish("prepare", name, protocol, part(Path(folder), arguments), arguments=arguments)
 
 
 if __name__ == "__main__":

@@ -8,11 +8,14 @@ there is written by this file alone.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
 import re
+import shutil
 import sys
+import tempfile
 import textwrap
 import time
 from importlib.metadata import PackageNotFoundError, version
@@ -22,6 +25,21 @@ from typing import Any
 PAGES = Path(__file__).resolve().parent.parent / "docs/benchmarks"
 WIDTH = 118
 EMPTY = "not measured yet"
+
+
+def command_line(parser: argparse.ArgumentParser, **smallest: Any) -> argparse.Namespace:
+    """The parsed command line, with the two flags that every benchmark has.
+
+    smallest: values of the benchmark's options in a rehearsal, where the command line does not set them.
+    """
+    parser.add_argument("--write", action="store_true", help="put the results onto a page of docs/benchmarks")
+    text = "run every part once in its smallest size, to see that it works; no result counts, no page changes"
+    parser.add_argument("--rehearse", action="store_true", help=text)
+    arguments = parser.parse_args()
+    if arguments.rehearse:
+        parser.set_defaults(**smallest)
+        arguments = parser.parse_args()
+    return arguments
 
 
 def machine(*packages: str, device: str = "") -> str:
@@ -56,13 +74,29 @@ def spoken(row: list[Any]) -> list[Any]:
     return [name, *(EMPTY if cell is None else cell for cell in cells)]
 
 
-def publish(page: str, part: str, protocol: str, *found: dict[str, Any], write: bool = False) -> None:
-    """Prints the tables (`columns`, `rows`) of a part and, with `write`, keeps them on the page."""
+def publish(
+    page: str, part: str, protocol: str, *found: dict[str, Any], arguments: argparse.Namespace
+) -> None:
+    """Prints the tables (`columns`, `rows`) of a part and, with `--write`, puts them onto the page.
+
+    A rehearsal puts them onto a copy of the page, which is then deleted.
+    """
     figures = {"protocol": protocol, "tables": list(found)}
     print(tables(figures), flush=True)
-    if write:
-        keep(PAGES / f"{page}.json", part, figures)
-        page_of(PAGES / f"{page}.json")
+    if arguments.rehearse:
+        with tempfile.TemporaryDirectory() as folder:
+            for suffix in (".json", ".md"):
+                shutil.copy2(PAGES / f"{page}{suffix}", folder)
+            put(Path(folder), page, part, figures)
+        print(f"rehearsed: {page}, {part}", flush=True)
+    elif arguments.write:
+        put(PAGES, page, part, figures)
+
+
+def put(pages: Path, page: str, part: str, figures: dict[str, Any]) -> None:
+    """Writes a part into the JSON file and the page in the folder `pages`."""
+    keep(pages / f"{page}.json", part, figures)
+    page_of(pages / f"{page}.json")
 
 
 def keep(path: Path, part: str, figures: dict[str, Any]) -> None:

@@ -3,7 +3,7 @@
 A gain is printed with a range, in which nine of ten repeats are. Each row's second gain is compared with the
 first one's range, each second median of a step with the first range from the 10th to the 90th percentile.
 
-    python benchmarks/repeat.py [--workload graph] [--quick] [--write]
+    python benchmarks/repeat.py [--workload graph] [--write]
 """
 
 from __future__ import annotations
@@ -20,21 +20,30 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
 
-from publish import machine, publish  # noqa: E402
+from publish import command_line, machine, publish  # noqa: E402
 
 SWITCHES = ("fused_optimizer", "loader", "accumulation", "checkpointing")
 SMALL = {
     "graph": ("--model.width", "16", "--data.batch_size", "4"),
     "tabular": ("--data.batch_size", "256"),
 }
+SMALLEST = ("--warmup", "1", "--steps", "2", "--processes", "2", "--data.num_workers", "0")
 
 
-def measured(project: Path, folder: Path, workload: str, *more: str) -> list[dict[str, Any]]:
-    """The rows of benchmark.json that have a range."""
-    words = ("benchmark", *SWITCHES, "--restart", *more, *SMALL.get(workload, ()))
-    command = (sys.executable, "-m", "my_training", *words)
-    environment = {**os.environ, "PYTHONPATH": str(project / "src"), "TRAINING_ROOT": str(folder)}
-    subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
+def measured(project: Path, folder: Path, workload: str, rehearse: bool) -> list[dict[str, Any]]:
+    """The rows of benchmark.json that have a range. A rehearsal forks its processes."""
+    words = ("--restart", *SMALL.get(workload, ()))
+    if rehearse:
+        from forking import forked_trials
+        from running import run
+
+        words = ("benchmark", SWITCHES[0], *words, *SMALLEST)
+        done = run(project, *words, cwd=folder, before=forked_trials(project))
+        assert done.code == 0, done.err
+    else:
+        command = (sys.executable, "-m", "my_training", "benchmark", *SWITCHES, *words)
+        environment = {**os.environ, "PYTHONPATH": str(project / "src"), "TRAINING_ROOT": str(folder)}
+        subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
     rows = json.loads((folder / "benchmark_results/benchmark.json").read_text())["rows"]
     return [row for row in rows if row["gain_low"] != row["gain_high"]]
 
@@ -44,17 +53,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--workload", default="graph")
-    parser.add_argument("--quick", action="store_true", help="few steps, to try it")
-    parser.add_argument("--write", action="store_true", help="into docs/benchmarks/repeat.md")
-    arguments = parser.parse_args()
+    arguments = command_line(parser)
     from rendering import render
 
     protocol, project = machine(), render(workload=arguments.workload, extras=["benchmark"])
-    quick = ["--quick"] * arguments.quick
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         (folder / "config.yaml").write_text((project / "config.yaml").read_text())
-        first, second = (measured(project, folder, arguments.workload, *quick) for _ in range(2))
+        given = project, folder, arguments.workload, arguments.rehearse
+        first, second = measured(*given), measured(*given)
     rows, inside, near = [], 0, 0
     for one, other in zip(first, second, strict=True):
         gains = one["gain_low"] <= other["gain"] <= one["gain_high"]
@@ -74,7 +81,7 @@ def main() -> None:
     rows.append(["rows within", "", "", f"{inside} of {len(rows)}", "", "", f"{near} of {len(rows)}"])
     columns = ["row", "gain", "again", "within its range", "ms/step, p10-p90", "median again", "within"]
     how = f"{protocol}, workload {arguments.workload}, as `benchmark` does it: 3 processes of 20 + 100 steps"
-    publish("repeat", "repeat", how, {"columns": columns, "rows": rows}, write=arguments.write)
+    publish("repeat", "repeat", how, {"columns": columns, "rows": rows}, arguments=arguments)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / path) for path in ("tests", "tools", "benchmarks")]
 
 from loop import interval  # noqa: E402
-from publish import machine, publish  # noqa: E402
+from publish import command_line, machine, publish  # noqa: E402
 from rendering import render  # noqa: E402
 from running import losses, rows, run  # noqa: E402
 from test_script import CASES, run_script  # noqa: E402
@@ -35,6 +35,13 @@ SIZES = {
     "timeseries": ("--history 24 --horizon 6", ""),
     "llm": ("--block_size 32 --batch_size 16", "--data.block_size 32 --data.batch_size 16"),
 }
+
+
+def shrink() -> None:
+    """Takes the sizes of a rehearsal."""
+    global STEPS, EVERY
+    STEPS = 4
+    EVERY = 2
 
 
 def trained(
@@ -94,12 +101,13 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--only", nargs="+", choices=list(SIZES), default=list(SIZES))
-    parser.add_argument("--write", action="store_true", help="into docs/benchmarks/script.md")
-    arguments = parser.parse_args()
+    arguments = command_line(parser, rounds=1)
+    if arguments.rehearse:
+        shrink()
     how = f"{machine()}, one thread, {arguments.rounds} rounds of {STEPS} steps, seconds of the process"
     with mock.patch.object(time, "perf_counter", time.process_time):  # forks have it, too
         found = measure(arguments.only, arguments.rounds)
-    publish("script", "script", how, *found, write=arguments.write)
+    publish("script", "script", how, *found, arguments=arguments)
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ sys.path += [str(ROOT / "tests"), str(ROOT / "benchmarks")]
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 BATCH, PAIRS, EVERY, WARMUP, RATE = 16, 640, 10, 5, 1e-3
+LENGTHS = (256, 96)  # the longest source and target
 CLOCK = time.perf_counter
 FLAGS = {
     "data.batch_size": BATCH,
@@ -43,21 +44,29 @@ FLAGS = {
 }
 
 
-def prepare(folder: Path) -> list[Any]:
+def shrink() -> None:
+    """Takes the sizes of a rehearsal."""
+    global BATCH, LENGTHS
+    BATCH = 2
+    LENGTHS = (16, 8)
+    FLAGS["data.batch_size"] = BATCH
+
+
+def prepare(folder: Path, count: int) -> list[Any]:
     """Pairs of mixed length: log-normal, sources of 8 to 256 tokens, targets of 4 to 96, half correlated."""
     import numpy as np
 
     dataset = importlib.import_module("my_training.dataset")
     tokenizer = importlib.import_module("my_training.bytepairs").Byte()
     random = np.random.default_rng(0)
-    first, second = random.standard_normal((2, PAIRS))
-    sources = np.exp(4.2 + 0.8 * first).clip(8, 256).astype(int)
-    targets = np.exp(3.2 + 0.7 * (0.5 * first + 0.75**0.5 * second)).clip(4, 96).astype(int)
+    first, second = random.standard_normal((2, count))
+    sources = np.exp(4.2 + 0.8 * first).clip(8, LENGTHS[0]).astype(int)
+    targets = np.exp(3.2 + 0.7 * (0.5 * first + 0.75**0.5 * second)).clip(4, LENGTHS[1]).astype(int)
     pairs = [
         dataset.Pair(*(np.append(random.integers(32, 127, length - 1), 256) for length in both), both[1] - 1)
         for both in zip(sources.tolist(), targets.tolist(), strict=True)
     ]
-    facts = {"vocabulary": 257, "start": 256, "prefix": "", "limits": [256, 96]}
+    facts = {"vocabulary": 257, "start": 256, "prefix": "", "limits": list(LENGTHS)}
     splits = {"train": pairs, "validation": pairs[:BATCH], "test": []}
     dataset.write(folder / "data", tokenizer, splits, facts)
     return pairs
@@ -76,8 +85,8 @@ class Ours:
         store = assembling.open_store(settings)
         run = Path(tempfile.mkdtemp(dir=folder))
         build = lambda settings: assembling.assemble(settings, distributed, store)  # noqa: E731
-        make = importlib.import_module("my_training.engine.run").Session
-        self.session = make(run, settings, build, trial=True)
+        make = importlib.import_module("my_training.engine.session").Session
+        self.session = make(run, settings, build, distributed, trial=True)
 
     def run(self) -> list[float]:
         """Seconds of each step."""
@@ -256,12 +265,15 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--pairs", type=int, default=PAIRS, help="of an epoch (default: %(default)s)")
     parser.add_argument("--cpu-time", action="store_true", help="of one thread, where others use the machine")
-    parser.add_argument("--write", action="store_true", help="into docs/benchmarks/seq2seq.md")
-    arguments = parser.parse_args()
+    from publish import command_line, machine, publish
+
+    arguments = command_line(parser, rounds=1, steps=4, pairs=8)
+    if arguments.rehearse:
+        shrink()
     import torch
     import transformers
-    from publish import machine, publish
     from rendering import render
 
     if arguments.cpu_time:
@@ -273,19 +285,19 @@ def main() -> None:
     clock = "CPU time" if arguments.cpu_time else "wall time"
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        pairs = prepare(folder)
-        steps = min(arguments.steps, PAIRS // BATCH)
+        pairs = prepare(folder, arguments.pairs)
+        steps = min(arguments.steps, arguments.pairs // BATCH)
         how = f"{machine()}, transformers {transformers.__version__}, {arguments.threads} thread"
         how += f"{'s' * (arguments.threads > 1)}, {clock}, {arguments.rounds} rounds"
         columns = ["", "this project", "the other", "ratio, median", "95 % interval", "aim"]
         if arguments.part != "epoch":
             rows = measure_loop(torch, folder, arguments.rounds, steps)
             found = {"columns": columns, "rows": rows}
-            publish("seq2seq", "loop", f"{how} of {steps} steps", found, write=arguments.write)
+            publish("seq2seq", "loop", f"{how} of {steps} steps", found, arguments=arguments)
         if arguments.part != "loop":
             rows = measure_epoch(torch, folder, pairs, arguments.rounds)
             found = {"columns": columns, "rows": rows}
-            publish("seq2seq", "epoch", f"{how} of an epoch", found, write=arguments.write)
+            publish("seq2seq", "epoch", f"{how} of an epoch", found, arguments=arguments)
 
 
 if __name__ == "__main__":

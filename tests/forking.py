@@ -1,16 +1,17 @@
-"""Trials of `benchmark` and `tune` as forks of the test's own process, where torch is loaded."""
+"""Trials of `benchmark` and `tune`, and files, as forks of the test's own process, where torch is loaded."""
 
 from __future__ import annotations
 
 import importlib
 import os
+import runpy
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import yaml
-from running import PACKAGE, _child
+from running import PACKAGE, PATIENCE, Result, Running, _child
 
 Before = Callable[[dict[str, Any]], Any]
 
@@ -20,7 +21,7 @@ def forked_trials(project: Path, before: Before | None = None) -> Callable[[], N
 
     def put() -> None:
         kept: list[Any] = []
-        trials = importlib.import_module(f"{PACKAGE}.measure.trials")
+        trials: Any = importlib.import_module(f"{PACKAGE}.measure.trials")
 
         def launch(loader: str, folder: Path) -> tuple[int, int]:
             if (pid := os.fork()) == 0:
@@ -42,7 +43,7 @@ def forked_trainings(project: Path, before: Callable[[], Any] | None = None) -> 
 
     def put() -> None:
         kept: list[Any] = []
-        search = importlib.import_module(f"{PACKAGE}.measure.search")
+        search: Any = importlib.import_module(f"{PACKAGE}.measure.search")
 
         def launch(folder: Path, number: int) -> int:
             reads, writes = os.pipe()
@@ -64,3 +65,27 @@ def forked_trainings(project: Path, before: Callable[[], Any] | None = None) -> 
             before()
 
     return put
+
+
+def run_file(file: Path, *words: str, cwd: Path, before: Callable[[], Any] | None = None) -> Result:
+    """Runs `python FILE WORDS` in the folder `cwd`; before: called in the fork first."""
+
+    def child() -> None:
+        kept = sys.stdout, sys.stderr  # a file that forks must not close their numbers
+        sys.argv = [str(file), *words]
+        sys.path.insert(0, str(file.parent))
+        if before is not None:
+            before()
+        code: Any = 0
+        try:
+            runpy.run_path(str(file), run_name="__main__")
+        except SystemExit as end:
+            code = end.code or 0
+        if isinstance(code, str):
+            print(code, file=sys.stderr)
+            code = 1
+        for stream in kept:
+            stream.flush()
+        os._exit(code)
+
+    return Running(file.parent, (), cwd, child).wait(2 * PATIENCE)

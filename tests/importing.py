@@ -20,6 +20,8 @@ def imported(project: Path, module: str) -> ModuleType:
         spec = importlib.util.spec_from_file_location(
             name, package / "__init__.py", submodule_search_locations=[str(package)]
         )
+        assert spec is not None
+        assert spec.loader is not None
         sys.modules[name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(sys.modules[name])
     return importlib.import_module(f"{name}.{module}")

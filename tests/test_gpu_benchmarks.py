@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from forking import run_file
 from rendering import REPOSITORY, render
 
 GPU = REPOSITORY / "benchmarks/gpu"
@@ -31,13 +32,21 @@ def rehearse(part: str, folder: Path, *words: str) -> subprocess.CompletedProces
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 
-@pytest.mark.full
+def without_copier() -> None:
+    for name in ("copier", "rendering"):
+        sys.modules[name] = None  # type: ignore[assignment]
+
+
+def test_every_part_is_tested() -> None:
+    assert {path.stem for path in GPU.glob("*.py")} == {*PARTS, "check", "rows"}
+
+
 @pytest.mark.parametrize("part", PARTS)
 def test_every_row_is_measured_and_fits_its_page(part: str, tmp_path: Path) -> None:
-    page, _ = PARTS[part]
-    steps = () if part == "timeseries" else ("--steps", "15")
-    done = rehearse(part, tmp_path, "--rehearse", *steps)
-    assert done.returncode == 0, done.stdout[-3000:]
+    page, answers = PARTS[part]
+    given = "--project", str(render(**answers)), "--output", str(tmp_path)
+    done = run_file(GPU / f"{part}.py", *given, "--rehearse", cwd=tmp_path, before=without_copier)
+    assert done.code == 0, done.out[-3000:] + done.err[-3000:]
     rows = [json.loads(line) for line in (tmp_path / f"{page}.jsonl").read_text().splitlines()]
     (table,) = json.loads((tmp_path / f"{page}.json").read_text())["gpu"]["tables"]
     assert sorted(row["name"] for row in rows) == sorted(name for name, *_ in table["rows"])
@@ -60,10 +69,11 @@ def test_a_row_that_does_not_fit_into_the_time_is_left_out_by_name(tmp_path: Pat
     assert [row[1] for row in table["rows"]] == ["TimeoutError: left out, -1 s are over"] * 3
 
 
-def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
-    done = rehearse("llm", tmp_path)
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("error: no GPU")
+@pytest.mark.parametrize("part", ["llm", "check"])
+def test_without_a_gpu_it_says_so(part: str, tmp_path: Path) -> None:
+    done = run_file(GPU / f"{part}.py", cwd=tmp_path)
+    assert done.code == 1
+    assert done.err.splitlines()[-1].startswith("error: no GPU")
 
 
 def test_what_was_measured_elsewhere_is_taken_over(tmp_path: Path) -> None:

@@ -156,7 +156,6 @@ def command(stage: Stage, arguments: argparse.Namespace, seconds: float) -> list
     words += ["--again"] * arguments.again + ["--rehearse"] * arguments.rehearse
     words += ["--headline"] * stage.headline + ["--seconds", str(int(seconds))]
     words += ["--project", str(carried)] if carried.exists() else []
-    words += ["--steps", "15"] if arguments.rehearse and stage.part != "timeseries" else []
     return [sys.executable, *words]
 
 

@@ -50,13 +50,14 @@ LADDER = {  # each row keeps what the rows above it have switched on
 REHEARSAL = {
     "data.block_size": 16,
     "data.batch_size": 2,
+    "monitor.every_steps": 1,
     "model.layers": 1,
     "model.width": 128,
     "model.heads": 2,
     "compile.enabled": "false",
     "training.fp8_emulation": "true",
 }
-BESIDE = {  # all of the above, and this
+BESIDE: dict[str, dict[str, Any]] = {  # all of the above, and this
     "fp8 instead of bf16": {"training.precision": "fp8"},
     "activation checkpointing": {"training.gradient_checkpointing": "true"},
     "monitor, ten samples a second": {"watch.every_seconds": 0.1},
@@ -106,7 +107,7 @@ def theirs(overrides: dict[str, Any]) -> dict[str, Any]:
     start = time.perf_counter()
     same = model_of(settings, store.facts)
     padded = same.embedding.num_embeddings
-    model = nanogpt.GPT(nanogpt.GPTConfig(settings.model.context, padded, *settings.model.shape))
+    model: Any = nanogpt.GPT(nanogpt.GPTConfig(settings.model.context, padded, *settings.model.shape))
     nanogpt.load_ours(model, same)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda":
@@ -114,6 +115,7 @@ def theirs(overrides: dict[str, Any]) -> dict[str, Any]:
     optimizer = model.configure_optimizers(0.1, 6e-4, (0.9, 0.999), device)
     data = store.arrays["tokens"].rows()
     batch, block, steps = settings.data.batch_size, settings.data.block_size, settings.training.max_steps
+    every = settings.monitor.every_steps
     X, Y = nanogpt.get_batch(data, batch, block, device)
     times, loss = [], 0.0
     for iteration in range(steps):
@@ -127,11 +129,11 @@ def theirs(overrides: dict[str, Any]) -> dict[str, Any]:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        if (iteration + 1) % EVERY == 0:
+        if (iteration + 1) % every == 0:
             loss = output.item()
             times.append(time.perf_counter())
             ready = times[0] - start
-    step = statistics.median(b - a for a, b in itertools.pairwise(times[1:])) / EVERY
+    step = statistics.median(b - a for a, b in itertools.pairwise(times[1:])) / every
     example = {name: torch.zeros(1, block, dtype=torch.int64) for name in ("tokens", "targets")}
     flops = throughput.count_flops(lambda: model_of(settings, store.facts), example)
     peak, why = throughput.peak_of(torch.device(device), "bf16")

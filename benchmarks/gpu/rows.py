@@ -31,21 +31,24 @@ from publish import keep, machine, tables  # noqa: E402
 SECONDS = 480
 QUERY = ("nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "--loop-ms=200")
 WARM = 2  # logged rows of a training that do not count
+FEWEST = WARM + 2  # steps of a row in a rehearsal, which logs each
 
 Row = dict[str, Any]
 
 
-def begin(doc: str, steps: int = 0, **answers: str) -> argparse.Namespace:
+def begin(doc: str, steps: int = 0, **answers: Any) -> argparse.Namespace:
     """The command line; the project's package is importable afterwards. Ends where there is no GPU.
 
-    answers: of the project that is rendered where `--project` names none. steps: default of `--steps`.
+    answers: of the project that is rendered where `--project` names none. steps: default of `--steps`, but
+    for a rehearsal.
     """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     words = ", ".join(f"{name} {value}" for name, value in answers.items())
     parser.add_argument("--project", type=Path, help=f"rendered with {words} (default: it is rendered now)")
     parser.add_argument("--output", type=Path, default=Path(os.environ.get("OUT", "benchmark_results")))
     if steps:
-        parser.add_argument("--steps", type=int, default=steps, help=f"of a row (default: {steps})")
+        text = f"of a row (default: {steps}, of a rehearsal {FEWEST})"
+        parser.add_argument("--steps", type=int, default=steps, help=text)
     parser.add_argument(
         "--seconds", type=int, default=SECONDS, help=f"no row begins later (default: {SECONDS})"
     )
@@ -55,6 +58,9 @@ def begin(doc: str, steps: int = 0, **answers: str) -> argparse.Namespace:
     flag("--resume", "keep what OUTPUT has of the same card, torch and protocol; measure the rest")
     flag("--again", "with --resume: try once more what has failed there")
     arguments = parser.parse_args()
+    if arguments.rehearse:
+        parser.set_defaults(steps=FEWEST)
+        arguments = parser.parse_args()
     # cuBLAS is asked once in a process whether it is deterministic, at its first product: so for all rows.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if arguments.project is not None:
@@ -119,7 +125,7 @@ def train(folder: Path, overrides: Row, loader: Any = None, around: Any = None) 
     with (
         open(place / "log", "w") as log,
         contextlib.redirect_stdout(log),
-        project("engine.run").Session(place, settings, build, distributed) as session,
+        project("engine.session").Session(place, settings, build, distributed) as session,
     ):
         for run in session.phases():
             run.save = lambda: None

@@ -43,6 +43,7 @@ BESIDE: dict[
 FIRST = ("T5-base, no optimization (fp32)", "+ fused AdamW", "T5-large, fp32", "T5-large, TF32")
 REHEARSAL = {
     "data.batch_size": 2,
+    "monitor.every_steps": 1,
     "model.layers": 1,
     "model.width": 128,
     "model.heads": 2,
@@ -52,17 +53,17 @@ REHEARSAL = {
 }
 
 
-def write_pairs(folder: Path, source: int, target: int, count: int) -> None:
+def write_pairs(folder: Path, source: int, target: int, count: int, vocabulary: int) -> None:
     """A store of made-up pairs by Zipf's law; a target repeats the beginning of its source."""
     import numpy as np
 
     dataset = project("dataset")
     tokenizer = project("bytepairs").Byte()
     random = np.random.default_rng(0)
-    drawn = np.minimum(random.zipf(1.2, (count, source)) + 300, VOCABULARY - 1)
+    drawn = np.minimum(random.zipf(1.2, (count, source)) + 300, vocabulary - 1)
     drawn[:, -1] = 1
     pairs = [dataset.Pair(row, np.append(row[: target - 1], 1), 4 * target) for row in drawn]
-    facts = {"vocabulary": VOCABULARY, "start": 0, "prefix": "", "limits": [source, target]}
+    facts = {"vocabulary": vocabulary, "start": 0, "prefix": "", "limits": [source, target]}
     dataset.write(folder, tokenizer, {"train": pairs, "validation": [], "test": []}, facts)
 
 
@@ -92,10 +93,12 @@ def cells(row: dict[str, Any], done: dict[str, dict[str, Any]]) -> list[str]:
 
 def main() -> None:
     arguments = begin(__doc__, steps=40, workload="seq2seq", precision="fp8")
-    lengths = (24, 16, 64) if arguments.rehearse else (SOURCE, TARGET, PAIRS)
+    source, target, pairs, vocabulary = SOURCE, TARGET, PAIRS, VOCABULARY
+    if arguments.rehearse:
+        source, target, pairs, vocabulary = 24, 16, 64, 512
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        write_pairs(folder / "data", *lengths)
+        write_pairs(folder / "data", source, target, pairs, vocabulary)
         common = {"data.path": folder / "data", "data.batch_size": BATCH, "model.size": "base"}
         common |= {"training.max_steps": arguments.steps, "monitor.every_steps": EVERY}
         common |= {"schedule.warmup_steps": 10}
@@ -105,7 +108,7 @@ def main() -> None:
         plan = {first: ("", rungs[first])} | {name: (first, rungs[name]) for name in others}
         for name, (against, change) in BESIDE.items():
             plan[name] = (against, list(rungs.values())[-1] | change)
-        how = f"batch {BATCH}, {lengths[0]} source and {lengths[1]} target tokens, "
+        how = f"batch {BATCH}, {source} source and {target} target tokens, "
         how += f"{arguments.steps} steps a row, the first {WARM * EVERY} not counted"
         book = Book("seq2seq", COLUMNS, cells, list(plan), arguments, how)
         works: dict[str, Any] = {

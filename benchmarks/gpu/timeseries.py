@@ -12,6 +12,7 @@ windows in the same order. Takes about 6 minutes and 13 GB of disk.
 
 from __future__ import annotations
 
+import argparse
 import os
 import statistics
 import subprocess
@@ -29,10 +30,22 @@ WINDOWS, SHAPE, TARGETS, BATCH, EVERY = 51_779, (360, 167), 36, 128, 50
 OFF = {
     "training.precision": "fp32",
     "optimizer.fused": "false",
-    "data.batch_size": BATCH,
     "monitor.every_steps": EVERY,
 }
 ON = {"training.precision": "auto", "optimizer.fused": "true"}
+
+
+def shrink() -> None:
+    """Takes the sizes of a rehearsal."""
+    global WINDOWS, SHAPE, TARGETS, BATCH
+    BATCH = 32
+    WINDOWS = 2 * BATCH
+    SHAPE = (24, 12)
+    TARGETS = 2
+
+
+def row_bytes() -> int:
+    return 4 * SHAPE[0] * SHAPE[1]
 
 
 def write(path: Path, windows: int) -> None:
@@ -115,7 +128,7 @@ def epochs(folder: Path, steps: int, overrides: dict[str, Any], loader: Any) -> 
     found = train(folder, overrides | {"training.max_steps": 2 * steps}, loader, watched(busy))
     figures = found.steady("step_ms", "samples_per_second", "data_wait_fraction", after=steps)
     figures["epoch_s"] = figures["step_ms"] * steps / 1000
-    figures["gb_per_second"] = figures["samples_per_second"] * 4 * SHAPE[0] * SHAPE[1] / 1e9
+    figures["gb_per_second"] = figures["samples_per_second"] * row_bytes() / 1e9
     figures |= {"loss": found.rows[-1]["loss"], "resident": found.run.loader.stats().get("resident")}
     later = busy[len(busy) // 2 :]
     return figures | ({"gpu_busy_percent": statistics.median(later)} if later else {})
@@ -126,8 +139,9 @@ def read_speed(path: Path) -> float:
     import loaders
 
     size, first = path.stat().st_size, loaders.offset_of(path)
-    loaders.ROWS = (size - first) // loaders.ROW_BYTES
-    return loaders.ROWS * loaders.ROW_BYTES / 1e9 / loaders.raw(path, 4)
+    loaders.ROW_BYTES = row_bytes()
+    loaders.ROWS = (size - first) // row_bytes()
+    return loaders.ROWS * row_bytes() / 1e9 / loaders.raw(path, 4)
 
 
 def bus_speed() -> float:
@@ -168,24 +182,38 @@ def cells(row: dict[str, Any], done: dict[str, dict[str, Any]]) -> list[str]:
     ]
 
 
+def prepare(folder: Path, arguments: argparse.Namespace) -> None:
+    """Makes a store of the windows in `folder`, in a process of its own; a rehearsal forks it."""
+    from forks import in_fork
+
+    words = ["prepare", "--input", str(folder / "windows.h5"), "--data.path", str(folder / "data")]
+    words += ["--split", f"{WINDOWS},{BATCH},0", "--purge", "0"]
+    if arguments.rehearse:
+        assert in_fork(lambda: project("__main__").main(words)) == 0
+        return
+    command = (sys.executable, "-m", "my_training", *words)
+    environment = {**os.environ, "PYTHONPATH": str(arguments.project.resolve() / "src")}
+    environment["TRAINING_ROOT"] = str(folder)
+    subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
+
+
 def main() -> None:
     arguments = begin(__doc__, workload="windows", loader="chunk")
-    windows = 2 * BATCH if arguments.rehearse else WINDOWS
+    if arguments.rehearse:
+        shrink()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         file = folder / "windows.h5"
-        write(file, windows + BATCH)
-        words = ("prepare", "--input", "windows.h5", "--split", f"{windows},{BATCH},0", "--purge", "0")
-        prepare = (sys.executable, "-m", "my_training", *words)
-        environment = {**os.environ, "PYTHONPATH": str(arguments.project.resolve() / "src")}
-        environment["TRAINING_ROOT"] = temporary
-        subprocess.run(prepare, cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
+        write(file, WINDOWS + BATCH)
+        prepare(folder, arguments)
         own = project("engine.loader").Loader
         naive = make_row_by_row(own)
-        common = OFF | {"data.path": folder / "data"}
+        common = OFF | {"data.path": folder / "data", "data.batch_size": BATCH}
         common |= {"monitor.every_steps": 1, "model.width": 16} if arguments.rehearse else {}
-        two_chunks = common | {"data.chunk_size_gb": 0.07 if arguments.rehearse else 4.0}
-        steps = -(-windows // BATCH)
+        # A little more than all windows take, in two halves: two batches fit into neither of them.
+        little = 1.14 * WINDOWS * row_bytes() / 1e9
+        two_chunks = common | {"data.chunk_size_gb": little if arguments.rehearse else 4.0}
+        steps = -(-WINDOWS // BATCH)
         plan: dict[str, Any] = {
             "limit: reading the cached file, 4 threads": lambda: {"limit": read_speed(file)},
             "limit: copies from page-locked memory": lambda: {"limit": bus_speed()},
@@ -197,9 +225,8 @@ def main() -> None:
             ("+ auto precision, fused AdamW", own, common | ON),
         ):
             plan[name] = lambda loader=loader, on=overrides: epochs(folder, steps, on, loader)
-        how = (
-            f"{windows:,} windows of {SHAPE[0]} × {SHAPE[1]} float32, batch {BATCH}, the second of two epochs"
-        )
+        how = f"{WINDOWS:,} windows of {SHAPE[0]} × {SHAPE[1]} float32"
+        how += f", batch {BATCH}, the second of two epochs"
         book = Book("loaders", COLUMNS, cells, list(plan), arguments, how)
         book.run(plan, tuple(name for name in plan if not name.startswith("limit")))
 
