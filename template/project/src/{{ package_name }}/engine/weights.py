@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from .checkpoint import MANIFEST, MODEL, Checkpoint
 from .errors import UserError
+from .files import sha256
 from .runs import RUNS
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 INIT_FROM = "training.init_from"
 Shapes = dict[str, tuple[int, ...]]
+SCRIPT_CHECKPOINT = "step-*-*.pt"
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> tuple[str, str]:
@@ -56,8 +58,12 @@ def begin(project: Project, restored: bool) -> list[str]:
         return settings.without_effect([INIT_FROM], "the run goes on from its own checkpoint")
     if not settings.training.init_from:
         return []
-    source = Source(settings.training.init_from, project.distributed)
+    script_names = getattr(project.model, "script_names", {})
+    source = Source(settings.training.init_from, project.distributed, script_names)
     taken, new = fitting(project.model, source.shapes)
+    if source.is_script:  # it standardizes outside of its model: buffers are those of the data here
+        weights = dict(project.model.named_parameters())
+        new = {name: shape for name, shape in new.items() if name in weights}
     computed = {name for name, x in project.model.named_buffers() if not x.is_floating_point()}
     left = {name: shape for name, shape in source.shapes.items() if name not in {*taken, *computed}}
     if not any(isinstance(tensor, nn.Parameter) for tensor in taken.values()):
@@ -98,11 +104,14 @@ class Source:
     """Named tensors of a run's best checkpoint, else its newest; of a checkpoint; of any safetensors.
 
     Of a folder `model.safetensors`, with the shards of all ranks, where it has that, else all its files.
+    Checkpoints of `layout: script` are read as well; script_names: what the model calls the script's layers.
     """
 
-    def __init__(self, place: str, distributed: Distributed):
+    def __init__(self, place: str, distributed: Distributed, script_names: Mapping[str, str] | None = None):
         self.notes: list[str] = []
+        self.script_names = script_names or {}
         self.path, manifest = self._locate(place, distributed)
+        self.is_script = self.path.suffix == ".pt"
         files = [self.path]
         if self.path.is_dir():
             whole = (self.path / MODEL).exists()
@@ -125,6 +134,10 @@ class Source:
     def _locate(self, place: str, distributed: Distributed) -> tuple[Path, dict[str, Any]]:
         """The folder or file that is meant, and a checkpoint's manifest."""
         for path in (RUNS / place, Path(place)):
+            script_checkpoint, damaged = find_script_checkpoint(path)
+            if script_checkpoint is not None:
+                self.notes = [f"skipped a damaged checkpoint: {file.name}" for file in damaged]
+                return script_checkpoint, {}
             checkpoint = (path / MANIFEST).is_file()
             if checkpoint or (path / "checkpoints").is_dir():
                 folder, which = (path.parent, path.name) if checkpoint else (path / "checkpoints", "best")
@@ -139,7 +152,7 @@ class Source:
         raise UserError("there are no weights", f"{INIT_FROM} {place}", remedy)
 
     def _open(self, file: Path) -> None:
-        opened: Any = safe_open(file, "pt")
+        opened: Any = ScriptCheckpoint(file, self.script_names) if self.is_script else safe_open(file, "pt")
         for key in opened.keys():  # noqa: SIM118 - it is no dictionary
             part, name = _named(key)
             if not part and name in self._parts:
@@ -152,6 +165,53 @@ class Source:
         """All of a tensor, on the host."""
         rows = [opened.get_tensor(key) for opened, key in self._parts[name]]
         return torch.cat(rows) if len(rows) > 1 else rows[0]
+
+
+class ScriptCheckpoint:
+    """The weights in a checkpoint of `layout: script`, with the methods of an open safetensors file."""
+
+    def __init__(self, path: Path, names: Mapping[str, str]):
+        self.tensors: dict[str, Tensor] = {}
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        for name, tensor in checkpoint["model"].items():
+            layer, dot, parameter = name.partition(".")
+            self.tensors[names.get(layer, layer) + dot + parameter] = tensor
+
+    def keys(self) -> list[str]:
+        return list(self.tensors)
+
+    def get_tensor(self, name: str) -> Tensor:
+        return self.tensors[name]
+
+    def get_slice(self, name: str) -> ScriptTensor:
+        return ScriptTensor(self.tensors[name])
+
+
+class ScriptTensor(NamedTuple):
+    tensor: Tensor
+
+    def get_shape(self) -> list[int]:
+        return list(self.tensor.shape)
+
+
+def find_script_checkpoint(path: Path) -> tuple[Path | None, list[Path]]:
+    """The best checkpoint of a script's run, else its newest one, or `path` if it is one; and damaged ones.
+
+    Each has a part of its sha256 in its name. Raises `UserError` if all are damaged.
+    """
+    files = sorted((path / "checkpoints").glob(SCRIPT_CHECKPOINT), reverse=True)
+    if path.match(SCRIPT_CHECKPOINT) and path.is_file():
+        files = [path]
+    intact = [file for file in files if file.stem.endswith(sha256(file)[:16])]
+    damaged = [file for file in files if file not in intact]
+    if files and not intact:
+        what = f"no valid checkpoint: {', '.join(file.name for file in damaged)}"
+        raise UserError(what, str(path), "restore one, or name another run")
+    if not intact:
+        return None, []
+    newest = torch.load(intact[0], map_location="cpu", weights_only=True)
+    best = f"step-{newest['best_step']:08d}-"
+    return next((file for file in intact if file.name.startswith(best)), intact[0]), damaged
 
 
 def _named(key: str) -> tuple[str, str]:
