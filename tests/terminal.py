@@ -91,6 +91,7 @@ class Terminal:
 
     def __init__(self, command: list[str], folder: Path) -> None:
         self.screen, self.unread, self.seen = Screen(), "", ""
+        self.folder = folder
         self.process, self.descriptor = pty.fork()
         if self.process == 0:
             os.chdir(folder)

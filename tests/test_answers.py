@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -82,10 +83,21 @@ def test_a_setting_that_a_resumed_run_may_change_is_said_and_recorded_from_its_s
     assert max(rates[:3]) <= 0.001 < max(rates[3:])
 
 
-def test_a_run_whose_data_are_gone_names_their_folder(begun: Path) -> None:
-    (begun / "data/synthetic").rename(begun / "elsewhere")
-    line = one_error(run(render(workload="tabular"), "evaluate", cwd=begun), "no prepared data: data:")
-    assert "synthetic" not in line
+def test_synthetic_data_that_are_gone_say_what_makes_them_again(begun: Path) -> None:
+    """And where they should be; `train --resume` does it."""
+    project, folder = render(workload="tabular"), begun / "data/synthetic"
+    (name,) = (path.name for path in (begun / "runs").iterdir())
+    shutil.rmtree(folder)
+    for verb in ("evaluate", "predict"):
+        line = one_error(run(project, verb, cwd=begun), "synthetic data of the run are gone: data/synthetic")
+        assert line.endswith(f"`train --resume {name}` makes them again")
+    words = ("train", "--data.path", "data/synthetic")
+    one_error(run(project, *words, cwd=begun), "no prepared data", "`train` without --data.path")
+    again = run(project, "train", "--resume", name, "--max-steps", "6", cwd=begun)
+    assert again.code == 0, again.err
+    assert run(project, "evaluate", cwd=begun).code == 0
+    next(folder.glob("*.npy")).unlink()
+    one_error(run(project, "train", cwd=begun), "changed or removed: remove data/synthetic: `train` makes")
 
 
 def test_what_was_switched_on_is_one_line_of_evaluate_and_none_of_predict(begun: Path) -> None:
@@ -134,6 +146,13 @@ def test_without_a_compiler_the_remedy_is_to_install_one(said: str) -> None:
     assert "no working compiler" in line
     assert "install one" in line
     assert "fullgraph" not in line
+
+
+def test_a_layer_that_this_cpu_lacks_in_half_precision_has_a_remedy() -> None:
+    said = "could not create a primitive descriptor for the LSTM forward propagation primitive. Run workload"
+    line = str(imported(render(), "engine.errors").explain(RuntimeError(said), None, None))
+    assert line.startswith("this CPU cannot compute a layer")
+    assert "training.precision: choose fp32" in line
 
 
 @pytest.mark.parametrize(

@@ -93,8 +93,8 @@ def test_rows_of_every_workload(
         monkeypatch.chdir(folder)
         quoted = imported(render(**answers), "commands.benchmark").report(Path())
         gains = {row["name"]: row["gain"] for row in found["rows"] if row["table"] == "leave_one_out"}
-        assert f"| without fused optimizer | {gains['without fused optimizer']:.2f}× |  |" in quoted
-        assert f"| with deterministic | {gains['with deterministic']:.2f}× |  |" in quoted
+        assert f"| without fused optimizer | {gains['without fused optimizer']:.2f} |  |" in quoted
+        assert f"| with deterministic | {gains['with deterministic']:.2f} |  |" in quoted
 
 
 def losses_by_loader(found: dict[str, Any], on: dict[str, Any]) -> dict[tuple, tuple]:
@@ -142,7 +142,7 @@ def test_an_interrupted_benchmark_goes_on(tmp_path: Path) -> None:
     assert stopped.code == 130
     assert [row["processes"] for row in result(tmp_path)["rows"]] == [1, 1]
     assert not result(tmp_path)["complete"]
-    assert "goes on" in (tmp_path / "benchmark_results/benchmark.md").read_text()
+    assert "same command again" in (tmp_path / "benchmark_results/benchmark.md").read_text()
     assert (tmp_path / "benchmark_results/benchmark.png").exists()
     for launches, more in ((2, ()), (4, ()), (4, ("--optimizer.learning_rate", "1e-4"))):
         log.write_text("xxxx")
@@ -363,10 +363,63 @@ def test_bars_say_how_far_a_gain_is_certain(tmp_path: Path) -> None:
     axes = Figure().subplots()
     module.draw_bars(axes, rows)
     assert axes.texts[0].get_text() == "reference"
-    assert axes.texts[1].get_text() == f"{rows[1]['gain']:.2f} ±{rows[1]['gain_spread']:.2f}"
-    module.draw_bars(axes, [row | {"gain_spread": None} for row in rows])
-    assert "±" not in axes.texts[3].get_text()
+    low, high = rows[1]["gain_low"], rows[1]["gain_high"]
+    assert axes.texts[1].get_text() == f"{rows[1]['gain']:.2f} ({low:.2f}-{high:.2f})"
+    module.draw_bars(axes, [row | {"gain_low": None, "gain_high": None} for row in rows])
+    assert axes.texts[3].get_text() == f"{rows[1]['gain']:.2f}"
     module.draw(tmp_path / "benchmark.png", measured)
+
+
+def test_a_range_and_its_bar_are_never_below_0_and_flatten_no_other_bar(tmp_path: Path) -> None:
+    """Two processes that differ by a half: three times as fast, give or take more than that."""
+    from matplotlib.figure import Figure
+
+    plans = [plan("cumulative", "everything off", a=0), plan("cumulative", "everything on", a=1)]
+    measured = book(tmp_path, plans, [[trial(20, 1.0), trial(20, 1.1)], [trial(5, 1.0), trial(9, 1.1)]])
+    module, (_, row) = imported(render(workload="tabular"), "measure.measurements"), measured.rows()
+    assert 0 < row["gain_low"] < 1 < 9 < row["gain_high"]
+    assert row["gain_low"] * row["gain_high"] == pytest.approx(row["gain"] ** 2)
+    axes = Figure().subplots()
+    module.draw_bars(axes, measured.rows())
+    assert axes.get_xlim()[0] == 0
+    assert axes.get_xlim()[1] < 2 * row["gain"]
+    ends = [
+        x
+        for bars in axes.containers
+        if hasattr(bars, "has_xerr")
+        for line in bars.lines[2]
+        for path in line.get_paths()
+        for x in path.vertices[:, 0]
+    ]
+    assert min(ends) > 0
+    measured.write()
+    page = (tmp_path / "benchmark.md").read_text()
+    assert "nine of ten repeats of this benchmark stay within" in page
+    assert f"| {row['gain']:.2f} ({row['gain_low']:.2f}-{row['gain_high']:.2f}) |" in page
+
+
+def test_a_page_links_a_plot_where_there_is_one(tmp_path: Path) -> None:
+    plans = [plan("cumulative", "everything off", a=0), plan("cumulative", "everything on", a=1)]
+    (tmp_path / "benchmark.png").write_bytes(b"of an older benchmark")
+    measured = book(tmp_path, plans, [[], []])
+    measured.protocol["processes"] = 1
+    ends = iter([trial(20, 1.0), KeyboardInterrupt()])
+
+    def measure(overrides: Any, warmup: int, steps: int) -> Any:
+        found = next(ends)
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    with pytest.raises(KeyboardInterrupt):
+        measured.measure(measure, 1, 1)
+    page = (tmp_path / "benchmark.md").read_text()
+    assert not (tmp_path / "benchmark.png").exists()
+    assert "(benchmark.png)" not in page
+    assert "the same command again continues" in page
+    measured.measure(lambda *_: trial(5, 1.0), 1, 1)
+    assert "(benchmark.png)" in (tmp_path / "benchmark.md").read_text()
+    assert (tmp_path / "benchmark.png").exists()
 
 
 NOISES = {  # between processes, between steps of one
@@ -379,7 +432,7 @@ NOISES = {  # between processes, between steps of one
 @pytest.mark.parametrize("processes", [2, 3, 5])
 @pytest.mark.parametrize("noise", NOISES)
 def test_figures_repeat_within_their_printed_spread(tmp_path: Path, noise: str, processes: int) -> None:
-    """Two benchmarks of one machine, many times: gains differ by no more than their ± in nine of ten."""
+    """Two benchmarks of one machine, many times: nine of ten gains are in the range of another."""
     draw, (between, within) = random.Random(3), NOISES[noise]
     plans = [plan("cumulative", "off", a=0), plan("cumulative", "on", a=1)]
 
@@ -387,19 +440,19 @@ def test_figures_repeat_within_their_printed_spread(tmp_path: Path, noise: str, 
         late = 4 if draw.random() < 0.02 else 1  # now and then something else runs
         return ms * late * (1 + abs(draw.gauss(0, within)))
 
-    def gain() -> tuple[float, float]:
+    def gain() -> dict[str, float]:
         rounds = [[ms * (1 + draw.gauss(0, between)) for ms in (20, 18)] for _ in range(processes)]
         rows = [
             [trial(1, 1.0) | {"step_ms": [step(ms) for _ in range(40)]} for ms in row]
             for row in zip(*rounds, strict=True)
         ]
         _, row = book(tmp_path, plans, rows).rows()
-        return row["gain"], row["gain_spread"]
+        return row
 
     pairs = [(gain(), gain()) for _ in range(200)]
-    inside = sum(abs(first - second) <= spread for (first, spread), (second, _) in pairs) / len(pairs)
+    inside = mean(one["gain_low"] <= other["gain"] <= one["gain_high"] for one, other in pairs)
     assert 0.85 < inside < 0.99
-    assert mean(first for (first, _), _ in pairs) == pytest.approx(20 / 18, rel=0.01)
+    assert mean(one["gain"] for one, _ in pairs) == pytest.approx(20 / 18, rel=0.01)
 
 
 def test_what_slows_both_processes_of_a_round_is_no_spread(tmp_path: Path) -> None:
@@ -407,10 +460,12 @@ def test_what_slows_both_processes_of_a_round_is_no_spread(tmp_path: Path) -> No
     plans = [plan("cumulative", "off", a=0), plan("cumulative", "on", a=1)]
     slower = [[trial(ms * heat, 1.0) for heat in (1.0, 1.5, 2.0)] for ms in (20, 10)]
     off, on = book(tmp_path, plans, slower).rows()
-    assert (on["gain"], on["gain_spread"]) == (2, pytest.approx(0, abs=1e-9))
-    assert off["gain_spread"] == 0
+    assert on["gain"] == 2
+    assert (on["gain_low"], on["gain_high"]) == (pytest.approx(2), pytest.approx(2))
+    assert (off["gain_low"], off["gain_high"]) == (1, 1)
     _, on = book(tmp_path, plans, [row[:1] for row in slower]).rows()
-    assert on["gain_spread"] is None
+    assert on["gain_low"] is None
+    assert "(" not in imported(render(workload="tabular"), "measure.measurements").gain_text(on)
 
 
 def test_a_wide_spread_says_what_narrows_it(tmp_path: Path) -> None:
@@ -419,7 +474,7 @@ def test_a_wide_spread_says_what_narrows_it(tmp_path: Path) -> None:
         tmp_path, plans, [[trial(ms, 1.0) for ms in row] for row in ((20, 20), (10, 16), (10, 10.1))]
     )
     measured.write()
-    said = "**on**: the ± is wide; more --processes and --steps, and nothing else on the machine"
+    said = "**on**: the range is wide; more --processes and --steps, and nothing else on the machine"
     assert said in (tmp_path / "benchmark.md").read_text()
 
 

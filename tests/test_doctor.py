@@ -170,6 +170,32 @@ def test_a_compiler_that_hangs_or_fails_is_said_so(monkeypatch):
     assert doctor.check_compile(config.load(), CPU)[0] == "ok"  # not used by training on a CPU
 
 
+def test_what_could_not_be_compiled_is_named_by_its_error_and_not_by_a_hint():
+    hints = "\nSet TORCHDYNAMO_VERBOSE=1 for the internal stack trace\n"
+    said = "Traceback:\n  File x\ntorch._dynamo.exc.Unsupported: a graph break" + hints
+    assert doctor.why_not_compiled(said) == "torch._dynamo.exc.Unsupported: a graph break"
+    said = "torch._inductor.exc.InductorError: InvalidCxxCompiler: No working C++ compiler found" + hints
+    assert re.search("no working compiler.+--compile.enabled false", doctor.why_not_compiled(said))
+
+
+# ---- what half precision costs here ----
+
+
+@pytest.mark.parametrize(
+    ("workload", "precision", "says"),
+    [
+        ("tabular", "auto", "fp32: there is no GPU.+; bf16 on this CPU: .+ as in fp32 .measured.$"),
+        ("timeseries", "fp16", "fp16 on this CPU: .+measured.; the LSTM computes in float32$"),
+        ("tabular", "bf16", "bf16 on this CPU: .+measured.$"),
+    ],
+)
+def test_half_precision_on_a_cpu_has_its_price(workload, precision, says, tmp_path):
+    words = ("doctor", "--json", "--training.precision", precision)
+    done = run(render(workload=workload), *words, cwd=tmp_path)
+    (line,) = (check["line"] for check in json.loads(done.out)["checks"] if check["name"] == "precision")
+    assert re.search(says, line), line
+
+
 # ---- what is set, as training sets it ----
 
 

@@ -117,6 +117,31 @@ def test_an_lstm_counts_all_its_steps():
     assert found.flops == 3 * forward
 
 
+@pytest.mark.parametrize("workload", ["timeseries", "windows"])
+def test_an_lstm_is_in_half_precision_on_a_card_and_not_on_a_cpu(workload: str, tmp_path, monkeypatch):
+    """It is counted on a CPU, where it computes in float32."""
+    monkeypatch.chdir(tmp_path)
+    project = render(workload=workload)
+    settings, build = imported(project, "config").load(), imported(project, "model").build_model
+    assembled = imported(project, "assemble")
+    distributed = imported(project, "engine.distributed").Distributed()
+    store = assembled.open_store(settings)
+    samples = next(assembled.assemble(settings, distributed, store).loader("train", True).epoch(0))
+    counting = imported(project, "measure.costs")
+
+    def counted(precision: str, on_gpu: bool) -> tuple[Any, Any]:
+        costs = counting.count(lambda: build(settings, store.facts), samples, precision, on_gpu=on_gpu)
+        return costs, max(costs.operations, key=lambda operation: costs.operations[operation])
+
+    (full, full_step), (card, card_step), (cpu, cpu_step) = (
+        counted(*where) for where in (("fp32", True), ("bf16", True), ("bf16", False))
+    )
+    assert card.flops == cpu.flops == full.flops
+    assert (full_step.half, card_step.half, cpu_step.half) == (False, True, False)
+    assert card_step.bytes == full_step.bytes / 2 == cpu_step.bytes / 2
+    assert card.peak_bytes < cpu.peak_bytes
+
+
 def test_recomputation_costs_flops_and_saves_memory():
     project = render(workload="llm")
     load, build = imported(project, "config").load, imported(project, "model").build_model

@@ -340,7 +340,8 @@ def test_a_notebook_goes_on(tmp_path: Path) -> None:
     names = ("dataset.py", "model.py", "commands/prepare.py")
     changes = {**dict(zip(names, files, strict=True)), "commands/predict.py": OWN_DATA[3]}
     project, start = changed(tmp_path, "tabular", changes), "digits.safetensors"
-    (project / "src/my_training/tables.py").unlink()
+    for name in ("tables", "formats"):
+        (project / f"src/my_training/{name}.py").unlink()
     only_setting(
         project, 'width: int = Field(16, ge=1, description="channels")', "width: 16", page("notebook")
     )

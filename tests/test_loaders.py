@@ -293,7 +293,7 @@ def test_waiting_for_the_gpu_is_no_wait_for_data(folder: Path, monkeypatch: pyte
     watch = SimpleNamespace(loader=loader, waited=0.0)
     batches = sum(1 for _ in module("engine.monitor", "memmap").Monitor.timed(watch, loader.epoch(0)))
     loader.close()
-    assert (loader.stall_seconds, watch.waited) == (batches, 0)
+    assert (loader.stall_seconds, watch._waited) == (batches, 0)
 
 
 # ---- memory, threads, errors of the chunk loader -------------------------------------------------

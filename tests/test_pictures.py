@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from importing import imported
@@ -222,7 +221,7 @@ def test_servers_get_pictures_too(tmp_path: Path) -> None:
 # ---- alerts -----------------------------------------------------------------------------------
 
 
-monitor = imported(render(), "engine.monitor")
+alerts = imported(render(), "engine.alerts")
 progress = imported(render(), "engine.progress")
 
 
@@ -238,15 +237,20 @@ progress = imported(render(), "engine.progress")
     ],
 )
 def test_what_an_alert_of_divergence_is(loss: float, best: float, step: int, expected: str) -> None:
-    said: list[str] = []
-    run: Any = monitor.Monitor.__new__(monitor.Monitor)
     settings = SimpleNamespace(
         optimizer=SimpleNamespace(learning_rate=0.1), training=SimpleNamespace(gradient_clip=1.0)
     )
-    run.project, run.end, run._naive = SimpleNamespace(naive=lambda split: 1.0, settings=settings), 100, None
-    run.event, run.alert = lambda *_, **facts: None, lambda step, kind, text: said.append(text)
-    run._judge_loss("validation", loss, progress.Progress(step=step, best_loss=best, best_step=4))
-    assert said == [f"divergence: {expected} optimizer.learning_rate (0.1)"] * bool(expected)
+    state = progress.Progress(step=step, best_loss=best, best_step=4)
+    found = alerts.divergence("validation", loss, 1.0, state, 100, settings)
+    assert found == (f"divergence: {expected} optimizer.learning_rate (0.1)" if expected else None)
+
+
+def test_a_baseline_that_is_nan_is_an_alert() -> None:
+    settings = SimpleNamespace(
+        optimizer=SimpleNamespace(learning_rate=0.1), training=SimpleNamespace(gradient_clip=1.0)
+    )
+    state = progress.Progress(step=50, best_loss=0.5, best_step=50)
+    assert "worse than nan" in alerts.divergence("validation", 0.5, math.nan, state, 100, settings)
 
 
 def test_a_training_that_diverges_is_an_alert(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import re
 import subprocess
 import sys
@@ -140,17 +141,58 @@ ODD: dict[str, tuple[str | bytes, tuple[str, ...], tuple[str, ...]]] = {
         ("'NaN' is not a finite number", "row 7, column 'size'", "--missing 'NaN'"),
     ),
     "None": (with_cell("size", "None"), (), ("'None' is not a number", "--missing 'None'")),
-    "decimal commas": (
+    "delimiter and decimal commas": (
         COMMAS,
-        ("--delimiter", ";"),
+        (),
+        ("note: --delimiter ';' --decimal , found in the first rows",),
+    ),
+    "tabs": (lines(columns(), "\t"), (), ("note: --delimiter tab --decimal . found",)),
+    "not decimal points": (
+        COMMAS,
+        ("--decimal", "."),
         ("is not a number", "row 1, column 'price'", "--decimal ,"),
+    ),
+    "decimal commas in more cells than a category has": (
+        lines(columns() | {"more": [f'"{row},5"' for row in range(ROWS)]}),
+        ("--max-levels", "150"),
+        ("more than 150 different", "column 'more'", "--decimal ,"),
+    ),
+    "decimal commas, then a point": (
+        COMMAS.rsplit("\n", 2)[0] + "\n1.5;2,5;red;3,5\n",
+        (),
+        ("'1.5' is not a number", "row 200", "with ',' like the others", "--decimal \\."),
+    ),
+    "a short row among semicolons": (
+        lines(columns(), ";") + "1;2\n",
+        (),
+        ("2 cells where the header has 4", "row 201"),
+    ),
+    "a short row, and no delimiter that is said": (
+        COMMAS,
+        ("--delimiter", ","),
+        ("4 cells where the header has 1", "row 1", "--delimiter ';'"),
     ),
     "points among decimal commas": (
         COMMAS.replace("red", "green", 1).replace(",", ".", 1),
         ("--delimiter", ";", "--decimal", ","),
         ("is not a number", "row 1, column 'size'"),
     ),
-    "another delimiter": (lines(columns(), ";"), (), ("no commas between the names", "--delimiter ';'")),
+    "another delimiter": (
+        lines(columns(), ";"),
+        ("--delimiter", ","),
+        ("no commas between the names", "--delimiter ';'"),
+    ),
+    "a picture": (
+        b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + bytes(range(256)) * 9,
+        (),
+        ("a binary file, where a table is expected", "odd.csv", "export it"),
+    ),
+    "a workbook": (b"PK\3\4" + bytes(99), (), ("an Excel workbook", "odd.csv", "export it")),
+    "a short row that cannot be decoded": (
+        (lines(columns()) + "röt,2\n").encode("latin-1"),
+        (),
+        ("not UTF-8 text", "--encoding latin-1"),
+    ),
     "delimiters that are none": (
         with_column(),
         ("--delimiter", ",,"),
@@ -308,6 +350,277 @@ def test_a_text_that_comes_late_has_its_row(tmp_path: Path, capsys: pytest.Captu
     (tmp_path / "late.csv").write_text(lines(found))
     assert prepare(tmp_path, "tabular", "late.csv") == 0
     assert store(tmp_path).facts["categories"] == [{"name": "a", "values": ["kind 0", "kind 1", "kind 2"]}]
+
+
+DAYS = [np.datetime64("2024-01-01") + 2 * row for row in range(ROWS)]  # more than a year
+
+
+def days(pattern: str, unpadded: bool = False, these: list[Any] = DAYS) -> list[str]:
+    """By strftime; with commas in quotes."""
+    cells = [day.astype(object).strftime(pattern) for day in these]
+    cells = [re.sub(r"(?<!\d)0", "", cell) for cell in cells] if unpadded else cells
+    return [f'"{cell}"' if "," in cell else cell for cell in cells]
+
+
+ISO = [str(day) for day in DAYS]
+EARLY = [day for day in DAYS if day.astype(object).day <= 12]
+EARLY = (EARLY * 3)[:ROWS]  # each of them may be a day or a month
+WRONG = ["31.02.2024" if row == 8 else cell for row, cell in enumerate(days("%d.%m.%Y"))]
+FEATURES = ("--time-features", "month,weekday,hour")
+# name: cells of a column, flags, the same in ISO 8601
+TIMES: dict[str, tuple[list[str], tuple[str, ...], list[str]]] = {
+    "points": (days("%d.%m.%Y"), (), ISO),
+    "unpadded slashes": (days("%m/%d/%Y", unpadded=True), (), ISO),
+    "the day first": (days("%d/%m/%Y"), (), ISO),
+    "two digits of a year": (days("%d.%m.%y"), (), ISO),
+    "a name of a month": (days("%d-%b-%Y"), (), ISO),
+    "unpadded ISO": (days("%Y-%m-%d", unpadded=True), (), ISO),
+    "noon": (days("%m/%d/%Y 12:30 PM"), (), [f"{day} 12:30" for day in ISO]),
+    "a comma": (days("%b %d, %Y"), (), ISO),
+    "decided by the flag": (
+        days("%d/%m/%Y", these=EARLY),
+        ("--time-format", "%d/%m/%Y"),
+        list(map(str, EARLY)),
+    ),
+    "decided otherwise": (
+        days("%m/%d/%Y", these=EARLY),
+        ("--time-format", "%m/%d/%Y"),
+        list(map(str, EARLY)),
+    ),
+    "a format of one's own": (days("%Y week %U, %d %m"), ("--time-format", "%Y week %U, %d %m"), ISO),
+    "some are missing": (
+        ["" if row % 9 == 4 else cell for row, cell in enumerate(days("%d.%m.%Y"))],
+        (),
+        ["NA" if row % 9 == 4 else cell for row, cell in enumerate(ISO)],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TIMES)
+def test_times_are_read_by_the_format_that_fits_all_of_them(name: str, tmp_path: Path) -> None:
+    cells, flags, iso = TIMES[name]
+    (tmp_path / "odd.csv").write_text(with_column(day=cells))
+    (tmp_path / "iso.csv").write_text(with_column(day=iso))
+    for kind, more in {"odd": flags, "iso": ()}.items():
+        assert prepare(tmp_path, "tabular", f"{kind}.csv", *FEATURES, *more, data=kind) == 0
+    found = contents(tmp_path, data="odd")
+    assert found == contents(tmp_path, data="iso")
+    assert found["facts"]["times"] == {"day": ["month", "weekday", "hour"]}
+    known = [day for day in iso if day != "NA"]
+    months = store(tmp_path, data="odd").arrays["features"].rows()[:, 2]
+    expected = np.bincount([int(day[5:7]) for day in known], minlength=13)
+    assert np.bincount(months[np.isfinite(months)].astype(int), minlength=13).tolist() == expected.tolist()
+
+
+# name: cells of a column, flags, what it says
+NO_TIMES: dict[str, tuple[list[str], tuple[str, ...], tuple[str, ...]]] = {
+    "ambiguous": (
+        days("%d/%m/%Y", these=EARLY),
+        (),
+        (
+            "'03/01/2024' may be 2024-01-03 or 2024-03-01",
+            "odd.csv, column 'day'",
+            "--time-format '%d/%m/%Y' or --time-format '%m/%d/%Y'",
+        ),
+    ),
+    "two digits of a year, first or last": (
+        days("%d/%m/%y"),
+        (),
+        ("'01/01/24' may be 2024-01-01 or 2001-01-24", "--time-format '%y/%m/%d'"),
+    ),
+    "no such day": (WRONG, (), ("'31.02.2024' is not a time", "row 9, column 'day'", "'%d.%m.%Y'")),
+    "a word": (["soon", *ISO[1:]], (), ("'soon' is not a time", "row 1, column 'day'")),
+    "another format": (ISO, ("--time-format", "day"), ("'day' is no format of a date", "--time-format")),
+    "words alone": (["a", "b"] * 100, (), ("no column of times", "--time-features", "--time-format")),
+    "a flag that fits none": (
+        days("%d.%m.%Y"),
+        ("--time-format", "%d/%m/%Y"),
+        ("no column of times", "odd.csv"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NO_TIMES)
+def test_times_that_cannot_be_read_are_one_line(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cells, flags, says = NO_TIMES[name]
+    (tmp_path / "odd.csv").write_text(with_column(day=cells))
+    assert prepare(tmp_path, "tabular", "odd.csv", *FEATURES, *flags) == 2
+    err = capsys.readouterr().err
+    assert re.fullmatch(r"error: .*\n", err), err
+    assert all(part in err for part in says), err
+
+
+def test_a_later_row_tells_days_from_months(tmp_path: Path) -> None:
+    """Behind the first block, which could be read in two ways."""
+    count = 66_000
+    for pattern in ("%d/%m/%Y", "%m/%d/%Y"):
+        cells = [*(days(pattern, these=EARLY) * 330)[: count - 1], *days(pattern, these=DAYS[10:11])]
+        found = {"a": list(range(count)), "day": cells, "price": list(range(count))}
+        (tmp_path / "late.csv").write_text(lines(found))
+        assert prepare(tmp_path, "tabular", "late.csv", "--time-features", "month", "--keep-order") == 0
+        assert store(tmp_path).arrays["features"].rows()[1, 1] == EARLY[1].astype(object).month
+
+
+@pytest.mark.parametrize("task", ["regression", "classification"])
+def test_rows_without_a_target_are_left_out_and_counted(
+    task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = columns() | {"kind": ["a", "b"] * 100}
+    target = "price" if task == "regression" else "kind"
+    kept = [row for row in range(ROWS) if row not in (0, 50, 199)]
+    (tmp_path / "less.csv").write_text(
+        lines({name: [cells[row] for row in kept] for name, cells in found.items()})
+    )
+    for row, cell in ((0, ""), (50, "NA"), (199, "nan")):
+        found[target][row] = cell
+    (tmp_path / "gaps.csv").write_text(lines(found))
+    words = ("--target", target, "--task", task)
+    assert prepare(tmp_path, "tabular", "less.csv", *words, data="less") == 0
+    assert "without a target" not in capsys.readouterr().out
+    assert prepare(tmp_path, "tabular", "gaps.csv", *words, "--drop-missing-targets", data="gaps") == 0
+    assert "30 test, 3 without a target left out" in capsys.readouterr().out
+    assert contents(tmp_path, data="gaps") == contents(tmp_path, data="less")
+
+
+def test_pairs_without_a_target_are_left_out_and_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pairs = [{"source": f"{row}", "target": f"{row} again"} for row in range(ROWS)]
+    odd = [
+        *pairs[:9],
+        {"source": "x", "target": None},
+        {"source": "y"},
+        {"source": "z", "target": " "},
+        *pairs[9:],
+    ]
+    (tmp_path / "less.tsv").write_text("".join(f"{pair['source']}\t{pair['target']}\n" for pair in pairs))
+    (tmp_path / "gaps.tsv").write_text("x\t\ny\t\nz\t \n" + (tmp_path / "less.tsv").read_text())
+    (tmp_path / "gaps.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in odd))
+    pyarrow.parquet.write_table(pa.Table.from_pylist(odd), tmp_path / "gaps.parquet")
+    assert prepare(tmp_path, "seq2seq", "less.tsv", data="less") == 0
+    assert "without a target" not in capsys.readouterr().out
+    for name in ("gaps.tsv", "gaps.jsonl", "gaps.parquet"):
+        assert prepare(tmp_path, "seq2seq", name, data="gaps") == 2
+        assert prepare(tmp_path, "seq2seq", name, "--drop-missing-targets", data="gaps") == 0
+        assert re.search("left out: +3 pairs without a target", capsys.readouterr().out)
+        assert contents(tmp_path, "seq2seq", "gaps") == contents(tmp_path, "seq2seq", "less")
+
+
+def test_a_column_of_lists_is_named_and_can_be_dropped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = columns() | {"tags": [[1, 2]] * ROWS, "box": [{"a": 1}] * ROWS, "raw": [b"\xff"] * ROWS}
+    pyarrow.parquet.write_table(pa.table(found), tmp_path / "odd.parquet")
+    (tmp_path / "plain.csv").write_text(lines(columns()))
+    drop: tuple[str, ...] = ()
+    for name in ("tags", "box", "raw"):
+        assert prepare(tmp_path, "tabular", "odd.parquet", *drop) == 2
+        err = capsys.readouterr().err
+        assert re.fullmatch(
+            f"error: cells of type .*odd.parquet, column '{name}': .*--drop '{name}'\n", err
+        ), err
+        drop += ("--drop", name)
+    assert prepare(tmp_path, "tabular", "odd.parquet", *drop) == 0
+    assert prepare(tmp_path, "tabular", "plain.csv", data="plain") == 0
+    assert contents(tmp_path) == contents(tmp_path, data="plain")
+
+
+def test_a_header_may_begin_as_the_files_of_another_format_do(tmp_path: Path) -> None:
+    for name in ("PARK", "ARROW", "PK"):
+        (tmp_path / "odd.csv").write_text(lines({name: [1, 2] * 100, **columns()}))
+        assert prepare(tmp_path, "tabular", "odd.csv") == 0
+
+
+def a_table(workload: str, german: bool) -> str:
+    """As people write it here or there, with a cell that is called missing where the workload takes one."""
+    mark, point, pattern = (";", ",", "%d.%m.%Y") if german else (",", ".", "%Y-%m-%d")
+    if workload == "graph":
+        values = prices(1, 60)["ant"]
+        found = dict(zip(("open", "high", "low", "close", "volume"), values.round(6).T.tolist(), strict=True))
+        found = {"date": [day.astype(object).strftime(pattern) for day in dates(60)], **found}
+    elif workload == "timeseries":
+        found = {"wann": days(pattern), "größe": columns()["size"], "age": columns()["age"]}
+        found["age"][30] = "weg"
+    else:
+        found = columns() | {"day": days(pattern), "farbe": ["röt", "grün"] * 100}
+        found["age"][30] = "weg"
+    found = {
+        name: [str(cell).replace(".", point) if isinstance(cell, float) else cell for cell in cells]
+        for name, cells in found.items()
+    }
+    return lines(found, mark)
+
+
+def read_again(workload: str, trained: Any, path: Path, folder: Path, **flags: Any) -> dict[str, Any]:
+    """What `predict --input` makes of a file with the data of a run: arrays."""
+    predict = imported(render(workload=workload), "commands.predict")
+    make = {"tabular": "new_rows", "timeseries": "new_store", "graph": "new_days"}[workload]
+    getattr(predict, make)(path, flags, trained, folder)
+    opened = imported(render(workload=workload), "engine.store").Store.open(folder)
+    return {name: array.rows().tobytes() for name, array in opened.arrays.items()}
+
+
+ALL_TRAIN: dict[str, tuple[str, ...]] = {
+    "tabular": ("--keep-order", "--time-features", "month", "--split", "0.7,0.3,0"),
+    "timeseries": ("--fill", "last", "--split", "0.7,0.3,0"),
+    "graph": ("--window", "10", "--neighbors", "1", "--correlation-days", "20"),
+}
+
+
+@pytest.mark.parametrize("workload", ALL_TRAIN)
+def test_predict_reads_files_as_prepare_did(
+    workload: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Delimiter, decimal mark, encoding, missing cells and times; other ones are said by flags, or found."""
+    (tmp_path / "german.csv").write_bytes(a_table(workload, german=True).encode("latin-1"))
+    (tmp_path / "plain.csv").write_bytes(a_table(workload, german=False).encode())
+    marks = () if workload == "graph" else ("--missing", "weg")
+    flags = (*ALL_TRAIN[workload], *marks)
+    assert prepare(tmp_path, workload, "german.csv", *flags, "--encoding", "latin-1") == 0
+    assert (
+        "note: --delimiter ';' --decimal , found in the first rows of german.csv" in capsys.readouterr().out
+    )
+    assert prepare(tmp_path, workload, "plain.csv", *flags, data="plain") == 0
+    assert "found in" not in capsys.readouterr().out
+    german, plain = contents(tmp_path, workload), contents(tmp_path, workload, "plain")
+    if workload != "graph":  # the ticker is the file's name
+        assert german == plain
+
+    trained = store(tmp_path, workload)
+    as_prepared = read_again(workload, trained, tmp_path / "german.csv", tmp_path / "new")
+    assert "found in" not in capsys.readouterr().out
+    said = {"encoding": "utf-8", "delimiter": ",", "decimal": ".", "time_format": "%Y-%m-%d"}
+    by_flags = read_again(workload, trained, tmp_path / "plain.csv", tmp_path / "said", **said)
+    assert as_prepared == by_flags
+    from_plain = store(tmp_path, workload, "plain")
+    found = read_again(workload, from_plain, tmp_path / "german.csv", tmp_path / "found", encoding="latin-1")
+    assert found == by_flags
+    with pytest.raises(
+        imported(render(workload=workload), "engine.errors").UserError, match="--delimiter ';'"
+    ):
+        read_again(workload, trained, tmp_path / "german.csv", tmp_path / "wrong", delimiter=",")
+
+
+@pytest.mark.parametrize(("workload", "column"), [("timeseries", "wann"), ("graph", "date")])
+def test_times_of_a_series_that_may_be_two_are_one_line(
+    workload: str, column: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    header, *rows = a_table(workload, german=False).splitlines()
+    these = np.datetime64("2024-01-01") + np.arange(9)
+    cells = [
+        [day, *row.split(",")[1:]]
+        for day, row in zip(days("%d/%m/%Y", these=list(these)), rows, strict=False)
+    ]
+    (tmp_path / "odd.csv").write_text("\n".join([header, *map(",".join, cells)]))
+    words = ("--history", "2", "--horizon", "1") if workload == "timeseries" else ("--window", "2")
+    assert prepare(tmp_path, workload, "odd.csv", *words) == 2
+    err = capsys.readouterr().err
+    assert f"'02/01/2024' may be 2024-01-02 or 2024-02-01: odd.csv, column '{column}'" in err
+    if workload == "timeseries":
+        assert prepare(tmp_path, workload, "odd.csv", *words, "--time-format", "%d/%m/%Y") == 0
+        assert store(tmp_path, workload).facts["frames"][0]["step"] == 86400
 
 
 def test_an_error_in_a_folder_has_the_file_and_its_row(

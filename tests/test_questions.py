@@ -225,27 +225,53 @@ def test_questions_are_sentences_and_choices_say_what_they_mean() -> None:
             assert label.startswith(f"{value}: "), label
 
 
-def test_message_after_copying_gives_commands_that_exist(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "copier",
-        "copy",
-        "--defaults",
-        str(template()),
-        str(tmp_path / "a project"),
-    ]
+def message_after_copying(project: Path, *options: str) -> list[str]:
+    """The lines that Copier prints at the end."""
+    command = [sys.executable, "-m", "copier", "copy", "--defaults", *options, str(template()), str(project)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    commands = re.findall(r"^  (.+?)(?:  +#.*)?$", done.stderr.split("is ready")[1], flags=re.MULTILINE)
-    assert commands[0] == f"cd '{tmp_path / 'a project'}'"
-    makefile = (tmp_path / "a project/Makefile").read_text(encoding="utf-8")
-    # Inside a repository of one's own there is none to make.
+    return done.stderr[done.stderr.index("The project is ready") :].splitlines()
+
+
+LONG = "a folder of forty letters and some spaces"
+
+
+@pytest.mark.parametrize(
+    ("layout", "folder"),
+    [("package", "a project"), ("script", f"{LONG}/{LONG}"), ("package", f"{LONG}/it's/{LONG}/{LONG}")],
+)
+def test_message_after_copying_gives_commands_that_work(layout: str, folder: str, tmp_path: Path) -> None:
+    """Each line fits a terminal of 80 columns, whatever the name and the place of the project."""
+    project = tmp_path / folder
+    lines = message_after_copying(
+        project, "-d", f"layout={layout}", "-d", f"project_name={LONG * 3}", "-d", "package_name=mine"
+    )
+    assert [line for line in lines if len(line) > 80] == []
+    commands = [line.partition("  #")[0].strip() for line in lines if line.startswith("  ")]
+    (git,) = [command for command in commands if command.startswith("git rev-parse")]
+    enter = commands[: commands.index(git)]
+
+    def runs(*words: str) -> str:
+        script = "\n".join(["set -e", *enter, *words])
+        done = subprocess.run(["sh", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+        assert "fatal" not in done.stdout + done.stderr
+        return done.stdout.strip()
+
+    assert runs("pwd -P") == str(project.resolve())
+    runs(git)
+    assert (project / ".git").is_dir()
+    if layout == "package":
+        makefile = (project / "Makefile").read_text(encoding="utf-8")
+        targets = [command.removeprefix("make ") for command in commands if command.startswith("make ")]
+        assert len(targets) == 3
+        assert all(f"\n{target}:" in makefile for target in targets)
+
+
+def test_message_after_copying_makes_no_repository_inside_another(tmp_path: Path) -> None:
     subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
-    subprocess.run(["sh", "-c", commands[1]], cwd=tmp_path / "a project", check=True, capture_output=True)
-    assert not (tmp_path / "a project/.git").exists()
-    for line in commands[3:]:
-        assert line.startswith("make ")
-        assert f"\n{line.removeprefix('make ')}:" in makefile
+    project = tmp_path / "project"
+    (command,) = [line for line in message_after_copying(project) if line.startswith("  git rev-parse")]
+    subprocess.run(["sh", "-c", command], cwd=project, check=True)
+    assert not (project / ".git").exists()
 
 
 # ---- the table of GPUs -------------------------------------------------------------------------

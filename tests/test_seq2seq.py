@@ -700,7 +700,7 @@ VALID = as_tsv(PAIRS[:40])
     [
         (VALID + "no tab here\n", (), ("no tab between", r"pairs.tsv, line 41", "one tab")),
         (VALID + "a\tb\tc\n", (), ("2 tabs", "line 41")),
-        (VALID + "a source\t \n", (), ("the target is empty", "line 41")),
+        (VALID + "a source\t \n", (), ("the target is empty", "line 41", "--drop-missing-targets")),
         (VALID + "\ta target\n", (), ("the source is empty", "line 41")),
         (VALID.encode() + b"\xff\tx\n", (), ("not UTF-8", "line 41, byte 0")),
         ("", (), ("no pair in it", "pairs.tsv")),

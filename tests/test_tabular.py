@@ -99,7 +99,11 @@ BAD = {
         (),
         ["no column 'price'", "did you mean 'prise'"],
     ),
-    "other delimiter": (table().replace(",", ";"), (), ["no commas between the names", "--delimiter ';'"]),
+    "not the delimiter": (
+        table().replace(",", ";"),
+        ("--delimiter", ","),
+        ["no commas between the names", "--delimiter ';'"],
+    ),
     "two columns of a name": (table().replace("age", "size"), (), ["two columns are named 'size'"]),
     "no name": (table().replace("age", ""), (), ["column 2 has no name", "index=False"]),
     "text in a number": (replaced(7, "age", "old"), (), ["'old' is not a number", "row 7, column 'age'"]),
@@ -108,7 +112,16 @@ BAD = {
     "nan": (replaced(9, "size", "nan"), (), ["'nan' is not a finite number", "row 9, column 'size'"]),
     "infinity": (replaced(9, "size", "-inf"), (), ["'-inf' is not a finite number", "row 9, column 'size'"]),
     "too large": (replaced(9, "size", "1e39"), (), ["'1e39' is not a finite number", "row 9, column 'size'"]),
-    "missing target": (replaced(4, "price", ""), (), ["the target is missing", "row 4, column 'price'"]),
+    "missing target": (
+        replaced(4, "price", ""),
+        (),
+        ["the target is missing", "row 4, column 'price'", "--drop-missing-targets"],
+    ),
+    "missing target, no number": (
+        replaced(4, "price", "dear"),
+        ("--drop-missing-targets",),
+        ["'dear' is not a number", "row 4"],
+    ),
     "nan as target": (replaced(4, "price", "NaN"), (), ["the target is missing", "row 4, column 'price'"]),
     "text as target": (
         replaced(4, "price", "dear"),
@@ -121,6 +134,11 @@ BAD = {
         ["missing", "row 4"],
     ),
     "one class": (table(kind=["cat"] * 60), CLASSES, ["one class", "column 'kind'"]),
+    "class of test rows behind a missing one": (
+        table(kind=["cat"] * 20 + [""] + KINDS[21:]),
+        (*CLASSES, "--keep-order", "--drop-missing-targets"),
+        ["class 'dog' is in no training", "row 51"],
+    ),
     "class of test rows": (
         table(kind=KINDS),
         (*CLASSES, "--keep-order"),

@@ -337,7 +337,6 @@ def test_predicts_a_split_and_what_comes_after_new_data(tmp_path: Path) -> None:
         (text(values()[:1]), ["1 rows are shorter than a window of 24: .*new.csv"]),
         (text(values()[:23]), ["23 rows are shorter than a window of 24: .*new.csv"]),
         (text(values()[:50]).replace("00:00,", "00:00,x"), ["is not a number", "mend it$"]),
-        (text(values()[:50]).replace(",", ";"), ["no commas", "--delimiter ';'"]),
     ):
         (tmp_path / "new.csv").write_text(content)
         one_error(run(project(), "predict", "--input", "new.csv", cwd=tmp_path), *parts)

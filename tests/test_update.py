@@ -355,8 +355,10 @@ def changes() -> list[dict[str, Any]]:
     """Another answer to each question, together; then each answer worth rendering that is not the default."""
     texts = {"project_name": "other name", "package_name": "other", "project_description": "It trains."}
     listed = [{name: text} for name, text in texts.items()]
-    default = {name: question["default"] for name, question in questions().items() if "default" in question}
-    for name in filter(choices, questions()):
+    saved = {name: question for name, question in questions().items() if not question.get("secret")}
+    default = {name: question["default"] for name, question in saved.items() if "default" in question}
+    default["gpu"] = "auto"
+    for name in filter(choices, saved):
         for value in values(name):
             more = {"workload": "llm"} if value in ("fp8", "fsdp") else {}  # not offered elsewhere
             listed += [{**more, name: value}] * (value != default[name])

@@ -133,7 +133,7 @@ def interview(workload: str, folder: Path) -> Walker:
 def test_a_new_user_gets_along_by_what_is_documented(workload: str, tmp_path: Path) -> None:
     do = interview(workload, tmp_path)
     project = do.project
-    do("git rev-parse --git-dir || git init")
+    do("git rev-parse 2> /dev/null || git init")
     do('git add -A . && git commit -m "Start" .')
     assert "make setup" in do.screen
     (project / ".venv").symlink_to(Path(sys.executable).parents[1])

@@ -23,6 +23,7 @@ from variants import choices
 
 WATCH = {"extras": ["watch"]}
 watch = imported(render(**WATCH), "hooks.watch")
+alerts = imported(render(**WATCH), "engine.alerts")
 monitor = imported(render(**WATCH), "engine.monitor")
 
 SETTINGS = imported(render(**WATCH), "config").load()
@@ -51,7 +52,7 @@ def test_a_badly_used_device_gets_cause_and_remedy(waits, roof, means, kind, say
     found = watch.judge(waits, roof, means, SETTINGS)
     assert (found[0] if found else None) == kind
     assert says in (found[1] if found else "")
-    assert watch.WAITS == monitor.WAITS, "no case is left to neither"
+    assert watch.WAITS == alerts.WAIT_FRACTION, "no case is left to neither"
 
 
 def monitor_of(folder, stats: dict) -> Any:
@@ -86,7 +87,7 @@ def test_waiting_for_data_is_judged_over_a_stretch(workers, remedy, tmp_path, ca
 
     def step(number: int, seconds: float, waited: float) -> str:
         watched.note(number, 0, (number - 1, number), [(one, one)])
-        watched._since, watched.waited = time.perf_counter() - seconds, waited
+        watched._start_time, watched._waited = time.perf_counter() - seconds, waited
         watched.log(number, 0, one, 0.1)
         return capsys.readouterr().out.partition("alert: ")[2]
 

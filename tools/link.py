@@ -14,6 +14,7 @@ PACKAGE = ROOT / "template/project/src/{{ package_name }}"
 def link(folder: Path, **answers: str) -> None:
     """Links one variant into `folder`/src/my_training; questions that `answers` omits are as by default."""
     questions = yaml.safe_load((ROOT / "copier.yml").read_text(encoding="utf-8"))
+    answers = {"gpu_family": "any", "gpu": "auto", **answers}  # their defaults would need the tables
     for name, asked in questions.items():
         if "choices" in asked and name not in answers:  # a default may depend on the answers before it
             answers[name] = jinja2.Template(str(asked["default"])).render(answers)

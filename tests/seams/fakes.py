@@ -232,7 +232,7 @@ class Loop:
         self.recurrent = engine("progress").RecurrentState()
         self.progress = engine("progress").Progress()
         self.accumulation = 10**9
-        self.loader = self.order = self.monitor = self.schedule = self.session = self
+        self.loader = self.order = self.monitor = self.schedule = self.signals = self
         self.learning_rate = 0.0
         self.shares: dict[int, float] = {}  # of steps, by their number of micro-batches
         self.norms: list[float] = []
@@ -244,13 +244,13 @@ class Loop:
     def __call__(self, *groups: list[dict[str, Tensor]]) -> Loop:
         """Trains on these groups, a step for each."""
         self._groups = list(groups)
-        self.end = self.progress.step + len(groups)
+        self.last_step = self.progress.step + len(groups)
         self._fit(self)
         return self
 
     @property
-    def over(self) -> bool:
-        return self.progress.step >= self.end
+    def should_stop(self) -> bool:
+        return self.progress.step >= self.last_step
 
     @property
     def step_of_phase(self) -> int:
@@ -274,7 +274,7 @@ class Loop:
     def epoch(self, number: int, start_batch: int = 0) -> Any:
         return iter([{**batch} for batch in self._groups[0]])
 
-    # --- as a monitor, a schedule, a session, hooks
+    # --- as a monitor, a schedule, signals, hooks
 
     def timed(self, batches: Any) -> Any:
         return batches
@@ -301,7 +301,7 @@ class Loop:
     def listen(self) -> None:
         pass
 
-    def tell_hooks(self, moment: str, *facts: object) -> list[Any]:
+    def call_hooks(self, moment: str, *facts: object) -> list[Any]:
         return []
 
 

@@ -17,8 +17,8 @@ import yaml
 from ..engine.errors import UserError
 from ..engine.files import read_json
 from ..engine.gpus import Card, features, resolve_precision
-from ..engine.report import table
-from ..measure.measurements import Measurements, Plan, environment
+from ..engine.report import print_lines, table
+from ..measure.measurements import Measurements, Plan, environment, gain_text
 from ..measure.trials import LOADER, Overrides, Trials, card_here, changed
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
         "order": "one process of every row, then the next",
         "first seed": settings.reproducibility.seed,
         "memory": "largest allocated on the GPU" if card.capability else "largest resident set",
-        "gain": "± what nine of ten repeats stay within, by its processes" if several else "one process",
+        "gain": "in brackets what nine of ten repeats stay within" if several else "one process: no range",
         "loss": "compared with fp32's over the same seeds" if several else "not compared: one seed",
         "model size": size or "as configured",
     }
@@ -101,7 +101,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
     about |= {"headlines": own["headlines"], "skipped": {s.name: s.why_not for s in found if s.why_not}}
     results = Measurements(OUTPUT, plans, about, arguments.restart)
     results.measure(trials, warmup, steps)
-    print((OUTPUT / "benchmark.md").read_text(encoding="utf-8"))
+    print_lines((OUTPUT / "benchmark.md").read_text(encoding="utf-8").splitlines())
     return 0
 
 
@@ -200,6 +200,5 @@ def report(run: Path) -> list[str]:
     rows = []
     for row in read_json(OUTPUT / "benchmark.json").get("rows", []):
         if row.get("table") == "leave_one_out" and row.get("overrides") and row.get("gain") is not None:
-            gain = f"{row['gain']:.2f}×" + (f" ±{row['gain_spread']:.2f}" if row.get("gain_spread") else "")
-            rows.append((row["name"], gain, row.get("flag")))
-    return table("Speed against everything on, by benchmark", ("", "speed", ""), rows)
+            rows.append((row["name"], gain_text(row), row.get("flag")))
+    return table("Speed against everything on, by benchmark", ("", "times as fast", ""), rows)

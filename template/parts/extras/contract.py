@@ -7,7 +7,7 @@ A check is a function of the bench; its docstring is its claim. It returns a det
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import nn
 from ..engine.checkpoint import Checkpoint
 from ..engine.distributed import Distributed
 from ..engine.progress import seed_everything
-from ..engine.seams import Batch, Output, keeps
+from ..engine.seams import Batch, Output, Rows, keeps
 from .bench import (
     BETWEEN,
     FEW,
@@ -75,6 +75,9 @@ def check_shapes(bench: Bench) -> str:
 
 def check_samples(bench: Bench) -> str:
     """Every sample gives a finite loss."""
+    where = "prepare the data again, from values that are finite"
+    for place in nonfinite_places(bench.store.facts):
+        raise Failed(f"the metadata of the data have nan or inf: {place}: {where}")
     looked, model = 0, bench.fresh()
     for split in bench.samples:
         numbers = bench.some(split, bench.looks)
@@ -83,20 +86,98 @@ def check_samples(bench: Bench) -> str:
             if trouble(bench, model, split, part):
                 found = ((number, trouble(bench, model, split, [number])) for number in part)
                 number, why = next(pair for pair in found if pair[1])
-                raise Failed(f"sample {number} of {split}: {why}: the data, or dataset.py, Samples.batch")
+                raise Failed(f"sample {number} of {split}: {why}")
         looked += len(numbers)
     return f"{looked:,} looked at"
 
 
 def trouble(bench: Bench, model: Any, split: str, numbers: list[int]) -> str:
-    """What is wrong with samples; empty where nothing is."""
+    """What is wrong with samples, and where to look; empty where nothing is."""
+    stored: dict[str, torch.Tensor] = {}
+
+    def remember(name: str, rows: Rows) -> Rows:
+        stored[name] = rows.values.clone()  # `Samples.batch` may change them in place
+        return rows
+
     try:
-        batch = bench.read(numbers, split)
+        batch = bench.read(numbers, split, change=remember)
         loss = measured(model, batch)[0]
     except (IndexError, RuntimeError, ValueError) as error:
-        return str(error).partition("\n")[0]
-    holds = [name for name, x in batch.items() if x.is_floating_point() and not x.isfinite().all()]
-    return "" if np.isfinite(loss) else f"its loss is {loss} (nan or inf in {', '.join(holds) or 'none'})"
+        first_line = str(error).partition("\n")[0]
+        return f"{first_line}: the data, or dataset.py, Samples.batch"
+    if np.isfinite(loss):
+        return ""
+    causes = columns_at_fault(model, batch)
+    if not causes:
+        return f"its loss is {loss}, and its batch has no nan or inf that makes it so: model.py, forward"
+    names = [column_name(bench.store.facts, array, column, batch) for array, column in causes]
+    prepared = any(is_stored(stored, array, column) for array, column in causes)
+    where = "the prepared data" if prepared else "dataset.py, Samples.batch: the prepared data are finite"
+    return f"its loss is {loss}: nan or inf in {', '.join(names)}: {where}"
+
+
+def columns_at_fault(model: Any, batch: Batch) -> list[tuple[str, int | None]]:
+    """(array, column) of values that make the loss nan or inf; the column is None for an array without.
+
+    A model may be made for some gaps. So each column is tried by itself, with 0 in all others' gaps.
+    """
+    suspects: list[tuple[str, int | None]] = []
+    for name, values in batch.items():
+        if not values.is_floating_point() or values.isfinite().all():
+            continue
+        if values.dim() == 1:
+            suspects.append((name, None))
+        else:
+            broken = ~values.isfinite().flatten(0, -2).all(0)
+            suspects += [(name, int(column)) for column in broken.nonzero()]
+
+    def loss_with(kept: list[tuple[str, int | None]]) -> float:
+        """The loss where only these suspects keep their nan and inf."""
+        changed = dict(batch)
+        for name, column in suspects:
+            if (name, column) not in kept:
+                values = changed[name].clone()
+                part = values if column is None else values[..., column]
+                part.nan_to_num_(0, 0, 0)
+                changed[name] = values
+        return measured(model, changed)[0]
+
+    if not np.isfinite(loss_with([])):
+        return []
+    alone = [suspect for suspect in suspects if not np.isfinite(loss_with([suspect]))]
+    return alone or suspects
+
+
+def is_stored(stored: dict[str, torch.Tensor], array: str, column: int | None) -> bool:
+    """Whether the column has nan or inf in the prepared data already; any array, where none has its name."""
+    values = stored.get(array)
+    if values is None or values.dim() < 2 or column is None or column >= values.shape[-1]:
+        floats = [values for values in stored.values() if values.is_floating_point()]
+        return any(not values.isfinite().all() for values in floats)
+    return values.is_floating_point() and not values[..., column].isfinite().all()
+
+
+def column_name(facts: dict[str, Any], array: str, column: int | None, batch: Batch) -> str:
+    """`'features', column 3 (wind)`: the array of the batch, and the column by number and by name."""
+    if column is None:
+        return f"'{array}'"
+    width = batch[array].shape[-1]
+    known = facts.get(array) or facts.get("columns")
+    name = known[column] if isinstance(known, list) and len(known) == width else ""
+    name = name.get("name", "") if isinstance(name, dict) else name
+    return f"'{array}', column {column}" + (f" ({name})" if name else "")
+
+
+def nonfinite_places(value: Any, place: str = "") -> Iterator[str]:
+    """Where metadata have nan or inf: `features[3].mean`."""
+    if isinstance(value, float) and not np.isfinite(value):
+        yield f"{place} is {value}"
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            yield from nonfinite_places(inner, f"{place}.{name}" if place else str(name))
+    elif isinstance(value, list):
+        for number, inner in enumerate(value):
+            yield from nonfinite_places(inner, f"{place}[{number}]")
 
 
 def check_filler(bench: Bench) -> str:
@@ -319,6 +400,18 @@ def check_labels(bench: Bench) -> str:
 
 
 CHECKS: list[Callable[[Bench], str]] = [
-    *(check_shapes, check_samples, check_filler, check_mean, check_padding, check_future, check_evaluation),
+    *(check_shapes, check_samples, check_evaluation, check_filler, check_mean, check_padding, check_future),
     *(check_seed, check_weights, check_sync, check_overfit, check_units, check_saving, check_labels),
 ]
+
+# What a check takes for granted. Where that failed, the check would accuse something that is in order: a nan
+# differs from itself, and what is random in evaluation is never the same again.
+DEPENDS_ON = {
+    "samples": "shapes",
+    "evaluation": "samples",
+    **dict.fromkeys(("filler", "mean", "padding", "future", "saving"), "evaluation"),
+    **dict.fromkeys(("seed", "weights"), "samples"),
+    "sync": "shapes",
+    "overfit": "weights",
+    **dict.fromkeys(("units", "labels"), "overfit"),
+}

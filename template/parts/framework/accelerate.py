@@ -43,14 +43,14 @@ def fit(run: Run) -> None:
     clip = run.settings.training.gradient_clip
     if run.evaluation_due:  # a signal inside an evaluation left it undone
         run.evaluate()
-    while not run.over:
+    while not run.should_stop:
         epoch, first = progress.epoch, progress.batch
         losses: list[tuple[Tensor, Tensor]] = []  # (loss, targets) of the open group, on the device
         batches = monitor.timed(loader.epoch(epoch, first))
         for number, batch in enumerate(batches, start=first + 1):
             closes = number % run.accumulation == 0 or number == len(loader)
             if not losses:
-                run.tell_hooks("before_step")
+                run.call_hooks("before_step")
             recurrent.attach(batch)
             with nullcontext() if closes else distributed.no_sync():
                 with precision.autocast():
@@ -73,11 +73,11 @@ def fit(run: Run) -> None:
             if monitor.due(step):
                 monitor.log(step, epoch, norm / targets, run.schedule.learning_rate)  # host sync
             run.schedule.set(run.step_of_phase)
-            run.tell_hooks("after_step")
+            run.call_hooks("after_step")
             first, losses = number, []
             if run.evaluation_due:
                 run.evaluate()
             if run.save_due:
                 run.save()
-            if run.over:
+            if run.should_stop:
                 break

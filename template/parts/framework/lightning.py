@@ -63,7 +63,7 @@ class Module(lightning.LightningModule):
         return batch  # the loader has put it there
 
     def on_train_start(self) -> None:
-        self.run.session.listen()  # Lightning has just put its own signal handlers in place
+        self.run.signals.listen()  # Lightning has just put its own signal handlers in place
 
     def on_train_epoch_start(self) -> None:
         self.first = self.number = self.run.progress.batch
@@ -74,7 +74,7 @@ class Module(lightning.LightningModule):
         self.number += 1
         closes = self.number % run.accumulation == 0 or self.number == len(run.loader)
         if not self.losses:
-            run.tell_hooks("before_step")
+            run.call_hooks("before_step")
         run.recurrent.attach(batch)
         with nullcontext() if closes else distributed.no_sync():
             with precision.autocast():
@@ -98,20 +98,20 @@ class Module(lightning.LightningModule):
         if monitor.due(step):
             monitor.log(step, epoch, norm / targets, run.schedule.learning_rate)  # host sync
         run.schedule.set(run.step_of_phase)
-        run.tell_hooks("after_step")
+        run.call_hooks("after_step")
         self.first, self.losses = self.number, []
         if run.evaluation_due:
             run.evaluate()
         if run.save_due:
             run.save()
-        self.trainer.should_stop = run.over
+        self.trainer.should_stop = run.should_stop
 
 
 def fit(run: Run) -> None:
     """Trains the run's current phase to its end, or to a stop."""
     if run.evaluation_due:  # a signal inside an evaluation left it undone
         run.evaluate()
-    if run.over:  # Lightning would train one more step
+    if run.should_stop:  # Lightning would train one more step
         return
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings(

@@ -18,6 +18,7 @@ from .prepare import long_enough, read_stocks
 
 if TYPE_CHECKING:
     from ..engine.loader import Loader
+    from ..engine.store import Store
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +35,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     project, step = open_run(folder, settings, arguments, needs_data=not arguments.input)
     with tempfile.TemporaryDirectory() as temporary:
         if arguments.input:
-            new_days(Path(arguments.input), vars(arguments), project.store.facts, Path(temporary))
+            new_days(Path(arguments.input), vars(arguments), project.store, Path(temporary))
             loader = new_loader(project, Path(temporary))
         else:
             loader = project.loader(arguments.split)
@@ -44,7 +45,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     print(f"{len(found['prediction']):,} predictions of step {step} written to {output}")
 
 
-def new_days(path: Path, flags: dict[str, Any], facts: dict[str, Any], folder: Path) -> None:
+def new_days(path: Path, flags: dict[str, Any], trained: Store, folder: Path) -> None:
     """Writes all days of new files as a store into `folder`, with the facts of the training data.
 
     Stocks that training had not are predicted too: no weight belongs to a stock.
@@ -53,11 +54,12 @@ def new_days(path: Path, flags: dict[str, Any], facts: dict[str, Any], folder: P
     from ..engine.store import StoreWriter
     from ..settings import WORKLOAD
 
+    facts = trained.facts
     horizons = tuple(horizon["days"] for horizon in facts["target"]["horizons"])
     same = {name: facts[name] for name in Plan._fields if name not in ("target", "horizons")}
     plan = Plan(target=facts["target"]["kind"], horizons=horizons, **same)
     with StoreWriter(folder, WORKLOAD) as writer:
-        stocks, _ = long_enough(read_stocks(writer, path, flags)[0], plan.window)
+        stocks, _ = long_enough(read_stocks(writer, path, flags, trained.source)[0], plan.window)
         if not stocks:
             remedy = "the new days need the ones before them"
             raise UserError(f"no stock has {plan.window} days with prices", str(path), remedy)

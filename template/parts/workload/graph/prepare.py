@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from ..dataset import Plan, Stock
     from ..engine.store import StoreWriter
+    from ..tables import Block, Source
 
 PRICES = ("open", "high", "low", "close")
 # A day of a stock; of `date`, days since 1970.
@@ -85,7 +86,7 @@ def fill(writer: StoreWriter, plan: Plan, arguments: argparse.Namespace) -> None
     splits = split_days(days, sizes, ahead)
     facts = describe(found.arrays, list(stocks), plan, slice(*splits["train"]))
     writer.facts, writer.splits = facts, splits
-    writer.source = {"path": path.name, "stocks": len(stocks)}
+    writer.source |= {"path": path.name, "stocks": len(stocks)}
     report(found, facts, splits, {**notes, f"stocks left out: fewer than {plan.window} days": short})
 
 
@@ -139,7 +140,7 @@ def long_enough(stocks: dict[str, Stock], window: int) -> tuple[dict[str, Stock]
     return kept, len(stocks) - len(kept)
 
 
-def read_prices(path: Path, flags: dict[str, Any]) -> Iterator[tuple[np.ndarray, np.ndarray, list[str]]]:
+def read_prices(source: Source) -> Iterator[tuple[np.ndarray, np.ndarray, list[str]]]:
     """A table of prices, piece by piece: rows (n,) of `ROW`, places (n,) of their tickers, and those.
 
     Without a column `ticker`, of the stock that the file is named as. Where a price is missing, so is the
@@ -148,9 +149,8 @@ def read_prices(path: Path, flags: dict[str, Any]) -> Iterator[tuple[np.ndarray,
     import numpy as np
 
     from ..scaling import PIECE_ROWS
-    from ..tables import Source
 
-    source = Source(path, ("",), flags)
+    path = source.path
     source.gaps = (*source.missing, *GAPS)
     for block in source.blocks("reading"):
         plain = [name.lower().replace(" ", "").replace("_", "") for name in block.table.column_names]
@@ -163,7 +163,7 @@ def read_prices(path: Path, flags: dict[str, Any]) -> Iterator[tuple[np.ndarray,
                 )
                 raise UserError(what, str(path), remedy)
         column = dict(zip(names, block.table.column_names, strict=True))
-        date = block.convert(column["date"], days, "date", "write it as 2024-01-31")
+        date = dates(block, column["date"])
         name = path.name[:-3] if path.name.lower().endswith(".gz") else path.name
         places, tickers = np.zeros(len(date), int), [name.rpartition(".")[0] or name]
         if "ticker" in column:
@@ -187,10 +187,21 @@ def read_prices(path: Path, flags: dict[str, Any]) -> Iterator[tuple[np.ndarray,
             yield rows, places[part], tickers
 
 
-def days(column: Any) -> np.ndarray:
+def dates(block: Block, name: str) -> np.ndarray:
+    """(rows,) days since 1970. Raises `UserError` with the row of what is no date."""
+    time_format = block.time_format(name)
+    remedy = "write it as 2024-01-31, or see --time-format"
+    return block.convert(name, lambda column: days(column, time_format), "date", remedy)
+
+
+def days(column: Any, time_format: str) -> np.ndarray:
     """Days since 1970. Raises ArrowInvalid or ValueError for what is no date."""
     import pyarrow as pa
 
+    from ..formats import ISO, to_seconds
+
+    if time_format != ISO:
+        return to_seconds(column, time_format) // 86400
     if column.null_count or pa.types.is_integer(column.type):
         raise ValueError
     if pa.types.is_string(column.type):
@@ -213,12 +224,13 @@ def check(rows: np.ndarray, path: Path, first: int) -> None:
 
 
 def read_stocks(
-    writer: StoreWriter, path: Path, flags: dict[str, Any]
+    writer: StoreWriter, path: Path, flags: dict[str, Any], known: dict[str, Any] | None = None
 ) -> tuple[dict[str, Stock], dict[str, int]]:
     """Stocks by ticker, in the order of their names, and counts of what was left out or filled in.
 
     A folder has a file for each stock, named as the stock, unless the files have a column `ticker`. The rows
-    lie in arrays that `writer` has for the time being.
+    are in arrays that `writer` has until its end; how the files are written is in its `source`. known: how
+    earlier files were written.
     """
     import numpy as np
     from tqdm import tqdm
@@ -232,7 +244,8 @@ def read_stocks(
     for file in tqdm(files, "files", disable=None):
         earlier = len(tickers)
         starts.append(starts[-1])
-        for rows, places, names in read_prices(file, flags):
+        source = Source(file, ("",), flags, known)
+        for rows, places, names in read_prices(source):
             numbers = [tickers.setdefault(name, len(tickers)) for name in names]
             if min(numbers) < earlier:
                 name = names[int(np.argmin(numbers))]
@@ -243,6 +256,8 @@ def read_stocks(
             starts[-1] += len(rows)
             writer.append(".rows", rows, f"V{rows.itemsize}")
             writer.append(".tickers", np.array(numbers, np.int32)[places])
+        known = source.written
+    writer.source = known or {}
     stocks = by_stock(writer, len(tickers))
     for name, number in sorted(tickers.items()):
         rows = stocks[number].view(ROW)

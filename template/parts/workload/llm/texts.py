@@ -161,11 +161,21 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
         raise UserError("not UTF-8 text", where, "convert the file to UTF-8") from error
 
 
-def rows(path: Path, keys: tuple[str, ...], remedy: str) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """(where, texts under `keys`) of each row of a file of `ROWS`. Raises `UserError` for what is no text."""
+def rows(
+    path: Path, keys: tuple[str, ...], remedy: str, may_lack: tuple[str, ...] = ()
+) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """(where, texts under `keys`) of each row of a file of `ROWS`. Raises `UserError` for what is no text.
+
+    may_lack: those of the keys under which null or nothing is an empty text.
+    """
     read = _parquet(path, keys, remedy) if has_rows(path) == ".parquet" else _json(path, remedy)
     for where, row in read:
         texts = tuple(row.get(key) for key in keys) if isinstance(row, dict) else ()
+        if texts and may_lack:
+            texts = tuple(
+                "" if text is None and key in may_lack else text
+                for key, text in zip(keys, texts, strict=True)
+            )
         if not texts or not all(isinstance(text, str) for text in texts):
             kind = "JSON object" if has_rows(path) == ".jsonl" else "row"
             what = f"no {kind} with texts under {' and '.join(map(repr, keys))}"

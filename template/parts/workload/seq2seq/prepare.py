@@ -60,6 +60,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TRAIN,VALIDATION,TEST",
         help="shares that add up to 1, or numbers of pairs; test may be 0 (default: %(default)s)",
     )
+    drop = "leave pairs without a target out; without it they are an error"
+    add("--drop-missing-targets", action="store_true", help=drop)
     add("--seed", type=int, default=0, metavar="N", help="of the shuffle before the split (default: 0)")
     add_dry_run(parser)
 
@@ -76,7 +78,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     given = pretrained_tokenizer(arguments.pretrained) if arguments.pretrained else None
     with destination(settings.data.path, arguments.dry_run) as folder:
         with StoreWriter(folder, WORKLOAD) as writer:
-            texts, copies = split_texts(writer, arguments)
+            texts, copies, without_target = split_texts(writer, arguments)
             tokenizer, vocabulary, start = given or make_tokenizer(arguments, texts["train"])
             if arguments.tokenizer in ("char", "space") and not arguments.unknown:
                 check_known(tokenizer, texts)
@@ -90,6 +92,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
         sizes = (f"{last - first:,} {split}" for split, (first, last) in store.splits.items())
         lines = [("pairs", ", ".join(sizes))]
         lines += [("left out", f"{copies:,} copies of other pairs")] if copies else []
+        lines += [("left out", f"{without_target:,} pairs without a target")] if without_target else []
         action = {"cut": "cut", "skip": "left out, with its pair"}.get(arguments.too_long)
         lines += [("too long", f"{count:,} {what}: {action}") for what, count in counts.items() if count]
         lines.append(("vocabulary", f"{vocabulary:,} ({tokenizer.kind})"))
@@ -139,8 +142,8 @@ class Texts:
                 yield one, other, place
 
 
-def split_texts(writer: StoreWriter, arguments: argparse.Namespace) -> tuple[dict[str, Texts], int]:
-    """The pairs of each split, each pair once; and how many copies were left out.
+def split_texts(writer: StoreWriter, arguments: argparse.Namespace) -> tuple[dict[str, Texts], int, int]:
+    """The pairs of each split, each once; how many copies were left out, and how many had no target.
 
     A copy in another split would let a model pass by heart.
     """
@@ -148,10 +151,12 @@ def split_texts(writer: StoreWriter, arguments: argparse.Namespace) -> tuple[dic
 
     from ..texts import Seen, together
 
-    seen, count, size, marks = Seen(), 0, 0, [0]
+    seen, count, size, marks, without_target = Seen(), 0, 0, [0], 0
     for file in filter(None, (arguments.input, arguments.validation, arguments.test)):
-        kept, found = 0, read_pairs(Path(file), arguments.source_key, arguments.target_key)
-        for batch in together(found):
+        kept, found = 0, read_pairs(Path(file), arguments)
+        for pairs in together(found):
+            batch = [pair for pair in pairs if pair[1].strip()]
+            without_target += len(pairs) - len(batch)
             is_new = seen.add([f"{len(source)} {source}{target}".encode() for source, target, _ in batch])
             parts = [part.encode() for text in compress(batch, is_new) for part in text]
             if parts:
@@ -169,19 +174,22 @@ def split_texts(writer: StoreWriter, arguments: argparse.Namespace) -> tuple[dic
         order = np.random.default_rng(arguments.seed).permutation(len(order))
     numbers = [order[slice(*part)] for part in pairwise([*marks, marks[-1]])]
     splits = {split: Texts(writer, part) for split, part in zip(SPLITS, numbers, strict=False)}
-    return splits, count - len(order)
+    return splits, count - len(order), without_target
 
 
-def read_pairs(path: Path, *keys: str) -> Iterator[Text]:
-    """The pairs of a file. Raises `UserError`, with the line, for what is no pair."""
+def read_pairs(path: Path, arguments: argparse.Namespace) -> Iterator[Text]:
+    """The pairs of a file. Raises `UserError`, with the line, for what is no pair; targets may be empty where
+    `--drop-missing-targets` says so."""
     from ..texts import has_rows, lines, rows
 
     if not has_rows(path) and ".tsv" not in path.suffixes[-2:]:
         what = "pairs come from .tsv or .jsonl, also .gz, or from .parquet"
         raise UserError(what, str(path), "rename or convert the file")
     found: Iterable[tuple[str, tuple[str, ...]]]
+    drop, keys = arguments.drop_missing_targets, (arguments.source_key, arguments.target_key)
     if has_rows(path):
-        found = rows(path, keys, "mend it, or name the keys by --source-key and --target-key")
+        remedy = "mend it, or name the keys by --source-key and --target-key"
+        found = rows(path, keys, remedy, may_lack=keys[1:] if drop else ())
     else:
         found = ((f"{path}, line {number}", tuple(line.split("\t"))) for number, line in lines(path))
     for where, pair in found:
@@ -189,8 +197,11 @@ def read_pairs(path: Path, *keys: str) -> Iterator[Text]:
             what = "no tab between source and target" if len(pair) == 1 else f"{len(pair) - 1} tabs in a pair"
             raise UserError(what, where, "write one pair a line: source, one tab, target")
         for name, text in zip(("source", "target"), pair, strict=True):
-            if not text.strip():
-                raise UserError(f"the {name} is empty", where, "fill it in, or take the line out")
+            if not text.strip() and not (drop and name == "target"):
+                remedy = "fill it in, or take the line out"
+                if name == "target":
+                    remedy += ", or say --drop-missing-targets"
+                raise UserError(f"the {name} is empty", where, remedy)
         yield pair[0], pair[1], where
 
 

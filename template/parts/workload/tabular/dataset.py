@@ -8,7 +8,7 @@ Stored as halves, the features are standardised first, since 2,015 and 2,016 are
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +60,15 @@ class Table:
     levels: dict[str, list[str]]  # values of each category
     target: str = ""  # none in rows to predict
     classes: list[str] | None = None
+    left_out: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # rows of the file, by number
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def place(self, number: int) -> str:
+        """Where a row is in the file; rows count from 1."""
+        earlier = np.searchsorted(self.left_out - np.arange(len(self.left_out)), number, "right")
+        return f"row {number + earlier + 1}"
 
     def take(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Features (n, F), contiguous, categories (n, C) and target (n, 1) of rows by their numbers."""
@@ -172,7 +178,7 @@ def write(writer: StoreWriter, table: Table, facts: Facts, order: np.ndarray, dt
     classes = _renumber(table.classes, facts["target"]["classes"]) if table.classes else None
 
     def where(row: int, column: int) -> str:
-        return f"row {numbers[row] + 1}, column '{table.names[column]}'"
+        return f"{table.place(numbers[row])}, column '{table.names[column]}'"
 
     for part in _blocks(len(order), PIECE_ROWS):
         numbers = order[part]
@@ -191,7 +197,7 @@ def write(writer: StoreWriter, table: Table, facts: Facts, order: np.ndarray, dt
                 if (lost := np.flatnonzero(classes[target] == 0)).size:
                     what = f"class '{table.classes[target[lost[0]] - 1]}' is in no training row"
                     remedy = "leave its rows out, or try another --seed"
-                    raise UserError(what, f"row {numbers[lost[0]] + 1}, column '{table.target}'", remedy)
+                    raise UserError(what, f"{table.place(numbers[lost[0]])}, column '{table.target}'", remedy)
                 target = classes[target].astype(np.int64) - 1
             writer.append("target", target)
     writer.facts = facts

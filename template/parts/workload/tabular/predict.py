@@ -65,7 +65,7 @@ def new_rows(path: Path, flags: dict[str, Any], trained: Store, folder: Path) ->
     known = {column["name"]: column["values"] for column in facts["categories"]}
     with StoreWriter(folder, trained.workload) as writer:
         kinds |= dict.fromkeys(known, "category")
-        blocks = Source(path, MISSING, flags).blocks("reading")
+        blocks = Source(path, MISSING, flags, trained.source).blocks("reading")
         table = read_table(writer, blocks, kinds, "", 0, known)
         dtype = arrays["features"].dtype if "features" in arrays else "float32"
         write(writer, table, facts, np.arange(len(table)), dtype)

@@ -6,9 +6,10 @@ file's first rows, and a mistake is named with file, row, column and cell.
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,31 +21,63 @@ from pyarrow import csv, ipc, parquet
 from tqdm import tqdm
 
 from .engine.errors import UserError
+from .formats import DELIMITERS, ISO, NAMES, SECONDS, Readings, Sample, check_time_format, to_seconds
 from .scaling import BLOCK_ROWS
 
 BLOCK_CELLS = 4 << 20  # of a block of a wide table, which has fewer rows
 FLOAT32_MAX = 3.4e38
 TEXT, BEYOND = -np.inf, np.inf
-SECONDS, STRING, FLOAT = pa.timestamp("s"), pa.string(), pa.float64()
+STRING, FLOAT = pa.string(), pa.float64()
 CODED = pa.dictionary(pa.int32(), STRING)
-MAGIC = {b"\x1f\x8b": "gzip", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16", b"PA": "parquet", b"AR": "arrow"}
+MAGIC = {b"\x1f\x8b": "gzip", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
+MAGIC |= {b"PAR1": "parquet", b"ARROW1": "arrow", b"PK\3\4": "zip"}
 ENDINGS = {".csv", ".tsv", ".parquet", ".pq", ".feather", ".arrow"}
 GAPS = {"nan", "none", "null", "n/a", "na", "#n/a", "-", "?"}  # what others write for a missing cell
-FLAGS = {"delimiter": ",", "decimal": ".", "encoding": "utf-8", "missing": []}
+FLAGS: dict[str, Any] = {"delimiter": ",", "decimal": ".", "encoding": "utf-8", "missing": []}
 
 
 class Source:
     """A table in a file, or in files of a folder that have the same columns."""
 
-    def __init__(self, path: Path, missing: tuple[str, ...], flags: dict[str, Any]):
-        """missing: cells without a value, beside those of the flags. flags: some of `FLAGS`, and others."""
-        self.path, self.flags = path, {name: flags.get(name, value) for name, value in FLAGS.items()}
-        self.delimiter, self.decimal, self.encoding, more = self.flags.values()
-        self.delimiter, self.missing = {"tab": "\t"}.get(self.delimiter, self.delimiter), (*missing, *more)
+    def __init__(
+        self,
+        path: Path,
+        missing: tuple[str, ...],
+        flags: dict[str, Any],
+        known: dict[str, Any] | None = None,
+    ):
+        """missing: cells without a value, in addition to those of the flags.
+
+        flags: some of `FLAGS`, and others; None where one is not given. known: what `written` was for
+        earlier files of this kind.
+        """
+        self.path, self._known = path, known or {}
+        self._given = {name: flags.get(name) for name in (*FLAGS, "time_format")}
+        found = FLAGS | {name: value for name, value in self._known.items() if name in FLAGS}
+        found |= {name: value for name, value in self._given.items() if value is not None}
+        self.delimiter: str = {"tab": "\t"}.get(found["delimiter"], found["delimiter"])
+        self.decimal: str = found["decimal"]
+        self.encoding: str = found["encoding"]
+        self.marks: list[str] = found["missing"]  # those of the flags alone
+        self.missing = (*missing, *self.marks)
         self.gaps = self.missing  # in columns of numbers
-        if len(self.delimiter) != 1 or len(self.decimal) != 1 or self.delimiter == self.decimal:
+        self.time_format: str | None = found.get("time_format")  # that of the flag
+        self.time_formats: dict[str, str] = {}  # by column
+        if self.time_format is None:
+            self.time_formats |= self._known.get("time_formats", {})
+        else:
+            check_time_format(self.time_format)
+        if len(self.delimiter) != 1 or len(self.decimal) != 1:
             what = f"--delimiter '{self.delimiter}' and --decimal '{self.decimal}' are not two characters"
             raise UserError(what, str(path), "such as --delimiter ';' --decimal ,")
+
+    @property
+    def written(self) -> dict[str, Any]:
+        """How the files that were read are written, for `known` of later ones."""
+        found = {name: getattr(self, name) for name in ("delimiter", "decimal", "encoding")}
+        formats = {name: one for name, one in self.time_formats.items() if one != ISO}
+        more = {"time_formats": formats} if formats else {}
+        return {**found, "missing": self.marks, **more}
 
     def files(self) -> list[Path]:
         """The file, or those of the folder in the order of their names."""
@@ -84,11 +117,10 @@ class Source:
         """A file piece by piece, its columns by their stripped names. Raises `UserError` for what is none."""
         wrong: list[Any] = []
         try:
-            with open(path, "rb") as plain:
-                kind, size = MAGIC.get(plain.read(2), ""), path.stat().st_size
-            if kind == "UTF-16" and "16" not in self.encoding:
-                raise UserError("the file is UTF-16", str(path), "say --encoding utf-16")
-            rows, bar = 0, tqdm(None, title, size, unit="B", unit_scale=True, disable=None, leave=False)
+            kind = _kind(path)
+            self._settle(path, kind)
+            rows, size = 0, path.stat().st_size
+            bar = tqdm(None, title, size, unit="B", unit_scale=True, disable=None, leave=False)
             with pa.OSFile(str(path)) as file, bar:
                 for batch in self._batches(path, file, kind, wrong):
                     names = [name.strip() for name in batch.schema.names]
@@ -98,27 +130,67 @@ class Source:
                     bar.set_postfix_str(f"{rows / (bar.format_dict['elapsed'] or 1):,.0f} rows/s", False)
                     bar.update(max(file.tell() - bar.n, 0))
         except (OSError, EOFError, pa.ArrowException, UnicodeDecodeError, LookupError) as error:
-            what = f"cannot read the file ({getattr(error, 'strerror', '') or error})".partition("\n")[0]
-            where, remedy = str(path), "check --input and --encoding; mend or fetch the file again"
-            if wrong:
-                (row,) = wrong
-                what = f"{row.actual_columns} cells where the header has {row.expected_columns}"
-                what = "a quote is opened and never closed" if row.text.count('"') % 2 else what
-                where, remedy = f"{path}, row {row.number - 1}", "mend the line"
-            elif isinstance(error, UnicodeDecodeError) or "invalid UTF8" in what:
-                what, remedy = f"not {self.encoding.upper()} text", "name it, such as --encoding latin-1"
-            elif "Empty CSV" in what:
-                what = "no rows under the header" if size else "the file is empty"
-                remedy = "it needs a header line and rows"
-            raise UserError(what, where, remedy) from error
+            raise self._error(path, error, wrong) from error
+
+    def _settle(self, path: Path, kind: str) -> None:
+        """Decides delimiter and decimal mark by the first rows of a CSV, where no flag says them.
+
+        Raises `UserError` for a file that is no table.
+        """
+        if kind in ("parquet", "arrow"):
+            return
+        if kind == "UTF-16" and "16" not in self.encoding:
+            raise UserError("the file is UTF-16", str(path), "say --encoding utf-16")
+        with pa.OSFile(str(path)) as file:
+            opened = pa.CompressedInputStream(file, "gzip") if kind == "gzip" else file
+            sample = Sample.read(opened, self.encoding)
+        if kind == "zip" or sample.is_binary():
+            what = "an Excel workbook or another archive" if kind == "zip" else "a binary file"
+            remedy = "export it as CSV or Parquet; of a text in UTF-16, say --encoding"
+            raise UserError(f"{what}, where a table is expected", str(path), remedy)
+        self._guess(sample, path)
+
+    def _guess(self, sample: Sample, path: Path) -> None:
+        """Says what it finds where that is not what is expected."""
+        before = self.delimiter, self.decimal
+        is_known = "decimal" in self._known
+        if self._given["delimiter"] is None:
+            self.delimiter = sample.delimiter(self.delimiter)
+        if self._given["decimal"] is None:
+            if self.delimiter != before[0]:
+                self.decimal, is_known = ".", False
+            if self.delimiter != "," and self.decimal == "." and not is_known:
+                self.decimal = sample.decimal(self.delimiter)
+        if before != (self.delimiter, self.decimal):
+            name = NAMES.get(self.delimiter, f"'{self.delimiter}'")
+            print(f"note: --delimiter {name} --decimal {self.decimal} found in the first rows of {path}")
+
+    def _error(self, path: Path, error: Exception, wrong: list[Any]) -> UserError:
+        """The line for a file that cannot be read. wrong: as of `_csv_batches`."""
+        what = f"cannot read the file ({getattr(error, 'strerror', '') or error})".partition("\n")[0]
+        if wrong and not isinstance(wrong[0], UnicodeDecodeError):
+            return self._ragged(path, wrong[0])
+        if wrong or isinstance(error, UnicodeDecodeError) or "invalid UTF8" in what:
+            return UserError(
+                f"not {self.encoding.upper()} text", str(path), "name it, such as --encoding latin-1"
+            )
+        if "Empty CSV" in what:
+            what = "no rows under the header" if path.stat().st_size else "the file is empty"
+            return UserError(what, str(path), "it needs a header line and rows")
+        return UserError(what, str(path), "check --input and --encoding; mend or fetch the file again")
+
+    def _ragged(self, path: Path, row: Any) -> UserError:
+        where, remedy = f"{path}, row {row.number - 1}", "mend the line"
+        what = f"{row.actual_columns} cells where the header has {row.expected_columns}"
+        if row.text.count('"') % 2:
+            what = "a quote is opened and never closed"
+        others = [mark for mark in DELIMITERS if mark in row.text and mark != self.delimiter]
+        if row.expected_columns == 1 and others:
+            remedy += f", or say what separates cells: --delimiter {NAMES.get(others[0], repr(others[0]))}"
+        return UserError(what, where, remedy)
 
     def _batches(self, path: Path, file: Any, kind: str, wrong: list[Any]) -> Iterator[pa.RecordBatch]:
-        """A file as it is read; of a CSV, every cell is a text. wrong: gets its rows of another length."""
-
-        def ragged(row: Any) -> str:
-            wrong.append(row)
-            return "error"
-
+        """A file as it is read; of a CSV, every cell is a text. wrong: as for `_csv_batches`."""
         if kind == "parquet":
             coded = _coded(parquet.ParquetFile(file)) if path == self.path else []
             whole = parquet.ParquetFile(file, read_dictionary=coded, pre_buffer=False)
@@ -128,31 +200,64 @@ class Source:
             reader = ipc.open_file(file)
             yield from map(reader.get_batch, range(reader.num_record_batches))
         else:
-            read = csv.ReadOptions(use_threads=False, encoding=self.encoding)
-            parse = csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True)
-            parse.invalid_row_handler = ragged
-            convert = csv.ConvertOptions(null_values=self.missing, strings_can_be_null=True)
-            for opened in (pa.OSFile(str(path)), file):  # for the names; then with their types
-                opened = pa.CompressedInputStream(opened, "gzip") if kind == "gzip" else opened
+            yield from self._csv_batches(path, file, kind, wrong)
+
+    def _csv_batches(self, path: Path, file: Any, kind: str, wrong: list[Any]) -> Iterator[pa.RecordBatch]:
+        """wrong: gets a row of another length, or the error of one that cannot be decoded."""
+
+        def ragged(row: Any) -> str:
+            wrong.append(row)
+            return "error"
+
+        read = csv.ReadOptions(use_threads=False, encoding=self.encoding)
+        parse = csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True)
+        parse.invalid_row_handler = ragged
+        convert = csv.ConvertOptions(null_values=self.missing, strings_can_be_null=True)
+        for opened in (pa.OSFile(str(path)), file):  # for the names; then with their types
+            opened = pa.CompressedInputStream(opened, "gzip") if kind == "gzip" else opened
+            with _unraisable_in(wrong):
                 reader = csv.open_csv(opened, read, parse, convert)
-                convert.column_types = dict.fromkeys(reader.schema.names, STRING)
-            batch = None
-            for batch in reader:
-                yield batch
-            if batch and str(batch.column(-1)[-1]).endswith("\n"):
-                raise pa.ArrowInvalid("a quote is opened and never closed")
+            convert.column_types = dict.fromkeys(reader.schema.names, STRING)
+        last = None
+        while True:
+            with _unraisable_in(wrong):
+                batch = next(reader, None)
+            if batch is None:
+                break
+            yield batch
+            last = batch
+        if last and str(last.column(-1)[-1]).endswith("\n"):
+            raise pa.ArrowInvalid("a quote is opened and never closed")
 
     def _check(self, names: list[str], path: Path) -> None:
         """Raises `UserError` for columns that cannot be told apart."""
-        for mark in ",;|\t" if len(names) == 1 else "":
+        for mark in DELIMITERS if len(names) == 1 else "":
             if mark in names[0]:
                 what = f"no {'commas' if self.delimiter == ',' else repr(self.delimiter)} between the names"
-                remedy = f"say --delimiter {'tab' if mark == chr(9) else repr(mark)}"
+                remedy = f"say --delimiter {NAMES.get(mark, repr(mark))}"
                 raise UserError(what, f"{path}, line 1", remedy)
         for place, name in enumerate(names):
             if not name or name in names[:place]:
                 what = f"two columns are named '{name}'" if name else f"column {place + 1} has no name"
                 raise UserError(what, f"{path}, line 1", "name it; from pandas, export with index=False")
+
+
+@contextmanager
+def _unraisable_in(errors: list[Any]) -> Iterator[None]:
+    """Collects what pyarrow's callbacks cannot raise, which Python would print with a traceback."""
+    before = sys.unraisablehook
+    sys.unraisablehook = lambda unraisable: errors.append(unraisable.exc_value)
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+
+
+def _kind(path: Path) -> str:
+    """What a file is, by how it begins; empty where that says nothing, as for a CSV."""
+    with open(path, "rb") as file:
+        beginning = file.read(max(map(len, MAGIC)))
+    return next((kind for magic, kind in MAGIC.items() if beginning.startswith(magic)), "")
 
 
 def _coded(file: parquet.ParquetFile) -> list[str]:
@@ -168,17 +273,25 @@ def _coded(file: parquet.ParquetFile) -> list[str]:
 
 
 def _plain(column: pa.Array) -> pa.Array:
-    """The same values as texts, few different ones as their dictionary; numbers; or times."""
+    """The same values as texts, few different ones as their dictionary; numbers; or times.
+
+    What is none of these, such as a list, stays as it is: `Block.column` refuses it.
+    """
     kind = column.type
     if pa.types.is_dictionary(kind):
         return column if kind == CODED else _plain(column.dictionary_decode())
     if pa.types.is_timestamp(kind):  # as a CSV has it, without a fraction where there is none
         seconds = column.cast(SECONDS, safe=False)
         return seconds if seconds.cast(kind, safe=False).equals(column) else column
-    known = (pa.types.is_integer, pa.types.is_floating, pa.types.is_string, pa.types.is_date)
-    if any(check(kind) for check in known):
-        return column
-    return column.cast(FLOAT if pa.types.is_decimal(kind) else STRING)
+    if not _is_plain(kind):
+        with suppress(pa.ArrowException):
+            return column.cast(FLOAT if pa.types.is_decimal(kind) else STRING)
+    return column
+
+
+def _is_plain(kind: pa.DataType) -> bool:
+    checks = (pa.types.is_integer, pa.types.is_floating, pa.types.is_string)
+    return any(check(kind) for check in (*checks, pa.types.is_date, pa.types.is_timestamp))
 
 
 def place_of(name: str, names: list[str], path: Path) -> int:
@@ -207,15 +320,30 @@ class Block(NamedTuple):
         return UserError(what, where, remedy)
 
     def column(self, name: str) -> pa.ChunkedArray:
-        """Texts, numbers or times."""
+        """Texts, numbers or times. Raises `UserError` for a column of anything else."""
         column = self.table[name]
-        return column.cast(STRING) if column.type == CODED else column
+        if column.type == CODED:
+            return column.cast(STRING)
+        if not _is_plain(column.type):
+            number = bisect(self.starts, self.first, hi=len(self.files)) - 1
+            where = f"{self.files[number]}, column '{name}'"
+            remedy = f"store one number, text or time a cell, or --drop '{name}'"
+            raise UserError(f"cells of type {column.type}", where, remedy)
+        return column
+
+    def without_gaps(self, name: str) -> pa.ChunkedArray:
+        """The same, of the rows that have a value."""
+        column = self.column(name)
+        if pa.types.is_string(column.type):
+            gaps = pc.is_in(pc.utf8_trim_whitespace(column), pa.array(self.source.missing))
+            column = column.filter(pc.invert(gaps))
+        return column.drop_null()
 
     def texts(self, name: str) -> tuple[np.ndarray, list[str]]:
         """(rows,) places in the list of different cells, −1 where one is missing; and that list."""
         encoded = self.table[name].combine_chunks()
         if encoded.type != CODED or not _uses_all(encoded):
-            encoded = encoded.cast(STRING).dictionary_encode()
+            encoded = self.column(name).combine_chunks().cast(STRING).dictionary_encode()
         cells = [cell.strip() for cell in encoded.dictionary.to_pylist()]
         places = [-1 if cell in self.source.missing else place for place, cell in enumerate(cells)]
         indices = encoded.indices.fill_null(-1) if encoded.null_count else encoded.indices
@@ -260,10 +388,20 @@ class Block(NamedTuple):
             values = np.where(beyond, BEYOND, values)
         return values, False
 
-    def numbers(self, name: str, remedy: str, gap: tuple[str, str] | None = None) -> np.ndarray:
+    def numbers(
+        self, name: str, remedy: str, gap: tuple[str, str] | None = None, takes_nan: bool = False
+    ) -> np.ndarray:
         """(rows,) float64, NaN where a cell is missing. Raises `UserError` for a cell that is no number of
-        float32; with `gap`, what is wrong and what to do, for a missing one as well."""
+        float32; with `gap`, what is wrong and what to do, for a missing one as well.
+
+        takes_nan: a cell `nan` is missing.
+        """
         values, whole = self.parse(name)
+        if takes_nan and not whole:
+            column = self.column(name)
+            for row in np.flatnonzero(values == BEYOND).tolist():
+                if str(column[row]).strip().lower() == "nan":
+                    values[row] = np.nan
         wrong = np.zeros(0) if whole else ~np.isfinite(values) if gap else np.isinf(values)
         if not wrong.any():
             return values
@@ -273,8 +411,10 @@ class Block(NamedTuple):
             raise self.error(gap[0], row, name, gap[1])
         if cell.lower() in GAPS:
             remedy = f"mend the cell, or say --missing '{cell}'"
-        elif number(cell.replace(",", "")) != TEXT and "," in cell:
+        elif has_commas([cell]):
             remedy = "take commas of thousands out, or say --decimal , for decimal ones"
+        elif self.source.decimal != "." and number(cell) != TEXT:
+            remedy = f"write it with '{self.source.decimal}' like the others, or say --decimal ."
         what = f"{cell!r} is not a {'number' if values[row] == TEXT else 'finite number'}"
         raise self.error(what, row, name, remedy)
 
@@ -294,16 +434,66 @@ class Block(NamedTuple):
 
     def times(self, name: str) -> np.ndarray:
         """(rows,) int64: seconds since 1970, or whole numbers. Raises `UserError` for what is neither."""
-        remedy = "write 2016-07-01 00:00:00, or whole seconds; see --time-column"
-        return self.convert(name, _seconds, "time", remedy)
+        return self.known_times(name, no_gaps=True)[0]
+
+    def known_times(self, name: str, no_gaps: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """The same, 0 where a cell is missing; and (rows,) whether it is not."""
+        time_format = self.time_format(name)
+        missing = pa.array(self.source.missing)
+
+        def is_known(column: pa.ChunkedArray) -> np.ndarray:
+            known = column.is_valid().to_numpy().copy()
+            if pa.types.is_string(column.type):
+                known &= ~pc.is_in(pc.utf8_trim_whitespace(column), missing).to_numpy()
+            return known
+
+        def read(column: pa.ChunkedArray) -> np.ndarray:
+            if no_gaps:
+                return to_seconds(column, time_format)
+            known = is_known(column)
+            seconds = np.zeros(len(column), np.int64)
+            seconds[known] = to_seconds(column.filter(pa.array(known)), time_format)
+            return seconds
+
+        remedy = "write it as 2016-07-01 00:00:00, or whole seconds; see --time-column and --time-format"
+        if time_format:
+            remedy = f"other times here are '{time_format}'; fix it, or see --time-format"
+        seconds = self.convert(name, read, "time", remedy)
+        return seconds, np.ones(len(seconds), bool) if no_gaps else is_known(self.column(name))
+
+    def time_format(self, name: str) -> str:
+        """The format of a column's times, found by the first block that asks; `ISO` where it needs none.
+
+        Reads the whole table where this block's times could be read in two ways. Raises `UserError` where
+        all of them could.
+        """
+        formats = self.source.time_formats
+        if name not in formats:
+            readings = Readings(self.source.time_format)
+            readings.add(self.without_gaps(name))
+            if readings.conflict():
+                readings = Readings(self.source.time_format)
+                for block in self.source.blocks("checking"):
+                    readings.add(block.without_gaps(name))
+            conflict = readings.conflict()
+            if conflict:
+                one, other, (cell, first, second) = conflict
+                where = f"{self.source.path}, column '{name}'"
+                remedy = f"say --time-format '{one}' or --time-format '{other}'"
+                raise UserError(f"'{cell}' may be {first} or {second}", where, remedy)
+            formats[name] = readings.best()
+        return formats[name]
 
     def is_time(self, name: str) -> bool:
-        """Whether a column has times alone, none of them a bare number."""
-        with suppress(pa.ArrowException, ValueError):
-            column = self.column(name)
-            whole = pa.types.is_integer(column.type) or str(column[0]).strip().isdecimal()
-            return not whole and len(_seconds(column)) > 0
-        return False
+        """Whether at least half of a column's cells are times, none of them a bare number."""
+        column = self.without_gaps(name)
+        if not len(column) or pa.types.is_integer(column.type) or str(column[0]).strip().isdecimal():
+            return False
+        if pa.types.is_floating(column.type):
+            return False
+        readings = Readings(self.source.time_formats.get(name, self.source.time_format))
+        readings.add(column)
+        return 2 * readings.counts[readings.best()] >= readings.cells
 
 
 def _uses_all(column: pa.DictionaryArray) -> bool:
@@ -319,24 +509,6 @@ def _floats(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return column.cast(FLOAT)
 
 
-def _seconds(column: pa.ChunkedArray) -> np.ndarray:
-    """Raises ArrowInvalid or ValueError for what is no time."""
-    if column.null_count:
-        raise ValueError
-    if pa.types.is_string(column.type):
-        column = pc.utf8_trim_whitespace(column)
-        whole = str(column[0]).lstrip("-").isdecimal()
-        try:
-            column = column.cast(pa.int64() if whole else SECONDS)
-        except pa.ArrowInvalid:
-            if whole:
-                raise
-            return np.array(column.to_pylist(), "datetime64[s]").astype(np.int64)  # other ways of ISO 8601
-    elif pa.types.is_temporal(column.type):
-        column = column.cast(SECONDS, safe=False)
-    return column.cast(pa.int64()).to_numpy()
-
-
 def largest(values: np.ndarray) -> float:
     """Of (n,) numbers, without a sign; NaN where one of them is. Two passes, and no other array."""
     return max(values.max(initial=0), -values.min(initial=0))
@@ -349,3 +521,8 @@ def number(cell: str) -> float:
     except ValueError:
         return TEXT
     return value if abs(value) < FLOAT32_MAX else BEYOND
+
+
+def has_commas(cells: list[str]) -> bool:
+    """Whether all cells are numbers but for commas, of thousands or decimal ones, and some have them."""
+    return any("," in cell for cell in cells) and all(number(cell.replace(",", "")) != TEXT for cell in cells)

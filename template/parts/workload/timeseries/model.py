@@ -6,7 +6,6 @@ Shapes: `B` windows in a batch, `T` rows of history, `C` columns, `H` horizons, 
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from .settings import Sections
 
 State = tuple[Tensor, Tensor]
+FLOAT32_ON_CPU = "the LSTM"  # says so at the start of a run in half precision
 
 
 class Encoder(nn.Module):
@@ -26,6 +26,7 @@ class Encoder(nn.Module):
 
     Under bf16 torch's autocast casts cuDNN's RNNs to float16, whatever else it is set to (AutocastRNN.cpp):
     the numbers inside are small enough for its range; losses, weights and the head do not pass through it.
+    On a CPU it computes in float32 under any precision, because few CPUs have an LSTM in half precision.
     """
 
     def __init__(self, columns: int, width: int, depth: int):
@@ -34,15 +35,9 @@ class Encoder(nn.Module):
 
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """(B, T, C) and a state of twice (depth, B, width), to the last output (B, width) and a new state."""
-        with bfloat16_for_float16(x.device):
-            outputs, state = self.lstm(x, state)
+        with torch.autocast("cpu", enabled=False):
+            outputs, state = self.lstm(x.float(), state)
         return outputs[:, -1].float(), state
-
-
-def bfloat16_for_float16(device: torch.device) -> AbstractContextManager[Any]:
-    """The CPU has no float16 LSTM; the loss scaling stays, so that such runs are tried there all the same."""
-    half = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.float16
-    return torch.autocast("cpu", torch.bfloat16) if half and device.type == "cpu" else nullcontext()
 
 
 class Forecaster(nn.Module):

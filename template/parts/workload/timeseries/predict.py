@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..engine.runs import find_run
 from .evaluate import add_flags, collected, new_loader, open_run, output_path, predictions, write_output
-from .prepare import new_store
+from .prepare import add_new, new_store
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,8 +24,7 @@ PANELS = 4
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `predict`."""
     add_flags(parser, ".npz, and a .png goes beside it", "predictions.npz")
-    new = "new data; the last window of a series forecasts what comes after it"
-    parser.add_argument("--input", metavar="FILE", help=new)
+    add_new(parser)
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
@@ -36,7 +35,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     project, step = open_run(folder, settings, arguments, needs_data=not arguments.input)
     with tempfile.TemporaryDirectory() as temporary:
         if arguments.input:
-            new_store(Path(arguments.input), project.store, Path(temporary))
+            new_store(Path(arguments.input), vars(arguments), project.store, Path(temporary))
             loader = new_loader(project, Path(temporary))
         else:
             loader = project.loader(arguments.split)

@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
             )
             rounding = write_series(writer, frames, splits, facts, arguments.dtype)
             writer.source = {"file": path.name, "rows": len(series), "split": split, "aggregate": how}
-            writer.source |= {"time_column": arguments.time_column, **source.flags}
+            writer.source |= {"time_column": arguments.time_column, **source.written}
         store = Store.open(folder)
         print(f"columns:    {', '.join(base.names)}")
         for name, (bars, rows) in frames.items():
@@ -119,7 +119,13 @@ def seconds(frame: str) -> int:
     return UNITS[found[1]] * int(found[2])
 
 
-def new_store(path: Path, trained: Store, folder: Path) -> None:
+def add_new(parser: argparse.ArgumentParser) -> None:
+    """Flags of `predict` for new data."""
+    new = "a new series, whose last window forecasts what comes after it"
+    add_input(parser, new, required=False)
+
+
+def new_store(path: Path, flags: dict[str, Any], trained: Store, folder: Path) -> None:
     """Writes new data as a store into `folder`, with the scaler, columns and frames of the training data."""
     from ..dataset import write_series
     from ..engine.store import StoreWriter
@@ -127,7 +133,7 @@ def new_store(path: Path, trained: Store, folder: Path) -> None:
     from ..tables import Source
 
     facts, origin = trained.facts, trained.source
-    source, frames = Source(path, EMPTY, origin), {}
+    source, frames = Source(path, EMPTY, flags, origin), {}
     with StoreWriter(folder, trained.workload) as writer:
         series = read_series(writer, source, origin.get("time_column"), [], "last", facts["columns"])
         for frame in facts["frames"]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from .engine.store import StoreWriter
 from .scaling import BLOCK_ROWS
 
 if TYPE_CHECKING:
-    from .tables import Source
+    from .tables import Block, Source
 
 EMPTY = ("", "NA", "nan", "NaN")
 RULES = ("first", "max", "min", "last", "sum")
@@ -82,60 +83,113 @@ def read_series(
     only: list[str] | None = None,
 ) -> Series:
     """The whole table, or some columns of it. Raises `UserError`, with row and column, for no series."""
+    blocks = source.blocks("reading")
+    first = next(blocks)
+    time, names = _columns(first, time, drop, only)
+    remedy = "mend it" if only else "mend it, or --drop '{}'"  # `predict` has no --drop
+    gap = None if fill else ("an empty cell", "--fill last takes the last known value instead")
+    filler, clock = _LastValues(names), _Clock(time)
+    for block in chain([first], blocks):
+        values = np.stack([block.numbers(name, remedy.format(name), gap) for name in names], 1)
+        writer.append(".values", filler.fill(block, values).astype(np.float32))
+        writer.append(".times", clock.times(block))
+    filler.report(clock.rows)
+    step = clock.step()
+    clock.report(step)
+    return Series(names, writer.appended(".times"), writer.appended(".values"), step)
+
+
+def _columns(
+    block: Block, time: str | None, drop: list[str], only: list[str] | None
+) -> tuple[str, list[str]]:
+    """The names of the column of times, empty where rows count, and of the columns of values."""
     from .tables import place_of
 
-    names, last, rows, longest = only or [], np.empty(0), 0, (0, 0, "")
-    steps, gaps, before = Counter[int](), np.zeros(0, int), ""
-    for block in source.blocks("reading"):
-        if not rows:
-            header = block.table.column_names
-            time = "" if time == "none" else time or header[0]
-            names = only or [name for name in header if name != time and name not in drop]
-            for name in [*drop, *names, *([time] if time else [])]:
-                place_of(name, header, source.path)
-            if not names:
-                what = "no column of numbers"
-                raise UserError(what, str(source.path), "it needs a time and one or more numbers")
-            last, gaps = np.full(len(names), np.nan), np.zeros(len(names), int)
-            times = np.empty(0, np.int64)
-        remedy = "mend it" if only else "mend it, or --drop '{}'"  # `predict` has no --drop
-        gap = None if fill else ("an empty cell", "--fill last takes the last known value instead")
-        values = np.stack([block.numbers(name, remedy.format(name), gap) for name in names], 1)
-        if (empty := np.isnan(values)).any():  # the value before it, never a later one
-            gaps, padded = gaps + empty.sum(0), np.concatenate([last[None], values])
+    header, path = block.table.column_names, block.source.path
+    time = "" if time == "none" else time or header[0]
+    names = only or [name for name in header if name != time and name not in drop]
+    for name in [*drop, *names, *([time] if time else [])]:
+        place_of(name, header, path)
+    if not names:
+        raise UserError("no column of numbers", str(path), "it needs a time and one or more numbers")
+    return time, names
+
+
+class _LastValues:
+    """Fills empty cells with the value before them, never a later one; counts them by column."""
+
+    def __init__(self, names: list[str]):
+        self.names = names
+        self.last = np.full(len(names), np.nan)
+        self.counts = np.zeros(len(names), int)
+
+    def fill(self, block: Block, values: np.ndarray) -> np.ndarray:
+        """values (rows, columns), NaN where a cell is empty."""
+        empty = np.isnan(values)
+        if empty.any():
+            self.counts = self.counts + empty.sum(0)
+            padded = np.concatenate([self.last[None], values])
             at = np.maximum.accumulate(np.where(np.isnan(padded), 0, np.arange(len(padded))[:, None]))
             values = np.take_along_axis(padded, at, 0)[1:]
-            if np.isnan(values[0]).any():
-                column = names[int(np.isnan(values[0]).argmax())]
-                what = "nothing to fill an empty cell with"
+            unknown = np.isnan(values[0])
+            if unknown.any():
+                what, column = "nothing to fill an empty cell with", self.names[int(unknown.argmax())]
                 raise block.error(what, 0, column, "cut the file where it begins")
-        last = values[-1]
-        writer.append(".values", values.astype(np.float32))
-        ends = times[-1:]
-        times = block.times(time) if time else np.arange(rows, rows + len(values))
-        writer.append(".times", times)
-        apart = np.diff(times, prepend=ends)
-        first = len(times) - len(apart)
-        cells = block.column(time) if time else times
-        for row in np.flatnonzero(apart <= 0)[:1]:
-            back = bool(apart[row])
-            what = "the time goes back" if back else "the same time twice"
-            remedy = "sort the rows by time, one for each" if back else "keep one of the two"
-            raise block.error(f"{what}: '{cells[int(row) + first]}'", int(row) + first, str(time), remedy)
-        steps.update(
-            dict(zip(*(part.tolist() for part in np.unique(apart, return_counts=True)), strict=True))
-        )
-        if len(apart) and apart.max() > longest[0]:
-            row = int(apart.argmax()) + first
-            longest = int(apart.max()), rows + row, str(cells[row - 1]) if row else before
-        rows, before = rows + len(values), str(cells[-1])
-    for name, count in zip(names, gaps.tolist(), strict=True):
-        if count:
-            filled = f"{count:,} empty cells ({count / rows:.1%})"
-            print(f"note: column '{name}': {filled} filled with the last value")
-    step = min(steps, key=lambda step: (-steps[step], step)) if steps else 1
-    if holes := sum(count for apart, count in steps.items() if apart > step):
-        length, after = longest[0] / step, f"row {longest[1]} ({longest[2]})"
-        print(f"note: {holes:,} gaps in time, the longest of {length:,.0f} steps after {after};")
-        print("      windows run across them as if nothing were missing")
-    return Series(names, writer.appended(".times"), writer.appended(".values"), step)
+        self.last = values[-1]
+        return values
+
+    def report(self, rows: int) -> None:
+        """A note for each column that had gaps."""
+        for name, count in zip(self.names, self.counts.tolist(), strict=True):
+            if count:
+                filled = f"{count:,} empty cells ({count / rows:.1%})"
+                print(f"note: column '{name}': {filled} filled with the last value")
+
+
+class _Clock:
+    """Times of rows, which must increase, and the distances between them."""
+
+    def __init__(self, column: str):
+        """column: empty where rows count."""
+        self.column, self.rows = column, 0
+        self.distances = Counter[int]()
+        self.longest = 0, 0, ""  # distance, its row, and the time before it
+        self.last, self.last_cell = np.empty(0, np.int64), ""
+
+    def times(self, block: Block) -> np.ndarray:
+        """(rows,) int64 of a block. Raises `UserError` for a row that is not later than the one before it."""
+        rows = len(block.table)
+        times = block.times(self.column) if self.column else np.arange(self.rows, self.rows + rows)
+        cells = block.column(self.column) if self.column else times
+        distances = np.diff(times, prepend=self.last)
+        first = len(times) - len(distances)  # row of the first distance: 1 in the first block
+        self._check(block, distances, first, cells)
+        values, counts = np.unique(distances, return_counts=True)
+        self.distances.update(dict(zip(values.tolist(), counts.tolist(), strict=True)))
+        if len(distances) and distances.max() > self.longest[0]:
+            row = int(distances.argmax()) + first
+            cell = str(cells[row - 1]) if row else self.last_cell
+            self.longest = int(distances.max()), self.rows + row, cell
+        self.rows += rows
+        self.last, self.last_cell = times[-1:], str(cells[-1])
+        return times
+
+    def _check(self, block: Block, distances: np.ndarray, first: int, cells: Any) -> None:
+        for place in np.flatnonzero(distances <= 0)[:1].tolist():
+            row = place + first
+            what, remedy = "the same time twice", "keep one of the two"
+            if distances[place]:
+                what, remedy = "the time goes back", "sort the rows by time, one for each"
+            raise block.error(f"{what}: '{cells[row]}'", row, self.column, remedy)
+
+    def step(self) -> int:
+        """The most frequent distance, the shorter one of two."""
+        return min(self.distances, key=lambda step: (-self.distances[step], step), default=1)
+
+    def report(self, step: int) -> None:
+        """A note where rows are missing."""
+        holes = sum(count for distance, count in self.distances.items() if distance > step)
+        if holes:
+            length, after = self.longest[0] / step, f"row {self.longest[1]} ({self.longest[2]})"
+            print(f"note: {holes:,} gaps in time, the longest of {length:,.0f} steps after {after};")
+            print("      windows run across them as if nothing were missing")

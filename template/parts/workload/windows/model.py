@@ -5,7 +5,6 @@ Shapes: `B` windows in a batch, `T` rows of a window, `F` features, `H` horizons
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,12 +16,15 @@ from .engine.seams import Batch, Output
 if TYPE_CHECKING:
     from .settings import Sections
 
+FLOAT32_ON_CPU = "the LSTM"  # says so at the start of a run in half precision
+
 
 class Encoder(nn.Module):
     """The LSTM. Recomputed if asked to, never compiled: that gains nothing for cuDNN's.
 
     Under bf16 torch's autocast casts cuDNN's RNNs to float16, whatever else it is set to (AutocastRNN.cpp):
     the numbers inside are small enough for its range; losses, weights and the head do not pass through it.
+    On a CPU it computes in float32 under any precision, because few CPUs have an LSTM in half precision.
     """
 
     def __init__(self, features: int, width: int, depth: int):
@@ -31,15 +33,9 @@ class Encoder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, F) to the last output (B, width)."""
-        with bfloat16_for_float16(x.device):
-            outputs, _ = self.lstm(x)
+        with torch.autocast("cpu", enabled=False):
+            outputs, _ = self.lstm(x.float())
         return outputs[:, -1].float()
-
-
-def bfloat16_for_float16(device: torch.device) -> AbstractContextManager[Any]:
-    """The CPU has no float16 LSTM; the loss scaling stays, so that such runs are tried there all the same."""
-    half = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.float16
-    return torch.autocast("cpu", torch.bfloat16) if half and device.type == "cpu" else nullcontext()
 
 
 class Forecaster(nn.Module):

@@ -83,7 +83,12 @@ def shift(features: Array) -> int:
     return next((step for step in steps if (rows[1:, : history - step] == rows[:-1, step:]).all()), 0)
 
 
-def new_store(path: Path, trained: Store, folder: Path) -> None:
+def add_new(parser: argparse.ArgumentParser) -> None:
+    """Flags of `predict` for new data."""
+    parser.add_argument("--input", metavar="FILE", help="HDF5 with new features (N, T, F)")
+
+
+def new_store(path: Path, flags: dict[str, Any], trained: Store, folder: Path) -> None:
     """Writes new windows, without targets, as a store into `folder`, with the scaler of the training data."""
     from ..engine.hdf5 import refer
     from ..engine.store import StoreWriter

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import argparse
 import ast
+import io
 import os
 import sys
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from .config import ENVIRONMENT, SETTINGS, SWITCHES, Settings, load, sources
 from .engine.config import near
@@ -31,6 +32,7 @@ INTERRUPTED, CLOSED = 128 + 2, 128 + 13  # as shells count SIGINT and SIGPIPE
 def main(words: list[str] | None = None) -> int:
     """Runs one verb and returns the exit code: 0, 2 for a mistake of the user, 130 after Ctrl-C."""
     words = sys.argv[1:] if words is None else words
+    print_in_any_locale()
     try:
         return run(words)
     except UserError as error:
@@ -47,6 +49,13 @@ def main(words: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         print(f"stopped: the output of {words[0]} was closed", file=sys.stderr)
         return CLOSED
+
+
+def print_in_any_locale() -> None:
+    """Let what is printed lack a sign that the terminal's encoding does not have, instead of an error."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def run(words: list[str]) -> int:
@@ -119,14 +128,23 @@ def enter_root(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -
     if root.samefile(Path.cwd()):
         return False
     for action in parser._actions:
-        if value := getattr(arguments, action.dest, None):
-            path = action.metavar == "RUN" and os.sep in value and os.path.isdir(value)
-            if path or action.metavar in ("FILE", "FOLDER", "PATH"):
-                setattr(arguments, action.dest, type(value)(os.path.abspath(value)))
+        value = getattr(arguments, action.dest, None)
+        if isinstance(value, list):
+            setattr(arguments, action.dest, [from_here(action.metavar, word) for word in value])
+        elif value:
+            setattr(arguments, action.dest, from_here(action.metavar, value))
     os.chdir(root)
     if RANK == "0":
         print(f"note: data and runs are those of {root}", file=sys.stderr)
     return True
+
+
+def from_here(metavar: object, value: Any) -> Any:
+    """An argument as an absolute path, where it is meant from the working directory."""
+    path = metavar == "RUN" and os.sep in value and os.path.isdir(value)
+    if path or metavar in ("FILE", "FOLDER", "PATH"):
+        return type(value)(os.path.abspath(value))
+    return value
 
 
 def split_settings(words: list[str]) -> tuple[list[str], list[tuple[str, str]], list[UserError]]:

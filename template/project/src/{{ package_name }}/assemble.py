@@ -16,16 +16,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from . import dataset
+from . import model as own_model
 from .engine import optimization
 from .engine.config import found
 from .engine.errors import UserError
 from .engine.gpus import resolve_precision, this_card
 from .engine.loader import Loader
 from .engine.order import order_of
-from .engine.precision import Precision
+from .engine.precision import Precision, cost_on_cpu
 from .engine.progress import seed_everything
 from .engine.seams import keeps
-from .engine.store import MANIFEST, Store
+from .engine.store import MANIFEST, SYNTHETIC, Store
 from .engine.weights import freeze
 from .model import build_model
 from .settings import WORKLOAD
@@ -82,7 +83,7 @@ class Project:
     def remarks(self, loader: Loader) -> list[str]:
         """What a person should know of a training, though nothing is wrong."""
         order, store, remarks = loader.order, self.store, []
-        if store.source.get("kind") == "synthetic":
+        if store.source.get("kind") == SYNTHETIC:
             what = store.source.get("text", "synthetic data")
             remarks.append(f"{what} in {store.folder}; `prepare` takes your own")
         if order.slots > order.count:
@@ -98,7 +99,7 @@ def open_store(settings: Settings, synthetic: bool = True) -> Store:
     """
     folder, usual = Path(settings.data.path), type(settings.data).model_fields["path"].default
     if not (folder / MANIFEST).exists() and settings.data.path == usual:
-        made = folder / "synthetic"
+        made = folder / SYNTHETIC
         if not (made / MANIFEST).exists() and synthetic:
             dataset.synthesize(made, settings)
         folder = made if (made / MANIFEST).exists() else folder  # names what is missing
@@ -119,13 +120,16 @@ def assemble(
     optimization.set_deterministic(deterministic, training.cudnn_benchmark)
     card = this_card(device)
     name, why = resolve_precision(training.precision, card.capability, card.hip, training.fp8_emulation)
+    if device.type == "cpu":
+        cost = cost_on_cpu(name, getattr(own_model, "FLOAT32_ON_CPU", ""))
+        why = "; ".join(filter(None, (why, cost)))
     precision, decided = Precision(name, device), {"precision": (name, why)}
 
     model: Any = build_model(settings, store.facts).to(device)  # 1
     keeps(("predict", "blocks"), model, f"the model {type(model).__name__}")
     if name == "fp8":  # 2
         if not (parts := found("engine", "def convert(")):
-            remedy = "choose bf16, or `copier update -d precision=fp8`"
+            remedy = "choose auto, or `copier update -d precision=fp8`"
             raise UserError("this project was made without fp8", "training.precision fp8", remedy)
         decided["fp8"] = f"{parts[0].convert(model, training.fp8_emulation)} layers", parts[0].WHEN
     if training.freeze:  # 3

@@ -96,10 +96,14 @@ def add_input(parser: argparse.ArgumentParser, title: str, required: bool = True
     add = parser.add_argument
     kinds = f"{title}: CSV with a header line, also .gz; Parquet, Feather, Arrow; or a folder of them"
     add("--input", required=required, metavar="PATH", help=kinds)
-    add("--delimiter", default=",", metavar="SIGN", help="between cells of a CSV, or `tab` (default: comma)")
-    add("--decimal", default=".", metavar="SIGN", help="in numbers of a CSV (default: .)")
-    add("--encoding", default="utf-8", metavar="NAME", help="of a CSV, such as latin-1 (default: utf-8)")
-    add("--missing", action="append", default=[], metavar="TEXT", help="a cell without a value; repeatable")
+    otherwise = "by its first rows" if required else "as in `prepare`"
+    text = "utf-8" if required else "as in `prepare`"
+    add("--delimiter", metavar="SIGN", help=f"between cells of a CSV, or `tab` (default: {otherwise})")
+    add("--decimal", metavar="SIGN", help=f"in numbers of a CSV (default: {otherwise})")
+    add("--encoding", metavar="NAME", help=f"of a CSV, such as latin-1 (default: {text})")
+    add("--missing", action="append", metavar="TEXT", help="a cell without a value; repeatable")
+    times = "of times that are not ISO 8601, such as %%d.%%m.%%Y (default: the one that reads them all)"
+    add("--time-format", metavar="FORMAT", help=times)
     if required:
         add_dry_run(parser)
 

@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import shutil
 import signal
 import subprocess
@@ -22,11 +23,11 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from ..engine import gpus
-from ..engine.errors import UserError
+from ..engine.errors import UserError, lacks_compiler, no_compiler
 from ..engine.runs import device_line, versions
 
 if TYPE_CHECKING:
-    from ..config import Settings
+    from ..config import Settings, Training
 
 ANSWERS = Path(".copier-answers.yml")
 WHEELS = "https://download.pytorch.org/whl/"
@@ -70,7 +71,7 @@ def run(arguments: argparse.Namespace, load: Callable[[], Settings]) -> int:
         "driver": lambda: check_driver(card, answers, driver()),
         "wheel": lambda: check_wheel(card, row),
         "card": lambda: check_card(card, why, answers, command),
-        "precision": lambda: check_precision(settings.training.precision, card),
+        "precision": lambda: check_precision(settings.training, card),
         "environment": lambda: check_environment(os.environ),
         "data": lambda: check_data(settings),
         "compile": lambda: check_compile(settings, card),
@@ -128,7 +129,9 @@ def state_of(settings: Settings, card: gpus.Card) -> dict[str, str]:
 
     distributed, training = Distributed(), settings.training
     with suppress(UserError):  # the check `precision` says it
-        name, _ = gpus.resolve_precision(training.precision, card.capability, card.hip)
+        name, _ = gpus.resolve_precision(
+            training.precision, card.capability, card.hip, training.fp8_emulation
+        )
         Precision(name, distributed.device)
     set_deterministic(settings.reproducibility.deterministic, training.cudnn_benchmark)
     found = {"device": device_line(distributed.device)} | versions()
@@ -199,9 +202,19 @@ def check_card(card: gpus.Card, why: str, answers: Answers, command: str | None)
     return "ok", f"{why}; the project is for gpu={answer}"
 
 
-def check_precision(name: str, card: gpus.Card) -> Found:
-    chosen, why = gpus.resolve_precision(name, card.capability, card.hip)
-    return "ok" if name in ("auto", chosen) else "warning", f"{chosen}: {why}"
+def check_precision(training: Training, card: gpus.Card) -> Found:
+    """The precision that training takes; on a CPU also what bf16, or the chosen one, costs there."""
+    from .. import model
+    from ..engine.precision import HALF, cost_on_cpu
+
+    name = training.precision
+    chosen, why = gpus.resolve_precision(name, card.capability, card.hip, training.fp8_emulation)
+    line = f"{chosen}: {why}"
+    if card.capability is None and chosen in HALF:
+        line += "; " + cost_on_cpu(chosen, getattr(model, "FLOAT32_ON_CPU", ""))
+    elif card.capability is None:
+        line += "; " + cost_on_cpu("bf16")
+    return "ok" if name in ("auto", chosen) else "warning", line
 
 
 def check_environment(environment: Mapping[str, str]) -> Found:
@@ -251,5 +264,14 @@ def check_compile(settings: Settings, card: gpus.Card) -> Found:
     except subprocess.TimeoutExpired:
         return "failed", f"no result after {COMPILE_SECONDS} s"
     if done.returncode:
-        return "failed", (done.stderr.strip().splitlines() or ["died without a word"])[-1]
+        return "failed", why_not_compiled(done.stderr)
     return "ok", f"a small function compiled in {time.perf_counter() - begun:.0f} s"
+
+
+def why_not_compiled(said: str) -> str:
+    """The line of a traceback that names the error; torch's hints come after it."""
+    if lacks_compiler(said):
+        return str(no_compiler())
+    lines = said.strip().splitlines()
+    errors = [line for line in lines if re.match(r"[\w.]+: ", line)]
+    return (errors or lines or ["died without a word"])[-1]

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ..assemble import Project
     from ..engine.loader import Loader
     from ..engine.seams import Batch
+    from ..engine.store import Store
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -86,7 +87,7 @@ def open_run(
     ones. needs_data: without them the project's store is what the run remembers of its data: facts, no rows.
     Raises `UserError` where the run has no valid checkpoint, or was trained on other data than there are now.
     """
-    from ..assemble import assemble, open_store
+    from ..assemble import assemble
     from ..engine.checkpoint import Checkpoint
     from ..engine.distributed import Distributed
     from ..engine.store import Store
@@ -98,8 +99,9 @@ def open_run(
     if settings.phases:  # a phase may have had other data, another block size
         facts = Checkpoint(folder / "checkpoints", distributed).peek(which)
         settings, data = settings.phase(facts.get("phase", 0) + 1), facts.get("data")
-    # Runs of older versions remember nothing.
-    store = (None if needs_data else Store.remembered(folder, data)) or open_store(settings, synthetic=False)
+    store = Store.remembered(folder, data)  # None of runs of older versions
+    if store is None or needs_data:
+        store = _data_of(folder, settings, store)
     project = assemble(settings, distributed, store)
     hooks: Any = SimpleNamespace(load_state_dict=states.update)
     checkpoint = Checkpoint(folder / "checkpoints", distributed, model=project.model, hooks=hooks)
@@ -118,6 +120,21 @@ def open_run(
         averaged.use(project.model, states)
     project.model.eval()
     return project, found["step"]
+
+
+def _data_of(folder: Path, settings: Any, remembered: Store | None) -> Store:
+    """The data that a run needs. Raises `UserError` where there are none, with what makes them again."""
+    from ..assemble import open_store
+    from ..engine.store import MANIFEST, SYNTHETIC
+
+    place = Path(settings.data.path)
+    was_synthetic = remembered is not None and remembered.source.get("kind") == SYNTHETIC
+    is_there = any((data / MANIFEST).exists() for data in (place, place / SYNTHETIC))
+    if was_synthetic and not is_there:
+        what = "the synthetic data of the run are gone"
+        remedy = f"`train --resume {folder.name}` makes them again"
+        raise UserError(what, str(place / SYNTHETIC), remedy)
+    return open_store(settings, synthetic=False)
 
 
 # --- what the verbs that predict have in common

@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
 
     from ..assemble import assemble, open_store
     from ..engine.distributed import Distributed
-    from ..engine.run import Session
+    from ..engine.session import Session
     from ..train import fit
 
     distributed = Distributed()
@@ -91,7 +91,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
         with holding, session:
             session.train(fit, arguments.phase)
         if distributed.is_main and session.run is not None:
-            where = f"at step {session.progress.step} of {session.run.end}"
+            where = f"at step {session.progress.step} of {session.run.last_step}"
             again = f"stopped {where}: `train --resume {session.folder.name}` goes on"
             print(f"finished {where}: {session.folder / 'report.md'}" if session.finished else again)
         distributed.together(lambda: None)  # who leaves first ends the others: not before rank 0 has reported
@@ -122,7 +122,7 @@ def within(
     Measures a few steps of a run that leaves nothing. Half of the time is training in any case. The number
     becomes `training.max_steps`: the run repeats and resumes like one that was given it.
     """
-    from ..engine.run import Session
+    from ..engine.session import Session
     from ..train import fit
 
     if settings.phases:

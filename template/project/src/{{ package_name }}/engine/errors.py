@@ -81,16 +81,28 @@ def explain(error: BaseException | None, settings: Settings, order: Order | None
         remedy = "its own last words say why; `train --resume` goes on from the newest checkpoint"
         return UserError("another process of this run is gone", first, remedy)
     if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
-        if "Cxx" in said or "C compiler" in said:  # as Inductor and Triton say it; torch's own line does not
-            remedy = "install one, such as g++, or --compile.enabled false"
-            return UserError("there is no working compiler of C++ here", "compile.enabled", remedy)
+        if lacks_compiler(said):
+            return no_compiler()
         remedy = "--compile.enabled false, or --compile.fullgraph false to compile the parts that can be"
         return UserError(f"a block could not be compiled ({first})", "compile.enabled", remedy)
+    if isinstance(error, RuntimeError) and "could not create a primitive" in said:  # oneDNN's words
+        remedy = "choose fp32, or disable autocast for that layer"
+        return UserError(f"this CPU cannot compute a layer ({first})", "training.precision", remedy)
     if isinstance(error, RuntimeError) and "deterministic implementation" in said:
         what = f"{said.partition(' does not have')[0]} cannot be deterministic"
         remedy = "replace the operation, or DETERMINISTIC=0"
         return UserError(what, "reproducibility.deterministic", remedy)
     return None
+
+
+def lacks_compiler(said: str) -> bool:
+    """Whether compiling failed for the want of a C++ compiler, in the words of Inductor or Triton."""
+    return "Cxx" in said or "C compiler" in said
+
+
+def no_compiler() -> UserError:
+    remedy = "install one, such as g++, or --compile.enabled false"
+    return UserError("there is no working compiler of C++ here", "compile.enabled", remedy)
 
 
 def non_finite(error: NonFinite, order: Order) -> UserError:

@@ -7,12 +7,13 @@ its page too. Whatever is missing or cut off is left out.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from itertools import accumulate, pairwise
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .files import read_json, read_rows, replacing, write_text
 
@@ -26,7 +27,7 @@ Series = list[tuple[int, float]]
 """(step, value) of rows that have a finite number."""
 
 # Others are said as they are.
-STATES = {"stopped": "Stopped early", "running": "Running, or ended without a word (killed, power lost)"}
+STATES = {"stopped": "Stopped early", "running": "Still running, or killed before it could write its end"}
 
 
 def steady(values: list[float]) -> float:
@@ -60,44 +61,169 @@ MARKED_POINTS = 50  # a curve of more has no markers
 MANY_POINTS = 150  # a curve of more is drawn with its moving mean
 
 
-def write_report(run: Path) -> None:
+class Record(NamedTuple):
+    """What the files in the folder of a run say; empty where they are missing or damaged."""
+
+    folder: Path
+    history: list[Row]
+    evaluations: list[Row]
+    events: list[Row]
+    environment: Row
+    status: Row
+    result: Row
+
+    @property
+    def name(self) -> str:
+        return self.folder.resolve().name
+
+    @property
+    def losses(self) -> dict[str, Series]:
+        """Of training and of each evaluated split."""
+        series = {"training": numbers(self.history, "loss")}
+        for split in dict.fromkeys(row["split"] for row in self.evaluations):
+            rows = [row for row in self.evaluations if row["split"] == split]
+            series[split] = numbers(rows, "loss")
+        return series
+
+    @property
+    def baseline(self) -> float | None:
+        """The loss without a model, where the run measured it."""
+        losses = [row.get("loss") for row in self.events if row.get("event") == "naive"]
+        return losses[0] if losses else None
+
+    @property
+    def alerts(self) -> list[str]:
+        alerts = [row for row in self.events if row.get("event") == "alert"]
+        return [f"step {row['step']:,}: {row.get('text')}" for row in alerts]
+
+    @property
+    def notes(self) -> list[str]:
+        return [*self.environment.get("notes", []), *self.status.get("notes", [])]
+
+    @property
+    def resumes(self) -> list[int]:
+        """The steps from which the run was resumed."""
+        steps: list[int] = self.status.get("resumes", [])
+        return steps
+
+    @property
+    def step(self) -> int:
+        """The last one that is known: the status of a killed run is as old as its start."""
+        steps: list[int] = [row["step"] for row in self.history]
+        return max([self.status.get("step") or 0, *steps])
+
+    @property
+    def state(self) -> str:
+        """How the run ended, with the reason."""
+        state = self.status.get("state", "running")
+        words = STATES.get(state, state.capitalize())
+        reason = self.status.get("reason")
+        return f"{words}: {reason}" if reason else words
+
+    @property
+    def seconds(self) -> float | None:
+        """From the start to the last entry of its logs, pauses before a resume included."""
+        started: float | None = self.environment.get("started")
+        times: list[float] = [row.get("time", 0) for row in (*self.history, *self.evaluations, *self.events)]
+        if started is None or not times or max(times) < started:
+            return None
+        return max(times) - started
+
+
+def read_run(folder: Path) -> Record:
+    """Reads what a training left in the folder of its run."""
+    history, evaluations = read_metrics(folder / "metrics.jsonl")
+    events = read_rows(folder / "events.jsonl")
+    environment, status, result = (
+        read_json(folder / f"{name}.json") for name in ("env", "status", "evaluation")
+    )
+    return Record(folder, history, evaluations, events, environment, status, result)
+
+
+def write_report(folder: Path) -> None:
     """Writes `report.md` and `curves.png` into the folder of a run, and what extras have to say of it.
 
     Raises OSError where it cannot.
     """
-    from .config import found
+    record = read_run(folder)
+    undrawn = draw(folder / "curves.png", lambda: curves(record))
+    write_text(folder / "report.md", page(record, undrawn))
 
-    history, evaluations = read_metrics(run / "metrics.jsonl")
-    events = read_rows(run / "events.jsonl")
-    environment, status, result = (read_json(run / f"{x}.json") for x in ("env", "status", "evaluation"))
-    notes = [*environment.get("notes", []), *status.get("notes", [])]
-    series = {"training": numbers(history, "loss")}
-    for split in dict.fromkeys(row["split"] for row in evaluations):
-        series[split] = numbers((row for row in evaluations if row["split"] == split), "loss")
-    naive = next((row.get("loss") for row in events if row.get("event") == "naive"), None)
-    resumes = status.get("resumes", [])
-    undrawn = draw(run / "curves.png", lambda: curves(history, evaluations, series, naive, resumes))
-    notes += [undrawn] if undrawn else []
-    alerts = [f"step {x['step']:,}: {x.get('text')}" for x in events if x.get("event") == "alert"]
+
+def page(record: Record, undrawn: str) -> str:
+    """The text of report.md. undrawn: why there is no curves.png; empty where there is one."""
+    environment = record.environment
     optimizations = [row.values() for row in environment.get("optimizations", [])]
     changed = [row.values() for row in environment.get("changed", [])]
+    notes = [*record.notes, undrawn] if undrawn else record.notes
     parts = [
-        [f"# Run {run.resolve().name}", "", headline(history, environment, status)],
-        listed("Alerts", alerts),
+        [f"# Run {record.name}", "", headline(record)],
+        listed("Alerts", record.alerts),
         [] if undrawn else ["![losses, metrics, learning rate, speed and gradient norm](curves.png)"],
-        table("Losses", ("", "loss", "step"), losses(series, naive)),
-        table(*validation_table(evaluations)),
-        table(*result_table(result)),
-        *(part.report(run) for folder in ("hooks", "commands") for part in found(folder, REPORTS)),
-        table("Speed and memory", ("", ""), speed(history)),
-        table("Time", ("", "", "share", ""), times(spent(history, evaluations, events))),
+        table("Losses", ("", "loss", "step"), losses(record.losses, record.baseline)),
+        table(*validation_table(record.evaluations)),
+        table(*result_table(record.result)),
+        *parts_of_extras(record.folder),
+        table("Speed and memory", ("", ""), speed(record.history)),
+        table("Time", ("", "", "share", ""), times(spent(record.history, record.evaluations, record.events))),
         table("Optimizations", ("", "state", "why"), optimizations),
         table("Settings that differ from the defaults", ("setting", "value", "default", "from"), changed),
-        table("Checkpoints", ("", "step", "MB", ""), checkpoints(run / "checkpoints")),
+        table("Checkpoints", ("", "step", "MB", ""), checkpoints(record.folder / "checkpoints")),
         table("Machine and versions", ("", ""), machine(environment)),
         listed("Notes", notes),
     ]
-    write_text(run / "report.md", "\n\n".join("\n".join(part) for part in parts if part) + "\n")
+    return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
+
+
+def parts_of_extras(folder: Path) -> list[list[str]]:
+    """What each hook and command with a function `report(run)` adds to the page."""
+    from .config import found
+
+    modules = [*found("hooks", REPORTS), *found("commands", REPORTS)]
+    return [module.report(folder) for module in modules]
+
+
+def summary(record: Record) -> list[str]:
+    """The lines that the terminal shows of a run: state, best evaluation, duration, alerts and notes."""
+    rows = [
+        ("run", record.name),
+        ("state", f"{record.state}, at step {record.step:,}"),
+        ("best", best_line(record)),
+        ("evaluated", result_line(record.result)),
+        ("duration", duration_line(record)),
+        *(("alert", text) for text in record.alerts or ["none"]),
+        *(("note", text) for text in record.notes),
+    ]
+    return [f"{name:<11}{text}" for name, text in rows if text]
+
+
+def best_line(record: Record) -> str:
+    """The lowest validation loss with its step and the metrics there; without one, that of training."""
+    row = best_row(record.evaluations)
+    if row:
+        baseline = "" if record.baseline is None else f" (baseline {show(record.baseline)})"
+        same = same_as_loss(record.evaluations)
+        metrics = [f", {name} {show(row[name])}" for name in metrics_of([row]) if name not in same]
+        return f"{row['split']} loss {show(row['loss'])} at step {row['step']:,}{baseline}{''.join(metrics)}"
+    missing = "no finite loss in any evaluation" if record.evaluations else "no evaluation yet"
+    pairs = record.losses["training"]
+    if not pairs:
+        return f"{missing}, no loss of training"
+    step, loss = min(pairs, key=lambda pair: pair[1])
+    return f"{missing}; lowest training loss {show(loss)} at step {step:,}"
+
+
+def result_line(result: Row) -> str:
+    """The metrics of the last `evaluate`; empty where there was none."""
+    metrics = [f"{name} {show(value)}" for name, value in result.get("metrics", {}).items()]
+    return f"{', '.join(metrics)} on {result.get('split')} at step {result.get('step')}" if metrics else ""
+
+
+def duration_line(record: Record) -> str:
+    if record.seconds is None:
+        return "unknown"
+    pauses = ", with the pauses before it was resumed" if record.resumes else ""
+    return f"{duration(record.seconds)} from the start to the last log entry{pauses}"
 
 
 def read_metrics(path: Path) -> tuple[list[Row], list[Row]]:
@@ -112,20 +238,18 @@ def numbers(rows: Iterable[Row], name: str) -> Series:
     return [(step, x) for step, x in pairs if isinstance(x, int | float) and math.isfinite(x)]
 
 
-def headline(history: list[Row], environment: Row, status: Row) -> str:
+def headline(record: Record) -> str:
     """One sentence: how it ended, where and when."""
-    last, state = history[-1] if history else {}, status.get("state", "running")
-    line = f"**{STATES.get(state, state.capitalize())}**"
-    line += f": {status['reason']}" if status.get("reason") else ""
-    # A killed run's status is as old as its start.
-    line += f", at step {max(status.get('step') or 0, last.get('step', 0)):,}"
+    last = record.history[-1] if record.history else {}
+    state, colon, reason = record.state.partition(": ")
+    line = f"**{state}**{colon}{reason}, at step {record.step:,}"
     line += f" of epoch {last['epoch']}" if "epoch" in last else ""
-    if begun := environment.get("started"):
+    if begun := record.environment.get("started"):
         line += f"; started {datetime.fromtimestamp(begun):%Y-%m-%d %H:%M}"
         passed = last.get("time", 0) - begun
         line += f", last step logged {duration(passed)} later" if passed >= 0 else ""
-    if steps := status.get("resumes"):
-        line += f"; resumed from step {', '.join(f'{step:,}' for step in steps)}"
+    if record.resumes:
+        line += f"; resumed from step {', '.join(f'{step:,}' for step in record.resumes)}"
     return line + "."
 
 
@@ -134,9 +258,9 @@ def duration(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 60 else str(timedelta(seconds=round(seconds)))
 
 
-def losses(series: dict[str, Series], naive: float | None = None) -> list[Cells]:
-    """First, best and last of training and of each split, with their steps; and without a model, if known."""
-    rows: list[Cells] = [] if naive is None else [("without a model", naive, "")]
+def losses(series: dict[str, Series], baseline: float | None = None) -> list[Cells]:
+    """First, best and last of training and of each split, with their steps; and the baseline, if known."""
+    rows: list[Cells] = [] if baseline is None else [("baseline, without a model", baseline, "")]
     for name, pairs in series.items():
         if pairs:
             best = min(pairs, key=lambda pair: pair[1])
@@ -151,9 +275,16 @@ def metrics_of(evaluations: list[Row]) -> list[str]:
     return [name for name in names if name not in NO_METRICS]
 
 
+def best_row(evaluations: list[Row]) -> Row:
+    """The evaluation with the lowest loss; empty where there is none."""
+    finite = [row for row in evaluations if numbers([row], "loss")]
+    return min(finite, key=lambda row: row["loss"], default={})
+
+
 def best_of(evaluations: list[Row]) -> int:
     """The step of the lowest loss; 0 where there is none."""
-    return min(numbers(evaluations, "loss"), key=lambda pair: pair[1], default=(0, 0.0))[0]
+    step: int = best_row(evaluations).get("step", 0)
+    return step
 
 
 def validation_table(evaluations: list[Row]) -> tuple[str, Cells, list[Cells]]:
@@ -245,6 +376,13 @@ def show(value: Any, digits: int = 5) -> str:
     return str(value).replace("|", "\\|").replace("\n", " ")
 
 
+def print_lines(lines: Iterable[str]) -> None:
+    """Prints; a character that the terminal's encoding does not have becomes a question mark."""
+    encoding = sys.stdout.encoding or "utf-8"
+    for line in lines:
+        print(line.encode(encoding, "replace").decode(encoding))
+
+
 def draw(path: Path, curves: Callable[[], Figure | None]) -> str:
     """Draws the curves; returns why not, where there is nothing to draw or it does not work."""
     try:
@@ -253,49 +391,78 @@ def draw(path: Path, curves: Callable[[], Figure | None]) -> str:
         with replacing(path) as file:
             figure.savefig(file, format="png", dpi=120)
     except Exception as error:  # the page matters more than its picture, above all after a crash
-        return f"curves.png was not drawn: {type(error).__name__}: {error}"
+        return f"{path.name} was not drawn: {type(error).__name__}: {error}"
     return ""
 
 
-def curves(
-    history: list[Row],
-    evaluations: list[Row],
-    losses: dict[str, Series],
-    naive: float | None,
-    resumes: list[int],
-) -> Figure | None:
+def curves(record: Record) -> Figure | None:
     """All of it over the steps, without pyplot and its global state; None where nothing was logged.
 
     The losses on top; below them what PANELS names, and each metric of the evaluations.
     """
-    if not history and not evaluations:
+    if not record.history and not record.evaluations:
         return None
     from matplotlib.figure import Figure
 
-    metrics = metrics_of(evaluations)
-    pairs = {
-        name: [(row.get(name) or 0.0, row.get("loss") or 0.0) for row in evaluations] for name in metrics
-    }
-    same = [name for name in metrics if all(math.isclose(*pair, rel_tol=1e-5) for pair in pairs[name])]
-    small = [({"training": numbers(history, name)}, *about) for name, about in PANELS.items()]
-    small += [({"validation": numbers(evaluations, x)}, x, False) for x in metrics if x not in same]
+    same = same_as_loss(record.evaluations)
+    small = small_panels(record, same)
     rows = math.ceil(len(small) / COLUMNS)
     figure = Figure(figsize=(11, 3.8 + 2.2 * rows), layout="constrained")
     grid = figure.add_gridspec(1 + rows, COLUMNS, height_ratios=[1.7, *[1] * rows])
-    top, best = figure.add_subplot(grid[0, :]), best_of(evaluations)
-    panel(top, losses, " = ".join(["loss", *same]), best=best)
-    if naive is not None:
-        top.axhline(naive, color="0.5", linewidth=1, linestyle="--", label=f"without a model {naive:.4g}")
+    top, best = figure.add_subplot(grid[0, :]), best_of(record.evaluations)
+    panel(top, record.losses, " = ".join(["loss", *same]), best=best)
+    if record.baseline is not None:
+        draw_baseline(top, record.baseline)
     top.legend(frameon=False)
     for place, (series, title, from_zero) in enumerate(small):
         axes = figure.add_subplot(grid[1 + place // COLUMNS, place % COLUMNS], sharex=top)
         panel(axes, series, title, from_zero, best)
-    for axes in figure.axes:
-        for step in resumes:
-            axes.axvline(step, color="0.5", linewidth=0.9, linestyle=":")
-    if resumes:
-        figure.supxlabel("dotted: resumed", fontsize=9, color="0.4")
+    mark_resumes(figure, record.resumes)
     return figure
+
+
+def same_as_loss(evaluations: list[Row]) -> list[str]:
+    """Names of the metrics that equal the loss in every evaluation."""
+    names = []
+    for name in metrics_of(evaluations):
+        pairs = [(row.get(name) or 0.0, row.get("loss") or 0.0) for row in evaluations]
+        if all(math.isclose(*pair, rel_tol=1e-5) for pair in pairs):
+            names.append(name)
+    return names
+
+
+def small_panels(record: Record, without: list[str]) -> list[tuple[dict[str, Series], str, bool]]:
+    """Curves, title, and whether the axis begins at 0, of each panel below the losses.
+
+    without: metrics of the evaluations that need no panel.
+    """
+    panels = []
+    for name, (title, from_zero) in PANELS.items():
+        panels.append(({"training": numbers(record.history, name)}, title, from_zero))
+    for name in metrics_of(record.evaluations):
+        if name not in without:
+            panels.append(({"validation": numbers(record.evaluations, name)}, name, False))
+    return panels
+
+
+def draw_baseline(axes: Any, baseline: float) -> None:
+    """A line at the loss without a model; where that is not on the axis, the legend says so."""
+    low, high = axes.get_ylim()
+    label = f"baseline {baseline:.4g}"
+    if low <= baseline <= high:
+        axes.axhline(baseline, color="0.5", linewidth=1, linestyle="--", label=label)
+        return
+    side = "above" if baseline > high else "below"
+    axes.plot([], [], linestyle="none", label=f"{label}, {side} this plot")
+
+
+def mark_resumes(figure: Figure, steps: list[int]) -> None:
+    """A dotted line in each panel where the run was resumed."""
+    for axes in figure.axes:
+        for step in steps:
+            axes.axvline(step, color="0.5", linewidth=0.9, linestyle=":")
+    if steps:
+        figure.supxlabel("dotted: resumed", fontsize=9, color="0.4")
 
 
 def tidy(axes: Any, title: str, x: str = "", y: str = "") -> None:
@@ -320,10 +487,23 @@ def panel(axes: Any, series: dict[str, Series], title: str, from_zero: bool = Fa
             named = f"best {values[best]:.4g}, step {best:,}"
             axes.plot(best, values[best], "*", color="C3", markersize=11, label=named)
             axes.set_title(f"best {values[best]:.4g}", **ASIDE)
-    points = [pair for pairs in series.values() for pair in pairs]
+    set_scale(axes, late_values([pair for pairs in series.values() for pair in pairs]), from_zero)
+    for step, x in series.get("training", [])[:1]:
+        if x > axes.get_ylim()[1]:
+            axes.set_title(f"above: {x:.4g} at step {step:,}", **ASIDE)
+    axes.yaxis.set_major_formatter("{x:,g}")
+
+
+def late_values(points: Series) -> list[float]:
+    """The values of the last nine tenths of the steps."""
     border = max(points, default=(0, 0.0))[0] / 10
-    late = [x for step, x in points if step >= border]
-    low, high = min(late, default=0.0), max(late, default=0.0)
+    return [x for step, x in points if step >= border]
+
+
+def set_scale(axes: Any, values: list[float], from_zero: bool = False) -> None:
+    """An axis that shows these values; logarithmic where their range is wide."""
+    low = min(values, default=0.0)
+    high = max(values, default=0.0)
     if from_zero:
         axes.set_ylim(bottom=0)
     elif low > 0 and high > 20 * low:
@@ -332,10 +512,6 @@ def panel(axes: Any, series: dict[str, Series], title: str, from_zero: bool = Fa
     else:
         margin = 0.06 * ((high - low) or abs(high) or 1)
         axes.set_ylim(low - margin, high + margin)
-    for step, x in series.get("training", [])[:1]:
-        if x > axes.get_ylim()[1]:
-            axes.set_title(f"above: {x:.4g} at step {step:,}", **ASIDE)
-    axes.yaxis.set_major_formatter("{x:,g}")
 
 
 def plot(axes: Any, pairs: Series, color: str, label: str, smooth: bool) -> None:

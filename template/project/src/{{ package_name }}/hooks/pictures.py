@@ -34,7 +34,7 @@ class Hook:
     def after_evaluation(self, run: Run, metrics: dict[str, float]) -> None:
         project, step, now = run.project, run.progress.step, time.perf_counter()
         group, rare = project.distributed, self.spent <= SHARE * (now - self.begun)
-        due = group.gather(self.draws and (rare or step >= run.end))[0]  # by rank 0's clock
+        due = group.gather(self.draws and (rare or step >= run.last_step))[0]  # by rank 0's clock
         if not due or not (group.is_main or group.forward_exchanges):
             return
         was_training = project.model.training

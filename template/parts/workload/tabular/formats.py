@@ -1,0 +1,218 @@
+"""How the cells of a table are written, found from its rows: delimiter, decimal mark, format of times."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from codecs import getincrementaldecoder
+from collections import Counter
+from contextlib import suppress
+from datetime import datetime
+from itertools import combinations, islice
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from .engine.errors import UserError
+
+SAMPLE_BYTES = 64 << 10  # from the beginning of a file
+SAMPLE_ROWS = 100
+DELIMITERS = ",;\t|"
+NAMES = {"\t": "tab"}  # of delimiters, as `--delimiter` takes them
+CONTROL = re.compile("[\0-\x08\x0e-\x1f]")
+BINARY = 1 / 20  # a text has fewer control characters than this fraction
+
+COMMA_NUMBER = re.compile(r"[+-]?\d+(,\d+)?([eE][+-]?\d+)?")
+POINT_NUMBER = re.compile(r"[+-]?\d*\.\d+([eE][+-]?\d+)?")
+THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+")
+
+ISO = ""  # the format of ISO 8601, and of whole seconds
+DATES = [f"%Y{mark}%m{mark}%d" for mark in "-/."]
+DATES += [f"%d{mark}%m{mark}%{year}" for year in "Yy" for mark in "./-"]
+DATES += [f"%m{mark}%d{mark}%{year}" for year in "Yy" for mark in "/-"]  # with points, the day is the first
+DATES += [f"%y{mark}%m{mark}%d" for mark in "/-"]
+DATES += ["%d %b %Y", "%d-%b-%Y", "%d-%b-%y", "%b %d, %Y"]
+CLOCKS = ["", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p"]
+FORMATS = [date + clock for date in DATES for clock in CLOCKS]
+FIRST_CELLS = 64  # different ones, which say what formats are possible
+ISO_BEGINNING = r"^\d{4}-\d\d-\d\d"
+LAST_DAYS = r"(^|[^0-9])(29|30|31)([^0-9]|$)"
+SECONDS = pa.timestamp("s")
+
+
+class Sample(NamedTuple):
+    """The beginning of a CSV file."""
+
+    text: str
+    is_whole: bool
+
+    @classmethod
+    def read(cls, file: Any, encoding: str) -> Sample:
+        """Of an open file. Characters that are none in `encoding` are replaced: reading the table names
+        them. Raises LookupError for an encoding that there is not."""
+        content = file.read(SAMPLE_BYTES)
+        text = getincrementaldecoder(encoding)("replace").decode(content)
+        return cls(text.removeprefix("\ufeff"), len(content) < SAMPLE_BYTES)
+
+    def is_binary(self) -> bool:
+        """Whether this is a picture, an archive or another file that is no text."""
+        return len(CONTROL.findall(self.text)) > BINARY * len(self.text)
+
+    def rows(self, delimiter: str) -> list[list[str]]:
+        """The first rows that are not blank, header included."""
+        rows = list[list[str]]()
+        with suppress(csv.Error):
+            rows += islice(csv.reader(io.StringIO(self.text, ""), delimiter=delimiter), SAMPLE_ROWS)
+        is_cut = not self.is_whole and 1 < len(rows) < SAMPLE_ROWS
+        if is_cut:
+            rows.pop()
+        return [row for row in rows if row]
+
+    def delimiter(self, expected: str) -> str:
+        """What separates cells: `expected` if it can, else what gives most rows the header's length."""
+        for mark in (expected, *DELIMITERS.replace(expected, "")):
+            header, *rows = self.rows(mark) or [[]]
+            alike = sum(len(row) == len(header) for row in rows)
+            if len(header) > 1 and 2 * alike >= len(rows):
+                return mark
+        return expected
+
+    def decimal(self, delimiter: str) -> str:
+        """A comma if a column has numbers with one and nothing else, and no column has numbers with a point.
+
+        `1,234` alone does not decide: the comma may separate thousands.
+        """
+        found = "."
+        for column in zip(*self.rows(delimiter)[1:], strict=False):
+            cells = [cell.strip() for cell in column if cell.strip()]
+            if any(POINT_NUMBER.fullmatch(cell) for cell in cells):
+                return "."
+            has_commas = any("," in cell and not THOUSANDS.fullmatch(cell) for cell in cells)
+            if has_commas and all(COMMA_NUMBER.fullmatch(cell) for cell in cells):
+                found = ","
+        return found
+
+
+def check_time_format(time_format: str) -> None:
+    """Raises `UserError` for what cannot be the format of a time."""
+    try:
+        pc.strptime(pa.array(["2024"]), format=time_format, unit="s", error_is_null=True)
+        is_format = re.search("%[YyDFsc]", time_format) is not None
+    except pa.ArrowException:
+        is_format = False
+    if not is_format:
+        what = f"'{time_format}' is no format of a date"
+        raise UserError(what, "--time-format", "such as %d.%m.%Y or '%m/%d/%Y %H:%M'")
+
+
+class Readings:
+    """How many cells of a column each format of times reads, and cells that two formats read differently."""
+
+    def __init__(self, given: str | None):
+        """given: the only format besides ISO 8601; None for the usual ones."""
+        self.given = given
+        self.formats = FORMATS if given is None else [given]
+        self.cells = 0
+        self.counts = Counter[str]()
+        self.differing: dict[tuple[str, str], tuple[str, str, str]] = {}  # a cell, and what each makes of it
+
+    def add(self, column: pa.ChunkedArray) -> None:
+        """column: without missing cells."""
+        self.cells += len(column)
+        if self.given and not pa.types.is_temporal(column.type):
+            with suppress(pa.ArrowException, ValueError):
+                to_seconds(column, self.given)
+                self.counts[self.given] += len(column)
+                return
+        with suppress(pa.ArrowException, ValueError):
+            to_seconds(column, ISO)
+            self.counts[ISO] += len(column)
+            return
+        if pa.types.is_string(column.type):
+            self._add_texts(column)
+
+    def _add_texts(self, column: pa.ChunkedArray) -> None:
+        values, counts = pc.value_counts(column).flatten()
+        texts = pc.utf8_trim_whitespace(values)
+        self.counts[ISO] += _count(pc.match_substring_regex(texts, ISO_BEGINNING), counts)
+        beginning = texts[:FIRST_CELLS]
+        possible = [one for one in self.formats if _seconds_by(beginning, one).null_count < len(beginning)]
+        read = {one: _seconds_by(texts, one) for one in possible}
+        for one, seconds in read.items():
+            self.counts[one] += _count(seconds.is_valid(), counts)
+        for pair in combinations(read, 2):
+            unequal = pc.fill_null(pc.not_equal(read[pair[0]], read[pair[1]]), False)
+            place = pc.index(unequal, True).as_py()
+            if place >= 0:
+                meanings = (str(read[one][place].cast(SECONDS).cast(pa.date32())) for one in pair)
+                self.differing.setdefault(pair, (str(texts[place]), *meanings))
+
+    def best(self) -> str:
+        """The format that reads most cells; ISO 8601 where no other one reads more."""
+        return max((ISO, *self.formats), key=lambda one: self.counts[one])
+
+    def conflict(self) -> tuple[str, str, tuple[str, str, str]] | None:
+        """Two formats that read as many cells, some of them differently, and such a cell."""
+        most = self.counts[self.best()]
+        for (one, other), example in self.differing.items():
+            if self.best() != ISO and self.counts[one] == self.counts[other] == most:
+                return one, other, example
+        return None
+
+
+def _count(is_read: pa.Array, counts: pa.Array) -> int:
+    return int(pc.sum(pc.filter(counts, is_read)).as_py() or 0)
+
+
+def to_seconds(column: pa.ChunkedArray, time_format: str) -> np.ndarray:
+    """(n,) int64: seconds since 1970, or whole numbers. Raises ArrowInvalid or ValueError for no time."""
+    if column.null_count:
+        raise ValueError
+    if time_format == ISO or pa.types.is_temporal(column.type):
+        return _iso_seconds(column)
+    texts = pc.utf8_trim_whitespace(column.cast(pa.string()))
+    seconds = _seconds_by(texts, time_format)
+    if seconds.null_count:
+        raise ValueError
+    return seconds.to_numpy()
+
+
+def _iso_seconds(column: pa.ChunkedArray) -> np.ndarray:
+    if pa.types.is_string(column.type) and len(column):
+        column = pc.utf8_trim_whitespace(column)
+        whole = str(column[0]).lstrip("-").isdecimal()
+        try:
+            column = column.cast(pa.int64() if whole else SECONDS)
+        except pa.ArrowInvalid:
+            if whole:
+                raise
+            return np.array(column.to_pylist(), "datetime64[s]").astype(np.int64)  # other ways of ISO 8601
+    elif pa.types.is_temporal(column.type):
+        column = column.cast(SECONDS, safe=False)
+    return column.cast(pa.int64()).to_numpy()
+
+
+def _seconds_by(texts: Any, time_format: str) -> Any:
+    """int64 seconds, null where a text does not have the format.
+
+    strptime reads 31.02. as 2 March and 2-digit years as those of the first century: neither is a time here.
+    """
+    times = pc.strptime(texts, format=time_format, unit="s", error_is_null=True)
+    wrong = pc.less(pc.year(times), 1000)
+    suspicious = pc.and_(pc.less_equal(pc.day(times), 3), pc.match_substring_regex(texts, LAST_DAYS))
+    if pc.any(suspicious).as_py():
+        cells = pc.if_else(pc.fill_null(suspicious, False), texts, None).to_pylist()
+        no_dates = [cell is not None and not _is_date(cell, time_format) for cell in cells]
+        wrong = pc.or_(wrong, pa.array(no_dates))
+    return pc.if_else(pc.fill_null(wrong, False), None, times.cast(pa.int64()))
+
+
+def _is_date(cell: str, time_format: str) -> bool:
+    try:
+        datetime.strptime(cell, time_format)
+    except ValueError:
+        return False
+    return True
