@@ -142,9 +142,7 @@ class Source:
     Runs and checkpoints of `layout: script` too. script_names: what the model calls its layers.
     """
 
-    def __init__(
-        self, place: str, distributed: Distributed, script_names: Mapping[str, str] | None = None
-    ):
+    def __init__(self, place: str, distributed: Distributed, script_names: Mapping[str, str] | None = None):
         self.notes: list[str] = []
         self.path, manifest = self._locate(place, distributed)
         self.is_script = self.path.suffix == ".pt"
@@ -225,11 +223,7 @@ class Source:
         return [model, *(file for file in files if file.name.startswith("shard-"))]
 
     def _open(self, file: Path) -> None:
-        opened: Any
-        if self.is_script:
-            opened = ScriptWeights(file, self.script_names)
-        else:
-            opened = safe_open(file, "pt")
+        opened = self._opened(file)
         for key in opened.keys():  # noqa: SIM118 - it is no dictionary
             part, name = _named(key)
             if not part and name in self._parts:
@@ -238,6 +232,11 @@ class Source:
                 raise UserError(what, where, "give the path of one file")
             if part in ("", "model"):
                 self._parts.setdefault(name, []).append((opened, key))
+
+    def _opened(self, file: Path) -> Any:
+        if self.is_script:
+            return ScriptWeights(file, self.script_names)
+        return safe_open(file, "pt")
 
     def read(self, name: str) -> Tensor:
         """Read a complete tensor, on the host."""
