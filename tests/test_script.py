@@ -258,19 +258,26 @@ def test_a_signal_right_after_the_question_for_it_loses_no_step(tmp_path: Path) 
     """Whether to save and whether to end are one decision, or the run ends unsaved."""
     CASES["timeseries"].write(tmp_path / "data.file")
 
-    class Late(list[int]):
-        """Receives a signal after the fifth question."""
+    step = 0
 
-        questions = 0
+    class Late(list[int]):
+        """Receives a signal right after the first question in step 5."""
 
         def __bool__(self) -> bool:
-            self.questions += 1
             answer = len(self) > 0
-            if self.questions == 5:
+            if step == 5:
                 self.append(signal.SIGTERM)
             return answer
 
     def late(train: Any) -> None:
+        log = train.log
+
+        def log_step(run: Path, record: dict[str, Any]) -> None:
+            nonlocal step
+            step = record["step"]
+            log(run, record)
+
+        train.log = log_step
         train.collect_signals = Late
 
     project = render(workload="timeseries", layout="script")

@@ -79,8 +79,16 @@ class Settings:
                 raise UserError(f"{value} is out of range: --{name}: use {lowest} to {highest}")
 
 
-POSITIVE = ["block_size", "layers", "heads", "width", "batch_size", "epochs", "log_every"]
-POSITIVE += ["gradient_accumulation_steps"]
+POSITIVE = [
+    "block_size",
+    "layers",
+    "heads",
+    "width",
+    "batch_size",
+    "epochs",
+    "log_every",
+    "gradient_accumulation_steps",
+]
 FRACTIONS = ["dropout", "learning_rate", "weight_decay", "final_factor", "deterministic"]
 CHOICES = {"precision": ["auto", "fp32", "tf32", "fp16", "bf16"], "compile": ["auto", "on", "off"]}
 ENVIRONMENT = ["SEED", "DETERMINISTIC"]  # variables, each for the setting of this name
@@ -99,7 +107,7 @@ def parse(arguments: list[str]) -> dict:
         argument_default=argparse.SUPPRESS,
         exit_on_error=False,
     )
-    parser.add_argument("--resume", nargs="?", const="", metavar="RUN", help="the newest, or RUN")
+    parser.add_argument("--resume", nargs="?", const="", help="the newest run, or its folder")
     comments = dict(re.findall(r"(\w+): .*  # (.*)", inspect.getsource(Settings)))
     for name, default in asdict(Settings()).items():
         # Both --max_steps and --max-steps.
@@ -155,7 +163,7 @@ IGNORE = -100  # a target that does not count: the default of cross_entropy
 
 def tokenize(path: Path) -> np.ndarray:
     """Return a token for each byte of a file, then END."""
-    content = np.frombuffer(path.read_bytes(), dtype=np.uint8)
+    content = np.frombuffer(path.read_bytes(), np.uint8)
     return np.append(content.astype(np.int16), np.int16(END))
 
 
@@ -190,12 +198,12 @@ class Data:
             texts = read_standard_library()
         self.device = device
         self.batch_size = settings.batch_size
-        self.targets_per_batch = settings.batch_size * settings.block_size
+        size = settings.block_size
+        self.targets_per_batch = settings.batch_size * size
         self.facts = hashlib.sha256(np.concatenate(texts).tobytes()).hexdigest()
         self.blocks = {}
         self.splits = {}
         for name, text in zip(["train", "validation", "test"], texts, strict=True):
-            size = settings.block_size
             if len(text) <= size:
                 raise UserError(f"{name} has {len(text)} tokens: --block_size: use a smaller one")
             tokens = np.pad(text, (0, -(len(text) - 1) % size), constant_values=IGNORE)
@@ -212,9 +220,8 @@ class Data:
             chunk = numbers[first : first + self.batch_size]
             padded = torch.from_numpy(np.resize(chunk, self.batch_size))
             blocks = self.blocks[split][padded.to(self.device, non_blocking=True)].long()
-            targets = blocks[:, 1:].clone()
-            targets[len(chunk) :] = IGNORE
-            yield chunk, (blocks[:, :-1].clamp(min=0), targets)
+            blocks[len(chunk) :] = IGNORE
+            yield chunk, (blocks[:, :-1].clamp(min=0), blocks[:, 1:])
 
 
 def permutation(seed: int, epoch: int, count: int) -> np.ndarray:
@@ -328,7 +335,12 @@ class Model(nn.Module):
             # Two in each block add up along the depth: GPT-2, section 2.3.
             if name.endswith("out.weight"):
                 nn.init.normal_(weight, std=0.02 / math.sqrt(2 * settings.layers))
-        compile_blocks(self.layers, settings.compile)
+        # Fuse kernels block by block: a fifth of the time that compiling the whole model takes. The
+        # first steps wait for it. Triton needs a GPU from sm 8.0 on, as bf16 does.
+        is_capable = torch.cuda.is_bf16_supported(including_emulation=False)
+        if settings.compile == "on" or (settings.compile == "auto" and is_capable):
+            for block in self.layers:
+                block.compile(fullgraph=True)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Tokens (B, T) to logits (B, T, V)."""
@@ -347,17 +359,6 @@ def compute_loss(model: nn.Module, batch: tuple) -> tuple[Tensor, Tensor, dict]:
     num_bytes = num_targets - (targets == END).sum()
     metrics = {"bits_per_byte": (total / math.log(2), num_bytes)}
     return total / num_targets, num_targets, metrics
-
-
-def compile_blocks(blocks: nn.ModuleList, choice: str) -> None:
-    """Fuse kernels block by block: a fifth of the time that compiling the whole model takes.
-
-    The first steps wait for it. The names of the weights stay. Triton needs sm 8.0.
-    """
-    is_capable = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)
-    if choice == "on" or (choice == "auto" and is_capable):
-        for block in blocks:
-            block.compile(fullgraph=True)
 
 
 # -----------------------------------------------------------------------------
@@ -421,7 +422,7 @@ def learning_rate_at(step: int, total_steps: int, settings: Settings) -> float:
         warmup_steps = min(100, total_steps // 10)
     if step < warmup_steps:
         return settings.learning_rate * ((step + 1) / warmup_steps)
-    progress = min((step - warmup_steps) / max(total_steps - warmup_steps, 1), 1.0)
+    progress = (step - warmup_steps) / (total_steps - warmup_steps)
     final = settings.final_factor
     return settings.learning_rate * (final + (1.0 - final) * (1 + math.cos(math.pi * progress)) / 2)
 
@@ -470,11 +471,16 @@ def lock(run: Path) -> None:
 def write(path: Path, content: bytes | memoryview) -> None:
     """Write a temporary file, then rename it: a crash leaves the old file or the new one."""
     temporary = path.with_name("temporary")
-    with open(temporary, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())  # wait until it is on the disk
-    temporary.replace(path)
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())  # wait until it is on the disk
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        what = f"cannot write the file ({error.strerror}): {path}"
+        raise UserError(f"{what}: free some space, then continue with --resume") from None
 
 
 def save_checkpoint(folder: Path, checkpoint: dict) -> None:
@@ -494,8 +500,8 @@ def load_checkpoint(folder: Path, device: torch.device, pattern: str = "step-*.p
     """Return the newest undamaged checkpoint, or an empty dictionary."""
     for path in sorted(folder.glob(pattern), reverse=True):
         content = path.read_bytes()
-        if hashlib.sha256(content).hexdigest()[:16] == path.stem[-16:]:
-            return torch.load(io.BytesIO(content), map_location=device, weights_only=True)
+        if path.stem.endswith(hashlib.sha256(content).hexdigest()[:16]):
+            return torch.load(io.BytesIO(content), map_location=device)
         # By another name it does not count as one of the two newest.
         print(f"warning: {path} is damaged: renamed to .damaged")
         path.rename(path.with_suffix(".damaged"))
@@ -513,8 +519,7 @@ def log(run: Path, record: dict) -> None:
     with open(run / "metrics.jsonl", "a") as file:
         file.write(line + "\n")
     for name, value in record.items():
-        text = f"{value:.5g}" if isinstance(value, float) else value
-        print(f"{name} {text}", end="  ")
+        print(f"{name} {value:.5g}" if isinstance(value, float) else f"{name} {value}", end="  ")
     print(flush=True)
 
 
@@ -630,7 +635,6 @@ def train(settings: Settings, run: Path) -> int:
         write(run / "settings.json", json.dumps(asdict(settings), indent=1).encode())
         write(metrics_file, b"")
     print(f"{run}: {device}, {precision}, step {step} of {total_steps}")
-    gc.collect()
     gc.freeze()  # what lives as long as the run need not be searched for garbage
 
     steps = training_steps(data, settings, step, steps_per_epoch)
@@ -720,12 +724,9 @@ def main(arguments: list[str]) -> int:
     """Return the exit code: 2 for an error, 128 + the number of a signal."""
     try:
         return train(*read_settings(arguments))
-    except (UserError, argparse.ArgumentError) as error:
-        message = str(error)
-    except OSError as error:  # a full disk, a file without permission
-        message = f"{error}: fix this, then start again or --resume"
-    print(f"error: {message}", file=sys.stderr)
-    return 2
+    except (UserError, argparse.ArgumentError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":

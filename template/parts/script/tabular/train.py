@@ -89,15 +89,36 @@ class Settings:
                 raise UserError(f"{value} is out of range: --{name}: use {lowest} to {highest}")
 
 
-POSITIVE = ["prefetch_factor", "width", "depth", "category_width", "batch_size", "epochs"]
-POSITIVE += ["gradient_accumulation_steps", "log_every"]
-FRACTIONS = ["dropout", "learning_rate", "weight_decay", "final_factor"]
-FRACTIONS += ["deterministic", "pin_memory", "persistent_workers"]
+POSITIVE = [
+    "prefetch_factor",
+    "width",
+    "depth",
+    "category_width",
+    "batch_size",
+    "epochs",
+    "gradient_accumulation_steps",
+    "log_every",
+]
+FRACTIONS = [
+    "dropout",
+    "learning_rate",
+    "weight_decay",
+    "final_factor",
+    "deterministic",
+    "pin_memory",
+    "persistent_workers",
+]
 CHOICES = {"precision": ["auto", "fp32", "tf32", "fp16", "bf16"], "compile": ["auto", "on", "off"]}
 CHOICES["task"] = ["regression", "classification"]
 # variables, each for the setting of this name
-ENVIRONMENT = ["SEED", "DETERMINISTIC", "NUM_WORKERS", "PIN_MEMORY"]
-ENVIRONMENT += ["PREFETCH_FACTOR", "PERSISTENT_WORKERS"]
+ENVIRONMENT = [
+    "SEED",
+    "DETERMINISTIC",
+    "NUM_WORKERS",
+    "PIN_MEMORY",
+    "PREFETCH_FACTOR",
+    "PERSISTENT_WORKERS",
+]
 
 
 class UserError(Exception):
@@ -113,7 +134,7 @@ def parse(arguments: list[str]) -> dict:
         argument_default=argparse.SUPPRESS,
         exit_on_error=False,
     )
-    parser.add_argument("--resume", nargs="?", const="", metavar="RUN", help="the newest, or RUN")
+    parser.add_argument("--resume", nargs="?", const="", help="the newest run, or its folder")
     comments = dict(re.findall(r"(\w+): .*  # (.*)", inspect.getsource(Settings)))
     for name, default in asdict(Settings()).items():
         # Both --max_steps and --max-steps.
@@ -191,7 +212,7 @@ def read_table(settings: Settings) -> dict[str, np.ndarray]:
             if cell in ("", "NA", "nan", "NaN"):
                 raise UserError(f"an empty cell: {place}, row {number}: fill it, or drop the row")
         table[name] = np.array(cells)
-        if name in text_columns or not re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", cells[0], re.I):
+        if name in text_columns or not re.fullmatch(r"[-+]?[\d.]+([eE][-+]?\d+)?", cells[0]):
             continue
         try:
             numbers = table[name].astype(np.float64)
@@ -208,7 +229,7 @@ def synthesize() -> dict[str, np.ndarray]:
     numbers = np.random.default_rng(20).standard_normal((4, 20_000))
     rain, sun, soil, noise = numbers.astype(np.float32)
     soil = soil.round()
-    harvest = 50 + 10 * (np.sin(2 * rain) + rain * sun + soil**2) + 3 * noise
+    harvest = 50 + 10 * (np.sin(2 * rain) + rain * sun + soil) + 3 * noise
     return {"rain": rain, "sun": sun, "soil": soil.astype(str), "harvest": harvest}
 
 
@@ -221,8 +242,7 @@ def split_rows(split: str, num_rows: int) -> dict[str, range]:
         if not 0 < first < last <= num_rows or abs(train + validation + test - 1) > 1e-6:
             raise ValueError
     except (ValueError, OverflowError):
-        what = f"'{split}' does not split {num_rows} rows"
-        raise UserError(f"{what}: --split: use three fractions, 0.7,0.15,0.15") from None
+        raise UserError(f"'{split}' is no split: --split: use fractions, 0.7,0.15,0.15") from None
     return {"train": range(first), "validation": range(first, last), "test": range(last, num_rows)}
 
 
@@ -313,16 +333,14 @@ class Data:
     def make_loaders(self, settings: Settings, arrays: dict[str, np.ndarray]) -> None:
         content = b"".join(values.tobytes() for values in arrays.values())
         self.facts["sha256"] = hashlib.sha256(content).hexdigest()
-        is_allowed = os.environ.get("ALLOW_UNSAFE_DATALOADER") != "0"
-        workers = settings.num_workers if is_allowed else 0
-        self.chunks: dict = {}  # what each loader reads next
-        self.loaders = {}
+        is_forbidden = os.environ.get("ALLOW_UNSAFE_DATALOADER") == "0"
+        workers = 0 if is_forbidden else settings.num_workers
+        self.loaders: dict = {}
         for split in self.splits:
-            self.chunks[split] = []
             self.loaders[split] = DataLoader(
                 Rows(arrays, self.batch_size),
                 batch_size=None,
-                sampler=self.chunks[split],
+                sampler=[],  # `batches` says what to read
                 num_workers=workers,
                 pin_memory=settings.pin_memory == 1 and self.device.type == "cuda",
                 prefetch_factor=settings.prefetch_factor if workers else None,
@@ -335,7 +353,7 @@ class Data:
         """Yield numbers of rows and their batch."""
         starts = range(0, len(numbers), self.batch_size)
         chunks = [numbers[first : first + self.batch_size] for first in starts]
-        self.chunks[split][:] = chunks
+        self.loaders[split].sampler[:] = chunks
         for chunk, batch in zip(chunks, self.loaders[split], strict=True):
             yield chunk, {name: x.to(self.device, non_blocking=True) for name, x in batch.items()}
 
@@ -414,10 +432,15 @@ class Model(nn.Module):
             self.embedding = nn.Embedding(num_codes, settings.category_width)
             self.embedding.weight.data[unknown] = 0.0
         self.first = nn.Linear(num_inputs, width)
-        blocks = [Block(width, settings.dropout) for _ in range(settings.depth - 1)]
+        blocks = (Block(width, settings.dropout) for _ in range(settings.depth - 1))
         self.layers = nn.ModuleList(blocks)
         self.head = nn.Linear(width, data.num_outputs)
-        compile_blocks(self.layers, settings.compile)
+        # Fuse kernels block by block: a fifth of the time that compiling the whole model takes. The
+        # first steps wait for it. Triton needs a GPU from sm 8.0 on, as bf16 does.
+        is_capable = torch.cuda.is_bf16_supported(including_emulation=False)
+        if settings.compile == "on" or (settings.compile == "auto" and is_capable):
+            for block in self.layers:
+                block.compile(fullgraph=True)
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
         """Features (B, F) and categories (B, C) to (B, 1) or (B, K)."""
@@ -448,17 +471,6 @@ def compute_loss(model: nn.Module, batch: dict) -> tuple[Tensor, Tensor, dict]:
         hits = (output.argmax(1) == target) & is_real
         metrics = {"accuracy": (hits.sum(), num_targets), "log_loss": (total, num_targets)}
     return total / num_targets, num_targets, metrics
-
-
-def compile_blocks(blocks: nn.ModuleList, choice: str) -> None:
-    """Fuse kernels block by block: a fifth of the time that compiling the whole model takes.
-
-    The first steps wait for it. The names of the weights stay. Triton needs sm 8.0.
-    """
-    is_capable = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)
-    if choice == "on" or (choice == "auto" and is_capable):
-        for block in blocks:
-            block.compile(fullgraph=True)
 
 
 # -----------------------------------------------------------------------------
@@ -522,7 +534,7 @@ def learning_rate_at(step: int, total_steps: int, settings: Settings) -> float:
         warmup_steps = min(100, total_steps // 10)
     if step < warmup_steps:
         return settings.learning_rate * ((step + 1) / warmup_steps)
-    progress = min((step - warmup_steps) / max(total_steps - warmup_steps, 1), 1.0)
+    progress = (step - warmup_steps) / (total_steps - warmup_steps)
     final = settings.final_factor
     return settings.learning_rate * (final + (1.0 - final) * (1 + math.cos(math.pi * progress)) / 2)
 
@@ -571,11 +583,16 @@ def lock(run: Path) -> None:
 def write(path: Path, content: bytes | memoryview) -> None:
     """Write a temporary file, then rename it: a crash leaves the old file or the new one."""
     temporary = path.with_name("temporary")
-    with open(temporary, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())  # wait until it is on the disk
-    temporary.replace(path)
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())  # wait until it is on the disk
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        what = f"cannot write the file ({error.strerror}): {path}"
+        raise UserError(f"{what}: free some space, then continue with --resume") from None
 
 
 def save_checkpoint(folder: Path, checkpoint: dict) -> None:
@@ -595,8 +612,8 @@ def load_checkpoint(folder: Path, device: torch.device, pattern: str = "step-*.p
     """Return the newest undamaged checkpoint, or an empty dictionary."""
     for path in sorted(folder.glob(pattern), reverse=True):
         content = path.read_bytes()
-        if hashlib.sha256(content).hexdigest()[:16] == path.stem[-16:]:
-            return torch.load(io.BytesIO(content), map_location=device, weights_only=True)
+        if path.stem.endswith(hashlib.sha256(content).hexdigest()[:16]):
+            return torch.load(io.BytesIO(content), map_location=device)
         # By another name it does not count as one of the two newest.
         print(f"warning: {path} is damaged: renamed to .damaged")
         path.rename(path.with_suffix(".damaged"))
@@ -614,8 +631,7 @@ def log(run: Path, record: dict) -> None:
     with open(run / "metrics.jsonl", "a") as file:
         file.write(line + "\n")
     for name, value in record.items():
-        text = f"{value:.5g}" if isinstance(value, float) else value
-        print(f"{name} {text}", end="  ")
+        print(f"{name} {value:.5g}" if isinstance(value, float) else f"{name} {value}", end="  ")
     print(flush=True)
 
 
@@ -731,7 +747,6 @@ def train(settings: Settings, run: Path) -> int:
         write(run / "settings.json", json.dumps(asdict(settings), indent=1).encode())
         write(metrics_file, b"")
     print(f"{run}: {device}, {precision}, step {step} of {total_steps}")
-    gc.collect()
     gc.freeze()  # what lives as long as the run need not be searched for garbage
 
     steps = training_steps(data, settings, step, steps_per_epoch)
@@ -821,12 +836,9 @@ def main(arguments: list[str]) -> int:
     """Return the exit code: 2 for an error, 128 + the number of a signal."""
     try:
         return train(*read_settings(arguments))
-    except (UserError, argparse.ArgumentError) as error:
-        message = str(error)
-    except OSError as error:  # a full disk, a file without permission
-        message = f"{error}: fix this, then start again or --resume"
-    print(f"error: {message}", file=sys.stderr)
-    return 2
+    except (UserError, argparse.ArgumentError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":

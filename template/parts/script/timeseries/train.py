@@ -80,8 +80,16 @@ class Settings:
                 raise UserError(f"{value} is out of range: --{name}: use {lowest} to {highest}")
 
 
-POSITIVE = ["history", "horizon", "width", "depth", "batch_size", "epochs", "log_every"]
-POSITIVE += ["gradient_accumulation_steps"]
+POSITIVE = [
+    "history",
+    "horizon",
+    "width",
+    "depth",
+    "batch_size",
+    "epochs",
+    "log_every",
+    "gradient_accumulation_steps",
+]
 FRACTIONS = ["dropout", "learning_rate", "weight_decay", "final_factor", "deterministic"]
 CHOICES = {"precision": ["auto", "fp32", "tf32", "fp16", "bf16"]}
 ENVIRONMENT = ["SEED", "DETERMINISTIC"]  # variables, each for the setting of this name
@@ -100,7 +108,7 @@ def parse(arguments: list[str]) -> dict:
         argument_default=argparse.SUPPRESS,
         exit_on_error=False,
     )
-    parser.add_argument("--resume", nargs="?", const="", metavar="RUN", help="the newest, or RUN")
+    parser.add_argument("--resume", nargs="?", const="", help="the newest run, or its folder")
     comments = dict(re.findall(r"(\w+): .*  # (.*)", inspect.getsource(Settings)))
     for name, default in asdict(Settings()).items():
         # Both --max_steps and --max-steps.
@@ -414,7 +422,7 @@ def learning_rate_at(step: int, total_steps: int, settings: Settings) -> float:
         warmup_steps = min(100, total_steps // 10)
     if step < warmup_steps:
         return settings.learning_rate * ((step + 1) / warmup_steps)
-    progress = min((step - warmup_steps) / max(total_steps - warmup_steps, 1), 1.0)
+    progress = (step - warmup_steps) / (total_steps - warmup_steps)
     final = settings.final_factor
     return settings.learning_rate * (final + (1.0 - final) * (1 + math.cos(math.pi * progress)) / 2)
 
@@ -463,11 +471,16 @@ def lock(run: Path) -> None:
 def write(path: Path, content: bytes | memoryview) -> None:
     """Write a temporary file, then rename it: a crash leaves the old file or the new one."""
     temporary = path.with_name("temporary")
-    with open(temporary, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())  # wait until it is on the disk
-    temporary.replace(path)
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())  # wait until it is on the disk
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        what = f"cannot write the file ({error.strerror}): {path}"
+        raise UserError(f"{what}: free some space, then continue with --resume") from None
 
 
 def save_checkpoint(folder: Path, checkpoint: dict) -> None:
@@ -487,8 +500,8 @@ def load_checkpoint(folder: Path, device: torch.device, pattern: str = "step-*.p
     """Return the newest undamaged checkpoint, or an empty dictionary."""
     for path in sorted(folder.glob(pattern), reverse=True):
         content = path.read_bytes()
-        if hashlib.sha256(content).hexdigest()[:16] == path.stem[-16:]:
-            return torch.load(io.BytesIO(content), map_location=device, weights_only=True)
+        if path.stem.endswith(hashlib.sha256(content).hexdigest()[:16]):
+            return torch.load(io.BytesIO(content), map_location=device)
         # By another name it does not count as one of the two newest.
         print(f"warning: {path} is damaged: renamed to .damaged")
         path.rename(path.with_suffix(".damaged"))
@@ -506,8 +519,7 @@ def log(run: Path, record: dict) -> None:
     with open(run / "metrics.jsonl", "a") as file:
         file.write(line + "\n")
     for name, value in record.items():
-        text = f"{value:.5g}" if isinstance(value, float) else value
-        print(f"{name} {text}", end="  ")
+        print(f"{name} {value:.5g}" if isinstance(value, float) else f"{name} {value}", end="  ")
     print(flush=True)
 
 
@@ -623,7 +635,6 @@ def train(settings: Settings, run: Path) -> int:
         write(run / "settings.json", json.dumps(asdict(settings), indent=1).encode())
         write(metrics_file, b"")
     print(f"{run}: {device}, {precision}, step {step} of {total_steps}")
-    gc.collect()
     gc.freeze()  # what lives as long as the run need not be searched for garbage
 
     steps = training_steps(data, settings, step, steps_per_epoch)
@@ -713,12 +724,9 @@ def main(arguments: list[str]) -> int:
     """Return the exit code: 2 for an error, 128 + the number of a signal."""
     try:
         return train(*read_settings(arguments))
-    except (UserError, argparse.ArgumentError) as error:
-        message = str(error)
-    except OSError as error:  # a full disk, a file without permission
-        message = f"{error}: fix this, then start again or --resume"
-    print(f"error: {message}", file=sys.stderr)
-    return 2
+    except (UserError, argparse.ArgumentError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":
