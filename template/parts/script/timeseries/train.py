@@ -411,8 +411,9 @@ def make_optimizer(model: nn.Module, settings: Settings) -> torch.optim.AdamW:
     """AdamW in one kernel for all weights; only matrices decay."""
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     biases = [p for p in model.parameters() if p.dim() < 2]
-    groups = [{"params": matrices}, {"params": biases, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, weight_decay=settings.weight_decay, fused=True)
+    optimizer = torch.optim.AdamW(matrices, weight_decay=settings.weight_decay, fused=True)
+    optimizer.add_param_group({"params": biases, "weight_decay": 0.0})
+    return optimizer
 
 
 def learning_rate_at(step: int, total_steps: int, settings: Settings) -> float:
@@ -665,13 +666,13 @@ def train(settings: Settings, run: Path) -> int:
         # the first steps too, so that a beginner sees something soon
         is_early = step in (1, 2, 5, 10, 20) and step < settings.log_every
         if is_last or is_early or step % settings.log_every == 0:
-            loss = mean_loss(micro_batches)
-            curves["train"].append((step, loss))
+            train_loss = mean_loss(micro_batches)
+            curves["train"].append((step, train_loss))
             seconds = (time.perf_counter() - start_time) / (step - logged_step)
             record = {
                 "step": step,
                 "epoch": math.ceil(step / steps_per_epoch),
-                "loss": loss,
+                "loss": train_loss,
                 "learning_rate": learning_rate,
                 "gradient_norm": norm.item(),
                 "samples_per_second": step_size / seconds,
