@@ -602,7 +602,7 @@ FAULTS = {
     ),
     "a scaler of all rows": (["timeseries"], "train_rows = values[: ends[0]]", "train_rows = values"),
     "means of all rows": (["tabular"], "train = values[:num_train]", "train = values"),
-    "an unshifted token": (["llm"], "targets = blocks[:, 1:]", "targets = blocks[:, :-1]"),
+    "an unshifted token": (["llm"], "blocks[:, 1:]", "blocks[:, :-1]"),
     "a token that sees the next": (["llm"], "is_causal=True", "is_causal=False"),
     "padding counts": (["timeseries"], " * is_real[:, None, None]", ""),
 }
