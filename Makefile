@@ -1,5 +1,6 @@
 # `make demo` and `make test` do everything, set-up included, on a machine with Python 3.10 or later.
-# Without a GPU, TORCH_INDEX=<address of PyTorch's CPU wheels> saves gigabytes of CUDA libraries; `make demo` finds out itself.
+# Without a GPU, TORCH_INDEX=<address of PyTorch's CPU wheels> saves gigabytes of CUDA libraries;
+# `make demo` finds out by itself.
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
@@ -27,7 +28,7 @@ setup: $(READY) $(LOWEST) ## the environments of the other targets: .venv and .v
 # The project's own `make` gets TORCH and TORCH_INDEX, and no other variable of this command line.
 demo: MAKEOVERRIDES :=
 demo: ## what a user does: copy the default project into build/demo, set it up, train for a minute, evaluate, report
-	test -x $(COPIER)/bin/copier || { $(PYTHON) -m venv $(COPIER) && $(COPIER)/bin/python -m pip install --quiet copier; }
+	test -x $(COPIER)/bin/copier || { $(PYTHON) -m venv $(COPIER) && $(COPIER)/bin/python -m pip install --quiet --no-compile "copier>=$(LOWEST_VERSION)"; }
 	rm -rf build/demo
 	$(COPIER)/bin/copier copy --defaults -r HEAD . build/demo
 	PATH="$(CURDIR)/$(COPIER)/bin:$$PATH" $(MAKE) -C build/demo setup try evaluate report TORCH="$(TORCH)" TORCH_INDEX=$(TORCH_INDEX)

@@ -14,8 +14,9 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+PICTURES = "FASTTRAIN_PICTURES"  # in the environment: figures are drawn, as of running.py
 PATIENCE = 600.0  # seconds for all commands of an interpreter
 
 
@@ -62,8 +63,11 @@ def _text(path: Path) -> str:
 
 def _main() -> None:
     # What every fork would load for itself.
-    import matplotlib.pyplot  # noqa: F401
+    import matplotlib.pyplot
     import torch._dynamo  # noqa: F401
+
+    if PICTURES not in os.environ:  # drawing takes most of the time of a short run
+        matplotlib.figure.Figure.savefig = unpainted  # type: ignore[assignment,method-assign]
 
     codes = []
     for number, (source, module, words, cwd) in enumerate(json.loads(sys.stdin.buffer.read())):
@@ -74,6 +78,12 @@ def _main() -> None:
             os._exit(_child(source, module, words, cwd, number))
         codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     print(json.dumps(codes))
+
+
+def unpainted(figure: Any, file: Any, **options: Any) -> None:
+    """For `Figure.savefig`: an empty file."""
+    if not hasattr(file, "write"):
+        Path(file).touch()
 
 
 def _child(source: str, module: str, words: list[str], cwd: str, number: int) -> int:

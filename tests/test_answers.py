@@ -124,7 +124,7 @@ def test_columns_of_a_table_keep_apart_and_so_do_states_and_reasons(tmp_path: Pa
     model = torch.nn.Linear(3, 1)
     monitor.folder, monitor.line = tmp_path, said.append
     monitor.project = SimpleNamespace(device=torch.device("cpu"), optimizations=[entry], model=model)
-    assert monitor.introduce(steps=7, samples=32, notes=["a note"]) == 4
+    assert monitor.introduce(num_steps=7, global_batch_size=32, notes=["a note"]) == 4
     assert said[1:] == [
         "  compile           5 blocks, mode default set by compile.enabled",
         "  4 parameters, 7 steps of 32 samples",

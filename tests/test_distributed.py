@@ -215,10 +215,23 @@ def no_memory_on_rank_one(rank: int) -> None:
     optimization.out_of_memory = lambda *_: errors.UserError("out of GPU memory", "", "smaller batches")
 
 
-def test_too_little_memory_on_one_rank_ends_all_before_the_first_step(place) -> None:
+def no_room_on_rank_one(rank: int) -> None:
+    from my_training.engine import memory  # type: ignore[import-not-found]
+
+    memory.free_memory = lambda device: 1000 if rank == 1 else 1 << 40
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        (no_memory_on_rank_one, "out of GPU memory"),
+        (no_room_on_rank_one, r"out of memory: a batch of [\d,]+ samples needs about .+: data.batch_size: "),
+    ],
+)
+def test_too_little_memory_on_one_rank_ends_all_before_the_first_step(fault: Any, says: str, place) -> None:
     project, folder = render(workload="tabular", distributed="ddp"), place("tabular")
-    main, other = run_ranks(project, "train", *TABULAR, cwd=folder, before=no_memory_on_rank_one)
-    one_error(main, "out of GPU memory")
+    main, other = run_ranks(project, "train", *TABULAR, cwd=folder, before=fault)
+    one_error(main, says)
     assert (other.code, other.errors()) == (2, [])
     assert list((folder / "runs").iterdir()) == []
 

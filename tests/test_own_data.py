@@ -28,7 +28,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     package = project / "src/my_training"
     for name, text in zip(FILES, CODE, strict=True):
         (package / name).write_text(text, encoding="utf-8")
-    for name in ("tables", "formats", "scaling", "pictures"):
+    for name in ("tables", "formats", "readers", "scaling", "pictures"):
         (package / f"{name}.py").unlink()
     settings = package / "settings.py"
     new, count = re.subn(

@@ -403,8 +403,6 @@ BAD = {
         text(stamps=[str(10**18 + row) for row in range(999)] + ["9" * 30]),
         ["not a time", "'date'"],
     ),
-    "semicolons": (text().replace(",", ";"), ["no commas", "line 1", "--delimiter ';'"]),
-    "tabs": (text().replace(",", "\t"), ["no commas", "line 1", "--delimiter tab"]),
     "ragged": (with_line(5, "2020-01-01 04:00:00,1,2"), ["3 cells where the header has 4", "row 5"]),
     "too short": (text(values(29)), ["29 rows are shorter than one window of 24 \\+ 6"]),
     "no rows": (LINES[0] + "\n", ["no rows"]),

@@ -78,6 +78,19 @@ def test_a_step_has_the_mean_loss_of_all_its_targets(tmp_path):
     watched.close()
 
 
+def test_a_line_has_what_a_model_measures_short_names_first(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    watched = monitor_of(tmp_path, {})
+    one = torch.tensor(1.0)
+    watched.note(1, 0, (0, 1), [(one, one)])
+    names = ["penalty_of_the_second_term", "penalty", "kl"]
+    watched.keep({name: (torch.tensor(6.0), torch.tensor(4.0)) for name in names})
+    watched.log(1, 0, one, 0.1)
+    line = capsys.readouterr().out
+    assert "loss 1.00000  kl 1.5  penalty 1.5  …  lr 0.1" in line
+    watched.close()
+
+
 @pytest.mark.parametrize(
     ("workers", "remedy"), [(4, "raise data.num_workers (4), then"), (None, ": a faster disk")]
 )

@@ -599,8 +599,8 @@ RUNS = (
     Fault(
         "minutes outlast what the settings say",
         "commands/train.py",
-        "int(min(fitting, own))",
-        "int(fitting)",
+        "int(max(1, min(fitting, most)))",
+        "int(max(1, fitting))",
         "test_first_run.py::test_minutes_take_no_more_steps_than_the_settings_say",
     ),
     Fault(

@@ -53,7 +53,8 @@ def make(chosen: dict[str, Any], **changed: Any) -> Any:
     data |= {name: chosen[name] for name in ("batch_size", "fraction")}
     named = [chosen.get(name, default) for name, default in (("rank", 0), ("world", 1), ("train", True))]
     of_kind = kinds(chosen["stride"], chosen["lengths"]).get(chosen["kind"], engine("order").Order)
-    return of_kind(chosen["length"], settings(chosen["seed"], **data), *named)
+    part = {"fraction": chosen["part"]} if "part" in chosen else {}
+    return of_kind(chosen["length"], settings(chosen["seed"], **data), *named, **part)
 
 
 def ranks(chosen: dict[str, Any]) -> list[Any]:
@@ -123,6 +124,47 @@ def test_fraction_is_a_share_of_the_samples_for_good(chosen: dict[str, Any]) -> 
     assert (np.diff(part) > 0).all()
     assert 0 <= part[0] <= part[-1] < chosen["length"]
     assert chosen_from(make(chosen, seed=chosen["seed"] ^ 1)).tolist() == part.tolist()
+
+
+LARGE = [300, 1000, 4096, 100_000_000]
+
+
+@pytest.mark.parametrize("kind", ORDERS)
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize(("length", "limit"), [(3, 256), (256, 256), (257, 512), (2099, 4096)])
+def test_a_batch_is_at_most_padded_to_twice_the_samples(
+    kind: str, train: bool, length: int, limit: int
+) -> None:
+    """Batches of up to 256 stay as they are; others are the same ones on one rank, on two and on four."""
+    chosen = TURNS | {"kind": kind, "length": length, "train": train, "stride": 1}
+    chosen["lengths"] = np.arange(length)
+    for size in (4, 64, 256):
+        assert make(chosen, batch_size=size).batch_size == size
+    if kind == "lanes" and not train:
+        limit = 256  # one lane at a time
+    for size in LARGE:
+        assert make(chosen, batch_size=size).batch_size == min(size, limit)
+        for world in (2, 4):
+            parts = {order.batch_size for order in ranks(chosen | {"batch_size": size, "world": world})}
+            assert parts == {min(size, limit // world)}
+    numbers, _ = whole_epoch(make(chosen, batch_size=LARGE[-1]), 0)
+    assert sorted(numbers[numbers >= 0]) == list(range(length))
+
+
+@given(orders(train=False), some.integers(0, 5), some.sampled_from([0.5, 0.1, 0.01]))
+@quickly
+def test_an_evaluation_of_a_fraction_takes_the_same_samples_each_time(
+    chosen: dict[str, Any], epoch: int, fraction: float
+) -> None:
+    """Evenly spaced; of lanes the newest ones, which are neighbours."""
+    count = max(1, round(chosen["length"] * fraction))
+    numbers, _ = together(chosen | {"part": fraction}, epoch)
+    seen = np.sort(numbers[numbers >= 0])
+    if chosen["kind"] == "lanes":
+        assert seen.tolist() == list(range(chosen["length"] - count, chosen["length"]))
+    else:
+        assert seen.tolist() == [place * chosen["length"] // count for place in range(count)]
+    assert make(chosen, train=True, part=fraction).count == make(chosen, train=True).count
 
 
 @given(orders(), some.integers(0, 5))

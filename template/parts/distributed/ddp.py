@@ -33,8 +33,9 @@ class Distributed(Group):
         """Return the model that the step calls: rank 0's buffers, the mean of gradients."""
         if self.world == 1:
             return model
-        self._model = DistributedDataParallel(model, gradient_as_bucket_view=True)
-        return self._model
+        wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
+        self._model = wrapped
+        return wrapped
 
     def no_sync(self) -> Any:
         """Keep gradients local, for all but the last micro-batch of a step."""

@@ -163,7 +163,7 @@ class Searcher:
         seed = (self.settings.reproducibility.seed * 100_003 + num_trials) % 2**32
         starting = max(STARTING_TRIALS, min(10, self.trials // 5))
         self.study.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=starting)
-        return self.job(self.study.ask(self.space))
+        return self.job(self.study.ask(dict(self.space)))
 
     def begin(self, job: Job) -> Job:
         """Write all settings of a training into its folder."""

@@ -171,7 +171,7 @@ def options(
         for size in ("auto", 0.25, 1.0, 4.0):
             yield {"data.chunk_size_gb": size}
     if knob == "compile_mode" and compiles(settings, card.capability)[0]:
-        modes = MODES
+        modes: tuple[str, ...] = MODES
         if settings.training.gradient_accumulation_steps > 1:
             modes = MODES[:2]  # CUDA graphs overwrite accumulated gradients
         for mode in modes:

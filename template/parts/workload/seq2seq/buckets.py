@@ -20,8 +20,8 @@ class Buckets(Order):
     by_width = True
     short_last = False
 
-    def __init__(self, *order: Any, lengths: np.ndarray):
-        super().__init__(*order)
+    def __init__(self, *order: Any, lengths: np.ndarray, **part: Any):
+        super().__init__(*order, **part)
         self._lengths = lengths[self.sample(np.arange(self.count))]
         self._epoch: int | None = None  # whose batches are kept
         self._batches = np.empty((0, self.slots), np.int64)

@@ -143,12 +143,12 @@ class Readings:
         read = {one: _seconds_by(texts, one) for one in possible}
         for one, seconds in read.items():
             self.counts[one] += _count(seconds.is_valid(), counts)
-        for pair in combinations(read, 2):
-            unequal = pc.fill_null(pc.not_equal(read[pair[0]], read[pair[1]]), False)
+        for one, other in combinations(read, 2):
+            unequal = pc.fill_null(pc.not_equal(read[one], read[other]), False)
             place = pc.index(unequal, True).as_py()
             if place >= 0:
-                meanings = (str(read[one][place].cast(SECONDS).cast(pa.date32())) for one in pair)
-                self.differing.setdefault(pair, (str(texts[place]), *meanings))
+                example = str(texts[place]), _day(read[one][place]), _day(read[other][place])
+                self.differing.setdefault((one, other), example)
 
     def best(self) -> str:
         """The format that reads most cells; ISO 8601 where no other one reads more."""
@@ -161,6 +161,10 @@ class Readings:
             if self.best() != ISO and self.counts[one] == self.counts[other] == most:
                 return one, other, example
         return None
+
+
+def _day(seconds: pa.Scalar) -> str:
+    return str(seconds.cast(SECONDS).cast(pa.date32()))
 
 
 def _count(is_read: pa.Array, counts: pa.Array) -> int:

@@ -1,15 +1,13 @@
 """Tables from the files that people have, in blocks of rows: CSV, Parquet, Feather, Arrow, folders of them.
 
-pyarrow reads. A cell of a CSV file stays a text until its number is asked for: so types do not hang on a
-file's first rows, and a mistake is named with file, row, column and cell.
+A cell of a CSV file stays a text until its number is asked for: types do not depend on the first rows,
+and an error names file, row, column and cell.
 """
 
 from __future__ import annotations
 
-import sys
 from bisect import bisect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,20 +15,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyarrow import csv, ipc, parquet
-from tqdm import tqdm
 
 from .engine.errors import UserError
-from .formats import DELIMITERS, ISO, NAMES, SECONDS, Readings, Sample, check_time_format, to_seconds
+from .formats import ISO, NAMES, Readings, Sample, check_time_format, to_seconds
+from .readers import BLOCK_CELLS, CODED, FLOAT, STRING, UNREADABLE, File, is_plain, kind_of, unreadable
 from .scaling import BLOCK_ROWS
 
-BLOCK_CELLS = 4 << 20  # of a block of a wide table, which has fewer rows
 FLOAT32_MAX = 3.4e38
 TEXT, BEYOND = -np.inf, np.inf
-STRING, FLOAT = pa.string(), pa.float64()
-CODED = pa.dictionary(pa.int32(), STRING)
-MAGIC = {b"\x1f\x8b": "gzip", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
-MAGIC |= {b"PAR1": "parquet", b"ARROW1": "arrow", b"PK\3\4": "zip"}
 ENDINGS = {".csv", ".tsv", ".parquet", ".pq", ".feather", ".arrow"}
 GAPS = {"nan", "none", "null", "n/a", "na", "#n/a", "-", "?"}  # what others write for a missing cell
 FLAGS: dict[str, Any] = {"delimiter": ",", "decimal": ".", "encoding": "utf-8", "missing": []}
@@ -94,7 +86,7 @@ class Source:
         files, starts, before = self.files(), [0], 0
         held: Any = None
         for path in files:
-            for table in self._tables(path, title):
+            for table in self._file(path).tables(title):
                 if held is not None and {*held.column_names} != {*table.column_names}:
                     raise UserError(f"other columns than in {files[0].name}", str(path), "give them the same")
                 both = [table] if held is None else [held, table.select(held.column_names)]
@@ -113,32 +105,18 @@ class Source:
         if held.num_rows:
             yield Block(self, files, starts, before, held)
 
-    def _tables(self, path: Path, title: str) -> Iterator[pa.Table]:
-        """A file piece by piece, its columns by their stripped names. Raises `UserError` for what is none."""
-        wrong: list[Any] = []
+    def _file(self, path: Path) -> File:
+        """A file to read; of a CSV, delimiter and decimal mark are found where no flag says them."""
         try:
-            kind = _kind(path)
-            self._settle(path, kind)
-            rows, size = 0, path.stat().st_size
-            bar = tqdm(None, title, size, unit="B", unit_scale=True, disable=None, leave=False)
-            with pa.OSFile(str(path)) as file, bar:
-                for batch in self._batches(path, file, kind, wrong):
-                    names = [name.strip() for name in batch.schema.names]
-                    self._check(names, path)
-                    yield pa.Table.from_arrays([_plain(column) for column in batch.columns], names)
-                    rows += batch.num_rows
-                    bar.set_postfix_str(f"{rows / (bar.format_dict['elapsed'] or 1):,.0f} rows/s", False)
-                    bar.update(max(file.tell() - bar.n, 0))
-        except (OSError, EOFError, pa.ArrowException, UnicodeDecodeError, LookupError) as error:
-            raise self._error(path, error, wrong) from error
+            kind = kind_of(path)
+            if kind not in ("parquet", "arrow"):
+                self._settle(path, kind)
+        except UNREADABLE as error:
+            raise unreadable(path, self.encoding, error) from error
+        return File(path, kind, self.delimiter, self.encoding, self.missing, path == self.path)
 
     def _settle(self, path: Path, kind: str) -> None:
-        """Decides delimiter and decimal mark by the first rows of a CSV, where no flag says them.
-
-        Raises `UserError` for a file that is no table.
-        """
-        if kind in ("parquet", "arrow"):
-            return
+        """Finds delimiter and decimal mark in the first rows. Raises `UserError` for what is no text."""
         if kind == "UTF-16" and "16" not in self.encoding:
             raise UserError("the file is UTF-16", str(path), "say --encoding utf-16")
         with pa.OSFile(str(path)) as file:
@@ -164,134 +142,6 @@ class Source:
         if before != (self.delimiter, self.decimal):
             name = NAMES.get(self.delimiter, f"'{self.delimiter}'")
             print(f"note: --delimiter {name} --decimal {self.decimal} found in the first rows of {path}")
-
-    def _error(self, path: Path, error: Exception, wrong: list[Any]) -> UserError:
-        """The line for a file that cannot be read. wrong: as of `_csv_batches`."""
-        what = f"cannot read the file ({getattr(error, 'strerror', '') or error})".partition("\n")[0]
-        if wrong and not isinstance(wrong[0], UnicodeDecodeError):
-            return self._ragged(path, wrong[0])
-        if wrong or isinstance(error, UnicodeDecodeError) or "invalid UTF8" in what:
-            return UserError(
-                f"not {self.encoding.upper()} text", str(path), "name it, such as --encoding latin-1"
-            )
-        if "Empty CSV" in what:
-            what = "no rows under the header" if path.stat().st_size else "the file is empty"
-            return UserError(what, str(path), "it needs a header line and rows")
-        return UserError(what, str(path), "check --input and --encoding; mend or fetch the file again")
-
-    def _ragged(self, path: Path, row: Any) -> UserError:
-        where, remedy = f"{path}, row {row.number - 1}", "mend the line"
-        what = f"{row.actual_columns} cells where the header has {row.expected_columns}"
-        if row.text.count('"') % 2:
-            what = "a quote is opened and never closed"
-        others = [mark for mark in DELIMITERS if mark in row.text and mark != self.delimiter]
-        if row.expected_columns == 1 and others:
-            remedy += f", or say what separates cells: --delimiter {NAMES.get(others[0], repr(others[0]))}"
-        return UserError(what, where, remedy)
-
-    def _batches(self, path: Path, file: Any, kind: str, wrong: list[Any]) -> Iterator[pa.RecordBatch]:
-        """A file as it is read; of a CSV, every cell is a text. wrong: as for `_csv_batches`."""
-        if kind == "parquet":
-            coded = _coded(parquet.ParquetFile(file)) if path == self.path else []
-            whole = parquet.ParquetFile(file, read_dictionary=coded, pre_buffer=False)
-            size = max(min(BLOCK_ROWS, BLOCK_CELLS // whole.metadata.num_columns), 1)
-            yield from whole.iter_batches(size, use_threads=False)
-        elif kind == "arrow":
-            reader = ipc.open_file(file)
-            yield from map(reader.get_batch, range(reader.num_record_batches))
-        else:
-            yield from self._csv_batches(path, file, kind, wrong)
-
-    def _csv_batches(self, path: Path, file: Any, kind: str, wrong: list[Any]) -> Iterator[pa.RecordBatch]:
-        """wrong: gets a row of another length, or the error of one that cannot be decoded."""
-
-        def ragged(row: Any) -> str:
-            wrong.append(row)
-            return "error"
-
-        read = csv.ReadOptions(use_threads=False, encoding=self.encoding)
-        parse = csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True)
-        parse.invalid_row_handler = ragged
-        convert = csv.ConvertOptions(null_values=self.missing, strings_can_be_null=True)
-        for opened in (pa.OSFile(str(path)), file):  # for the names; then with their types
-            opened = pa.CompressedInputStream(opened, "gzip") if kind == "gzip" else opened
-            with _unraisable_in(wrong):
-                reader = csv.open_csv(opened, read, parse, convert)
-            convert.column_types = dict.fromkeys(reader.schema.names, STRING)
-        last = None
-        while True:
-            with _unraisable_in(wrong):
-                batch = next(reader, None)
-            if batch is None:
-                break
-            yield batch
-            last = batch
-        if last and str(last.column(-1)[-1]).endswith("\n"):
-            raise pa.ArrowInvalid("a quote is opened and never closed")
-
-    def _check(self, names: list[str], path: Path) -> None:
-        """Raises `UserError` for columns that cannot be told apart."""
-        for mark in DELIMITERS if len(names) == 1 else "":
-            if mark in names[0]:
-                what = f"no {'commas' if self.delimiter == ',' else repr(self.delimiter)} between the names"
-                remedy = f"say --delimiter {NAMES.get(mark, repr(mark))}"
-                raise UserError(what, f"{path}, line 1", remedy)
-        for place, name in enumerate(names):
-            if not name or name in names[:place]:
-                what = f"two columns are named '{name}'" if name else f"column {place + 1} has no name"
-                raise UserError(what, f"{path}, line 1", "name it; from pandas, export with index=False")
-
-
-@contextmanager
-def _unraisable_in(errors: list[Any]) -> Iterator[None]:
-    """Collects what pyarrow's callbacks cannot raise, which Python would print with a traceback."""
-    before = sys.unraisablehook
-    sys.unraisablehook = lambda unraisable: errors.append(unraisable.exc_value)
-    try:
-        yield
-    finally:
-        sys.unraisablehook = before
-
-
-def _kind(path: Path) -> str:
-    """What a file is, by how it begins; empty where that says nothing, as for a CSV."""
-    with open(path, "rb") as file:
-        beginning = file.read(max(map(len, MAGIC)))
-    return next((kind for magic, kind in MAGIC.items() if beginning.startswith(magic)), "")
-
-
-def _coded(file: parquet.ParquetFile) -> list[str]:
-    """Columns of texts that are stored as numbers of a few values: less than 4 bytes a row, which is what the
-    length of a text alone would take."""
-    found, schema, about = list[str](), file.schema_arrow, file.metadata
-    flat = about.num_row_groups and about.num_columns == len(schema)
-    for place in range(len(schema) if flat else 0):
-        chunk = about.row_group(0).column(place)
-        small = chunk.total_uncompressed_size < 4 * chunk.num_values
-        found += [chunk.path_in_schema] * (small and schema.field(place).type == STRING)
-    return found
-
-
-def _plain(column: pa.Array) -> pa.Array:
-    """The same values as texts, few different ones as their dictionary; numbers; or times.
-
-    What is none of these, such as a list, stays as it is: `Block.column` refuses it.
-    """
-    kind = column.type
-    if pa.types.is_dictionary(kind):
-        return column if kind == CODED else _plain(column.dictionary_decode())
-    if pa.types.is_timestamp(kind):  # as a CSV has it, without a fraction where there is none
-        seconds = column.cast(SECONDS, safe=False)
-        return seconds if seconds.cast(kind, safe=False).equals(column) else column
-    if not _is_plain(kind):
-        with suppress(pa.ArrowException):
-            return column.cast(FLOAT if pa.types.is_decimal(kind) else STRING)
-    return column
-
-
-def _is_plain(kind: pa.DataType) -> bool:
-    checks = (pa.types.is_integer, pa.types.is_floating, pa.types.is_string)
-    return any(check(kind) for check in (*checks, pa.types.is_date, pa.types.is_timestamp))
 
 
 def place_of(name: str, names: list[str], path: Path) -> int:
@@ -324,7 +174,7 @@ class Block(NamedTuple):
         column = self.table[name]
         if column.type == CODED:
             return column.cast(STRING)
-        if not _is_plain(column.type):
+        if not is_plain(column.type):
             number = bisect(self.starts, self.first, hi=len(self.files)) - 1
             where = f"{self.files[number]}, column '{name}'"
             remedy = f"store one number, text or time a cell, or --drop '{name}'"

@@ -18,12 +18,15 @@ class Lanes(Order):
 
     by_width = True
 
-    def __init__(self, *order: Any, stride: int):
-        super().__init__(*order)
+    def __init__(self, *order: Any, stride: int, **part: Any):
+        super().__init__(*order, **part)
         self.stride = max(stride, 1)
         # Samples of all training lanes.
         self._steps = max(self.count // self.stride, min(self.count, 1))
         self._lanes = min(self.stride, self.count)
+        if self.train:
+            self._lanes = self._steps
+        self.limit_batch(self._lanes)
         if self.train:
             self._lanes = min(self.slots, self._steps)
 

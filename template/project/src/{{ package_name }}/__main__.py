@@ -81,7 +81,7 @@ def run(words: list[str]) -> int:
     rest, overrides, mistakes = split_settings(words[1:])
     parser = parser_of(verb, command)
     try:
-        arguments, unknown = parser.parse_known_args(rest)
+        arguments, unknown = parser.parse_known_args(parser.as_declared(rest))
     except SystemExit:  # after --help
         return 0
     mistakes += parser.unknown(unknown)
@@ -160,16 +160,33 @@ def split_settings(words: list[str]) -> tuple[list[str], list[tuple[str, str]], 
         if not flag.startswith("--") or "." not in flag:
             rest.append(word)
         elif equals:
-            overrides.append((flag[2:], value))
+            overrides.append((plain_name(flag), value))
         elif waiting and not waiting[-1].startswith("--"):
-            overrides.append((flag[2:], waiting.pop()))
+            overrides.append((plain_name(flag), waiting.pop()))
         else:
             mistakes.append(UserError(f"{flag} has no value", "command line", f"write {flag} VALUE"))
     return rest, overrides, mistakes
 
 
+def plain_name(flag: str) -> str:
+    """The name that a flag sets: `--data.batch-size` and `--data.batch_size` are the same."""
+    return flag.lstrip("-").replace("-", "_")
+
+
 class Parser(argparse.ArgumentParser):
-    """argparse whose mistakes are lines like all others."""
+    """argparse whose mistakes are lines like all others, and to which `-` and `_` in a flag are the same."""
+
+    def as_declared(self, words: list[str]) -> list[str]:
+        """The words with each flag written as the command declares it; all after `--` stay."""
+        declared = {plain_name(flag): flag for flag in self._option_string_actions if flag.startswith("--")}
+        end = words.index("--") if "--" in words else len(words)
+        written = []
+        for word in words[:end]:
+            flag, equals, value = word.partition("=")
+            if flag.startswith("--"):
+                flag = declared.get(plain_name(flag), flag)
+            written.append(f"{flag}{equals}{value}")
+        return written + words[end:]
 
     def error(self, message: str) -> NoReturn:
         raise UserError(message, "command line", f"`{self.prog} --help` explains")

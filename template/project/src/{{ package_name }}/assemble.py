@@ -22,7 +22,7 @@ from .engine.config import found
 from .engine.errors import UserError
 from .engine.gpus import resolve_precision, this_card
 from .engine.loader import Loader
-from .engine.order import order_of
+from .engine.order import Order, order_of
 from .engine.precision import Precision, cost_on_cpu
 from .engine.progress import seed_everything
 from .engine.seams import keeps
@@ -58,17 +58,19 @@ class Project:
         """Made when a training asks: torch's optimizers load its compiler, a half of a verb's start."""
         return optimization.make_optimizer(self.model, self.settings.optimizer)
 
-    def loader(self, split: str, train: bool = False) -> Loader:
+    def loader(self, split: str, train: bool = False, fraction: float = 1.0) -> Loader:
         """Batches of a split; training order with `train`, every sample once in time order without.
 
-        Raises `UserError` where the split has no samples.
+        fraction: of the samples, without `train`; always the same ones. Raises `UserError` where the split
+        has no samples.
         """
         samples: Any = dataset.Samples(self.store, self.settings, split)
         samples.training = train
         if not len(samples):
             what = f"the {split} split has no samples"
             raise UserError(what, str(self.store.folder), "prepare with another --split")
-        order = order_of(samples, self.settings, self.distributed.rank, self.distributed.world, train)
+        rank, world = self.distributed.rank, self.distributed.world
+        order = order_of(samples, self.settings, rank, world, train, fraction)
         return self.loader_class(samples, self.store, self.settings, order, self.device)
 
     def finish(self, metrics: dict[str, float], split: str) -> dict[str, float]:
@@ -80,16 +82,34 @@ class Project:
         """The loss of a split without a model; inf where `dataset.py` does not say it."""
         return float(getattr(dataset, "naive", lambda *_: math.inf)(self.store, split))
 
-    def remarks(self, loader: Loader) -> list[str]:
+    def remarks(self, loader: Loader, validation: Loader | None) -> list[str]:
         """What a person should know of a training, though nothing is wrong."""
         order, store, remarks = loader.order, self.store, []
         if store.source.get("kind") == SYNTHETIC:
             what = store.source.get("text", "synthetic data")
             remarks.append(f"{what} in {store.folder}; `prepare` takes your own")
         if order.slots > order.count:
-            remarks.append(f"a batch of {order.slots:,} samples: the training split has {order.count:,}")
+            remarks.append(larger_than_split(order, self.settings.data.batch_size))
+        if validation is not None and validation.order.count < validation.order.length:
+            remarks.append(part_of_validation(validation.order))
         without = [f"data.{name}" for name in loader.WITHOUT_EFFECT]
         return remarks + self.settings.without_effect(without, "this project's loader has no use for it")
+
+
+def larger_than_split(order: Order, asked: int) -> str:
+    """What becomes of a batch that is larger than the training split. asked: `data.batch_size`."""
+    note = f"a batch of {order.slots:,} samples: the training split has {order.count:,}, the rest is padding"
+    if order.batch_size < asked:
+        note += f"; data.batch_size {asked:,} was reduced"
+    return note
+
+
+def part_of_validation(order: Order) -> str:
+    """Which part of the validation split training measures."""
+    ratio = order.length / order.count
+    part = f"1/{ratio:.0f}" if abs(ratio - round(ratio)) < 0.05 * ratio else f"{1 / ratio:.0%}"
+    counts = f"{order.count:,} of {order.length:,} samples, the same ones each time"
+    return f"validation on {part} of the split: {counts}; `evaluate` measures all"
 
 
 def open_store(settings: Settings, synthetic: bool = True) -> Store:

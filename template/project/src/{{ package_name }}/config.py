@@ -79,6 +79,7 @@ class Evaluation(Section):
     every_steps: int = Field(0, ge=0, description="optimizer steps; 0 is at the end of each epoch")
     patience: int = Field(0, ge=0, description="evaluations without a better loss before stopping; 0 is off")
     batch_size: int = Field(0, ge=0, description="samples in a batch; 0 is data.batch_size")
+    fraction: float = Field(1.0, gt=0, le=1, description="fraction of the validation samples measured")
 
 
 class Checkpoint(Section):

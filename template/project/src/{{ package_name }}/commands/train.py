@@ -10,8 +10,9 @@ from collections.abc import Callable
 from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from ..engine.config import Given, Layer
 from ..engine.errors import UserError
 from ..engine.runs import all_runs, find_run, held, new_run
 
@@ -19,13 +20,14 @@ if TYPE_CHECKING:
     from ..assemble import Project
     from ..config import Settings
     from ..engine.distributed import Distributed
+    from ..engine.run import Run
 
 MEASURED = 5  # steps, from whose last ones `--minutes` knows what one takes
 # Of data and model, what a resumed run may change: how fast, how much at a time. `Ranks` holds it to as many
 # samples a step.
 FREE = {"path", "batch_size", "num_workers", "pin_memory", "prefetch_factor", "persistent_workers"}
 FREE |= {"resident", "chunk_size_gb", "dropout", "chunked_loss"}
-FORWARD = 1 / 3  # of a training batch's time: an evaluation's, which has no backward
+EVALUATION_SHARE = 1 / 4  # of the time that `--minutes` gives: the most that evaluations take
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -119,8 +121,8 @@ def within(
 ) -> Settings:
     """The settings with as many steps as take `minutes` here, evaluations included, if they say no fewer.
 
-    Measures a few steps of a run that leaves nothing. Half of the time is training in any case. The number
-    becomes `training.max_steps`: the run repeats and resumes like one that was given it.
+    Measures a few steps of a run that leaves nothing. `training.max_steps` and perhaps `evaluation.fraction`
+    become a part of the settings: the run repeats and resumes like one that was given them.
     """
     from ..engine.session import Session
     from ..train import fit
@@ -132,19 +134,65 @@ def within(
         trial = settings.lasting(MEASURED, "--minutes")
         with Session(Path(folder), trial, build, distributed, trial=True) as session:
             session.train(fit)
-        run = session.run
-    if session.exit_code or run is None or run.monitor.row is None:
-        raise SystemExit(session.exit_code)
-    step = run.monitor.row["step_ms"] / 1000
-    batches = len(run.validation) if run.validation is not None else 0
-    evaluation = FORWARD * batches * step / run.accumulation
-    groups = -(-len(run.loader) // run.accumulation)
-    own = settings.training.max_steps or settings.training.epochs * groups
-    every = settings.evaluation.every_steps or groups
+            run = session.run
+            if run is None or session.exit_code or run.monitor.row is None:
+                raise SystemExit(session.exit_code)
+            pace = pace_of(run)
     left = 60 * minutes - (time.perf_counter() - begun)
-    fitting = max((left - evaluation) / (step + evaluation / every), left / step / 2, 1)
-    steps = min(distributed.gather(int(min(fitting, own))))
+    left = min(distributed.gather(left))  # then all ranks plan the same
+    steps, fraction = plan(left, pace, settings)
     del run, session
     gc.unfreeze()
     gc.collect()  # what the trial held
-    return settings.lasting(steps, f"--minutes {minutes:g}")
+    return settings.lasting(steps, f"--minutes {minutes:g}", overlay_of(fraction, minutes, settings))
+
+
+class Pace(NamedTuple):
+    """How fast a run goes here."""
+
+    step: float  # seconds
+    evaluation: float  # seconds of a whole one
+    batches: int  # of an evaluation
+    epoch: int  # optimizer steps
+
+
+def pace_of(run: Run) -> Pace:
+    """What a few steps and a few batches of the validation took, on the slowest rank."""
+    from ..engine.evaluation import seconds_of
+
+    row = run.monitor.row or {}
+    project, batches, evaluation = run.project, 0, 0.0
+    if run.validation is not None:
+        batches = len(run.validation)
+        evaluation = seconds_of(project.wrapped, run.validation, project.precision, project.distributed)
+    step = max(project.distributed.gather(row["step_ms"] / 1000))
+    evaluation = max(project.distributed.gather(evaluation))
+    return Pace(step, evaluation, batches, -(-len(run.loader) // run.accumulation))
+
+
+def plan(left: float, pace: Pace, settings: Settings) -> tuple[int, float]:
+    """Steps and the fraction of the validation samples that take `left` seconds together.
+
+    Each evaluation measures a half of the samples, a quarter and so on, at least a batch, until evaluations
+    take no more than `EVALUATION_SHARE` of the time. The steps are no more than the settings say.
+    """
+    most = settings.training.max_steps or settings.training.epochs * pace.epoch
+    every = settings.evaluation.every_steps or pace.epoch
+    fraction = 1.0
+    while True:
+        evaluation = fraction * pace.evaluation
+        # One evaluation at the end; the others come every so many steps.
+        fitting = (left - evaluation) / (pace.step + evaluation / every)
+        steps = int(max(1, min(fitting, most)))
+        spent = -(-steps // every) * evaluation
+        if spent <= EVALUATION_SHARE * left or fraction * pace.batches <= 1:
+            return steps, fraction
+        fraction /= 2
+
+
+def overlay_of(fraction: float, minutes: float, settings: Settings) -> Layer:
+    """The setting for evaluations of a part of the split; none for the whole."""
+    if fraction == 1:
+        return {}
+    value = fraction * settings.evaluation.fraction
+    return {"evaluation.fraction": Given(value, f"--minutes {minutes:g}")}

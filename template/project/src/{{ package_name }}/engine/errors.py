@@ -70,12 +70,11 @@ def explain(error: BaseException | None, settings: Settings, order: Order | None
     order: of the training samples; None where the failure came before there was one.
     """
     said = str(error)
+    batch = order.batch_size if order is not None else None
     if gpu_memory(error):
-        return out_of_memory(settings)
+        return out_of_memory(settings, batch)
     if isinstance(error, MemoryError) or "can't allocate memory" in said:
-        return out_of_memory(settings, host=True)
-    if isinstance(error, NonFinite) and order is not None:
-        return non_finite(error, order)
+        return out_of_memory(settings, batch, host=True)
     first = said.strip().partition("\n")[0]
     if type(error).__module__ == "torch.distributed" or "gloo" in said:
         remedy = "its own last words say why; `train --resume` goes on from the newest checkpoint"
@@ -83,8 +82,7 @@ def explain(error: BaseException | None, settings: Settings, order: Order | None
     if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
         if lacks_compiler(said):
             return no_compiler()
-        remedy = "--compile.enabled false, or --compile.fullgraph false to compile the parts that can be"
-        return UserError(f"a block could not be compiled ({first})", "compile.enabled", remedy)
+        return not_compiled(said)
     if isinstance(error, RuntimeError) and "could not create a primitive" in said:  # oneDNN's words
         remedy = "choose fp32, or disable autocast for that layer"
         return UserError(f"this CPU cannot compute a layer ({first})", "training.precision", remedy)
@@ -100,24 +98,31 @@ def lacks_compiler(said: str) -> bool:
     return "Cxx" in said or "C compiler" in said
 
 
+def not_compiled(said: str) -> UserError:
+    """Torch's compiler failed: in the words of the backend, where it was the backend."""
+    first, *others = said.strip().splitlines()
+    if first.endswith("raised:") and others:
+        first = others[0]
+    remedy = "--compile.enabled false, or --compile.fullgraph false to compile the parts that can be"
+    if "UnicodeDecodeError" in first:  # Inductor reads its own files in the locale's encoding
+        remedy = "set PYTHONUTF8=1, or --compile.enabled false"
+    return UserError(f"a block could not be compiled ({first})", "compile.enabled", remedy)
+
+
 def no_compiler() -> UserError:
     remedy = "install one, such as g++, or --compile.enabled false"
     return UserError("there is no working compiler of C++ here", "compile.enabled", remedy)
 
 
-def non_finite(error: NonFinite, order: Order) -> UserError:
-    """Names the training samples of the step where the loss went bad."""
-    order.rank = error.rank  # of the process where it happened
-    numbers = order.numbers(error.epoch, *error.batches)[0].ravel()
-    shown = ", ".join(map(str, numbers[numbers >= 0][:64]))
-    remedy = "look at them; lower optimizer.learning_rate, longer schedule.warmup_steps, or precision fp32"
-    return UserError(str(error), f"epoch {error.epoch + 1}, training samples {shown}", remedy)
+def out_of_memory(settings: Settings, batch: int | None = None, host: bool = False) -> UserError:
+    """The ladder of settings to try, mildest first. host: the machine's own memory, not the GPU's.
 
-
-def out_of_memory(settings: Settings, host: bool = False) -> UserError:
-    """The ladder of settings to try, mildest first. host: the machine's own memory, not the GPU's."""
+    batch: its size, where that is not `data.batch_size`.
+    """
     data, training, steps = settings.data, settings.training, []
-    if (batch := data.batch_size) > 1:
+    if batch is None:
+        batch = data.batch_size
+    if batch > 1:
         same = f"--training.gradient_accumulation_steps {2 * training.gradient_accumulation_steps}"
         steps.append(f"--data.batch_size {batch // 2} {same} (same result)")
     if not training.gradient_checkpointing:

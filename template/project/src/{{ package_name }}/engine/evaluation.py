@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from itertools import islice
 from typing import Any
 
 import torch
@@ -12,6 +14,8 @@ from tqdm import tqdm
 
 from .precision import Precision
 from .progress import RecurrentState
+
+TIMED_BATCHES = 2
 
 
 def evaluate(
@@ -42,6 +46,30 @@ def evaluate(
         model.train(was_training)
     sums = distributed.sum(torch.stack(list(totals.values()))).tolist()
     return {name: total / max(count, 1.0) for name, (total, count) in zip(totals, sums, strict=True)}
+
+
+class FirstBatches:
+    """A loader of the first few batches of another."""
+
+    def __init__(self, loader: Any, count: int):
+        self.loader = loader
+        self.count = min(count, len(loader))
+
+    def __len__(self) -> int:
+        return self.count
+
+    def epoch(self, number: int) -> Iterator[Any]:
+        """Its batches; the other loader's epoch ends with them."""
+        with closing(self.loader.epoch(number)) as batches:
+            yield from islice(batches, self.count)
+
+
+def seconds_of(model: Any, loader: Any, precision: Precision, distributed: Any) -> float:
+    """What a pass over a loader takes, by its first batches. The first one is not timed: it may compile."""
+    few = FirstBatches(loader, TIMED_BATCHES)
+    evaluate(model, FirstBatches(loader, 1), precision, distributed)
+    _, seconds = timed(lambda: evaluate(model, few, precision, distributed))
+    return seconds / len(few) * len(loader)
 
 
 def timed(function: Callable[[], Any]) -> tuple[Any, float]:

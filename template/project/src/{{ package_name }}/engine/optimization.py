@@ -343,7 +343,7 @@ def dry_run(project: Project, loader: Any) -> float:
         # The other ranks would wait in the exchange: the end of this one ends them.
         if project.distributed.forward_exchanges:
             raise
-        raise out_of_memory(project.settings) from error
+        raise out_of_memory(project.settings, loader.order.batch_size) from error
     del reserved
     batches.close()
 
@@ -406,16 +406,13 @@ def _backends(settings: Settings) -> dict[str, tuple[str, str]]:
 
 def _loop(settings: Settings, distributed: Distributed) -> dict[str, tuple[str, str]]:
     accumulation = settings.training.gradient_accumulation_steps
-    samples = f"{settings.data.batch_size} × {accumulation} samples a step"
-    if distributed.world > 1:
-        samples += " and process"
     incomplete = "its last samples, where they are fewer than a step has"
     clip = settings.training.gradient_clip or "off"
     pinned = settings.data.pin_memory and distributed.device.type == "cuda"
     deterministic = _on(settings.reproducibility.deterministic)
     return {
         "processes": (str(distributed.world), "a device each"),
-        "accumulation": (str(accumulation), samples),
+        "accumulation": (str(accumulation), "training.gradient_accumulation_steps"),
         "rest of an epoch": ("by its share", incomplete),
         "gradient clip": (str(clip), "training.gradient_clip"),
         "pinned memory": (_on(pinned), "data.pin_memory, with CUDA only"),

@@ -18,6 +18,7 @@ import numpy as np
 
 RULE = 2  # of what follows from seed and epoch: a run keeps the one that it began with
 TOGETHER = 1 << 16  # positions computed at once: little overhead, and they stay in the cache
+PADDED_BATCH = 256  # samples: a batch up to this size stays as it is, however few samples there are
 
 
 class Permutation:
@@ -81,28 +82,47 @@ class Order:
     names in `Samples.orders`.
 
     `data.fraction`: the fraction of samples used in training, the same ones in every epoch and run.
+    `fraction` is such a fraction for an evaluation.
+
+    A batch is at most twice as large as all samples together (see `batch_limit`): a larger one would
+    be padding.
     """
 
     by_width = False  # whether the layout of an epoch depends on the number of samples in a batch
     short_last = True  # whether the padded batch is the last one of an epoch
 
     def __init__(
-        self, length: int, settings: Any, rank: int = 0, world: int = 1, train: bool = True
+        self,
+        length: int,
+        settings: Any,
+        rank: int = 0,
+        world: int = 1,
+        train: bool = True,
+        fraction: float = 1.0,
     ):
-        self.kind = settings.data.order
+        data = settings.data
+        self.kind = data.order
         self.seed = settings.reproducibility.seed
-        self.block: int = settings.data.shuffle_block
-        self.batch_size: int = settings.data.batch_size
-        if not train and settings.evaluation.batch_size:
-            self.batch_size = settings.evaluation.batch_size
+        self.block: int = data.shuffle_block
         self.length = length
         self.rank = rank
         self.world = world
         self.train = train
-        self.count = length
+        if train:
+            fraction = data.fraction
+        self.count = 0
         """How many samples an epoch chooses from."""
-        if train and length:
-            self.count = max(1, round(length * settings.data.fraction))
+        if length:
+            self.count = max(1, round(length * fraction))
+        self.batch_size: int = data.batch_size
+        if not train and settings.evaluation.batch_size:
+            self.batch_size = settings.evaluation.batch_size
+        self.limit_batch(self.count)
+
+    def limit_batch(self, most: int) -> None:
+        """Make the batch smaller if no batch can have so many samples. most: of a global batch."""
+        limit = -(-batch_limit(most) // self.world)
+        self.batch_size = min(self.batch_size, limit)
 
     @property
     def slots(self) -> int:
@@ -199,10 +219,32 @@ class Order:
         return block * size + place
 
 
+def batch_limit(count: int) -> int:
+    """Return the largest global batch for so many samples: the next power of two.
+
+    A power of two does not depend on the number of processes, so that another number can resume a
+    run. Small batches are never limited: padding them is cheap, and keeps training and evaluation at
+    one shape.
+    """
+    return max(PADDED_BATCH, 1 << max(count - 1, 0).bit_length())
+
+
 def order_of(
-    samples: Any, settings: Any, rank: int = 0, world: int = 1, train: bool = True
+    samples: Any,
+    settings: Any,
+    rank: int = 0,
+    world: int = 1,
+    train: bool = True,
+    fraction: float = 1.0,
 ) -> Order:
-    """Make the order that `data.order` names: the workload's own, if it has one of that name."""
+    """Make the order that `data.order` names: the workload's own, if it has one of that name.
+
+    fraction: of the samples that an evaluation takes; always the same ones.
+    """
     own_orders = getattr(samples, "orders", {})
     make: type[Order] = own_orders.get(settings.data.order, Order)
-    return make(len(samples), settings, rank, world, train)
+    # An order of your own needs no such argument until somebody asks for a fraction.
+    arguments: dict[str, Any] = {}
+    if fraction != 1:
+        arguments["fraction"] = fraction
+    return make(len(samples), settings, rank, world, train, **arguments)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from .checkpoint import Checkpoint, DiskFull
 from .errors import UserError
 from .evaluation import evaluate, timed
+from .memory import check_memory
 from .monitor import Monitor
 from .optimization import Schedule, dry_run, freeze_garbage
 from .order import RULE as ORDER_RULE
@@ -78,7 +79,7 @@ class Run:
         first, end = self.project.store.splits.get("validation", (0, 0))
         if first == end:
             return None
-        loader = self.project.loader("validation")
+        loader = self.project.loader("validation", fraction=self.settings.evaluation.fraction)
         self.closing.callback(loader.close)
         return loader
 
@@ -113,8 +114,9 @@ class Run:
     # --- before the first step
 
     def check_one_batch(self) -> None:
-        """Run one batch forward and backward: errors and missing memory show before the start."""
+        """Run one batch forward and backward: errors and too little memory show before the start."""
         distributed = self.project.distributed
+        distributed.together(lambda: check_memory(self.project, self.loader, self.validation))
         total_weight = distributed.together(lambda: dry_run(self.project, self.loader))
         self.project.precision.calibrate(max(distributed.gather(total_weight)))
 

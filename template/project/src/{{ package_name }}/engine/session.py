@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from .checkpoint import Checkpoint
 from .errors import NonFinite, UserError, explain
 from .files import write_text
+from .nonfinite import explain_non_finite
 from .progress import Progress
 from .report import write_report
 from .run import Run
@@ -59,15 +60,21 @@ class Session:
     ) -> None:
         self.signals.restore()
         self.closing.close()
-        order = None
-        if self.run is not None:
-            order = self.run.loader.order
-        explained = explain(error, self.phase_settings, order)
+        explained = self._explain(error)
         if self.is_main:
             self._write_outcome(explained or error)
         if explained is not None:
             explained.reported = not self.is_main and isinstance(error, NonFinite)
             raise explained from error
+
+    def _explain(self, error: BaseException | None) -> UserError | None:
+        """Return one line for an error that a setting can fix; None for any other."""
+        if isinstance(error, NonFinite) and self.run is not None:
+            return explain_non_finite(error, self.run)
+        order = None
+        if self.run is not None:
+            order = self.run.loader.order
+        return explain(error, self.phase_settings, order)
 
     # --- phases
 
@@ -126,7 +133,7 @@ class Session:
     def _introduce(self, run: Run) -> None:
         """Print what is trained and how; write it to the run's folder."""
         self.notes += run.notes
-        self.notes += run.project.remarks(run.loader)
+        self.notes += run.project.remarks(run.loader, run.validation)
         if self.resumed:
             run.monitor.line(f"resumed at step {self.progress.step} of {run.last_step}")
             self._amend_settings()

@@ -210,7 +210,7 @@ def verify(store: Store, again: bool = False, stop: Callable[[], bool] = lambda:
     """
     record = read_json(store.folder / VERIFIED)
     num_bytes = 0
-    for name, entry in store.files.items():
+    for name in store.files:
         path = store.folder / name
         status = path.stat()
         state = [status.st_size, status.st_mtime_ns, status.st_ino]
