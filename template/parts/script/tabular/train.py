@@ -572,7 +572,7 @@ def optimizer_step(
 
 def lock(run: Path) -> None:
     """Reserve the run for this process, until it ends."""
-    file = os.open(run / ".lock", os.O_RDWR | os.O_CREAT)
+    file = os.open(run / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
