@@ -33,7 +33,7 @@ TEMPLATE = template() / "template"  # as it stood when the tests began
 PACKAGE = TEMPLATE / "project/src/{{ package_name }}"
 # What a tracker's library imports and does not depend on: torch.utils.tensorboard, mlflow's database.
 INDIRECT = {"tensorboard": {"tensorboard"}, "mlflow": {"alembic"}}
-GIVEN = 'precision: str = given("{}", '  # of a script, whose settings have no file of their own
+GIVEN = 'precision: str = "{}"'  # of a script, whose settings have no file of their own
 INCLUDE = re.compile(r"{% include (.+) %}\n")
 
 every_variant = pytest.mark.parametrize("answers", all_variants(), ids=name)

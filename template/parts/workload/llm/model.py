@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -111,6 +111,9 @@ class Head(nn.Module):
 
 class GPT(nn.Module):
     """Tokens to the loss of the tokens after them. Embedding and head share one weight."""
+
+    # What `layout: script` calls layers, for weights of its runs.
+    script_names: ClassVar = {"norm": "head.norm"}
 
     rotation: Tensor
     token_bytes: Tensor

@@ -6,7 +6,7 @@ Shapes: `B` windows in a batch, `T` rows of history, `C` columns, `H` horizons, 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +46,9 @@ class Forecaster(nn.Module):
     A state is carried through the frames whose history is no longer than the step of a lane: a longer
     one would meet the same rows twice.
     """
+
+    # What `layout: script` calls layers, for weights of its runs.
+    script_names: ClassVar = {"lstm": "encoders.0.lstm", "linear": "line"}
 
     target_mean: Tensor  # (1, G)
     target_std: Tensor

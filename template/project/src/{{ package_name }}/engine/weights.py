@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from .checkpoint import MANIFEST, MODEL, Checkpoint
 from .errors import UserError
+from .files import sha256
 from .runs import RUNS
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 INIT_FROM = "training.init_from"
 Shapes = dict[str, tuple[int, ...]]
+SCRIPT_CHECKPOINT = "step-*-*.pt"
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> tuple[str, str]:
@@ -68,8 +70,13 @@ def begin(project: Project, restored: bool) -> list[str]:
     if not settings.training.init_from:
         return []
 
-    source = Source(settings.training.init_from, project.distributed)
+    script_names = getattr(project.model, "script_names", {})
+    source = Source(settings.training.init_from, project.distributed, script_names)
     taken, new = fitting(project.model, source.shapes)
+    if source.is_script:
+        # A script standardizes outside its model: the buffers are those of the data here.
+        parameters = dict(project.model.named_parameters())
+        new = {name: shape for name, shape in new.items() if name in parameters}
     left = _left(project.model, source.shapes, taken)
     if not any(isinstance(tensor, nn.Parameter) for tensor in taken.values()):
         where = f"{INIT_FROM} {source.path}"
@@ -131,11 +138,15 @@ class Source:
 
     Of a run, the best checkpoint, or else the newest. Of a folder, `model.safetensors` with the
     shards of all ranks if it has that, or else all its files.
+
+    Runs and checkpoints of `layout: script` too. script_names: what the model calls its layers.
     """
 
-    def __init__(self, place: str, distributed: Distributed):
+    def __init__(self, place: str, distributed: Distributed, script_names: Mapping[str, str] | None = None):
         self.notes: list[str] = []
         self.path, manifest = self._locate(place, distributed)
+        self.is_script = self.path.suffix == ".pt"
+        self.script_names = script_names or {}
         self._parts: dict[str, list[Any]] = {}  # (file, key) of a tensor's rows, in their order
         try:
             for file in self._files():
@@ -152,6 +163,9 @@ class Source:
     def _locate(self, place: str, distributed: Distributed) -> tuple[Path, dict[str, Any]]:
         """Find the folder or file, and the manifest if it is a checkpoint."""
         for path in (RUNS / place, Path(place)):
+            script_checkpoint = self._script_checkpoint(path)
+            if script_checkpoint is not None:
+                return script_checkpoint, {}
             if (path / MANIFEST).is_file():
                 return self._checkpoint(place, path.parent, path.name, distributed)
             if (path / "checkpoints").is_dir():
@@ -173,6 +187,31 @@ class Source:
         self.notes = [f"skipped a damaged checkpoint: {name}" for name in checkpoints.skipped]
         return manifest["path"], manifest
 
+    def _script_checkpoint(self, path: Path) -> Path | None:
+        """Find the best checkpoint of a script's run, or else the newest, or `path` if it is one.
+
+        Each has the first digits of its sha256 in its name.
+        """
+        files = sorted((path / "checkpoints").glob(SCRIPT_CHECKPOINT), reverse=True)
+        if path.match(SCRIPT_CHECKPOINT) and path.is_file():
+            files = [path]
+        intact = []
+        for file in files:
+            if file.stem.endswith(sha256(file)[:16]):
+                intact.append(file)
+            else:
+                self.notes.append(f"skipped a damaged checkpoint: {file.name}")
+        if files and not intact:
+            raise UserError("no valid checkpoint", f"{INIT_FROM} {path}", "name another run")
+        if not intact:
+            return None
+
+        newest = torch.load(intact[0], map_location="cpu", weights_only=True)
+        for file in intact:
+            if file.name.startswith(f"step-{newest['best_step']:08d}-"):
+                return file
+        return intact[0]
+
     def _files(self) -> list[Path]:
         """List the files to read, the main one first."""
         if not self.path.is_dir():
@@ -184,7 +223,7 @@ class Source:
         return [model, *(file for file in files if file.name.startswith("shard-"))]
 
     def _open(self, file: Path) -> None:
-        opened: Any = safe_open(file, "pt")
+        opened = self._opened(file)
         for key in opened.keys():  # noqa: SIM118 - it is no dictionary
             part, name = _named(key)
             if not part and name in self._parts:
@@ -194,12 +233,44 @@ class Source:
             if part in ("", "model"):
                 self._parts.setdefault(name, []).append((opened, key))
 
+    def _opened(self, file: Path) -> Any:
+        if self.is_script:
+            return ScriptWeights(file, self.script_names)
+        return safe_open(file, "pt")
+
     def read(self, name: str) -> Tensor:
         """Read a complete tensor, on the host."""
         rows: list[Tensor] = [opened.get_tensor(key) for opened, key in self._parts[name]]
         if len(rows) == 1:
             return rows[0]
         return torch.cat(rows)
+
+
+class ScriptWeights:
+    """The weights of a script's checkpoint, with the methods of an open safetensors file."""
+
+    def __init__(self, path: Path, names: Mapping[str, str]):
+        self.tensors: dict[str, Tensor] = {}
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        for name, tensor in checkpoint["model"].items():
+            layer, dot, parameter = name.partition(".")
+            self.tensors[names.get(layer, layer) + dot + parameter] = tensor
+
+    def keys(self) -> list[str]:
+        return list(self.tensors)
+
+    def get_tensor(self, name: str) -> Tensor:
+        return self.tensors[name]
+
+    def get_slice(self, name: str) -> ScriptSlice:
+        return ScriptSlice(self.tensors[name])
+
+
+class ScriptSlice(NamedTuple):
+    tensor: Tensor
+
+    def get_shape(self) -> list[int]:
+        return list(self.tensor.shape)
 
 
 def _named(key: str) -> tuple[str, str]:
