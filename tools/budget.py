@@ -94,8 +94,8 @@ MORE_TOKENS = sum(FEATURES.values())
 DEFAULT = Budget(56, 9, 60_000 + MORE_TOKENS, 12.4, 900, 190, 40)
 TABULAR = Budget(54, 9, 58_000 + MORE_TOKENS, 12.4, 900, 190, 40)
 LARGEST = Budget(92, 16, 103_000 + MORE_TOKENS, 13.5, 900, 420, 90)  # everything switched on
-SCRIPT = Budget(8, 7, 6_900, 15.0, 1_400, 30, 20)
-TABULAR_SCRIPT = Budget(8, 7, 7_600, 15.0, 1_400, 30, 20)
+SCRIPT = Budget(8, 7, 5_250, 11.0, 1_000, 0, 0)
+TABULAR_SCRIPT = Budget(8, 7, 5_950, 11.0, 1_000, 0, 0)
 
 AIM_DEFAULT = Budget(44, 7, 50_000, 9.5, 300, 0, 0)
 AIM_TABULAR = Budget(42, 7, 48_000, 9.5, 300, 0, 0)
