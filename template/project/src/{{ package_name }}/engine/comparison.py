@@ -1,4 +1,4 @@
-"""Several runs side by side, for `report --compare`: a table, and a plot of their validation losses.
+"""Several runs next to each other, for `report --compare`: a table, and a plot of their losses.
 
 Reads files only and imports no torch, as `report.py` does. What is written is in `runs/`, and is no
 run, as it is no folder.
