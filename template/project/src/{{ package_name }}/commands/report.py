@@ -23,7 +23,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, load: Any) -> None:
-    """Writes the page again, also of a run that is still training; prints a summary and the page's path."""
+    """Write the page again, also of a run that is still training; print a summary and its path."""
     from ..engine.report import print_lines
 
     if arguments.compare is None:
@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace, load: Any) -> None:
 
 
 def one_run(name: str | None) -> tuple[list[str], Path]:
-    """Writes a run's page. Returns the summary and the path of the page."""
+    """Write a run's page; return the summary and the path of the page."""
     from ..engine.report import read_run, summary, write_report
 
     folder = find_run(name)
@@ -47,7 +47,7 @@ def one_run(name: str | None) -> tuple[list[str], Path]:
 
 
 def several_runs(names: list[str]) -> tuple[list[str], Path]:
-    """Writes the comparison of these runs, or of all. Returns the table and the path of the page."""
+    """Compare these runs, or all; return the table and the path of the page."""
     from ..engine.comparison import write_comparison
 
     # `find_run` says what to do where there is no run at all.
@@ -58,15 +58,16 @@ def several_runs(names: list[str]) -> tuple[list[str], Path]:
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """While open: what cannot be written is a `UserError`."""
+    """Turn an error of writing into a `UserError`."""
     try:
         yield
     except OSError as error:
-        raise UserError(f"the report could not be written ({error.strerror})", str(folder)) from error
+        what = f"the report could not be written ({error.strerror})"
+        raise UserError(what, str(folder)) from error
 
 
 def open_page(page: Path) -> None:
-    """Shows the page in the browser; where there is none, the printed path has to do."""
+    """Show the page in the browser; where there is none, the printed path has to do."""
     try:
         opened = webbrowser.open(page.resolve().as_uri())
     except (OSError, webbrowser.Error):

@@ -21,22 +21,24 @@ if TYPE_CHECKING:
     from ..config import Settings
     from ..engine.distributed import Distributed
     from ..engine.run import Run
+    from ..engine.session import Session
 
 MEASURED = 5  # steps, from whose last ones `--minutes` knows what one takes
-# Of data and model, what a resumed run may change: how fast, how much at a time. `Ranks` holds it to as many
-# samples a step.
+# Of data and model, what a resumed run may change: how fast, how much at a time. `Ranks` holds it
+# to as many samples a step.
 FREE = {"path", "batch_size", "num_workers", "pin_memory", "prefetch_factor", "persistent_workers"}
 FREE |= {"resident", "chunk_size_gb", "dropout", "chunked_loss"}
 EVALUATION_SHARE = 1 / 4  # of the time that `--minutes` gives: the most that evaluations take
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of the verb beside the common ones."""
+    """Add the flags that only this verb has."""
     add = parser.add_argument
     resume = "go on with a run and its settings; the newest one without a name"
     add("--resume", nargs="?", const="", metavar="RUN", help=resume)
     add("--name", help="name of the new run (default: date and time)")
-    stop = "stop this call after step N; the schedule keeps its length (training.max_steps changes that)"
+    stop = "stop this call after step N; the schedule keeps its length"
+    stop += " (training.max_steps changes that)"
     add("--max-steps", type=int, default=0, metavar="N", help=stop)
     minutes = "as many steps as this machine does in N minutes, and no more than the settings say"
     add("--minutes", type=float, metavar="N", help=minutes)
@@ -47,104 +49,175 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
-    """Trains; returns 0, or 128 + the signal that ended it (143 SIGTERM, 130 SIGINT)."""
-    if arguments.max_steps < 0:
-        raise UserError(f"no run has {arguments.max_steps} steps", "--max-steps", "give at least 1")
-    if arguments.minutes is not None and (not arguments.minutes > 0 or arguments.resume is not None):
-        raise UserError("a new run takes minutes above 0", "--minutes", "a resumed run keeps its length")
-    if arguments.phase and not all_runs():
-        load().phase(arguments.phase)  # "there is no such phase" says more than "there is no run"
-    if arguments.resume is None and arguments.phase > 1:  # a later phase goes on with the newest run
-        arguments.resume = ""
-    folder = None if arguments.resume is None else find_run(arguments.resume)
+    """Train; return 0, or 128 + the signal that ended it (143 SIGTERM, 130 SIGINT)."""
+    folder = resumed_folder(arguments, load)
     settings = load(folder / "config.resolved.yaml" if folder else None)
     if arguments.phase:
         settings.phase(arguments.phase)  # one line where there is no such phase
 
-    from ..assemble import assemble, open_store
     from ..engine.distributed import Distributed
-    from ..engine.session import Session
-    from ..train import fit
 
     distributed = Distributed()
-
-    def build(settings: Settings) -> Project:
-        return assemble(settings, distributed, open_store(settings))
-
     try:
-        if folder is None and (folder := distributed.restarted(arguments.name)):
-            settings = load(folder / "config.resolved.yaml")
-        # Before the run's folder: a mistake leaves nothing behind. Rank 0 makes what others wait for.
-        distributed.together(lambda: open_store(settings), main_first=True)
-        if arguments.minutes is not None and folder is None:
-            settings = within(arguments.minutes, settings, build, distributed)
-        resumed, place = folder is not None, folder or distributed.begin(lambda: new_run(arguments.name))
-        holding = ExitStack()
-        distributed.together(lambda: holding.enter_context(held(place)) if distributed.is_main else None)
-        session = Session(
-            place,
-            settings,
-            build,
-            distributed,
-            limit=arguments.max_steps,
-            resumed=resumed,
-            changed=changes(place, settings) if resumed else {},
-        )
-        with holding, session:
-            session.train(fit, arguments.phase)
-        if distributed.is_main and session.run is not None:
-            where = f"at step {session.progress.step} of {session.run.last_step}"
-            again = f"stopped {where}: `train --resume {session.folder.name}` goes on"
-            print(f"finished {where}: {session.folder / 'report.md'}" if session.finished else again)
-        distributed.together(lambda: None)  # who leaves first ends the others: not before rank 0 has reported
-        return session.exit_code
+        if folder is None:
+            folder = distributed.restarted(arguments.name)
+            if folder is not None:
+                settings = load(folder / "config.resolved.yaml")
+        return train(arguments, settings, folder, distributed)
     finally:
         distributed.close()
 
 
-def changes(folder: Path, settings: Settings) -> dict[str, object]:
-    """What a run had of the settings that differ now. Raises `UserError` where it would be another run."""
-    from ..config import load
+def resumed_folder(arguments: argparse.Namespace, load: Callable[..., Settings]) -> Path | None:
+    """Return the folder of the run to resume; None for a new run. Raises `UserError`."""
+    if arguments.max_steps < 0:
+        what = f"no run has {arguments.max_steps} steps"
+        raise UserError(what, "--max-steps", "give at least 1")
+    minutes = arguments.minutes
+    if minutes is not None and (not minutes > 0 or arguments.resume is not None):
+        what = "a new run takes minutes above 0"
+        raise UserError(what, "--minutes", "a resumed run keeps its length")
+    if arguments.phase and not all_runs():
+        # "There is no such phase" says more than "there is no run".
+        load().phase(arguments.phase)
 
-    before = load(folder / "config.resolved.yaml", resolved=True)
-    keys = [key for key in settings.origins if "." in key and settings.value(key) != before.value(key)]
-    for key in keys:
-        section, _, name = key.partition(".")
-        if key == "reproducibility.seed" or (section in ("data", "model") and name not in FREE):
-            what = f"{key} was {before.value(key)}, and would be {settings.value(key)}"
-            raise UserError(what, settings.origins[key], "keep it, or start a new run")
-    return {key: before.value(key) for key in keys}
+    # A later phase continues the newest run.
+    if arguments.resume is None and arguments.phase > 1:
+        arguments.resume = ""
+    if arguments.resume is None:
+        return None
+    return find_run(arguments.resume)
 
 
-def within(
-    minutes: float, settings: Settings, build: Callable[[Settings], Project], distributed: Distributed
-) -> Settings:
-    """The settings with as many steps as take `minutes` here, evaluations included, if they say no fewer.
-
-    Measures a few steps of a run that leaves nothing. `training.max_steps` and perhaps `evaluation.fraction`
-    become a part of the settings: the run repeats and resumes like one that was given them.
-    """
+def train(
+    arguments: argparse.Namespace,
+    settings: Settings,
+    resumed: Path | None,
+    distributed: Distributed,
+) -> int:
+    """Train in the folder `resumed`, or in a new one; return the exit code."""
+    from ..assemble import assemble, open_store
     from ..engine.session import Session
     from ..train import fit
 
+    def build(settings: Settings) -> Project:
+        return assemble(settings, distributed, open_store(settings))
+
+    # Before the run's folder: a mistake leaves nothing behind. Rank 0 makes what others wait for.
+    distributed.together(lambda: open_store(settings), main_first=True)
+    if arguments.minutes is not None and resumed is None:
+        settings = within(arguments.minutes, settings, build, distributed)
+
+    changed: dict[str, object] = {}
+    folder = resumed or distributed.begin(lambda: new_run(arguments.name))
+    with ExitStack() as holding:
+        distributed.together(lambda: hold(folder, holding, distributed))
+        if resumed is not None:
+            changed = changes(folder, settings)
+        session = Session(
+            folder,
+            settings,
+            build,
+            distributed,
+            limit=arguments.max_steps,
+            resumed=resumed is not None,
+            changed=changed,
+        )
+        with session:
+            session.train(fit, arguments.phase)
+
+    if distributed.is_main:
+        print_end(session)
+    # Who leaves first ends the others: not before rank 0 has reported.
+    distributed.together(lambda: None)
+    return session.exit_code
+
+
+def hold(folder: Path, holding: ExitStack, distributed: Distributed) -> None:
+    """Lock the run against a second `train`; rank 0 does it for all."""
+    if distributed.is_main:
+        holding.enter_context(held(folder))
+
+
+def print_end(session: Session) -> None:
+    """Say at which step the call ended, and what continues the run."""
+    if session.run is None:
+        return
+    where = f"at step {session.progress.step} of {session.run.last_step}"
+    if session.finished:
+        print(f"finished {where}: {session.folder / 'report.md'}")
+    else:
+        print(f"stopped {where}: `train --resume {session.folder.name}` goes on")
+
+
+def changes(folder: Path, settings: Settings) -> dict[str, object]:
+    """Return what a run had of the settings that differ now.
+
+    Raises `UserError` where it would be another run.
+    """
+    from ..config import load
+
+    before = load(folder / "config.resolved.yaml", resolved=True)
+    changed = {}
+    for key, origin in settings.origins.items():
+        if "." not in key:
+            continue
+        old = before.value(key)
+        if settings.value(key) == old:
+            continue
+        section, _, name = key.partition(".")
+        is_fixed = section in ("data", "model") and name not in FREE
+        if key == "reproducibility.seed" or is_fixed:
+            what = f"{key} was {old}, and would be {settings.value(key)}"
+            raise UserError(what, origin, "keep it, or start a new run")
+        changed[key] = old
+    return changed
+
+
+def within(
+    minutes: float,
+    settings: Settings,
+    build: Callable[[Settings], Project],
+    distributed: Distributed,
+) -> Settings:
+    """Return the settings with as many steps as take `minutes` here, if they say no fewer.
+
+    Evaluations are included. Measures a few steps of a run that leaves nothing.
+    `training.max_steps` and perhaps `evaluation.fraction` become a part of the settings: the run
+    repeats and resumes like one that was given them.
+    """
     if settings.phases:
         raise UserError("each phase has its own number of steps", "--minutes", "take it out")
     begun = time.perf_counter()
-    with TemporaryDirectory() as folder, redirect_stdout(io.StringIO()):
-        trial = settings.lasting(MEASURED, "--minutes")
-        with Session(Path(folder), trial, build, distributed, trial=True) as session:
-            session.train(fit)
-            run = session.run
-            if run is None or session.exit_code or run.monitor.row is None:
-                raise SystemExit(session.exit_code)
-            pace = pace_of(run)
+    pace = measure_pace(settings, build, distributed)
     left = 60 * minutes - (time.perf_counter() - begun)
     left = min(distributed.gather(left))  # then all ranks plan the same
     steps, fraction = plan(left, pace, settings)
-    del run, session
+    overlay = overlay_of(fraction, minutes, settings)
+
     gc.unfreeze()
     gc.collect()  # what the trial held
-    return settings.lasting(steps, f"--minutes {minutes:g}", overlay_of(fraction, minutes, settings))
+    return settings.lasting(steps, f"--minutes {minutes:g}", overlay)
+
+
+def measure_pace(
+    settings: Settings, build: Callable[[Settings], Project], distributed: Distributed
+) -> Pace:
+    """Train a few steps in a folder that is removed, and evaluate a few batches."""
+    from ..engine.session import Session
+    from ..train import fit
+
+    trial = settings.lasting(MEASURED, "--minutes")
+    with ExitStack() as closing:
+        folder = Path(closing.enter_context(TemporaryDirectory()))
+        closing.enter_context(redirect_stdout(io.StringIO()))
+        session = Session(folder, trial, build, distributed, trial=True)
+        closing.enter_context(session)
+        session.train(fit)
+        run = session.run
+        if run is None or session.exit_code or run.monitor.row is None:
+            raise SystemExit(session.exit_code)
+        return pace_of(run)
 
 
 class Pace(NamedTuple):
@@ -157,24 +230,31 @@ class Pace(NamedTuple):
 
 
 def pace_of(run: Run) -> Pace:
-    """What a few steps and a few batches of the validation took, on the slowest rank."""
+    """Return what a few steps and a few batches of the validation took, on the slowest rank."""
     from ..engine.evaluation import seconds_of
 
-    row = run.monitor.row or {}
-    project, batches, evaluation = run.project, 0, 0.0
+    project = run.project
+    gather = project.distributed.gather
+    batches = 0
+    evaluation = 0.0
     if run.validation is not None:
         batches = len(run.validation)
-        evaluation = seconds_of(project.wrapped, run.validation, project.precision, project.distributed)
-    step = max(project.distributed.gather(row["step_ms"] / 1000))
-    evaluation = max(project.distributed.gather(evaluation))
-    return Pace(step, evaluation, batches, -(-len(run.loader) // run.accumulation))
+        evaluation = seconds_of(
+            project.wrapped, run.validation, project.precision, project.distributed
+        )
+    row = run.monitor.row or {}
+    step = max(gather(row["step_ms"] / 1000))
+    evaluation = max(gather(evaluation))
+    steps_per_epoch = -(-len(run.loader) // run.accumulation)
+    return Pace(step, evaluation, batches, steps_per_epoch)
 
 
 def plan(left: float, pace: Pace, settings: Settings) -> tuple[int, float]:
-    """Steps and the fraction of the validation samples that take `left` seconds together.
+    """Return the steps, and the fraction of the validation samples, that take `left` seconds.
 
-    Each evaluation measures a half of the samples, a quarter and so on, at least a batch, until evaluations
-    take no more than `EVALUATION_SHARE` of the time. The steps are no more than the settings say.
+    Each evaluation measures a half of the samples, a quarter and so on, at least a batch, until
+    evaluations take no more than `EVALUATION_SHARE` of the time. The steps are no more than the
+    settings say.
     """
     most = settings.training.max_steps or settings.training.epochs * pace.epoch
     every = settings.evaluation.every_steps or pace.epoch
@@ -191,7 +271,7 @@ def plan(left: float, pace: Pace, settings: Settings) -> tuple[int, float]:
 
 
 def overlay_of(fraction: float, minutes: float, settings: Settings) -> Layer:
-    """The setting for evaluations of a part of the split; none for the whole."""
+    """Return the setting for evaluations of a part of the split; none for the whole."""
     if fraction == 1:
         return {}
     value = fraction * settings.evaluation.fraction

@@ -1,7 +1,7 @@
-"""Several runs side by side, for `report --compare`: a table, and a plot of their validation losses.
+"""Several runs next to each other, for `report --compare`: a table, and a plot of their losses.
 
-Reads files only and imports no torch, as `report.py` does. What is written lies in `runs/`, and is no run,
-as it is no folder.
+Reads files only and imports no torch, as `report.py` does. What is written is in `runs/`, and is no
+run, as it is no folder.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from .report import (
     duration,
     late_values,
     listed,
+    markdown,
     numbers,
     plot,
     read_run,
@@ -38,8 +39,17 @@ from .report import (
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PAGE, PLOT = "compare.md", "compare.png"
-HEADER = ("run", "state", "best validation loss", "at step", "steps", "duration", "settings that differ")
+PAGE = "compare.md"
+PLOT = "compare.png"
+HEADER = (
+    "run",
+    "state",
+    "best validation loss",
+    "at step",
+    "steps",
+    "duration",
+    "settings that differ",
+)
 MOST_CURVES = 10  # as many as there are colors
 SETTINGS = "config.resolved.yaml"
 WRITTEN = (SETTINGS, "status.json", "env.json")  # by every run
@@ -60,34 +70,47 @@ class Entry(NamedTuple):
 
 
 def write_comparison(folders: Sequence[Path], target: Path) -> tuple[list[str], Path]:
-    """Writes compare.md and compare.png into the folder `target`.
+    """Write compare.md and compare.png into the folder `target`.
 
-    Returns the lines that the terminal shows, and the path of the page. Raises OSError where it cannot write.
+    Returns the lines that the terminal shows, and the path of the page. Raises OSError where it
+    cannot write.
     """
-    entries = sorted((read_entry(folder, name) for name, folder in named(folders).items()), key=by_loss)
+    entries = [read_entry(folder, name) for name, folder in named(folders).items()]
+    entries.sort(key=by_loss)
     rows = cells_of(entries)
     target.mkdir(exist_ok=True)
+    image = [f"![validation losses of the runs]({PLOT})"]
+    notes = remarks(entries)
     undrawn = draw_comparison(target / PLOT, entries)
-    notes = [*remarks(entries), *([undrawn] if undrawn else [])]
-    parts = [
+    if undrawn:
+        image = []
+        notes.append(undrawn)
+
+    sections = [
         ["# Runs compared"],
-        [] if undrawn else [f"![validation losses of the runs]({PLOT})"],
+        image,
         table("Runs, the lowest validation loss first", HEADER, rows),
         listed("Notes", notes),
     ]
-    write_text(target / PAGE, "\n\n".join("\n".join(part) for part in parts if part) + "\n")
-    return [*aligned([HEADER, *rows]), *(f"note: {note}" for note in notes)], target / PAGE
+    page = target / PAGE
+    write_text(page, markdown(sections))
+    lines = [*aligned([HEADER, *rows]), *(f"note: {note}" for note in notes)]
+    return lines, page
 
 
 def named(folders: Sequence[Path]) -> dict[str, Path]:
-    """Each folder once, under its name; under its path where several have the same name."""
+    """Return each folder once, under its name; under its path where several have the same name."""
     unique = {folder.resolve(): folder for folder in folders}
-    often = Counter(path.name for path in unique)
-    return {path.name if often[path.name] == 1 else str(folder): folder for path, folder in unique.items()}
+    count = Counter(path.name for path in unique)
+    names = {}
+    for path, folder in unique.items():
+        name = path.name if count[path.name] == 1 else str(folder)
+        names[name] = folder
+    return names
 
 
 def by_loss(entry: Entry) -> tuple[bool, float, str]:
-    """Sorts by the lowest validation loss; runs without one come last."""
+    """Sort by the lowest validation loss; runs without one come last."""
     return not entry.best, entry.best.get("loss", 0.0), entry.name
 
 
@@ -95,7 +118,7 @@ def by_loss(entry: Entry) -> tuple[bool, float, str]:
 
 
 def read_entry(folder: Path, name: str) -> Entry:
-    """What the comparison shows of a run; one whose files make no sense is an entry, too."""
+    """Return what the comparison shows of a run, also of one whose files make no sense."""
     try:
         return entry_of(read_run(folder), name)
     except Exception as error:  # a single damaged run must not hide all others
@@ -127,7 +150,7 @@ def state_of(record: Record) -> str:
 
 
 def read_settings(path: Path) -> Row:
-    """The settings of a run by dotted key; empty where the file is missing or damaged."""
+    """Return the settings of a run by dotted key; empty where they cannot be read."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         tree = yaml.load(path.read_text(encoding="utf-8"), loader)
@@ -137,27 +160,27 @@ def read_settings(path: Path) -> Row:
 
 
 def flat(tree: Row, prefix: str = "") -> list[tuple[str, Any]]:
-    """(dotted key, value) of everything in a tree."""
+    """Return (dotted key, value) of everything in a tree."""
     pairs = []
     for name, value in tree.items():
         key = f"{prefix}{name}"
-        pairs += flat(value, f"{key}.") if isinstance(value, dict) else [(key, value)]
+        if isinstance(value, dict):
+            pairs += flat(value, f"{key}.")
+        else:
+            pairs.append((key, value))
     return pairs
 
 
 def problems_of(record: Record, settings: Row) -> list[str]:
-    """Why a row of the table is not, or not yet, what the run will be."""
-    problems = []
-    readable = {SETTINGS: settings, "status.json": record.status, "env.json": record.environment}
-    for name in WRITTEN:
-        if not readable[name]:
-            there = (record.folder / name).exists()
-            problems.append(f"{name} is damaged" if there else f"there is no {name}")
-    if record.status.get("state") == "running":
+    """Say why a row of the table is not, or not yet, what the run will be."""
+    problems = damaged_files(record, settings)
+    state = record.status.get("state")
+    if state == "running":
         problems.append(f"{STATES['running'].lower()}{last_entry(record)}")
-    elif record.status.get("state") == "failed":
+    elif state == "failed":
         problems.append(f"failed: {record.status.get('reason')}")
-    if broken := broken_lines(record):
+    broken = broken_lines(record)
+    if broken:
         problems.append(f"{broken} damaged line{'s' if broken > 1 else ''} in metrics.jsonl")
     if not record.history and not record.evaluations:
         problems.append("nothing was logged")
@@ -166,15 +189,27 @@ def problems_of(record: Record, settings: Row) -> list[str]:
     return problems
 
 
+def damaged_files(record: Record, settings: Row) -> list[str]:
+    """Name the files that every run writes and that are missing or damaged."""
+    contents = {SETTINGS: settings, "status.json": record.status, "env.json": record.environment}
+    problems = []
+    for name in WRITTEN:
+        if not contents[name]:
+            is_there = (record.folder / name).exists()
+            problems.append(f"{name} is damaged" if is_there else f"there is no {name}")
+    return problems
+
+
 def last_entry(record: Record) -> str:
-    times = [row["time"] for row in (*record.history, *record.evaluations) if "time" in row]
+    rows = [*record.history, *record.evaluations]
+    times = [row["time"] for row in rows if "time" in row]
     if not times:
         return ""
     return f"; its last log entry is of {datetime.fromtimestamp(max(times)):%Y-%m-%d %H:%M:%S}"
 
 
 def broken_lines(record: Record) -> int:
-    """Lines of metrics.jsonl that are no entries."""
+    """Count the lines of metrics.jsonl that are no entries."""
     path = record.folder / "metrics.jsonl"
     if not path.exists():
         return 0
@@ -186,42 +221,60 @@ def broken_lines(record: Record) -> int:
 
 
 def cells_of(entries: list[Entry]) -> list[Cells]:
-    """The rows of the table."""
+    """Return the rows of the table."""
     keys = differing_keys(entries)
     rows = []
     for entry in entries:
-        loss, step = entry.best.get("loss"), entry.best.get("step")
         seconds = "" if entry.seconds is None else duration(entry.seconds)
-        settings = [f"{key} {value_of(entry.settings[key])}" for key in keys if key in entry.settings]
-        rows.append((entry.name, entry.state, loss, step, entry.steps, seconds, ", ".join(settings)))
+        settings = []
+        for key in keys:
+            if key in entry.settings:
+                settings.append(f"{key} {value_of(entry.settings[key])}")
+        row = (
+            entry.name,
+            entry.state,
+            entry.best.get("loss"),
+            entry.best.get("step"),
+            entry.steps,
+            seconds,
+            ", ".join(settings),
+        )
+        rows.append(row)
     return rows
 
 
 def differing_keys(entries: list[Entry]) -> list[str]:
-    """The settings that are not the same in all runs whose settings can be read."""
+    """Return the settings that are not the same in all runs whose settings can be read."""
     trees = [entry.settings for entry in entries if entry.settings]
-    keys = dict.fromkeys(key for tree in trees for key in tree)
-    return [key for key in keys if any(key not in tree or tree[key] != trees[0].get(key) for tree in trees)]
+    differing = []
+    for key in dict.fromkeys(key for tree in trees for key in tree):
+        first = trees[0].get(key)
+        if any(key not in tree or tree[key] != first for tree in trees):
+            differing.append(key)
+    return differing
 
 
 def value_of(value: Any) -> str:
-    """A setting as one would type it."""
+    """Return a setting as one would type it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def remarks(entries: list[Entry]) -> list[str]:
-    """What is damaged, running or failed; and runs whose losses are of other data than the best one's."""
-    lines = [f"{entry.name}: {'; '.join(entry.problems)}" for entry in entries if entry.problems]
+    """Say what is damaged, running or failed, and which runs have other data than the best one."""
+    lines = []
+    for entry in entries:
+        if entry.problems:
+            lines.append(f"{entry.name}: {'; '.join(entry.problems)}")
     known = [entry for entry in entries if entry.data]
     others = [entry.name for entry in known if entry.data != known[0].data]
     if others:
-        names = ", ".join(others)
-        lines.append(f"{names}: trained on other data than {known[0].name}, so that losses may not compare")
+        what = f"trained on other data than {known[0].name}, so that losses may not compare"
+        lines.append(f"{', '.join(others)}: {what}")
     return lines
 
 
 def aligned(rows: Sequence[Cells]) -> list[str]:
-    """Lines of a table in columns, for the terminal."""
+    """Return the lines of a table in columns, for the terminal."""
     texts = [[show(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
     lines = []
@@ -232,7 +285,7 @@ def aligned(rows: Sequence[Cells]) -> list[str]:
 
 
 def draw_comparison(path: Path, entries: list[Entry]) -> str:
-    """Draws compare.png; returns why not, where it cannot. An earlier comparison's does not stay."""
+    """Draw compare.png; return why not, where it cannot. An earlier one does not stay."""
     path.unlink(missing_ok=True)
     drawn = [entry for entry in entries if entry.curve]
     if not drawn:
@@ -241,18 +294,21 @@ def draw_comparison(path: Path, entries: list[Entry]) -> str:
 
 
 def loss_curves(entries: list[Entry]) -> Figure:
-    """The validation loss of each run over the steps; of many runs the best ones."""
+    """Plot the validation loss of each run over the steps; of many runs the best ones."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 5), layout="constrained")
     axes = figure.subplots()
     shown = entries[:MOST_CURVES]
-    count = "" if len(shown) == len(entries) else f", the best {len(shown)} of {len(entries)} runs"
-    tidy(axes, f"validation loss{count}", "step")
+    title = "validation loss"
+    if len(shown) < len(entries):
+        title += f", the best {len(shown)} of {len(entries)} runs"
+    tidy(axes, title, "step")
     late: list[float] = []
     for number, entry in enumerate(shown):
         name = entry.name.replace("$", r"\$")  # else matplotlib takes it for a formula
-        plot(axes, entry.curve, f"C{number}", f"{entry.best['loss']:.4g}  {name}", smooth=False)
+        label = f"{entry.best['loss']:.4g}  {name}"
+        plot(axes, entry.curve, f"C{number}", label, smooth=False)
         # Of each run by itself: a short one would else be among the first steps of a long one.
         late += late_values(entry.curve)
     set_scale(axes, late)

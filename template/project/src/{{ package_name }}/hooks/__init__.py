@@ -1,6 +1,7 @@
-"""Watchers of the training loop: each file here with a class `Hook` is one, found by its name alone.
+"""Hooks of the training loop: each file here with a class `Hook` is one, found by its name alone.
 
-Any of these methods, on every rank, in the order of the files' names; `run` is `engine.run.Run`:
+It has any of these methods. They run on every rank, in the order of the files' names; `run` is
+`engine.run.Run`:
 
     class Hook:
         trials = False  # leave it out of the short runs of benchmark and tune
@@ -16,9 +17,9 @@ Any of these methods, on every rank, in the order of the files' names; `run` is 
         def load_state_dict(self, state): ...  # on resume, and from phase to phase
         def close(self, run): ...  # at the end, also after an error
 
-A method that reads a value from the GPU (`.item()`) makes it wait; what one rank alone finds ends the run by
-`run.fail(error)`. Settings of a hook are a `class Sections`, parts of report.md `def report(run: Path)`: see
-`watch.py` where the project has it, and `engine/config.py`.
+A method that reads a value from the GPU (`.item()`) makes it wait; what one rank alone finds ends
+the run by `run.fail(error)`. Settings of a hook are a `class Sections`, parts of report.md
+`def report(run: Path)`: see `watch.py` where the project has it, and `engine/config.py`.
 
 Each phase has hooks of its own.
 """
