@@ -899,8 +899,8 @@ WORKLOADS = (
     Fault(
         "split borders are swapped",
         "parts/workload/tabular/prepare.py",
-        'zip(("train", "validation", "test"), map(list, marks)',
-        'zip(("test", "validation", "train"), map(list, marks)',
+        'names = ("train", "validation", "test")',
+        'names = ("test", "validation", "train")',
         "test_tabular.py::test_every_row_is_in_one_split_and_whole",
     ),
     Fault(
