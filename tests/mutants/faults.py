@@ -927,7 +927,7 @@ WORKLOADS = (
     Fault(
         "the series' scaler has seen validation and test",
         "parts/workload/timeseries/dataset.py",
-        "bars.blocks(int(_closed(bars, base, base.times[last - 1 : last])[0]))",
+        "bars.blocks(num_closed)",
         "bars.blocks()",
         "test_timeseries.py::test_noise_behind_the_training_border_changes_neither_scaler_nor_losses",
     ),
