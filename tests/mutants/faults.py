@@ -899,8 +899,8 @@ WORKLOADS = (
     Fault(
         "split borders are swapped",
         "parts/workload/tabular/prepare.py",
-        'zip(("train", "validation", "test"), map(list, marks)',
-        'zip(("test", "validation", "train"), map(list, marks)',
+        'names = ("train", "validation", "test")',
+        'names = ("test", "validation", "train")',
         "test_tabular.py::test_every_row_is_in_one_split_and_whole",
     ),
     Fault(
@@ -927,7 +927,7 @@ WORKLOADS = (
     Fault(
         "the series' scaler has seen validation and test",
         "parts/workload/timeseries/dataset.py",
-        "bars.blocks(int(_closed(bars, base, base.times[last - 1 : last])[0]))",
+        "bars.blocks(num_closed)",
         "bars.blocks()",
         "test_timeseries.py::test_noise_behind_the_training_border_changes_neither_scaler_nor_losses",
     ),

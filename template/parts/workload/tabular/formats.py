@@ -1,4 +1,4 @@
-"""How the cells of a table are written, found from its rows: delimiter, decimal mark, format of times."""
+"""How the cells of a table are written, found in its rows: delimiter, decimal mark, times."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+")
 ISO = ""  # the format of ISO 8601, and of whole seconds
 DATES = [f"%Y{mark}%m{mark}%d" for mark in "-/."]
 DATES += [f"%d{mark}%m{mark}%{year}" for year in "Yy" for mark in "./-"]
-DATES += [f"%m{mark}%d{mark}%{year}" for year in "Yy" for mark in "/-"]  # with points, the day is the first
+# With points, the day is the first.
+DATES += [f"%m{mark}%d{mark}%{year}" for year in "Yy" for mark in "/-"]
 DATES += [f"%y{mark}%m{mark}%d" for mark in "/-"]
 DATES += ["%d %b %Y", "%d-%b-%Y", "%d-%b-%y", "%b %d, %Y"]
 CLOCKS = ["", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p"]
@@ -51,8 +52,10 @@ class Sample(NamedTuple):
 
     @classmethod
     def read(cls, file: Any, encoding: str) -> Sample:
-        """Of an open file. Characters that are none in `encoding` are replaced: reading the table names
-        them. Raises LookupError for an encoding that there is not."""
+        """The sample of an open file. Raises LookupError for an encoding that there is not.
+
+        Characters that are none in `encoding` are replaced: reading the table names them.
+        """
         content = file.read(SAMPLE_BYTES)
         text = getincrementaldecoder(encoding)("replace").decode(content)
         return cls(text.removeprefix("\ufeff"), len(content) < SAMPLE_BYTES)
@@ -65,39 +68,43 @@ class Sample(NamedTuple):
         """The first rows that are not blank, header included."""
         rows = list[list[str]]()
         with suppress(csv.Error):
-            rows += islice(csv.reader(io.StringIO(self.text, ""), delimiter=delimiter), SAMPLE_ROWS)
+            reader = csv.reader(io.StringIO(self.text, ""), delimiter=delimiter)
+            rows += islice(reader, SAMPLE_ROWS)
         is_cut = not self.is_whole and 1 < len(rows) < SAMPLE_ROWS
         if is_cut:
             rows.pop()
         return [row for row in rows if row]
 
     def delimiter(self, expected: str) -> str:
-        """What separates cells: `expected` if it can, else what gives most rows the header's length."""
+        """What separates cells: `expected` if it can, else what gives rows the header's length."""
         for mark in (expected, *DELIMITERS.replace(expected, "")):
-            header, *rows = self.rows(mark) or [[]]
-            alike = sum(len(row) == len(header) for row in rows)
-            if len(header) > 1 and 2 * alike >= len(rows):
+            rows = self.rows(mark)
+            if not rows or len(rows[0]) < 2:
+                continue
+            header, *others = rows
+            alike = sum(len(row) == len(header) for row in others)
+            if 2 * alike >= len(others):
                 return mark
         return expected
 
     def decimal(self, delimiter: str) -> str:
-        """A comma if a column has numbers with one and nothing else, and no column has numbers with a point.
+        """A comma if a column has numbers with one and nothing else, and none has a point.
 
         `1,234` alone does not decide: the comma may separate thousands.
         """
-        found = "."
+        mark = "."
         for column in zip(*self.rows(delimiter)[1:], strict=False):
             cells = [cell.strip() for cell in column if cell.strip()]
             if any(POINT_NUMBER.fullmatch(cell) for cell in cells):
                 return "."
             has_commas = any("," in cell and not THOUSANDS.fullmatch(cell) for cell in cells)
             if has_commas and all(COMMA_NUMBER.fullmatch(cell) for cell in cells):
-                found = ","
-        return found
+                mark = ","
+        return mark
 
 
 def check_time_format(time_format: str) -> None:
-    """Raises `UserError` for what cannot be the format of a time."""
+    """Raise `UserError` for what cannot be the format of a time."""
     try:
         pc.strptime(pa.array(["2024"]), format=time_format, unit="s", error_is_null=True)
         is_format = re.search("%[YyDFsc]", time_format) is not None
@@ -109,7 +116,7 @@ def check_time_format(time_format: str) -> None:
 
 
 class Readings:
-    """How many cells of a column each format of times reads, and cells that two formats read differently."""
+    """How many cells of a column each format of times reads, and what two read differently."""
 
     def __init__(self, given: str | None):
         """given: the only format besides ISO 8601; None for the usual ones."""
@@ -117,7 +124,8 @@ class Readings:
         self.formats = FORMATS if given is None else [given]
         self.cells = 0
         self.counts = Counter[str]()
-        self.differing: dict[tuple[str, str], tuple[str, str, str]] = {}  # a cell, and what each makes of it
+        # By two formats: a cell, and what each makes of it.
+        self.differing: dict[tuple[str, str], tuple[str, str, str]] = {}
 
     def add(self, column: pa.ChunkedArray) -> None:
         """column: without missing cells."""
@@ -138,27 +146,35 @@ class Readings:
         values, counts = pc.value_counts(column).flatten()
         texts = pc.utf8_trim_whitespace(values)
         self.counts[ISO] += _count(pc.match_substring_regex(texts, ISO_BEGINNING), counts)
+
+        # The first texts say what formats are possible.
         beginning = texts[:FIRST_CELLS]
-        possible = [one for one in self.formats if _seconds_by(beginning, one).null_count < len(beginning)]
-        read = {one: _seconds_by(texts, one) for one in possible}
-        for one, seconds in read.items():
-            self.counts[one] += _count(seconds.is_valid(), counts)
+        read = {}
+        for time_format in self.formats:
+            if _seconds_by(beginning, time_format).null_count < len(beginning):
+                read[time_format] = _seconds_by(texts, time_format)
+        for time_format, seconds in read.items():
+            self.counts[time_format] += _count(seconds.is_valid(), counts)
+
         for one, other in combinations(read, 2):
             unequal = pc.fill_null(pc.not_equal(read[one], read[other]), False)
             place = pc.index(unequal, True).as_py()
             if place >= 0:
-                example = str(texts[place]), _day(read[one][place]), _day(read[other][place])
+                example = (str(texts[place]), _day(read[one][place]), _day(read[other][place]))
                 self.differing.setdefault((one, other), example)
 
     def best(self) -> str:
         """The format that reads most cells; ISO 8601 where no other one reads more."""
-        return max((ISO, *self.formats), key=lambda one: self.counts[one])
+        return max((ISO, *self.formats), key=lambda time_format: self.counts[time_format])
 
     def conflict(self) -> tuple[str, str, tuple[str, str, str]] | None:
         """Two formats that read as many cells, some of them differently, and such a cell."""
-        most = self.counts[self.best()]
+        best = self.best()
+        if best == ISO:
+            return None
+        most = self.counts[best]
         for (one, other), example in self.differing.items():
-            if self.best() != ISO and self.counts[one] == self.counts[other] == most:
+            if self.counts[one] == self.counts[other] == most:
                 return one, other, example
         return None
 
@@ -172,7 +188,10 @@ def _count(is_read: pa.Array, counts: pa.Array) -> int:
 
 
 def to_seconds(column: pa.ChunkedArray, time_format: str) -> np.ndarray:
-    """(n,) int64: seconds since 1970, or whole numbers. Raises ArrowInvalid or ValueError for no time."""
+    """(n,) int64: seconds since 1970, or whole numbers.
+
+    Raises ArrowInvalid or ValueError for what is no time.
+    """
     if column.null_count:
         raise ValueError
     if time_format == ISO or pa.types.is_temporal(column.type):
@@ -185,28 +204,31 @@ def to_seconds(column: pa.ChunkedArray, time_format: str) -> np.ndarray:
 
 
 def _iso_seconds(column: pa.ChunkedArray) -> np.ndarray:
-    if pa.types.is_string(column.type) and len(column):
-        column = pc.utf8_trim_whitespace(column)
-        whole = str(column[0]).lstrip("-").isdecimal()
-        try:
-            column = column.cast(pa.int64() if whole else SECONDS)
-        except pa.ArrowInvalid:
-            if whole:
-                raise
-            return np.array(column.to_pylist(), "datetime64[s]").astype(np.int64)  # other ways of ISO 8601
-    elif pa.types.is_temporal(column.type):
+    if pa.types.is_temporal(column.type):
         column = column.cast(SECONDS, safe=False)
+    elif pa.types.is_string(column.type) and len(column):
+        column = pc.utf8_trim_whitespace(column)
+        is_number = str(column[0]).lstrip("-").isdecimal()
+        try:
+            column = column.cast(pa.int64() if is_number else SECONDS)
+        except pa.ArrowInvalid:
+            if is_number:
+                raise
+            # Other ways of ISO 8601.
+            return np.array(column.to_pylist(), "datetime64[s]").astype(np.int64)
     return column.cast(pa.int64()).to_numpy()
 
 
 def _seconds_by(texts: Any, time_format: str) -> Any:
     """int64 seconds, null where a text does not have the format.
 
-    strptime reads 31.02. as 2 March and 2-digit years as those of the first century: neither is a time here.
+    strptime reads 31.02. as 2 March and 2-digit years as those of the first century: neither is a
+    time here.
     """
     times = pc.strptime(texts, format=time_format, unit="s", error_is_null=True)
     wrong = pc.less(pc.year(times), 1000)
-    suspicious = pc.and_(pc.less_equal(pc.day(times), 3), pc.match_substring_regex(texts, LAST_DAYS))
+    may_be_late = pc.match_substring_regex(texts, LAST_DAYS)
+    suspicious = pc.and_(pc.less_equal(pc.day(times), 3), may_be_late)
     if pc.any(suspicious).as_py():
         cells = pc.if_else(pc.fill_null(suspicious, False), texts, None).to_pylist()
         no_dates = [cell is not None and not _is_date(cell, time_format) for cell in cells]
