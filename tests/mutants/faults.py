@@ -1101,7 +1101,7 @@ GRAPH = (
     Fault(
         "rows of stocks count over all files",
         "parts/workload/graph/prepare.py",
-        "row {row - starts[where] + 1}",
+        "row {row - self.starts[file] + 1}",
         "row {row + 1}",
         "test_graph.py::test_rows_of_a_stock_come_together_over_blocks_and_files",
     ),

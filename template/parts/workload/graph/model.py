@@ -30,7 +30,12 @@ class SegmentAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, values: Tensor, scores: Tensor, source: Tensor, target: Tensor, dropout: float = 0.0
+        ctx: Any,
+        values: Tensor,
+        scores: Tensor,
+        source: Tensor,
+        target: Tensor,
+        dropout: float = 0.0,
     ) -> Tensor:
         """(N, H, C) from values (N, H, C), scores (E, H), and source and target (E,) of each edge.
 
@@ -46,7 +51,9 @@ class SegmentAttention(torch.autograd.Function):
         kept = torch.rand_like(weights) >= dropout if dropout else None
         out = torch.zeros_like(values)
         for sources, targets, shares in _blocks(source, target, _dropped(weights, kept, dropout)):
-            messages = values.index_select(0, sources).mul_(shares.unsqueeze(2))  # (≤ CPU_EDGES, H, C)
+            messages = values.index_select(0, sources).mul_(
+                shares.unsqueeze(2)
+            )  # (≤ CPU_EDGES, H, C)
             out.index_add_(0, targets, messages)
         ctx.save_for_backward(values, weights, source, target, out, kept)
         ctx.dropout = dropout
@@ -87,7 +94,9 @@ class GraphAttention(nn.Module):
     dropout: of the normalised weights, each head by itself, while it trains, as in the paper.
     """
 
-    def __init__(self, inputs: int, width: int, heads: int = 1, slope: float = 0.2, dropout: float = 0.0):
+    def __init__(
+        self, inputs: int, width: int, heads: int = 1, slope: float = 0.2, dropout: float = 0.0
+    ):
         super().__init__()
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout is a share from 0 to below 1, not {dropout}")
@@ -104,7 +113,9 @@ class GraphAttention(nn.Module):
         values = self.linear(x).float().unflatten(1, (self.heads, -1))  # (N, H, C)
         # As products of the weights, so that a score costs `inputs` multiplications and not H·C more.
         weight = self.linear.weight.view(self.heads, -1, x.shape[1])
-        vectors = torch.cat([(weight * part.unsqueeze(2)).sum(1) for part in (self.source, self.target)])
+        vectors = torch.cat(
+            [(weight * part.unsqueeze(2)).sum(1) for part in (self.source, self.target)]
+        )
         scores = functional.linear(x, vectors).float()  # (N, 2H)
         leaving, arriving = scores.split(self.heads, 1)
         scores = leaving.index_select(0, source) + arriving.index_select(0, target)  # (E, H)
@@ -112,7 +123,9 @@ class GraphAttention(nn.Module):
         if present is not None:
             scores = scores.masked_fill(~present.unsqueeze(1), -torch.inf)
         dropout = self.dropout if self.training else 0.0
-        return SegmentAttention.apply(values, scores, source, target, dropout).flatten(1) + self.bias
+        return (
+            SegmentAttention.apply(values, scores, source, target, dropout).flatten(1) + self.bias
+        )
 
 
 class FrequencyNormalization(nn.Module):
@@ -127,7 +140,9 @@ class FrequencyNormalization(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """(main, rest), both (N, T, F) float32, from (N, T, F)."""
-        with torch.autocast(x.device.type, enabled=False):  # half precision has no transform for every T
+        with torch.autocast(
+            x.device.type, enabled=False
+        ):  # half precision has no transform for every T
             spectrum = torch.fft.rfft(x.float(), dim=1)  # (N, T // 2 + 1, F)
             size = spectrum.abs()
             count = min(self.count, size.shape[1])
@@ -160,10 +175,14 @@ class TemporalBlock(nn.Module):
         self.attended, self.gated = GatedResidual(width, dropout), GatedResidual(width, dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        parts = self.queries(x).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # (3, N, H, T, C)
+        parts = (
+            self.queries(x).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        )  # (3, N, H, T, C)
         query, key, value = parts.unbind()
         dropout = self.dropout if self.training else 0.0
-        mixed = functional.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
+        mixed = functional.scaled_dot_product_attention(
+            query, key, value, dropout_p=dropout, is_causal=True
+        )
         return self.gated(self.attended(x, mixed.transpose(1, 2).flatten(2)))
 
 
@@ -185,15 +204,24 @@ class Forecaster(nn.Module):
         features, targets = facts["features"], facts["target"]["horizons"]
         self.is_return = facts["target"]["kind"] == "return"
         for name, columns in (("", features), ("target_", targets)):
-            self.register_buffer(f"{name}mean", torch.tensor([column["mean"] for column in columns]))
+            self.register_buffer(
+                f"{name}mean", torch.tensor([column["mean"] for column in columns])
+            )
             self.register_buffer(f"{name}std", torch.tensor([column["std"] for column in columns]))
-        self.normalization = FrequencyNormalization(sizes.frequencies) if sizes.frequencies else None
+        self.normalization = (
+            FrequencyNormalization(sizes.frequencies) if sizes.frequencies else None
+        )
         inputs = len(features) * (2 if sizes.frequencies else 1)
         self.first = nn.Linear(inputs, width)
         self.place = nn.Parameter(0.02 * torch.randn(facts["window"], width))
-        blocks = [TemporalBlock(width, sizes.heads, sizes.dropout) for _ in range(sizes.temporal_layers)]
+        blocks = [
+            TemporalBlock(width, sizes.heads, sizes.dropout) for _ in range(sizes.temporal_layers)
+        ]
         self.temporal = nn.ModuleList(blocks)
-        layers = [GraphAttention(width, width // sizes.heads, sizes.heads) for _ in range(sizes.graph_layers)]
+        layers = [
+            GraphAttention(width, width // sizes.heads, sizes.heads)
+            for _ in range(sizes.graph_layers)
+        ]
         self.graph = nn.ModuleList(layers)
         self.joined = nn.ModuleList(GatedResidual(width, sizes.dropout) for _ in layers)
         self.head = nn.Linear(width + len(features), len(targets))
@@ -221,7 +249,9 @@ class Forecaster(nn.Module):
 
     def forward(self, batch: Batch) -> Output:
         prediction = self.outputs(batch)
-        target = (batch["target"] - self.target_mean) / self.target_std  # (B, K, P), NaN where unknown
+        target = (
+            batch["target"] - self.target_mean
+        ) / self.target_std  # (B, K, P), NaN where unknown
         known = batch["listed"].unsqueeze(2) & target.isfinite()
         weight = known.sum(dtype=torch.float32)
         error = torch.where(known, prediction - target, 0.0)
