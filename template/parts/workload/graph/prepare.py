@@ -305,7 +305,10 @@ def days(column: Any, time_format: str) -> np.ndarray:
 
 
 def check(rows: np.ndarray, path: Path, first: int) -> None:
-    """Raises `UserError` at the first of rows, from `first` on in their file, that no market makes."""
+    """Raises `UserError` at the first row that no market makes.
+
+    first: the number of rows before these in their file.
+    """
     high = rows["prices"][:, 1]
     low = rows["prices"][:, 2]
     impossible = {

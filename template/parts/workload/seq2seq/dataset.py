@@ -34,7 +34,9 @@ IGNORE = -100
 """Target that is none; F.cross_entropy leaves it out by default."""
 
 SIDES = ("source", "target")
-MULTIPLE = {"fp8": 16}  # of padded lengths: rows of a matrix in fp8 come in 16s, other tensor cores like 8s
+MULTIPLE = {
+    "fp8": 16
+}  # of padded lengths: rows of a matrix in fp8 come in 16s, other tensor cores like 8s
 TOGETHER = 1024  # pairs that are written at a time
 COUNTED = 32 << 20  # target tokens that the count model learns from; more hardly changes its figure
 SAMPLE_LIMITS = (160, 64)  # bytes of a synthetic source and target
@@ -66,7 +68,10 @@ class Samples:
         padding than by the sum of both where the two lengths have little to do with each other.
         """
         source, target = np.diff(self.offsets, axis=0).T
-        step, most = np.ceil(np.log(source) / np.log(1.3)).astype(np.int64), int(target.max(initial=0))
+        step, most = (
+            np.ceil(np.log(source) / np.log(1.3)).astype(np.int64),
+            int(target.max(initial=0)),
+        )
         return step * (most + 1) + np.where(step % 2, target, most - target)
 
     @property
@@ -76,8 +81,15 @@ class Samples:
 
     def typical(self) -> Batch:
         """One sample of mean lengths, without content, for counting FLOPs."""
-        source, target = (torch.zeros(1, max(round(length), 1), dtype=torch.int64) for length in self._mean())
-        return {"source": source, "source_present": source == 0, "decoder_input": target, "targets": target}
+        source, target = (
+            torch.zeros(1, max(round(length), 1), dtype=torch.int64) for length in self._mean()
+        )
+        return {
+            "source": source,
+            "source_present": source == 0,
+            "decoder_input": target,
+            "targets": target,
+        }
 
     def _mean(self) -> np.ndarray:
         return (self.offsets[-1] - self.offsets[0]) / max(len(self), 1)
@@ -90,7 +102,9 @@ class Samples:
         spans = {}
         for side, name in enumerate(SIDES):
             width = -(-max(int(lengths[:, side].max()), 1) // self.multiple) * self.multiple
-            spans[name] = Spans(starts[:, side].astype(np.int64), lengths[:, side].astype(np.int64), width)
+            spans[name] = Spans(
+                starts[:, side].astype(np.int64), lengths[:, side].astype(np.int64), width
+            )
         if not self.training:
             spans["target_bytes"] = Spans(self.first + pair, present.astype(np.int64), 1)
         return spans
@@ -151,7 +165,10 @@ def write(
 
 
 def write_pairs(
-    writer: StoreWriter, tokenizer: Tokenizer, splits: Mapping[str, Iterable[Pair]], facts: dict[str, Any]
+    writer: StoreWriter,
+    tokenizer: Tokenizer,
+    splits: Mapping[str, Iterable[Pair]],
+    facts: dict[str, Any],
 ) -> None:
     """Writes the pairs of each split as they come, the longest target of the first one into the facts."""
     dtype = np.dtype("uint16" if facts["vocabulary"] <= 2**16 else "uint32")
@@ -168,7 +185,12 @@ def write_pairs(
             stop, count = stops[-1:], count + len(batch)
             longest = longest if first else max(longest, int(lengths[:, 1].max()))
         writer.splits[split] = [first, count]
-    writer.facts = {"longest": longest, **facts, "end": tokenizer.end, "tokenizer": tokenizer.facts()}
+    writer.facts = {
+        "longest": longest,
+        **facts,
+        "end": tokenizer.end,
+        "tokenizer": tokenizer.facts(),
+    }
 
 
 def synthesize(folder: Path, settings: Any) -> None:
@@ -186,15 +208,28 @@ def synthesize(folder: Path, settings: Any) -> None:
             break
     random.Random(0).shuffle(pairs)
     held = max(len(pairs) // 10, 1)
-    splits = {"train": pairs[2 * held :], "validation": pairs[held : 2 * held], "test": pairs[:held]}
-    facts = {"vocabulary": tokenizer.end + 1, "start": tokenizer.end, "prefix": "", "limits": SAMPLE_LIMITS}
+    splits = {
+        "train": pairs[2 * held :],
+        "validation": pairs[held : 2 * held],
+        "test": pairs[:held],
+    }
+    facts = {
+        "vocabulary": tokenizer.end + 1,
+        "start": tokenizer.end,
+        "prefix": "",
+        "limits": SAMPLE_LIMITS,
+    }
     write(folder, tokenizer, splits, facts, {"kind": "synthetic", "text": "Python's docstrings"})
 
 
 def docstrings() -> Iterator[tuple[str, str]]:
     """(body, summary line) of each docstring of the standard library that has both."""
     root = Path(sysconfig.get_path("stdlib"))
-    kept = [path for path in sorted(root.rglob("*.py")) if not LEFT_OUT & set(path.relative_to(root).parts)]
+    kept = [
+        path
+        for path in sorted(root.rglob("*.py"))
+        if not LEFT_OUT & set(path.relative_to(root).parts)
+    ]
     random.Random(0).shuffle(kept)
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     for path in kept:
@@ -231,7 +266,9 @@ def _bytes(store: Store, split: str) -> np.ndarray:
     """(N,) bytes of a split's targets as int64, 256 behind each."""
     tokenizer, (first, last) = restore(store.facts["tokenizer"]), store.splits[split]
     start, stop = store.arrays["offsets"].rows()[[first, last], 1].tolist()
-    tokens = np.asarray(store.arrays["target"].rows()[start : min(stop, start + COUNTED)]).astype(np.int64)
+    tokens = np.asarray(store.arrays["target"].rows()[start : min(stop, start + COUNTED)]).astype(
+        np.int64
+    )
     if tokenizer.kind == "byte":
         return tokens
     parts = [np.zeros(0, np.int64)]

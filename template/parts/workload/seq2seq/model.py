@@ -85,10 +85,10 @@ def load_pretrained(sizes: Any, facts: dict[str, Any]) -> T5ForConditionalGenera
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         reason = " ".join(str(error).split())[:160]
-        remedy = (
-            "give a folder with a whole T5, or go online once; of weights in a pickle see model.allow_pickle"
-        )
-        raise UserError(f"the pretrained model cannot be loaded ({reason})", where, remedy) from error
+        remedy = "give a folder with a whole T5, or go online once; of weights in a pickle see model.allow_pickle"
+        raise UserError(
+            f"the pretrained model cannot be loaded ({reason})", where, remedy
+        ) from error
     if missing := sorted(report["missing_keys"]):
         what = f"the pretrained weights lack {len(missing)} of the model's, such as {missing[0]}"
         raise UserError(what, where, "give the whole checkpoint")
@@ -98,7 +98,9 @@ def load_pretrained(sizes: Any, facts: dict[str, Any]) -> T5ForConditionalGenera
 def check_folder(folder: Path, allow_pickle: bool, where: str) -> None:
     """Raises `UserError` where a file is missing, or the weights are a pickle that nobody allowed."""
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else {CONFIG, *WEIGHTS}
-    lacking = CONFIG if CONFIG not in names else WEIGHTS[0] if names.isdisjoint(WEIGHTS + PICKLES) else ""
+    lacking = (
+        CONFIG if CONFIG not in names else WEIGHTS[0] if names.isdisjoint(WEIGHTS + PICKLES) else ""
+    )
     if lacking:
         what = f"the pretrained folder is incomplete: no {lacking}"
         raise UserError(what, where, "copy all of the model's files")
@@ -111,16 +113,31 @@ def check_folder(folder: Path, allow_pickle: bool, where: str) -> None:
 def check_fit(config: Any, facts: dict[str, Any], where: str) -> None:
     """Raises `UserError` where the checkpoint is no T5, or the data's token numbers are not its own."""
     if config.model_type != "t5":
-        raise UserError(f"the pretrained model is a {config.model_type}, not a T5", where, "choose a T5")
-    theirs = (config.vocab_size, config.eos_token_id, getattr(config, "decoder_start_token_id", None))
+        raise UserError(
+            f"the pretrained model is a {config.model_type}, not a T5", where, "choose a T5"
+        )
+    theirs = (
+        config.vocab_size,
+        config.eos_token_id,
+        getattr(config, "decoder_start_token_id", None),
+    )
     ours = (facts["vocabulary"], facts["end"], facts["start"])
     if theirs != ours:
-        what = f"vocabulary, end and start are {ours} in the data and {theirs} in the pretrained model"
-        raise UserError(what, where, "prepare with --tokenizer pretrained and the same --pretrained")
+        what = (
+            f"vocabulary, end and start are {ours} in the data and {theirs} in the pretrained model"
+        )
+        raise UserError(
+            what, where, "prepare with --tokenizer pretrained and the same --pretrained"
+        )
 
 
 def attend(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **named: Any
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **named: Any,
 ) -> tuple[Tensor, None]:
     """Attention with positions and mask as one bias; query (B, H, T, D) to (B, T, H, D). T5 scales nothing.
 
@@ -221,7 +238,9 @@ class Seq2Seq(nn.Module):
         for layer in stack.block:
             x = layer(x, None, bias, memory, None, closed)[0]
         x = stack.dropout(stack.final_layer_norm(x))
-        return self.t5.lm_head(x * self.t5.model_dim**-0.5 if self.t5.config.scale_decoder_outputs else x)
+        return self.t5.lm_head(
+            x * self.t5.model_dim**-0.5 if self.t5.config.scale_decoder_outputs else x
+        )
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
         """`prediction` (B, longest training target) int64: the likeliest token after the true ones before it.
@@ -229,9 +248,13 @@ class Seq2Seq(nn.Module):
         `end` behind a target's own; `generate` needs no target.
         """
         memory, bias = self._encode(batch["source"], batch["source_present"])
-        found = self._decode(batch["decoder_input"], memory, bias)[..., : self.vocabulary].argmax(-1)
+        found = self._decode(batch["decoder_input"], memory, bias)[..., : self.vocabulary].argmax(
+            -1
+        )
         found = found.masked_fill(batch["targets"] == IGNORE, self.end)
-        return {"prediction": functional.pad(found, (0, self.longest - found.shape[1]), value=self.end)}
+        return {
+            "prediction": functional.pad(found, (0, self.longest - found.shape[1]), value=self.end)
+        }
 
     @torch.no_grad()
     def generate(self, source: Tensor, present: Tensor, longest: int, beams: int = 1) -> Tensor:

@@ -29,7 +29,11 @@ def answer(project: Project, batch: Batch) -> Batch:
     model = project.model
     if project.distributed.forward_exchanges:
         return {"text": model.predict(batch)["prediction"][:PAIRS]}
-    return {"text": model.generate(batch["source"][:PAIRS], batch["source_present"][:PAIRS], model.longest)}
+    return {
+        "text": model.generate(
+            batch["source"][:PAIRS], batch["source_present"][:PAIRS], model.longest
+        )
+    }
 
 
 def pictures(batch: Batch, predictions: Batch, project: Project) -> dict[str, str]:
@@ -46,4 +50,6 @@ def pictures(batch: Batch, predictions: Batch, project: Project) -> dict[str, st
     alike = [SequenceMatcher(None, target, made).ratio() for _, target, made in pairs]
     rows = [(*pair, f"{share:.0%}") for share, pair in sorted(zip(alike, pairs, strict=True))]
     header = "source", "target", "prediction", "alike"
-    return {"pairs": "\n".join(table("Pairs of the validation, the least alike first", header, rows))}
+    return {
+        "pairs": "\n".join(table("Pairs of the validation, the least alike first", header, rows))
+    }

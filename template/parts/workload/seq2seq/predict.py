@@ -25,11 +25,27 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `predict`."""
     add_flags(parser, ".tsv or .jsonl", "predictions.tsv")
     add = parser.add_argument
-    add("--input", metavar="FILE", help="sources: .tsv (what is behind a tab is left out), .jsonl or .txt")
+    add(
+        "--input",
+        metavar="FILE",
+        help="sources: .tsv (what is behind a tab is left out), .jsonl or .txt",
+    )
     add("--text", metavar="TEXT", help="one source; its prediction is printed")
     add("--source-key", default="source", metavar="NAME", help="of .jsonl (default: source)")
-    add("--beams", type=int, default=1, metavar="N", help="1 decodes greedily, more search (default: 1)")
-    add("--max-tokens", type=int, default=0, metavar="N", help="longest prediction (default: as in training)")
+    add(
+        "--beams",
+        type=int,
+        default=1,
+        metavar="N",
+        help="1 decodes greedily, more search (default: 1)",
+    )
+    add(
+        "--max-tokens",
+        type=int,
+        default=0,
+        metavar="N",
+        help="longest prediction (default: as in training)",
+    )
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
@@ -37,7 +53,9 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     folder = find_run(arguments.run)
     output = output_path(arguments.output, folder / "predictions.tsv", ".tsv", ".jsonl")
     if arguments.beams < 1 or arguments.max_tokens < 0:
-        raise UserError("not a number of beams or tokens", "--beams, --max-tokens", "give 1 or more")
+        raise UserError(
+            "not a number of beams or tokens", "--beams, --max-tokens", "give 1 or more"
+        )
     sources = read_sources(arguments)
     settings = load(folder / "config.resolved.yaml")
     project, step = open_run(folder, settings, arguments, needs_data=not sources)
@@ -67,7 +85,9 @@ def read_sources(arguments: argparse.Namespace) -> list[str]:
         return []
     path = Path(arguments.input)
     if has_rows(path):
-        found = [text for _, (text,) in rows(path, (arguments.source_key,), "name it by --source-key")]
+        found = [
+            text for _, (text,) in rows(path, (arguments.source_key,), "name it by --source-key")
+        ]
     else:
         is_tab = ".tsv" in path.suffixes[-2:]
         found = [line.partition("\t")[0] if is_tab else line for _, line in lines(path)]
@@ -90,7 +110,9 @@ def new_sources(sources: list[str], trained: Store, folder: Path) -> None:
     if empty := sum(not text.strip() for text in sources):
         what = f"{empty:,} of {len(sources):,} sources have no text"
         raise UserError(what, "--text, --input", "leave them out: a prediction would mean nothing")
-    unseen_in: Any = getattr(tokenizer, "unseen", lambda text: [])  # bytes and their pairs know every text
+    unseen_in: Any = getattr(
+        tokenizer, "unseen", lambda text: []
+    )  # bytes and their pairs know every text
     unseen = Counter(symbol for text in sources for symbol in unseen_in(text))
     if unseen:
         shown = ", ".join(repr(symbol) for symbol, _ in unseen.most_common(5))
@@ -117,7 +139,9 @@ def predict(project: Any, loader: Loader, arguments: argparse.Namespace) -> list
         return tokenizer.decode(tokens[:end]).decode("utf-8", "replace")
 
     def answer(batch: Batch) -> dict[str, Any]:
-        made = project.model.generate(batch["source"], batch["source_present"], longest, arguments.beams)
+        made = project.model.generate(
+            batch["source"], batch["source_present"], longest, arguments.beams
+        )
         return {"prediction": made}
 
     rows: dict[int, dict[str, str]] = {}

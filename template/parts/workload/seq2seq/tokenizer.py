@@ -30,7 +30,9 @@ class Symbols:
         return cls(kind, sorted({symbol for text in texts for symbol in split(kind, text)}))
 
     def encode(self, text: bytes) -> np.ndarray:
-        found = [self._numbers.get(symbol, self.unknown) for symbol in split(self.kind, text.decode())]
+        found = [
+            self._numbers.get(symbol, self.unknown) for symbol in split(self.kind, text.decode())
+        ]
         return np.array(found, np.int64)
 
     def unseen(self, text: str) -> list[str]:
@@ -62,7 +64,9 @@ class Pretrained:
         self._tokenizer = tokenizers.Tokenizer.from_str(definition)
 
     def encode(self, text: bytes) -> np.ndarray:
-        return np.array(self._tokenizer.encode(text.decode(), add_special_tokens=False).ids, np.int64)
+        return np.array(
+            self._tokenizer.encode(text.decode(), add_special_tokens=False).ids, np.int64
+        )
 
     def decode(self, tokens: Sequence[int]) -> bytes:
         return self._tokenizer.decode(list(map(int, tokens)), skip_special_tokens=True).encode()
