@@ -969,8 +969,8 @@ WORKLOADS = (
     Fault(
         "a copy is known only among a thousand rows",
         "parts/workload/llm/texts.py",
-        "fresh, first = fresh[is_new], first[is_new]",
-        "pass",
+        "fresh = fresh[is_new]\n            first = first[is_new]\n",
+        "pass\n",
         "test_llm.py::test_texts_are_known_again",
     ),
     Fault(

@@ -1,4 +1,4 @@
-"""The settings of your model and of your data; change them together with model.py and dataset.py."""
+"""The settings of your model and of your data; change them with model.py and dataset.py."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ class Pieces:
         self.num_documents += is_last
 
     def write(self) -> bool:
-        """Append the tokens of what is held; false, and nothing is left, where 8 bits are too few."""
+        """Append the tokens of what is held; false, and none are left, where 8 bits are too few."""
         parts = [self.end[:0]]
         tokens_of_pieces = encoded(self.tokenizer, self.held)
         for tokens, (_, _, text, is_last) in zip(tokens_of_pieces, self.held, strict=True):

@@ -165,7 +165,7 @@ class GPT(nn.Module):
                 nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * layers))
 
     def blocks(self) -> list[nn.Module]:
-        """The repeated layers and the head, for compiling, checkpointing and sharding one by one."""
+        """The layers and the head, for compiling, checkpointing and sharding one by one."""
         return [*self.layers, self.head]
 
     def hidden(self, tokens: Tensor, caches: Sequence[Cache] = ()) -> Tensor:
@@ -283,7 +283,7 @@ def _initialize(module: nn.Module) -> None:
 
 
 def chunked_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, rows: int) -> Tensor:
-    """The sum of cross-entropies, () float32, with the logits of `rows` targets in memory at a time.
+    """The sum of cross-entropies, () float32, with the logits of `rows` targets at a time.
 
     x (N, C), weight (V, C), targets (N,). torch 2.13 has an operator for it. The compiler and the
     counter of FLOPs cannot look into that one, so they get ours, and so does an older torch.

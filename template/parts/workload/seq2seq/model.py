@@ -33,7 +33,8 @@ from .dataset import IGNORE
 from .engine.errors import UserError
 from .engine.seams import Batch, Output
 
-PAD = 64  # the vocabulary becomes a multiple of it: tensor cores take whole tiles (nanoGPT: 25 % on A100)
+# The vocabulary becomes a multiple of it: tensor cores take whole tiles (nanoGPT: 25 % on A100).
+PAD = 64
 ATTENTION = "one_bias"  # the name that the library knows `attend` by
 UNFUSED = {"cpu"}  # PyTorch's fused kernel has neither dropout nor a gradient of the bias there
 CONFIG = "config.json"

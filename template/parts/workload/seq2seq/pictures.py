@@ -1,6 +1,7 @@
 """What a person wants to see of the model at an evaluation, for the report and the tracker.
 
-Yours to change. `pictures` gives texts in Markdown, or matplotlib's figures, by name; hooks/pictures.py says when.
+Yours to change. `pictures` gives texts in Markdown, or matplotlib's figures, by name;
+hooks/pictures.py says when.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ PAIRS = 16  # of them
 
 
 def answer(project: Project, batch: Batch) -> Batch:
-    """`text` (PAIRS, longest) decoded greedily; of a sharded model the likeliest after the true ones.
+    """`text` (PAIRS, longest) decoded greedily.
 
-    Decoding ends elsewhere on each rank, and a sharded model needs all ranks for every token.
+    Of a sharded model the likeliest after the true ones: decoding ends elsewhere on each rank, and
+    a sharded model needs all ranks for every token.
     """
     model = project.model
     if project.distributed.forward_exchanges:

@@ -1,4 +1,4 @@
-"""The settings of your model and of your data; change them together with model.py and dataset.py."""
+"""The settings of your model and of your data; change them with model.py and dataset.py."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WORKLOAD = "seq2seq"
 """What the data in a store are for; another project refuses them."""
 
 LEARNING_RATE = 1e-3
-"""Default of optimizer.learning_rate; it belongs to the model, so it stands here. For fresh weights."""
+"""Default of optimizer.learning_rate for fresh weights; it belongs to the model."""
 
 
 class Data(LoaderSettings):

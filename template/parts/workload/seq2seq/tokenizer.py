@@ -1,6 +1,7 @@
 """Text to token numbers and back.
 
-Each tokenizer is plain data in the manifest: a run needs no other file. All end a text with a token of their own, `end`, which stands for none of it.
+Each tokenizer is plain data in the manifest: a run needs no other file. All end a text with a token
+of their own, `end`, which stands for none of it.
 """
 
 from __future__ import annotations
