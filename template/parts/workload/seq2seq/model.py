@@ -48,6 +48,8 @@ def build_model(settings: Any, facts: dict[str, Any]) -> Seq2Seq:
     if sizes.pretrained:
         return Seq2Seq(load_pretrained(sizes, facts), facts)
     size = sizes.shape
+    # The types of T5Config do not know these two.
+    of_tokens = {"decoder_start_token_id": facts["start"], "eos_token_id": facts["end"]}
     config: Any = T5Config(
         vocab_size=-(-facts["vocabulary"] // PAD) * PAD,
         d_model=size.width,
@@ -58,8 +60,7 @@ def build_model(settings: Any, facts: dict[str, Any]) -> Seq2Seq:
         feed_forward_proj=sizes.feed_forward,
         dropout_rate=sizes.dropout,
         pad_token_id=facts["start"],
-        decoder_start_token_id=facts["start"],
-        eos_token_id=facts["end"],
+        **of_tokens,
     )
     config._attn_implementation = ATTENTION
     return Seq2Seq(T5ForConditionalGeneration(config), facts)
