@@ -969,8 +969,8 @@ WORKLOADS = (
     Fault(
         "a copy is known only among a thousand rows",
         "parts/workload/llm/texts.py",
-        "fresh, first = fresh[is_new], first[is_new]",
-        "pass",
+        "fresh = fresh[is_new]\n            first = first[is_new]\n",
+        "pass\n",
         "test_llm.py::test_texts_are_known_again",
     ),
     Fault(
@@ -1049,8 +1049,8 @@ SEQ2SEQ = (
     Fault(
         "missing weights are drawn at random",
         "parts/workload/seq2seq/model.py",
-        'if missing := sorted(report["missing_keys"]):',
-        "if missing := []:",
+        'missing = sorted(report["missing_keys"])',
+        "missing = []",
         "test_seq2seq.py::test_pretrained_weights_that_do_not_fit_are_one_line[a weight-parts3]",
     ),
 )
@@ -1101,7 +1101,7 @@ GRAPH = (
     Fault(
         "rows of stocks count over all files",
         "parts/workload/graph/prepare.py",
-        "row {row - starts[where] + 1}",
+        "row {row - self.starts[file] + 1}",
         "row {row + 1}",
         "test_graph.py::test_rows_of_a_stock_come_together_over_blocks_and_files",
     ),
