@@ -76,7 +76,9 @@ def per_second(run: Any, steps: int) -> float:
     return steps * run.loader.order.slots / (time.perf_counter() - start)
 
 
-def work(folder: Path, rank: int, shape: dict[str, Any], arguments: argparse.Namespace) -> list[list[float]]:
+def work(
+    folder: Path, rank: int, shape: dict[str, Any], arguments: argparse.Namespace
+) -> list[list[float]]:
     """[[alone, beside each other, together], …] of each round, in samples a second of all."""
     make = importlib.import_module("my_training.engine.distributed").Distributed
     own = begun(folder, make(), shape)
@@ -106,7 +108,9 @@ def measured(case: str, arguments: argparse.Namespace) -> list[str]:
     project = render(workload=workload, distributed="ddp", loader="memmap")
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        flags = [word for key, value in (FLAGS | shape).items() for word in (f"--{key}", str(value))]
+        flags = [
+            word for key, value in (FLAGS | shape).items() for word in (f"--{key}", str(value))
+        ]
         prepared = run(project, "train", *flags, "--max-steps", "1", cwd=folder)
         assert prepared.code == 0, prepared.err
         (folder / "data").rename(folder / "all")
@@ -171,7 +175,13 @@ def main() -> None:
     torch.set_num_threads(1)
     protocol = machine()
     rows = [measured(case, arguments) for case in CASES]
-    columns = ["each process", "step of one", "one, samples/s", "two runs at once", "one run on two"]
+    columns = [
+        "each process",
+        "step of one",
+        "one, samples/s",
+        "two runs at once",
+        "one run on two",
+    ]
     columns += ["most that two can", "ratio, median", "all rounds", "wanted", "of the most"]
     how = f"{protocol}, {arguments.rounds} rounds of {arguments.steps} steps"
     publish("distributed", "ddp", how, {"columns": columns, "rows": rows}, arguments=arguments)

@@ -42,7 +42,11 @@ def measured(project: Path, folder: Path, workload: str, rehearse: bool) -> list
         assert done.code == 0, done.err
     else:
         command = (sys.executable, "-m", "my_training", "benchmark", *SWITCHES, *words)
-        environment = {**os.environ, "PYTHONPATH": str(project / "src"), "TRAINING_ROOT": str(folder)}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(project / "src"),
+            "TRAINING_ROOT": str(folder),
+        }
         subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
     rows = json.loads((folder / "benchmark_results/benchmark.json").read_text())["rows"]
     return [row for row in rows if row["gain_low"] != row["gain_high"]]
@@ -78,8 +82,18 @@ def main() -> None:
                 "yes" if steps else "no",
             ]
         )
-    rows.append(["rows within", "", "", f"{inside} of {len(rows)}", "", "", f"{near} of {len(rows)}"])
-    columns = ["row", "gain", "again", "within its range", "ms/step, p10-p90", "median again", "within"]
+    rows.append(
+        ["rows within", "", "", f"{inside} of {len(rows)}", "", "", f"{near} of {len(rows)}"]
+    )
+    columns = [
+        "row",
+        "gain",
+        "again",
+        "within its range",
+        "ms/step, p10-p90",
+        "median again",
+        "within",
+    ]
     how = f"{protocol}, workload {arguments.workload}, as `benchmark` does it: 3 processes of 20 + 100 steps"
     publish("repeat", "repeat", how, {"columns": columns, "rows": rows}, arguments=arguments)
 

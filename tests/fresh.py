@@ -44,7 +44,9 @@ def run_in(environment: Mapping[str, str | None], commands: Sequence[Command]) -
     """Runs the commands one after the other. environment: added to this one; None removes a name."""
     names = {**os.environ, **environment}
     kept = {name: value for name, value in names.items() if value is not None}
-    listed = [[str(source), module, list(words), str(cwd)] for source, module, words, cwd in commands]
+    listed = [
+        [str(source), module, list(words), str(cwd)] for source, module, words, cwd in commands
+    ]
     process = [sys.executable, str(Path(__file__).resolve())]
     done = subprocess.run(
         process, input=json.dumps(listed).encode(), env=kept, capture_output=True, timeout=PATIENCE
@@ -71,7 +73,9 @@ def _main() -> None:
 
     codes = []
     for number, (source, module, words, cwd) in enumerate(json.loads(sys.stdin.buffer.read())):
-        source, cwd = (os.fsdecode(path.encode()) for path in (source, cwd))  # where a name is not ASCII
+        source, cwd = (
+            os.fsdecode(path.encode()) for path in (source, cwd)
+        )  # where a name is not ASCII
         os.makedirs(cwd, exist_ok=True)
         pid = os.fork()
         if pid == 0:

@@ -19,7 +19,9 @@ SHORT = ("--training.max_steps", "12", "--monitor.every_steps", "4", "--model.wi
 @pytest.fixture
 def begun(tmp_path: Path) -> Path:
     """A folder with a run that stopped at step 4 of 12."""
-    assert run(render(workload="tabular"), "train", *SHORT, "--max-steps", "4", cwd=tmp_path).code == 0
+    assert (
+        run(render(workload="tabular"), "train", *SHORT, "--max-steps", "4", cwd=tmp_path).code == 0
+    )
     return tmp_path
 
 
@@ -37,10 +39,14 @@ def resumed(cwd: Path) -> str:
     ],
     ids=lambda words: words[0],
 )
-def test_a_resumed_run_refuses_what_would_make_it_another(words: tuple[str, str], begun: Path) -> None:
+def test_a_resumed_run_refuses_what_would_make_it_another(
+    words: tuple[str, str], begun: Path
+) -> None:
     before = resumed(begun)
     refused = run(render(workload="tabular"), "train", "--resume", *words, cwd=begun)
-    one_error(refused, f"{words[0].removeprefix('--')} was .+, and would be {words[1]}", "start a new run")
+    one_error(
+        refused, f"{words[0].removeprefix('--')} was .+, and would be {words[1]}", "start a new run"
+    )
     assert resumed(begun) == before
 
 
@@ -51,7 +57,9 @@ def test_the_same_value_once_more_is_no_change(begun: Path) -> None:
     assert "it was" not in done.out
 
 
-def test_a_setting_that_a_resumed_run_may_change_is_said_and_recorded_from_its_step(begun: Path) -> None:
+def test_a_setting_that_a_resumed_run_may_change_is_said_and_recorded_from_its_step(
+    begun: Path,
+) -> None:
     project, path = render(workload="tabular"), newest_run(begun) / "config.resolved.yaml"
     since = path.stat().st_mtime_ns
     words = ("--optimizer.learning_rate", "0.01", "--max-steps", "8")
@@ -89,7 +97,9 @@ def test_synthetic_data_that_are_gone_say_what_makes_them_again(begun: Path) -> 
     (name,) = (path.name for path in (begun / "runs").iterdir())
     shutil.rmtree(folder)
     for verb in ("evaluate", "predict"):
-        line = one_error(run(project, verb, cwd=begun), "synthetic data of the run are gone: data/synthetic")
+        line = one_error(
+            run(project, verb, cwd=begun), "synthetic data of the run are gone: data/synthetic"
+        )
         assert line.endswith(f"`train --resume {name}` makes them again")
     words = ("train", "--data.path", "data/synthetic")
     one_error(run(project, *words, cwd=begun), "no prepared data", "`train` without --data.path")
@@ -97,7 +107,9 @@ def test_synthetic_data_that_are_gone_say_what_makes_them_again(begun: Path) -> 
     assert again.code == 0, again.err
     assert run(project, "evaluate", cwd=begun).code == 0
     next(folder.glob("*.npy")).unlink()
-    one_error(run(project, "train", cwd=begun), "changed or removed: remove data/synthetic: `train` makes")
+    one_error(
+        run(project, "train", cwd=begun), "changed or removed: remove data/synthetic: `train` makes"
+    )
 
 
 def test_what_was_switched_on_is_one_line_of_evaluate_and_none_of_predict(begun: Path) -> None:
@@ -123,7 +135,9 @@ def test_columns_of_a_table_keep_apart_and_so_do_states_and_reasons(tmp_path: Pa
     entry = {"name": "compile", "state": "5 blocks, mode default", "why": "set by compile.enabled"}
     model = torch.nn.Linear(3, 1)
     monitor.folder, monitor.line = tmp_path, said.append
-    monitor.project = SimpleNamespace(device=torch.device("cpu"), optimizations=[entry], model=model)
+    monitor.project = SimpleNamespace(
+        device=torch.device("cpu"), optimizations=[entry], model=model
+    )
     assert monitor.introduce(num_steps=7, global_batch_size=32, notes=["a note"]) == 4
     assert said[1:] == [
         "  compile           5 blocks, mode default set by compile.enabled",
@@ -187,7 +201,13 @@ def test_the_standard_library_is_not_called_synthetic(tmp_path: Path) -> None:
     assert "note: synthetic" not in done.out
 
 
-PAIRS = [("a b c", "c b a"), ("b c d", "d c b"), ("c d e", "e d c"), ("d e a", "a e d"), ("e a b", "b a e")]
+PAIRS = [
+    ("a b c", "c b a"),
+    ("b c d", "d c b"),
+    ("c d e", "e d c"),
+    ("d e a", "a e d"),
+    ("e a b", "b a e"),
+]
 TINY = ("--model.width", "16", "--model.layers", "1", "--model.heads", "1", "--model.hidden", "16")
 
 
@@ -198,7 +218,13 @@ def spelt(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     project = render(workload="seq2seq")
     for name, folder in folders.items():
         (folder / "pairs.tsv").write_text("".join(f"{one}\t{other}\n" for one, other in PAIRS))
-        flags = ("--tokenizer", "space", "--split", "3,2,0", *(["--unknown"] if name == "with" else []))
+        flags = (
+            "--tokenizer",
+            "space",
+            "--split",
+            "3,2,0",
+            *(["--unknown"] if name == "with" else []),
+        )
         prepared = run(project, "prepare", "--input", "pairs.tsv", *flags, cwd=folder)
         assert prepared.code == 0, prepared.err
         trained = run(project, "train", *TINY, "--training.max_steps", "1", cwd=folder)
@@ -218,4 +244,7 @@ def test_symbols_that_training_had_not_are_refused_or_counted(spelt: dict[str, P
 
 @pytest.mark.parametrize("text", ["", "  "])
 def test_a_source_without_text_is_refused(text: str, spelt: dict[str, Path]) -> None:
-    one_error(run(render(workload="seq2seq"), "predict", "--text", text, cwd=spelt["with"]), "have no text")
+    one_error(
+        run(render(workload="seq2seq"), "predict", "--text", text, cwd=spelt["with"]),
+        "have no text",
+    )

@@ -54,13 +54,23 @@ BROKEN = {
         "row 48 of 'H1' makes target 0",
     ),
     "a detached layer": Broken(
-        "tabular", "model.py", "x = layer(x)", "x = layer(x).detach()", "weights", "get no gradient, such as"
+        "tabular",
+        "model.py",
+        "x = layer(x)",
+        "x = layer(x).detach()",
+        "weights",
+        "get no gradient, such as",
     ),
     "an unshifted token": Broken(
         "llm", "dataset.py", SHIFTED, SHIFTED.replace("1:", ":-1"), "future", "row 0 of 'tokens'"
     ),
     "attention that sees what comes": Broken(
-        "llm", "model.py", "is_causal=time > 1", "is_causal=False", "future", "of 'tokens' makes target"
+        "llm",
+        "model.py",
+        "is_causal=time > 1",
+        "is_causal=False",
+        "future",
+        "of 'tokens' makes target",
     ),
     "a loss that is a sum": Broken(
         "tabular",
@@ -184,7 +194,12 @@ BROKEN = {
         "metrics are not the same",
     ),
     "an error in the model": Broken(
-        "tabular", "model.py", "x = layer(x)", "x = layer(x[:, 1:])", "shapes", "RuntimeError: .*: model.py:"
+        "tabular",
+        "model.py",
+        "x = layer(x)",
+        "x = layer(x[:, 1:])",
+        "shapes",
+        "RuntimeError: .*: model.py:",
     ),
 }
 
@@ -310,5 +325,8 @@ def test_packed_data_are_read_by_hdf5(tmp_path: Path) -> None:
 
 def test_a_mistake_in_the_command_is_one_line(tmp_path: Path) -> None:
     project = render(workload="tabular", **CHECK)
-    one_error(run(project, "check", "--only", "shape", cwd=tmp_path), "no check 'shape'.*choose of shapes,")
+    one_error(
+        run(project, "check", "--only", "shape", cwd=tmp_path),
+        "no check 'shape'.*choose of shapes,",
+    )
     one_error(run(project, "check", "--samples", "0", cwd=tmp_path), "0 samples")

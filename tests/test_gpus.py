@@ -107,7 +107,12 @@ def test_fp8_on_a_cpu_is_refused():
         gpus.resolve_precision("fp8", None)
 
 
-DEVICES = [(None, False), *(((major, 0), False) for major in (6, 7, 8)), ((7, 5), False), ((9, 0), True)]
+DEVICES = [
+    (None, False),
+    *(((major, 0), False) for major in (6, 7, 8)),
+    ((7, 5), False),
+    ((9, 0), True),
+]
 
 
 @pytest.mark.parametrize(("capability", "hip"), DEVICES)
@@ -214,6 +219,10 @@ def test_an_edited_table_is_a_users_error(tmp_path, monkeypatch):
 def test_nothing_heavy_is_imported():
     code = "import my_training.engine.gpus as g, my_training.engine.runs, sys; g.table(); print(*sys.modules)"
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=render() / "src", capture_output=True, text=True, check=True
+        [sys.executable, "-c", code],
+        cwd=render() / "src",
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert not {"torch", "numpy", "h5py"} & set(done.stdout.split())

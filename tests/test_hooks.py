@@ -117,9 +117,13 @@ def counted(folder: Path) -> list[float]:
 
 
 @every_framework
-def test_every_moment_comes_once_and_in_order(framework: str, hooked, place: Path, plain: Path) -> None:
+def test_every_moment_comes_once_and_in_order(
+    framework: str, hooked, place: Path, plain: Path
+) -> None:
     accumulation = ("--training.gradient_accumulation_steps", "2", "--data.batch_size", "64")
-    result = run(hooked("count", COUNT, framework=framework), "train", *WORDS, *accumulation, cwd=place)
+    result = run(
+        hooked("count", COUNT, framework=framework), "train", *WORDS, *accumulation, cwd=place
+    )
     assert result.code == 0, result.err[-2000:]
     total, found = losses(place)[-1][0], moments(place)
     assert total == losses(plain)[-1][0], "the same number of steps"
@@ -136,7 +140,9 @@ def test_every_moment_comes_once_and_in_order(framework: str, hooked, place: Pat
 
 
 @every_framework
-def test_a_hooks_state_survives_stops_and_changes_no_loss(framework: str, hooked, place: Path, plain) -> None:
+def test_a_hooks_state_survives_stops_and_changes_no_loss(
+    framework: str, hooked, place: Path, plain
+) -> None:
     counting = hooked("count", COUNT, framework=framework)
     for words in ((*WORDS, "--max-steps", "5"), ("--resume", "--max-steps", "9"), ("--resume",)):
         assert run(counting, "train", *words, cwd=place).code == 0
@@ -172,8 +178,12 @@ def test_a_checkpoint_without_a_state_and_a_state_without_a_hook_are_a_note_each
     assert weights(place) == weights(plain)
 
 
-def test_a_state_that_could_not_be_read_back_is_refused_before_it_is_written(hooked, place: Path) -> None:
-    source = COUNT.replace('"evaluations": self.evaluations}', '"where": __import__("pathlib").Path()}')
+def test_a_state_that_could_not_be_read_back_is_refused_before_it_is_written(
+    hooked, place: Path
+) -> None:
+    source = COUNT.replace(
+        '"evaluations": self.evaluations}', '"where": __import__("pathlib").Path()}'
+    )
     result = run(hooked("count", source), "train", *WORDS, cwd=place)
     one_error(result, "a hook's state holds a PosixPath", "count", "plain values and tensors")
 
@@ -187,7 +197,10 @@ def test_a_hook_that_fails_ends_the_run_after_the_next_step(
 ) -> None:
     failed = run(hooked("bad", failing(12, FAILS), framework=framework), "train", *WORDS, cwd=place)
     one_error(failed, "on purpose")
-    assert run(render(workload="tabular", framework=framework), "train", "--resume", cwd=place).code == 0
+    assert (
+        run(render(workload="tabular", framework=framework), "train", "--resume", cwd=place).code
+        == 0
+    )
     assert losses(place) == losses(plain)
     assert weights(place) == weights(plain)
 

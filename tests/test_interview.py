@@ -22,13 +22,17 @@ def labels(question: str, family: str | None = None) -> list[str]:
     found = list(offered(question).items())
     if family is not None:
         listed = [*families()[family]["cards"], "auto", "cpu", "other"]
-        found = sorted((item for item in found if item[1] in listed), key=lambda item: listed.index(item[1]))
+        found = sorted(
+            (item for item in found if item[1] in listed), key=lambda item: listed.index(item[1])
+        )
     return [label for label, _ in found]
 
 
 @pytest.fixture
 def interview(tmp_path: Path) -> Iterator[Terminal]:
-    with Terminal([sys.executable, "-m", "copier", "copy", str(template()), "project"], tmp_path) as terminal:
+    with Terminal(
+        [sys.executable, "-m", "copier", "copy", str(template()), "project"], tmp_path
+    ) as terminal:
         yield terminal
 
 
@@ -54,13 +58,18 @@ def down(interview: Terminal) -> list[str]:
     return interview.until("next choice", lambda lines: pointed(lines) not in ([], was))
 
 
-def chosen(interview: Terminal, question: str, number: int = 0, family: str | None = None) -> list[str]:
+def chosen(
+    interview: Terminal, question: str, number: int = 0, family: str | None = None
+) -> list[str]:
     """Holds that every choice of `question` can be scrolled to and read whole, and takes the `number`th.
 
     Returns the lines of those that cannot be chosen.
     """
     asked(interview, question)
-    box, offered = "○ " if questions()[question].get("multiselect") else "", labels(question, family)
+    box, offered = (
+        "○ " if questions()[question].get("multiselect") else "",
+        labels(question, family),
+    )
     seen = set(interview.until("pointer", pointed))
     for _ in offered:
         seen.update(down(interview))
@@ -99,7 +108,9 @@ def test_each_question_choice_and_refusal_is_read_whole(
     for question in ("precision", "loader", "framework", "distributed", "tracker", "extras"):
         refused += chosen(interview, question)
     interview.shows("is ready")
-    answers = yaml.safe_load((interview.folder / "project/.copier-answers.yml").read_text(encoding="utf-8"))
+    answers = yaml.safe_load(
+        (interview.folder / "project/.copier-answers.yml").read_text(encoding="utf-8")
+    )
     assert answers["gpu"] == gpu
     assert "gpu_family" not in answers
     assert {line.strip(" -").split(":")[0] for line in refused} == set(refusals)
@@ -126,7 +137,9 @@ def test_each_reason_fits_behind_its_choice_for_every_card_and_workload() -> Non
         reasons += [("fp8", f"{workload} has no large products; choose auto")]
         reasons += [("fsdp", f"{workload} fits one GPU; choose ddp")]
         reasons += [("script", f"{workload} needs more files; choose package")]
-    long = [line for name, reason in reasons if len(line := f"   - {titles[name]} ({reason})") > COLUMNS]
+    long = [
+        line for name, reason in reasons if len(line := f"   - {titles[name]} ({reason})") > COLUMNS
+    ]
     assert not long
 
 
@@ -191,7 +204,9 @@ def project_for(gpu: str, folder: Path) -> Path:
     """A project under git that was copied from a template under git, as `copier update` needs it."""
     upstream = commit(shutil.copytree(template(), folder / "template"), "1.0.0")
     project = folder / "project"
-    run_copier("newest", "copy", "--defaults", "-d", f"gpu={gpu}", str(upstream), str(project), cwd=folder)
+    run_copier(
+        "newest", "copy", "--defaults", "-d", f"gpu={gpu}", str(upstream), str(project), cwd=folder
+    )
     return commit(project)
 
 
@@ -202,7 +217,13 @@ def test_an_update_with_questions_begins_at_the_family_and_card_of_the_project(
     """The answers name the card alone; the list of another family has it too."""
     project = project_for("a100_40gb", tmp_path)
     with Terminal([*COPIERS[copier], "update"], project) as terminal:
-        for question in ("project_name", "package_name", "project_description", "workload", "layout"):
+        for question in (
+            "project_name",
+            "package_name",
+            "project_description",
+            "workload",
+            "layout",
+        ):
             entered(terminal, question)
         asked(terminal, "gpu_family")
         terminal.shows(POINTER + "ampere")
@@ -218,13 +239,21 @@ def test_an_update_with_questions_begins_at_the_family_and_card_of_the_project(
 def test_a_card_that_is_given_asks_for_no_family(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "copier", "copy", "-d", "gpu=h100", str(template()), "project"]
     with Terminal(words, tmp_path) as terminal:
-        for question in ("project_name", "package_name", "project_description", "workload", "layout"):
+        for question in (
+            "project_name",
+            "package_name",
+            "project_description",
+            "workload",
+            "layout",
+        ):
             entered(terminal, question)
         asked(terminal, "precision")
         assert not any("Which GPU" in line for line in terminal.screen.lines())
 
 
-def test_a_card_from_the_settings_of_copier_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_card_from_the_settings_of_copier_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = tmp_path / "settings.yml"
     settings.write_text("defaults: {gpu: l40s}\n")
     monkeypatch.setenv("COPIER_SETTINGS_PATH", str(settings))

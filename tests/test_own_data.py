@@ -51,7 +51,9 @@ def test_a_setting_that_is_gone_is_one_line(project: Path, tmp_path: Path) -> No
     assert all("remove it" in line or "did you mean" in line for line in result.errors())
 
 
-def test_the_example_keeps_to_its_contract_trains_and_predicts(project: Path, tmp_path: Path) -> None:
+def test_the_example_keeps_to_its_contract_trains_and_predicts(
+    project: Path, tmp_path: Path
+) -> None:
     text = (project / "config.yaml").read_text(encoding="utf-8")
     (tmp_path / "config.yaml").write_text(OTHERS.sub("  width: 64\n", text), encoding="utf-8")
     result = run(project, "check", cwd=tmp_path)
@@ -67,7 +69,12 @@ def test_the_example_keeps_to_its_contract_trains_and_predicts(project: Path, tm
         np.save(folder / f"{number}.npy", values if label == "hiss" else values.cumsum())
         lines.append(f"{number}.npy,{label}")
     (folder / "labels.csv").write_text("\n".join(lines), encoding="utf-8")
-    for words in (("prepare", "--input", str(folder)), ("train", *SHORT), ("evaluate",), ("predict",)):
+    for words in (
+        ("prepare", "--input", str(folder)),
+        ("train", *SHORT),
+        ("evaluate",),
+        ("predict",),
+    ):
         result = run(project, *words, cwd=tmp_path)
         assert result.code == 0, result.err
     found = json.loads((newest_run(tmp_path) / "evaluation.json").read_text())

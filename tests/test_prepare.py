@@ -77,7 +77,8 @@ def with_cell(name: str, cell: str, row: int = 7) -> str:
 
 MONTHS = [f"2024-{1 + row % 12:02}-15 {row % 24:02}:30:00" for row in range(ROWS)]
 COMMAS = lines(
-    {name: [str(cell).replace(".", ",") for cell in cells] for name, cells in columns().items()}, ";"
+    {name: [str(cell).replace(".", ",") for cell in cells] for name, cells in columns().items()},
+    ";",
 )
 
 # name: file, flags, what it says in an error (exit code 2), or in a note where it begins with "note"
@@ -87,16 +88,26 @@ ODD: dict[str, tuple[str | bytes, tuple[str, ...], tuple[str, ...]]] = {
         (),
         ("note: column 'id' has whole numbers beyond 2\\^24", "--drop 'id'"),
     ),
-    "timestamps": (with_column(when=MONTHS), ("--time-features", "hour,weekday,month"), ("note when hour",)),
+    "timestamps": (
+        with_column(when=MONTHS),
+        ("--time-features", "hour,weekday,month"),
+        ("note when hour",),
+    ),
     "timestamps without a flag": (
-        with_column(when=[f"2024-01-{1 + row // 24:02}T{row % 24:02}:30:00" for row in range(ROWS)]),
+        with_column(
+            when=[f"2024-01-{1 + row // 24:02}T{row % 24:02}:30:00" for row in range(ROWS)]
+        ),
         (),
         ("note: column 'when' has 200 different values in 200 rows", "see --time-features"),
     ),
     "dates without a flag": (
         with_column(day=[str(np.datetime64("2020-01-01") + row) for row in range(ROWS)]),
         (),
-        ("note: column 'day' has 200 different values in 200 rows", "--drop 'day'", "--time-features"),
+        (
+            "note: column 'day' has 200 different values in 200 rows",
+            "--drop 'day'",
+            "--time-features",
+        ),
     ),
     "an id": (
         with_column(id=[f"x{row}" for row in range(ROWS)]),
@@ -114,7 +125,11 @@ ODD: dict[str, tuple[str | bytes, tuple[str, ...], tuple[str, ...]]] = {
         ("'1,000' is not a number", "row 7, column 'size'"),
     ),
     "NUL in a category": (with_cell("colour", "re\0d"), (), ("NUL byte", "row 7, column 'colour'")),
-    "NUL in a number": (with_cell("size", "1\0002"), (), ("is not a number", "row 7, column 'size'")),
+    "NUL in a number": (
+        with_cell("size", "1\0002"),
+        (),
+        ("is not a number", "row 7, column 'size'"),
+    ),
     "constant column": (
         with_column(site=[3] * ROWS),
         (),
@@ -130,11 +145,27 @@ ODD: dict[str, tuple[str | bytes, tuple[str, ...], tuple[str, ...]]] = {
         ("--split", "0.8,0.2"),
         ("note: nothing is left to test: `evaluate` needs",),
     ),
-    "constant target": (with_column(price=[5] * ROWS), (), ("note: the target is 5 in every training row",)),
-    "latin-1": (with_cell("colour", "röt").encode("latin-1"), (), ("not UTF-8", "--encoding latin-1")),
-    "latin-1 in the header": (with_column(größe=[1, 2] * 100).encode("latin-1"), (), ("--encoding latin-1",)),
+    "constant target": (
+        with_column(price=[5] * ROWS),
+        (),
+        ("note: the target is 5 in every training row",),
+    ),
+    "latin-1": (
+        with_cell("colour", "röt").encode("latin-1"),
+        (),
+        ("not UTF-8", "--encoding latin-1"),
+    ),
+    "latin-1 in the header": (
+        with_column(größe=[1, 2] * 100).encode("latin-1"),
+        (),
+        ("--encoding latin-1",),
+    ),
     "UTF-16": (with_column().encode("utf-16"), (), ("UTF-16", "--encoding utf-16")),
-    "no encoding": (with_column(), ("--encoding", "latin-99"), ("unknown encoding: latin-99", "--encoding")),
+    "no encoding": (
+        with_column(),
+        ("--encoding", "latin-99"),
+        ("unknown encoding: latin-99", "--encoding"),
+    ),
     "NaN": (
         with_cell("size", "NaN"),
         (),
@@ -203,13 +234,21 @@ ODD: dict[str, tuple[str | bytes, tuple[str, ...], tuple[str, ...]]] = {
         ("--task", "classification", "--max-levels", "50"),
         ("more than 50 different values", "column 'price'"),
     ),
-    "an open quote": (with_column() + '1,2,"red,3\n4,5,green,6\n', (), ("quote is opened and never closed",)),
+    "an open quote": (
+        with_column() + '1,2,"red,3\n4,5,green,6\n',
+        (),
+        ("quote is opened and never closed",),
+    ),
     "an open quote in the last column": (
         with_column() + '1,2,red,"3\n4,5,green,6\n',
         (),
         ("quote is opened",),
     ),
-    "40 zeros": (with_cell("size", "1" + 40 * "0"), (), ("not a finite number", "row 7, column 'size'")),
+    "40 zeros": (
+        with_cell("size", "1" + 40 * "0"),
+        (),
+        ("not a finite number", "row 7, column 'size'"),
+    ),
     "two rows": (lines(columns(2)), (), ("note: the target is .* in every training row",)),
     "a header alone": ("size,price", (), ("no rows under the header",)),
     "a folder without tables": ("", ("--input", "empty"), ("file in the folder", "empty")),
@@ -223,7 +262,9 @@ ODD: dict[str, tuple[str | bytes, tuple[str, ...], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_odd_tables_are_not_silent(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_odd_tables_are_not_silent(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     content, flags, says = ODD[name]
     (tmp_path / "empty").mkdir()
     (tmp_path / "odd.csv").write_bytes(content.encode() if isinstance(content, str) else content)
@@ -265,13 +306,21 @@ def same_tables(folder: Path) -> dict[str, tuple[str, tuple[str, ...]]]:
     pyarrow.parquet.write_table(rows, folder / "rows.parquet", row_group_size=37)
     pyarrow.feather.write_feather(rows, folder / "rows.feather")
     coded = rows.set_column(2, "colour", rows["colour"].dictionary_encode())
-    pyarrow.feather.write_feather(coded, folder / "coded.arrow", compression="uncompressed", chunksize=50)
+    pyarrow.feather.write_feather(
+        coded, folder / "coded.arrow", compression="uncompressed", chunksize=50
+    )
     (folder / "several").mkdir()
-    (folder / "several/1.csv").write_text(lines({name: cells[:90] for name, cells in columns().items()}))
-    (folder / "several/2.csv").write_text(lines({name: cells[90:] for name, cells in columns().items()}))
+    (folder / "several/1.csv").write_text(
+        lines({name: cells[:90] for name, cells in columns().items()})
+    )
+    (folder / "several/2.csv").write_text(
+        lines({name: cells[90:] for name, cells in columns().items()})
+    )
     (folder / "several/notes.md").write_text("no table")
     pyarrow.parquet.write_to_dataset(rows, folder / "dataset")
-    others = dict.fromkeys(("rows.parquet", "rows.feather", "coded.arrow", "several", "dataset"), ())
+    others = dict.fromkeys(
+        ("rows.parquet", "rows.feather", "coded.arrow", "several", "dataset"), ()
+    )
     return {name: flags for name, (_, flags) in files.items()} | others
 
 
@@ -328,7 +377,10 @@ def test_gaps_of_a_parquet_are_those_of_the_csv(workload: str, tmp_path: Path) -
         {"when": when, "x": numbers % 977 / 7, "n": pa.array(numbers % 13, mask=numbers % 10 == 3)}
     )
     if workload == "tabular":
-        more = {"day": when.astype("datetime64[D]").astype("datetime64[D]"), "price": numbers % 101 + 0.5}
+        more = {
+            "day": when.astype("datetime64[D]").astype("datetime64[D]"),
+            "price": numbers % 101 + 0.5,
+        }
         rows = rows.drop_columns("when").append_column("good", pa.array(numbers % 3 == 0))
         rows = rows.append_column("price", pa.array(more["price"]))
     pyarrow.parquet.write_table(rows, tmp_path / "rows.parquet", row_group_size=10_001)
@@ -339,7 +391,9 @@ def test_gaps_of_a_parquet_are_those_of_the_csv(workload: str, tmp_path: Path) -
     assert contents(tmp_path, workload, "parquet") == contents(tmp_path, workload, "csv")
 
 
-def test_a_text_that_comes_late_has_its_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_text_that_comes_late_has_its_row(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Behind the first block; or the column is one of texts all the same, when all of it is looked at."""
     found = {"a": [str(row) for row in range(70_000)], "price": list(range(70_000))}
     found["a"][69_000] = "many"
@@ -349,7 +403,9 @@ def test_a_text_that_comes_late_has_its_row(tmp_path: Path, capsys: pytest.Captu
     found["a"] = ["" if row < 66_000 else f"kind {row % 3}" for row in range(70_000)]
     (tmp_path / "late.csv").write_text(lines(found))
     assert prepare(tmp_path, "tabular", "late.csv") == 0
-    assert store(tmp_path).facts["categories"] == [{"name": "a", "values": ["kind 0", "kind 1", "kind 2"]}]
+    assert store(tmp_path).facts["categories"] == [
+        {"name": "a", "values": ["kind 0", "kind 1", "kind 2"]}
+    ]
 
 
 DAYS = [np.datetime64("2024-01-01") + 2 * row for row in range(ROWS)]  # more than a year
@@ -387,7 +443,11 @@ TIMES: dict[str, tuple[list[str], tuple[str, ...], list[str]]] = {
         ("--time-format", "%m/%d/%Y"),
         list(map(str, EARLY)),
     ),
-    "a format of one's own": (days("%Y week %U, %d %m"), ("--time-format", "%Y week %U, %d %m"), ISO),
+    "a format of one's own": (
+        days("%Y week %U, %d %m"),
+        ("--time-format", "%Y week %U, %d %m"),
+        ISO,
+    ),
     "some are missing": (
         ["" if row % 9 == 4 else cell for row, cell in enumerate(days("%d.%m.%Y"))],
         (),
@@ -409,7 +469,10 @@ def test_times_are_read_by_the_format_that_fits_all_of_them(name: str, tmp_path:
     known = [day for day in iso if day != "NA"]
     months = store(tmp_path, data="odd").arrays["features"].rows()[:, 2]
     expected = np.bincount([int(day[5:7]) for day in known], minlength=13)
-    assert np.bincount(months[np.isfinite(months)].astype(int), minlength=13).tolist() == expected.tolist()
+    assert (
+        np.bincount(months[np.isfinite(months)].astype(int), minlength=13).tolist()
+        == expected.tolist()
+    )
 
 
 # name: cells of a column, flags, what it says
@@ -430,8 +493,16 @@ NO_TIMES: dict[str, tuple[list[str], tuple[str, ...], tuple[str, ...]]] = {
     ),
     "no such day": (WRONG, (), ("'31.02.2024' is not a time", "row 9, column 'day'", "'%d.%m.%Y'")),
     "a word": (["soon", *ISO[1:]], (), ("'soon' is not a time", "row 1, column 'day'")),
-    "another format": (ISO, ("--time-format", "day"), ("'day' is no format of a date", "--time-format")),
-    "words alone": (["a", "b"] * 100, (), ("no column of times", "--time-features", "--time-format")),
+    "another format": (
+        ISO,
+        ("--time-format", "day"),
+        ("'day' is no format of a date", "--time-format"),
+    ),
+    "words alone": (
+        ["a", "b"] * 100,
+        (),
+        ("no column of times", "--time-features", "--time-format"),
+    ),
     "a flag that fits none": (
         days("%d.%m.%Y"),
         ("--time-format", "%d/%m/%Y"),
@@ -456,10 +527,16 @@ def test_a_later_row_tells_days_from_months(tmp_path: Path) -> None:
     """Behind the first block, which could be read in two ways."""
     count = 66_000
     for pattern in ("%d/%m/%Y", "%m/%d/%Y"):
-        cells = [*(days(pattern, these=EARLY) * 330)[: count - 1], *days(pattern, these=DAYS[10:11])]
+        cells = [
+            *(days(pattern, these=EARLY) * 330)[: count - 1],
+            *days(pattern, these=DAYS[10:11]),
+        ]
         found = {"a": list(range(count)), "day": cells, "price": list(range(count))}
         (tmp_path / "late.csv").write_text(lines(found))
-        assert prepare(tmp_path, "tabular", "late.csv", "--time-features", "month", "--keep-order") == 0
+        assert (
+            prepare(tmp_path, "tabular", "late.csv", "--time-features", "month", "--keep-order")
+            == 0
+        )
         assert store(tmp_path).arrays["features"].rows()[1, 1] == EARLY[1].astype(object).month
 
 
@@ -479,7 +556,9 @@ def test_rows_without_a_target_are_left_out_and_counted(
     words = ("--target", target, "--task", task)
     assert prepare(tmp_path, "tabular", "less.csv", *words, data="less") == 0
     assert "without a target" not in capsys.readouterr().out
-    assert prepare(tmp_path, "tabular", "gaps.csv", *words, "--drop-missing-targets", data="gaps") == 0
+    assert (
+        prepare(tmp_path, "tabular", "gaps.csv", *words, "--drop-missing-targets", data="gaps") == 0
+    )
     assert "30 test, 3 without a target left out" in capsys.readouterr().out
     assert contents(tmp_path, data="gaps") == contents(tmp_path, data="less")
 
@@ -495,7 +574,9 @@ def test_pairs_without_a_target_are_left_out_and_counted(
         {"source": "z", "target": " "},
         *pairs[9:],
     ]
-    (tmp_path / "less.tsv").write_text("".join(f"{pair['source']}\t{pair['target']}\n" for pair in pairs))
+    (tmp_path / "less.tsv").write_text(
+        "".join(f"{pair['source']}\t{pair['target']}\n" for pair in pairs)
+    )
     (tmp_path / "gaps.tsv").write_text("x\t\ny\t\nz\t \n" + (tmp_path / "less.tsv").read_text())
     (tmp_path / "gaps.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in odd))
     pyarrow.parquet.write_table(pa.Table.from_pylist(odd), tmp_path / "gaps.parquet")
@@ -538,7 +619,9 @@ def a_table(workload: str, german: bool) -> str:
     mark, point, pattern = (";", ",", "%d.%m.%Y") if german else (",", ".", "%Y-%m-%d")
     if workload == "graph":
         values = prices(1, 60)["ant"]
-        found = dict(zip(("open", "high", "low", "close", "volume"), values.round(6).T.tolist(), strict=True))
+        found = dict(
+            zip(("open", "high", "low", "close", "volume"), values.round(6).T.tolist(), strict=True)
+        )
         found = {"date": [day.astype(object).strftime(pattern) for day in dates(60)], **found}
     elif workload == "timeseries":
         found = {"wann": days(pattern), "größe": columns()["size"], "age": columns()["age"]}
@@ -553,7 +636,9 @@ def a_table(workload: str, german: bool) -> str:
     return lines(found, mark)
 
 
-def read_again(workload: str, trained: Any, path: Path, folder: Path, **flags: Any) -> dict[str, Any]:
+def read_again(
+    workload: str, trained: Any, path: Path, folder: Path, **flags: Any
+) -> dict[str, Any]:
     """What `predict --input` makes of a file with the data of a run: arrays."""
     predict = imported(render(workload=workload), "commands.predict")
     make = {"tabular": "new_rows", "timeseries": "new_store", "graph": "new_days"}[workload]
@@ -580,7 +665,8 @@ def test_predict_reads_files_as_prepare_did(
     flags = (*ALL_TRAIN[workload], *marks)
     assert prepare(tmp_path, workload, "german.csv", *flags, "--encoding", "latin-1") == 0
     assert (
-        "note: --delimiter ';' --decimal , found in the first rows of german.csv" in capsys.readouterr().out
+        "note: --delimiter ';' --decimal , found in the first rows of german.csv"
+        in capsys.readouterr().out
     )
     assert prepare(tmp_path, workload, "plain.csv", *flags, data="plain") == 0
     assert "found in" not in capsys.readouterr().out
@@ -595,7 +681,9 @@ def test_predict_reads_files_as_prepare_did(
     by_flags = read_again(workload, trained, tmp_path / "plain.csv", tmp_path / "said", **said)
     assert as_prepared == by_flags
     from_plain = store(tmp_path, workload, "plain")
-    found = read_again(workload, from_plain, tmp_path / "german.csv", tmp_path / "found", encoding="latin-1")
+    found = read_again(
+        workload, from_plain, tmp_path / "german.csv", tmp_path / "found", encoding="latin-1"
+    )
     assert found == by_flags
     with pytest.raises(
         imported(render(workload=workload), "engine.errors").UserError, match="--delimiter ';'"
@@ -637,7 +725,9 @@ def test_an_error_in_a_folder_has_the_file_and_its_row(
     assert re.search("other columns than in a.csv: .*b.csv", capsys.readouterr().err)
     pyarrow.parquet.write_table(pa.table(columns()), tmp_path / "parts/b.csv")
     assert prepare(tmp_path, "tabular", "parts") == 2
-    assert re.fullmatch("error: other types of columns than in a.csv .*b.csv.*\n", capsys.readouterr().err)
+    assert re.fullmatch(
+        "error: other types of columns than in a.csv .*b.csv.*\n", capsys.readouterr().err
+    )
 
 
 def test_cells_that_are_called_missing(tmp_path: Path) -> None:
@@ -651,7 +741,14 @@ def test_cells_that_are_called_missing(tmp_path: Path) -> None:
 def test_parts_of_times(tmp_path: Path) -> None:
     (tmp_path / "times.csv").write_text(with_column(when=MONTHS))
     assert (
-        prepare(tmp_path, "tabular", "times.csv", "--time-features", "month,hour,weekday", "--keep-order")
+        prepare(
+            tmp_path,
+            "tabular",
+            "times.csv",
+            "--time-features",
+            "month,hour,weekday",
+            "--keep-order",
+        )
         == 0
     )
     opened = store(tmp_path)
@@ -667,7 +764,9 @@ def an_input(workload: str, folder: Path) -> str:
     """A file or folder that the workload's `prepare` takes; its name."""
     if workload == "graph":
         return write_folder(folder / "prices").name
-    path = folder / {"windows": "rows.h5", "llm": "rows.txt", "seq2seq": "rows.tsv"}.get(workload, "rows.csv")
+    path = folder / {"windows": "rows.h5", "llm": "rows.txt", "seq2seq": "rows.tsv"}.get(
+        workload, "rows.csv"
+    )
     if workload == "windows":
         with h5py.File(path, "w") as file:
             file["features"], file["targets"] = np.ones((ROWS, 6, 2)), np.ones((ROWS, 3))
@@ -676,7 +775,11 @@ def an_input(workload: str, folder: Path) -> str:
     elif workload == "seq2seq":
         path.write_text("".join(f"{number}\t{number} again\n" for number in range(ROWS)))
     else:
-        found = columns() if workload == "tabular" else {"when": list(range(ROWS)), "x": columns()["size"]}
+        found = (
+            columns()
+            if workload == "tabular"
+            else {"when": list(range(ROWS)), "x": columns()["size"]}
+        )
         path.write_text(lines(found))
     return path.name
 
@@ -690,7 +793,9 @@ def test_a_dry_run_says_everything_and_writes_nothing(
     out = capsys.readouterr().out
     assert not (tmp_path / "data").exists()
     assert prepare(tmp_path, workload, name) == 0
-    assert out == capsys.readouterr().out.replace("written to: data", "written to: nowhere, by --dry-run")
+    assert out == capsys.readouterr().out.replace(
+        "written to: data", "written to: nowhere, by --dry-run"
+    )
     if workload in ("tabular", "timeseries"):
         assert re.search(r"(size|x) +number +\S+ +\S+ +0.0%", out)
     assert re.search(r"size: .*any loader\n", out)
@@ -763,10 +868,13 @@ def many_rows(workload: str, folder: Path, count: int) -> Path:
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="there is no RssAnon")
 @pytest.mark.parametrize(
-    ("workload", "rows", "grows"), [("tabular", 400_000, 9), ("seq2seq", 30_000, 24), ("graph", 200_000, 0)]
+    ("workload", "rows", "grows"),
+    [("tabular", 400_000, 9), ("seq2seq", 30_000, 24), ("graph", 200_000, 0)],
 )
 @pytest.mark.first(1)
-def test_memory_does_not_grow_with_the_file(workload: str, rows: int, grows: int, tmp_path: Path) -> None:
+def test_memory_does_not_grow_with_the_file(
+    workload: str, rows: int, grows: int, tmp_path: Path
+) -> None:
     """Shuffled, with a category: beside some bytes a row for splits and copies, four times the rows take no
     more."""
     project, found = render(workload=workload), {}

@@ -46,7 +46,9 @@ def curve(cwd: Path) -> list[float]:
 
 
 @pytest.fixture(scope="module")
-def lstm_runs(place, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], tuple[Result, Path]]:
+def lstm_runs(
+    place, tmp_path_factory: pytest.TempPathFactory
+) -> dict[tuple[str, str], tuple[Result, Path]]:
     """What `train` and `evaluate` of the workloads with an LSTM, and the script, leave without AVX-512."""
     commands: dict[tuple[str, str], Command] = {}
     for precision in ("fp32", "bf16", "fp16"):
@@ -57,7 +59,10 @@ def lstm_runs(place, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str
             if precision == "bf16":
                 words = ("evaluate", "--split", "validation")
                 commands[f"{workload} evaluate", precision] = command(project, *words, cwd=folder)
-        folder, project = tmp_path_factory.mktemp("script"), render(workload="timeseries", layout="script")
+        folder, project = (
+            tmp_path_factory.mktemp("script"),
+            render(workload="timeseries", layout="script"),
+        )
         CASES["timeseries"].write(folder / "data.file")
         words = tuple(words_of("timeseries", STEPS, 1, precision))
         commands["script train", precision] = Command(project, "train", words, folder)
@@ -67,7 +72,9 @@ def lstm_runs(place, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 @pytest.mark.parametrize("what", ["timeseries", "windows", "script"])
-def test_an_lstm_trains_in_half_precision_without_avx512(what: str, precision: str, lstm_runs) -> None:
+def test_an_lstm_trains_in_half_precision_without_avx512(
+    what: str, precision: str, lstm_runs
+) -> None:
     """oneDNN has no LSTM in bf16 or fp16 for such a processor."""
     found = {}
     for name in ("fp32", precision):
@@ -84,7 +91,9 @@ def test_an_lstm_trains_in_half_precision_without_avx512(what: str, precision: s
 @pytest.mark.cover(1, "processor")
 @pytest.mark.parametrize("workload", choices("workload"))
 @pytest.mark.parametrize("processor", PROCESSORS)
-def test_losses_are_those_of_this_processor_but_for_rounding(processor: str, workload: str, place) -> None:
+def test_losses_are_those_of_this_processor_but_for_rounding(
+    processor: str, workload: str, place
+) -> None:
     here, there, project = place(workload), place(workload), render(workload=workload)
     words = ("train", *short(workload))
     assert run(project, *words, cwd=here).code == 0
@@ -97,8 +106,19 @@ def test_losses_are_those_of_this_processor_but_for_rounding(processor: str, wor
 
 # As in a container or on a cluster: no UTF-8, no home, no identity for git, no compiler.
 BARE = {
-    **{"LC_ALL": "C", "LANG": None, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": None},
-    **{"HOME": "/proc/nowhere", "XDG_CACHE_HOME": None, "XDG_CONFIG_HOME": None, "MPLCONFIGDIR": None},
+    **{
+        "LC_ALL": "C",
+        "LANG": None,
+        "PYTHONUTF8": "0",
+        "PYTHONCOERCECLOCALE": "0",
+        "PYTHONIOENCODING": None,
+    },
+    **{
+        "HOME": "/proc/nowhere",
+        "XDG_CACHE_HOME": None,
+        "XDG_CONFIG_HOME": None,
+        "MPLCONFIGDIR": None,
+    },
     **{"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"},
     **{"PATH": "/nonexistent", "CC": None, "CXX": "/nonexistent/c++"},
     "FASTTRAIN_PICTURES": "1",  # whose fonts have a cache at home

@@ -34,7 +34,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("profile")
 
 
-def profiled(folder: Path, before: Callable[[], None] | None = None, *words: str, **answers: str) -> str:
+def profiled(
+    folder: Path, before: Callable[[], None] | None = None, *words: str, **answers: str
+) -> str:
     """profile.md of a short profile."""
     project = render(**answers)
     flags = (*TINY[answers["workload"]], "--steps", "3", *(words or ("--no-advice",)))
@@ -51,18 +53,33 @@ def test_every_workload_has_its_layers(answers: dict[str, str], place: Path) -> 
     page = profiled(place, **answers)
     assert re.match(r"# Profile: (input|Python|memory|compute)-bound\n", page)
     assert "Try" not in page, "nothing is advised without a measurement"
-    shares = [float(share) for share in re.findall(r"(?:data|compute|Python) (\d+)%", page.splitlines()[4])]
+    shares = [
+        float(share)
+        for share in re.findall(r"(?:data|compute|Python) (\d+)%", page.splitlines()[4])
+    ]
     assert len(shares) == 3
     assert 98 <= sum(shares) <= 102
     table = page.partition("## Layers")[2].partition("##")[0]
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.strip().splitlines()[2:]]
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in table.strip().splitlines()[2:]
+    ]
     kinds = {row[0].partition(" ")[0]: row for row in rows}
     assert "(optimizer)" in kinds
     assert any(float(row[1]) > 0 and float(row[2]) > 0 for row in rows if row[0][0] != "(")
-    calls = [int(count) for count in re.findall(r"(\d+) \|$", page.partition("## Operations")[2], re.M)]
-    assert sum(int(row[5]) for row in rows) > 0.75 * sum(calls)  # the rest is of layers that are not shown
-    trace = json.loads(gzip.decompress((place / answers["workload"] / "trace/trace.json.gz").read_bytes()))
-    ranges = {event["name"] for event in trace["traceEvents"] if str(event.get("name")).startswith("layer: ")}
+    calls = [
+        int(count) for count in re.findall(r"(\d+) \|$", page.partition("## Operations")[2], re.M)
+    ]
+    assert sum(int(row[5]) for row in rows) > 0.75 * sum(
+        calls
+    )  # the rest is of layers that are not shown
+    trace = json.loads(
+        gzip.decompress((place / answers["workload"] / "trace/trace.json.gz").read_bytes())
+    )
+    ranges = {
+        event["name"]
+        for event in trace["traceEvents"]
+        if str(event.get("name")).startswith("layer: ")
+    }
     assert len(ranges) > 2
 
 
@@ -172,7 +189,9 @@ def attributed(model: nn.Module) -> dict[str, Any]:
     with profiling.layers(model), torch.profiler.profile(profile_memory=True) as found:
         model(x).backward()
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
-    events = sorted(found.events(), key=lambda event: (event.time_range.start, -event.time_range.end))
+    events = sorted(
+        found.events(), key=lambda event: (event.time_range.start, -event.time_range.end)
+    )
     rows = profiling.attribute(events, cuda=False)
     assert sum(row.share for row in rows) == pytest.approx(1)
     return {row.name: row for row in rows}
@@ -197,7 +216,9 @@ def test_backward_belongs_to_the_operation_of_its_number() -> None:
 
     def event(name: str, ms: float, number: int = -1, parent: Any = None) -> Any:
         times = {"self_cpu_time_total": 1000 * profiling.TRACED * ms, "self_cpu_memory_usage": 0}
-        return SimpleNamespace(name=name, sequence_nr=number, cpu_parent=parent, cpu_children=[], **times)
+        return SimpleNamespace(
+            name=name, sequence_nr=number, cpu_parent=parent, cpu_children=[], **times
+        )
 
     first, second = event("layer: a.0", 0), event("layer: b", 0)
     backward = [event(f"{profiling.BACKWARD}X", 0, number) for number in (3, 2, 1)]
@@ -211,7 +232,10 @@ def test_backward_belongs_to_the_operation_of_its_number() -> None:
         *(second, event("aten::mm", 8, 3, second)),
         *(event("aten::loss", 16, 4), backward[0], event("aten::mm", 32, parent=backward[0])),
         *(backward[1], event("aten::mm", 64, parent=backward[1]), backward[2]),
-        *(event(f"{profiling.BACKWARD}AccumulateGrad", 128), event("Optimizer.step#AdamW.step", 256)),
+        *(
+            event(f"{profiling.BACKWARD}AccumulateGrad", 128),
+            event("Optimizer.step#AdamW.step", 256),
+        ),
     ]
     rows = {row.name: row for row in profiling.attribute(events, cuda=False)}
     assert (rows["a.*"].forward_ms, rows["a.*"].backward_ms) == (7, 64)
@@ -245,12 +269,26 @@ def test_recomputation_belongs_to_backward() -> None:
     [
         ((0.5, 0.4, 0.1), 0.9, True, "input", "50% of a step waits for data"),
         ((0.0, 0.3, 0.7), 0.9, True, "launch", "70% of a step the GPU has nothing to do"),
-        ((0.0, 0.3, 0.7), 0.9, False, "launch", "70% of a step passes between operations, in Python"),
-        ((0.0, 0.9, 0.1), 0.2, True, "memory", "80% of the computing moves data, 20% is arithmetic"),
+        (
+            (0.0, 0.3, 0.7),
+            0.9,
+            False,
+            "launch",
+            "70% of a step passes between operations, in Python",
+        ),
+        (
+            (0.0, 0.9, 0.1),
+            0.2,
+            True,
+            "memory",
+            "80% of the computing moves data, 20% is arithmetic",
+        ),
         ((0.05, 0.9, 0.05), 0.8, True, "compute", "80% of the computing is arithmetic"),
     ],
 )
-def test_verdicts(split: tuple[float, ...], products: float, cuda: bool, kind: str, why: str) -> None:
+def test_verdicts(
+    split: tuple[float, ...], products: float, cuda: bool, kind: str, why: str
+) -> None:
     verdict = imported(render(workload="tabular"), "measure.profiling").verdict
     found = verdict(dict(zip(("data", "compute", "idle"), split, strict=True)), products, cuda)
     assert found[0] == kind
@@ -284,10 +322,14 @@ def settings(**data: Any) -> Any:
 
 
 def loader(*without: str, workers: int = 2, count: int = 1000) -> Any:
-    return SimpleNamespace(WITHOUT_EFFECT=without, workers=workers, order=SimpleNamespace(count=count))
+    return SimpleNamespace(
+        WITHOUT_EFFECT=without, workers=workers, order=SimpleNamespace(count=count)
+    )
 
 
-def flags(kind: str, products: float, given: Any, reader: Any, capability: Any = (9, 0)) -> list[str]:
+def flags(
+    kind: str, products: float, given: Any, reader: Any, capability: Any = (9, 0)
+) -> list[str]:
     """The candidates, as one would type them."""
     module = imported(render(workload="tabular"), "measure.advice")
     found = module.candidates(kind, products, given, reader, capability)
@@ -304,10 +346,14 @@ def test_what_may_help_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     batch = "data.batch_size 16"
     assert flags("launch", 0.9, settings(), loader()) == [batch, "compile.mode reduce-overhead"]
     assert flags("launch", 0.9, settings(groups=2), loader()) == [batch]
-    assert flags("launch", 0.9, settings(compiled=False), loader(count=15)) == ["compile.enabled true"]
+    assert flags("launch", 0.9, settings(compiled=False), loader(count=15)) == [
+        "compile.enabled true"
+    ]
     assert flags("memory", 0.2, settings(precision="fp32"), loader()) == ["training.precision auto"]
     assert flags("memory", 0.2, settings(compiled=False), loader()) == ["compile.enabled true"]
-    assert flags("compute", 0.8, settings(precision="tf32"), loader()) == ["training.precision auto"]
+    assert flags("compute", 0.8, settings(precision="tf32"), loader()) == [
+        "training.precision auto"
+    ]
     assert flags("compute", 0.8, settings(precision="bf16"), loader()) == []
 
 
@@ -327,7 +373,9 @@ def test_never_more_workers_than_cores(present: int, cores: int) -> None:
     assert (max(numbers, default=0) > present) == (2 * present <= cores)
 
 
-def tried(monkeypatch: pytest.MonkeyPatch, rates: dict[int, list[Any]]) -> tuple[list[str], list[int]]:
+def tried(
+    monkeypatch: pytest.MonkeyPatch, rates: dict[int, list[Any]]
+) -> tuple[list[str], list[int]]:
     """What is said of numbers of workers with these samples per second in three turns; how they were asked.
 
     rates: of 2 workers, which are the present ones, too. An error is raised.
@@ -344,7 +392,9 @@ def tried(monkeypatch: pytest.MonkeyPatch, rates: dict[int, list[Any]]) -> tuple
         return found
 
     monkeypatch.setattr(module, "samples_per_second", samples_per_second)
-    given = imported(render(workload="tabular"), "config").load(overrides=[("data.num_workers", "2")])
+    given = imported(render(workload="tabular"), "config").load(
+        overrides=[("data.num_workers", "2")]
+    )
     found = [module.Candidate("data.num_workers", number) for number in rates if number != 2]
     return module.advice(module.try_candidates(given, found), "input", loader()), asked
 
@@ -441,7 +491,10 @@ def test_the_advice_of_a_real_profile_is_measured(together: bool, tmp_path: Path
     assert page.startswith("# Profile: input-bound\n")
     advised = re.findall(r"Try `--data.num_workers (\d)`", page)
     assert ("4" in advised) == together, page[:800]
-    assert bool(re.search(r"no faster beyond the noise: .*`--data.num_workers 4` 0\.", page)) != together
+    assert (
+        bool(re.search(r"no faster beyond the noise: .*`--data.num_workers 4` 0\.", page))
+        != together
+    )
 
 
 def test_shares_of_a_step() -> None:

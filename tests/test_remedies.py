@@ -31,7 +31,9 @@ errors = imported(TABULAR, "engine.errors")
 
 @pytest.mark.parametrize("framework", choices("framework"))
 @pytest.mark.first(1)
-def test_a_batch_larger_than_the_split_is_reduced_and_resumes(framework: str, tmp_path: Path) -> None:
+def test_a_batch_larger_than_the_split_is_reduced_and_resumes(
+    framework: str, tmp_path: Path
+) -> None:
     project = render(workload="tabular", framework=framework)
     words = ("--data.batch_size", "100000000", "--training.max_steps", "3", "--model.width", "16")
     words += ("--monitor.every_steps", "1", "--data.fraction", "0.1")
@@ -65,10 +67,14 @@ def little_memory(size: int) -> Callable[[], None]:
         5_000_000,  # less than what forward keeps
     ],
 )
-def test_a_batch_that_does_not_fit_is_an_error_before_the_first_step(free: int, tmp_path: Path) -> None:
+def test_a_batch_that_does_not_fit_is_an_error_before_the_first_step(
+    free: int, tmp_path: Path
+) -> None:
     flags = ("--data.batch_size", "14000", "--model.width", "64")
     refused = run(TABULAR, "train", *flags, cwd=tmp_path, before=little_memory(free))
-    line = one_error(refused, "out of memory: a batch of 14,000 samples needs about .+ MB", "MB are free")
+    line = one_error(
+        refused, "out of memory: a batch of 14,000 samples needs about .+ MB", "MB are free"
+    )
     needed, left = (float(size) for size in re.findall(r"([\d.]+) MB", line))
     assert needed > left == free / 1e6
     suggested = int(re.search(r"--data.batch_size (\d+)", line)[1])
@@ -76,7 +82,14 @@ def test_a_batch_that_does_not_fit_is_an_error_before_the_first_step(free: int, 
     assert suggested * groups >= 14_000 > suggested * (groups - 1)
     assert list((tmp_path / "runs").iterdir()) == []
 
-    smaller = ("--data.batch_size", str(suggested), "--model.width", "64", "--training.max_steps", "1")
+    smaller = (
+        "--data.batch_size",
+        str(suggested),
+        "--model.width",
+        "64",
+        "--training.max_steps",
+        "1",
+    )
     smaller += ("--evaluation.batch_size", "64")
     if free > 1_000_000:  # the rows alone do not say what a step needs
         done = run(TABULAR, "train", *smaller, cwd=tmp_path, before=little_memory(free))
@@ -160,10 +173,14 @@ def failed(settings: Any) -> Any:
     assemble = imported(TABULAR, "assemble")
     group = imported(TABULAR, "engine.distributed").Distributed()
     project = assemble.assemble(settings, group, assemble.open_store(settings))
-    return SimpleNamespace(project=project, settings=settings, loader=project.loader("train", train=True))
+    return SimpleNamespace(
+        project=project, settings=settings, loader=project.loader("train", train=True)
+    )
 
 
-def spoil(monkeypatch: pytest.MonkeyPatch, number: int, change: Callable[[dict, Any], None]) -> None:
+def spoil(
+    monkeypatch: pytest.MonkeyPatch, number: int, change: Callable[[dict, Any], None]
+) -> None:
     """Changes one sample of every batch that has it."""
     loader = imported(TABULAR, "engine.loader")
     real = loader.deliver
@@ -241,9 +258,21 @@ def test_large_weights_are_not_blamed_on_a_sample(failed: Any) -> None:
     ("given", "precision", "expected"),
     [
         ((), "fp32", ["lower optimizer.learning_rate (0.001)"]),
-        (("training.gradient_clip=0",), "fp32", ["learning_rate (0.001)", "set training.gradient_clip 1"]),
-        (("training.gradient_clip=50",), "fp32", ["learning_rate (0.001)", "training.gradient_clip (50)"]),
-        (("schedule.warmup_steps=0",), "fp32", ["learning_rate (0.001)", "schedule.warmup_steps (0)"]),
+        (
+            ("training.gradient_clip=0",),
+            "fp32",
+            ["learning_rate (0.001)", "set training.gradient_clip 1"],
+        ),
+        (
+            ("training.gradient_clip=50",),
+            "fp32",
+            ["learning_rate (0.001)", "training.gradient_clip (50)"],
+        ),
+        (
+            ("schedule.warmup_steps=0",),
+            "fp32",
+            ["learning_rate (0.001)", "schedule.warmup_steps (0)"],
+        ),
         ((), "bf16", ["learning_rate (0.001)", "set training.precision fp32 (bf16)"]),
         ((), "fp16", ["set training.precision bf16 or fp32 (fp16)", "learning_rate (0.001)"]),
     ],
@@ -279,7 +308,9 @@ def test_a_run_of_more_than_a_month_is_an_alert(tmp_path: Path) -> None:
     done = run(TABULAR, "train", *words, cwd=tmp_path)
     assert done.code == 0, done.err
     (alert,) = [line for line in done.out.splitlines() if line.startswith("alert: ")]
-    assert re.search(r"another [\d,]+ years at this pace: lower training.epochs \(1,000,000,000\)", alert)
+    assert re.search(
+        r"another [\d,]+ years at this pace: lower training.epochs \(1,000,000,000\)", alert
+    )
     assert alert.removeprefix("alert: ") in (newest_run(tmp_path) / "report.md").read_text()
     assert alerts.long_run(29 * 86400, config.load()) is None
     steps = config.load(overrides=[("training.max_steps", "70000000")])
@@ -296,7 +327,12 @@ def pace(**known: float) -> Any:
         (1100.0, {}, (), (990, 1.0)),  # 10 evaluations of 10 s
         (90.0, {"evaluation": 52.0}, (), (68, 1 / 4)),  # one of 13 s
         (1000.0, {}, ("evaluation.every_steps=10",), (798, 1 / 4)),
-        (1000.0, {"batches": 2}, ("evaluation.every_steps=10",), (663, 1 / 2)),  # no less than a batch
+        (
+            1000.0,
+            {"batches": 2},
+            ("evaluation.every_steps=10",),
+            (663, 1 / 2),
+        ),  # no less than a batch
         (1000.0, {}, ("training.max_steps=6",), (6, 1.0)),
         (-5.0, {}, (), (1, 1 / 64)),  # the trial has taken all of it
         (100.0, {"evaluation": 0.0, "batches": 0}, (), (100, 1.0)),  # no validation split
@@ -328,7 +364,9 @@ def slow_evaluations() -> None:
 
 @pytest.mark.parametrize("framework", choices("framework"))
 @pytest.mark.first(1)
-def test_a_short_run_measures_a_part_of_the_validation_and_says_so(framework: str, tmp_path: Path) -> None:
+def test_a_short_run_measures_a_part_of_the_validation_and_says_so(
+    framework: str, tmp_path: Path
+) -> None:
     project = render(workload="tabular", framework=framework)
     words = ("--minutes", "100", "--data.batch_size", "64", "--training.max_steps", "4")
     words += ("--evaluation.every_steps", "2", "--model.width", "16")
@@ -364,7 +402,14 @@ def test_dashes_and_underscores_are_the_same_in_flags(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TRAINING_ROOT", ".")
     main = imported(TABULAR, "__main__").main
-    words = ("--data.batch-size", "7", "--optimizer.learning-rate=0.5", "--max_steps", "3", "--print_config")
+    words = (
+        "--data.batch-size",
+        "7",
+        "--optimizer.learning-rate=0.5",
+        "--max_steps",
+        "3",
+        "--print_config",
+    )
     assert main(["train", *words]) == 0
     shown = capsys.readouterr().out
     assert re.search(r"batch_size: 7 +# --data.batch_size$", shown, re.MULTILINE)
@@ -383,6 +428,22 @@ def test_flags_are_written_as_their_command_declares_them() -> None:
         parser.add_argument("rest", nargs="*")
 
     parser = module.parser_of("fake", command)
-    words = ["--own-flag", "a_b-c", "--other_flag=x-y_z", "--no_such-flag", "-n", "--", "--other_flag"]
-    expected = ["--own_flag", "a_b-c", "--other-flag=x-y_z", "--no_such-flag", "-n", "--", "--other_flag"]
+    words = [
+        "--own-flag",
+        "a_b-c",
+        "--other_flag=x-y_z",
+        "--no_such-flag",
+        "-n",
+        "--",
+        "--other_flag",
+    ]
+    expected = [
+        "--own_flag",
+        "a_b-c",
+        "--other-flag=x-y_z",
+        "--no_such-flag",
+        "-n",
+        "--",
+        "--other_flag",
+    ]
     assert parser.as_declared(words) == expected

@@ -23,7 +23,9 @@ ENVIRONMENT = {
     "gpu": "NVIDIA L4, sm 8.9, 22.0 GB",
     "git": "abc1234+changes",
     "optimizations": [{"name": "compile", "state": "off", "why": "a | b"}],
-    "changed": [{"name": "training.epochs", "value": 3, "default": 10, "origin": "--training.epochs"}],
+    "changed": [
+        {"name": "training.epochs", "value": 3, "default": 10, "origin": "--training.epochs"}
+    ],
     "started": 1_790_000_000.0,
     "argv": ["train", "--training.epochs", "3"],
     "notes": ["synthetic data"],
@@ -128,7 +130,8 @@ def test_the_first_values_flatten_no_curve_and_the_best_is_named():
     history = steps(1000)
     history[0] |= {"loss": 100.0, "gradient_norm": 900.0}
     measured = [
-        row | {"mae": row["loss"] ** 0.5, "accuracy": 1 - row["loss"]} for row in evaluations(0.9, 0.4, 0.5)
+        row | {"mae": row["loss"] ** 0.5, "accuracy": 1 - row["loss"]}
+        for row in evaluations(0.9, 0.4, 0.5)
     ]
     record = record_of(history + measured, {"step": 100, "event": "naive", "loss": 0.45})
     series = record.losses
@@ -141,7 +144,9 @@ def test_the_first_values_flatten_no_curve_and_the_best_is_named():
     named = [text.get_text() for text in top.get_legend().get_texts()]
     assert named == ["training", "validation", "best 0.4, step 200", "baseline 0.45"]
     titles = [axes.get_title(loc="left") for axes in small]
-    assert titles == ["learning rate", "samples/s", "gradient norm", "mae", "accuracy"], "every metric once"
+    assert titles == ["learning rate", "samples/s", "gradient norm", "mae", "accuracy"], (
+        "every metric once"
+    )
     assert small[2].get_ylim()[1] < 5
     assert small[4].get_title(loc="right") == "best 0.6"
 
@@ -185,7 +190,9 @@ def test_every_metric_stands_at_the_best_evaluation_and_the_last(tmp_path):
 
 def test_steps_that_fp16_skipped_are_added_up(tmp_path):
     counts = iter([2.0, 0.0, 1.0])
-    page = page_of(make_run(tmp_path / "fp16", [row | {"skipped_steps": next(counts)} for row in steps(30)]))
+    page = page_of(
+        make_run(tmp_path / "fp16", [row | {"skipped_steps": next(counts)} for row in steps(30)])
+    )
     assert "| steps skipped, for an overflow of fp16 | 3 |" in page
     assert "skipped" not in page_of(make_run(tmp_path / "fp32", steps(30)))
 
@@ -195,7 +202,9 @@ def test_where_the_time_went(tmp_path):
     run = make_run(tmp_path / "run", rows, env=ENVIRONMENT)
     saved = [{"step": step, "event": "checkpoint", "seconds": 0.13} for step in (50, 100)]
     alert = {"step": 70, "event": "alert", "text": "input-bound: a | b"}
-    (run / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in (*saved, alert)))
+    (run / "events.jsonl").write_text(
+        "".join(json.dumps(event) + "\n" for event in (*saved, alert))
+    )
     page = page_of(run)
     for expected in (
         "| training | 0.6 s | 64.0% |  |",
@@ -238,7 +247,9 @@ def test_short_and_long_runs_are_drawn(tmp_path, count):
 )
 def test_how_it_ended(tmp_path, state, reason, expected):
     run = make_run(
-        tmp_path / "run", steps(100), status={"state": state, "reason": reason, "step": 100, "resumes": []}
+        tmp_path / "run",
+        steps(100),
+        status={"state": state, "reason": reason, "step": 100, "resumes": []},
     )
     assert expected in page_of(run)
 
@@ -269,7 +280,12 @@ def test_an_empty_folder_and_broken_files_get_a_page(tmp_path):
     run = tmp_path / "run"
     (run / "checkpoints" / "step-00000001").mkdir(parents=True)
     assert "# Run run" in page_of(run)
-    for name in ("env.json", "status.json", "evaluation.json", "checkpoints/step-00000001/manifest.json"):
+    for name in (
+        "env.json",
+        "status.json",
+        "evaluation.json",
+        "checkpoints/step-00000001/manifest.json",
+    ):
         (run / name).write_text('{"state": "fin')
     assert "# Run run" in page_of(run)
 
@@ -293,7 +309,11 @@ def test_a_second_page_replaces_the_first_and_leaves_nothing_beside_it(tmp_path)
     run = make_run(tmp_path / "run", steps(50))
     before = page_of(run)
     assert page_of(run) == before
-    assert sorted(path.name for path in run.iterdir()) == ["curves.png", "metrics.jsonl", "report.md"]
+    assert sorted(path.name for path in run.iterdir()) == [
+        "curves.png",
+        "metrics.jsonl",
+        "report.md",
+    ]
 
 
 def test_settings_that_differ_are_listed_with_their_origin(tmp_path):
@@ -311,7 +331,11 @@ def test_settings_that_differ_are_listed_with_their_origin(tmp_path):
 def test_no_torch_is_needed():
     code = "from my_training.engine.report import write_report; import sys; print('torch' in sys.modules)"
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=render() / "src", capture_output=True, text=True, check=True
+        [sys.executable, "-c", code],
+        cwd=render() / "src",
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stdout.strip() == "False"
 
@@ -462,7 +486,11 @@ def compared(*folders: Path, target: Path) -> tuple[dict[str, list[str]], str]:
     """The cells of each run in compare.md, and the lines for the terminal."""
     lines, page = comparison.write_comparison(folders, target)
     text = page.read_text(encoding="utf-8")
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if "|" in line]
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in text.splitlines()
+        if "|" in line
+    ]
     return {name: cells for name, *cells in rows[2:]}, "\n".join(lines)
 
 
@@ -479,7 +507,9 @@ def test_runs_are_compared_the_lowest_validation_loss_first(tmp_path):
     assert rows["poor"][-1] == "optimizer.learning_rate 0.001, optimizer.fused true"
     assert "phases" not in lines
     assert [line.split()[0] for line in lines.splitlines()][:3] == ["run", "good", "poor"]
-    assert f"good        finished  0.4                   200      300    0:05:00   {settings}" in lines
+    assert (
+        f"good        finished  0.4                   200      300    0:05:00   {settings}" in lines
+    )
     assert "(compare.png)" in (tmp_path / "compare.md").read_text()
 
 
@@ -504,7 +534,8 @@ def test_damaged_failed_and_running_runs_are_named(tmp_path):
         "odd": "damaged",
     }
     assert (
-        "note: running: still running, or killed before it could write its end; its last log entry" in lines
+        "note: running: still running, or killed before it could write its end; its last log entry"
+        in lines
     )
     assert "note: failed: failed: " in lines
     assert (
@@ -516,7 +547,9 @@ def test_damaged_failed_and_running_runs_are_named(tmp_path):
 
 
 def test_runs_on_other_data_are_named(tmp_path):
-    folders = [trained(tmp_path / name, loss) for name, loss in (("a", 0.5), ("b", 0.6), ("c", 0.7))]
+    folders = [
+        trained(tmp_path / name, loss) for name, loss in (("a", 0.5), ("b", 0.6), ("c", 0.7))
+    ]
     (folders[1] / "data.json").write_text('{"2": {}}')
     _, lines = compared(*folders, target=tmp_path)
     assert "note: b: trained on other data than a" in lines
@@ -561,14 +594,19 @@ def test_runs_of_one_name_are_told_apart_by_their_paths(tmp_path):
 # ---- the verb ----
 
 
-def verb(folder: Path, *words: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess:
+def verb(
+    folder: Path, *words: str, environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "my_training", "report", *words]
     environment = {**os.environ, "PYTHONPATH": str(render() / "src"), **(environment or {})}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 
 def test_the_verb_takes_the_newest_run_a_name_or_a_path(tmp_path):
-    older, newer = make_run(tmp_path / "runs" / "a", steps(20)), make_run(tmp_path / "runs" / "b", steps(20))
+    older, newer = (
+        make_run(tmp_path / "runs" / "a", steps(20)),
+        make_run(tmp_path / "runs" / "b", steps(20)),
+    )
     os.utime(older, (1, 1))
     lines = verb(tmp_path).stdout.splitlines()
     assert lines[0].split() == ["run", "b"]
@@ -601,11 +639,15 @@ def test_the_verb_compares_all_runs_or_those_that_are_named(tmp_path):
     assert "| größe |" in (tmp_path / "runs/compare.md").read_text(encoding="utf-8")
     # From another directory: a path is meant from there.
     root = {"TRAINING_ROOT": str(tmp_path)}
-    lines = verb(tmp_path / "elsewhere", "b", "--compare", "./c", environment=root).stdout.splitlines()
+    lines = verb(
+        tmp_path / "elsewhere", "b", "--compare", "./c", environment=root
+    ).stdout.splitlines()
     assert [line.split()[0] for line in lines[1:3]] == ["c", "b"]
 
 
-@pytest.mark.parametrize(("there", "said"), [(True, ""), (False, "note: this machine has no browser")])
+@pytest.mark.parametrize(
+    ("there", "said"), [(True, ""), (False, "note: this machine has no browser")]
+)
 def test_open_shows_the_page_where_there_is_a_browser(tmp_path, monkeypatch, capsys, there, said):
     import webbrowser
 
@@ -623,7 +665,9 @@ def test_open_shows_the_page_where_there_is_a_browser(tmp_path, monkeypatch, cap
 
 def test_open_does_not_fail_where_browsers_cannot_be_started(tmp_path):
     make_run(tmp_path / "runs" / "a", steps(20))
-    done = verb(tmp_path, "--open", environment={"BROWSER": "/no/such/browser", "PATH": "", "DISPLAY": ""})
+    done = verb(
+        tmp_path, "--open", environment={"BROWSER": "/no/such/browser", "PATH": "", "DISPLAY": ""}
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "runs/a/report.md"
     assert done.stderr == "note: this machine has no browser to show the page\n"

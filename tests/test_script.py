@@ -74,7 +74,8 @@ def series(path: Path) -> None:
     load = 50 + 8 * np.sin(2 * np.pi * hours / 24) + noise.normal(0, 1, len(hours))
     price = 0.6 * load + noise.normal(0, 1, len(hours))
     lines = (
-        f"{np.datetime64('2024-01-01T00') + hour},{load[hour]:.3f},{price[hour]:.3f},7\n" for hour in hours
+        f"{np.datetime64('2024-01-01T00') + hour},{load[hour]:.3f},{price[hour]:.3f},7\n"
+        for hour in hours
     )
     path.write_text("".join(["date,load,price,constant\n", *lines]))
 
@@ -158,12 +159,16 @@ def curves(cwd: Path) -> list[dict[str, Any]]:
     """Rows of metrics that both have, without the test split, which the package measures by `evaluate`."""
     found = [row for row in rows(cwd) if row.get("split") != "test"]
     measured = {"mse", "mae", "bits_per_byte", "accuracy", "log_loss"}
-    return [{name: row[name] for name in (*COMMON, *measured, "step") if name in row} for row in found]
+    return [
+        {name: row[name] for name in (*COMMON, *measured, "step") if name in row} for row in found
+    ]
 
 
 # Layers of a script by their names in the package.
 PACKAGE_NAMES = {"lstm": "encoders.0.lstm", "linear": "line", "norm": "head.norm"}
-SCALES = re.compile(r"(target_)?(mean|std)(_rows)?|gaps|offsets")  # a script keeps them outside its model
+SCALES = re.compile(
+    r"(target_)?(mean|std)(_rows)?|gaps|offsets"
+)  # a script keeps them outside its model
 
 
 def weights(folder: Path) -> dict[str, bytes]:
@@ -171,7 +176,9 @@ def weights(folder: Path) -> dict[str, bytes]:
     newest = max((folder / "checkpoints").glob("step-*"))
     if newest.is_dir():
         arrays = load_file(newest / "model.safetensors")
-        return {name: array.tobytes() for name, array in arrays.items() if not SCALES.fullmatch(name)}
+        return {
+            name: array.tobytes() for name, array in arrays.items() if not SCALES.fullmatch(name)
+        }
     found = {}
     for name, tensor in torch.load(newest, weights_only=True)["model"].items():
         layer, dot, parameter = name.partition(".")
@@ -192,7 +199,10 @@ def test_losses_evaluations_and_weights_are_those_of_the_package(
     assert len([row for row in ours if "split" in row]) == 3
     assert ours == theirs
     assert weights(script) == weights(package)
-    assert run(render(workload=workload), "evaluate", "--split", "test", cwd=tmp_path / "package").code == 0
+    assert (
+        run(render(workload=workload), "evaluate", "--split", "test", cwd=tmp_path / "package").code
+        == 0
+    )
     (test,) = (row for row in rows(tmp_path / "script") if row.get("split") == "test")
     measured = json.loads((package / "evaluation.json").read_text())["metrics"]
     assert test["loss"] == measured["loss"]
@@ -200,7 +210,9 @@ def test_losses_evaluations_and_weights_are_those_of_the_package(
 
 @every_script
 @pytest.mark.parametrize("precision", [pytest.param("bf16", marks=pytest.mark.full), "fp16"])
-def test_half_precision_is_that_of_the_package(workload: str, precision: str, tmp_path: Path) -> None:
+def test_half_precision_is_that_of_the_package(
+    workload: str, precision: str, tmp_path: Path
+) -> None:
     """And so are rows of several steps, which are means of all of their losses."""
     package = of_package(workload, 20, 3, tmp_path / "package", precision, every=7)
     script = of_script(workload, 20, 3, tmp_path / "script", precision, every=7)
@@ -224,7 +236,9 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.first(1)
 @every_script
 @pytest.mark.parametrize("seed", range(20))
-def test_goes_on_after_a_kill_at_a_random_point(workload: str, seed: int, base: Path, tmp_path: Path) -> None:
+def test_goes_on_after_a_kill_at_a_random_point(
+    workload: str, seed: int, base: Path, tmp_path: Path
+) -> None:
     CASES[workload].write(tmp_path / "data.file")
     project, draw = render(workload=workload, layout="script"), random.Random(seed)
     running = start_script(project, *words_of(workload, 60, 3), cwd=tmp_path)
@@ -234,7 +248,9 @@ def test_goes_on_after_a_kill_at_a_random_point(workload: str, seed: int, base: 
     assert running.wait().code in (-signal.SIGKILL, 0)
     done = run_script(project, "--resume", cwd=tmp_path)
     assert done.code == 0, done.err
-    assert (losses(tmp_path), evaluations(tmp_path), weights(newest_run(tmp_path))) == whole(workload, base)
+    assert (losses(tmp_path), evaluations(tmp_path), weights(newest_run(tmp_path))) == whole(
+        workload, base
+    )
 
 
 @pytest.mark.first(1)
@@ -345,7 +361,9 @@ def test_a_signal_that_is_ignored_at_the_start_stays_ignored(tmp_path: Path) -> 
 
 
 @every_script
-def test_a_loss_that_goes_bad_ends_the_run_and_names_the_samples(workload: str, tmp_path: Path) -> None:
+def test_a_loss_that_goes_bad_ends_the_run_and_names_the_samples(
+    workload: str, tmp_path: Path
+) -> None:
     CASES[workload].write(tmp_path / "data.file")
 
     def spoil(train: Any) -> None:
@@ -359,7 +377,9 @@ def test_a_loss_that_goes_bad_ends_the_run_and_names_the_samples(workload: str, 
         train.compute_loss = bad
 
     words = [*words_of(workload, 60, 3, every=50), "--save_every", "1000", "--evaluate_every", "50"]
-    done = start_script(render(workload=workload, layout="script"), *words, cwd=tmp_path, before=spoil).wait()
+    done = start_script(
+        render(workload=workload, layout="script"), *words, cwd=tmp_path, before=spoil
+    ).wait()
     one_error(done, r"loss of step 3 is nan", r"samples \[\d+, \d+")
     assert not checkpoints(tmp_path)
 
@@ -384,7 +404,10 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
         train.log = log_and_stop
 
     project = render(workload="timeseries", layout="script")
-    assert start_script(project, *words_of("timeseries", 60, 3), cwd=cwd, before=stop).wait().code == 143
+    assert (
+        start_script(project, *words_of("timeseries", 60, 3), cwd=cwd, before=stop).wait().code
+        == 143
+    )
     assert [step_of(path) for path in checkpoints(cwd)] == [15, 22]
     return cwd
 
@@ -430,7 +453,9 @@ def run_main(project: Path, *words: str) -> int:
     return int(code)
 
 
-def test_a_full_disk_is_one_line_and_loses_nothing(stopped: Path, base: Path, tmp_path: Path) -> None:
+def test_a_full_disk_is_one_line_and_loses_nothing(
+    stopped: Path, base: Path, tmp_path: Path
+) -> None:
     cwd = shutil.copytree(stopped, tmp_path / "copy")
     size = checkpoints(cwd)[-1].stat().st_size
 
@@ -453,7 +478,9 @@ def test_damaged_settings_are_one_line(content: bytes, stopped: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("line", ["[]", "null", '"a"', "{", '{"step": 3}', "\x00"])
-def test_a_damaged_line_of_metrics_does_not_matter(line: str, stopped: Path, tmp_path: Path) -> None:
+def test_a_damaged_line_of_metrics_does_not_matter(
+    line: str, stopped: Path, tmp_path: Path
+) -> None:
     cwd = shutil.copytree(stopped, tmp_path / "copy")
     metrics = newest_run(cwd) / "metrics.jsonl"
     lines = metrics.read_text().splitlines()
@@ -471,7 +498,9 @@ def damage(path: Path) -> None:
     path.write_bytes(content)
 
 
-def test_a_damaged_checkpoint_is_none_of_the_two_newest(stopped: Path, base: Path, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_none_of_the_two_newest(
+    stopped: Path, base: Path, tmp_path: Path
+) -> None:
     """Else the next save would delete the one that the run was resumed from, and keep the damaged one."""
     cwd = shutil.copytree(stopped, tmp_path / "copy")
     damage(checkpoints(cwd)[-1])
@@ -503,7 +532,9 @@ def test_damaged_checkpoints_alone_are_one_line(stopped: Path, tmp_path: Path) -
 
 
 @every_script
-def test_flags_and_the_environment(workload: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_and_the_environment(
+    workload: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sys.modules.pop("train", None)
     monkeypatch.syspath_prepend(str(render(workload=workload, layout="script")))
     import train
@@ -540,14 +571,24 @@ def test_flags_and_the_environment(workload: str, tmp_path: Path, monkeypatch: p
 @every_script
 def test_a_script_is_read_from_top_to_bottom(workload: str) -> None:
     text = (render(workload=workload, layout="script") / "train.py").read_text(encoding="utf-8")
-    titles = ["Settings", "Data", "Model", "Precision and optimizer", "Checkpoint", "Metrics", "Training"]
+    titles = [
+        "Settings",
+        "Data",
+        "Model",
+        "Precision and optimizer",
+        "Checkpoint",
+        "Metrics",
+        "Training",
+    ]
     assert re.findall(rf"^# {'-' * 77}\n# ([\w ]+)", text, flags=re.MULTILINE) == titles
     assert max(map(len, text.splitlines())) <= 100
 
 
 def definitions(workload: str) -> dict[str, str]:
     """The text of each function and class."""
-    text = (REPOSITORY / "template/parts/script" / workload / "train.py").read_text(encoding="utf-8")
+    text = (REPOSITORY / "template/parts/script" / workload / "train.py").read_text(
+        encoding="utf-8"
+    )
     tree = ast.parse(text)
     named = (node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef))
     return {node.name: ast.get_source_segment(text, node) or "" for node in named}
@@ -564,7 +605,9 @@ def test_what_scripts_share_is_the_same_text() -> None:
         assert len({texts[name] for texts in every.values() if name in texts}) == 1, name
     shared = {"permutation", "save_checkpoint", "load_checkpoint", "evaluate", "train"}
     assert shared <= set.intersection(*map(set, every.values()))
-    assert len({texts["Settings"].partition("def __post_init__")[2] for texts in every.values()}) == 1
+    assert (
+        len({texts["Settings"].partition("def __post_init__")[2] for texts in every.values()}) == 1
+    )
 
 
 # ---- its own tests -----------------------------------------------------------------------------
@@ -600,7 +643,11 @@ FAULTS = {
         "windows[:, : self.history]",
         "windows[:, 1 : self.history + 1]",
     ),
-    "a scaler of all rows": (["timeseries"], "train_rows = values[: ends[0]]", "train_rows = values"),
+    "a scaler of all rows": (
+        ["timeseries"],
+        "train_rows = values[: ends[0]]",
+        "train_rows = values",
+    ),
     "means of all rows": (["tabular"], "train = values[:num_train]", "train = values"),
     "an unshifted token": (["llm"], "blocks[:, 1:]", "blocks[:, :-1]"),
     "a token that sees the next": (["llm"], "is_causal=True", "is_causal=False"),
@@ -635,7 +682,9 @@ def test_documented_commands_of_a_script_run(tmp_path: Path) -> None:
     for line in re.findall(r"`python train.py (.+?)`", text):
         workload = "llm" if "0.003" in line else "tabular" if "wine" in line else "timeseries"
         names = set(re.findall(r"--(\w+)", line))
-        shown = (render(workload=workload, layout="script") / "train.py").read_text(encoding="utf-8")
+        shown = (render(workload=workload, layout="script") / "train.py").read_text(
+            encoding="utf-8"
+        )
         assert all(f"    {name}: " in shown for name in names), line
 
 
@@ -644,7 +693,10 @@ def test_the_standard_librarys_text_is_that_of_the_package(tmp_path: Path) -> No
     words = ["--data.batch_size", "16", "--training.max_steps", "5", "--monitor.every_steps", "1"]
     assert run(render(workload="llm"), "train", *words, cwd=tmp_path / "package").code == 0
     words = ["--batch_size", "16", "--max_steps", "5", "--log_every", "1"]
-    assert run_script(render(workload="llm", layout="script"), *words, cwd=tmp_path / "script").code == 0
+    assert (
+        run_script(render(workload="llm", layout="script"), *words, cwd=tmp_path / "script").code
+        == 0
+    )
     assert losses(tmp_path / "script") == losses(tmp_path / "package")
 
 
@@ -652,8 +704,15 @@ def test_the_standard_librarys_text_is_that_of_the_package(tmp_path: Path) -> No
 
 
 REFUSED = [
-    *(({"workload": workload}, workload) for workload in choices("workload") if workload not in SCRIPTS),
-    ({"workload": SCRIPTS[-1], "gpu": "h100", "precision": "fp8"}, "layout script has no fp8; choose bf16"),
+    *(
+        ({"workload": workload}, workload)
+        for workload in choices("workload")
+        if workload not in SCRIPTS
+    ),
+    (
+        {"workload": SCRIPTS[-1], "gpu": "h100", "precision": "fp8"},
+        "layout script has no fp8; choose bf16",
+    ),
     ({"loader": "chunk"}, "'loader'.*only where layout is package"),
     ({"framework": "lightning"}, "'framework'.*only where layout is package"),
     ({"distributed": "ddp"}, "'distributed'.*only where layout is package"),
@@ -683,7 +742,14 @@ def test_each_card_and_precision_has_its_script(gpu: str) -> None:
 
 
 def test_a_script_is_these_files() -> None:
-    names = {"train.py", "test_train.py", "README.md", "pyproject.toml", ".gitignore", ".copier-answers.yml"}
+    names = {
+        "train.py",
+        "test_train.py",
+        "README.md",
+        "pyproject.toml",
+        ".gitignore",
+        ".copier-answers.yml",
+    }
     for answers in scripts():
         assert {path.name for path in render(**answers).iterdir()} == names
         kept = (render(**answers) / ".copier-answers.yml").read_text(encoding="utf-8")

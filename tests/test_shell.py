@@ -45,7 +45,9 @@ def shell(folder: Path, *command: str) -> str:
     ids=str,
 )
 @pytest.mark.first(1)
-def test_own_tests_of_a_project_pass(targets: list[str], answers: dict[str, str], tmp_path: Path) -> None:
+def test_own_tests_of_a_project_pass(
+    targets: list[str], answers: dict[str, str], tmp_path: Path
+) -> None:
     project = render_into(tmp_path / "a project of größe", **answers)
     assert "passed" in shell(project, "make", *targets)
 
@@ -59,7 +61,9 @@ def test_targets_of_a_project(tmp_path: Path) -> None:
     assert baseline[-6:] == ["train", "--no-optimize", *short.partition("=")[2].split()]
     assert "r2" in shell(project, "make", "evaluate")
     (newest,) = (
-        project / line for line in shell(project, "make", "report").splitlines() if line.startswith("runs/")
+        project / line
+        for line in shell(project, "make", "report").splitlines()
+        if line.startswith("runs/")
     )
     assert newest.read_text(encoding="utf-8").startswith("# ")
     listed = shell(project, "make")
@@ -72,7 +76,9 @@ def test_targets_of_a_project(tmp_path: Path) -> None:
 class Machine:
     """Programs that stand for Python, pip, the driver and the system: nothing is downloaded."""
 
-    def __init__(self, folder: Path, *, driver: bool = False, system: str = "Linux", offline: bool = False):
+    def __init__(
+        self, folder: Path, *, driver: bool = False, system: str = "Linux", offline: bool = False
+    ):
         self.log = folder / "pip.log"
         self.log.touch()
         self.programs = folder / "programs"
@@ -134,7 +140,9 @@ WHEELS = "https://download.pytorch.org/whl"
         ("cpu", f"torch>=2.10 --index-url {WHEELS}/cpu"),
     ],
 )
-def test_set_up_takes_torch_from_where_the_card_has_it(gpu: str, arguments: str, tmp_path: Path) -> None:
+def test_set_up_takes_torch_from_where_the_card_has_it(
+    gpu: str, arguments: str, tmp_path: Path
+) -> None:
     project = shell_of(tmp_path / "project", gpu=gpu)
     version = arguments.split()[0]
     installed, said = Machine(tmp_path, driver=True).set_up(project)
@@ -224,7 +232,9 @@ def test_targets_before_set_up_say_so_in_one_line(tmp_path: Path) -> None:
     targets = set(re.findall(r"^([a-z-]+):", makefile, flags=re.MULTILINE)) - {"help", "setup"}
     assert {"try", "train-gpus", "test", "lint", "doctor", "tune"} <= targets
     for target in targets:
-        done = subprocess.run(["make", target], cwd=project, env=environment, capture_output=True, text=True)
+        done = subprocess.run(
+            ["make", target], cwd=project, env=environment, capture_output=True, text=True
+        )
         assert done.returncode == 2, target
         assert done.stdout == "", target
         (line,) = done.stderr.splitlines()
@@ -273,7 +283,12 @@ def test_hooks_go_into_a_repository_that_is_the_projects_own(where: str, tmp_pat
     """Inside a larger one they would take the place of the root's."""
     project = render_into(tmp_path / where, extras=["pre_commit"])
     shell(tmp_path, "git", "init", "--quiet")
-    recipe = (project / "Makefile").read_text(encoding="utf-8").partition("\nsetup:")[2].partition("\n\n")[0]
+    recipe = (
+        (project / "Makefile")
+        .read_text(encoding="utf-8")
+        .partition("\nsetup:")[2]
+        .partition("\n\n")[0]
+    )
     (line,) = re.findall(r"@(if .*?; fi)$", recipe, flags=re.DOTALL | re.MULTILINE)
     hook = project / ".venv/bin/pre-commit"
     hook.parent.mkdir(parents=True)
@@ -290,20 +305,27 @@ def test_linked_parts_run_in_place(tmp_path: Path) -> None:
     assert train.resolve() == REPOSITORY / "template/parts/framework/lightning.py"
     command = [sys.executable, "-m", "my_training", "--help"]
     environment = {**os.environ, "PYTHONPATH": "src", "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
     assert "train" in done.stdout
 
 
 def test_code_is_counted_without_prose() -> None:
     source = (
-        '"""Doc.\n\nMore."""\n\n# why\nx = 1  # what\n\n\ndef f():\n    """Doc."""\n    return """a\nb"""\n'
+        '"""Doc.\n\nMore."""\n\n# why\nx = 1  # what\n\n\n'
+        'def f():\n    """Doc."""\n    return """a\nb"""\n'
     )
     # x = 1 | def f ( ) : | return "..."
     code = budget.measure_source(source)
     assert (code.tokens, code.statements, code.largest_function) == (10, 3, 7)
     assert budget.measure_source("a, b = b, a\nc, d = a, b\n").tuple_assignments == 1
     assert budget.measure(render()).files == len(
-        [p for p in render().rglob("*") if p.is_file() and not {"tests", "__pycache__"} & set(p.parts)]
+        [
+            p
+            for p in render().rglob("*")
+            if p.is_file() and not {"tests", "__pycache__"} & set(p.parts)
+        ]
     )
 
 
@@ -331,8 +353,12 @@ def test_package_indexes_are_named_by_no_document() -> None:
 def test_figures_of_the_documents() -> None:
     readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
     assert f" {len(gpus())} cards " in readme
-    asked = [question for question in questions().values() if "gpu ==" not in str(question.get("when"))]
-    assert f"asks {len(asked)} questions" in (REPOSITORY / "docs/start.md").read_text(encoding="utf-8")
+    asked = [
+        question for question in questions().values() if "gpu ==" not in str(question.get("when"))
+    ]
+    assert f"asks {len(asked)} questions" in (REPOSITORY / "docs/start.md").read_text(
+        encoding="utf-8"
+    )
     for question in (
         "workload",
         "layout",
@@ -366,4 +392,6 @@ def test_tables_of_the_figures_are_those_that_were_measured(tmp_path: Path) -> N
     assert kept
     for figures in kept:
         page = figures.with_suffix(".md").name
-        assert (tmp_path / "docs/benchmarks" / page).read_text() == figures.with_suffix(".md").read_text()
+        assert (tmp_path / "docs/benchmarks" / page).read_text() == figures.with_suffix(
+            ".md"
+        ).read_text()

@@ -40,7 +40,9 @@ every_variant = pytest.mark.parametrize("answers", all_variants(), ids=name)
 
 
 def files(project: Path) -> list[Path]:
-    return sorted(path for path in project.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    return sorted(
+        path for path in project.rglob("*") if path.is_file() and "__pycache__" not in path.parts
+    )
 
 
 @functools.cache
@@ -69,7 +71,16 @@ def run_ruff(*command: str) -> str:
             place.write_bytes(path.read_bytes())
     configuration = render() / "pyproject.toml"
     done = subprocess.run(
-        [sys.executable, "-m", "ruff", *command, "--no-cache", "--config", str(configuration), str(tree)],
+        [
+            sys.executable,
+            "-m",
+            "ruff",
+            *command,
+            "--no-cache",
+            "--config",
+            str(configuration),
+            str(tree),
+        ],
         capture_output=True,
         text=True,
     )
@@ -95,8 +106,12 @@ def test_formatting_changes_nothing() -> None:
 
 
 def test_rules_of_the_repository_are_those_of_the_project() -> None:
-    ours = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["ruff"]
-    theirs = tomllib.loads((render() / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["ruff"]
+    ours = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["tool"][
+        "ruff"
+    ]
+    theirs = tomllib.loads((render() / "pyproject.toml").read_text(encoding="utf-8"))["tool"][
+        "ruff"
+    ]
     assert ours == theirs
 
 
@@ -111,9 +126,9 @@ def test_data_files_load(suffix: str) -> None:
 
 def test_no_leftovers_of_the_template() -> None:
     for key, path in distinct().items():  # `${{ }}` is GitHub's own
-        assert not re.search(r"(?<!\$)\{\{|\{%|\{#|\bJinja\b|Undefined", path.read_text(encoding="utf-8")), (
-            key
-        )
+        assert not re.search(
+            r"(?<!\$)\{\{|\{%|\{#|\bJinja\b|Undefined", path.read_text(encoding="utf-8")
+        ), key
 
 
 def test_no_artefacts_of_rendering() -> None:
@@ -154,7 +169,9 @@ def test_addresses() -> None:
 
 def imported(project: Path) -> set[str]:
     """Modules of others that the package imports, also inside functions."""
-    names = [imported_by(path.read_text(encoding="utf-8")) for path in (project / "src").rglob("*.py")]
+    names = [
+        imported_by(path.read_text(encoding="utf-8")) for path in (project / "src").rglob("*.py")
+    ]
     return set().union(*names) - set(sys.stdlib_module_names) - {"__future__"}
 
 
@@ -171,13 +188,18 @@ def imported_by(source: str) -> set[str]:
 
 def declared(project: Path) -> set[str]:
     content = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))
-    return {re.split(r"[<>=!~ ;\[]", line)[0].lower() for line in content["project"]["dependencies"]}
+    return {
+        re.split(r"[<>=!~ ;\[]", line)[0].lower() for line in content["project"]["dependencies"]
+    }
 
 
 @functools.cache
 def owners() -> dict[str, str]:
     """Module → distribution, of everything that is installed here."""
-    return {module: found[0].lower() for module, found in importlib.metadata.packages_distributions().items()}
+    return {
+        module: found[0].lower()
+        for module, found in importlib.metadata.packages_distributions().items()
+    }
 
 
 @every_variant
@@ -193,7 +215,9 @@ def test_dependencies_are_what_is_imported(answers: Answers) -> None:
 def test_a_project_knows_no_framework_and_no_tracker_but_its_own(answers: Answers) -> None:
     project, own = render(**answers), {answers["framework"], answers.get("tracker", "none")}
     others = {"lightning", "accelerate", "tensorboard", "wandb", "mlflow"} - own
-    assert not others & {name.removesuffix("-skinny") for name in declared(project) | imported(project)}
+    assert not others & {
+        name.removesuffix("-skinny") for name in declared(project) | imported(project)
+    }
 
 
 def test_stolen_releases_of_lightning_are_excluded() -> None:
@@ -217,7 +241,12 @@ def test_size_fits_the_budget(answers: Answers) -> None:
     assert len(visible) <= VISIBLE_NAMES, visible
 
 
-EVERYTHING = {"workload": "llm", "framework": "lightning", "distributed": "fsdp", "tracker": "wandb"}
+EVERYTHING = {
+    "workload": "llm",
+    "framework": "lightning",
+    "distributed": "fsdp",
+    "tracker": "wandb",
+}
 
 
 @pytest.mark.parametrize(
@@ -238,7 +267,11 @@ def test_projects_fit_their_budgets(answers: Answers, budget: Budget) -> None:
 
 def test_the_core_has_no_empty_folder_of_extras() -> None:
     package = render() / "src/my_training"
-    assert sorted(path.name for path in package.iterdir() if path.is_dir()) == ["commands", "engine", "hooks"]
+    assert sorted(path.name for path in package.iterdir() if path.is_dir()) == [
+        "commands",
+        "engine",
+        "hooks",
+    ]
 
 
 @pytest.mark.parametrize("answers", pairwise(*structural(), "precision"), ids=name)
@@ -269,10 +302,14 @@ def test_templated_python_is_one_include() -> None:
 
 def test_parts_are_rendered_byte_for_byte_and_none_is_dead() -> None:
     """Each part of Python stands in some variant exactly as it is here."""
-    unused = {path for path in (TEMPLATE / "parts").rglob("*.py") if "__pycache__" not in path.parts}
+    unused = {
+        path for path in (TEMPLATE / "parts").rglob("*.py") if "__pycache__" not in path.parts
+    }
     compiled = []
     for path in PACKAGE.rglob("*.jinja"):
-        part = jinja2.Environment().compile_expression(INCLUDE.fullmatch(path.read_text(encoding="utf-8"))[1])
+        part = jinja2.Environment().compile_expression(
+            INCLUDE.fullmatch(path.read_text(encoding="utf-8"))[1]
+        )
         names = path.relative_to(PACKAGE).with_suffix("").parts
         compiled.append((part, [jinja2.Template(name) for name in names]))
     extras = questions()["extras"]["default"]
@@ -300,7 +337,9 @@ def test_parts_are_rendered_byte_for_byte_and_none_is_dead() -> None:
 def test_each_choice_has_its_part() -> None:
     """A new answer is one line in copier.yml and its files; this names the folder where they are missing."""
     for question in ("workload", "loader", "framework", "distributed", "tracker"):
-        parts = {path.stem for path in (TEMPLATE / "parts" / question).iterdir() if path.stem[0] != "_"}
+        parts = {
+            path.stem for path in (TEMPLATE / "parts" / question).iterdir() if path.stem[0] != "_"
+        }
         assert parts == set(choices(question)), question
 
 
@@ -323,7 +362,9 @@ def test_types(together: int, tmp_path: Path) -> None:
     (tmp_path / "pasted").mkdir()  # the scripts, as strict as a core
     (tmp_path / "pasted/__init__.py").touch()
     for script in (TEMPLATE / "parts/script").glob("*/train.py"):
-        (tmp_path / f"pasted/{script.parent.name}.py").symlink_to(REPOSITORY / script.relative_to(template()))
+        (tmp_path / f"pasted/{script.parent.name}.py").symlink_to(
+            REPOSITORY / script.relative_to(template())
+        )
     command = [sys.executable, "-m", "mypy", "--config-file", str(REPOSITORY / "pyproject.toml")]
     command += ["--cache-dir", str(REPOSITORY / ".mypy_cache"), "--no-error-summary"]
     command += [*seen.values(), "pasted"]

@@ -47,7 +47,10 @@ def offered(question: str) -> dict[str, Any]:
     tables = {"gpus": gpus(), "gpu_families": families(), "gpu_so_far": "auto"}
     if question != "gpu":
         return yaml.safe_load(template.render(tables))
-    listed = [yaml.safe_load(template.render(tables, gpu_family=family)) for family in ("any", *families())]
+    listed = [
+        yaml.safe_load(template.render(tables, gpu_family=family))
+        for family in ("any", *families())
+    ]
     return {label: value for choices in listed for label, value in choices.items()}
 
 
@@ -79,18 +82,27 @@ def kind(gpu: str) -> object:
     row = gpus().get(gpu)
     if row is None:
         return gpu
-    absent = [precision for precision in ("tf32", "fp16", "bf16", "fp8") if row["tflops"][precision] is None]
+    absent = [
+        precision
+        for precision in ("tf32", "fp16", "bf16", "fp8")
+        if row["tflops"][precision] is None
+    ]
     return row["torch"], row["wheel"], row["triton"], absent
 
 
 def impossible(answers: Mapping[str, Any]) -> bool:
     """Whether the chosen GPU cannot compute in the chosen precision, or the workload gains nothing by it."""
     precision, gpu = answers.get("precision", "auto"), answers.get("gpu", "auto")
-    if answers.get(LAYOUT) == "script" and (precision == "fp8" or answers.get("workload") not in SCRIPTS):
+    if answers.get(LAYOUT) == "script" and (
+        precision == "fp8" or answers.get("workload") not in SCRIPTS
+    ):
         return True
     if precision == "fp8" and answers.get("workload", "tabular") not in LARGE_PRODUCTS:
         return True
-    if answers.get("distributed") == "fsdp" and answers.get("workload", "tabular") not in LARGE_PRODUCTS:
+    if (
+        answers.get("distributed") == "fsdp"
+        and answers.get("workload", "tabular") not in LARGE_PRODUCTS
+    ):
         return True
     if gpu == "cpu":
         return precision in ("tf32", "fp8")
@@ -121,7 +133,9 @@ def pairwise(*names: str) -> list[Answers]:
             missing |= dict.fromkeys(pairs(both), both)
     while missing:
         wanted = next(iter(missing.values()))
-        drawn = [{name: draw.choice(offered[name]) for name in names} | wanted for _ in range(DRAWS)]
+        drawn = [
+            {name: draw.choice(offered[name]) for name in names} | wanted for _ in range(DRAWS)
+        ]
         candidates = [(answers, pairs(answers)) for answers in drawn if not impossible(answers)]
         if not candidates:  # the two exclude each other
             missing.pop(next(iter(missing)))

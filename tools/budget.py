@@ -83,7 +83,11 @@ class Budget(NamedTuple):
             "walrus": size.code.walrus,
         }
         allowed = self._asdict()
-        return [f"{name}: {used[name]} of {allowed[name]}" for name in used if used[name] > allowed[name]]
+        return [
+            f"{name}: {used[name]} of {allowed[name]}"
+            for name in used
+            if used[name] > allowed[name]
+        ]
 
 
 # A later feature of the default project raises the limit of tokens by a line here, and never an aim.
@@ -91,9 +95,10 @@ FEATURES: dict[str, int] = {}
 MORE_TOKENS = sum(FEATURES.values())
 
 # Limits go down with the code. The aims are where the code shall arrive.
-DEFAULT = Budget(56, 9, 60_000 + MORE_TOKENS, 12.4, 900, 190, 40)
-TABULAR = Budget(54, 9, 58_000 + MORE_TOKENS, 12.4, 900, 190, 40)
-LARGEST = Budget(92, 16, 103_000 + MORE_TOKENS, 13.5, 900, 420, 90)  # everything switched on
+DEFAULT = Budget(63, 8, 72_500 + MORE_TOKENS, 10.2, 400, 5, 5)
+TABULAR = Budget(60, 8, 71_000 + MORE_TOKENS, 10.2, 400, 5, 5)
+# Everything switched on.
+LARGEST = Budget(95, 14, 121_000 + MORE_TOKENS, 10.6, 700, 50, 10)
 SCRIPT = Budget(8, 7, 5_250, 11.0, 1_000, 0, 0)
 TABULAR_SCRIPT = Budget(8, 7, 5_950, 11.0, 1_000, 0, 0)
 

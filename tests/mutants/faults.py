@@ -19,7 +19,11 @@ class Fault(NamedTuple):
     test: str
 
 
-LOOP, PRECISION, ORDER = "seams/test_loop.py::", "seams/test_precision.py::", "seams/test_order.py::"
+LOOP, PRECISION, ORDER = (
+    "seams/test_loop.py::",
+    "seams/test_precision.py::",
+    "seams/test_order.py::",
+)
 LOADER, CHECKPOINT, EVALUATION = (
     "seams/test_loader.py::",
     "seams/test_checkpoint.py::",
@@ -532,7 +536,8 @@ ORDERS = (
         "parts/loader/dataloader.py",
         "self.order.batches(self._epoch, self._start)",
         "self.order.batches(self._epoch + self.workers, self._start)",
-        LOADER + "test_machine_settings_and_the_choice_of_loader_change_no_batch[full-host-dataloader]",
+        LOADER
+        + "test_machine_settings_and_the_choice_of_loader_change_no_batch[full-host-dataloader]",
     ),
     Fault(
         "a resumed epoch begins at its beginning",

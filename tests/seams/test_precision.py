@@ -77,11 +77,15 @@ def test_the_optimizer_sees_the_unscaled_mean_gradient(clip: float) -> None:
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "unfused"])
 @pytest.mark.parametrize("wrapped", [True, False], ids=["wrapped", "plain"])
 @pytest.mark.parametrize("bad", [float("inf"), float("nan")])
-def test_an_overflow_skips_its_step_and_halves_the_scale(fused: bool, wrapped: bool, bad: float) -> None:
+def test_an_overflow_skips_its_step_and_halves_the_scale(
+    fused: bool, wrapped: bool, bad: float
+) -> None:
     """Under a framework's wrapper too. Afterwards training goes on as if that batch had not been."""
     model, batch = Ragged(dtype=torch.float32), ragged_batch(8, torch.float32)
     twin = copy.deepcopy(model)
-    optimizers = (torch.optim.AdamW(each.parameters(), lr=0.1, fused=fused) for each in (model, twin))
+    optimizers = (
+        torch.optim.AdamW(each.parameters(), lr=0.1, fused=fused) for each in (model, twin)
+    )
     loop, calm = (fp16_loop(each, 40.0, 1.0, next(optimizers)) for each in (model, twin))
     if wrapped:
         loop.project.optimizer = Wrapper(loop.project.optimizer)
@@ -135,7 +139,9 @@ def test_what_half_precision_costs_is_measured_without_a_trace() -> None:
 
 def test_the_price_of_half_precision_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     module = engine("precision")
-    monkeypatch.setattr(module, "half_against_float32", {torch.bfloat16: 38.2, torch.float16: 0.52}.get)
+    monkeypatch.setattr(
+        module, "half_against_float32", {torch.bfloat16: 38.2, torch.float16: 0.52}.get
+    )
     assert module.cost_on_cpu("fp32", "the LSTM") == module.cost_on_cpu("tf32") == ""
     product = "on this CPU: a matrix product takes {}x as long as in fp32 (measured)"
     assert module.cost_on_cpu("fp8") == "bf16 " + product.format(38)

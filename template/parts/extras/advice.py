@@ -24,9 +24,14 @@ from .steps import Steps, stepping
 if TYPE_CHECKING:
     from ..config import Settings
 
-TURNS = 3  # of every setting, one after the other, so that a machine that slows down does so for all
+TURNS = (
+    3  # of every setting, one after the other, so that a machine that slows down does so for all
+)
 TURN_SECONDS = 1.0
-WARM_STEPS, LEAST_STEPS = 3, 3  # of a turn: before the clock starts, and behind that whatever they take
+WARM_STEPS, LEAST_STEPS = (
+    3,
+    3,
+)  # of a turn: before the clock starts, and behind that whatever they take
 ROUNDS = 4  # of all workers in a turn, at least
 GAIN = 1.03  # a smaller one is not worth a setting
 LARGER_BATCH = "a larger batch is another training: look at the loss, too"
@@ -95,7 +100,11 @@ def reading_candidates(settings: Settings, loader: Any) -> list[Candidate]:
         found += [Candidate("data.num_workers", number) for number in numbers]
     if "chunk_size_gb" not in loader.WITHOUT_EFFECT and data.chunk_size_gb != "auto":
         found.append(Candidate("data.chunk_size_gb", 2 * data.chunk_size_gb))
-    if "resident" not in loader.WITHOUT_EFFECT and data.resident is False and torch.cuda.is_available():
+    if (
+        "resident" not in loader.WITHOUT_EFFECT
+        and data.resident is False
+        and torch.cuda.is_available()
+    ):
         found.append(Candidate("data.resident", "auto"))
     return found
 
@@ -122,7 +131,13 @@ def try_candidates(settings: Settings, found: Sequence[Candidate]) -> list[Trial
     present: list[float] = []
     rates: dict[Candidate, list[float]] = {candidate: [] for candidate in found}
     why_not: dict[Candidate, str] = {}
-    bar = tqdm(total=TURNS * (1 + len(found)), desc="trying settings", unit="turn", leave=False, disable=None)
+    bar = tqdm(
+        total=TURNS * (1 + len(found)),
+        desc="trying settings",
+        unit="turn",
+        leave=False,
+        disable=None,
+    )
     for _ in range(TURNS if found else 0):
         present.append(samples_per_second(settings))
         bar.update()
@@ -135,12 +150,15 @@ def try_candidates(settings: Settings, found: Sequence[Candidate]) -> list[Trial
             bar.update()
     bar.close()
     trials = [
-        compared(candidate, rates[candidate], present, why_not.get(candidate, "")) for candidate in found
+        compared(candidate, rates[candidate], present, why_not.get(candidate, ""))
+        for candidate in found
     ]
     return sorted(trials, key=lambda trial: -median(trial.ratios or [0.0]))
 
 
-def compared(candidate: Candidate, rates: list[float], present: list[float], why_not: str = "") -> Trial:
+def compared(
+    candidate: Candidate, rates: list[float], present: list[float], why_not: str = ""
+) -> Trial:
     """Whether a setting is faster beyond the noise: its slowest turn beats the fastest present one."""
     if why_not:
         return Trial(candidate, [], False, why_not)

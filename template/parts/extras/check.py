@@ -24,7 +24,12 @@ if TYPE_CHECKING:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--only", action="append", metavar="NAME", help="one check, by the name in its line; repeatable")
+    add(
+        "--only",
+        action="append",
+        metavar="NAME",
+        help="one check, by the name in its line; repeatable",
+    )
     most = "samples of each split that the check `samples` looks at (default: %(default)s)"
     add("--samples", type=int, default=2048, metavar="N", help=most)
 
@@ -32,7 +37,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, load: Callable[[], Settings]) -> int:
     """A line for each check; what depends on one that failed is skipped, and its line names that one."""
     if arguments.samples < 1:
-        raise UserError(f"{arguments.samples} samples cannot be looked at", "--samples", "give at least 1")
+        raise UserError(
+            f"{arguments.samples} samples cannot be looked at", "--samples", "give at least 1"
+        )
     settings = load()
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch looks for one
 
@@ -41,7 +48,9 @@ def run(arguments: argparse.Namespace, load: Callable[[], Settings]) -> int:
 
     checks = {check.__name__.removeprefix("check_"): check for check in CHECKS}
     if unknown := [name for name in arguments.only or () if name not in checks]:
-        raise UserError(f"there is no check {unknown[0]!r}", "--only", f"choose of {', '.join(checks)}")
+        raise UserError(
+            f"there is no check {unknown[0]!r}", "--only", f"choose of {', '.join(checks)}"
+        )
     bench, states = Bench(settings, arguments.samples), dict[str, str]()
     for name, check in checks.items():
         if name in (arguments.only or checks):

@@ -59,15 +59,21 @@ def check_shapes(bench: Bench) -> str:
         for name, value in (("loss", output.loss), ("weight", output.weight)):
             right = value.dtype == torch.float32 and not value.shape
             require(right, f"{name} is {kind(value)}, not () float32", "model.py, forward")
-        require(output.weight > 0, f"{len(given['index'])} samples have no weight", "model.py, forward")
+        require(
+            output.weight > 0, f"{len(given['index'])} samples have no weight", "model.py, forward"
+        )
         output.loss.backward()
     metrics = [model.eval()(bench.read(part)).metrics for part in (bench.some("train", FEW), [0])]
     sums = [part for pair in metrics[0].values() for part in pair]
     right = all(not part.shape for part in sums) and metrics[0].keys() == metrics[1].keys()
-    require(right, "metrics are not the same (sum, count) of () for every batch", "model.py, forward")
+    require(
+        right, "metrics are not the same (sum, count) of () for every batch", "model.py, forward"
+    )
     for name, value in predicted(model, batch).items():
         right = value.shape[:1] == (count,)
-        require(right, f"'{name}' is {kind(value)}, its first axis not the samples", "model.py, predict")
+        require(
+            right, f"'{name}' is {kind(value)}, its first axis not the samples", "model.py, predict"
+        )
     modules = all(isinstance(block, nn.Module) for block in model.blocks())
     require(modules, "blocks() gives what is no module", "model.py, blocks")
     return ", ".join(f"{name} {kind(x)}" for name, x in list(batch.items())[:-3])
@@ -112,7 +118,11 @@ def trouble(bench: Bench, model: Any, split: str, numbers: list[int]) -> str:
         return f"its loss is {loss}, and its batch has no nan or inf that makes it so: model.py, forward"
     names = [column_name(bench.store.facts, array, column, batch) for array, column in causes]
     prepared = any(is_stored(stored, array, column) for array, column in causes)
-    where = "the prepared data" if prepared else "dataset.py, Samples.batch: the prepared data are finite"
+    where = (
+        "the prepared data"
+        if prepared
+        else "dataset.py, Samples.batch: the prepared data are finite"
+    )
     return f"its loss is {loss}: nan or inf in {', '.join(names)}: {where}"
 
 
@@ -182,15 +192,21 @@ def nonfinite_places(value: Any, place: str = "") -> Iterator[str]:
 
 def check_filler(bench: Bench) -> str:
     """Rows that fill a batch up change nothing."""
-    numbers, where = bench.some("train", 3), 'model.py, forward: batch["present"] says which rows count'
-    alone, filled = (measured(bench.model, bench.read([*numbers, *more])) for more in ([], [-1, -1]))
-    why = (
-        f"with them the loss is {filled[0]:.6g} over {filled[1]:g}, without {alone[0]:.6g} over {alone[1]:g}"
+    numbers, where = (
+        bench.some("train", 3),
+        'model.py, forward: batch["present"] says which rows count',
     )
+    alone, filled = (
+        measured(bench.model, bench.read([*numbers, *more])) for more in ([], [-1, -1])
+    )
+    with_them = f"with them the loss is {filled[0]:.6g} over {filled[1]:g}"
+    why = f"{with_them}, without {alone[0]:.6g} over {alone[1]:g}"
     require(close(alone, filled), why, where)
     loss, weight, *_ = measured(bench.model, bench.read([-1, -1]))
     require(
-        loss == weight == 0, f"a batch of them alone has loss {loss:g} and weight {weight:g}, not 0", where
+        loss == weight == 0,
+        f"a batch of them alone has loss {loss:g} and weight {weight:g}, not 0",
+        where,
     )
     return ""
 
@@ -198,7 +214,9 @@ def check_filler(bench: Bench) -> str:
 def check_mean(bench: Bench) -> str:
     """The loss is a mean over its weight."""
     numbers = bench.some("train", 2)
-    (loss, weight, *_), (other, more, *_) = (measured(bench.model, bench.read(numbers * n)) for n in (1, 2))
+    (loss, weight, *_), (other, more, *_) = (
+        measured(bench.model, bench.read(numbers * n)) for n in (1, 2)
+    )
     why = f"each sample twice makes a loss of {loss:.6g} one of {other:.6g}"
     require(close(loss, other), why, "model.py, forward: the sum is divided by weight")
     why = f"each sample twice makes a weight of {weight:g} one of {more:g}"
@@ -216,8 +234,12 @@ def check_padding(bench: Bench) -> str:
         raise Skipped("every batch is as wide, whatever its samples")
     loss, weight = np.array([measured(bench.model, bench.read([number]))[:2] for number in pair]).T
     alone, both = (loss * weight).sum() / weight.sum(), measured(bench.model, bench.read(pair))[0]
-    why = f"samples {pair[0]} and {pair[1]} have a loss of {alone:.6g} alone and {both:.6g} together"
-    require(close(alone, both), why, "model.py: what stands behind a sample's length must not count")
+    why = (
+        f"samples {pair[0]} and {pair[1]} have a loss of {alone:.6g} alone and {both:.6g} together"
+    )
+    require(
+        close(alone, both), why, "model.py: what stands behind a sample's length must not count"
+    )
     return f"of samples {pair[0]} and {pair[1]}"
 
 
@@ -253,7 +275,10 @@ def check_evaluation(bench: Bench) -> str:
     """In evaluation a sample gives the same, whatever the epoch, chance and the batch before."""
     other = bench.read(bench.some("train", FEW), epoch=1)
     if names := differing(bench.plain, other):
-        why, where = f"batch['{names[0]}'] changes, as by an augmentation", "dataset.py: `if self.training`"
+        why, where = (
+            f"batch['{names[0]}'] changes, as by an augmentation",
+            "dataset.py: `if self.training`",
+        )
         raise Failed(f"in evaluation {why}: {where} in spans, host and batch")
     before = bench.read(bench.some("train", FEW)[::-1])
 
@@ -284,7 +309,9 @@ def check_seed(bench: Bench) -> str:
         found.append((batches, list(bench.train(model, batches))))
     (batches, losses), (others, again) = found
     where = "dataset.py: random numbers come from seed, epoch and index alone"
-    require(not any(map(differing, batches, others)), "the same samples of the same epoch differ", where)
+    require(
+        not any(map(differing, batches, others)), "the same samples of the same epoch differ", where
+    )
     why, where = (
         f"losses differ, {losses[-1]:.6g} and {again[-1]:.6g}",
         "model.py: torch's own generator alone",
@@ -301,7 +328,9 @@ def check_weights(bench: Bench) -> str:
         loss, known = model.train()(bench.batch).loss, set(map(id, model.parameters()))
         for weight in leaves(loss):
             why = f"a weight of shape {tuple(weight.shape)} is not registered: nobody trains or saves it"
-            require(id(weight) in known, why, "model.py: nn.ModuleList or nn.ParameterList, and no list")
+            require(
+                id(weight) in known, why, "model.py: nn.ModuleList or nn.ParameterList, and no list"
+            )
         loss.backward()
         reached |= {n for n, p in model.named_parameters() if p.grad is not None and p.grad.any()}
         list(bench.train(model, [bench.batch]))
@@ -326,9 +355,13 @@ def check_sync(bench: Bench) -> str:
             and Path(line.filename).name in ("model.py", "dataset.py")
         ):
             text = Path(line.filename).read_text(encoding="utf-8").splitlines()[: line.lineno][-2:]
-            where = f"{Path(line.filename).name}:{line.lineno}; `# {MEANT}` there says that it is meant"
+            where = (
+                f"{Path(line.filename).name}:{line.lineno}; `# {MEANT}` there says that it is meant"
+            )
             require(
-                any(MEANT in each for each in text), f"`{text[-1].strip()}` would wait for the GPU", where
+                any(MEANT in each for each in text),
+                f"`{text[-1].strip()}` would wait for the GPU",
+                where,
             )
     return ""
 
@@ -337,7 +370,11 @@ def check_overfit(bench: Bench) -> str:
     """One batch can be learnt by heart."""
     first, *_, last = bench.fitted[1]
     why = f"{STEPS} steps on it bring the loss from {first:.4g} to {last:.4g} only"
-    require(last < LEARNT * first, why, "model.py: does the loss see what predict gives? the learning rate")
+    require(
+        last < LEARNT * first,
+        why,
+        "model.py: does the loss see what predict gives? the learning rate",
+    )
     return f"loss {first:.4g} to {last:.4g} in {BETWEEN * (len(bench.fitted[1]) - 1)} steps"
 
 
@@ -348,7 +385,9 @@ def check_units(bench: Bench) -> str:
         raise Skipped("no prediction has the axes and the kind of a target")
     for pair, error in after.items():
         why = f"the loss falls, and the error of {pair} goes from {before[pair]:.4g} to {error:.4g}"
-        require(error < NEARER * before[pair], why, "model.py, predict: original units, classes from 0")
+        require(
+            error < NEARER * before[pair], why, "model.py, predict: original units, classes from 0"
+        )
     return ", ".join(after)
 
 
@@ -358,12 +397,19 @@ def errors(bench: Bench, model: Any) -> dict[str, float]:
     for title, value in predicted(model, bench.plain).items():
         for name in bench.targets:
             target = bench.plain[name]
-            if value.dim() == target.dim() and value.is_floating_point() == target.is_floating_point():
+            if (
+                value.dim() == target.dim()
+                and value.is_floating_point() == target.is_floating_point()
+            ):
                 common = tuple(map(slice, map(min, value.shape, target.shape)))
                 one, other = value[common], target[common]
-                known = one.isfinite() & other.isfinite() & ((other >= 0) | other.is_floating_point())
+                known = (
+                    one.isfinite() & other.isfinite() & ((other >= 0) | other.is_floating_point())
+                )
                 error = (
-                    (one - other).double().square() if one.is_floating_point() else (one != other).double()
+                    (one - other).double().square()
+                    if one.is_floating_point()
+                    else (one != other).double()
                 )
                 found[f"'{title}' from '{name}'"] = float(error[known].mean())
     return found
@@ -396,12 +442,30 @@ def check_labels(bench: Bench) -> str:
             if right < HELD_OUT * wrong:
                 return f"loss {right:.4g} with labels, {wrong:.4g} with mixed ones after {number} steps"
     why = f"held-out samples have a loss of {right:.4g} with labels and {wrong:.4g} with mixed ones"
-    raise Failed(f"{why}: dataset.py, Samples.spans: do rows and labels belong together? or hard to learn")
+    raise Failed(
+        f"{why}: dataset.py, Samples.spans: do rows and labels belong together? or hard to learn"
+    )
 
 
 CHECKS: list[Callable[[Bench], str]] = [
-    *(check_shapes, check_samples, check_evaluation, check_filler, check_mean, check_padding, check_future),
-    *(check_seed, check_weights, check_sync, check_overfit, check_units, check_saving, check_labels),
+    *(
+        check_shapes,
+        check_samples,
+        check_evaluation,
+        check_filler,
+        check_mean,
+        check_padding,
+        check_future,
+    ),
+    *(
+        check_seed,
+        check_weights,
+        check_sync,
+        check_overfit,
+        check_units,
+        check_saving,
+        check_labels,
+    ),
 ]
 
 # What a check takes for granted. Where that failed, the check would accuse something that is in order: a nan

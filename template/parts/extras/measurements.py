@@ -40,15 +40,26 @@ LIMIT = 3.0  # spreads of fp32's loss between seeds that a row may be away from 
 STUDENT = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812)
 # What changes speed behind the settings' back.
 SPEED = [
-    *("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "NVIDIA_TF32_OVERRIDE", "OMP_NUM_THREADS", "MKL_NUM_THREADS"),
-    *("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "CUBLAS_WORKSPACE_CONFIG", "CUDA_VISIBLE_DEVICES"),
+    *(
+        "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+        "NVIDIA_TF32_OVERRIDE",
+        "OMP_NUM_THREADS",
+        "MKL_NUM_THREADS",
+    ),
+    *(
+        "PYTORCH_ALLOC_CONF",
+        "PYTORCH_CUDA_ALLOC_CONF",
+        "CUBLAS_WORKSPACE_CONFIG",
+        "CUDA_VISIBLE_DEVICES",
+    ),
 ]
 RANGE = (
     "In brackets: the range that nine of ten repeats of this benchmark stay within. "
     "A gain whose range has 1 in it may be noise."
 )
 NARROWER = (
-    "the range is wide; more --processes and --steps, and nothing else on the machine, make it narrower."
+    "the range is wide; more --processes and --steps, and nothing else on the machine, "
+    "make it narrower."
 )
 QUERY = "driver_version,power.limit,clocks.max.sm,clocks.max.mem"
 
@@ -99,7 +110,9 @@ class Measurements:
             (self.folder / "benchmark.png").unlink(missing_ok=True)
         keys = {id(self.of(plan)): self.of(plan) for plan in self.plans}
         total = len(keys) * self.protocol["processes"]
-        bar = tqdm(total=total, initial=sum(map(len, keys.values())), unit="run", dynamic_ncols=True)
+        bar = tqdm(
+            total=total, initial=sum(map(len, keys.values())), unit="run", dynamic_ncols=True
+        )
         try:
             for plan in self.missing():
                 done = self.of(plan)
@@ -120,19 +133,27 @@ class Measurements:
     def rows(self) -> list[Row]:
         """All rows that have a trial and none that failed."""
         rows: list[Row] = []
-        firsts: dict[str, Row] = {}  # of each table; empty where that one failed, and there is no gain then
+        firsts: dict[
+            str, Row
+        ] = {}  # of each table; empty where that one failed, and there is no gain then
         target = self.target
-        whole: Row = next((plan.overrides for plan in self.plans if plan.table == "leave_one_out"), {})
+        whole: Row = next(
+            (plan.overrides for plan in self.plans if plan.table == "leave_one_out"), {}
+        )
         for plan in self.plans:
             if not (trials := self.of(plan)) or failure(trials):
                 firsts.setdefault(plan.table, {})
                 continue
             row = figures_of(plan, trials)
             if plan.table == "leave_one_out":  # what differs from everything on
-                row["overrides"] = {key: x for key, x in plan.overrides.items() if whole.get(key) != x}
+                row["overrides"] = {
+                    key: x for key, x in plan.overrides.items() if whole.get(key) != x
+                }
             first = firsts.setdefault(plan.table, row)
             if plan.table == "target":
-                target = target or (1 + MARGIN) * max(min(smooth(trial["curve"])) for trial in trials)
+                target = target or (1 + MARGIN) * max(
+                    min(smooth(trial["curve"])) for trial in trials
+                )
                 row |= reached([trial["curve"] for trial in trials], target)
                 row["gain"] = ratio(first.get("seconds_to_target"), row["seconds_to_target"])
             else:
@@ -190,7 +211,9 @@ def figures_of(plan: Plan, trials: list[Row]) -> Row:
     }
     for name in ("data_wait_fraction", "start_s", "loss"):
         row[name] = mean(trial[name] for trial in trials)
-    return row | {name: mean(trial["rates"][name] for trial in trials) for name in trials[0]["rates"]}
+    return row | {
+        name: mean(trial["rates"][name] for trial in trials) for name in trials[0]["rates"]
+    }
 
 
 def repeats(rates: list[float], reference: list[float]) -> float | None:
@@ -231,7 +254,10 @@ def strayed(losses: list[float], strict: list[float]) -> str | None:
     """Why a loss is not fp32's: further from it, over the same seeds, than LIMIT spreads between seeds."""
     if len(strict) < 2:
         return None
-    distance, between = abs(mean(a - b for a, b in zip(losses, strict, strict=False))), stdev(strict)
+    distance, between = (
+        abs(mean(a - b for a, b in zip(losses, strict, strict=False))),
+        stdev(strict),
+    )
     if distance <= LIMIT * between:  # and so not for nan
         return None
     return f"loss is {show(distance, 2)} from fp32's, whose seeds differ by {show(between, 2)}"
@@ -250,9 +276,14 @@ def reached(curves: list[list], target: float) -> Row:
     for curve in curves:
         means = smooth(curve)
         times = [second for second, _ in curve][len(curve) - len(means) :]
-        seconds.append(next((time for time, loss in zip(times, means, strict=True) if loss <= target), None))
+        seconds.append(
+            next((time for time, loss in zip(times, means, strict=True) if loss <= target), None)
+        )
     there = [time for time in seconds if time is not None]
-    return {"target_loss": target, "seconds_to_target": mean(there) if len(there) == len(seconds) else None}
+    return {
+        "target_loss": target,
+        "seconds_to_target": mean(there) if len(there) == len(seconds) else None,
+    }
 
 
 def beside(headlines: list[Row], rows: list[Row]) -> list[Row]:
@@ -281,13 +312,18 @@ def environment(card: Card) -> Row:
     if card.capability:
         found |= {"capability": card.sm, "memory GB": round(card.memory_gb, 1)}
         try:
-            identity = f"--id=GPU-{torch.cuda.get_device_properties(0).uuid}"  # its own numbers are others
+            identity = (
+                f"--id=GPU-{torch.cuda.get_device_properties(0).uuid}"  # its own numbers are others
+            )
             command = ["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader", identity]
             done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
             found |= dict(zip(QUERY.split(","), done.stdout.strip().split(", "), strict=True))
         except (OSError, subprocess.SubprocessError, ValueError, AttributeError):
             found["nvidia-smi"] = "not available"
-    found |= versions() | {"cpu": f"{os.cpu_count()} cores, {platform.machine()}", "git": git_state()}
+    found |= versions() | {
+        "cpu": f"{os.cpu_count()} cores, {platform.machine()}",
+        "git": git_state(),
+    }
     installed = {each.metadata["Name"].lower(): each.version for each in metadata.distributions()}
     names = ("triton", "lightning", "accelerate")
     found |= {name: installed[name] for name in names if name in installed}
@@ -312,12 +348,21 @@ def page(result: Row, plot: bool) -> str:
         rows = [row for row in result["rows"] if row["table"] == name]
         parts.append(table(TITLES[name], header, [cells(row) for row in rows]))
         parts.append([f"**{row['name']}**: {row['flag']}." for row in rows if row["flag"]])
-        wide = [row["name"] for row in rows if row["gain"] and (row["gain_high"] or 0) > WIDE * row["gain"]]
+        wide = [
+            row["name"]
+            for row in rows
+            if row["gain"] and (row["gain_high"] or 0) > WIDE * row["gain"]
+        ]
         parts.append([f"**{', '.join(wide)}**: {NARROWER}"] * bool(wide))
     names = ("name", "target_loss", "seconds_to_target", "gain")
-    rows = [tuple(row[name] for name in names) for row in result["rows"] if row["table"] == "target"]
+    rows = [
+        tuple(row[name] for name in names) for row in result["rows"] if row["table"] == "target"
+    ]
     parts.append(table(TITLES["target"], ("", "loss", "seconds", "gain"), rows))
-    claims = [(c["claim"], c["of"], c["ratio"], c["measured"] or "not measured") for c in result["headlines"]]
+    claims = [
+        (c["claim"], c["of"], c["ratio"], c["measured"] or "not measured")
+        for c in result["headlines"]
+    ]
     parts.append(table("Beside what others reported", ("", "ratio of", "there", "here"), claims))
     parts.append(table("Not measured", ("", "because"), list(result["not_measured"].items())))
     parts.append(table("Protocol", ("", ""), list(result["protocol"].items())))
@@ -343,7 +388,9 @@ def draw(path: Path, results: Measurements) -> None:
     groups = {name: group for name, group in groups.items() if len(group) > 1}
     if not groups:
         return
-    heights = [3.2 if name == "target" else 0.9 + 0.32 * len(group) for name, group in groups.items()]
+    heights = [
+        3.2 if name == "target" else 0.9 + 0.32 * len(group) for name, group in groups.items()
+    ]
     figure = Figure(figsize=(10, 0.4 + sum(heights)), layout="constrained")
     figure.suptitle(
         "{device}, torch {torch}".format(**results.about["environment"]), fontsize=9, color="0.35"
@@ -354,7 +401,11 @@ def draw(path: Path, results: Measurements) -> None:
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="both" if name == "target" else "x", alpha=0.25, linewidth=0.6)
         if name == "target":
-            curves = [(p.name, [t["curve"] for t in results.of(p)]) for p in results.plans if p.table == name]
+            curves = [
+                (p.name, [t["curve"] for t in results.of(p)])
+                for p in results.plans
+                if p.table == name
+            ]
             draw_curves(axes, curves, group[0]["target_loss"])
         else:
             draw_bars(axes, group)
@@ -374,10 +425,14 @@ def draw_bars(axes: Any, rows: list[Row]) -> None:
         if row["flag"]:
             color = "C3"
         axes.barh(place, value, height=0.6, color=color, zorder=2)
-        axes.errorbar(value, place, xerr=[[value - low], [high - value]], color="0.25", lw=1, capsize=2.5)
+        axes.errorbar(
+            value, place, xerr=[[value - low], [high - value]], color="0.25", lw=1, capsize=2.5
+        )
         text = gain_text(row) if place else "reference"
         text += "  loss strays from fp32's" if row["flag"] else ""
-        axes.annotate(text, (high, place), (7, 0), textcoords="offset points", va="center", fontsize=9)
+        axes.annotate(
+            text, (high, place), (7, 0), textcoords="offset points", va="center", fontsize=9
+        )
     axes.set_yticks(range(len(rows)), [row["name"] for row in rows], fontsize=9)
     axes.invert_yaxis()
     axes.margins(x=0.15)
@@ -400,6 +455,8 @@ def draw_curves(axes: Any, curves: list[tuple[str, list]], target: float) -> Non
             losses = smooth(curve)
             seconds = [second for second, _ in curve][-len(losses) :]
             axes.plot(seconds, losses, color=color, label="" if number else name, linewidth=1.3)
-    axes.axhline(target, color="0.3", linewidth=0.9, linestyle="--", label=f"target {show(target, 4)}")
+    axes.axhline(
+        target, color="0.3", linewidth=0.9, linestyle="--", label=f"target {show(target, 4)}"
+    )
     axes.set(xlabel="seconds of training", ylabel="loss")
     axes.legend(frameon=False, fontsize=9)

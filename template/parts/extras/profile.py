@@ -21,7 +21,9 @@ SHOWN = 20  # layers and operations in a table
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of the verb beside the common ones."""
-    parser.add_argument("--steps", type=int, default=20, metavar="N", help="timed steps (default: 20)")
+    parser.add_argument(
+        "--steps", type=int, default=20, metavar="N", help="timed steps (default: 20)"
+    )
     parser.add_argument("--no-advice", action="store_true", help="do not measure other settings")
 
 

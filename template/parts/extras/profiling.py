@@ -33,9 +33,17 @@ WARMUP, TRACED = 3, 3  # steps before the clock starts, steps under the profiler
 # Shares from which on a step is bound by its input, by launches, by products.
 INPUT, IDLE, PRODUCTS = 0.10, 0.40, 0.50
 # Where the work is arithmetic; all other operations mostly move bytes.
-ARITHMETIC = re.compile(r"mm$|matmul|linear|conv|attention|lstm|gru|rnn|bmm|flash|gemm", re.IGNORECASE)
+ARITHMETIC = re.compile(
+    r"mm$|matmul|linear|conv|attention|lstm|gru|rnn|bmm|flash|gemm", re.IGNORECASE
+)
 SYNCS = {  # operations whose result the host waits for
-    *("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal", "aten::_unique2"),
+    *(
+        "aten::_local_scalar_dense",
+        "aten::nonzero",
+        "aten::masked_select",
+        "aten::equal",
+        "aten::_unique2",
+    ),
     *("aten::unique_dim", "aten::unique_consecutive", "aten::is_nonzero"),
 }
 
@@ -72,13 +80,19 @@ def measure(step: Steps, folder: Path, number: int) -> Profile:
         synchronize(device)
         return time.perf_counter() - begun
 
-    with Recompilations() as recompiled, tqdm(total=WARMUP + number + 1 + TRACED, unit="step") as bar:
+    with (
+        Recompilations() as recompiled,
+        tqdm(total=WARMUP + number + 1 + TRACED, unit="step") as bar,
+    ):
         run(WARMUP)
         step.waited = 0.0
         seconds, waited = run(number) / number, step.waited / number
         with torch.compiler.set_stance("force_eager"), Syncs() as syncs:
             run(1)
-        with memory_history(folder / "memory.pickle", cuda), tracing(step.project.model, cuda) as found:
+        with (
+            memory_history(folder / "memory.pickle", cuda),
+            tracing(step.project.model, cuda) as found,
+        ):
             traced = run(TRACED) / TRACED
     found.export_chrome_trace(str(folder / "trace.json.gz"))
     events = [event for event in found.events() if event.device_type.name == "CPU"]
@@ -123,7 +137,14 @@ def page(profiled: Profile, advice: Sequence[str], shown: int) -> str:
     kind, why = verdict(profiled.split, profiled.products, cuda)
     name = "Python" if kind == "launch" and not cuda else kind
     busy = sum(ms for _, ms, _ in profiled.operations) or 1e-9
-    columns = ("layer", "forward ms", "backward ms", "kept MB", "share", "kernels" if cuda else "operations")
+    columns = (
+        "layer",
+        "forward ms",
+        "backward ms",
+        "kept MB",
+        "share",
+        "kernels" if cuda else "operations",
+    )
     calls = []
     for operation, ms, often in profiled.operations[:shown]:
         calls.append((operation, f"{ms:.3f}", f"{ms / busy:.1%}", round(often)))
@@ -134,7 +155,11 @@ def page(profiled: Profile, advice: Sequence[str], shown: int) -> str:
         [times_line(profiled)],
         table("Layers", columns, [layer.cells() for layer in profiled.layers[:shown]]),
         table("Operations", ("", "ms", "share", "calls"), calls),
-        table("Where the host waits for the device", ("", "times a step"), profiled.waits.most_common(shown)),
+        table(
+            "Where the host waits for the device",
+            ("", "times a step"),
+            profiled.waits.most_common(shown),
+        ),
         table("Compiled again", ("", "times"), profiled.recompiled.most_common(shown)),
     ]
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
@@ -169,7 +194,9 @@ def layers(model: torch.nn.Module) -> Iterator[None]:
         if id(module) in inside:
             continue
         attribute = "forward"
-        if module._compiled_call_impl is not None:  # ranges of its parts would become part of the graph
+        if (
+            module._compiled_call_impl is not None
+        ):  # ranges of its parts would become part of the graph
             inside |= {id(part) for part in module.modules()}
             attribute = "_compiled_call_impl"
         before.append((module, attribute, vars(module).get(attribute)))
@@ -190,15 +217,27 @@ class Syncs(TorchDispatchMode):
         super().__init__()
         self.places: Counter[str] = Counter()
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         name = function._schema.name
-        moves = name == "aten::_to_copy" and args[0].is_cuda and str((kwargs or {}).get("device")) == "cpu"
-        places = args[1] if name.startswith("aten::index") and isinstance(args[1], list | tuple) else ()
+        moves = (
+            name == "aten::_to_copy"
+            and args[0].is_cuda
+            and str((kwargs or {}).get("device")) == "cpu"
+        )
+        places = (
+            args[1] if name.startswith("aten::index") and isinstance(args[1], list | tuple) else ()
+        )
         picks = any(getattr(place, "dtype", None) == torch.bool for place in places)
         if name in SYNCS or moves or picks:
-            frames = [f for f in traceback.extract_stack() if Path(f.filename).is_relative_to(SOURCE)]
+            frames = [
+                f for f in traceback.extract_stack() if Path(f.filename).is_relative_to(SOURCE)
+            ]
             own = [f for f in frames if not f.filename.endswith("profiling.py")][-1:]
-            self.places[f"{place(own[0].filename, own[0].lineno) if own else 'backward'}: {name[6:]}"] += 1
+            self.places[
+                f"{place(own[0].filename, own[0].lineno) if own else 'backward'}: {name[6:]}"
+            ] += 1
         return function(*args, **(kwargs or {}))
 
 
@@ -217,7 +256,9 @@ class Recompilations(logging.Handler):
         return self
 
     def emit(self, record: logging.LogRecord) -> None:
-        found = re.search(r"Recompiling function (\S+) in (.+):(\d+)\n(.*)", record.getMessage(), re.DOTALL)
+        found = re.search(
+            r"Recompiling function (\S+) in (.+):(\d+)\n(.*)", record.getMessage(), re.DOTALL
+        )
         if found:
             reason = found[4].strip().splitlines()[-1].strip(" -")
             self.places[f"{place(found[2], found[3])} ({found[1]}): {reason}"] += 1
@@ -248,12 +289,20 @@ class Layer(NamedTuple):
         """Of its row in the table."""
         name = self.name + (f" ({self.modules} modules)" if self.modules > 1 else "")
         times = f"{self.forward_ms:.3f}", f"{self.backward_ms:.3f}"
-        return name, *times, f"{self.kept_bytes / 2**20:,.2f}", f"{self.share:.1%}", round(self.kernels)
+        return (
+            name,
+            *times,
+            f"{self.kept_bytes / 2**20:,.2f}",
+            f"{self.share:.1%}",
+            round(self.kernels),
+        )
 
 
 def attribute(events: list[Any], cuda: bool) -> list[Layer]:
     """A row for each kind of module (`layers.*.hidden`), and for what belongs to none; shares sum to 1."""
-    owner: dict[int, tuple[str, bool]] = {}  # of the event with this id: (module, whether in backward)
+    owner: dict[
+        int, tuple[str, bool]
+    ] = {}  # of the event with this id: (module, whether in backward)
     numbered: dict[int, str] = {}  # autograd's number → module
     # Milliseconds of forward and of backward, bytes, kernels.
     figures: dict[str, list[float]] = defaultdict(lambda: [0.0] * 4)
@@ -278,7 +327,10 @@ def attribute(events: list[Any], cuda: bool) -> list[Layer]:
             row[2] += kept / TRACED
         row[3] += (len(event.kernels) if cuda else not event.cpu_children) / TRACED
     total = sum(row[0] + row[1] for row in figures.values()) or 1.0
-    rows = (Layer(kind, len(names[kind]), (row[0] + row[1]) / total, *row) for kind, row in figures.items())
+    rows = (
+        Layer(kind, len(names[kind]), (row[0] + row[1]) / total, *row)
+        for kind, row in figures.items()
+    )
     return sorted(rows, key=lambda row: -row.share)
 
 
@@ -291,7 +343,9 @@ def by_operation(events: list[Any], cuda: bool) -> list[tuple[str, float, float]
     """(operation, milliseconds, calls) a step, without Python between operations; the longest first."""
     found: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for event in events:
-        if not event.name.startswith((RANGE, "Optimizer.", "[memory]", "ProfilerStep", "enumerate(")):
+        if not event.name.startswith(
+            (RANGE, "Optimizer.", "[memory]", "ProfilerStep", "enumerate(")
+        ):
             found[event.name][0] += own_time(event, cuda) / 1000 / TRACED
             found[event.name][1] += 1 / TRACED
     rows = [(name, ms, calls) for name, (ms, calls) in found.items()]
@@ -325,5 +379,8 @@ def verdict(split: Shares, products: float, cuda: bool) -> tuple[str, str]:
     if split["idle"] > IDLE:
         return "launch", f"{split['idle']:.0%} of a step passes between operations, in Python"
     if products < PRODUCTS:
-        return "memory", f"{1 - products:.0%} of the computing moves data, {products:.0%} is arithmetic"
+        return (
+            "memory",
+            f"{1 - products:.0%} of the computing moves data, {products:.0%} is arithmetic",
+        )
     return "compute", f"{products:.0%} of the computing is arithmetic"

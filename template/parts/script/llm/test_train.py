@@ -17,7 +17,16 @@ import torch
 import train
 
 HERE = Path(__file__).parent
-SMALL = ["--data", str(HERE / "train.py"), "--block_size", "16", "--batch_size", "8", "--layers", "2"]
+SMALL = [
+    "--data",
+    str(HERE / "train.py"),
+    "--block_size",
+    "16",
+    "--batch_size",
+    "8",
+    "--layers",
+    "2",
+]
 SMALL += ["--heads", "2", "--width", "16", "--dropout", "0.1"]
 STEPS = ["--max_steps", "30", "--evaluate_every", "13", "--save_every", "7", "--log_every", "1"]
 KILLED = """

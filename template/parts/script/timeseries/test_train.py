@@ -166,7 +166,14 @@ def test_a_damaged_checkpoint_is_skipped() -> None:
 
 def test_errors_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     Path("gap.csv").write_text("time,a\n2024-01-01,1\n2024-01-02,\n")
-    wrong = ["--widht 3", "--width 0", "--data gap.csv", "--data no.csv", "--precision fp8", "--resume"]
+    wrong = [
+        "--widht 3",
+        "--width 0",
+        "--data gap.csv",
+        "--data no.csv",
+        "--precision fp8",
+        "--resume",
+    ]
     for arguments in map(str.split, wrong):
         assert train.main(arguments) == 2
         assert capsys.readouterr().err.count("\n") == 1, arguments

@@ -26,7 +26,9 @@ class Buckets(Order):
         self._epoch: int | None = None  # whose batches are kept
         self._batches = np.empty((0, self.slots), np.int64)
 
-    def positions(self, epoch: int, rows: np.ndarray, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def positions(
+        self, epoch: int, rows: np.ndarray, slots: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
         if self._epoch != epoch:
             self._batches = self._make_batches(epoch)
             self._epoch = epoch

@@ -46,7 +46,9 @@ class Lanes(Order):
             ends.append(ends[-1] + steps)
         return np.array(ends)
 
-    def positions(self, epoch: int, rows: np.ndarray, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def positions(
+        self, epoch: int, rows: np.ndarray, slots: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
         turns = self._turns()
         turn = np.searchsorted(turns, rows, side="right") - 1
         step = rows - turns[turn]

@@ -178,7 +178,9 @@ def resolve_precision(
 
 def _precision_on_cpu(name: str) -> tuple[str, str]:
     if name == "fp8":
-        raise UserError("precision fp8: there is no GPU", "training.precision", "choose fp32, or auto")
+        raise UserError(
+            "precision fp8: there is no GPU", "training.precision", "choose fp32, or auto"
+        )
     if name in ("auto", "tf32"):
         return "fp32", f"there is no GPU: {name} runs as fp32"
     return name, "set by training.precision"

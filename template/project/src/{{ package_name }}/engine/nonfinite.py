@@ -37,7 +37,9 @@ def explain_non_finite(error: NonFinite, run: Run) -> UserError:
     if found is not None:
         number, why = found
         where = f"epoch {error.epoch + 1}, training sample {number}"
-        return UserError(f"{error}: {why}", where, "fix that sample, or what dataset.py makes of it")
+        return UserError(
+            f"{error}: {why}", where, "fix that sample, or what dataset.py makes of it"
+        )
     if broken:
         count = sum(1 for _ in run.project.model.parameters())
         why = f"the samples are fine, {len(broken)} of {count} weights are not finite, such as {broken[0]}"
@@ -133,7 +135,10 @@ def taken(batch: Batch, first: int, last: int) -> Batch:
 @torch.no_grad()
 def is_finite(project: Project, batch: Batch) -> bool:
     """Whether the loss of a batch is, in float32 and without what is compiled."""
-    with torch.compiler.set_stance("force_eager"), torch.autocast(project.device.type, enabled=False):
+    with (
+        torch.compiler.set_stance("force_eager"),
+        torch.autocast(project.device.type, enabled=False),
+    ):
         return bool(project.model(dict(batch)).loss.isfinite())
 
 
@@ -141,7 +146,9 @@ def _reason(project: Project, sample: Batch) -> str:
     """What is wrong with a sample, a batch of one: the array and the place that make its loss bad."""
     broken = [name for name, values in sample.items() if not values.isfinite().all()]
     for name in broken:
-        others = {other: sample[other].nan_to_num(0.0, 0.0, 0.0) for other in broken if other != name}
+        others = {
+            other: sample[other].nan_to_num(0.0, 0.0, 0.0) for other in broken if other != name
+        }
         if not is_finite(project, sample | others):
             return _place(project, name, sample[name][0])
     if broken:

@@ -142,7 +142,9 @@ class Source:
     Runs and checkpoints of `layout: script` too. script_names: what the model calls its layers.
     """
 
-    def __init__(self, place: str, distributed: Distributed, script_names: Mapping[str, str] | None = None):
+    def __init__(
+        self, place: str, distributed: Distributed, script_names: Mapping[str, str] | None = None
+    ):
         self.notes: list[str] = []
         self.path, manifest = self._locate(place, distributed)
         self.is_script = self.path.suffix == ".pt"
