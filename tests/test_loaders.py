@@ -321,7 +321,7 @@ def test_waiting_for_the_gpu_is_no_wait_for_data(
         clock[0] += 1
 
     loader._copied = [SimpleNamespace(synchronize=synchronize)] * len(loader._copied)
-    watch = SimpleNamespace(loader=loader, waited=0.0)
+    watch = SimpleNamespace(loader=loader, _waited=0.0)
     batches = sum(
         1 for _ in module("engine.monitor", "memmap").Monitor.timed(watch, loader.epoch(0))
     )
