@@ -272,7 +272,9 @@ def ours(framework: str, hook: str = "", **answers: Any) -> Callable[[Data, Path
         class InMemory:
             WITHOUT_EFFECT, stall_seconds = (), 0.0
             samples = None
-            order = SimpleNamespace(slots=BATCH, count=STEPS * BATCH, share=lambda *place: 1.0)
+            order = SimpleNamespace(
+                batch_size=BATCH, slots=BATCH, count=STEPS * BATCH, share=lambda *place: 1.0
+            )
 
             def __len__(self) -> int:
                 return STEPS
