@@ -31,9 +31,9 @@ class Broken(NamedTuple):
 
 
 SCALED = 'target = (batch["target"] - self.target_mean) / self.target_std\n        '
-RUNS_AWAY = "x = functional.relu(self.first(torch.cat(parts, 1) if len(parts) > 1 else parts[0]))"
+RUNS_AWAY = "x = functional.relu(self.first(inputs))"
 WINDOW = "batch = values | {name: both[:, :history]}"
-BATCH = "batch = {name: part.values[:, 0] for name, part in rows.items()}"
+BATCH = "batch = {name: array.values[:, 0] for name, array in rows.items()}"
 SPANS = "return dict.fromkeys(self.store.arrays, span)"
 SHIFTED = "targets = values[:, 1:].masked_fill"
 BROKEN = {
@@ -108,8 +108,8 @@ BROKEN = {
     "weights not registered": Broken(
         "tabular",
         "model.py",
-        "self.layers = nn.ModuleList(Block(sizes.width, sizes.dropout) for _ in range(sizes.depth - 1))",
-        "self.layers = [Block(sizes.width, sizes.dropout) for _ in range(sizes.depth - 1)]",
+        "self.layers = nn.ModuleList()",
+        "self.layers = []",
         "weights",
         r"is not registered",
     ),
