@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import budget
 import numpy as np
 import pytest
 import torch
@@ -241,7 +242,7 @@ def configured(project: Path, folder: Path, changes: str) -> None:
 def test_a_nanogpt_goes_on_as_the_projects_gpt(nanogpt: Path) -> None:
     project, start = render(workload="llm"), "nanogpt.safetensors"
     configured(project, nanogpt, *quoted("nanogpt", "yaml"))
-    assert sum(bool(line) for line in CONVERT.splitlines()) <= 15
+    assert budget.measure_source(CONVERT).tokens <= 200
     converts(nanogpt, CONVERT)
     model, batches = started(project, nanogpt, start, *SIZES)
     old = trained_gpt(nanogpt)
