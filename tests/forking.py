@@ -71,6 +71,14 @@ def forked_trainings(project: Path, before: Callable[[], Any] | None = None) -> 
     return put
 
 
+def forget(file: Path) -> None:
+    """Drops loaded modules with the names of those next to a file, or in the folder above it."""
+    folders = (file.parent, file.parent.parent)
+    names = {path.stem for folder in folders for path in folder.glob("*.py")}
+    for name in names & set(sys.modules):
+        del sys.modules[name]
+
+
 def run_file(file: Path, *words: str, cwd: Path, before: Callable[[], Any] | None = None) -> Result:
     """Runs `python FILE WORDS` in the folder `cwd`; before: called in the fork first."""
 
@@ -78,6 +86,7 @@ def run_file(file: Path, *words: str, cwd: Path, before: Callable[[], Any] | Non
         kept = sys.stdout, sys.stderr  # a file that forks must not close their numbers
         sys.argv = [str(file), *words]
         sys.path.insert(0, str(file.parent))
+        forget(file)
         if before is not None:
             before()
         code: Any = 0
