@@ -55,12 +55,13 @@ lint: $(READY) ## style and types of the repository and of every part
 
 # torch goes first and by its exact version: as a dependency of another package pip would take the newest
 # one and all of CUDA with it. LOWEST_VERSIONS=1 takes the lowest versions that pyproject.toml allows.
+# Without --no-compile, pip compiles all modules: Python compiles those that are used when it loads them.
 $(READY): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.10 or later is needed: make PYTHON=python3.12 ..." * (sys.version_info < (3, 10)) or 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install "$(TORCH)" $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
+	$(BIN)/python -m pip install --no-compile "$(TORCH)" $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 	$(if $(LOWEST_VERSIONS),$(BIN)/python -m pip install uv)
-	$(if $(LOWEST_VERSIONS),$(BIN)/uv pip install --python $(BIN)/python --resolution lowest-direct,$(BIN)/python -m pip install) --editable ".[dev]"
+	$(if $(LOWEST_VERSIONS),$(BIN)/uv pip install --python $(BIN)/python --resolution lowest-direct,$(BIN)/python -m pip install --no-compile) --editable ".[dev]"
 	touch $@
 
 $(PEERS): Makefile
@@ -71,5 +72,5 @@ $(PEERS): Makefile
 
 $(LOWEST): copier.yml
 	test -x .venv-copier-lowest/bin/python || $(PYTHON) -m venv .venv-copier-lowest
-	.venv-copier-lowest/bin/python -m pip install --quiet "copier==$(LOWEST_VERSION)"
+	.venv-copier-lowest/bin/python -m pip install --quiet --no-compile "copier==$(LOWEST_VERSION)"
 	touch $@
