@@ -1,5 +1,6 @@
 # `make demo` and `make test` do everything, set-up included, on a machine with Python 3.10 or later.
-# Without a GPU, TORCH_INDEX=<address of PyTorch's CPU wheels> saves gigabytes of CUDA libraries.
+# Without a GPU, TORCH_INDEX=<address of PyTorch's CPU wheels> saves gigabytes of CUDA libraries;
+# `make demo` finds out by itself.
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
@@ -12,6 +13,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 READY := .venv/.ready
 LOWEST := .venv-copier-lowest/.ready
 PEERS := .venv-peers/.ready
+COPIER := build/.venv-copier
 LOWEST_VERSION := $(shell sed -n 's/^_min_copier_version: "\([0-9.]*\)".*/\1/p' copier.yml)
 
 .DEFAULT_GOAL := help
@@ -22,8 +24,14 @@ help: ## show this list
 
 setup: $(READY) $(LOWEST) ## the environments of the other targets: .venv and .venv-copier-lowest
 
-demo: $(READY) ## render the default project into build/demo, train it for a minute on the CPU, evaluate, report
-	$(BIN)/python tools/demo.py build/demo
+# What a user does. Copier renders what lies in the checkout, changes that are not committed included.
+# The project's own `make` gets TORCH and TORCH_INDEX, and no other variable of this command line.
+demo: MAKEOVERRIDES :=
+demo: ## what a user does: copy the default project into build/demo, set it up, train for a minute, evaluate, report
+	test -x $(COPIER)/bin/copier || { $(PYTHON) -m venv $(COPIER) && $(COPIER)/bin/python -m pip install --quiet --no-compile "copier>=$(LOWEST_VERSION)"; }
+	rm -rf build/demo
+	$(COPIER)/bin/copier copy --defaults -r HEAD . build/demo
+	PATH="$(CURDIR)/$(COPIER)/bin:$$PATH" $(MAKE) -C build/demo setup try evaluate report TORCH="$(TORCH)" TORCH_INDEX=$(TORCH_INDEX)
 
 test: $(READY) $(LOWEST) ## every claim, in some of its cases; ARGS="-k update -x" for some of them
 	$(PYTEST) -m "not full" $(ARGS)

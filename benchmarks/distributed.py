@@ -63,20 +63,22 @@ def begun(folder: Path, distributed: Any, shape: dict[str, Any]) -> Any:
     run = folder / f"run-{os.getpid()}-of-{distributed.world}"
     run.mkdir()
     build = lambda settings: assembling.assemble(settings, distributed, store)  # noqa: E731
-    make = importlib.import_module("my_training.engine.run").Session
+    make = importlib.import_module("my_training.engine.session").Session
     session = make(run, settings, build, distributed=distributed, trial=True).__enter__()
     return next(session.phases())
 
 
 def per_second(run: Any, steps: int) -> float:
     """Samples a second of all its processes over so many steps."""
-    run.session.limit = run.progress.step + steps
+    run.limit = run.progress.step + steps
     start = time.perf_counter()
     importlib.import_module("my_training.train").fit(run)
     return steps * run.loader.order.slots / (time.perf_counter() - start)
 
 
-def work(folder: Path, rank: int, shape: dict[str, Any], arguments: argparse.Namespace) -> list[list[float]]:
+def work(
+    folder: Path, rank: int, shape: dict[str, Any], arguments: argparse.Namespace
+) -> list[list[float]]:
     """[[alone, beside each other, together], …] of each round, in samples a second of all."""
     make = importlib.import_module("my_training.engine.distributed").Distributed
     own = begun(folder, make(), shape)
@@ -106,7 +108,9 @@ def measured(case: str, arguments: argparse.Namespace) -> list[str]:
     project = render(workload=workload, distributed="ddp", loader="memmap")
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        flags = [word for key, value in (FLAGS | shape).items() for word in (f"--{key}", str(value))]
+        flags = [
+            word for key, value in (FLAGS | shape).items() for word in (f"--{key}", str(value))
+        ]
         prepared = run(project, "train", *flags, "--max-steps", "1", cwd=folder)
         assert prepared.code == 0, prepared.err
         (folder / "data").rename(folder / "all")
@@ -171,7 +175,13 @@ def main() -> None:
     torch.set_num_threads(1)
     protocol = machine()
     rows = [measured(case, arguments) for case in CASES]
-    columns = ["each process", "step of one", "one, samples/s", "two runs at once", "one run on two"]
+    columns = [
+        "each process",
+        "step of one",
+        "one, samples/s",
+        "two runs at once",
+        "one run on two",
+    ]
     columns += ["most that two can", "ratio, median", "all rounds", "wanted", "of the most"]
     how = f"{protocol}, {arguments.rounds} rounds of {arguments.steps} steps"
     publish("distributed", "ddp", how, {"columns": columns, "rows": rows}, arguments=arguments)

@@ -61,11 +61,15 @@ def measure(workload: str, rounds: int, quick: bool) -> list[tuple[float, float]
     project = render(workload=workload, extras=["estimate", "profile"])
     get = lambda name: imported(project, name)  # noqa: E731
     flags = iter(TINY[workload])
-    overrides = [(name[2:], value) for name, value in zip(flags, flags, strict=True) if "fp8" not in name]
+    overrides = [
+        (name[2:], value) for name, value in zip(flags, flags, strict=True) if "fp8" not in name
+    ]
     settings = get("config").load(overrides=overrides)
     store = get("assemble").open_store(settings)
     whole = get("assemble").assemble(settings, get("engine.distributed").Distributed(), store)
-    samples = {name: value.clone() for name, value in next(whole.loader("train", True).epoch(0)).items()}
+    samples = {
+        name: value.clone() for name, value in next(whole.loader("train", True).epoch(0)).items()
+    }
     step = get("measure.steps").Steps(whole, OneBatch(samples))
     build: Any = lambda: get("model").build_model(settings, store.facts)  # noqa: E731
     counted = get("measure.costs").count(build, samples, "fp32")
@@ -84,7 +88,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--only", nargs="+", choices=list(TINY), default=list(TINY), metavar="WORKLOAD")
+    parser.add_argument(
+        "--only", nargs="+", choices=list(TINY), default=list(TINY), metavar="WORKLOAD"
+    )
     arguments = command_line(parser, rounds=1, only=["tabular", "timeseries", "llm"])
     if arguments.rehearse:
         shrink()
@@ -99,9 +105,20 @@ def main() -> None:
         ratios = [expected / measured for expected, measured in found]
         times = (f"{statistics.median(side):.2f}" for side in zip(*found, strict=True))
         rows.append(
-            [f"`{workload}`", *times, *(f"{figure(ratios):.2f}" for figure in (statistics.median, min, max))]
+            [
+                f"`{workload}`",
+                *times,
+                *(f"{figure(ratios):.2f}" for figure in (statistics.median, min, max)),
+            ]
         )
-    columns = ["workload", "ms/step, estimated", "measured", "estimated / measured", "lowest", "highest"]
+    columns = [
+        "workload",
+        "ms/step, estimated",
+        "measured",
+        "estimated / measured",
+        "lowest",
+        "highest",
+    ]
     publish("estimate", "estimate", how, {"columns": columns, "rows": rows}, arguments=arguments)
 
 

@@ -41,7 +41,10 @@ from publish import command_line, machine, publish  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 HEADS, WIDTH, INPUTS = 8, 8, 64
-SIZES = {"2,708 nodes, 10,556 edges": (2708, 10556, 1), "256 nodes, 2,560 edges × 32 days": (256, 2560, 32)}
+SIZES = {
+    "2,708 nodes, 10,556 edges": (2708, 10556, 1),
+    "256 nodes, 2,560 edges × 32 days": (256, 2560, 32),
+}
 STOCKS, NEIGHBORS, DAYS, BATCH = 256, 10, 400, 32
 MODEL: dict[str, str] = {}  # settings that are not as by default
 
@@ -68,7 +71,9 @@ def module(name: str) -> Any:
 def graph(nodes: int, edges: int, copies: int = 1) -> tuple[Tensor, Tensor]:
     """Features and edges of `copies` graphs side by side, each node with its own loop."""
     torch.manual_seed(0)
-    found = torch.cat([torch.randint(nodes, (2, edges)) + copy * nodes for copy in range(copies)], 1)
+    found = torch.cat(
+        [torch.randint(nodes, (2, edges)) + copy * nodes for copy in range(copies)], 1
+    )
     loops = torch.arange(nodes * copies).expand(2, -1)
     return torch.randn(nodes * copies, INPUTS), torch.cat([found, loops], 1).contiguous()
 
@@ -82,7 +87,10 @@ def layers() -> dict[str, Any]:
         GATConv(INPUTS, WIDTH, HEADS, add_self_loops=False),
     )
     theirs.lin.weight.data = ours.linear.weight.data.clone()
-    theirs.att_src.data, theirs.att_dst.data = ours.source.data[None].clone(), ours.target.data[None].clone()
+    theirs.att_src.data, theirs.att_dst.data = (
+        ours.source.data[None].clone(),
+        ours.target.data[None].clone(),
+    )
     return {"ours": ours, "PyG": theirs}
 
 
@@ -94,8 +102,12 @@ def dense(layer: Any, copies: int) -> Callable[[Tensor, Tensor], Tensor]:
         apart = torch.zeros(copies, size, size, dtype=torch.bool)
         apart[edges[1] // size, edges[1] % size, edges[0] % size] = True
         values = layer.linear(x).view(copies, size, HEADS, WIDTH)
-        leaving, arriving = ((values * part).sum(3).mT for part in (layer.source, layer.target))  # (B, H, N)
-        scores = torch.nn.functional.leaky_relu(leaving.unsqueeze(2) + arriving.unsqueeze(3), layer.slope)
+        leaving, arriving = (
+            (values * part).sum(3).mT for part in (layer.source, layer.target)
+        )  # (B, H, N)
+        scores = torch.nn.functional.leaky_relu(
+            leaving.unsqueeze(2) + arriving.unsqueeze(3), layer.slope
+        )
         shares = scores.masked_fill(~apart.unsqueeze(1), -torch.inf).softmax(3)  # (B, H, N, N)
         return (shares @ values.transpose(1, 2)).transpose(1, 2).flatten(0, 1).flatten(1)
 
@@ -143,7 +155,13 @@ def attention(rounds: int) -> dict[str, Any]:
         middle = {name: statistics.median(values) for name, values in times.items()}
         sides = (f"{middle[name]:.2f}" for name in ("PyG", "ours"))
         rows.append(
-            [title, *sides, f"{statistics.median(ratios):.2f}", f"{low:.2f} to {high:.2f}", f"{apart:.0e}"]
+            [
+                title,
+                *sides,
+                f"{statistics.median(ratios):.2f}",
+                f"{low:.2f} to {high:.2f}",
+                f"{apart:.0e}",
+            ]
         )
     masked = [1e3 * call(dense(both["ours"], size[2]), x, edges)[0] for _ in range(4)]
     milliseconds = f"{statistics.median(masked[1:]):.0f}"
@@ -155,7 +173,9 @@ def attention(rounds: int) -> dict[str, Any]:
 def interval(ratios: list[float]) -> tuple[float, float]:
     """About 95 % of the median, by order statistics."""
     reach = round(0.98 * len(ratios) ** 0.5)
-    return ratios[max(len(ratios) // 2 - reach, 0)], ratios[min(len(ratios) // 2 + reach, len(ratios) - 1)]
+    return ratios[max(len(ratios) // 2 - reach, 0)], ratios[
+        min(len(ratios) // 2 + reach, len(ratios) - 1)
+    ]
 
 
 # ---- memory ------------------------------------------------------------------------------------
@@ -206,7 +226,9 @@ def stocks(days: int) -> dict[str, Any]:
     for number in range(STOCKS):
         close = 50 * np.exp(np.cumsum(0.01 * (market + random.standard_normal(days))))
         prices = np.stack([close, 1.01 * close, 0.99 * close, close], 1)
-        found[f"{number:03d}"] = dataset.Stock(dates, prices, close, random.integers(1000, 9000, days) + 0.0)
+        found[f"{number:03d}"] = dataset.Stock(
+            dates, prices, close, random.integers(1000, 9000, days) + 0.0
+        )
     return found
 
 
@@ -238,7 +260,9 @@ def write(folder: Path, days: int = DAYS, batches: int = 3) -> None:
         borders = [count - 2 * batches * BATCH, count - batches * BATCH, count, count]
         names = ("train", "validation", "test")
         writer.splits = {name: borders[place : place + 2] for place, name in enumerate(names)}
-        writer.facts = dataset.describe(panel.arrays, list(table), plan, slice(*writer.splits["train"]))
+        writer.facts = dataset.describe(
+            panel.arrays, list(table), plan, slice(*writer.splits["train"])
+        )
 
 
 def stepping(project: Any) -> Any:
@@ -275,7 +299,9 @@ def graphs(rounds: int) -> dict[str, Any]:
                 "data.num_workers": "0",
                 "graph_builder.use_in_training": "true" if builder else "false",
             }
-            project = assembly.assemble(config.load(overrides=overrides.items()), distributed, store)
+            project = assembly.assemble(
+                config.load(overrides=overrides.items()), distributed, store
+            )
             ready[title] = project.loader("train", train=True), stepping(project), project.model
         forget(ready["none"][0].samples)
         for number in range(-1, rounds):  # the first one warms up
@@ -291,7 +317,8 @@ def graphs(rounds: int) -> dict[str, Any]:
                 model.train()
         dataset.correlated = vectorised
     middle = {
-        title: {name: statistics.median(v) for name, v in found.items()} for title, found in times.items()
+        title: {name: statistics.median(v) for name, v in found.items()}
+        for title, found in times.items()
     }
     lines = []
     for title, row in list(middle.items())[1:]:
@@ -317,7 +344,9 @@ def graphs(rounds: int) -> dict[str, Any]:
 def forget(samples: Any) -> None:
     """Samples without a graph: what reading and joining one costs is the difference."""
     spans = samples.spans
-    samples.spans = lambda *arguments: {k: v for k, v in spans(*arguments).items() if k != "neighbors"}
+    samples.spans = lambda *arguments: {
+        k: v for k, v in spans(*arguments).items() if k != "neighbors"
+    }
     samples.batch = lambda rows: {
         "features": rows["features"].values,
         "target": rows["target"].values[:, :, 0],
@@ -342,14 +371,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("part", nargs="?", choices=["attention", "memory", "graphs"], help="(default: all)")
+    parser.add_argument(
+        "part", nargs="?", choices=["attention", "memory", "graphs"], help="(default: all)"
+    )
     parser.add_argument("--rounds", type=int, default=60, help="pairs of calls (default: 60)")
-    parser.add_argument("--passes", type=int, default=4, help="over three batches with each row (default: 4)")
+    parser.add_argument(
+        "--passes", type=int, default=4, help="over three batches with each row (default: 4)"
+    )
     arguments = command_line(parser, rounds=1, passes=1)
     if arguments.rehearse:
         shrink()
     torch.set_num_threads(1)
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()}, 1 thread"
+    device = (
+        torch.cuda.get_device_name()
+        if torch.cuda.is_available()
+        else f"{platform.machine()}, 1 thread"
+    )
     protocol = machine("torch_geometric", device=device)
     parts = {
         "attention": lambda: attention(arguments.rounds),

@@ -42,7 +42,9 @@ class Case(NamedTuple):
 
 CASES = {
     "tabular": Case("diabetes of scikit-learn", "--target target --task regression", 32, 8, 40),
-    "timeseries": Case("ETTh2, 96 to 24", "--history 96 --horizon 24", 64, 12, 12, "--model.width 32"),
+    "timeseries": Case(
+        "ETTh2, 96 to 24", "--history 96 --horizon 24", 64, 12, 12, "--model.width 32"
+    ),
     "llm": Case(
         data="synthetic text",
         prepare="",
@@ -84,7 +86,11 @@ def shrink() -> None:
         CASES[workload] = case._replace(batches=2, epochs=1, flags=flags)
 
 
-WAYS: dict[str, Callable[[], None]] = {"a whole step": whole, "dropped": dropped, "by its share": undrawn}
+WAYS: dict[str, Callable[[], None]] = {
+    "a whole step": whole,
+    "dropped": dropped,
+    "by its share": undrawn,
+}
 
 
 def made_up_series(folder: Path) -> Path:
@@ -141,7 +147,14 @@ def train(workload: str, way: str, fraction: float, seed: int, folder: Path) -> 
         "monitor.every_steps": 1,
     }
     words = [word for key, value in flags.items() for word in (f"--{key}", str(value))]
-    done = run(render(workload=workload), "train", *words, *case.flags.split(), cwd=folder, before=WAYS[way])
+    done = run(
+        render(workload=workload),
+        "train",
+        *words,
+        *case.flags.split(),
+        cwd=folder,
+        before=WAYS[way],
+    )
     assert done.code == 0, done.err
     found = list(rows(folder))
     norms = [row["gradient_norm"] for row in found if "gradient_norm" in row]
@@ -163,15 +176,22 @@ def compare(workload: str, rest: int, seeds: int, samples: int, folder: Path) ->
     for seed in range(seeds):
         for way in WAYS:  # in turn, and seed by seed
             found[way].append(train(workload, way, fraction, seed, folder))
-            print(f"{workload}, {rest} of {case.batch}, seed {seed}, {way}: {found[way][-1]}", flush=True)
+            print(
+                f"{workload}, {rest} of {case.batch}, seed {seed}, {way}: {found[way][-1]}",
+                flush=True,
+            )
     first, cells = next(iter(WAYS)), []
     for way, outcomes in found.items():
         losses, norms = zip(*outcomes, strict=True)
-        changes = [loss - before for (loss, _), (before, _) in zip(outcomes, found[first], strict=True)]
+        changes = [
+            loss - before for (loss, _), (before, _) in zip(outcomes, found[first], strict=True)
+        ]
         error = deviation(changes) / seeds**0.5
         change = "" if way == first else f"{statistics.mean(changes):+.4f} ± {error:.4f}"
         spread = f"{statistics.mean(losses):.4f} ({deviation(losses):.4f})"
-        cells.append([f"{workload}, {rest} of {case.batch}", way, spread, change, f"{max(norms):.2f}"])
+        cells.append(
+            [f"{workload}, {rest} of {case.batch}", way, spread, change, f"{max(norms):.2f}"]
+        )
     return cells
 
 
@@ -187,7 +207,13 @@ def main() -> None:
         shrink()
     elif arguments.series is None:
         parser.error("--series is missing: a file of github.com/zhouhaoyi/ETDataset")
-    columns = ["workload, last batch", "it is", "validation loss (std)", "against a whole step", "norm"]
+    columns = [
+        "workload, last batch",
+        "it is",
+        "validation loss (std)",
+        "against a whole step",
+        "norm",
+    ]
     for workload in arguments.only or CASES:
         case, on = CASES[workload], machine()
         rests = (1,) if arguments.rehearse else (1, case.batch // 2)

@@ -110,7 +110,7 @@ class Ours:
         settings = load(overrides=[(key, str(value)) for key, value in flags.items()])
         self.store = assembling.open_store(settings)
         run = Path(tempfile.mkdtemp(dir=folder))
-        self.session = importlib.import_module("my_training.engine.run").Session(
+        self.session = importlib.import_module("my_training.engine.session").Session(
             run,
             settings,
             lambda settings: assembling.assemble(settings, distributed, self.store),
@@ -155,11 +155,15 @@ def compare(torch: Any, folder: Path, threads: int, rounds: int, steps: int) -> 
             if number >= 0:  # the first round warms up
                 found.append((figures["Ours"], figures["Theirs"]))
                 print(
-                    f"round {number + 1}: ours %.3f ms, nanoGPT's structure %.3f ms" % found[-1], flush=True
+                    f"round {number + 1}: ours %.3f ms, nanoGPT's structure %.3f ms" % found[-1],
+                    flush=True,
                 )
     mine, other = (statistics.median(side) for side in zip(*found, strict=True))
     ratios = sorted(a / b for a, b in found)
-    low, high = ratios[max(len(ratios) // 2 - 2, 0)], ratios[min(len(ratios) // 2 + 2, len(ratios) - 1)]
+    low, high = (
+        ratios[max(len(ratios) // 2 - 2, 0)],
+        ratios[min(len(ratios) // 2 + 2, len(ratios) - 1)],
+    )
     clock = "CPU time" if CLOCK is time.process_time else "wall"
     middle, interval = statistics.median(ratios), f"{low:.3f} to {high:.3f}"
     return [str(threads), clock, f"{mine:.1f} ms", f"{other:.1f} ms", f"{middle:.3f}", interval]
@@ -171,7 +175,11 @@ def windows(torch: Any, folder: Path) -> list[list[str]]:
 
     rows = importlib.import_module("my_training.engine.rows")
     seams = importlib.import_module("my_training.engine.seams")
-    array = importlib.import_module("my_training.engine.store").Store.open(folder / "data").arrays["tokens"]
+    array = (
+        importlib.import_module("my_training.engine.store")
+        .Store.open(folder / "data")
+        .arrays["tokens"]
+    )
     source, data = rows.mapped(array), np.asarray(array.rows())
     lines = []
     for block, batch in ((64, 12), (64, 256), (256, 64), (1024, 12)):
@@ -183,8 +191,12 @@ def windows(torch: Any, folder: Path) -> list[list[str]]:
             return rows.gather(source, spans, out)
 
         def copied(starts: Any = starts, block: int = block) -> Any:
-            x = torch.stack([torch.from_numpy(data[i : i + block].astype(np.int64)) for i in starts])
-            y = torch.stack([torch.from_numpy(data[i + 1 : i + 1 + block].astype(np.int64)) for i in starts])
+            x = torch.stack(
+                [torch.from_numpy(data[i : i + block].astype(np.int64)) for i in starts]
+            )
+            y = torch.stack(
+                [torch.from_numpy(data[i + 1 : i + 1 + block].astype(np.int64)) for i in starts]
+            )
             return x, y
 
         figures = []
@@ -197,7 +209,13 @@ def windows(torch: Any, folder: Path) -> list[list[str]]:
             figures.append(float(np.percentile(times, 10)))
         ours, theirs = figures
         lines.append(
-            [f"{block:,}", str(batch), f"{ours:.1f} µs", f"{theirs:.1f} µs", f"{theirs / ours:.1f}×"]
+            [
+                f"{block:,}",
+                str(batch),
+                f"{ours:.1f} µs",
+                f"{theirs:.1f} µs",
+                f"{theirs / ours:.1f}×",
+            ]
         )
     return lines
 

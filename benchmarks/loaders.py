@@ -198,7 +198,10 @@ def plain_chunks(path: Path, shuffled: bool) -> Callable[[int], Iterator[Any]]:
                 if order is None:
                     yield features[first : first + BATCH], targets[first : first + BATCH]
                 else:
-                    yield features[order[first : first + BATCH]], targets[order[first : first + BATCH]]
+                    yield (
+                        features[order[first : first + BATCH]],
+                        targets[order[first : first + BATCH]],
+                    )
 
     return epoch
 
@@ -219,7 +222,9 @@ class MapStyle:
 
         if self.file is None:
             self.file = h5py.File(self.path)
-        return torch.from_numpy(self.file["features"][row]), torch.from_numpy(self.file["targets"][row])
+        return torch.from_numpy(self.file["features"][row]), torch.from_numpy(
+            self.file["targets"][row]
+        )
 
 
 def map_style(path: Path, workers: int) -> Callable[[int], Iterator[Any]]:
@@ -258,7 +263,13 @@ def lstm(path: Path) -> dict[str, float]:
     facts = {"mean": [0.0] * SHAPE[1], "std": [1.0] * SHAPE[1]}
     facts |= {"target_mean": [0.0] * TARGETS, "target_std": [1e4] * TARGETS}
     optimizing = SimpleNamespace(
-        name="adamw", weight_decay=0.01, learning_rate=1e-3, beta1=0.9, beta2=0.999, epsilon=1e-8, fused=True
+        name="adamw",
+        weight_decay=0.01,
+        learning_rate=1e-3,
+        beta1=0.9,
+        beta2=0.999,
+        epsilon=1e-8,
+        fused=True,
     )
     batch = {name: value[:32].clone() for name, value in next(loader.epoch(0)).items()}
     batch["target"] = batch.pop("targets")
@@ -429,7 +440,8 @@ def measure(folder: Path, rounds: int, cold: bool, rehearse: bool) -> list[dict[
         row["lstm"] = run(path, "lstm")
         if cold:
             row |= {
-                f"{name} cold": run(path, name, cold=True) for name in ("raw 2", "chunk time", "chunk full")
+                f"{name} cold": run(path, name, cold=True)
+                for name in ("raw 2", "chunk time", "chunk full")
             }
         found.append(row)
         print(f"round {number + 1} of {rounds}", file=sys.stderr)
@@ -449,18 +461,25 @@ def tables(rounds: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]
 
     threads = min(os.cpu_count() or 1, 2)
     base = f"raw {threads}"
-    gigabytes, chunk_seconds = ROWS * ROW_BYTES / 1e9, CHUNK / ROWS  # of a raw epoch: one chunk's read
+    gigabytes, chunk_seconds = (
+        ROWS * ROW_BYTES / 1e9,
+        CHUNK / ROWS,
+    )  # of a raw epoch: one chunk's read
 
     def share(name: str) -> list[float]:
         return ratio(lambda row: row[base]["epoch"] / row[name]["epoch"])
 
     def ideal(name: str) -> list[float]:
         return ratio(
-            lambda row: row[f"{name} + step"]["epoch"] / max(ROWS / BATCH * STEP, row[base]["epoch"])
+            lambda row: (
+                row[f"{name} + step"]["epoch"] / max(ROWS / BATCH * STEP, row[base]["epoch"])
+            )
         )
 
     def saved(name: str) -> list[float]:
-        return ratio(lambda row: 1 - row["chunk full + step"]["epoch"] / row[f"{name} + step"]["epoch"])
+        return ratio(
+            lambda row: 1 - row["chunk full + step"]["epoch"] / row[f"{name} + step"]["epoch"]
+        )
 
     def times(peer: str) -> list[float]:
         return ratio(lambda row: row[peer]["epoch"] / row["chunk full"]["epoch"])
@@ -491,7 +510,11 @@ def tables(rounds: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]
             "≤ 0.4",
             ratio(lambda row: row["chunk time"]["first"] / (row[base]["epoch"] * chunk_seconds)),
         ),
-        ("LSTM step, of a bare loop", "≤ 1.03", ratio(lambda row: row["lstm"]["ours"] / row["lstm"]["bare"])),
+        (
+            "LSTM step, of a bare loop",
+            "≤ 1.03",
+            ratio(lambda row: row["lstm"]["ours"] / row["lstm"]["bare"]),
+        ),
         *((f"full shuffle, times {peer}", "", times(peer)) for peer in beside()),
         ("memmap, full shuffle, of raw preadv", "", share("memmap full")),
         ("dataloader, 2 workers, full shuffle, of raw preadv", "", share("dataloader full")),
@@ -512,7 +535,12 @@ def tables(rounds: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]
     )
     lines.append(("resuming at any batch, of one chunk's read", "< 1", [resumed]))
     measures = [
-        [name, wanted, f"{statistics.median(values):.2f}", f"{min(values):.2f} to {max(values):.2f}"]
+        [
+            name,
+            wanted,
+            f"{statistics.median(values):.2f}",
+            f"{min(values):.2f} to {max(values):.2f}",
+        ]
         for name, wanted, values in lines
     ]
     speeds = [
@@ -531,8 +559,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--rows", type=int, default=ROWS, help="fewer, to try it (default: %(default)s)")
-    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "fasttrain-benchmark")
+    parser.add_argument(
+        "--rows", type=int, default=ROWS, help="fewer, to try it (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--folder", type=Path, default=Path(tempfile.gettempdir()) / "fasttrain-benchmark"
+    )
     parser.add_argument("--cold", action="store_true")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--step", type=float, default=0.0, help=argparse.SUPPRESS)

@@ -44,7 +44,9 @@ from torch.nn.functional import mse_loss  # noqa: E402
 STEPS, BATCH, WIDTH, EVERY, WARMUP, FINAL = 2000, 32, 64, 50, 100, 0.1
 CLIP, RATE, DECAY = 1.0, 1e-3, 0.01
 Data = list[tuple[Tensor, Tensor]]
-Result = tuple[float, list[float]]  # seconds of the process, and losses of the network that was trained
+Result = tuple[
+    float, list[float]
+]  # seconds of the process, and losses of the network that was trained
 
 
 def batches(count: int = 64) -> Data:
@@ -56,7 +58,11 @@ def batches(count: int = 64) -> Data:
 def network() -> nn.Module:
     torch.manual_seed(1)
     return nn.Sequential(
-        nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH)
+        nn.Linear(WIDTH, WIDTH),
+        nn.ReLU(),
+        nn.Linear(WIDTH, WIDTH),
+        nn.ReLU(),
+        nn.Linear(WIDTH, WIDTH),
     )
 
 
@@ -170,7 +176,10 @@ def bare_lightning(data: Data, folder: Path, log: bool = True) -> Result:
         def configure_optimizers(self) -> Any:
             optimizer = adamw(self)
             scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
-            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+            return {
+                "optimizer": optimizer,
+                "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
+            }
 
     trainer = lightning.Trainer(
         accelerator="cpu",
@@ -222,7 +231,9 @@ def hf_trainer(data: Data, folder: Path) -> Result:
         output_dir=str(folder), max_steps=STEPS, logging_steps=EVERY, max_grad_norm=CLIP, use_cpu=True,
         save_strategy="no", report_to=[], disable_tqdm=True, log_level="error",
     )  # fmt: skip
-    trainer = Own(model=model, args=options, train_dataset=[0] * STEPS, optimizers=(optimizer, scheduler))
+    trainer = Own(
+        model=model, args=options, train_dataset=[0] * STEPS, optimizers=(optimizer, scheduler)
+    )
     trainer.add_callback(Losses())
     start = time.process_time()
     trainer.train()
@@ -261,7 +272,9 @@ def ours(framework: str, hook: str = "", **answers: Any) -> Callable[[Data, Path
         class InMemory:
             WITHOUT_EFFECT, stall_seconds = (), 0.0
             samples = None
-            order = SimpleNamespace(slots=BATCH, count=STEPS * BATCH, share=lambda *place: 1.0)
+            order = SimpleNamespace(
+                batch_size=BATCH, slots=BATCH, count=STEPS * BATCH, share=lambda *place: 1.0
+            )
 
             def __len__(self) -> int:
                 return STEPS
@@ -279,24 +292,33 @@ def ours(framework: str, hook: str = "", **answers: Any) -> Callable[[Data, Path
             "monitor.every_steps": EVERY, "monitor.progress": "false", "schedule.warmup_steps": WARMUP,
             "schedule.final_factor": FINAL, "optimizer.learning_rate": RATE, "optimizer.weight_decay": DECAY,
         }  # fmt: skip
-        settings = get("config").load(overrides=[(key, str(value)) for key, value in values.items()])
+        settings = get("config").load(
+            overrides=[(key, str(value)) for key, value in values.items()]
+        )
 
         def assemble(settings: Any) -> Any:
             model = Wrapped()
             optimizer = get("engine.optimization").make_optimizer(model, settings.optimizer)
-            store = SimpleNamespace(fingerprint="", fingerprints=[], source={}, splits={}, folder=folder)
+            store = SimpleNamespace(
+                fingerprint="", fingerprints=[], source={}, splits={}, folder=folder
+            )
             store.remember = lambda run: None
             return SimpleNamespace(
                 settings=settings, store=store, device=distributed.device,
                 distributed=distributed, model=model, wrapped=model, optimizer=optimizer, optimizations=[],
-                loader=lambda *_, **__: InMemory(), remarks=lambda loader: [],
+                loader=lambda *_, **__: InMemory(), remarks=lambda *loaders: [],
                 precision=get("engine.precision").Precision("fp32", distributed.device),
             )  # fmt: skip
 
+        get("engine.run").check_memory = lambda *parts: (
+            None
+        )  # these batches have no rows to look at
         folder.mkdir()
         seconds, found = 0.0, list[float]()
         # A trial: the other loops keep no checkpoint.
-        with get("engine.run").Session(folder, settings, assemble, distributed, trial=True) as session:
+        with get("engine.session").Session(
+            folder, settings, assemble, distributed, trial=True
+        ) as session:
             for run in session.phases():
                 start = time.process_time()
                 get("train").fit(run)
@@ -372,7 +394,10 @@ def tables(found: dict[str, list[float]]) -> tuple[dict[str, Any], dict[str, Any
             compared.append([f"`{mine}`", theirs, median, f"{low:.3f} to {high:.3f}", wanted])
     return (
         {"columns": ["loop", "µs a step, median", "fastest", "slowest"], "rows": times},
-        {"columns": ["ours", "against", "ratio, median", "95 % interval", "wanted"], "rows": compared},
+        {
+            "columns": ["ours", "against", "ratio, median", "95 % interval", "wanted"],
+            "rows": compared,
+        },
     )
 
 
@@ -398,8 +423,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=STEPS, help="of a round (default: %(default)s)")
-    parser.add_argument("--only", nargs="+", choices=list(SIDES), metavar="LOOP", help=", ".join(SIDES))
+    parser.add_argument(
+        "--steps", type=int, default=STEPS, help="of a round (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--only", nargs="+", choices=list(SIDES), metavar="LOOP", help=", ".join(SIDES)
+    )
     arguments = command_line(parser, rounds=1, steps=WARMUP + 10)
     STEPS = arguments.steps
     torch.set_num_threads(1)

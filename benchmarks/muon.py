@@ -107,15 +107,23 @@ def main() -> None:
         step = statistics.median(curve[-1][1] / curve[-1][0] * 1000 for curve in found[name, rate])
         rows.append([name, f"{rate:g}", f"{statistics.mean(losses):.3f}", spread, f"{step:.1f}"])
     best = {
-        n: min((k for k in ends if k[0] == n), key=lambda k: statistics.mean(ends[k])) for n in OPTIMIZERS
+        n: min((k for k in ends if k[0] == n), key=lambda k: statistics.mean(ends[k]))
+        for n in OPTIMIZERS
     }
     half = arguments.steps // 2 // EVERY * EVERY
     shortest = min(curve[-1][1] for name in OPTIMIZERS for curve in found[best[name]])
     compared = []
     for name in OPTIMIZERS:
         curves = found[best[name]]
-        middle = statistics.mean(next(loss for step, _, loss in curve if step == half) for curve in curves)
-        cells = [middle, statistics.mean(ends[best[name]]), at(curves, shortest / 2), at(curves, shortest)]
+        middle = statistics.mean(
+            next(loss for step, _, loss in curve if step == half) for curve in curves
+        )
+        cells = [
+            middle,
+            statistics.mean(ends[best[name]]),
+            at(curves, shortest / 2),
+            at(curves, shortest),
+        ]
         compared.append([f"{name} at {best[name][1]:g}", *(f"{cell:.3f}" for cell in cells)])
     steps = [f"after {half} steps", f"after {arguments.steps} steps"]
     times = [f"after {seconds:.1f} s of training" for seconds in (shortest / 2, shortest)]
@@ -124,7 +132,10 @@ def main() -> None:
         "llm",
         f"{on}. A GPT of 4 layers and width 128, fp32, one thread, {arguments.steps} steps of 8 × 64 byte "
         f"tokens of the synthetic text, cosine schedule, {arguments.seeds} seeds; validation loss a token",
-        {"columns": ["optimizer", "learning rate", "loss", "of its seeds", "ms a step"], "rows": rows},
+        {
+            "columns": ["optimizer", "learning rate", "loss", "of its seeds", "ms a step"],
+            "rows": rows,
+        },
         {"columns": ["at its best rate", *steps, *times], "rows": compared},
         arguments=arguments,
     )

@@ -103,7 +103,9 @@ class GPT(nn.Module):
         logits = self.lm_head(self.transformer.ln_f(x))
         if targets is None:
             return logits, None
-        loss = functional.cross_entropy(logits.view(-1, logits.size(-1)), targets.view(-1), ignore_index=-1)
+        loss = functional.cross_entropy(
+            logits.view(-1, logits.size(-1)), targets.view(-1), ignore_index=-1
+        )
         return logits, loss
 
     @torch.no_grad()
@@ -118,7 +120,9 @@ class GPT(nn.Module):
             idx = torch.cat([idx, torch.multinomial(logits.softmax(-1), 1)], 1)
         return idx
 
-    def configure_optimizers(self, weight_decay: float, learning_rate: float, betas: Any, device: str) -> Any:
+    def configure_optimizers(
+        self, weight_decay: float, learning_rate: float, betas: Any, device: str
+    ) -> Any:
         params = [p for p in self.parameters() if p.requires_grad]
         groups = [
             {"params": [p for p in params if p.dim() >= 2], "weight_decay": weight_decay},
@@ -153,17 +157,25 @@ def load_ours(model: GPT, ours: nn.Module) -> None:
     model.load_state_dict(state)
 
 
-def get_batch(data: np.ndarray, batch_size: int, block_size: int, device: str) -> tuple[Tensor, Tensor]:
+def get_batch(
+    data: np.ndarray, batch_size: int, block_size: int, device: str
+) -> tuple[Tensor, Tensor]:
     """A batch of random blocks, as nanoGPT copies them: row by row."""
     ix = torch.randint(len(data) - block_size, (batch_size,))
     x = torch.stack([torch.from_numpy((data[i : i + block_size]).astype(np.int64)) for i in ix])
-    y = torch.stack([torch.from_numpy((data[i + 1 : i + 1 + block_size]).astype(np.int64)) for i in ix])
+    y = torch.stack(
+        [torch.from_numpy((data[i + 1 : i + 1 + block_size]).astype(np.int64)) for i in ix]
+    )
     if device == "cuda":
-        return x.pin_memory().to(device, non_blocking=True), y.pin_memory().to(device, non_blocking=True)
+        return x.pin_memory().to(device, non_blocking=True), y.pin_memory().to(
+            device, non_blocking=True
+        )
     return x.to(device), y.to(device)
 
 
-def get_lr(it: int, learning_rate: float, warmup_iters: int, lr_decay_iters: int, min_lr: float) -> float:
+def get_lr(
+    it: int, learning_rate: float, warmup_iters: int, lr_decay_iters: int, min_lr: float
+) -> float:
     if it < warmup_iters:
         return learning_rate * (it + 1) / (warmup_iters + 1)
     if it > lr_decay_iters:

@@ -22,7 +22,9 @@ def rows_of(path: Path) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
 
     with h5py.File(path) as file:
         for start in range(0, len(file["features"]), 256):
-            features, targets = (file[name][start : start + 256] for name in ("features", "targets"))
+            features, targets = (
+                file[name][start : start + 256] for name in ("features", "targets")
+            )
             for place, pair in enumerate(zip(features, targets, strict=True), start):
                 yield place, *pair
 
@@ -60,16 +62,23 @@ def streaming(path: Path, sizes: Sizes, batch: int, workers: int) -> Callable[[i
 
     def write(folder: Path) -> None:
         (length, width), targets = sizes
-        columns = {"features": f"ndarray:float32:{length},{width}", "targets": f"ndarray:float32:{targets}"}
+        columns = {
+            "features": f"ndarray:float32:{length},{width}",
+            "targets": f"ndarray:float32:{targets}",
+        }
         with MDSWriter(out=str(folder / "mds"), columns=columns, size_limit=1 << 26) as writer:
             for _, row, outcome in rows_of(path):
                 writer.write({"features": row, "targets": outcome})
 
     local = converted(path, "mds", write) / "mds"
-    return batches(StreamingDataset(local=str(local), shuffle=True, batch_size=batch), batch, workers)
+    return batches(
+        StreamingDataset(local=str(local), shuffle=True, batch_size=batch), batch, workers
+    )
 
 
-def webdataset(path: Path, sizes: Sizes, batch: int, workers: int) -> Callable[[int], Iterator[Any]]:
+def webdataset(
+    path: Path, sizes: Sizes, batch: int, workers: int
+) -> Callable[[int], Iterator[Any]]:
     """Tar shards of 512 rows, shuffled through a buffer of 512."""
     import torch
     import webdataset as wds
@@ -82,7 +91,9 @@ def webdataset(path: Path, sizes: Sizes, batch: int, workers: int) -> Callable[[
 
     def decode(row: dict[str, Any]) -> tuple[Any, Any]:
         features = torch.frombuffer(bytearray(row["features.bin"]), dtype=torch.float32)
-        return features.view(sizes[0]), torch.frombuffer(bytearray(row["targets.bin"]), dtype=torch.float32)
+        return features.view(sizes[0]), torch.frombuffer(
+            bytearray(row["targets.bin"]), dtype=torch.float32
+        )
 
     shards = sorted(str(shard) for shard in converted(path, "wds", write).glob("*.tar"))
     return batches(

@@ -113,11 +113,15 @@ def make(folder: Path, megabytes: float) -> None:
         for part in range(parts):
             stamps = start + 60 * (np.arange(BLOCK) + part * BLOCK)
             lines.write_table(rows.drop_columns("c").add_column(0, times, pa.array(stamps)))
-    text = b"".join(path.read_bytes() for path in sorted(Path(sysconfig.get_path("stdlib")).rglob("*.py")))
+    text = b"".join(
+        path.read_bytes() for path in sorted(Path(sysconfig.get_path("stdlib")).rglob("*.py"))
+    )
     for name, size in (("text.txt", megabytes), ("less.txt", megabytes * TEXT_SHARE)):
         with open(folder / name, "wb") as file:
             while file.tell() < size * 1e6:
-                file.write(text[: int(size * 1e6) - file.tell()].decode("utf-8", "ignore").encode() + b"\n")
+                file.write(
+                    text[: int(size * 1e6) - file.tell()].decode("utf-8", "ignore").encode() + b"\n"
+                )
 
 
 def make_more(folder: Path, megabytes: float) -> None:
@@ -127,14 +131,18 @@ def make_more(folder: Path, megabytes: float) -> None:
     with open(folder / "pairs.tsv", "w") as file:
         for pair in range(round(TEXT_SHARE * megabytes * 1e6 / PAIR_BYTES)):
             file.write(f"what is said about number {pair:9}\tit is {pair:9}\n")
-    random, days = np.random.default_rng(0), np.busday_offset("1990-01-01", np.arange(STOCK_DAYS), "forward")
+    random, days = (
+        np.random.default_rng(0),
+        np.busday_offset("1990-01-01", np.arange(STOCK_DAYS), "forward"),
+    )
     with open(folder / "stocks.csv", "w") as file:
         file.write("date,ticker,open,high,low,close,volume\n")
         for stock in range(round(STOCK_SHARE * megabytes * 1e6 / STOCK_DAYS / DAY_BYTES)):
             close = 30 * np.exp(np.cumsum(0.01 * random.standard_normal(STOCK_DAYS)))
             prices = zip(days.astype(str), close, 1.01 * close, 0.99 * close, close, strict=True)
             file.writelines(
-                f"{day},S{stock:04},{a:.5f},{b:.5f},{c:.5f},{d:.5f},9\n" for day, a, b, c, d in prices
+                f"{day},S{stock:04},{a:.5f},{b:.5f},{c:.5f},{d:.5f},9\n"
+                for day, a, b, c, d in prices
             )
 
 
@@ -176,7 +184,9 @@ def byte_pairs(path: Path) -> None:
     library = tokenizers.Tokenizer(tokenizers.models.BPE())
     library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = library.pre_tokenizer.alphabet()
-    trainer = tokenizers.trainers.BpeTrainer(vocab_size=8191, initial_alphabet=alphabet, show_progress=False)
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=8191, initial_alphabet=alphabet, show_progress=False
+    )
     library.train_from_iterator(texts(path), trainer)
     held: list[str] = []
     for text in texts(path):
@@ -252,9 +262,25 @@ def measured(what: str, path: Path, *words: str, rehearse: bool) -> tuple[float,
         seconds, peak = in_fork(lambda: silenced(what, path, *words))
         return seconds, peak / 1024
     core = max(os.sched_getaffinity(0))
-    command = ["taskset", "-c", str(core), sys.executable, __file__, "--child", what, str(path), *words]
+    command = [
+        "taskset",
+        "-c",
+        str(core),
+        sys.executable,
+        __file__,
+        "--child",
+        what,
+        str(path),
+        *words,
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
-    run = {"env": environment, "cwd": path.parent, "stdout": subprocess.PIPE, "text": True, "check": True}
+    run = {
+        "env": environment,
+        "cwd": path.parent,
+        "stdout": subprocess.PIPE,
+        "text": True,
+        "check": True,
+    }
     done: Any = subprocess.run(command, **run)  # type: ignore[call-overload]
     seconds, peak = json.loads(done.stdout.splitlines()[-1])
     return seconds, peak / 1024
@@ -278,7 +304,9 @@ def speed(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         make(small, megabytes / 20)
         source = Tree(before, folder / "before").source
         older = {
-            workload: str(render_into(folder / f"before-{workload}", source=source, workload=workload))
+            workload: str(
+                render_into(folder / f"before-{workload}", source=source, workload=workload)
+            )
             for workload in {case[0] for case in CASES.values()}
         }
     for title, (workload, name, words, library, wanted) in CASES.items():
@@ -293,9 +321,24 @@ def speed(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
             seconds = measure(older[workload], small / name, *words)[0]
             old = f"{(small / name).stat().st_size / 1e6 / seconds:.1f}"
         reached = "yes" if ratio >= wanted else "no"
-        cells = [f"{size:,.0f}", f"{size / theirs:.1f}", f"{size / ours:.1f}", f"{ratio:.2f}", str(wanted)]
+        cells = [
+            f"{size:,.0f}",
+            f"{size / theirs:.1f}",
+            f"{size / ours:.1f}",
+            f"{ratio:.2f}",
+            str(wanted),
+        ]
         rows.append([title, *cells, reached, old or "–"])
-    head = ["input", "MB", "library MB/s", "prepare MB/s", "ratio", "wanted", "reached", "before MB/s"]
+    head = [
+        "input",
+        "MB",
+        "library MB/s",
+        "prepare MB/s",
+        "ratio",
+        "wanted",
+        "reached",
+        "before MB/s",
+    ]
     return {"columns": head, "rows": rows}
 
 
@@ -308,11 +351,18 @@ def memory(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     for size in (megabytes, 10 * megabytes):
         make(folder, size)
         make_more(folder, size)
-        grows = {"tabular": 9 * BLOCK * blocks(size), "seq2seq": 24 * size * TEXT_SHARE * 1e6 / PAIR_BYTES}
+        grows = {
+            "tabular": 9 * BLOCK * blocks(size),
+            "seq2seq": 24 * size * TEXT_SHARE * 1e6 / PAIR_BYTES,
+        }
         for title, (workload, name, words) in MEMORY.items():
             path = folder / name
             peak = measure(str(render(workload=workload)), path, *words)[1]
-            may = measure("byte pairs", path)[1] if words == BYTE_PAIRS else grows.get(workload, 0) / 2**20
+            may = (
+                measure("byte pairs", path)[1]
+                if words == BYTE_PAIRS
+                else grows.get(workload, 0) / 2**20
+            )
             found.setdefault(title, []).append((peak, peak - may))
     for title, ((peak, less), (large, more)) in found.items():
         fits = "yes" if more <= 1.1 * less and more <= 400 else "no"
@@ -345,7 +395,9 @@ def main() -> None:
     for name, part in (("speed", speed), ("memory", memory)):
         if arguments.part in (None, name):
             with tempfile.TemporaryDirectory() as folder:
-                publish("prepare", name, protocol, part(Path(folder), arguments), arguments=arguments)
+                publish(
+                    "prepare", name, protocol, part(Path(folder), arguments), arguments=arguments
+                )
 
 
 if __name__ == "__main__":

@@ -32,7 +32,9 @@ def command_line(parser: argparse.ArgumentParser, **smallest: Any) -> argparse.N
 
     smallest: values of the benchmark's options in a rehearsal, where the command line does not set them.
     """
-    parser.add_argument("--write", action="store_true", help="put the results onto a page of docs/benchmarks")
+    parser.add_argument(
+        "--write", action="store_true", help="put the results onto a page of docs/benchmarks"
+    )
     text = "run every part once in its smallest size, to see that it works; no result counts, no page changes"
     parser.add_argument("--rehearse", action="store_true", help=text)
     arguments = parser.parse_args()

@@ -1,7 +1,7 @@
 """Do the figures of a project's `benchmark` repeat? The whole of it twice, one after the other.
 
-A gain is printed with a ±, within which nine of ten repeats lie. Each row's second gain is compared with the
-first one's ±, each second median of a step with the first one's range from the 10th to the 90th percentile.
+A gain is printed with a range, in which nine of ten repeats are. Each row's second gain is compared with the
+first one's range, each second median of a step with the first range from the 10th to the 90th percentile.
 
     python benchmarks/repeat.py [--workload graph] [--write]
 """
@@ -31,7 +31,7 @@ SMALLEST = ("--warmup", "1", "--steps", "2", "--processes", "2", "--data.num_wor
 
 
 def measured(project: Path, folder: Path, workload: str, rehearse: bool) -> list[dict[str, Any]]:
-    """The rows of benchmark.json that have a ±. A rehearsal forks its processes."""
+    """The rows of benchmark.json that have a range. A rehearsal forks its processes."""
     words = ("--restart", *SMALL.get(workload, ()))
     if rehearse:
         from forking import forked_trials
@@ -42,10 +42,14 @@ def measured(project: Path, folder: Path, workload: str, rehearse: bool) -> list
         assert done.code == 0, done.err
     else:
         command = (sys.executable, "-m", "my_training", "benchmark", *SWITCHES, *words)
-        environment = {**os.environ, "PYTHONPATH": str(project / "src"), "TRAINING_ROOT": str(folder)}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(project / "src"),
+            "TRAINING_ROOT": str(folder),
+        }
         subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
     rows = json.loads((folder / "benchmark_results/benchmark.json").read_text())["rows"]
-    return [row for row in rows if row.get("gain_spread")]
+    return [row for row in rows if row["gain_low"] != row["gain_high"]]
 
 
 def main() -> None:
@@ -64,13 +68,13 @@ def main() -> None:
         first, second = measured(*given), measured(*given)
     rows, inside, near = [], 0, 0
     for one, other in zip(first, second, strict=True):
-        gains = abs(other["gain"] - one["gain"]) <= one["gain_spread"]
+        gains = one["gain_low"] <= other["gain"] <= one["gain_high"]
         steps = one["step_ms"]["p10"] <= other["step_ms"]["median"] <= one["step_ms"]["p90"]
         inside, near = inside + gains, near + steps
         rows.append(
             [
                 f"{one['table'].replace('_', ' ')}: {one['name']}",
-                f"{one['gain']:.2f} ±{one['gain_spread']:.2f}",
+                f"{one['gain']:.2f} ({one['gain_low']:.2f}-{one['gain_high']:.2f})",
                 f"{other['gain']:.2f}",
                 "yes" if gains else "no",
                 f"{one['step_ms']['p10']:.2f}-{one['step_ms']['p90']:.2f}",
@@ -78,8 +82,18 @@ def main() -> None:
                 "yes" if steps else "no",
             ]
         )
-    rows.append(["rows within", "", "", f"{inside} of {len(rows)}", "", "", f"{near} of {len(rows)}"])
-    columns = ["row", "gain", "again", "within ±", "ms/step, p10-p90", "median again", "within"]
+    rows.append(
+        ["rows within", "", "", f"{inside} of {len(rows)}", "", "", f"{near} of {len(rows)}"]
+    )
+    columns = [
+        "row",
+        "gain",
+        "again",
+        "within its range",
+        "ms/step, p10-p90",
+        "median again",
+        "within",
+    ]
     how = f"{protocol}, workload {arguments.workload}, as `benchmark` does it: 3 processes of 20 + 100 steps"
     publish("repeat", "repeat", how, {"columns": columns, "rows": rows}, arguments=arguments)
 

@@ -91,7 +91,10 @@ def measure(workloads: list[str], rounds: int) -> tuple[dict[str, Any], dict[str
         ratios.append([workload, median, f"{low:.3f} to {high:.3f}", "≤ 1.02"])
     return (
         {"columns": ["loop", "ms a step, median", "fastest", "slowest"], "rows": times},
-        {"columns": ["script against package", "ratio, median", "95 % interval", "wanted"], "rows": ratios},
+        {
+            "columns": ["script against package", "ratio, median", "95 % interval", "wanted"],
+            "rows": ratios,
+        },
     )
 
 

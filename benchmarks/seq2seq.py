@@ -63,7 +63,9 @@ def prepare(folder: Path, count: int) -> list[Any]:
     sources = np.exp(4.2 + 0.8 * first).clip(8, LENGTHS[0]).astype(int)
     targets = np.exp(3.2 + 0.7 * (0.5 * first + 0.75**0.5 * second)).clip(4, LENGTHS[1]).astype(int)
     pairs = [
-        dataset.Pair(*(np.append(random.integers(32, 127, length - 1), 256) for length in both), both[1] - 1)
+        dataset.Pair(
+            *(np.append(random.integers(32, 127, length - 1), 256) for length in both), both[1] - 1
+        )
         for both in zip(sources.tolist(), targets.tolist(), strict=True)
     ]
     facts = {"vocabulary": 257, "start": 256, "prefix": "", "limits": list(LENGTHS)}
@@ -85,7 +87,7 @@ class Ours:
         store = assembling.open_store(settings)
         run = Path(tempfile.mkdtemp(dir=folder))
         build = lambda settings: assembling.assemble(settings, distributed, store)  # noqa: E731
-        make = importlib.import_module("my_training.engine.run").Session
+        make = importlib.import_module("my_training.engine.session").Session
         self.session = make(run, settings, build, distributed, trial=True)
 
     def run(self) -> list[float]:
@@ -173,7 +175,11 @@ def trainer(torch: Any, project: Any, pairs: list[Any], folder: Path) -> float:
     )
     clock = Clock()
     Trainer(
-        library_model(torch, project), arguments, train_dataset=rows, data_collator=collate, callbacks=[clock]
+        library_model(torch, project),
+        arguments,
+        train_dataset=rows,
+        data_collator=collate,
+        callbacks=[clock],
     ).train()
     return clock.end - clock.begin
 
@@ -181,7 +187,11 @@ def trainer(torch: Any, project: Any, pairs: list[Any], folder: Path) -> float:
 def interval(ratios: list[float]) -> tuple[float, float, float]:
     """The median, and the order statistics around it that hold it in about 95 of 100 cases."""
     ordered, middle = sorted(ratios), len(ratios) // 2
-    return statistics.median(ordered), ordered[max(middle - 2, 0)], ordered[min(middle + 2, len(ordered) - 1)]
+    return (
+        statistics.median(ordered),
+        ordered[max(middle - 2, 0)],
+        ordered[min(middle + 2, len(ordered) - 1)],
+    )
 
 
 @contextlib.contextmanager
@@ -200,7 +210,11 @@ def measure_loop(torch: Any, folder: Path, rounds: int, steps: int) -> list[list
             for run in session.phases():
                 batches = []
                 for batch in itertools.islice(run.loader.epoch(0), steps):
-                    names = {"input_ids": "source", "attention_mask": "present", "labels": "targets"}
+                    names = {
+                        "input_ids": "source",
+                        "attention_mask": "present",
+                        "labels": "targets",
+                    }
                     kept = {name: batch[ours].clone() for name, ours in names.items()}
                     batches.append(kept | {"attention_mask": kept["attention_mask"].long()})
                 if number % 2:
@@ -210,7 +224,9 @@ def measure_loop(torch: Any, folder: Path, rounds: int, steps: int) -> list[list
         if number >= 0:  # the first round warms up
             both = [1000 * float(np.percentile(times[3:], 10)) for times in (mine, library)]
             found.append(both)
-            print(f"round {number + 1}: ours {both[0]:.2f} ms, bare loop {both[1]:.2f} ms", flush=True)
+            print(
+                f"round {number + 1}: ours {both[0]:.2f} ms, bare loop {both[1]:.2f} ms", flush=True
+            )
     ratio, low, high = interval([mine / other for mine, other in found])
     ours, theirs = (statistics.median(side) for side in zip(*found, strict=True))
     middle = [f"{ours:.1f} ms", f"{theirs:.1f} ms", f"{ratio:.3f}", f"{low:.3f} to {high:.3f}"]
@@ -265,8 +281,12 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--pairs", type=int, default=PAIRS, help="of an epoch (default: %(default)s)")
-    parser.add_argument("--cpu-time", action="store_true", help="of one thread, where others use the machine")
+    parser.add_argument(
+        "--pairs", type=int, default=PAIRS, help="of an epoch (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--cpu-time", action="store_true", help="of one thread, where others use the machine"
+    )
     from publish import command_line, machine, publish
 
     arguments = command_line(parser, rounds=1, steps=4, pairs=8)

@@ -27,7 +27,9 @@ def forked_trials(project: Path, before: Before | None = None) -> Callable[[], N
             if (pid := os.fork()) == 0:
                 given = yaml.safe_load((folder / trials.SETTINGS).read_text())
                 fault = (lambda: before(given)) if before else None
-                kept.extend((sys.stdout, sys.stderr))  # they own the numbers that the fork gives to its log
+                kept.extend(
+                    (sys.stdout, sys.stderr)
+                )  # they own the numbers that the fork gives to its log
                 words, files = (loader,), (folder / "out", folder / "log")
                 os._exit(_child(project, words, folder, *files, fault, "measure.trials"))
             _, status, usage = os.wait4(pid, 0)
@@ -52,7 +54,9 @@ def forked_trainings(project: Path, before: Callable[[], Any] | None = None) -> 
                 os.dup2(reads, 0)
                 kept.extend((sys.stdout, sys.stderr))
                 words, files = (str(folder), str(number)), (folder / "out", folder / "log")
-                os._exit(_child(project, words, Path.cwd(), *files, before, "measure.search_training"))
+                os._exit(
+                    _child(project, words, Path.cwd(), *files, before, "measure.search_training")
+                )
             os.close(reads)
             try:
                 _, status = os.waitpid(pid, 0)

@@ -13,7 +13,9 @@ from typing import Any
 from running import PATIENCE as LONG
 from running import Result, Running, start
 
-PATIENCE = float(os.environ.get("FASTTRAIN_PATIENCE", LONG))  # seconds; where a fault must hang, less will do
+PATIENCE = float(
+    os.environ.get("FASTTRAIN_PATIENCE", LONG)
+)  # seconds; where a fault must hang, less will do
 
 
 class Ranks(list[Running]):
@@ -52,7 +54,12 @@ def start_ranks(
 
     def prepare(rank: int) -> Callable[[], None]:
         def place() -> None:
-            names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
+            names = {
+                "RANK": rank,
+                "LOCAL_RANK": rank,
+                "WORLD_SIZE": world,
+                "LOCAL_WORLD_SIZE": world,
+            }
             os.environ.update({name: str(value) for name, value in names.items()})
             os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
             if before is not None:
@@ -61,7 +68,8 @@ def start_ranks(
         return place
 
     return Ranks(
-        start(project, *words, cwd=cwd, before=prepare(rank), name=f"{rank}") for rank in range(world)
+        start(project, *words, cwd=cwd, before=prepare(rank), name=f"{rank}")
+        for rank in range(world)
     )
 
 

@@ -22,7 +22,9 @@ from copier import _template, run_copy
 from copier._main import Worker
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-ORIGIN = Path(os.environ.get("FASTTRAIN_TEMPLATE", REPOSITORY))  # another one with a fault: see mutants/
+ORIGIN = Path(
+    os.environ.get("FASTTRAIN_TEMPLATE", REPOSITORY)
+)  # another one with a fault: see mutants/
 TEMPLATE = ("copier.yml", "template")
 RENDERS = "FASTTRAIN_RENDERS"  # folder of projects that all processes of a test session share
 DEFAULTS = {"project_name": "my-training"}
@@ -53,7 +55,9 @@ def copy_template(folder: Path) -> Path:
     for name in TEMPLATE:
         source = ORIGIN / name
         if source.is_dir():
-            shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__", ".*_cache"))
+            shutil.copytree(
+                source, folder / name, ignore=shutil.ignore_patterns("__pycache__", ".*_cache")
+            )
         else:
             shutil.copy2(source, folder / name)
     return folder
@@ -72,7 +76,9 @@ def quickly() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_template, "get_repo", _repository)
         patch.setattr(Worker, "_render_string", _string)
-        patch.setattr(Worker, "answers_relpath", property(lambda worker: worker.template.answers_relpath))
+        patch.setattr(
+            Worker, "answers_relpath", property(lambda worker: worker.template.answers_relpath)
+        )
         patch.setattr(yaml, "SafeLoader", getattr(yaml, "CSafeLoader", yaml.SafeLoader))
         patch.setattr(yaml, "safe_load", _load)
         patch.setattr(jinja2.Environment, "compile", _compile)
@@ -81,7 +87,11 @@ def quickly() -> Iterator[None]:
 
 
 def _load(source: Any) -> Any:
-    return pickle.loads(_parsed(source)) if isinstance(source, str) else yaml.load(source, yaml.SafeLoader)
+    return (
+        pickle.loads(_parsed(source))
+        if isinstance(source, str)
+        else yaml.load(source, yaml.SafeLoader)
+    )
 
 
 @functools.cache
@@ -93,7 +103,9 @@ def _string(worker: Worker, text: str, extra_context: Any = None) -> str:
     return _STRING(worker, text, extra_context) if "{" in text else text
 
 
-def _compile(environment: Any, source: Any, name: Any = None, filename: Any = None, *more: Any) -> Any:
+def _compile(
+    environment: Any, source: Any, name: Any = None, filename: Any = None, *more: Any
+) -> Any:
     # Not by the filename, which is another one in each copy of the template.
     key = (type(environment), environment.keep_trailing_newline, str(source), name, *more)
     if key not in compiled:
@@ -146,7 +158,8 @@ def render(**answers: Any) -> Path:
     return _render(
         tuple(
             sorted(
-                (name, tuple(value) if isinstance(value, list) else value) for name, value in answers.items()
+                (name, tuple(value) if isinstance(value, list) else value)
+                for name, value in answers.items()
             )
         )
     )

@@ -24,8 +24,12 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a test needs no network, nor waits for one
-os.environ.setdefault("TRAINING_ROOT", ".")  # verbs of a shared project work in the folder given to each
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # a child of a fork cannot use its parent's pool of threads
+os.environ.setdefault(
+    "TRAINING_ROOT", "."
+)  # verbs of a shared project work in the folder given to each
+os.environ.setdefault(
+    "OMP_NUM_THREADS", "1"
+)  # a child of a fork cannot use its parent's pool of threads
 
 import accelerate  # noqa: F401 - what a child would otherwise import for itself, every time
 import lightning  # noqa: F401
@@ -43,7 +47,9 @@ import transformers.models.t5.modeling_t5  # noqa: F401
 
 torch.set_num_threads(1)
 PACKAGE = "my_training"
-PICTURES = "FASTTRAIN_PICTURES"  # in the environment: runs draw their curves and what their models do
+PICTURES = (
+    "FASTTRAIN_PICTURES"  # in the environment: runs draw their curves and what their models do
+)
 PAINT = matplotlib.figure.Figure.savefig
 # Drawing the picture of a short run takes three times as long as the run: figures are built, and not painted.
 PICTURE = base64.b64decode(
@@ -108,7 +114,9 @@ class Running:
             return bool(pid)
 
         self._until(over, "end", seconds)
-        return Result(os.waitstatus_to_exitcode(ended[0]), self._out.read_text(), self._err.read_text())
+        return Result(
+            os.waitstatus_to_exitcode(ended[0]), self._out.read_text(), self._err.read_text()
+        )
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -116,7 +124,9 @@ class Running:
 
     def rows(self) -> int:
         """Rows of metrics written so far by the newest run."""
-        found = sorted(self.folder.glob("runs/*/metrics.jsonl"), key=lambda path: path.stat().st_mtime)
+        found = sorted(
+            self.folder.glob("runs/*/metrics.jsonl"), key=lambda path: path.stat().st_mtime
+        )
         return found[-1].read_text().count("\n") if found else 0
 
     def wait_for_rows(self, number: int) -> None:
@@ -148,7 +158,9 @@ def _child(
         os.dup2(handle, number)
     sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        signal.signal(
+            number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+        )
     # tqdm's own lock is shared with every fork: one killed inside it would hang all later ones.
     tqdm.tqdm.set_lock(threading.RLock())
     matplotlib.figure.Figure.savefig = unpainted  # type: ignore[assignment,method-assign]

@@ -12,7 +12,17 @@ from rendering import render
 from running import Result, run
 from torch import Tensor
 
-PREPARE = ("prepare", "--input", "prices", "--window", "10", "--neighbors", "3", "--correlation-days", "40")
+PREPARE = (
+    "prepare",
+    "--input",
+    "prices",
+    "--window",
+    "10",
+    "--neighbors",
+    "3",
+    "--correlation-days",
+    "40",
+)
 SMALL = ("--model.width", "16", "--model.temporal_layers", "1", "--data.batch_size", "8")
 TRAIN = ("train", *SMALL, "--training.max_steps", "12", "--monitor.every_steps", "1")
 HEADER = "date,open,high,low,close,volume\n"
@@ -84,7 +94,9 @@ def settings(**changes: object):
     return module("config").load(overrides=[("data.num_workers", "0"), *overrides])
 
 
-def batches(opened, split: str = "test", size: int = 4, **changes: object) -> list[dict[str, Tensor]]:
+def batches(
+    opened, split: str = "test", size: int = 4, **changes: object
+) -> list[dict[str, Tensor]]:
     chosen = settings(data__batch_size=size, **changes)
     samples = module("dataset").Samples(opened, chosen, split)
     order = module("engine.order").order_of(samples, chosen, train=False)

@@ -71,7 +71,9 @@ class Screen:
         if command in "AB":
             self.row = min(max(self.row + (count if command == "B" else -count), 0), ROWS - 1)
         elif command in "CD":
-            self.column = min(max(self.column + (count if command == "C" else -count), 0), COLUMNS - 1)
+            self.column = min(
+                max(self.column + (count if command == "C" else -count), 0), COLUMNS - 1
+            )
         elif command == "H":
             self.row, self.column = count - 1, (numbers[1] or 1) - 1 if len(numbers) > 1 else 0
         elif command in "JK":
@@ -91,6 +93,7 @@ class Terminal:
 
     def __init__(self, command: list[str], folder: Path) -> None:
         self.screen, self.unread, self.seen = Screen(), "", ""
+        self.folder = folder
         self.process, self.descriptor = pty.fork()
         if self.process == 0:
             os.chdir(folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,7 +19,9 @@ SHORT = ("--training.max_steps", "12", "--monitor.every_steps", "4", "--model.wi
 @pytest.fixture
 def begun(tmp_path: Path) -> Path:
     """A folder with a run that stopped at step 4 of 12."""
-    assert run(render(workload="tabular"), "train", *SHORT, "--max-steps", "4", cwd=tmp_path).code == 0
+    assert (
+        run(render(workload="tabular"), "train", *SHORT, "--max-steps", "4", cwd=tmp_path).code == 0
+    )
     return tmp_path
 
 
@@ -36,10 +39,14 @@ def resumed(cwd: Path) -> str:
     ],
     ids=lambda words: words[0],
 )
-def test_a_resumed_run_refuses_what_would_make_it_another(words: tuple[str, str], begun: Path) -> None:
+def test_a_resumed_run_refuses_what_would_make_it_another(
+    words: tuple[str, str], begun: Path
+) -> None:
     before = resumed(begun)
     refused = run(render(workload="tabular"), "train", "--resume", *words, cwd=begun)
-    one_error(refused, f"{words[0].removeprefix('--')} was .+, and would be {words[1]}", "start a new run")
+    one_error(
+        refused, f"{words[0].removeprefix('--')} was .+, and would be {words[1]}", "start a new run"
+    )
     assert resumed(begun) == before
 
 
@@ -50,7 +57,9 @@ def test_the_same_value_once_more_is_no_change(begun: Path) -> None:
     assert "it was" not in done.out
 
 
-def test_a_setting_that_a_resumed_run_may_change_is_said_and_recorded_from_its_step(begun: Path) -> None:
+def test_a_setting_that_a_resumed_run_may_change_is_said_and_recorded_from_its_step(
+    begun: Path,
+) -> None:
     project, path = render(workload="tabular"), newest_run(begun) / "config.resolved.yaml"
     since = path.stat().st_mtime_ns
     words = ("--optimizer.learning_rate", "0.01", "--max-steps", "8")
@@ -82,10 +91,25 @@ def test_a_setting_that_a_resumed_run_may_change_is_said_and_recorded_from_its_s
     assert max(rates[:3]) <= 0.001 < max(rates[3:])
 
 
-def test_a_run_whose_data_are_gone_names_their_folder(begun: Path) -> None:
-    (begun / "data/synthetic").rename(begun / "elsewhere")
-    line = one_error(run(render(workload="tabular"), "evaluate", cwd=begun), "no prepared data: data:")
-    assert "synthetic" not in line
+def test_synthetic_data_that_are_gone_say_what_makes_them_again(begun: Path) -> None:
+    """And where they should be; `train --resume` does it."""
+    project, folder = render(workload="tabular"), begun / "data/synthetic"
+    (name,) = (path.name for path in (begun / "runs").iterdir())
+    shutil.rmtree(folder)
+    for verb in ("evaluate", "predict"):
+        line = one_error(
+            run(project, verb, cwd=begun), "synthetic data of the run are gone: data/synthetic"
+        )
+        assert line.endswith(f"`train --resume {name}` makes them again")
+    words = ("train", "--data.path", "data/synthetic")
+    one_error(run(project, *words, cwd=begun), "no prepared data", "`train` without --data.path")
+    again = run(project, "train", "--resume", name, "--max-steps", "6", cwd=begun)
+    assert again.code == 0, again.err
+    assert run(project, "evaluate", cwd=begun).code == 0
+    next(folder.glob("*.npy")).unlink()
+    one_error(
+        run(project, "train", cwd=begun), "changed or removed: remove data/synthetic: `train` makes"
+    )
 
 
 def test_what_was_switched_on_is_one_line_of_evaluate_and_none_of_predict(begun: Path) -> None:
@@ -111,8 +135,10 @@ def test_columns_of_a_table_keep_apart_and_so_do_states_and_reasons(tmp_path: Pa
     entry = {"name": "compile", "state": "5 blocks, mode default", "why": "set by compile.enabled"}
     model = torch.nn.Linear(3, 1)
     monitor.folder, monitor.line = tmp_path, said.append
-    monitor.project = SimpleNamespace(device=torch.device("cpu"), optimizations=[entry], model=model)
-    assert monitor.introduce(steps=7, samples=32, notes=["a note"]) == 4
+    monitor.project = SimpleNamespace(
+        device=torch.device("cpu"), optimizations=[entry], model=model
+    )
+    assert monitor.introduce(num_steps=7, global_batch_size=32, notes=["a note"]) == 4
     assert said[1:] == [
         "  compile           5 blocks, mode default set by compile.enabled",
         "  4 parameters, 7 steps of 32 samples",
@@ -134,6 +160,13 @@ def test_without_a_compiler_the_remedy_is_to_install_one(said: str) -> None:
     assert "no working compiler" in line
     assert "install one" in line
     assert "fullgraph" not in line
+
+
+def test_a_layer_that_this_cpu_lacks_in_half_precision_has_a_remedy() -> None:
+    said = "could not create a primitive descriptor for the LSTM forward propagation primitive. Run workload"
+    line = str(imported(render(), "engine.errors").explain(RuntimeError(said), None, None))
+    assert line.startswith("this CPU cannot compute a layer")
+    assert "training.precision: choose fp32" in line
 
 
 @pytest.mark.parametrize(
@@ -168,7 +201,13 @@ def test_the_standard_library_is_not_called_synthetic(tmp_path: Path) -> None:
     assert "note: synthetic" not in done.out
 
 
-PAIRS = [("a b c", "c b a"), ("b c d", "d c b"), ("c d e", "e d c"), ("d e a", "a e d"), ("e a b", "b a e")]
+PAIRS = [
+    ("a b c", "c b a"),
+    ("b c d", "d c b"),
+    ("c d e", "e d c"),
+    ("d e a", "a e d"),
+    ("e a b", "b a e"),
+]
 TINY = ("--model.width", "16", "--model.layers", "1", "--model.heads", "1", "--model.hidden", "16")
 
 
@@ -179,7 +218,13 @@ def spelt(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     project = render(workload="seq2seq")
     for name, folder in folders.items():
         (folder / "pairs.tsv").write_text("".join(f"{one}\t{other}\n" for one, other in PAIRS))
-        flags = ("--tokenizer", "space", "--split", "3,2,0", *(["--unknown"] if name == "with" else []))
+        flags = (
+            "--tokenizer",
+            "space",
+            "--split",
+            "3,2,0",
+            *(["--unknown"] if name == "with" else []),
+        )
         prepared = run(project, "prepare", "--input", "pairs.tsv", *flags, cwd=folder)
         assert prepared.code == 0, prepared.err
         trained = run(project, "train", *TINY, "--training.max_steps", "1", cwd=folder)
@@ -199,4 +244,7 @@ def test_symbols_that_training_had_not_are_refused_or_counted(spelt: dict[str, P
 
 @pytest.mark.parametrize("text", ["", "  "])
 def test_a_source_without_text_is_refused(text: str, spelt: dict[str, Path]) -> None:
-    one_error(run(render(workload="seq2seq"), "predict", "--text", text, cwd=spelt["with"]), "have no text")
+    one_error(
+        run(render(workload="seq2seq"), "predict", "--text", text, cwd=spelt["with"]),
+        "have no text",
+    )

@@ -23,9 +23,16 @@ SNAPSHOT = Path(__file__).with_suffix(".json").with_name("api_snapshot.json")
 def current() -> dict[str, Any]:
     """The public names of the template as it stands."""
     paths: set[str] = set()
-    for answers in (*pairwise(*structural(), *PAIRWISE), *scripts()):  # a path depends on two answers at most
+    for answers in (
+        *pairwise(*structural(), *PAIRWISE),
+        *scripts(),
+    ):  # a path depends on two answers at most
         project = render(**answers)
-        found = [path for path in project.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+        found = [
+            path
+            for path in project.rglob("*")
+            if path.is_file() and "__pycache__" not in path.parts
+        ]
         paths.update(path.relative_to(project).as_posix() for path in found)
     names: dict[str, set[str]] = {"config": set(), "environment": set(), "aliases": set()}
     profiles: set[str] = set()
@@ -37,7 +44,9 @@ def current() -> dict[str, Any]:
         names["config"] |= config.SETTINGS.keys()
         names["environment"] |= {*config.ENVIRONMENT, imported(project, "__main__").ROOT}
         names["aliases"] |= {*config.ALIASES, *config.OBSOLETE}
-        profiles |= set(yaml.safe_load((project / "config.yaml").read_text(encoding="utf-8"))["profiles"])
+        profiles |= set(
+            yaml.safe_load((project / "config.yaml").read_text(encoding="utf-8"))["profiles"]
+        )
         makefile = (project / "Makefile").read_text(encoding="utf-8")
         targets |= set(re.findall(r"^([a-z-]+):", makefile, flags=re.MULTILINE))
         verbs |= {path.stem for path in project.glob("src/*/commands/[a-z]*.py")}
@@ -54,7 +63,9 @@ def current() -> dict[str, Any]:
 
 def script_settings(workload: str) -> set[str]:
     """Flags of a script, and the names that it takes from the environment."""
-    tree = ast.parse((render(workload=workload, layout="script") / "train.py").read_text(encoding="utf-8"))
+    tree = ast.parse(
+        (render(workload=workload, layout="script") / "train.py").read_text(encoding="utf-8")
+    )
     (settings,) = (n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Settings")
     flags = {each.target.id for each in settings.body if isinstance(each, ast.AnnAssign)}  # type: ignore[union-attr]
     return flags | {"resume"}
@@ -63,7 +74,9 @@ def script_settings(workload: str) -> set[str]:
 def flat(content: Any, prefix: str = "") -> set[str]:
     """`{"questions": {"gpu": ["v100"]}}` → `{"questions: gpu", "questions: gpu: v100"}`."""
     if isinstance(content, dict):
-        nested = [flat(value, f"{prefix}{key}: ") | {f"{prefix}{key}"} for key, value in content.items()]
+        nested = [
+            flat(value, f"{prefix}{key}: ") | {f"{prefix}{key}"} for key, value in content.items()
+        ]
         return set().union(*nested)
     return {f"{prefix}{value}" for value in content}
 

@@ -77,7 +77,9 @@ def test_rows_of_every_workload(
         assert row["peak_memory_bytes"] > 1e6
         assert row["flag"] is None or row["table"] == "target"
     orders = {row["overrides"].get("data.order") for row in ladder}
-    equal = [row["loss"] for row in ladder if row["overrides"].get("data.order") == max(orders, key=str)]
+    equal = [
+        row["loss"] for row in ladder if row["overrides"].get("data.order") == max(orders, key=str)
+    ]
     assert max(equal) - min(equal) < 1e-3 * abs(equal[0])
     assert found["not_measured"]["compile"] == "there is no GPU"
     page = (folder / "benchmark_results/benchmark.md").read_text()
@@ -92,9 +94,11 @@ def test_rows_of_every_workload(
         assert len(set(losses_by_loader(found, ladder[-1]["overrides"]).values())) == 1
         monkeypatch.chdir(folder)
         quoted = imported(render(**answers), "commands.benchmark").report(Path())
-        gains = {row["name"]: row["gain"] for row in found["rows"] if row["table"] == "leave_one_out"}
-        assert f"| without fused optimizer | {gains['without fused optimizer']:.2f}× |  |" in quoted
-        assert f"| with deterministic | {gains['with deterministic']:.2f}× |  |" in quoted
+        gains = {
+            row["name"]: row["gain"] for row in found["rows"] if row["table"] == "leave_one_out"
+        }
+        assert f"| without fused optimizer | {gains['without fused optimizer']:.2f} |  |" in quoted
+        assert f"| with deterministic | {gains['with deterministic']:.2f} |  |" in quoted
 
 
 def losses_by_loader(found: dict[str, Any], on: dict[str, Any]) -> dict[tuple, tuple]:
@@ -103,7 +107,11 @@ def losses_by_loader(found: dict[str, Any], on: dict[str, Any]) -> dict[tuple, t
     for key, trials in found["trials"].items():
         target, overrides = json.loads(key)
         others = on.keys() - {"loader", "data.num_workers"}
-        if not target and overrides.keys() == on.keys() and all(overrides[k] == on[k] for k in others):
+        if (
+            not target
+            and overrides.keys() == on.keys()
+            and all(overrides[k] == on[k] for k in others)
+        ):
             reader = overrides["loader"], overrides.get("data.num_workers")
             by_loader[reader] = tuple(loss for _, loss in trials[0]["curve"])
     assert {loader for loader, _ in by_loader} == {"own", "plain"}
@@ -142,7 +150,7 @@ def test_an_interrupted_benchmark_goes_on(tmp_path: Path) -> None:
     assert stopped.code == 130
     assert [row["processes"] for row in result(tmp_path)["rows"]] == [1, 1]
     assert not result(tmp_path)["complete"]
-    assert "goes on" in (tmp_path / "benchmark_results/benchmark.md").read_text()
+    assert "same command again" in (tmp_path / "benchmark_results/benchmark.md").read_text()
     assert (tmp_path / "benchmark_results/benchmark.png").exists()
     for launches, more in ((2, ()), (4, ()), (4, ("--optimizer.learning_rate", "1e-4"))):
         log.write_text("xxxx")
@@ -157,7 +165,9 @@ def test_a_row_that_fails_is_named_with_the_reason(tmp_path: Path) -> None:
             importlib.import_module(f"{PACKAGE}.engine.precision").Precision.step = no_memory
 
     def no_memory(*_: Any) -> None:
-        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes")
+        raise RuntimeError(
+            "DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"
+        )
 
     words = (*SHORT, *TINY["tabular"], "deterministic")
     found = command(render(workload="tabular"), tmp_path, *words, before=fault)
@@ -167,16 +177,29 @@ def test_a_row_that_fails_is_named_with_the_reason(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_real_processes_see_the_resolved_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_real_processes_see_the_resolved_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without the forks of the other tests: a flag outranks the environment in the trials, too."""
     project = render(workload="tabular", framework="lightning")
     environment = {**os.environ, "PYTHONPATH": "src", "SEED": "7", "OMP_NUM_THREADS": "1"}
-    words = ("benchmark", *SHORT, "--reproducibility.seed", "8", "--config", str(project / "config.yaml"))
+    words = (
+        "benchmark",
+        *SHORT,
+        "--reproducibility.seed",
+        "8",
+        "--config",
+        str(project / "config.yaml"),
+    )
     folder = tmp_path / "elsewhere"
     folder.mkdir()
     environment["PYTHONPATH"] = str(project / "src")
     done = subprocess.run(
-        [sys.executable, "-m", PACKAGE, *words], cwd=folder, env=environment, capture_output=True, text=True
+        [sys.executable, "-m", PACKAGE, *words],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("# Benchmark")
@@ -206,10 +229,18 @@ def test_own_particulars_fit_the_settings(workload: str) -> None:
     """Sizes and switches of a workload's benchmark.yml are settings that exist, with values in range."""
     project = render(workload=workload)
     own = yaml.safe_load((project / f"src/{PACKAGE}/commands/benchmark.yml").read_text())
-    settings, changed = imported(project, "config").load(), imported(project, "measure.trials").changed
+    settings, changed = (
+        imported(project, "config").load(),
+        imported(project, "measure.trials").changed,
+    )
     assert {"tiny", "small", "large"} <= set(own["sizes"])
-    assert all(claim.keys() <= {"claim", "switch", "table", "of", "ratio"} for claim in own["headlines"])
-    for overrides in (*own["sizes"].values(), *(s[end] for s in own["switches"].values() for end in s)):
+    assert all(
+        claim.keys() <= {"claim", "switch", "table", "of", "ratio"} for claim in own["headlines"]
+    )
+    for overrides in (
+        *own["sizes"].values(),
+        *(s[end] for s in own["switches"].values() for end in s),
+    ):
         other = changed(settings, overrides)
         assert all(other.value(key) == value for key, value in overrides.items())
         assert not list(other.conflicts())
@@ -249,7 +280,9 @@ def test_the_ladder_of_precisions_is_the_cards() -> None:
         assert ladder(rows, "training.precision") == precisions, key
         assert rows[0].overrides["training.precision"] == "fp32"
         single = {
-            row.switch: row.overrides["training.precision"] for row in rows if row.table != "cumulative"
+            row.switch: row.overrides["training.precision"]
+            for row in rows
+            if row.table != "cumulative"
         }
         assert single["half_precision"] == precisions[-2]
         assert single["loader"] == precisions[-1]
@@ -257,20 +290,37 @@ def test_the_ladder_of_precisions_is_the_cards() -> None:
     assert ladder(planned("h100", "training.precision=fp8")[1], "training.precision") == [
         *("fp32", "tf32", "bf16", "fp8")
     ]
-    assert ladder(planned("h100", "training.precision=tf32")[1], "training.precision") == ["fp32", "tf32"]
+    assert ladder(planned("h100", "training.precision=tf32")[1], "training.precision") == [
+        "fp32",
+        "tf32",
+    ]
 
 
 def test_everything_off_and_on_are_what_they_say() -> None:
     found, rows = planned("h100", "training.gradient_accumulation_steps=4")
-    first, last = rows[0].overrides, [row for row in rows if row.table == "cumulative"][-1].overrides
+    first, last = (
+        rows[0].overrides,
+        [row for row in rows if row.table == "cumulative"][-1].overrides,
+    )
     on = [switch for switch in found.values() if switch.enabled and not switch.why_not]
     names = {switch.name for switch in on}
     assert names == {
-        *("tf32", "half_precision", "compile", "fused_optimizer", "loader", "workers", "pinned_memory"),
+        *(
+            "tf32",
+            "half_precision",
+            "compile",
+            "fused_optimizer",
+            "loader",
+            "workers",
+            "pinned_memory",
+        ),
         *("fused_loss", "accumulation"),
     }
     assert first["data.batch_size"] == 4 * last["data.batch_size"]
-    assert (first["training.gradient_accumulation_steps"], last["training.gradient_accumulation_steps"]) == (
+    assert (
+        first["training.gradient_accumulation_steps"],
+        last["training.gradient_accumulation_steps"],
+    ) == (
         1,
         4,
     )
@@ -286,7 +336,9 @@ def test_everything_off_and_on_are_what_they_say() -> None:
     assert "accumulated gradients" in graphs.why_not
     assert not found["compile_max-autotune-no-cudagraphs"].why_not
     without = {row.name: row.overrides for row in rows if row.table == "leave_one_out"}
-    assert {key for key in last if without["without compile"][key] != last[key]} == {"compile.enabled"}
+    assert {key for key in last if without["without compile"][key] != last[key]} == {
+        "compile.enabled"
+    }
 
 
 def test_switches_that_a_loader_lacks() -> None:
@@ -307,7 +359,9 @@ def trial(ms: float, loss: float, samples: int = 8, curve: list | None = None) -
     }
 
 
-def book(folder: Path, plans: list[Any], trials: list[list[dict]], target: float | None = None) -> Any:
+def book(
+    folder: Path, plans: list[Any], trials: list[list[dict]], target: float | None = None
+) -> Any:
     project = render(workload="tabular")
     module = imported(project, "measure.measurements")
     protocol = {"processes": len(trials[0]), "first seed": 1}
@@ -320,7 +374,9 @@ def book(folder: Path, plans: list[Any], trials: list[list[dict]], target: float
 
 
 def plan(table: str, name: str, switch: str = "", **overrides: Any) -> Any:
-    return imported(render(workload="tabular"), "measure.measurements").Plan(table, name, switch, overrides)
+    return imported(render(workload="tabular"), "measure.measurements").Plan(
+        table, name, switch, overrides
+    )
 
 
 def test_gains_are_ratios_of_samples_per_second(tmp_path: Path) -> None:
@@ -337,7 +393,13 @@ def test_gains_are_ratios_of_samples_per_second(tmp_path: Path) -> None:
         {"claim": "all", "switch": "all", "of": "samples_per_second", "ratio": 3},
         {"claim": "b", "switch": "b", "of": "samples_per_second", "ratio": 3},
         {"claim": "c", "switch": "c", "of": "samples_per_second", "ratio": 3},
-        {"claim": "a", "switch": "a", "table": "cumulative", "of": "samples_per_second", "ratio": 3},
+        {
+            "claim": "a",
+            "switch": "a",
+            "table": "cumulative",
+            "of": "samples_per_second",
+            "ratio": 3,
+        },
     ]
     tmp_path.mkdir(exist_ok=True)
     measured.write()
@@ -363,10 +425,65 @@ def test_bars_say_how_far_a_gain_is_certain(tmp_path: Path) -> None:
     axes = Figure().subplots()
     module.draw_bars(axes, rows)
     assert axes.texts[0].get_text() == "reference"
-    assert axes.texts[1].get_text() == f"{rows[1]['gain']:.2f} ±{rows[1]['gain_spread']:.2f}"
-    module.draw_bars(axes, [row | {"gain_spread": None} for row in rows])
-    assert "±" not in axes.texts[3].get_text()
+    low, high = rows[1]["gain_low"], rows[1]["gain_high"]
+    assert axes.texts[1].get_text() == f"{rows[1]['gain']:.2f} ({low:.2f}-{high:.2f})"
+    module.draw_bars(axes, [row | {"gain_low": None, "gain_high": None} for row in rows])
+    assert axes.texts[3].get_text() == f"{rows[1]['gain']:.2f}"
     module.draw(tmp_path / "benchmark.png", measured)
+
+
+def test_a_range_and_its_bar_are_never_below_0_and_flatten_no_other_bar(tmp_path: Path) -> None:
+    """Two processes that differ by a half: three times as fast, give or take more than that."""
+    from matplotlib.figure import Figure
+
+    plans = [plan("cumulative", "everything off", a=0), plan("cumulative", "everything on", a=1)]
+    measured = book(
+        tmp_path, plans, [[trial(20, 1.0), trial(20, 1.1)], [trial(5, 1.0), trial(9, 1.1)]]
+    )
+    module, (_, row) = imported(render(workload="tabular"), "measure.measurements"), measured.rows()
+    assert 0 < row["gain_low"] < 1 < 9 < row["gain_high"]
+    assert row["gain_low"] * row["gain_high"] == pytest.approx(row["gain"] ** 2)
+    axes = Figure().subplots()
+    module.draw_bars(axes, measured.rows())
+    assert axes.get_xlim()[0] == 0
+    assert axes.get_xlim()[1] < 2 * row["gain"]
+    ends = [
+        x
+        for bars in axes.containers
+        if hasattr(bars, "has_xerr")
+        for line in bars.lines[2]
+        for path in line.get_paths()
+        for x in path.vertices[:, 0]
+    ]
+    assert min(ends) > 0
+    measured.write()
+    page = (tmp_path / "benchmark.md").read_text()
+    assert "nine of ten repeats of this benchmark stay within" in page
+    assert f"| {row['gain']:.2f} ({row['gain_low']:.2f}-{row['gain_high']:.2f}) |" in page
+
+
+def test_a_page_links_a_plot_where_there_is_one(tmp_path: Path) -> None:
+    plans = [plan("cumulative", "everything off", a=0), plan("cumulative", "everything on", a=1)]
+    (tmp_path / "benchmark.png").write_bytes(b"of an older benchmark")
+    measured = book(tmp_path, plans, [[], []])
+    measured.protocol["processes"] = 1
+    ends = iter([trial(20, 1.0), KeyboardInterrupt()])
+
+    def measure(overrides: Any, warmup: int, steps: int) -> Any:
+        found = next(ends)
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    with pytest.raises(KeyboardInterrupt):
+        measured.measure(measure, 1, 1)
+    page = (tmp_path / "benchmark.md").read_text()
+    assert not (tmp_path / "benchmark.png").exists()
+    assert "(benchmark.png)" not in page
+    assert "the same command again continues" in page
+    measured.measure(lambda *_: trial(5, 1.0), 1, 1)
+    assert "(benchmark.png)" in (tmp_path / "benchmark.md").read_text()
+    assert (tmp_path / "benchmark.png").exists()
 
 
 NOISES = {  # between processes, between steps of one
@@ -378,8 +495,10 @@ NOISES = {  # between processes, between steps of one
 
 @pytest.mark.parametrize("processes", [2, 3, 5])
 @pytest.mark.parametrize("noise", NOISES)
-def test_figures_repeat_within_their_printed_spread(tmp_path: Path, noise: str, processes: int) -> None:
-    """Two benchmarks of one machine, many times: gains differ by no more than their ± in nine of ten."""
+def test_figures_repeat_within_their_printed_spread(
+    tmp_path: Path, noise: str, processes: int
+) -> None:
+    """Two benchmarks of one machine, many times: nine of ten gains are in the range of another."""
     draw, (between, within) = random.Random(3), NOISES[noise]
     plans = [plan("cumulative", "off", a=0), plan("cumulative", "on", a=1)]
 
@@ -387,19 +506,19 @@ def test_figures_repeat_within_their_printed_spread(tmp_path: Path, noise: str, 
         late = 4 if draw.random() < 0.02 else 1  # now and then something else runs
         return ms * late * (1 + abs(draw.gauss(0, within)))
 
-    def gain() -> tuple[float, float]:
+    def gain() -> dict[str, float]:
         rounds = [[ms * (1 + draw.gauss(0, between)) for ms in (20, 18)] for _ in range(processes)]
         rows = [
             [trial(1, 1.0) | {"step_ms": [step(ms) for _ in range(40)]} for ms in row]
             for row in zip(*rounds, strict=True)
         ]
         _, row = book(tmp_path, plans, rows).rows()
-        return row["gain"], row["gain_spread"]
+        return row
 
     pairs = [(gain(), gain()) for _ in range(200)]
-    inside = sum(abs(first - second) <= spread for (first, spread), (second, _) in pairs) / len(pairs)
+    inside = mean(one["gain_low"] <= other["gain"] <= one["gain_high"] for one, other in pairs)
     assert 0.85 < inside < 0.99
-    assert mean(first for (first, _), _ in pairs) == pytest.approx(20 / 18, rel=0.01)
+    assert mean(one["gain"] for one, _ in pairs) == pytest.approx(20 / 18, rel=0.01)
 
 
 def test_what_slows_both_processes_of_a_round_is_no_spread(tmp_path: Path) -> None:
@@ -407,19 +526,29 @@ def test_what_slows_both_processes_of_a_round_is_no_spread(tmp_path: Path) -> No
     plans = [plan("cumulative", "off", a=0), plan("cumulative", "on", a=1)]
     slower = [[trial(ms * heat, 1.0) for heat in (1.0, 1.5, 2.0)] for ms in (20, 10)]
     off, on = book(tmp_path, plans, slower).rows()
-    assert (on["gain"], on["gain_spread"]) == (2, pytest.approx(0, abs=1e-9))
-    assert off["gain_spread"] == 0
+    assert on["gain"] == 2
+    assert (on["gain_low"], on["gain_high"]) == (pytest.approx(2), pytest.approx(2))
+    assert (off["gain_low"], off["gain_high"]) == (1, 1)
     _, on = book(tmp_path, plans, [row[:1] for row in slower]).rows()
-    assert on["gain_spread"] is None
+    assert on["gain_low"] is None
+    assert "(" not in imported(render(workload="tabular"), "measure.measurements").gain_text(on)
 
 
 def test_a_wide_spread_says_what_narrows_it(tmp_path: Path) -> None:
-    plans = [plan("cumulative", "off", a=0), plan("cumulative", "on", a=1), plan("cumulative", "more", a=2)]
+    plans = [
+        plan("cumulative", "off", a=0),
+        plan("cumulative", "on", a=1),
+        plan("cumulative", "more", a=2),
+    ]
     measured = book(
-        tmp_path, plans, [[trial(ms, 1.0) for ms in row] for row in ((20, 20), (10, 16), (10, 10.1))]
+        tmp_path,
+        plans,
+        [[trial(ms, 1.0) for ms in row] for row in ((20, 20), (10, 16), (10, 10.1))],
     )
     measured.write()
-    said = "**on**: the ± is wide; more --processes and --steps, and nothing else on the machine"
+    said = (
+        "**on**: the range is wide; more --processes and --steps, and nothing else on the machine"
+    )
     assert said in (tmp_path / "benchmark.md").read_text()
 
 
@@ -460,7 +589,9 @@ def test_time_to_the_same_loss(tmp_path: Path) -> None:
         return [(rate * step, max(lowest, 2 - step / 10)) for step in range(20)]
 
     plans = [plan("cumulative", "off"), plan("target", "off", a=0), plan("target", "on", a=1)]
-    slow, fast, stuck = (trial(1, 1, curve=curve(*given)) for given in ((2.0, 1.0), (0.5, 0.9), (0.5, 1.5)))
+    slow, fast, stuck = (
+        trial(1, 1, curve=curve(*given)) for given in ((2.0, 1.0), (0.5, 0.9), (0.5, 1.5))
+    )
     first = [trial(1, 1.0)]
     rows = book(tmp_path, plans, [first, [slow], [fast]], target=1.2).rows()
     # The mean of ten losses is at 1.2 where the last is 2 - 1.25: between steps 12 and 13.
@@ -478,9 +609,27 @@ def test_figures_of_a_run(tmp_path: Path) -> None:
     """Warm-up left out, the wait weighted by time, windows of several steps."""
     trials = imported(render(workload="tabular"), "measure.trials")
     rows = [
-        {"step": 5, "step_ms": 1000.0, "samples_per_second": 4.0, "data_wait_fraction": 0.9, "loss": 9.0},
-        {"step": 10, "step_ms": 10.0, "samples_per_second": 400.0, "data_wait_fraction": 0.5, "loss": 2.0},
-        {"step": 15, "step_ms": 30.0, "samples_per_second": 133.3, "data_wait_fraction": 0.1, "loss": 1.0},
+        {
+            "step": 5,
+            "step_ms": 1000.0,
+            "samples_per_second": 4.0,
+            "data_wait_fraction": 0.9,
+            "loss": 9.0,
+        },
+        {
+            "step": 10,
+            "step_ms": 10.0,
+            "samples_per_second": 400.0,
+            "data_wait_fraction": 0.5,
+            "loss": 2.0,
+        },
+        {
+            "step": 15,
+            "step_ms": 30.0,
+            "samples_per_second": 133.3,
+            "data_wait_fraction": 0.1,
+            "loss": 1.0,
+        },
     ]
     rows = [row | {"time": 100.0 + row["step"], "memory_mb": row["step"]} for row in rows]
     found = trials.figures(rows, 5, 98.0, 7)
@@ -511,7 +660,11 @@ def test_commands_and_switches_of_the_guide_exist() -> None:
         assert not mistakes
         main.parser_of(verb, imported(project, f"commands.{verb}")).parse_args(rest)
     table = text.partition("| switch |")[2].partition("\n\n")[0]
-    named = {name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+    named = {
+        name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])
+    }
     named -= {"compile_MODE", *choices("workload")}
-    known = {name for workload in choices("workload") for name in planned("h100", workload=workload)[0]}
+    known = {
+        name for workload in choices("workload") for name in planned("h100", workload=workload)[0]
+    }
     assert named == {name for name in known if not name.startswith("compile_")}

@@ -14,7 +14,9 @@ from rendering import REPOSITORY
 
 PAGES = REPOSITORY / "docs/benchmarks"
 SHARED = ("forks", "nanogpt", "peers", "publish")  # by the others
-BENCHMARKS = sorted(path.stem for path in (REPOSITORY / "benchmarks").glob("*.py") if path.stem not in SHARED)
+BENCHMARKS = sorted(
+    path.stem for path in (REPOSITORY / "benchmarks").glob("*.py") if path.stem not in SHARED
+)
 ON_DEMAND = {"last_batch"}  # needs somebody else's file
 
 
@@ -40,7 +42,9 @@ def tables(text: str) -> list[list[int]]:
 
 def test_make_bench_has_every_benchmark() -> None:
     command = ("make", "--dry-run", "bench")
-    said = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(
+        command, cwd=REPOSITORY, capture_output=True, text=True, check=True
+    ).stdout
     (parts,) = re.findall(r"for part in ([\w ]+); do", said)
     assert {*parts.split()} == {*BENCHMARKS} - ON_DEMAND
 

@@ -19,9 +19,21 @@ CHANGES = {
     for section in PAGE.split("\n## ")[1:]
 }
 ANSWERS = {"workload": "tabular", "tracker": "tensorboard", "extras": ["ema"]}
-LINES, FILES = 15, 2  # that a change may touch; `config.yaml`, where settings are given, is not the code's
+LINES, FILES = (
+    15,
+    2,
+)  # that a change may touch; `config.yaml`, where settings are given, is not the code's
 WORDS = (
-    *("--data.batch_size", "128", "--data.num_workers", "0", "--model.width", "16", "--data.fraction", "0.1"),
+    *(
+        "--data.batch_size",
+        "128",
+        "--data.num_workers",
+        "0",
+        "--model.width",
+        "16",
+        "--data.fraction",
+        "0.1",
+    ),
     *("--training.max_steps", "12", "--monitor.every_steps", "2", "--schedule.warmup_steps", "2"),
 )
 
@@ -85,7 +97,10 @@ def root(folder: Path, out: str) -> None:
 
 def picture(folder: Path, out: str) -> None:
     assert tracked(folder, "images") == ["validation/predictions", "validation/errors_by_sun"]
-    assert "![errors_by_sun](pictures/errors_by_sun.png)" in (newest_run(folder) / "report.md").read_text()
+    assert (
+        "![errors_by_sun](pictures/errors_by_sun.png)"
+        in (newest_run(folder) / "report.md").read_text()
+    )
 
 
 def phases(folder: Path, out: str) -> None:
@@ -164,7 +179,12 @@ def test_every_change_is_small_tested_and_has_its_place(tmp_path: Path) -> None:
     assert CHANGES.keys() == {*EFFECTS, "A verb"}
     for title, patch in CHANGES.items():
         files = parts(patch)
-        lines = [line for part in files.values() for line in part if line[:1] in "+-" and line.strip("+-")]
+        lines = [
+            line
+            for part in files.values()
+            for line in part
+            if line[:1] in "+-" and line.strip("+-")
+        ]
         assert len(lines) <= LINES, title
         assert len(files.keys() - {"config.yaml"}) <= FILES, title
         project = changed(title, tmp_path / title)
@@ -180,7 +200,9 @@ def test_a_change_trains_shows_its_effect_and_resumes(
     monkeypatch.setenv(PICTURES, "1")
     project, plain = changed(title, tmp_path), losses(place)
     words = (
-        WORDS if "Frozen" not in title else tuple(w for w in WORDS if w not in ("--training.max_steps", "12"))
+        WORDS
+        if "Frozen" not in title
+        else tuple(w for w in WORDS if w not in ("--training.max_steps", "12"))
     )
     result = run(project, "train", *words, cwd=place)
     assert result.code == 0, result.err[-2000:]

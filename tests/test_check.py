@@ -9,6 +9,7 @@ from typing import NamedTuple
 import h5py
 import numpy as np
 import pytest
+from importing import imported
 from rendering import render
 from running import one_error, run
 from test_tier_b import TINY
@@ -30,8 +31,9 @@ class Broken(NamedTuple):
 
 
 SCALED = 'target = (batch["target"] - self.target_mean) / self.target_std\n        '
-RUNS_AWAY = "x = functional.relu(self.first(torch.cat(parts, 1) if len(parts) > 1 else parts[0]))"
-BATCH = "batch = {name: part.values[:, 0] for name, part in rows.items()}"
+RUNS_AWAY = "x = functional.relu(self.first(inputs))"
+WINDOW = "batch = values | {name: both[:, :history]}"
+BATCH = "batch = {name: array.values[:, 0] for name, array in rows.items()}"
 SPANS = "return dict.fromkeys(self.store.arrays, span)"
 SHIFTED = "targets = values[:, 1:].masked_fill"
 BROKEN = {
@@ -46,19 +48,29 @@ BROKEN = {
     "a leak by one row": Broken(
         "timeseries",
         "dataset.py",
-        "batch = values | {name: both[:, :history]}",
-        "batch = values | {name: both[:, 1 : history + 1]}",
+        WINDOW,
+        WINDOW.replace(":history", "1 : history + 1"),
         "future",
         "row 48 of 'H1' makes target 0",
     ),
     "a detached layer": Broken(
-        "tabular", "model.py", "x = layer(x)", "x = layer(x).detach()", "weights", "get no gradient, such as"
+        "tabular",
+        "model.py",
+        "x = layer(x)",
+        "x = layer(x).detach()",
+        "weights",
+        "get no gradient, such as",
     ),
     "an unshifted token": Broken(
         "llm", "dataset.py", SHIFTED, SHIFTED.replace("1:", ":-1"), "future", "row 0 of 'tokens'"
     ),
     "attention that sees what comes": Broken(
-        "llm", "model.py", "is_causal=time > 1", "is_causal=False", "future", "of 'tokens' makes target"
+        "llm",
+        "model.py",
+        "is_causal=time > 1",
+        "is_causal=False",
+        "future",
+        "of 'tokens' makes target",
     ),
     "a loss that is a sum": Broken(
         "tabular",
@@ -91,13 +103,13 @@ BROKEN = {
         'target = writer._open["target"]; target.seek(-4 * (20_000 - 222), 2)\n'
         '        target.write(np.float32("nan").tobytes()); target.seek(0, 2)',
         "samples",
-        "sample 222 of train: its loss is nan (nan or inf in target)",
+        "sample 222 of train: its loss is nan: nan or inf in 'target': the prepared data",
     ),
     "weights not registered": Broken(
         "tabular",
         "model.py",
-        "self.layers = nn.ModuleList(Block(sizes.width, sizes.dropout) for _ in range(sizes.depth - 1))",
-        "self.layers = [Block(sizes.width, sizes.dropout) for _ in range(sizes.depth - 1)]",
+        "self.layers = nn.ModuleList()",
+        "self.layers = []",
         "weights",
         r"is not registered",
     ),
@@ -182,7 +194,12 @@ BROKEN = {
         "metrics are not the same",
     ),
     "an error in the model": Broken(
-        "tabular", "model.py", "x = layer(x)", "x = layer(x[:, 1:])", "shapes", "RuntimeError: .*: model.py:"
+        "tabular",
+        "model.py",
+        "x = layer(x)",
+        "x = layer(x[:, 1:])",
+        "shapes",
+        "RuntimeError: .*: model.py:",
     ),
 }
 
@@ -214,6 +231,87 @@ def test_what_breaks_the_contract_is_named(name: str, tmp_path: Path) -> None:
     assert all(part in line for part in fault.words.split(".*")), line
 
 
+NAN = {  # name: (workload, file, a line there, what it becomes, the one line that says why)
+    "in a prepared column": (
+        "tabular",
+        "dataset.py",
+        'writer.source = {"kind": "synthetic"}',
+        """cells = writer._open["features"]; cells.seek(-4 * 6 * 20_000 + 4 * 5, 2)
+        cells.write(np.float32("inf").tobytes()); cells.seek(0, 2); writer.source = {"kind": "synthetic"}""",
+        "sample 0 of train: its loss is inf: nan or inf in 'features', column 5 (noise): the prepared data",
+    ),
+    "in a batch": (
+        "tabular",
+        "dataset.py",
+        BATCH,
+        f"{BATCH}\n        batch['features'][:, 4] = float('inf')",
+        "sample 0 of train: its loss is inf: nan or inf in 'features', column 4 (height): "
+        "dataset.py, Samples.batch: the prepared data are finite",
+    ),
+    "in a window": (
+        "timeseries",
+        "dataset.py",
+        WINDOW,
+        f"both[:, 3, 1] = float('nan')\n        {WINDOW}",
+        "sample 0 of train: its loss is nan: nan or inf in 'H1', column 1 (warmth): "
+        "dataset.py, Samples.batch: the prepared data are finite",
+    ),
+    "in the model": (
+        "tabular",
+        "model.py",
+        "return self.head(x).float()",
+        "return self.head(x).float() * float('nan')",
+        "sample 0 of train: its loss is nan, and its batch has no nan or inf that makes it so: "
+        "model.py, forward",
+    ),
+    "in the metadata": (
+        "tabular",
+        "dataset.py",
+        "writer.facts = facts",
+        "facts['features'][2]['std'] = float('nan'); writer.facts = facts",
+        "the metadata of the data have nan or inf: features[2].std is nan: "
+        "prepare the data again, from values that are finite",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NAN)
+def test_one_nan_is_one_failure_with_its_array_column_and_sample(name: str, tmp_path: Path) -> None:
+    """What depends on the samples is skipped because of them, and accuses nothing else."""
+    workload, file, old, new, reason = NAN[name]
+    project = shutil.copytree(render(workload=workload, **CHECK), tmp_path / "project")
+    path = project / "src/my_training" / file
+    text = path.read_text(encoding="utf-8")
+    assert text.count(old) == 1
+    path.write_text(text.replace(old, new), encoding="utf-8")
+    result = run(project, "check", *SMALL, *TINY[workload], cwd=tmp_path)
+    assert result.code == 1, result.out + result.err
+    lines = {line.split()[1]: line.split(maxsplit=2)[::2] for line in result.out.splitlines()}
+    assert lines.pop("samples") == ["failed", reason]
+    assert lines.pop("shapes")[0] == lines.pop("sync")[0] == "ok"
+    assert set(map(tuple, lines.values())) == {("skipped", "because samples failed")}
+    assert len(lines) == 11
+
+
+def test_checks_depend_on_checks_before_them() -> None:
+    """Else one would run before what it takes for granted, or wait for a name that is none."""
+    contract = imported(render(workload="tabular", **CHECK), "measure.contract")
+    names = [check.__name__.removeprefix("check_") for check in contract.CHECKS]
+    order = {name: place for place, name in enumerate(names)}
+    assert contract.DEPENDS_ON.keys() == set(names) - {"shapes"}
+    assert all(order[needed] < order[name] for name, needed in contract.DEPENDS_ON.items())
+
+
+def test_what_depends_on_a_failed_check_through_others_names_the_cause() -> None:
+    failed_before = imported(render(workload="tabular", **CHECK), "commands.check").failed_before
+    chain = {"b": "a", "c": "b", "d": "c", "x": "a"}
+    assert failed_before("d", {"a": "ok", "b": "failed", "c": "skipped"}, chain) == "b"
+    assert failed_before("x", {"a": "ok", "b": "failed"}, chain) == ""
+    assert failed_before("d", {"a": "ok", "b": "skipped", "c": "ok"}, chain) == "", (
+        "no use for it: no failure"
+    )
+
+
 def test_packed_data_are_read_by_hdf5(tmp_path: Path) -> None:
     project, random = render(workload="windows", **CHECK), np.random.default_rng(0)
     values = random.standard_normal((300, 6, 2)).astype(np.float32)
@@ -227,5 +325,8 @@ def test_packed_data_are_read_by_hdf5(tmp_path: Path) -> None:
 
 def test_a_mistake_in_the_command_is_one_line(tmp_path: Path) -> None:
     project = render(workload="tabular", **CHECK)
-    one_error(run(project, "check", "--only", "shape", cwd=tmp_path), "no check 'shape'.*choose of shapes,")
+    one_error(
+        run(project, "check", "--only", "shape", cwd=tmp_path),
+        "no check 'shape'.*choose of shapes,",
+    )
     one_error(run(project, "check", "--samples", "0", cwd=tmp_path), "0 samples")

@@ -56,9 +56,17 @@ FILES = [
     ("optimizer: {lr: 1}", "'optimizer.lr'", "did you mean 'optimizer.learning_rate'"),
     ("data: {bacth_size: 1}", "'data.bacth_size'", "did you mean 'data.batch_size'"),
     ("data: {'path ': x}", "'data.path '", "did you mean 'data.path'"),
-    ("training: {learning_rate: 1}", "'training.learning_rate'", "did you mean 'optimizer.learning_rate'"),
+    (
+        "training: {learning_rate: 1}",
+        "'training.learning_rate'",
+        "did you mean 'optimizer.learning_rate'",
+    ),
     ("training: {lrr: 1}", "'training.lrr'", "did you mean 'optimizer.learning_rate'"),
-    ("chekpoint.every_steps: 1", "'chekpoint.every_steps'", "did you mean 'checkpoint.every_steps'"),
+    (
+        "chekpoint.every_steps: 1",
+        "'chekpoint.every_steps'",
+        "did you mean 'checkpoint.every_steps'",
+    ),
     ("optimiser: {learning_rate: 1, beta1: 2}", "'optimiser'", "did you mean 'optimizer'"),
     ("zzz: 1", "'zzz'", "--help"),
     ("data: {1: 2}", "'data.1'"),
@@ -120,6 +128,9 @@ FLAGS = [
     ("--data.bath_size 3", "--data.bath_size", "did you mean 'data.batch_size'"),
     ("--lr 3", "unknown option '--lr': command line", "did you mean '--optimizer.learning_rate'"),
     ("--batch-size=3", "'--batch-size'", "did you mean '--data.batch_size'"),
+    ("--learning-rate 1", "'--learning-rate'", "did you mean '--optimizer.learning_rate'"),
+    ("--data.bath-size 3", "--data.bath_size", "did you mean 'data.batch_size'"),
+    ("--max_step 3", "'--max_step'", "did you mean '--max-steps'"),
     ("--resum", "'--resum'", "did you mean '--resume'"),
     ("--xyzzy 3", "'--xyzzy'", "train --help"),
     ("--data.path", "--data.path has no value", "--data.path VALUE"),
@@ -137,9 +148,19 @@ FLAGS = [
 ]
 # (config.yaml, environment, flags, the lines in their order)
 TOGETHER = [
-    ("profiles: {fast: {}, slow: {}}", {}, "--profile fats", [("'fats'", "--profile", "fast, slow")]),
+    (
+        "profiles: {fast: {}, slow: {}}",
+        {},
+        "--profile fats",
+        [("'fats'", "--profile", "fast, slow")],
+    ),
     ("data: {path: 3}\ndata: {pth: 4}", {"SEED": "x"}, "", [("duplicate",), ("$SEED",)]),
-    ("reproducibility: {seed: x}", {"SEED": "1"}, "", [("'x'", "config.yaml")]),  # hidden by a right one
+    (
+        "reproducibility: {seed: x}",
+        {"SEED": "1"},
+        "",
+        [("'x'", "config.yaml")],
+    ),  # hidden by a right one
     (
         "training: {cudnn_benchmark: true}",
         {"DETERMINISTIC": "1"},
@@ -150,13 +171,27 @@ TOGETHER = [
         "compile: {mode: reduce-overhead}",
         {},
         "--training.gradient_accumulation_steps 2",
-        [("pytorch#169545", "config.yaml and --training.gradient_accumulation_steps", "mode to default")],
+        [
+            (
+                "pytorch#169545",
+                "config.yaml and --training.gradient_accumulation_steps",
+                "mode to default",
+            )
+        ],
     ),
     (
         "data: {path: 3}\nmodel: {withd: 1, dropout: 0}\n",
         {"SEED": "x", "USE_AMP": "maybe"},
         "--resum --model.dropout 2 --data.pth x",
-        [("--resum",), ("withd",), ("--data.pth",), ("data.path",), ("$USE_AMP",), ("$SEED",), ("dropout",)],
+        [
+            ("--resum",),
+            ("withd",),
+            ("--data.pth",),
+            ("data.path",),
+            ("$USE_AMP",),
+            ("$SEED",),
+            ("dropout",),
+        ],
     ),
 ]
 BAD = [
@@ -267,11 +302,20 @@ def test_environment_file_and_flags_give_the_same_settings():
     environment = {"DETERMINISTIC": "1", "SEED": "7", "NUM_WORKERS": "12", "PIN_MEMORY": "0"}
     environment |= {"PREFETCH_FACTOR": "3", "PERSISTENT_WORKERS": "0"}
     by_environment = config.load(environment=environment)
-    by_flags = config.load(overrides=[(config.ENVIRONMENT[name], text) for name, text in environment.items()])
-    by_file = config.load(
-        write("\n".join(f"{config.ENVIRONMENT[name]}: {text}" for name, text in environment.items()))
+    by_flags = config.load(
+        overrides=[(config.ENVIRONMENT[name], text) for name, text in environment.items()]
     )
-    assert by_environment.resolved() == by_flags.resolved() == by_file.resolved() != config.load().resolved()
+    by_file = config.load(
+        write(
+            "\n".join(f"{config.ENVIRONMENT[name]}: {text}" for name, text in environment.items())
+        )
+    )
+    assert (
+        by_environment.resolved()
+        == by_flags.resolved()
+        == by_file.resolved()
+        != config.load().resolved()
+    )
 
 
 def test_booleans_from_the_environment():
@@ -302,9 +346,13 @@ def test_use_amp(configured, text, expected, notes):
     settings = config.load(file, environment={"USE_AMP": text})
     assert settings.training.precision == expected
     assert len(settings.notes) == notes
-    assert settings.origins["training.precision"] == ("$USE_AMP" if configured != expected else "config.yaml")
+    assert settings.origins["training.precision"] == (
+        "$USE_AMP" if configured != expected else "config.yaml"
+    )
     assert (
-        config.load(file, None, [("training.precision", "tf32")], {"USE_AMP": text}).training.precision
+        config.load(
+            file, None, [("training.precision", "tf32")], {"USE_AMP": text}
+        ).training.precision
         == "tf32"
     )
     for spelling in ("training.use_amp", "data.use_amp", "use_amp"):
@@ -316,14 +364,25 @@ def test_a_single_process_is_stronger_than_a_number_of_workers():
     settings = config.load(environment={"ALLOW_UNSAFE_DATALOADER": "0", "NUM_WORKERS": "4"})
     assert settings.data.num_workers == 0
     assert "$NUM_WORKERS" in settings.notes[0]
-    assert config.load(environment={"ALLOW_UNSAFE_DATALOADER": "1", "NUM_WORKERS": "4"}).data.num_workers == 4
+    assert (
+        config.load(
+            environment={"ALLOW_UNSAFE_DATALOADER": "1", "NUM_WORKERS": "4"}
+        ).data.num_workers
+        == 4
+    )
     flags = [("data.num_workers", "2")]
-    assert config.load(overrides=flags, environment={"ALLOW_UNSAFE_DATALOADER": "0"}).data.num_workers == 2
+    assert (
+        config.load(overrides=flags, environment={"ALLOW_UNSAFE_DATALOADER": "0"}).data.num_workers
+        == 2
+    )
 
 
 @pytest.mark.parametrize(
     ("workload", "names"),
-    [("timeseries", {"data.use_amp", "training.num_workers"}), ("tabular", {"train.batch.pin_memory"})],
+    [
+        ("timeseries", {"data.use_amp", "training.num_workers"}),
+        ("tabular", {"train.batch.pin_memory"}),
+    ],
 )
 def test_keys_of_older_projects(workload, names):
     module = imported(render(workload=workload), "config")
@@ -339,7 +398,9 @@ def test_keys_of_older_projects(workload, names):
 
 def test_keys_of_older_projects_without_effect_are_notes():
     settings = config.load(
-        write("data: {use_chunk_loader: true}"), None, [("training.empty_cache_every_n_epochs", "1")]
+        write("data: {use_chunk_loader: true}"),
+        None,
+        [("training.empty_cache_every_n_epochs", "1")],
     )
     assert settings.resolved() == config.load().resolved()
     assert [note.partition(":")[0] for note in settings.notes] == [
@@ -353,8 +414,15 @@ def test_a_project_that_deleted_the_old_names_has_none(tmp_path):
     settings = project / "src/my_training/settings.py"
     settings.write_text(settings.read_text().partition("\n\n\nALIASES")[0] + "\n")
     module = imported(project, "config")
-    assert module.ALIASES == module.OBSOLETE == imported(render(workload="llm"), "config").ALIASES == {}
-    with pytest.raises(imported(project, "engine.errors").UserErrors, match=r"mean 'data\.num_workers'"):
+    assert (
+        module.ALIASES
+        == module.OBSOLETE
+        == imported(render(workload="llm"), "config").ALIASES
+        == {}
+    )
+    with pytest.raises(
+        imported(project, "engine.errors").UserErrors, match=r"mean 'data\.num_workers'"
+    ):
         module.load(overrides=[("training.num_workers", "1")])
 
 
@@ -376,7 +444,10 @@ def test_misspelt_environment_names_are_noted():
 
 def test_settings_without_effect_are_noted_where_a_person_gave_them_for_this_run():
     settings = config.load(
-        write("data.pin_memory: true"), None, [("data.chunk_size_gb", "2")], {"PREFETCH_FACTOR": "4"}
+        write("data.pin_memory: true"),
+        None,
+        [("data.chunk_size_gb", "2")],
+        {"PREFETCH_FACTOR": "4"},
     )
     notes = settings.without_effect(
         ["data.pin_memory", "data.chunk_size_gb", "data.prefetch_factor"], "no workers"
@@ -401,7 +472,9 @@ def test_files_that_say_nothing(content):
 
 def test_numbers_and_texts_are_read_as_people_write_them():
     settings = config.load(
-        write(b"\xef\xbb\xbftraining:\r\n  max_steps: 1e3\r\noptimizer:\r\n  learning_rate: 3e-4\r\n")
+        write(
+            b"\xef\xbb\xbftraining:\r\n  max_steps: 1e3\r\noptimizer:\r\n  learning_rate: 3e-4\r\n"
+        )
     )
     assert (settings.training.max_steps, settings.optimizer.learning_rate) == (1000, 3e-4)
     for text in ("2024", "1e3", "Daten – Ä/ü ö", "no", "a # b", "[x", "~"):
@@ -442,21 +515,26 @@ def test_phases_stand_between_file_and_environment():
     )
     assert (first.model.dropout, first.reproducibility.seed) == (0.2, 3)
     assert first.origins["optimizer.learning_rate"] == "config.yaml phase 1"
-    assert (second.optimizer.learning_rate, second.training.max_steps, second.training.precision) == (
+    assert (
+        second.optimizer.learning_rate,
+        second.training.max_steps,
+        second.training.precision,
+    ) == (
         0.01,
         7,
         "auto",
     )
     for number in (0, 3):
-        with pytest.raises(errors.UserError, match=f"no phase {number}: --phase: the configuration has 2"):
+        with pytest.raises(
+            errors.UserError, match=f"no phase {number}: --phase: the configuration has 2"
+        ):
             settings.phase(number)
 
 
 def test_phases_have_the_same_model():
     """A later one would not take the weights of the first, hours after the start."""
-    phases = (
-        "phases: [{name: a, steps: 1}, {name: b, steps: 1, overrides: {model.width: 8, model.dropout: 0.3}}]"
-    )
+    second = "{name: b, steps: 1, overrides: {model.width: 8, model.dropout: 0.3}}"
+    phases = f"phases: [{{name: a, steps: 1}}, {second}]"
     line = "model.width is 8, but 64 in phase 1: config.yaml phase 2: set it for all phases"
     with pytest.raises(errors.UserError, match=line):
         config.load(write(phases))
@@ -519,7 +597,9 @@ def test_config_yaml_agrees_with_the_schema(precision):
     text = (project / "config.yaml").read_text(encoding="utf-8")
     written = flat(yaml.safe_load(text))
     settings = imported(project, "config").load(project / "config.yaml")
-    defaults = {key: setting.default for key, setting in imported(project, "config").SETTINGS.items()}
+    defaults = {
+        key: setting.default for key, setting in imported(project, "config").SETTINGS.items()
+    }
     known = iter(defaults)
     assert all(key in known for key in written), "in the order of the schema"
     assert {key: settings.value(key) for key in KEYS} == {
@@ -555,7 +635,9 @@ def test_config_yaml_of_fp8_shows_its_emulation():
 
 
 def test_config_yaml_has_a_comment_above_each_setting():
-    lines = (PROJECT / "config.yaml").read_text(encoding="utf-8").split("profiles:\n")[0].splitlines()
+    lines = (
+        (PROJECT / "config.yaml").read_text(encoding="utf-8").split("profiles:\n")[0].splitlines()
+    )
     settings = [number for number, line in enumerate(lines) if re.match(r"  \w+: |phases: ", line)]
     written = flat(yaml.safe_load((PROJECT / "config.yaml").read_text(encoding="utf-8")))
     assert len(settings) == len(written) - 1
@@ -568,7 +650,9 @@ def test_config_yaml_has_a_comment_above_each_setting():
 def test_the_example_phase_in_config_yaml_works():
     text = (PROJECT / "config.yaml").read_text(encoding="utf-8")
     example = text.split("any setting above:\n")[1].split("# None here")[0]
-    settings = config.load(write("phases:\n" + example.replace("#   -", "  -").replace("#    ", "   ")))
+    settings = config.load(
+        write("phases:\n" + example.replace("#   -", "  -").replace("#    ", "   "))
+    )
     assert settings.phase(1).origins["optimizer.learning_rate"] == "config.yaml phase 1"
 
 
@@ -580,8 +664,12 @@ def test_the_baseline_has_everything_off():
 
 
 def test_low_memory_keeps_the_effective_batch():
-    whole, parts = (config.load(PROJECT / "config.yaml", profile) for profile in (None, "low_memory"))
-    batches = [each.data.batch_size * each.training.gradient_accumulation_steps for each in (whole, parts)]
+    whole, parts = (
+        config.load(PROJECT / "config.yaml", profile) for profile in (None, "low_memory")
+    )
+    batches = [
+        each.data.batch_size * each.training.gradient_accumulation_steps for each in (whole, parts)
+    ]
     assert batches[0] == batches[1]
     assert parts.data.batch_size < whole.data.batch_size
 
@@ -634,7 +722,9 @@ def test_a_section_in_a_hook_is_a_section_like_any_other(hooked, capsys):
     assert command.main(["train", "--print-config", "--watch.every_seconds", "2"]) == 0
     assert re.search(r"every_seconds: 2.0 +# --watch.every_seconds\n", capsys.readouterr().out)
     assert command.main(["train", "--watch.every_seconds", "-1"]) == 2
-    line = "error: watch.every_seconds cannot be -1: --watch.every_seconds: give a number at least 0\n"
+    line = (
+        "error: watch.every_seconds cannot be -1: --watch.every_seconds: give a number at least 0\n"
+    )
     assert capsys.readouterr().err == line
     assert [
         part.__name__.rpartition(".")[2]
@@ -645,7 +735,9 @@ def test_a_section_in_a_hook_is_a_section_like_any_other(hooked, capsys):
 def test_settings_of_a_part_that_was_taken_away(hooked, capsys, monkeypatch):
     """A run goes on without them; a configuration or a flag that names them is a mistake."""
     module = imported(hooked, "config")
-    phases = "phases: [{name: a, steps: 3, overrides: {watch.every_seconds: 2, model.dropout: 0.3}}]"
+    phases = (
+        "phases: [{name: a, steps: 3, overrides: {watch.every_seconds: 2, model.dropout: 0.3}}]"
+    )
     profiles = "profiles: {fast: {watch: {every_seconds: 1}}}"
     settings = module.load(write(f"monitor.every_steps: 7\n{phases}\n{profiles}"))
     run = write(settings.to_yaml() + "engine.of: 1\n", "config.resolved.yaml")
@@ -661,7 +753,9 @@ def test_settings_of_a_part_that_was_taken_away(hooked, capsys, monkeypatch):
     assert all("watch" in line or "engine.of" in line for line in found)
     assert all(line.endswith(": remove it; `train --help` lists all") for line in found)
     (line,) = mistakes(run, overrides=[("watch.every_seconds", "1")], resolved=True)
-    assert line.startswith("unknown setting 'watch.every_seconds': --watch.every_seconds: remove it")
+    assert line.startswith(
+        "unknown setting 'watch.every_seconds': --watch.every_seconds: remove it"
+    )
 
     fake = types.SimpleNamespace(
         __doc__="Fake.", arguments=lambda parser: None, run=lambda arguments, load: load(run) and 0
@@ -679,8 +773,12 @@ def test_help_has_every_setting_with_range_default_environment_name_and_meaning(
     text = capsys.readouterr().out
     for key in KEYS:
         setting = config.SETTINGS[key]
-        ((heading, meaning),) = re.findall(rf"^  --{re.escape(key)}  (.+)\n +(.+)$", text, re.MULTILINE)
-        default = str(setting.default).lower() if isinstance(setting.default, bool) else setting.default
+        ((heading, meaning),) = re.findall(
+            rf"^  --{re.escape(key)}  (.+)\n +(.+)$", text, re.MULTILINE
+        )
+        default = (
+            str(setting.default).lower() if isinstance(setting.default, bool) else setting.default
+        )
         assert heading == setting.allowed
         assert len(setting.meaning) > 3
         name = f", ${NAMES[key]}" if key in NAMES else ""
@@ -734,7 +832,9 @@ def test_debug_shows_the_traceback():
         main.main(["train", "--debug", "--data.pth", "x"])
 
 
-@pytest.mark.parametrize(("result", "code"), [(None, 0), (0, 0), (143, 143), (KeyboardInterrupt(), 130)])
+@pytest.mark.parametrize(
+    ("result", "code"), [(None, 0), (0, 0), (143, 143), (KeyboardInterrupt(), 130)]
+)
 def test_exit_codes_of_a_verb(result, code, monkeypatch):
     def run(arguments, load):
         assert (load().data.path, arguments.flag) == ("x y", "1.5")

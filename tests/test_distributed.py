@@ -23,13 +23,24 @@ from running import PATIENCE, evaluations, losses, newest_run, one_error, rows, 
 from test_tier_b import TINY, place  # noqa: F401
 from variants import choices, name, products
 
-CELLS = [cell for cell in products("workload", "framework", "distributed") if cell["distributed"] != "none"]
+CELLS = [
+    cell
+    for cell in products("workload", "framework", "distributed")
+    if cell["distributed"] != "none"
+]
 STEPS = 24
 # Samples of a step: two ranks take half each. Dropout would draw other numbers on each: there is none.
 BATCH = {"tabular": 64, "llm": 8, "graph": 4, "timeseries": 32, "seq2seq": 8, "windows": 32}
 SAME = (
     *("--model.dropout", "0", "--training.precision", "fp32", "--monitor.every_steps", "1"),
-    *("--training.max_steps", str(STEPS), "--evaluation.every_steps", "12", "--checkpoint.every_steps", "8"),
+    *(
+        "--training.max_steps",
+        str(STEPS),
+        "--evaluation.every_steps",
+        "12",
+        "--checkpoint.every_steps",
+        "8",
+    ),
     *("--evaluation.batch_size", "16", "--schedule.warmup_steps", "4"),
 )
 
@@ -39,10 +50,14 @@ def flags(workload: str, world: int, *more: str) -> tuple[str, ...]:
 
 
 @functools.cache
-def alone(workload: str, place, *more: str) -> tuple[Path, list[dict[str, Any]], list[dict[str, Any]]]:
+def alone(
+    workload: str, place, *more: str
+) -> tuple[Path, list[dict[str, Any]], list[dict[str, Any]]]:
     """Losses and evaluations of one process with the same samples in a step."""
     folder, words = place(workload), flags(workload, 1, *more)
-    result = run(render(workload=workload), "train", *words, cwd=folder, before=precisely(workload, *more))
+    result = run(
+        render(workload=workload), "train", *words, cwd=folder, before=precisely(workload, *more)
+    )
     assert result.code == 0, result.err
     return folder, trained(folder), measured(folder)
 
@@ -53,7 +68,9 @@ def trained(folder: Path) -> list[dict[str, Any]]:
 
 def measured(folder: Path) -> list[dict[str, Any]]:
     drop = ("seconds", "time", "split")
-    return [{key: row[key] for key in row if key not in drop} for row in rows(folder) if "split" in row]
+    return [
+        {key: row[key] for key in row if key not in drop} for row in rows(folder) if "split" in row
+    ]
 
 
 def assert_good(results: list) -> None:
@@ -86,12 +103,16 @@ def test_two_ranks_train_stop_resume_and_evaluate_as_one(cell: dict[str, str], p
     assert json.loads((found / "status.json").read_text())["resumes"] == [11]
     assert sum(1 for _ in rows(folder)) == STEPS + len(measured(folder)), "one rank writes"
 
-    results = run_ranks(project, "evaluate", "--split", "validation", "--checkpoint", "last", cwd=folder)
+    results = run_ranks(
+        project, "evaluate", "--split", "validation", "--checkpoint", "last", cwd=folder
+    )
     assert_good(results)
     assert "samples/s" in results[0].out
     assert results[1].out == ""
     together = json.loads((found / "evaluation.json").read_text())
-    assert_good([run(project, "evaluate", "--split", "validation", "--checkpoint", "last", cwd=folder)])
+    assert_good(
+        [run(project, "evaluate", "--split", "validation", "--checkpoint", "last", cwd=folder)]
+    )
     by_one = json.loads((found / "evaluation.json").read_text())
     assert together["metrics"] == pytest.approx(by_one["metrics"], rel=1e-6)
     assert together["metrics"]["loss"] == pytest.approx(measured(folder)[-1]["loss"], rel=1e-6)
@@ -124,7 +145,9 @@ TABULAR = (*TINY["tabular"], *SAME[2:], "--data.batch_size", "32")  # with dropo
 def undisturbed(place) -> Path:
     """Two ranks, with dropout, from beginning to end."""
     folder = place("tabular")
-    assert_good(run_ranks(render(workload="tabular", distributed="ddp"), "train", *TABULAR, cwd=folder))
+    assert_good(
+        run_ranks(render(workload="tabular", distributed="ddp"), "train", *TABULAR, cwd=folder)
+    )
     return folder
 
 
@@ -144,7 +167,10 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_step(
     undisturbed: Path,
 ) -> None:
     """Rank 1 alone is told. Random numbers of each rank go on as if nothing had been."""
-    project, folder = render(workload="tabular", framework=framework, distributed="ddp"), place("tabular")
+    project, folder = (
+        render(workload="tabular", framework=framework, distributed="ddp"),
+        place("tabular"),
+    )
     ranks = start_ranks(project, "train", *TABULAR, cwd=folder)
     ranks[0].wait_for_rows(3)
     ranks[1].kill(signal.SIGTERM)
@@ -187,7 +213,10 @@ def spoil_rank_one(rank: int) -> None:
 
 def test_a_loss_of_one_rank_that_is_not_finite_is_told_once(place) -> None:
     """With the samples of the rank where it happened: the second half of each batch in the order of time."""
-    project, folder = render(workload="tabular", distributed="ddp", loader="memmap"), place("tabular")
+    project, folder = (
+        render(workload="tabular", distributed="ddp", loader="memmap"),
+        place("tabular"),
+    )
     words = (*TABULAR, "--data.order", "time")
     main, other = run_ranks(project, "train", *words, cwd=folder, before=spoil_rank_one)
     one_error(main, "loss of step 5 is not finite", "training samples 288, 289")
@@ -212,13 +241,33 @@ def no_memory_on_rank_one(rank: int) -> None:
         return model
 
     assemble.build_model = build
-    optimization.out_of_memory = lambda *_: errors.UserError("out of GPU memory", "", "smaller batches")
+    optimization.out_of_memory = lambda *_: errors.UserError(
+        "out of GPU memory", "", "smaller batches"
+    )
 
 
-def test_too_little_memory_on_one_rank_ends_all_before_the_first_step(place) -> None:
+def no_room_on_rank_one(rank: int) -> None:
+    from my_training.engine import memory  # type: ignore[import-not-found]
+
+    memory.free_memory = lambda device: 1000 if rank == 1 else 1 << 40
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        (no_memory_on_rank_one, "out of GPU memory"),
+        (
+            no_room_on_rank_one,
+            r"out of memory: a batch of [\d,]+ samples needs about .+: data.batch_size: ",
+        ),
+    ],
+)
+def test_too_little_memory_on_one_rank_ends_all_before_the_first_step(
+    fault: Any, says: str, place
+) -> None:
     project, folder = render(workload="tabular", distributed="ddp"), place("tabular")
-    main, other = run_ranks(project, "train", *TABULAR, cwd=folder, before=no_memory_on_rank_one)
-    one_error(main, "out of GPU memory")
+    main, other = run_ranks(project, "train", *TABULAR, cwd=folder, before=fault)
+    one_error(main, says)
     assert (other.code, other.errors()) == (2, [])
     assert list((folder / "runs").iterdir()) == []
 
@@ -254,7 +303,9 @@ def test_another_number_of_processes_goes_on_with_the_same_samples(order: str, p
     """From the middle of an epoch, from two ranks to one and back; in lanes the carried state goes along."""
     words, size = ("--data.order", order), BATCH["timeseries"]
     project, folder = render(workload="timeseries", distributed="ddp"), place("timeseries")
-    assert_good(run_ranks(project, "train", *flags("timeseries", 2, *words), "--max-steps", "7", cwd=folder))
+    assert_good(
+        run_ranks(project, "train", *flags("timeseries", 2, *words), "--max-steps", "7", cwd=folder)
+    )
     newest = newest_run(folder) / "checkpoints/step-00000007/state.pt"
     carried = [rank["carry"] for rank in torch.load(newest, weights_only=True)["ranks"]["ranks"]]
     assert [carry is not None for carry in carried] == [order == "lanes"] * 2
@@ -349,7 +400,10 @@ def test_half_precision_over_ranks(precision: str, place) -> None:
 
 
 MISTAKES = {
-    "no address": ({"WORLD_SIZE": "2", "RANK": "0"}, ("do not find each other", "MASTER_ADDR=None")),
+    "no address": (
+        {"WORLD_SIZE": "2", "RANK": "0"},
+        ("do not find each other", "MASTER_ADDR=None"),
+    ),
     "rank": ({"WORLD_SIZE": "2", "RANK": "2"}, ("RANK=2, WORLD_SIZE=2",)),
     "no number": ({"WORLD_SIZE": "two"}, ("'two' is not a number", "WORLD_SIZE")),
 }
@@ -359,7 +413,9 @@ MISTAKES = {
 def test_a_wrong_environment_is_one_line(mistake: str, place) -> None:
     environment, parts = MISTAKES[mistake]
     project, folder = render(workload="tabular", distributed="ddp"), place("tabular")
-    result = run(project, "train", *TABULAR, cwd=folder, before=lambda: os.environ.update(environment))
+    result = run(
+        project, "train", *TABULAR, cwd=folder, before=lambda: os.environ.update(environment)
+    )
     one_error(result, *parts)
     assert not (folder / "runs").exists()
 
@@ -376,7 +432,13 @@ def test_what_runs_in_one_process_says_so(place) -> None:
 TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc_per_node=2", "--max-restarts=1", "-m")
 # Accelerate's own: with a number format and an accumulation that are not the project's.
 ACCELERATE = (
-    *("accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--num_machines=1", "--module"),
+    *(
+        "accelerate.commands.launch",
+        "--multi_gpu",
+        "--num_processes=2",
+        "--num_machines=1",
+        "--module",
+    ),
     *("--mixed_precision=bf16", "--gradient_accumulation_steps=4", "--dynamo_backend=no"),
 )
 
@@ -403,7 +465,9 @@ def test_accelerate_launch_starts_the_ranks_too(place, undisturbed: Path) -> Non
 
 
 def children(process: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+    return [
+        int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    ]
 
 
 def rank_of(process: int) -> str:
@@ -411,7 +475,9 @@ def rank_of(process: int) -> str:
     return next(entry for entry in environment if entry.startswith("RANK="))
 
 
-@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds processes in Linux's /proc")
+@pytest.mark.skipif(
+    not Path("/proc/self/environ").exists(), reason="finds processes in Linux's /proc"
+)
 @pytest.mark.full
 def test_an_elastic_run_survives_the_kill_of_a_rank(place, undisturbed: Path) -> None:
     """SIGKILL of one of two ranks: torchrun starts both anew, and the run ends as if nothing had been."""
@@ -455,10 +521,15 @@ if [ "$1" = show ]; then echo 127.0.0.1; echo node2; else echo "$@" >> requeued;
 @pytest.mark.full
 def test_the_slurm_job_saves_requeues_and_resumes(place, undisturbed: Path) -> None:
     """The script itself; srun and scontrol are stand-ins for two tasks, and note what is asked."""
-    project, folder = render(workload="tabular", distributed="ddp", extras=["slurm"]), place("tabular")
+    project, folder = (
+        render(workload="tabular", distributed="ddp", extras=["slurm"]),
+        place("tabular"),
+    )
     script = project / "launch/slurm.sbatch"
     subprocess.run(["bash", "-n", script], check=True)
-    options = dict(re.findall(r"^#SBATCH --([a-z-]+)(?:=(\S+))?", script.read_text(), flags=re.MULTILINE))
+    options = dict(
+        re.findall(r"^#SBATCH --([a-z-]+)(?:=(\S+))?", script.read_text(), flags=re.MULTILINE)
+    )
     assert options["signal"].startswith("TERM@")
     assert options["ntasks-per-node"] == options["gpus-per-node"]
     assert {"requeue", "time", "output"} <= set(options)

@@ -41,7 +41,9 @@ def instructions(folder: Path) -> list[tuple[str, str]]:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    pairs = [part for word, rest in instructions(folder) if word == "ENV" for part in shlex.split(rest)]
+    pairs = [
+        part for word, rest in instructions(folder) if word == "ENV" for part in shlex.split(rest)
+    ]
     return dict(pair.split("=", 1) for pair in pairs)
 
 
@@ -58,11 +60,19 @@ def test_versions_are_those_of_the_project(gpu: str) -> None:
     assert python
     assert python[1] in SpecifierSet(content["project"]["requires-python"])
     (torch,) = [line for line in content["project"]["dependencies"] if re.match(r"torch\b", line)]
-    installs = [rest for word, rest in instructions(folder) if word == "RUN" and "pip install" in rest]
+    installs = [
+        rest for word, rest in instructions(folder) if word == "RUN" and "pip install" in rest
+    ]
     words = shlex.split(installs[0])
-    assert torch in words, "torch first, by itself: as a dependency it would come from another index"
+    assert torch in words, (
+        "torch first, by itself: as a dependency it would come from another index"
+    )
     indexes = [entry["url"] for entry in content.get("tool", {}).get("uv", {}).get("index", [])]
-    assert words[words.index("--index-url") + 1 :] == indexes if indexes else "--index-url" not in words
+    assert (
+        words[words.index("--index-url") + 1 :] == indexes
+        if indexes
+        else "--index-url" not in words
+    )
     assert shlex.split(installs[1])[-1] == "."
 
 
@@ -97,7 +107,9 @@ def test_the_variable_is_the_one_that_torch_reads() -> None:
     results = {}
     for name in ("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "TORCH_ALLOW_TF32_OVERRIDE"):
         clean = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", name: names.get(name, "1")}
-        done = subprocess.run([sys.executable, "-c", program], env=clean, capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=clean, capture_output=True, text=True
+        )
         results[name] = json.loads(done.stdout)
     assert results["TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"] == ["high", "highest"]
     assert results["TORCH_ALLOW_TF32_OVERRIDE"] == ["highest", "highest"]
@@ -114,7 +126,8 @@ def test_its_command_starts_a_run_and_then_goes_on_with_it(tmp_path: Path) -> No
     clean = {
         **environment(folder),
         **{"PATH": f"{python.parent}:/usr/bin:/bin", "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"},
-        "PYTHONPATH": f"{folder / 'src'}:" + ":".join(path for path in sys.path if "site-packages" in path),
+        "PYTHONPATH": f"{folder / 'src'}:"
+        + ":".join(path for path in sys.path if "site-packages" in path),
     }
     config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
     config["training"]["max_steps"], config["checkpoint"]["every_steps"] = 8, 4

@@ -71,7 +71,9 @@ def on_a_gpu(monkeypatch, torch_state):
     def pretend(card: Card, built: bool = True) -> None:
         def launch(*shape, device="cpu", **more):
             if device == "cuda" and not built:
-                raise RuntimeError("CUDA error: no kernel image is available for execution on the device")
+                raise RuntimeError(
+                    "CUDA error: no kernel image is available for execution on the device"
+                )
             return ones(*shape, **more)
 
         (major, minor), memory = card.capability, int(card.memory_gb * 2**30)
@@ -93,7 +95,9 @@ def on_a_gpu(monkeypatch, torch_state):
 def report(capsys, monkeypatch, folder: Path, **overrides: str) -> tuple[int, dict]:
     """Exit code and the JSON of `doctor --json`, run in this process."""
     monkeypatch.chdir(folder)
-    settings = config.load(overrides=[(key.replace("__", "."), value) for key, value in overrides.items()])
+    settings = config.load(
+        overrides=[(key.replace("__", "."), value) for key, value in overrides.items()]
+    )
     code = doctor.run(argparse.Namespace(json=True, verify=False), lambda: settings)
     return code, json.loads(capsys.readouterr().out)
 
@@ -133,7 +137,9 @@ def test_a_healthy_machine_exits_with_0(project):
     assert [check["name"] for check in found["checks"]] == CHECKS
     assert not any("\n" in check["line"] for check in found["checks"])
     lines = {check["name"]: check["line"] for check in found["checks"]}
-    assert re.search(r"[1-9][\d,]+ training samples, [\d,.]+ MB in .+", lines["data"]), lines["data"]
+    assert re.search(r"[1-9][\d,]+ training samples, [\d,.]+ MB in .+", lines["data"]), lines[
+        "data"
+    ]
 
 
 def test_lines_say_the_same_as_json(project):
@@ -147,7 +153,10 @@ def test_something_broken_exits_with_1_and_the_rest_is_checked(project):
     found = json.loads(done.out)
     assert done.code == 1
     assert not found["ok"]
-    assert {name for name, state in states(found).items() if state == "failed"} == {"data", "compile"}
+    assert {name for name, state in states(found).items() if state == "failed"} == {
+        "data",
+        "compile",
+    }
     assert len(found["checks"]) == len(CHECKS)
 
 
@@ -170,6 +179,37 @@ def test_a_compiler_that_hangs_or_fails_is_said_so(monkeypatch):
     assert doctor.check_compile(config.load(), CPU)[0] == "ok"  # not used by training on a CPU
 
 
+def test_what_could_not_be_compiled_is_named_by_its_error_and_not_by_a_hint():
+    hints = "\nSet TORCHDYNAMO_VERBOSE=1 for the internal stack trace\n"
+    said = "Traceback:\n  File x\ntorch._dynamo.exc.Unsupported: a graph break" + hints
+    assert doctor.why_not_compiled(said) == "torch._dynamo.exc.Unsupported: a graph break"
+    said = (
+        "torch._inductor.exc.InductorError: InvalidCxxCompiler: No working C++ compiler found"
+        + hints
+    )
+    assert re.search("no working compiler.+--compile.enabled false", doctor.why_not_compiled(said))
+
+
+# ---- what half precision costs here ----
+
+
+@pytest.mark.parametrize(
+    ("workload", "precision", "says"),
+    [
+        ("tabular", "auto", "fp32: there is no GPU.+; bf16 on this CPU: .+ as in fp32 .measured.$"),
+        ("timeseries", "fp16", "fp16 on this CPU: .+measured.; the LSTM computes in float32$"),
+        ("tabular", "bf16", "bf16 on this CPU: .+measured.$"),
+    ],
+)
+def test_half_precision_on_a_cpu_has_its_price(workload, precision, says, tmp_path):
+    words = ("doctor", "--json", "--training.precision", precision)
+    done = run(render(workload=workload), *words, cwd=tmp_path)
+    (line,) = (
+        check["line"] for check in json.loads(done.out)["checks"] if check["name"] == "precision"
+    )
+    assert re.search(says, line), line
+
+
 # ---- what is set, as training sets it ----
 
 
@@ -182,12 +222,19 @@ def test_the_printed_state_is_what_training_sets(
 ):
     on_a_gpu(H100)
     _, found = report(
-        capsys, monkeypatch, tmp_path, training__precision=precision, training__cudnn_benchmark="true"
+        capsys,
+        monkeypatch,
+        tmp_path,
+        training__precision=precision,
+        training__cudnn_benchmark="true",
     )
     state, lines = found["state"], {check["name"]: check["line"] for check in found["checks"]}
     assert state["device"] == f"{H100.name}, sm 9.0, 79.1 GB"
     assert (state["TF32 in matmuls"], state["TF32 in cuDNN"]) == (tf32, tf32)
-    assert (state["float32 matmul precision"], lines["precision"].partition(":")[0]) == (matmul, precision)
+    assert (state["float32 matmul precision"], lines["precision"].partition(":")[0]) == (
+        matmul,
+        precision,
+    )
     assert (state["cuDNN benchmark"], state["deterministic"]) == ("on", "off")
 
 
@@ -196,7 +243,9 @@ def test_an_old_card_does_not_fail(on_a_gpu, capsys, monkeypatch, tmp_path):
     code, found = report(capsys, monkeypatch, tmp_path, training__precision="tf32")
     assert code == 0
     assert found["state"]["TF32 in matmuls"] == "off"
-    assert any(check["line"] == "fp32: sm 7.0 has no TF32: it runs as fp32" for check in found["checks"])
+    assert any(
+        check["line"] == "fp32: sm 7.0 has no TF32: it runs as fp32" for check in found["checks"]
+    )
     assert states(found)["precision"] == "warning"
 
 
@@ -240,7 +289,9 @@ def test_the_command_that_moves_the_project(card, answers, expected):
     new = dict(word.split("=") for flag, word in pairwise(words) if flag == "-d")
     new |= {"gpu_memory_gb": float(new["gpu_memory_gb"])} if "gpu_memory_gb" in new else {}
     old = {name: value for name, value in answers.items() if name == "precision"}
-    assert (render(**{**old, **new}) / ".copier-answers.yml").exists()  # Copier accepts these answers
+    assert (
+        render(**{**old, **new}) / ".copier-answers.yml"
+    ).exists()  # Copier accepts these answers
 
 
 def test_another_card_is_a_warning_with_the_command(on_a_gpu, capsys, monkeypatch, tmp_path):
@@ -270,7 +321,9 @@ def test_answers_on_the_card(tmp_path, answers, card, state):
     path.write_text(answers)
     given = doctor.read_answers(path)
     row = row_of(card) if card.capability else None
-    assert doctor.check_card(card, "why", given, doctor.update_command(card, row, given))[0] == state
+    assert (
+        doctor.check_card(card, "why", given, doctor.update_command(card, row, given))[0] == state
+    )
 
 
 # ---- wheel and driver ----
@@ -291,7 +344,12 @@ def test_a_wheel_without_code_names_one_that_has_it(on_a_gpu):
     ("card", "cuda", "version", "state"),
     [
         (H100, "13.0", "580.95.05", "ok"),
-        (H100, "13.0", "570.86.15", "warning"),  # torch sees it all the same: compatibility packages exist
+        (
+            H100,
+            "13.0",
+            "570.86.15",
+            "warning",
+        ),  # torch sees it all the same: compatibility packages exist
         (CPU, "13.0", "570.86.15", "failed"),
         (CPU, None, "580.95.05", "failed"),  # a CPU build on a machine with a GPU
         (H100, "12.6", "570.86.15", "ok"),
@@ -320,7 +378,9 @@ def test_nvidia_smi_is_read(tmp_path, monkeypatch):
     fake_smi(tmp_path, monkeypatch, "echo 'NVIDIA L4, 550.54.15'")
     assert doctor.driver() == ("NVIDIA L4", "550.54.15")
     fake_smi(
-        tmp_path, monkeypatch, "echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18"
+        tmp_path,
+        monkeypatch,
+        "echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18",
     )
     with pytest.raises(errors.UserError, match="version mismatch"):
         doctor.driver()

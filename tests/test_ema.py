@@ -26,7 +26,9 @@ every_framework = pytest.mark.parametrize("framework", choices("framework"))
 
 
 def averaged(folder: Path) -> list[tuple[int, str]]:
-    return [(row["step"], float(row["loss_averaged"]).hex()) for row in rows(folder) if "split" in row]
+    return [
+        (row["step"], float(row["loss_averaged"]).hex()) for row in rows(folder) if "split" in row
+    ]
 
 
 def saved(folder: Path) -> dict[str, torch.Tensor]:
@@ -49,7 +51,9 @@ def place(whole: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(("decay", "start", "every"), [(0.9, 0, 1), (0.5, 3, 1), (0.95, 4, 3), (0.0, 0, 1)])
+@pytest.mark.parametrize(
+    ("decay", "start", "every"), [(0.9, 0, 1), (0.5, 3, 1), (0.95, 4, 3), (0.0, 0, 1)]
+)
 def test_averages_are_those_by_hand(decay: float, start: int, every: int) -> None:
     torch.manual_seed(0)
     hook, model = imported(render(**EMA), "hooks.ema").Hook(), torch.nn.Linear(3, 2).double()
@@ -76,11 +80,17 @@ def test_averages_are_those_by_hand(decay: float, start: int, every: int) -> Non
 
 @every_framework
 @pytest.mark.first(1)
-def test_it_changes_no_step_and_resumes_bit_for_bit(framework: str, place: Path, whole: Path) -> None:
+def test_it_changes_no_step_and_resumes_bit_for_bit(
+    framework: str, place: Path, whole: Path
+) -> None:
     project = render(workload="tabular", framework=framework, **EMA)
     assert run(render(workload="tabular"), "train", *WORDS, cwd=place).code == 0
     assert (losses(place), weights(place)) == (losses(whole), weights(whole)), "as without it"
-    for words in ((*WORDS, *AVERAGED, "--max-steps", "7"), ("--resume", "--max-steps", "14"), ("--resume",)):
+    for words in (
+        (*WORDS, *AVERAGED, "--max-steps", "7"),
+        ("--resume", "--max-steps", "14"),
+        ("--resume",),
+    ):
         result = run(project, "train", *words, cwd=place)
         assert result.code == 0, result.err[-2000:]
     assert (losses(place), weights(place)) == (losses(whole), weights(whole))
@@ -97,7 +107,9 @@ def test_verbs_take_the_averages(place: Path, whole: Path) -> None:
         run_name = ("--run", str(newest_run(whole)), *last, "--weights", kind)
         result = run(project, "evaluate", *run_name, "--split", "validation", cwd=place)
         assert result.code == 0, result.err[-2000:]
-        found[kind] = json.loads((newest_run(whole) / "evaluation.json").read_text())["metrics"]["loss"]
+        found[kind] = json.loads((newest_run(whole) / "evaluation.json").read_text())["metrics"][
+            "loss"
+        ]
         output = ("--output", str(place / f"{kind}.csv"))
         assert run(project, "predict", *run_name, *output, cwd=place).code == 0
         assert run(project, "export", *run_name, "--output", str(place / kind), cwd=place).code == 0
@@ -112,12 +124,17 @@ def test_verbs_take_the_averages(place: Path, whole: Path) -> None:
 
 def test_a_checkpoint_without_averages_is_refused_and_gone_on_with(place: Path) -> None:
     project = render(workload="tabular", **EMA)
-    assert run(render(workload="tabular"), "train", *WORDS, "--max-steps", "12", cwd=place).code == 0
+    assert (
+        run(render(workload="tabular"), "train", *WORDS, "--max-steps", "12", cwd=place).code == 0
+    )
     refused = run(project, "evaluate", "--weights", "averaged", cwd=place)
     one_error(refused, "no averaged weights", "--weights averaged", "train on")
     result = run(project, "train", "--resume", cwd=place)
     assert "note: hook ema starts fresh" in result.out
-    assert run(project, "evaluate", "--weights", "averaged", "--checkpoint", "last", cwd=place).code == 0
+    assert (
+        run(project, "evaluate", "--weights", "averaged", "--checkpoint", "last", cwd=place).code
+        == 0
+    )
     plain = run(render(workload="tabular"), "evaluate", "--help", cwd=place)
     assert "--weights" not in plain.out, "only where the extra is"
 

@@ -117,6 +117,35 @@ def test_an_lstm_counts_all_its_steps():
     assert found.flops == 3 * forward
 
 
+@pytest.mark.parametrize("workload", ["timeseries", "windows"])
+def test_an_lstm_is_in_half_precision_on_a_card_and_not_on_a_cpu(
+    workload: str, tmp_path, monkeypatch
+):
+    """It is counted on a CPU, where it computes in float32."""
+    monkeypatch.chdir(tmp_path)
+    project = render(workload=workload)
+    settings, build = imported(project, "config").load(), imported(project, "model").build_model
+    assembled = imported(project, "assemble")
+    distributed = imported(project, "engine.distributed").Distributed()
+    store = assembled.open_store(settings)
+    samples = next(assembled.assemble(settings, distributed, store).loader("train", True).epoch(0))
+    counting = imported(project, "measure.costs")
+
+    def counted(precision: str, on_gpu: bool) -> tuple[Any, Any]:
+        costs = counting.count(
+            lambda: build(settings, store.facts), samples, precision, on_gpu=on_gpu
+        )
+        return costs, max(costs.operations, key=lambda operation: costs.operations[operation])
+
+    (full, full_step), (card, card_step), (cpu, cpu_step) = (
+        counted(*where) for where in (("fp32", True), ("bf16", True), ("bf16", False))
+    )
+    assert card.flops == cpu.flops == full.flops
+    assert (full_step.half, card_step.half, cpu_step.half) == (False, True, False)
+    assert card_step.bytes == full_step.bytes / 2 == cpu_step.bytes / 2
+    assert card.peak_bytes < cpu.peak_bytes
+
+
 def test_recomputation_costs_flops_and_saves_memory():
     project = render(workload="llm")
     load, build = imported(project, "config").load, imported(project, "model").build_model
@@ -125,7 +154,9 @@ def test_recomputation_costs_flops_and_saves_memory():
     tokens = torch.empty(8, 128, dtype=torch.int64)
     samples = {"tokens": tokens, "targets": tokens, "index": tokens[:, 0]}
     counted = imported(project, "measure.costs").count
-    plain, again = (counted(lambda: build(settings, facts), samples, "fp32", flag) for flag in (False, True))
+    plain, again = (
+        counted(lambda: build(settings, facts), samples, "fp32", flag) for flag in (False, True)
+    )
     assert 1.2 * plain.flops < again.flops < 1.4 * plain.flops
     assert again.parts["activations"] < 0.6 * plain.parts["activations"]
 
@@ -137,7 +168,9 @@ def test_fake_tensors_count_what_a_real_step_does(workload: str, tmp_path, monke
     project = render(workload=workload)
     assembled, counting = imported(project, "assemble"), imported(project, "measure.costs")
     flags = iter(TINY[workload])
-    overrides = [(name[2:], value) for name, value in zip(flags, flags, strict=True) if "fp8" not in name]
+    overrides = [
+        (name[2:], value) for name, value in zip(flags, flags, strict=True) if "fp8" not in name
+    ]
     settings = imported(project, "config").load(overrides=overrides)
     store = assembled.open_store(settings)
     distributed = imported(project, "engine.distributed").Distributed()
@@ -149,7 +182,10 @@ def test_fake_tensors_count_what_a_real_step_does(workload: str, tmp_path, monke
         output = whole.model(samples)
         output.loss.backward(gradient=output.weight)
     assert counted.flops == real.flops > 0
-    if workload not in ("timeseries", "windows"):  # an LSTM on a CPU keeps more for its backward, and says so
+    if workload not in (
+        "timeseries",
+        "windows",
+    ):  # an LSTM on a CPU keeps more for its backward, and says so
         assert (counted.bytes, counted.kernels, counted.peak_bytes) == (
             *(real.bytes, real.kernels, real.peak_bytes),
         )
@@ -164,8 +200,12 @@ def test_a_language_model_counts_as_the_library_counts_it(chunked: str):
     settings = load(overrides=[("model.size", "small"), ("model.chunked_loss", chunked)])
     tokens = torch.empty(16, 128, dtype=torch.int64)
     samples = {"tokens": tokens, "targets": tokens, "index": tokens[:, 0]}
-    found = imported(project, "measure.costs").count(lambda: build(settings, facts), samples, "bf16")
-    expected = imported(project, "hooks.throughput").count_flops(lambda: build(settings, facts), samples)
+    found = imported(project, "measure.costs").count(
+        lambda: build(settings, facts), samples, "bf16"
+    )
+    expected = imported(project, "hooks.throughput").count_flops(
+        lambda: build(settings, facts), samples
+    )
     assert found.flops == pytest.approx(16 * expected, rel=0.02)
 
 
@@ -185,7 +225,9 @@ def test_each_operation_takes_the_longer_of_its_flops_and_bytes():
     assert device.step(made(*OPERATIONS)) == (pytest.approx(0.1 + 0.001), "compute")
     assert device.step(made(*OPERATIONS), 4) == (pytest.approx(0.404), "compute")
     assert device.step(made((0.0, 1e9, False))) == (pytest.approx(0.001), "memory")
-    update = device.step(made(parameters=10**9))[0]  # gradients, moments and weights, read and written
+    update = device.step(made(parameters=10**9))[
+        0
+    ]  # gradients, moments and weights, read and written
     assert update == pytest.approx(0.04)
     slow_host = device._replace(launch=0.01)
     assert slow_host.step(made((0.0, 1e9, False))) == (pytest.approx(0.21), "launch")
@@ -225,7 +267,8 @@ def test_cards_that_all_wait_for_the_host_are_said_to_and_the_smaller_comes_firs
     row = {"precision": "bf16", "fits": True, "memory_gb": 1.0, "step_ms": 2.0, "epoch_price": None}
     row |= {"epoch_hours": 1.0, "run_hours": 1.0}
     large, small = (
-        {"card": key, "card_gb": gb, "bound": "launch", **row} for key, gb in (("b", 80.0), ("a", 8.0))
+        {"card": key, "card_gb": gb, "bound": "launch", **row}
+        for key, gb in (("b", 80.0), ("a", 8.0))
     )
     cpu = {"card": "cpu", "card_gb": None, "bound": "compute", **row, "step_ms": 9.0}
     assert sorted((cpu, large, small), key=estimate.rank) == [small, large, cpu]
@@ -242,7 +285,9 @@ LARGE = (
 )
 
 
-def estimated(project: Path, *words: str, cwd: Path, before: Callable[[], Any] | None = None) -> Result:
+def estimated(
+    project: Path, *words: str, cwd: Path, before: Callable[[], Any] | None = None
+) -> Result:
     """The verb, without seconds of measuring this machine."""
 
     def put() -> None:
@@ -258,10 +303,17 @@ def rows(result) -> dict[str, dict]:
     return {row["card"]: row for row in json.loads(result.out)}
 
 
+def quick_host() -> None:
+    """A host whose launches never decide: those of a busy machine take as long on every card."""
+    module = importlib.import_module(f"{PACKAGE}.measure.estimates")
+    measured = module.this_cpu
+    module.this_cpu = lambda precision: measured(precision)._replace(launch=1e-6)
+
+
 def test_three_cards_are_ordered_by_speed_and_by_price(tmp_path):
     words = ("estimate", "--json", *LARGE, "--gpu", "t4", "h100", "rtx_4090")
     project = render(workload="llm")
-    found = rows(estimated(project, *words, cwd=tmp_path))
+    found = rows(estimated(project, *words, cwd=tmp_path, before=quick_host))
     fastest = [card for card in found if card != "cpu"]
     assert fastest == ["h100", "rtx_4090", "t4"]
     assert found["t4"]["precision"] == "fp16"
@@ -271,7 +323,7 @@ def test_three_cards_are_ordered_by_speed_and_by_price(tmp_path):
     assert h100["run_hours"] == pytest.approx(10 * h100["epoch_hours"])
     assert h100["epoch_price"] is None
     prices = ("--price", "h100=100", "rtx_4090=0.4", "--estimate.price_per_hour", "1")
-    priced = rows(estimated(project, *words, *prices, cwd=tmp_path))
+    priced = rows(estimated(project, *words, *prices, cwd=tmp_path, before=quick_host))
     assert [card for card in priced if card != "cpu"][-1] == "h100"
     assert priced["h100"]["epoch_price"] == pytest.approx(100 * priced["h100"]["epoch_hours"])
     assert priced["t4"]["epoch_price"] == pytest.approx(priced["t4"]["epoch_hours"])
@@ -297,7 +349,16 @@ def test_the_cpu_is_a_card_of_the_table_and_the_optimizer_is_the_settings(tmp_pa
 
 
 def test_fp8_is_for_cards_that_have_it(tmp_path):
-    words = ("--json", "--training.precision", "fp8", "--data.sample_mb", "0.5", "--gpu", "h100", "a100_80gb")
+    words = (
+        "--json",
+        "--training.precision",
+        "fp8",
+        "--data.sample_mb",
+        "0.5",
+        "--gpu",
+        "h100",
+        "a100_80gb",
+    )
     found = rows(estimated(render(workload="llm"), "estimate", *words, cwd=tmp_path))
     assert found["h100"]["precision"] == "fp8"
     assert "no GPU" in found["cpu"]["why"]
@@ -306,7 +367,9 @@ def test_fp8_is_for_cards_that_have_it(tmp_path):
 
 def test_what_does_not_fit_is_last_and_said(tmp_path):
     words = ("--model.layers", "4", "--model.width", "6144", "--data.sample_mb", "0.5")
-    result = estimated(render(workload="llm"), "estimate", *words, "--gpu", "t4", "h200", cwd=tmp_path)
+    result = estimated(
+        render(workload="llm"), "estimate", *words, "--gpu", "t4", "h200", cwd=tmp_path
+    )
     assert result.code == 0, result.err
     lines = [line for line in result.out.splitlines() if line.startswith(("t4", "h200"))]
     assert [line.split()[0] for line in lines] == ["h200", "t4"]

@@ -32,14 +32,20 @@ def trained(workload: str, folder: Path) -> Path:
 def metrics(out: str) -> dict[str, list[float]]:
     """The table of `evaluate` by row."""
     lines = [line.split() for line in out.splitlines() if line.startswith(("as trained", "int8 "))]
-    return {line[0]: [float(cell) for cell in line[2 if line[0] == "as" else 1 :]] for line in lines}
+    return {
+        line[0]: [float(cell) for cell in line[2 if line[0] == "as" else 1 :]] for line in lines
+    }
 
 
 def example(project: Path, folder: Path) -> str:
     """What `load.py` prints in an interpreter of its own, from another working folder."""
     environment = {**os.environ, "PYTHONPATH": str(project / "src"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, folder / "load.py"], cwd="/", env=environment, capture_output=True, text=True
+        [sys.executable, folder / "load.py"],
+        cwd="/",
+        env=environment,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -58,13 +64,18 @@ def test_every_workload_is_written_and_loads(workload: str, tmp_path) -> None:
     part = program({name: value[:2] for name, value in batch.items()})
     for name, value in whole.items():
         torch.testing.assert_close(part[name], value[:2], equal_nan=True, rtol=1e-3, atol=1e-4)
-    full, small = load_file(folder / "model.safetensors"), load_file(folder / "model.int8.safetensors")
+    full, small = (
+        load_file(folder / "model.safetensors"),
+        load_file(folder / "model.int8.safetensors"),
+    )
     rounded = [name for name, weight in small.items() if weight.dtype == torch.int8]
     assert rounded
     for name in rounded:
         scale = small[f"{name}.scale"]
         assert ((small[name] * scale - full[name]).abs() <= 0.51 * scale + 1e-9).all(), name
-    files = [(folder / name).stat().st_size for name in ("model.int8.safetensors", "model.safetensors")]
+    files = [
+        (folder / name).stat().st_size for name in ("model.int8.safetensors", "model.safetensors")
+    ]
     assert files[0] < 0.7 * files[1]
     measured = metrics(result.out)
     assert measured["int8"][0] == pytest.approx(measured["as"][0], rel=0.05)
@@ -118,7 +129,9 @@ def test_an_lstm_says_what_int8_is_not(tmp_path) -> None:
     before = model.encoder.weight_hh_l0.detach().clone()
     rounded, notes = module.quantize(model, {})
     assert set(rounded) == {"encoder.weight_ih_l0", "encoder.weight_hh_l0"}
-    assert any("encoder: smaller, not faster: torchao has no int8 for LSTM" in note for note in notes)
+    assert any(
+        "encoder: smaller, not faster: torchao has no int8 for LSTM" in note for note in notes
+    )
     whole, scale = rounded["encoder.weight_hh_l0"]
     assert scale.shape == (64, 1)
     torch.testing.assert_close(model.encoder.weight_hh_l0.detach(), whole * scale)
@@ -138,7 +151,15 @@ def test_what_was_compiled_for_training_is_exported_plain(tmp_path) -> None:
 @pytest.mark.full
 def test_a_model_that_carries_a_state_is_exported_without(tmp_path) -> None:
     project = render(workload="timeseries", **EXPORT)
-    words = ("train", *TINY["timeseries"], *SHORT, "--data.order", "lanes", "--data.batch_size", "4")
+    words = (
+        "train",
+        *TINY["timeseries"],
+        *SHORT,
+        "--data.order",
+        "lanes",
+        "--data.batch_size",
+        "4",
+    )
     assert run(project, *words, cwd=tmp_path).code == 0
     result = run(project, "export", cwd=tmp_path)
     assert "model.pt2: " in result.out, (result.out, result.err)
@@ -153,7 +174,17 @@ def test_without_a_test_split_the_validation_split_is_taken_and_named(tmp_path) 
     lines = [f"{row},{row % 7},{row % 3}" for row in range(200)]
     (tmp_path / "t.csv").write_text("\n".join(["a,b,y", *lines]))
     project = render(workload="tabular", **EXPORT)
-    words = ("prepare", "--input", "t.csv", "--target", "y", "--task", "regression", "--split", "0.8,0.2,0")
+    words = (
+        "prepare",
+        "--input",
+        "t.csv",
+        "--target",
+        "y",
+        "--task",
+        "regression",
+        "--split",
+        "0.8,0.2,0",
+    )
     for each in (words, ("train", *TINY["tabular"], *SHORT), ("export", "--int8")):
         result = run(project, *each, cwd=tmp_path)
         assert result.code == 0, result.err
@@ -165,7 +196,11 @@ def test_without_a_test_split_the_validation_split_is_taken_and_named(tmp_path) 
 def test_a_head_that_shares_its_weight_with_an_embedding_stays() -> None:
     module = imported(render(workload="timeseries", **EXPORT), "commands.export")
     model = torch.nn.Module()
-    model.embedding, model.hidden, model.head = nn.Embedding(64, 32), nn.Linear(32, 32), nn.Linear(32, 64)
+    model.embedding, model.hidden, model.head = (
+        nn.Embedding(64, 32),
+        nn.Linear(32, 32),
+        nn.Linear(32, 64),
+    )
     model.head.weight = model.embedding.weight
     model.predict = lambda batch: {"x": model.head(model.hidden(model.embedding(batch["x"])))}
     rounded, _ = module.quantize(model, {"x": torch.zeros(2, dtype=torch.int64)})

@@ -18,7 +18,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from textwrap import dedent
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,7 @@ import pytest
 import test_llm
 import test_seq2seq
 import torch
-from budget import ANY_SCRIPT_LINES, SCRIPT_LINES, code_lines
+from budget import SCRIPT, TABULAR_SCRIPT
 from rendering import REPOSITORY, render
 from running import PACKAGE, newest_run, rows, start
 from test_graph import classifier
@@ -51,7 +50,11 @@ def block(page: str, mark: str) -> list[list[str]]:
     """The commands of the project in the one block of a page that has `mark` in it, as words."""
     blocks = re.findall(r"```sh\n(.+?)```", source(page), flags=re.DOTALL)
     (found,) = (commands for commands in blocks if mark in commands)
-    return [shlex.split(line)[3:] for line in found.splitlines() if line.startswith(f"python -m {PACKAGE} ")]
+    return [
+        shlex.split(line)[3:]
+        for line in found.splitlines()
+        if line.startswith(f"python -m {PACKAGE} ")
+    ]
 
 
 def given(place: Path, *names: str) -> None:
@@ -76,7 +79,9 @@ def evaluated(workload: str, *words: str, place: Path) -> Found:
     """The model's metrics by name, and those of each baseline as `baseline.name`."""
     done(workload, *words, place=place)
     found = json.loads((newest_run(place) / "evaluation.json").read_text())
-    baselines = {f"{row}.{name}": x for row, got in found["baselines"].items() for name, x in got.items()}
+    baselines = {
+        f"{row}.{name}": x for row, got in found["baselines"].items() for name, x in got.items()
+    }
     return found["metrics"] | baselines
 
 
@@ -91,7 +96,9 @@ def by_script(workload: str, line: str, place: Path) -> Found:
 def counts(out: str, line: str) -> Found:
     """Each `1,234 name` of a printed line."""
     (found,) = re.findall(rf"^{line}: +(.*)$", out, flags=re.MULTILINE)
-    return {name: int(count.replace(",", "")) for count, name in re.findall(r"(\d[\d,]*) (\w+)", found)}
+    return {
+        name: int(count.replace(",", "")) for count, name in re.findall(r"(\d[\d,]*) (\w+)", found)
+    }
 
 
 def parameters(out: str) -> float:
@@ -151,11 +158,15 @@ def library(place: Path) -> Found:
             found[f"{row['step']} bits"] = row["bits_per_byte"]
             found[f"{row['step']} perplexity"] = 2 ** row["bits_per_byte"]
     found |= evaluated("llm", *evaluate, place=place)
-    found["test bits"] = evaluated("llm", "evaluate", "--run", "library", place=place)["bits_per_byte"]
+    found["test bits"] = evaluated("llm", "evaluate", "--run", "library", place=place)[
+        "bits_per_byte"
+    ]
     splits = json.loads((place / "data/synthetic/manifest.json").read_text())["splits"]
     size = splits["validation"][1] - splits["validation"][0]
     same = f"of Python {platform.python_version()}," in text("llm")
-    rest = {"validation": size} if same else {"validation": float(size), "within": 0.1}  # of another text
+    rest = (
+        {"validation": size} if same else {"validation": float(size), "within": 0.1}
+    )  # of another text
     return found | rest | {"MB": splits["test"][1] / 1e6}
 
 
@@ -164,7 +175,9 @@ def docstrings(place: Path) -> Found:
     prepare, train, evaluate, _ = block("seq2seq", "--name docstrings")
     out = done("seq2seq", *prepare, place=place)
     found = counts(out, "pairs")
-    for first, second, order in re.findall(r"padding: +(\d+)% of source, (\d+)% of target, order (\w+)", out):
+    for first, second, order in re.findall(
+        r"padding: +(\d+)% of source, (\d+)% of target, order (\w+)", out
+    ):
         found |= {f"{order} source": int(first), f"{order} target": int(second)}
     found["parameters"] = parameters(done("seq2seq", *train, place=place))
     for split in ("validation", "test"):
@@ -227,16 +240,19 @@ def sizes(place: Path) -> Found:
                 model = test_llm.module("model").build_model(settings, test_llm.facts(vocabulary))
                 found[name] = sum(weight.numel() for weight in model.parameters()) / 1e6
             count, width = model.embedding.weight.shape
-            found[f"{size} gpt2"] -= (count - vocabulary) * width / 1e6  # GPT-2 has none beside its tokens
+            found[f"{size} gpt2"] -= (
+                (count - vocabulary) * width / 1e6
+            )  # GPT-2 has none beside its tokens
             found["rows"] = count - vocabulary
         for size in ("base", "large"):
             settings = test_seq2seq.settings("--model.size", size)
-            model = test_seq2seq.module("model").build_model(settings, test_seq2seq.facts(vocabulary=32_128))
+            model = test_seq2seq.module("model").build_model(
+                settings, test_seq2seq.facts(vocabulary=32_128)
+            )
             found[f"T5 {size}"] = 16 * sum(weight.numel() for weight in model.parameters()) / 1e9
-    loop = (render(workload="tabular") / f"src/{PACKAGE}/train.py").read_text(encoding="utf-8")
-    found["loop"] = code_lines(dedent(loop[loop.index("    while ") :]))
-    lines = {"lines": ANY_SCRIPT_LINES, "tabular lines": SCRIPT_LINES["tabular"]}
-    return found | lines | {"saved": found["T5 large"] / 2}
+    found["tokens"] = SCRIPT.tokens
+    found["tabular tokens"] = TABULAR_SCRIPT.tokens
+    return found | {"saved": found["T5 large"] / 2}
 
 
 def cards(place: Path) -> Found:
@@ -317,8 +333,7 @@ SIZES: list[Piece] = [
     ("llm", "which adds # rows", "rows"),
     ("rented-gpu", "# GB for T5-base, # GB for T5-large", "T5 base, T5 large"),
     ("seq2seq", "T5-large needs # GB less", "saved"),
-    ("frameworks", "a loop of # lines", "loop"),
-    ("script", "at most # lines of code (`tabular` #)", "lines, tabular lines"),
+    ("script", "at most # tokens of code (`tabular` #)", "tokens, tabular tokens"),
 ]
 CARDS = ("rtx_4070", "rtx_3090", "rtx_4090", "l40s", "a100_80gb", "h100", "h200")
 RENTED: list[Piece] = [
@@ -385,7 +400,10 @@ def test_the_pages_have_the_figures(name: str) -> None:
 @pytest.mark.timeout(int(HOUR))
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[pytest.mark.full] * (name not in ("sizes", "rented"))) for name in PAGES],
+    [
+        pytest.param(name, marks=[pytest.mark.full] * (name not in ("sizes", "rented")))
+        for name in PAGES
+    ],
 )
 def test_figures_of_the_guides_are_what_their_commands_give(name: str, tmp_path: Path) -> None:
     measure, arguments, pieces = PAGES[name]

@@ -57,7 +57,9 @@ def test_minutes_take_no_more_steps_than_the_settings_say(tmp_path: Path) -> Non
         (("--minutes", "soon"), "invalid float value"),
     ],
 )
-def test_minutes_that_make_no_sense_are_one_line(words: tuple[str, ...], reason: str, tmp_path: Path) -> None:
+def test_minutes_that_make_no_sense_are_one_line(
+    words: tuple[str, ...], reason: str, tmp_path: Path
+) -> None:
     one_error(run(render(workload="tabular"), "train", *words, cwd=tmp_path), reason)
     assert not (tmp_path / "runs").exists()
 
@@ -65,7 +67,8 @@ def test_minutes_that_make_no_sense_are_one_line(words: tuple[str, ...], reason:
 def test_minutes_of_phases_are_refused(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("phases:\n  - {name: one, steps: 5}\n")
     one_error(
-        run(render(workload="tabular"), "train", "--minutes", "1", cwd=tmp_path), "its own number of steps"
+        run(render(workload="tabular"), "train", "--minutes", "1", cwd=tmp_path),
+        "its own number of steps",
     )
 
 
@@ -86,4 +89,6 @@ def test_first_steps_have_lines_of_their_own_with_the_time_left(tmp_path: Path) 
     assert re.search(r"^  rest of an epoch +by its share +", done.out, re.MULTILINE)
     said = re.findall(r"^step (\d+)/120 .* ETA \d:\d\d:\d\d$", done.out, flags=re.MULTILINE)
     assert [int(step) for step in said] == [1, 2, 5, 10, 20, 50, 100, 120]
-    assert [row["step"] for row in rows(tmp_path) if "split" not in row] == [int(step) for step in said]
+    assert [row["step"] for row in rows(tmp_path) if "split" not in row] == [
+        int(step) for step in said
+    ]

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import budget
 import numpy as np
 import pytest
 import torch
@@ -30,9 +31,23 @@ from torch.nn import functional
 
 BEFORE = REPOSITORY / "tests/before"
 IGNORE = -100
-STILL = ("--training.max_steps", "1", "--optimizer.learning_rate", "1e-30")  # a step that changes no weight
-SHORT = ("--training.max_steps", "30", "--monitor.every_steps", "1", "--checkpoint.every_steps", "8")
-OWN_DATA = re.findall(r"```python\n(.*?)```", (REPOSITORY / "docs/own-data.md").read_text(), flags=re.DOTALL)
+STILL = (
+    "--training.max_steps",
+    "1",
+    "--optimizer.learning_rate",
+    "1e-30",
+)  # a step that changes no weight
+SHORT = (
+    "--training.max_steps",
+    "30",
+    "--monitor.every_steps",
+    "1",
+    "--checkpoint.every_steps",
+    "8",
+)
+OWN_DATA = re.findall(
+    r"```python\n(.*?)```", (REPOSITORY / "docs/own-data.md").read_text(), flags=re.DOTALL
+)
 
 
 def page(name: str) -> Path:
@@ -40,7 +55,9 @@ def page(name: str) -> Path:
 
 
 def quoted(name: str, language: str = "python") -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", page(name).read_text(encoding="utf-8"), flags=re.DOTALL)
+    return re.findall(
+        rf"```{language}\n(.*?)```", page(name).read_text(encoding="utf-8"), flags=re.DOTALL
+    )
 
 
 def execute(path: Path, folder: Path) -> None:
@@ -113,7 +130,9 @@ def only_setting(project: Path, line: str, value: str, document: Path) -> None:
         ),
         (project / "config.yaml", "\nmodel:\n", "\noptimizer:", f"  {value}\n"),
     ):
-        text, count = re.subn(f"({start}).*?({end})", rf"\1{new}\2", path.read_text(), flags=re.DOTALL)
+        text, count = re.subn(
+            f"({start}).*?({end})", rf"\1{new}\2", path.read_text(), flags=re.DOTALL
+        )
         assert count == 1, path
         text = re.sub(r"\n +model\.\w+:.*", "", text)
         path.write_text(text, encoding="utf-8")
@@ -132,7 +151,9 @@ def started(project: Path, folder: Path, weights: str, *words: str) -> tuple[Any
         opened, _ = imported(project, "commands.evaluate").open_run(found, settings, arguments)
         opened.model.requires_grad_(False)
         batches = opened.loader("validation").epoch(0)
-        return opened.model, [{name: x.contiguous() for name, x in batch.items()} for batch in batches]
+        return opened.model, [
+            {name: x.contiguous() for name, x in batch.items()} for batch in batches
+        ]
 
 
 def test_settings_of_the_guides_are_there() -> None:
@@ -149,7 +170,16 @@ def test_settings_of_the_guides_are_there() -> None:
 
 # --- from nanoGPT
 
-SIZES = ("--model.layers", "2", "--model.heads", "2", "--model.width", "32", "--data.block_size", "32")
+SIZES = (
+    "--model.layers",
+    "2",
+    "--model.heads",
+    "2",
+    "--model.width",
+    "32",
+    "--data.block_size",
+    "32",
+)
 SIZES += ("--data.batch_size", "8", "--model.positions", "learned", "--model.context", "32")
 FASTER = ("--optimizer.learning_rate", "0.01")
 CONVERT, MODEL = quoted("nanogpt")
@@ -170,25 +200,34 @@ def nanogpt(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def trained_gpt(folder: Path) -> Any:
     """nanoGPT's model with its weights."""
-    module, found = program(folder / "model.py"), torch.load(folder / "out/ckpt.pt", weights_only=True)
+    module, found = (
+        program(folder / "model.py"),
+        torch.load(folder / "out/ckpt.pt", weights_only=True),
+    )
     model = module.GPT(module.GPTConfig(**found["model_args"]))
     model.load_state_dict(found["model"])
     return model.eval().requires_grad_(False)
 
 
-def nanogpts(old: Any, batch: dict[str, torch.Tensor], padding: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+def nanogpts(
+    old: Any, batch: dict[str, torch.Tensor], padding: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits and loss of a batch, the loss with so many more logits of 0."""
     known, targets = old.config.vocab_size, batch["targets"]
     tokens = batch["tokens"].masked_fill(batch["tokens"] >= known, 0)  # the end of a document
     logits, _ = old(tokens, tokens)
     padded = torch.cat([logits, logits.new_zeros(*logits.shape[:2], padding)], 2)
     targets = targets.masked_fill(targets >= known + padding, IGNORE)
-    return logits, functional.cross_entropy(padded.flatten(0, 1), targets.flatten(), ignore_index=IGNORE)
+    return logits, functional.cross_entropy(
+        padded.flatten(0, 1), targets.flatten(), ignore_index=IGNORE
+    )
 
 
 def test_nanogpts_data_are_the_same_numbers(nanogpt: Path) -> None:
     (tokens,) = (np.load(path) for path in (nanogpt / "data").glob("store-tokens-*.npy"))
-    theirs = np.concatenate([np.fromfile(nanogpt / f"{split}.bin", np.uint16) for split in ("train", "val")])
+    theirs = np.concatenate(
+        [np.fromfile(nanogpt / f"{split}.bin", np.uint16) for split in ("train", "val")]
+    )
     assert np.array_equal(tokens[:-1], theirs)
 
 
@@ -203,7 +242,7 @@ def configured(project: Path, folder: Path, changes: str) -> None:
 def test_a_nanogpt_goes_on_as_the_projects_gpt(nanogpt: Path) -> None:
     project, start = render(workload="llm"), "nanogpt.safetensors"
     configured(project, nanogpt, *quoted("nanogpt", "yaml"))
-    assert sum(bool(line) for line in CONVERT.splitlines()) <= 15
+    assert budget.measure_source(CONVERT).tokens <= 200
     converts(nanogpt, CONVERT)
     model, batches = started(project, nanogpt, start, *SIZES)
     old = trained_gpt(nanogpt)
@@ -227,7 +266,10 @@ def test_a_nanogpt_of_whole_tiles_has_the_same_loss(nanogpt: Path, tmp_path: Pat
     compiled = {f"_orig_mod.{name}": value for name, value in old.state_dict().items()}
     torch.save({"model": compiled}, tmp_path / "out/ckpt.pt")
     converts(tmp_path, CONVERT)
-    flags = [(name.removeprefix("--"), value) for name, value in zip(SIZES[::2], SIZES[1::2], strict=True)]
+    flags = [
+        (name.removeprefix("--"), value)
+        for name, value in zip(SIZES[::2], SIZES[1::2], strict=True)
+    ]
     settings = imported(project, "config").load(overrides=flags)
     facts = {"vocabulary": 64, "token_bytes": [1] * 64}
     model = imported(project, "model").build_model(settings, facts).eval()
@@ -241,7 +283,9 @@ def test_a_nanogpt_keeps_its_model(nanogpt: Path, tmp_path: Path) -> None:
     files = {"model.py": MODEL, "gpt.py": (nanogpt / "model.py").read_text()}
     project, start = changed(tmp_path, "llm", files), "gpt.safetensors"
     old = trained_gpt(nanogpt)
-    kept = {f"gpt.{name}": value for name, value in old.state_dict().items() if name != "lm_head.weight"}
+    kept = {
+        f"gpt.{name}": value for name, value in old.state_dict().items() if name != "lm_head.weight"
+    }
     save_file(kept, nanogpt / start)
     model, batches = started(project, nanogpt, start, *SIZES)
     for batch in batches:
@@ -262,14 +306,20 @@ def test_a_lightning_module_goes_on(tmp_path: Path) -> None:
     kinds = random.choice(["iris", "rose", "tulip"], 240)
     shifts = np.where(kinds == "iris", 0, np.where(kinds == "rose", 2, 4))[:, None]
     values = random.normal(shifts, 1, (240, 4)) * [1, 10, 0.1, 5]
-    lines = [",".join([*map(str, row), kind]) for row, kind in zip(values.round(3), kinds, strict=True)]
-    (tmp_path / "flowers.csv").write_text("\n".join(["stem,leaf,seed,root,kind", *lines]), encoding="utf-8")
+    lines = [
+        ",".join([*map(str, row), kind]) for row, kind in zip(values.round(3), kinds, strict=True)
+    ]
+    (tmp_path / "flowers.csv").write_text(
+        "\n".join(["stem,leaf,seed,root,kind", *lines]), encoding="utf-8"
+    )
     shutil.copy(BEFORE / "flowers.py", tmp_path)
     execute(tmp_path / "flowers.py", tmp_path)
 
     model, convert = quoted("lightning")
     project = changed(tmp_path, "tabular", {"model.py": model})
-    only_setting(project, 'width: int = Field(32, ge=1, description="units")', "width: 32", page("lightning"))
+    only_setting(
+        project, 'width: int = Field(32, ge=1, description="units")', "width: 32", page("lightning")
+    )
     converts(tmp_path, convert)
     prepare, train, *others = documented(page("lightning"))
     done(project, *prepare, cwd=tmp_path)
@@ -286,7 +336,9 @@ def test_a_lightning_module_goes_on(tmp_path: Path) -> None:
         rows = list(zip(batch["features"][there], batch["target"][there], strict=True))
         x, y = data.collate(rows)
         torch.testing.assert_close(new.logits(batch)[there], old(x), atol=1e-6, rtol=1e-6)
-        torch.testing.assert_close(new(batch).loss, old.training_step((x, y), 0), atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(
+            new(batch).loss, old.training_step((x, y), 0), atol=1e-6, rtol=1e-6
+        )
     trains_and_resumes(project, tmp_path, *train[1:], "--training.init_from", "flowers.safetensors")
     for words in others:
         done(project, *words, cwd=tmp_path)
@@ -311,7 +363,11 @@ def test_a_model_of_hf_trainer_goes_on(tmp_path: Path) -> None:
     done(project, *prepare, cwd=tmp_path)
     new, batches = started(project, tmp_path, start, "--data.block_size", "31")
 
-    old = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "output").eval().requires_grad_(False)
+    old = (
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "output")
+        .eval()
+        .requires_grad_(False)
+    )
     for batch in batches:
         whole = batch["targets"].min(1).values >= 0
         tokens = torch.cat([batch["tokens"][:, :1], batch["targets"]], 1)[whole]
@@ -340,9 +396,13 @@ def test_a_notebook_goes_on(tmp_path: Path) -> None:
     names = ("dataset.py", "model.py", "commands/prepare.py")
     changes = {**dict(zip(names, files, strict=True)), "commands/predict.py": OWN_DATA[3]}
     project, start = changed(tmp_path, "tabular", changes), "digits.safetensors"
-    (project / "src/my_training/tables.py").unlink()
+    for name in ("tables", "formats", "readers"):
+        (project / f"src/my_training/{name}.py").unlink()
     only_setting(
-        project, 'width: int = Field(16, ge=1, description="channels")', "width: 16", page("notebook")
+        project,
+        'width: int = Field(16, ge=1, description="channels")',
+        "width: 16",
+        page("notebook"),
     )
     prepare, train, *others = documented(page("notebook"))
     done(project, *prepare, cwd=tmp_path)
@@ -350,7 +410,9 @@ def test_a_notebook_goes_on(tmp_path: Path) -> None:
     done(project, "predict", cwd=tmp_path)
     found, seen = np.load(newest_run(tmp_path) / "predictions.npz"), np.load(tmp_path / "seen.npz")
     probability = torch.from_numpy(seen["logits"]).softmax(1)
-    torch.testing.assert_close(torch.from_numpy(found["probability"]), probability, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(
+        torch.from_numpy(found["probability"]), probability, atol=1e-6, rtol=1e-6
+    )
     done(project, "evaluate", cwd=tmp_path)
     evaluation = json.loads((newest_run(tmp_path) / "evaluation.json").read_text())
     assert evaluation["metrics"]["loss"] == pytest.approx(float(seen["loss"]), abs=1e-6)

@@ -17,7 +17,10 @@ GPU = REPOSITORY / "benchmarks/gpu"
 # The page of each part, and the answers of its project.
 PARTS = {
     "graph": ("graph", {"workload": "graph"}),
-    "llm": ("llm", {"workload": "llm", "precision": "fp8", "loader": "memmap", "extras": ["watch"]}),
+    "llm": (
+        "llm",
+        {"workload": "llm", "precision": "fp8", "loader": "memmap", "extras": ["watch"]},
+    ),
     "seq2seq": ("seq2seq", {"workload": "seq2seq", "precision": "fp8"}),
     "timeseries": ("loaders", {"workload": "windows", "loader": "chunk"}),
 }
@@ -27,7 +30,15 @@ def rehearse(part: str, folder: Path, *words: str) -> subprocess.CompletedProces
     """On a machine without Copier: rented ones with a GPU have none."""
     _, answers = PARTS[part]
     (folder / "copier.py").write_text("raise ImportError('not here')")
-    command = (sys.executable, GPU / f"{part}.py", "--project", render(**answers), "--output", folder, *words)
+    command = (
+        sys.executable,
+        GPU / f"{part}.py",
+        "--project",
+        render(**answers),
+        "--output",
+        folder,
+        *words,
+    )
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(folder)}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
@@ -88,5 +99,11 @@ def test_what_was_measured_elsewhere_is_taken_over(tmp_path: Path) -> None:
     before = (tmp_path / "docs/benchmarks/llm.md").read_text()
     subprocess.run([sys.executable, tmp_path / "benchmarks/publish.py", taken], check=True)
     after = (tmp_path / "docs/benchmarks/llm.md").read_text()
-    assert "| + TF32 | 12.5 | not measured yet |\n| + bf16 | not measured yet |  |\n\nmade up.\n" in after
-    assert after.partition("<!-- measured: gpu -->")[0] == before.partition("<!-- measured: gpu -->")[0]
+    assert (
+        "| + TF32 | 12.5 | not measured yet |\n| + bf16 | not measured yet |  |\n\nmade up.\n"
+        in after
+    )
+    assert (
+        after.partition("<!-- measured: gpu -->")[0]
+        == before.partition("<!-- measured: gpu -->")[0]
+    )

@@ -97,11 +97,15 @@ class Gpu:
             if stream is None:
                 return copy(target, source, non_blocking)
             address = target.untyped_storage().data_ptr()
-            assert stream.after > self.before.get(address, -1), "it overwrites what a step still reads"
+            assert stream.after > self.before.get(address, -1), (
+                "it overwrites what a step still reads"
+            )
             stream.queue.append(lambda: copy(target, source))
             return target
 
-        def ordinary(*shape: Any, pin_memory: bool = False, device: Any = None, **more: Any) -> Tensor:
+        def ordinary(
+            *shape: Any, pin_memory: bool = False, device: Any = None, **more: Any
+        ) -> Tensor:
             return empty(*shape, **more)
 
         class selected:
@@ -135,10 +139,15 @@ class Gpu:
         self.chosen.setdefault(threading.current_thread().name, []).append(what)
 
 
-def chunk_loader(folder: Path, fake: type[Fake], order: str, size: Any, resident: Any = "auto") -> Any:
+def chunk_loader(
+    folder: Path, fake: type[Fake], order: str, size: Any, resident: Any = "auto"
+) -> Any:
     """The chunk loader for a card, whose batches stay where they are."""
     given = settings(order, size, resident=resident)
-    part, samples = module("engine.loader", "chunk"), fake(module("engine.seams", "chunk").Spans, False)
+    part, samples = (
+        module("engine.loader", "chunk"),
+        fake(module("engine.seams", "chunk").Spans, False),
+    )
     store = module("engine.store", "chunk").Store.open(folder)
     order = module("engine.order", "chunk").order_of(samples, given, 0, 1, False)
     return part.Loader(samples, store, given, order, CARD)
@@ -188,7 +197,10 @@ def test_copies_that_come_late_give_the_same_batches(
 ) -> None:
     """A block is not filled again before its copy, no chunk before its last use, no batch before its rows."""
     expected = delivered(make("memmap", fake, folder, settings("full"), train=False), (0, 1))
-    reader, share = module("engine.reader", "chunk"), size if size == "auto" else size * SIZES[fake] / 1e9
+    reader, share = (
+        module("engine.reader", "chunk"),
+        size if size == "auto" else size * SIZES[fake] / 1e9,
+    )
     monkeypatch.setattr(reader, "BLOCK_BYTES", 1 << 16)
     monkeypatch.setattr(reader, "SMALLEST_BLOCK", 1 << 12)
     loader, found = chunk_loader(folder, fake, "full", share or 1e-9), []
@@ -236,10 +248,16 @@ def test_memory_that_somebody_else_took_is_no_end(
     """What was to be resident comes in chunks then; only who asked for `resident: true` gets the error."""
     expected = delivered(make("memmap", Pages, folder, settings("full"), train=False), (0,))
     for resident in ("auto", True):
-        loader, room, refuses = chunk_loader(folder, Pages, "full", "auto", resident), [left], [False]
+        loader, room, refuses = (
+            chunk_loader(folder, Pages, "full", "auto", resident),
+            [left],
+            [False],
+        )
         allocate, reside = loader._chunks._allocate, loader._chunks._reside
 
-        def scarce(size: int, allocate: Any = allocate, room: Any = room, refuses: Any = refuses) -> Tensor:
+        def scarce(
+            size: int, allocate: Any = allocate, room: Any = room, refuses: Any = refuses
+        ) -> Tensor:
             room[0] -= refuses[0]
             if room[0] < 0 and refuses[0]:
                 raise torch.cuda.OutOfMemoryError("CUDA out of memory")
@@ -266,7 +284,9 @@ def test_a_page_locked_buffer_is_not_filled_before_the_copy_out_of_it(
 ) -> None:
     """Also where an epoch is left after a batch, as the trial of a step does."""
     part = module("engine.loader", "memmap")
-    copies: dict[int, Any] = {}  # address of a buffer → event behind the copy that may still read it
+    copies: dict[
+        int, Any
+    ] = {}  # address of a buffer → event behind the copy that may still read it
     empty, deliver, gather = torch.empty, part.deliver, part.gather
     open_copies: list[int] = []
 
@@ -294,7 +314,9 @@ def test_a_page_locked_buffer_is_not_filled_before_the_copy_out_of_it(
 
     stream = SimpleNamespace(record_event=recorded)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
-    monkeypatch.setattr(torch, "empty", lambda *shape, pin_memory=False, **more: empty(*shape, **more))
+    monkeypatch.setattr(
+        torch, "empty", lambda *shape, pin_memory=False, **more: empty(*shape, **more)
+    )
     monkeypatch.setattr(part, "deliver", delivering)
     monkeypatch.setattr(part, "gather", gathering)
     loader = make("memmap", Windows, folder, settings("full"))
@@ -350,7 +372,9 @@ class Generators:
         monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
         monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
         monkeypatch.setattr(torch.cuda, "get_rng_state", lambda: self.states[current].clone())
-        monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state: self.states[current].copy_(state))
+        monkeypatch.setattr(
+            torch.cuda, "set_rng_state", lambda state: self.states[current].copy_(state)
+        )
 
 
 @pytest.mark.parametrize(("count", "current"), [(1, 0), (2, 1), (8, 3)])
@@ -396,13 +420,17 @@ def test_older_checkpoints_have_a_state_for_each_card(
         ("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED", False),
     ],
 )
-def test_memory_that_a_library_lacks_is_memory(said: str, gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_a_library_lacks_is_memory(
+    said: str, gpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The allocator has a class for it; CUDA, cuBLAS and cuDNN, which take memory beside it, have words."""
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1 << 30, 8 << 30))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA L4")
     given = imported(render(), "config").load(None, None, [], {})
     found = module("engine.errors", "memmap").explain(RuntimeError(said), given, None)
-    assert (found is not None and str(found).startswith("out of GPU memory: NVIDIA L4, 1.0 of 8.0")) is gpu
+    assert (
+        found is not None and str(found).startswith("out of GPU memory: NVIDIA L4, 1.0 of 8.0")
+    ) is gpu
 
 
 def test_a_driver_without_growing_segments_is_named_with_the_switch(
@@ -436,7 +464,9 @@ def at_import(folder: Path, *words: Any, path: Path) -> dict[str, str | None]:
     (folder / "torch.py").write_text(STUB % NAMES)
     clean = {name: value for name, value in os.environ.items() if name not in NAMES}
     clean["PYTHONPATH"] = os.pathsep.join(map(str, (folder, path)))
-    done = subprocess.run([sys.executable, *words], cwd=folder, env=clean, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, *words], cwd=folder, env=clean, capture_output=True, text=True
+    )
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -444,7 +474,11 @@ def at_import(folder: Path, *words: Any, path: Path) -> dict[str, str | None]:
 def test_the_allocator_is_told_before_torch_loads(verb: str, tmp_path: Path) -> None:
     source = render(extras=["profile"]) / "src"
     found = at_import(tmp_path, "-m", "my_training", verb, path=source)
-    assert found["PYTORCH_ALLOC_CONF"] == found["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+    assert (
+        found["PYTORCH_ALLOC_CONF"]
+        == found["PYTORCH_CUDA_ALLOC_CONF"]
+        == "expandable_segments:True"
+    )
 
 
 def test_benchmarks_ask_for_what_their_last_row_needs_before_their_first(tmp_path: Path) -> None:
@@ -495,12 +529,21 @@ def test_an_lstm_in_float16_has_room_for_gradients_that_are_sums(batch: int) -> 
     """Under bf16 torch gives cuDNN's LSTM float16 without a loss scale, and ours are sums, not means."""
     project, random = render(workload="windows", loader="chunk"), torch.Generator().manual_seed(1)
     given = imported(project, "config").load(None, None, [("model.width", "64")], {})
-    facts = {"mean": [0.0] * 12, "std": [1.0] * 12, "target_mean": [0.0] * 8, "target_std": [1.0] * 8}
+    facts = {
+        "mean": [0.0] * 12,
+        "std": [1.0] * 12,
+        "target_mean": [0.0] * 8,
+        "target_std": [1.0] * 8,
+    }
     torch.manual_seed(1)
     model, largest = imported(project, "model").build_model(given, facts), [0.0]
     features = torch.randn(batch, 24, 12, generator=random)
-    target = 5 + torch.randn(batch, 8, generator=random)  # all errors point the same way, as they never do
-    output = model({"features": features, "target": target, "present": torch.ones(batch, dtype=torch.bool)})
+    target = 5 + torch.randn(
+        batch, 8, generator=random
+    )  # all errors point the same way, as they never do
+    output = model(
+        {"features": features, "target": target, "present": torch.ones(batch, dtype=torch.bool)}
+    )
     output.loss.backward(gradient=output.weight)
     for name, parameter in model.encoder.named_parameters():
         assert parameter.grad is not None, name

@@ -36,7 +36,11 @@ def call(folder: Path, *words: str) -> subprocess.Popen[str]:
 
 def rows(folder: Path, page: str) -> list[str]:
     path = folder / "results" / f"{page}.jsonl"
-    return [json.loads(line)["name"] for line in path.read_text().splitlines()] if path.exists() else []
+    return (
+        [json.loads(line)["name"] for line in path.read_text().splitlines()]
+        if path.exists()
+        else []
+    )
 
 
 @pytest.mark.full
@@ -56,13 +60,17 @@ def test_a_call_that_is_ended_is_gone_on_with(tmp_path: Path) -> None:
     second = call(tmp_path, *words)
     said, _ = second.communicate(timeout=600)
     assert second.returncode == 0, said[-3000:]
-    assert sorted(rows(tmp_path, "graph")) == sorted(names(next(s for s in STAGES if s.part == "graph")))
+    assert sorted(rows(tmp_path, "graph")) == sorted(
+        names(next(s for s in STAGES if s.part == "graph"))
+    )
     third = call(tmp_path, *words)
     said, _ = third.communicate(timeout=600)
     assert third.returncode == 0
     assert "==" not in said  # nothing was started
     fourth = subprocess.run(
-        [sys.executable, TOOL, "--publish", "--results", tmp_path / "results"], capture_output=True, text=True
+        [sys.executable, TOOL, "--publish", "--results", tmp_path / "results"],
+        capture_output=True,
+        text=True,
     )
     assert fourth.returncode == 1
     assert "of a rehearsal: there is nothing to publish" in fourth.stderr
@@ -77,15 +85,26 @@ def test_the_tier_of_tests_is_kept_test_by_test(tmp_path: Path) -> None:
     assert first.returncode == 0, said[-3000:]
     lines = (results / "check.jsonl").read_text().splitlines(keepends=True)
     assert json.loads(lines[-1])["name"] == "(all)"
-    (results / "check.jsonl").write_text("".join(lines[: len(lines) // 2]))  # as if it had ended here
+    (results / "check.jsonl").write_text(
+        "".join(lines[: len(lines) // 2])
+    )  # as if it had ended here
     second = call(tmp_path, "--parts", "check")
     second.communicate(timeout=600)
     assert second.returncode == 0
-    assert sorted((results / "check.jsonl").read_text().splitlines()) == sorted(map(str.strip, lines))
+    assert sorted((results / "check.jsonl").read_text().splitlines()) == sorted(
+        map(str.strip, lines)
+    )
 
 
 def arguments(folder: Path, **changed: Any) -> Any:
-    given = {"seconds": 520, "minutes": 25, "parts": None, "again": False, "rehearse": False, "archive": None}
+    given = {
+        "seconds": 520,
+        "minutes": 25,
+        "parts": None,
+        "again": False,
+        "rehearse": False,
+        "archive": None,
+    }
     return SimpleNamespace(results=folder, **(given | changed))
 
 
@@ -95,7 +114,9 @@ def filled(folder: Path, page: str, named: list[str], **figures: Any) -> None:
             file.write(json.dumps({"name": name, **CARD, **figures}) + "\n")
 
 
-def test_stages_come_in_the_order_of_their_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stages_come_in_the_order_of_their_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whether it is right comes first, then what is claimed, then the rest, without what is done."""
     begun = []
 
@@ -174,7 +195,9 @@ def test_only_what_was_measured_is_published(tmp_path: Path) -> None:
     readme = (pages / "README.md").read_text()
     assert "ours: 2026-11-30, NVIDIA H200, driver 580.1." in readme
     for page in ("seq2seq", "graph", "loaders"):
-        assert (pages / f"{page}.md").read_text() == (REPOSITORY / f"docs/benchmarks/{page}.md").read_text()
+        assert (pages / f"{page}.md").read_text() == (
+            REPOSITORY / f"docs/benchmarks/{page}.md"
+        ).read_text()
 
 
 def test_the_projects_that_are_carried_are_those_that_benchmarks_ask_for(
@@ -183,7 +206,9 @@ def test_the_projects_that_are_carried_are_those_that_benchmarks_ask_for(
     made: dict[str, dict[str, Any]] = {}
     monkeypatch.setattr(gpu, "ROOT", tmp_path)
     monkeypatch.setattr(gpu.subprocess, "run", lambda *_, **__: None)
-    monkeypatch.setattr("rendering.render_into", lambda folder, **given: made.update({folder.name: given}))
+    monkeypatch.setattr(
+        "rendering.render_into", lambda folder, **given: made.update({folder.name: given})
+    )
     (tmp_path / "build/gpu").mkdir(parents=True)
     monkeypatch.setattr(gpu.shutil, "rmtree", lambda *_, **__: None)
     gpu.main()
@@ -197,7 +222,9 @@ def test_the_projects_that_are_carried_are_those_that_benchmarks_ask_for(
         }
         assert given["loader"] in (answers.get("loader"), _loader(usual))
     assert (
-        (tmp_path / "build/gpu/session.sh").read_text().endswith('exec python3 tools/gpu_session.py "$@"\n')
+        (tmp_path / "build/gpu/session.sh")
+        .read_text()
+        .endswith('exec python3 tools/gpu_session.py "$@"\n')
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -65,8 +66,9 @@ def test_each_row_takes_or_refuses_each_precision(gpu, name):
         with pytest.raises(errors.UserError) as refusal:
             gpus.resolve_precision(name, capability(gpu), hip)
         line = str(refusal.value)
+        automatic = gpus.resolve_precision("auto", capability(gpu), hip)[0]
         assert "training.precision" in line
-        assert "fp16" in line  # one remedy
+        assert re.search(f"choose (fp16|{automatic}), or", line)  # one remedy
         assert "auto" in line  # and the other
         assert "\n" not in line
 
@@ -103,6 +105,30 @@ def test_on_a_cpu(name, expected):
 def test_fp8_on_a_cpu_is_refused():
     with pytest.raises(errors.UserError, match="no GPU"):
         gpus.resolve_precision("fp8", None)
+
+
+DEVICES = [
+    (None, False),
+    *(((major, 0), False) for major in (6, 7, 8)),
+    ((7, 5), False),
+    ((9, 0), True),
+]
+
+
+@pytest.mark.parametrize(("capability", "hip"), DEVICES)
+def test_a_refused_precision_has_a_remedy_that_works_there(capability, hip):
+    refused = 0
+    for name in ("bf16", "fp8"):
+        try:
+            gpus.resolve_precision(name, capability, hip)
+        except errors.UserError as error:
+            remedy = str(error).rpartition(": choose ")[2]
+            named = re.findall(r"auto|fp32|tf32|fp16|bf16|fp8", remedy)
+            assert "auto" in named
+            for other in named:
+                gpus.resolve_precision(other, capability, hip)
+            refused += 1
+    assert refused
 
 
 def test_amd_numbers_are_not_read_as_nvidia_ones():
@@ -193,6 +219,10 @@ def test_an_edited_table_is_a_users_error(tmp_path, monkeypatch):
 def test_nothing_heavy_is_imported():
     code = "import my_training.engine.gpus as g, my_training.engine.runs, sys; g.table(); print(*sys.modules)"
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=render() / "src", capture_output=True, text=True, check=True
+        [sys.executable, "-c", code],
+        cwd=render() / "src",
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert not {"torch", "numpy", "h5py"} & set(done.stdout.split())

@@ -65,7 +65,9 @@ def test_noise_after_the_border_changes_nothing_before_it(tmp_path: Path) -> Non
     graphs = opened.arrays["days"].rows()[:last, 0].max() + 1
     neighbors = [s.arrays["neighbors"].rows()[: 8 * graphs].tobytes() for s in (opened, changed)]
     assert neighbors[0] == neighbors[1]
-    assert opened.arrays["neighbors"].rows().tobytes() != changed.arrays["neighbors"].rows().tobytes()
+    assert (
+        opened.arrays["neighbors"].rows().tobytes() != changed.arrays["neighbors"].rows().tobytes()
+    )
     for place in (clean, noisy):
         train(place, "--data.batch_size", "4", "--training.max_steps", "40")
     assert losses(clean) == losses(noisy)
@@ -85,7 +87,9 @@ def test_features_and_targets_are_those_of_the_formulas(opened) -> None:
     returns, ranges = np.diff(logs[:, 3]), logs[:, 1] - logs[:, 2]
     expected = [returns[49], ranges[50], logs[50, 3] - logs[50, 0], abs(returns[49])]
     np.testing.assert_allclose(features[:4], expected, rtol=1e-5, atol=1e-7)
-    np.testing.assert_allclose(features[5:], [ranges[46:51].mean(), ranges[29:51].mean()], rtol=1e-5)
+    np.testing.assert_allclose(
+        features[5:], [ranges[46:51].mean(), ranges[29:51].mean()], rtol=1e-5
+    )
     volume = np.log1p(table[:, 4])
     np.testing.assert_allclose(features[4], volume[50] - volume[31:51].mean(), rtol=1e-4)
     np.testing.assert_allclose(opened.arrays["target"].rows()[row], ranges[51], rtol=1e-5)
@@ -130,11 +134,15 @@ def test_scalers_are_those_of_the_training_rows(opened) -> None:
 def test_graphs_are_those_of_the_past_correlations(opened) -> None:
     facts, days = opened.facts, opened.arrays["days"].rows()
     neighbors = opened.arrays["neighbors"].rows().reshape(-1, 8, 3)
-    returns = np.stack([np.diff(np.log(np.round(values[:, 3], 6))) for values in prices().values()], 1)
+    returns = np.stack(
+        [np.diff(np.log(np.round(values[:, 3], 6))) for values in prices().values()], 1
+    )
     assert len(neighbors) > 3
     opens = dict(days.tolist())
     for graph, day in opens.items():
-        past = returns[max(0, day - facts["correlation_days"]) : day]  # return number d − 1 is that of day d
+        past = returns[
+            max(0, day - facts["correlation_days"]) : day
+        ]  # return number d − 1 is that of day d
         if len(past) < facts["overlap"]:
             assert (neighbors[graph] == -1).all()
             continue
@@ -218,7 +226,9 @@ def test_listings_delistings_and_gaps(tmp_path: Path) -> None:
     assert days["cat"] == [*range(9, 80), *range(90, 220)]
     assert days["dog"] == list(range(9, 150))
     target = opened.arrays["target"].rows()
-    assert np.isnan(target[np.flatnonzero(stock == 2)[79]])  # its next trading day is not the next day
+    assert np.isnan(
+        target[np.flatnonzero(stock == 2)[79]]
+    )  # its next trading day is not the next day
     assert np.isnan(target[np.flatnonzero(stock == 3)[-1]])
     for split in opened.splits:
         for batch in batches(opened, split):
@@ -247,11 +257,19 @@ def changed(row: int, column: str, cell: str) -> str:
 
 ANT = csv_lines(prices()["ant"])
 BAD = {
-    "zero price": ({"ant": changed(5, "low", "0")}, (), ["a price is 0 or below", "ant.csv, row 5"]),
+    "zero price": (
+        {"ant": changed(5, "low", "0")},
+        (),
+        ["a price is 0 or below", "ant.csv, row 5"],
+    ),
     "negative price": ({"ant": changed(5, "close", "-3")}, (), ["a price is 0 or below", "row 5"]),
     "high below low": ({"ant": changed(7, "high", "0.01")}, (), ["high is below the low", "row 7"]),
     "negative volume": ({"ant": changed(7, "volume", "-1")}, (), ["volume is below 0", "row 7"]),
-    "text": ({"ant": changed(7, "open", "n.a.")}, (), ["'n.a.' is not a number", "row 7", "'open'"]),
+    "text": (
+        {"ant": changed(7, "open", "n.a.")},
+        (),
+        ["'n.a.' is not a number", "row 7", "'open'"],
+    ),
     "infinity": ({"ant": changed(7, "open", "inf")}, (), ["'inf' is not a finite number", "row 7"]),
     "date": (
         {"ant": changed(7, "date", "01/02/2020")},
@@ -259,7 +277,11 @@ BAD = {
         ["'01/02/2020' is not a date", "row 7", "2024-01-31"],
     ),
     "no such day": ({"ant": changed(7, "date", "2020-02-31")}, (), ["is not a date", "row 7"]),
-    "twice": ({"ant": ANT + ANT.splitlines()[-1] + "\n"}, (), ["ant has two rows of 20", "row 221"]),
+    "twice": (
+        {"ant": ANT + ANT.splitlines()[-1] + "\n"},
+        (),
+        ["ant has two rows of 20", "row 221"],
+    ),
     "no column": ({"ant": ANT.replace("close", "last")}, (), ["no column 'close'", "ant.csv"]),
     "ragged": ({"ant": ANT + "2030-01-01,1\n"}, (), ["2 cells where the header has 6", "row 221"]),
     "empty": ({"ant": ""}, (), ["the file is empty", "ant.csv"]),
@@ -308,7 +330,10 @@ def test_odd_files_are_counted(tmp_path: Path) -> None:
     write_folder(
         tmp_path / "prices",
         ant="\n".join(
-            [*changed(30, "volume", "nan").splitlines()[:60], *changed(60, "open", "").splitlines()[60:]]
+            [
+                *changed(30, "volume", "nan").splitlines()[:60],
+                *changed(60, "open", "").splitlines()[60:],
+            ]
         ),
         zoe=alone,
         yak=csv_lines(prices()["cat"][:5]),
@@ -359,7 +384,9 @@ def test_rows_of_a_stock_come_together_over_blocks_and_files(
         monkeypatch.setattr(module(name), "BLOCK_ROWS", 97)
     table, random = prices(), np.random.default_rng(0)
     for file, names in (("a", NAMES[:3]), ("b", NAMES[3:])):
-        rows = [f"{line},{name}\n" for name in names for line in csv_lines(table[name]).splitlines()[1:]]
+        rows = [
+            f"{line},{name}\n" for name in names for line in csv_lines(table[name]).splitlines()[1:]
+        ]
         random.shuffle(rows)
         (tmp_path / f"{file}.csv").write_text(HEADER.strip() + ",ticker\n" + "".join(rows))
 
@@ -426,7 +453,9 @@ def test_predictions_are_those_that_evaluation_measures(tmp_path: Path) -> None:
     # The same files as new ones: the same days give the same numbers; a new stock and a later day get theirs.
     table = prices(days=230)
     write_folder(
-        place / "later", {**table, "zoe": table["ant"]}, bee=csv_lines(table["bee"][100:], first=100)
+        place / "later",
+        {**table, "zoe": table["ant"]},
+        bee=csv_lines(table["bee"][100:], first=100),
     )
     words = ("predict", "--input", "later", "--output")
     assert run(project, *words, "new.npz", cwd=place).code == 0
@@ -459,12 +488,20 @@ def test_baselines_are_what_they_say(opened) -> None:
     found = dataset.baselines(opened, settings(), "test")
     x, y = dataset._columns(opened, "test")
     seen, past = dataset._columns(opened, "train")
-    guesses = {"mean": np.full_like(y, past.mean()), "last value": x[:, [1]], "mean of 5 days": x[:, [5]]}
+    guesses = {
+        "mean": np.full_like(y, past.mean()),
+        "last value": x[:, [1]],
+        "mean of 5 days": x[:, [5]],
+    }
     columns = np.c_[np.ones(len(seen)), seen[:, [1, 5, 6]]]
     weights = np.linalg.lstsq(columns, past, rcond=None)[0]
-    guesses["HAR ridge"] = np.c_[np.ones(len(x)), x[:, [1, 5, 6]]] @ weights  # a penalty of 1 is almost none
+    guesses["HAR ridge"] = (
+        np.c_[np.ones(len(x)), x[:, [1, 5, 6]]] @ weights
+    )  # a penalty of 1 is almost none
     for name, guess in guesses.items():
-        assert found[name]["mse_original"] == pytest.approx(np.mean((guess - y) ** 2), rel=1e-3), name
+        assert found[name]["mse_original"] == pytest.approx(np.mean((guess - y) ** 2), rel=1e-3), (
+            name
+        )
         assert found[name]["r2"] == pytest.approx(1 - np.mean((guess - y) ** 2) / y.var(), abs=2e-3)
 
 
@@ -491,7 +528,9 @@ def guide() -> str:
 def programs() -> list[str]:
     """Those of the guide: the classifier of papers, and what makes its file of Cora's."""
     found = re.findall(r"```python\n(.*?)```", guide(), re.DOTALL)
-    return [text.replace("from my_training.model", f"from {module('model').__name__}") for text in found]
+    return [
+        text.replace("from my_training.model", f"from {module('model').__name__}") for text in found
+    ]
 
 
 @functools.cache

@@ -53,7 +53,9 @@ def test_values_and_gradients_are_those_of_dropout_by_the_book(
     torch.testing.assert_close(out, wanted)
     direction = torch.randn_like(out)
     found = torch.autograd.grad((out * direction).sum(), (values, scores))
-    torch.testing.assert_close(found, torch.autograd.grad((wanted * direction).sum(), (values, scores)))
+    torch.testing.assert_close(
+        found, torch.autograd.grad((wanted * direction).sum(), (values, scores))
+    )
 
     torch.manual_seed(9)
     whole = made.train()(x, edges)

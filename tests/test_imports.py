@@ -28,7 +28,9 @@ def package_of(answers: Answers) -> Path:
     return render(**answers, extras=EXTRAS) / "src/my_training"
 
 
-def runtime(tree: ast.AST, inside: bool = False) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
+def runtime(
+    tree: ast.AST, inside: bool = False
+) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
     """Imports that run, and whether they stand in a function; none below `if TYPE_CHECKING`."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -79,7 +81,9 @@ def cycle(edges: dict[str, set[str]]) -> list[str]:
         if module in done:
             return []
         done.add(module)
-        return next(filter(None, (walk(other, [*way, module]) for other in sorted(edges[module]))), [])
+        return next(
+            filter(None, (walk(other, [*way, module]) for other in sorted(edges[module]))), []
+        )
 
     return next(filter(None, (walk(module, []) for module in edges)), [])
 
@@ -92,16 +96,25 @@ def of_an_extra(module: str) -> bool:
 @every_project
 def test_no_module_imports_itself_through_others(answers: Answers) -> None:
     imports = graph(package_of(answers))
-    top = {module: {other for other, is_top in found.items() if is_top} for module, found in imports.items()}
+    top = {
+        module: {other for other, is_top in found.items() if is_top}
+        for module, found in imports.items()
+    }
     assert cycle(top) == [], "at the top level"
-    assert cycle({module: set(found) for module, found in imports.items()}) == [], "also inside functions"
+    assert cycle({module: set(found) for module, found in imports.items()}) == [], (
+        "also inside functions"
+    )
 
 
 @every_project
 def test_the_engine_knows_nothing_of_yours_and_no_verb(answers: Answers) -> None:
     for module, imports in graph(package_of(answers)).items():
         if module.startswith("engine."):
-            wrong = [o for o in imports if o in YOURS or o.split(".")[0] in ("commands", "hooks", "measure")]
+            wrong = [
+                o
+                for o in imports
+                if o in YOURS or o.split(".")[0] in ("commands", "hooks", "measure")
+            ]
             assert wrong == [], module
 
 
@@ -127,11 +140,21 @@ def test_a_training_starts_without_what_it_does_not_use(workload: str) -> None:
     reached, waiting = set(), ["commands.train", "train", "assemble"]
     while waiting:
         reached.add(module := waiting.pop())
-        waiting += [other for other, is_top in imports[module].items() if is_top and other not in reached]
+        waiting += [
+            other for other, is_top in imports[module].items() if is_top and other not in reached
+        ]
     for module in reached:
-        nodes = [node for node, inside in imports_of(paths[module].read_text("utf-8")) if not inside]
-        names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-        names += [str(node.module) for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]
+        nodes = [
+            node for node, inside in imports_of(paths[module].read_text("utf-8")) if not inside
+        ]
+        names = [
+            alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names
+        ]
+        names += [
+            str(node.module)
+            for node in nodes
+            if isinstance(node, ast.ImportFrom) and not node.level
+        ]
         slow = SLOW.intersection(name.partition(".")[0] for name in names)
         assert slow <= ({"h5py"} if workload == "windows" else set()), module
 
@@ -144,7 +167,9 @@ def test_a_circle_is_found() -> None:
 @pytest.mark.parametrize("framework", choices("framework"))
 def test_the_loop_shows_the_algorithm(framework: str) -> None:
     """Forward in autocast, backward, clip, step, schedule, log: in train.py, not in what it calls."""
-    tree = ast.parse((render(framework=framework) / "src/my_training/train.py").read_text(encoding="utf-8"))
+    tree = ast.parse(
+        (render(framework=framework) / "src/my_training/train.py").read_text(encoding="utf-8")
+    )
     nodes = list(ast.walk(tree))
     calls = {ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)}
     names = {node.attr for node in nodes if isinstance(node, ast.Attribute)}

@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import jinja2
 import pytest
 import yaml
 from rendering import template
 from terminal import CLEAR, COLUMNS, DOWN, ENTER, Terminal
-from variants import gpus, questions
+from test_update import COPIERS, _clean_home, commit, run_copier  # noqa: F401  # a fixture
+from variants import choices, families, gpus, offered, questions
 
 POINTER = " » "
 
 
-def labels(question: str) -> list[str]:
-    """The choices of a question as copier.yml writes them, in their order."""
-    offered = questions()[question]["choices"]
-    if isinstance(offered, str):
-        environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
-        offered = yaml.safe_load(environment.from_string(offered).render(gpus=gpus()))
-    return list(offered)
+def labels(question: str, family: str | None = None) -> list[str]:
+    """The choices of a question as copier.yml writes them, in their order; of GPUs those of one family."""
+    found = list(offered(question).items())
+    if family is not None:
+        listed = [*families()[family]["cards"], "auto", "cpu", "other"]
+        found = sorted(
+            (item for item in found if item[1] in listed), key=lambda item: listed.index(item[1])
+        )
+    return [label for label, _ in found]
 
 
 @pytest.fixture
 def interview(tmp_path: Path) -> Iterator[Terminal]:
-    with Terminal([sys.executable, "-m", "copier", "copy", str(template()), "project"], tmp_path) as terminal:
+    with Terminal(
+        [sys.executable, "-m", "copier", "copy", str(template()), "project"], tmp_path
+    ) as terminal:
         yield terminal
 
 
@@ -53,13 +58,18 @@ def down(interview: Terminal) -> list[str]:
     return interview.until("next choice", lambda lines: pointed(lines) not in ([], was))
 
 
-def chosen(interview: Terminal, question: str, number: int = 0) -> list[str]:
+def chosen(
+    interview: Terminal, question: str, number: int = 0, family: str | None = None
+) -> list[str]:
     """Holds that every choice of `question` can be scrolled to and read whole, and takes the `number`th.
 
     Returns the lines of those that cannot be chosen.
     """
     asked(interview, question)
-    box, offered = "○ " if questions()[question].get("multiselect") else "", labels(question)
+    box, offered = (
+        "○ " if questions()[question].get("multiselect") else "",
+        labels(question, family),
+    )
     seen = set(interview.until("pointer", pointed))
     for _ in offered:
         seen.update(down(interview))
@@ -92,10 +102,17 @@ def test_each_question_choice_and_refusal_is_read_whole(
         entered(interview, question)
     chosen(interview, "workload", [*questions()["workload"]["choices"].values()].index(workload))
     refused = chosen(interview, "layout")
-    chosen(interview, "gpu", 2 + list(gpus()).index(gpu))
+    (family,) = (name for name, row in families().items() if gpu in row["cards"])
+    chosen(interview, "gpu_family", choices("gpu_family").index(family))
+    chosen(interview, "gpu", families()[family]["cards"].index(gpu), family)
     for question in ("precision", "loader", "framework", "distributed", "tracker", "extras"):
         refused += chosen(interview, question)
     interview.shows("is ready")
+    answers = yaml.safe_load(
+        (interview.folder / "project/.copier-answers.yml").read_text(encoding="utf-8")
+    )
+    assert answers["gpu"] == gpu
+    assert "gpu_family" not in answers
     assert {line.strip(" -").split(":")[0] for line in refused} == set(refusals)
     for line in refused:  # the reason to its last letter, and what to take instead
         label, _, reason = line.removesuffix(")").partition(" (")
@@ -120,7 +137,9 @@ def test_each_reason_fits_behind_its_choice_for_every_card_and_workload() -> Non
         reasons += [("fp8", f"{workload} has no large products; choose auto")]
         reasons += [("fsdp", f"{workload} fits one GPU; choose ddp")]
         reasons += [("script", f"{workload} needs more files; choose package")]
-    long = [line for name, reason in reasons if len(line := f"   - {titles[name]} ({reason})") > COLUMNS]
+    long = [
+        line for name, reason in reasons if len(line := f"   - {titles[name]} ({reason})") > COLUMNS
+    ]
     assert not long
 
 
@@ -146,8 +165,10 @@ def test_what_a_text_question_refuses_is_read_whole(interview: Terminal) -> None
         interview.shows(question)
         interview.press(ENTER)
     interview.shows("Which GPU")
+    interview.press(ENTER)
+    interview.shows("Which card")
     interview.press("\x1b[A")  # up from the first is the last
-    interview.shows(POINTER + "other: a card that is not in this list")
+    interview.shows(POINTER + "other: a card that is not in the lists")
     interview.press(ENTER)
     asked(interview, "gpu_compute_capability")
     refuses("sm_90", "looks like 8.9")
@@ -157,13 +178,85 @@ def test_what_a_text_question_refuses_is_read_whole(interview: Terminal) -> None
     refuses("0", "is above 0 and below 10000")
 
 
-def test_cards_are_in_families_newest_first_after_auto() -> None:
-    offered = labels("gpu")
-    assert offered[0].startswith("auto:")
-    assert offered[-1].startswith("other:")
-    series = [label.split()[2][:2] for label in offered if label.startswith("GeForce RTX")]
-    assert series == sorted(series, reverse=True)
+def test_each_card_is_in_one_family() -> None:
+    listed = [card for family in families().values() for card in family["cards"]]
+    assert sorted(listed) == sorted(gpus())
     missing = {"3070", "4060", "4060 Ti", "4070 Ti", "5060", "5060 Ti", "5070", "5070 Ti"}
     assert missing <= {
         alias.removeprefix("GeForce RTX ") for row in gpus().values() for alias in row["aliases"]
     }
+
+
+def test_a_common_card_is_a_few_keys_away() -> None:
+    """The family, then the card; and who has no card in mind presses Enter twice."""
+    assert choices("gpu_family")[0] == "any"
+    assert labels("gpu")[0].startswith("auto:")
+    for card in ("h100", "a100_80gb", "l4", "t4", "rtx_4090", "rtx_3090"):
+        (place,) = (
+            number + family["cards"].index(card)
+            for number, family in enumerate(families().values(), start=1)
+            if card in family["cards"]
+        )
+        assert place <= 10, card
+
+
+def project_for(gpu: str, folder: Path) -> Path:
+    """A project under git that was copied from a template under git, as `copier update` needs it."""
+    upstream = commit(shutil.copytree(template(), folder / "template"), "1.0.0")
+    project = folder / "project"
+    run_copier(
+        "newest", "copy", "--defaults", "-d", f"gpu={gpu}", str(upstream), str(project), cwd=folder
+    )
+    return commit(project)
+
+
+@pytest.mark.parametrize("copier", COPIERS)
+def test_an_update_with_questions_begins_at_the_family_and_card_of_the_project(
+    copier: str, tmp_path: Path
+) -> None:
+    """The answers name the card alone; the list of another family has it too."""
+    project = project_for("a100_40gb", tmp_path)
+    with Terminal([*COPIERS[copier], "update"], project) as terminal:
+        for question in (
+            "project_name",
+            "package_name",
+            "project_description",
+            "workload",
+            "layout",
+        ):
+            entered(terminal, question)
+        asked(terminal, "gpu_family")
+        terminal.shows(POINTER + "ampere")
+        down(terminal)
+        terminal.shows(POINTER + "ada")
+        terminal.press(ENTER)
+        asked(terminal, "gpu")
+        lines = terminal.shows(POINTER + "A100 SXM4 40 GB")
+        assert any(line.strip().startswith("L40S") for line in lines)
+        assert not any("H100" in line for line in lines)
+
+
+def test_a_card_that_is_given_asks_for_no_family(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "copier", "copy", "-d", "gpu=h100", str(template()), "project"]
+    with Terminal(words, tmp_path) as terminal:
+        for question in (
+            "project_name",
+            "package_name",
+            "project_description",
+            "workload",
+            "layout",
+        ):
+            entered(terminal, question)
+        asked(terminal, "precision")
+        assert not any("Which GPU" in line for line in terminal.screen.lines())
+
+
+def test_a_card_from_the_settings_of_copier_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = tmp_path / "settings.yml"
+    settings.write_text("defaults: {gpu: l40s}\n")
+    monkeypatch.setenv("COPIER_SETTINGS_PATH", str(settings))
+    run_copier("newest", "copy", "--defaults", str(template()), "project", cwd=tmp_path)
+    answers = yaml.safe_load((tmp_path / "project/.copier-answers.yml").read_text(encoding="utf-8"))
+    assert answers["gpu"] == "l40s"

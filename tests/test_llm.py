@@ -23,10 +23,20 @@ from variants import choices
 
 LOADERS = ("memmap", "dataloader")
 TEXT = "".join(
-    f"Line {number}: the quick brown fox jumps over {number % 7} lazy dogs.\n" for number in range(900)
+    f"Line {number}: the quick brown fox jumps over {number % 7} lazy dogs.\n"
+    for number in range(900)
 )
 SMALL = (
-    *("--data.block_size", "16", "--data.batch_size", "8", "--model.layers", "2", "--model.heads", "2"),
+    *(
+        "--data.block_size",
+        "16",
+        "--data.batch_size",
+        "8",
+        "--model.layers",
+        "2",
+        "--model.heads",
+        "2",
+    ),
     *("--model.width", "32", "--monitor.every_steps", "1", "--schedule.warmup_steps", "5"),
 )
 
@@ -73,7 +83,9 @@ def tokens(folder: Path, split: str = "", data: str = "data") -> np.ndarray:
 
 
 def settings(*flags: str) -> Any:
-    pairs = [(key.removeprefix("--"), value) for key, value in zip(flags[::2], flags[1::2], strict=True)]
+    pairs = [
+        (key.removeprefix("--"), value) for key, value in zip(flags[::2], flags[1::2], strict=True)
+    ]
     return module("config").load(overrides=pairs)
 
 
@@ -110,7 +122,9 @@ def test_a_byte_255_makes_tokens_of_16_bits_and_nothing_else(loader: str, tmp_pa
     for name, last in (("uint8", b"\xfe"), ("uint16", b"\xff")):
         (tmp_path / name).write_bytes(content + last)
         borders = lambda ends: [60_000, 65_000, int(ends[-1])]  # noqa: E731
-        dataset.write(tmp_path / f"data-{name}", module("bytepairs").Byte(), [tmp_path / name], borders, {})
+        dataset.write(
+            tmp_path / f"data-{name}", module("bytepairs").Byte(), [tmp_path / name], borders, {}
+        )
         opened = store(tmp_path, f"data-{name}")
         assert (opened.arrays["tokens"].dtype, opened.manifest["format"]) == (
             name,
@@ -140,7 +154,9 @@ def test_every_tokenizer_gives_the_text_back(kind: str, text: str, tmp_path: Pat
     assert kind != "bpe" or len(stored) < 0.8 * len(text + TEXT)
 
 
-def test_a_large_text_is_the_same_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_text_is_the_same_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     texts = module("texts")
     for content in (TEXT.encode(), "漢字🙂é".encode() * 500, bytes(range(256)) * 20):
         for name, data in (("plain", content), ("packed.gz", gzip.compress(content))):
@@ -204,7 +220,11 @@ def test_gpt2_without_its_vocabulary_is_one_line(
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path / "cache"))
     result = prepare(tmp_path, TEXT, "--tokenizer", "gpt2", before=broken)
     one_error(
-        result, "GPT-2's vocabulary", "route" if fault == "offline" else "[Hh]ash", "go online", "cache"
+        result,
+        "GPT-2's vocabulary",
+        "route" if fault == "offline" else "[Hh]ash",
+        "go online",
+        "cache",
     )
     assert not (tmp_path / "data/manifest.json").exists()
 
@@ -220,10 +240,14 @@ def test_the_width_of_a_stored_token_follows_the_vocabulary(tmp_path: Path) -> N
             decode=lambda tokens: b"x" * len(tokens),
             facts=lambda: {},
         )
-        dataset.write(tmp_path / dtype, tokenizer, [tmp_path / "text"], lambda ends: [80, 90, 101], {})
+        dataset.write(
+            tmp_path / dtype, tokenizer, [tmp_path / "text"], lambda ends: [80, 90, 101], {}
+        )
         assert tokens(tmp_path, data=dtype).dtype == np.dtype(dtype)
         assert tokens(tmp_path, data=dtype)[:2].tolist() == [end - 1] * 2
-        samples = dataset.Samples(store(tmp_path, dtype), settings("--data.block_size", "8"), "train")
+        samples = dataset.Samples(
+            store(tmp_path, dtype), settings("--data.block_size", "8"), "train"
+        )
         batch = next(batches(samples, store(tmp_path, dtype), "--data.block_size", "8"))
         assert batch["tokens"].max() == end - 1
 
@@ -258,12 +282,19 @@ def test_files_are_split_whole_and_copies_left_out(tmp_path: Path) -> None:
 
 
 def batches(
-    samples: Any, opened: Any, *flags: str, loader: str = "memmap", train: bool = False, epoch: int = 0
+    samples: Any,
+    opened: Any,
+    *flags: str,
+    loader: str = "memmap",
+    train: bool = False,
+    epoch: int = 0,
 ) -> Any:
     samples.training = train
     chosen, part = settings("--data.batch_size", "8", *flags), project(loader=loader)
     order = imported(part, "engine.order").order_of(samples, chosen, train=train)
-    made = imported(part, "engine.loader").Loader(samples, opened, chosen, order, torch.device("cpu"))
+    made = imported(part, "engine.loader").Loader(
+        samples, opened, chosen, order, torch.device("cpu")
+    )
     for batch in made.epoch(epoch):
         yield {name: value.clone() for name, value in batch.items()}
     made.close()
@@ -282,7 +313,9 @@ def test_each_token_but_the_first_is_the_target_of_the_one_before_it_once(
         inputs = torch.cat([batch["tokens"][batch["index"] >= 0] for batch in seen])
         targets = torch.cat([batch["targets"][batch["index"] >= 0] for batch in seen])
         present = targets != -100
-        assert (targets[:, :-1] == inputs[:, 1:])[present[:, :-1]].all(), "a target is the next token"
+        assert (targets[:, :-1] == inputs[:, 1:])[present[:, :-1]].all(), (
+            "a target is the next token"
+        )
         assert torch.equal(targets[present], text[1:])
         assert torch.equal(inputs[present], text[:-1])
         filled = torch.cat([batch["targets"][batch["index"] < 0] for batch in seen])
@@ -308,12 +341,16 @@ def test_random_start_shifts_in_training_only(prepared: Path) -> None:
         assert abs(shifts.mean() - 15.5) < 1
     assert (spans[0].starts == spans[1].starts).all()
     assert (spans[0].starts != spans[2].starts).mean() > 0.9
-    of_epoch = [list(batches(samples, opened, *flags, loader=loader, train=True)) for loader in LOADERS]
+    of_epoch = [
+        list(batches(samples, opened, *flags, loader=loader, train=True)) for loader in LOADERS
+    ]
     for one, other in zip(*of_epoch, strict=True):
         assert all(torch.equal(one[name], other[name]) for name in one)
     assembled = imported(project(), "assemble").Project
     for train in (True, False):  # the one place that says so
-        holder = SimpleNamespace(store=opened, settings=settings(*flags), device=torch.device("cpu"))
+        holder = SimpleNamespace(
+            store=opened, settings=settings(*flags), device=torch.device("cpu")
+        )
         holder.distributed = SimpleNamespace(rank=0, world=1)
         holder.loader_class = imported(project(), "engine.loader").Loader
         assert assembled.loader(holder, "train", train).samples.training is train
@@ -322,7 +359,16 @@ def test_random_start_shifts_in_training_only(prepared: Path) -> None:
 def test_another_block_size_needs_no_new_prepare(place: Path) -> None:
     before = (place / "data/manifest.json").read_bytes()
     for block in ("8", "31"):
-        words = ("train", *SMALL, "--data.block_size", block, "--training.max_steps", "3", "--name", block)
+        words = (
+            "train",
+            *SMALL,
+            "--data.block_size",
+            block,
+            "--training.max_steps",
+            "3",
+            "--name",
+            block,
+        )
         assert run(project(), *words, cwd=place).code == 0
     assert (place / "data/manifest.json").read_bytes() == before
 
@@ -334,9 +380,17 @@ def test_memory_is_constant_for_a_sparse_token_file(tmp_path: Path) -> None:
     with open(tmp_path / "store-sparse.bin", "wb") as file:
         file.truncate(2 * count)
     manifest = {
-        **{"format": opened.FORMAT, "rule": opened.RULE, "workload": "llm", "facts": facts(), "source": {}},
+        **{
+            "format": opened.FORMAT,
+            "rule": opened.RULE,
+            "workload": "llm",
+            "facts": facts(),
+            "source": {},
+        },
         "splits": {"train": [0, count], "validation": [0, 0], "test": [0, 0]},
-        "arrays": {"tokens": {"file": "store-sparse.bin", "offset": 0, "shape": [count], "dtype": "uint16"}},
+        "arrays": {
+            "tokens": {"file": "store-sparse.bin", "offset": 0, "shape": [count], "dtype": "uint16"}
+        },
         "files": {"store-sparse.bin": {"bytes": 2 * count, "sha256": "", "crc32": []}},
     }
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
@@ -357,7 +411,9 @@ def anonymous_mb() -> float:
     status = Path("/proc/self/status")
     if not status.exists():
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return next(int(line.split()[1]) / 1024 for line in status.read_text().splitlines() if "RssAnon" in line)
+    return next(
+        int(line.split()[1]) / 1024 for line in status.read_text().splitlines() if "RssAnon" in line
+    )
 
 
 # ---- the model ---------------------------------------------------------------------------------
@@ -377,7 +433,9 @@ def test_the_sizes_are_those_of_gpt2(size: str, count: int) -> None:
     padding = 47 * made.embedding.embedding_dim
     assert sum(parameter.numel() for parameter in made.parameters()) == count + padding
     promised = {"small": 117e6, "medium": 345e6, "large": 774e6}[size]
-    assert sum(parameter.numel() for parameter in plain.parameters()) == pytest.approx(promised, rel=0.06)
+    assert sum(parameter.numel() for parameter in plain.parameters()) == pytest.approx(
+        promised, rel=0.06
+    )
 
 
 def test_flops_are_those_of_the_formula() -> None:
@@ -390,7 +448,9 @@ def test_flops_are_those_of_the_formula() -> None:
     longer = {name: value.repeat(1, 4) for name, value in batch.items()}
     chosen = settings("--model.size", "small", "--data.block_size", "4096")
     build = functools.partial(module("model").build_model, chosen, facts(50_257))
-    assert throughput.count_flops(build, longer) > 4 * 1.1 * expected, "a chunked loss counts as well"
+    assert throughput.count_flops(build, longer) > 4 * 1.1 * expected, (
+        "a chunked loss counts as well"
+    )
 
 
 def test_mfu_has_a_denominator_or_none() -> None:
@@ -430,7 +490,9 @@ def test_the_loss_is_that_of_the_logits() -> None:
     batch = {"tokens": torch.randint(257, (3, 16)), "targets": torch.randint(257, (3, 16))}
     batch["targets"][1, 9:] = -100
     found = model(batch)
-    padded = functional.linear(model.head.norm(model.hidden(batch["tokens"])), model.embedding.weight)
+    padded = functional.linear(
+        model.head.norm(model.hidden(batch["tokens"])), model.embedding.weight
+    )
     assert padded.shape[-1] == 320, "a multiple of 64"
     expected = functional.cross_entropy(padded.flatten(0, 1), batch["targets"].flatten())
     torch.testing.assert_close(found.loss, expected)
@@ -443,12 +505,16 @@ def test_the_loss_is_that_of_the_logits() -> None:
     nothing = model.train()(batch)
     assert (nothing.loss, nothing.weight) == (0, 0)
     assert model.embedding.weight.requires_grad
-    assert not [name for name, _ in model.named_parameters() if "head" in name and "norm" not in name], "tied"
+    assert not [
+        name for name, _ in model.named_parameters() if "head" in name and "norm" not in name
+    ], "tied"
 
 
 @pytest.mark.parametrize("fused", [True, False], ids=["torch's", "ours"])
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
-def test_a_chunked_loss_is_the_whole_one(fused: bool, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chunked_loss_is_the_whole_one(
+    fused: bool, dtype: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if fused and not hasattr(functional, "linear_cross_entropy"):
         pytest.skip("this torch has none")
     if not fused:
@@ -480,7 +546,9 @@ def test_no_token_sees_a_later_one() -> None:
         torch.testing.assert_close(model.logits(text)[:, :9], model.logits(changed)[:, :9])
         assert not torch.allclose(model.logits(text)[:, 9:], model.logits(changed)[:, 9:])
         swapped = text.flip(1)[:, :8]
-        assert not torch.allclose(model.logits(swapped)[:, -1], model.logits(swapped.flip(1))[:, -1])
+        assert not torch.allclose(
+            model.logits(swapped)[:, -1], model.logits(swapped.flip(1))[:, -1]
+        )
 
 
 def test_what_is_added_to_the_stream_starts_smaller_in_a_deep_model() -> None:
@@ -524,7 +592,9 @@ def test_compiled_blocks_generate_too() -> None:
     wanted = model.generate(torch.zeros(1, 3, dtype=torch.int64), 20, temperature=0.0)
     for block in model.blocks():
         block.compile(backend="eager", fullgraph=True)
-    assert torch.equal(model.generate(torch.zeros(1, 3, dtype=torch.int64), 20, temperature=0.0), wanted)
+    assert torch.equal(
+        model.generate(torch.zeros(1, 3, dtype=torch.int64), 20, temperature=0.0), wanted
+    )
 
 
 def test_what_pads_the_vocabulary_is_never_generated() -> None:
@@ -592,7 +662,9 @@ def in_phases(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def phased(words: tuple[str, ...]) -> tuple[str, ...]:
     """A flag outranks a phase: without the two that the phases set."""
-    return tuple(word for word in words if word not in ("--data.block_size", "--data.batch_size", "16", "8"))
+    return tuple(
+        word for word in words if word not in ("--data.block_size", "--data.batch_size", "16", "8")
+    )
 
 
 def beside(in_phases: Path, tmp_path: Path) -> Path:
@@ -613,7 +685,9 @@ def test_a_run_goes_through_its_phases(in_phases: Path) -> None:
 
 
 @pytest.mark.parametrize("framework", choices("framework"))
-@pytest.mark.parametrize("stops", [(5,), (12,), (13,), (17,), (22,), (26,), (4, 12, 15, 22, 23, 30)], ids=str)
+@pytest.mark.parametrize(
+    "stops", [(5,), (12,), (13,), (17,), (22,), (26,), (4, 12, 15, 22, 23, 30)], ids=str
+)
 @pytest.mark.first(1)
 def test_resuming_in_any_phase_equals_no_stop(
     stops: tuple[int, ...], framework: str, in_phases: Path, tmp_path: Path
@@ -647,10 +721,15 @@ def test_phases_one_by_one_equal_all_at_once(in_phases: Path, tmp_path: Path) ->
 
 def test_a_phase_that_is_none_is_one_line(in_phases: Path, tmp_path: Path) -> None:
     one_error(
-        run(project(), "train", "--phase", "9", cwd=in_phases), "there is no phase 9", "--phase", "has 3"
+        run(project(), "train", "--phase", "9", cwd=in_phases),
+        "there is no phase 9",
+        "--phase",
+        "has 3",
     )
     assert len(losses(in_phases)) == 31
-    one_error(run(project(), "train", "--phase", "2", cwd=beside(in_phases, tmp_path)), "no run yet")
+    one_error(
+        run(project(), "train", "--phase", "2", cwd=beside(in_phases, tmp_path)), "no run yet"
+    )
     assert not (tmp_path / "runs").exists()
 
 
@@ -671,7 +750,13 @@ def test_recomputation_changes_no_loss(place: Path) -> None:
     for value in ("false", "true"):
         assert (
             run(
-                project(), *words, "--training.gradient_checkpointing", value, "--name", value, cwd=place
+                project(),
+                *words,
+                "--training.gradient_checkpointing",
+                value,
+                "--name",
+                value,
+                cwd=place,
             ).code
             == 0
         )
@@ -699,12 +784,22 @@ def test_it_learns_and_says_how_well(place: Path) -> None:
     assert metrics["bits_per_byte"] < 1.5
     assert found["baselines"]["order-2 counts"]["bits_per_byte"] < 2
     generated = run(
-        project(), "generate", "--prompt", "Line 12", "--tokens", "40", "--output", "out.txt", cwd=place
+        project(),
+        "generate",
+        "--prompt",
+        "Line 12",
+        "--tokens",
+        "40",
+        "--output",
+        "out.txt",
+        cwd=place,
     )
     assert generated.code == 0, generated.err
     assert (place / "out.txt").read_text().startswith("Line 12")
     assert (place / "out.txt").read_text() in generated.out
-    again = run(project(), "generate", "--prompt", "Line 12", "--tokens", "40", "--seed", "0", cwd=place)
+    again = run(
+        project(), "generate", "--prompt", "Line 12", "--tokens", "40", "--seed", "0", cwd=place
+    )
     assert again.out == generated.out
     (place / "data").unlink()  # the run folder is enough
     away = run(project(), "generate", "--prompt", "Line 12", "--tokens", "40", cwd=place)
@@ -730,7 +825,9 @@ def test_shuffled_targets_are_not_learnt(place: Path) -> None:
     words = ("train", *SMALL, "--training.max_steps", "100", "--optimizer.learning_rate", "0.01")
     final = []
     for before in (None, shuffle):
-        assert run(project(), *words, "--name", str(bool(before)), cwd=place, before=before).code == 0
+        assert (
+            run(project(), *words, "--name", str(bool(before)), cwd=place, before=before).code == 0
+        )
         final.append(float.fromhex(losses(place)[-1][1]))
     assert final[0] < 0.7 * final[1]
 
@@ -754,7 +851,8 @@ def test_the_count_model_is_the_one_of_witten_and_bell() -> None:
         return (seen[symbol] + len(seen) * shorter) / (seen.total() + len(seen))
 
     bits = -sum(
-        math.log2(share(tuple(text[place - 2 : place]), text[place])) for place in range(2, len(text))
+        math.log2(share(tuple(text[place - 2 : place]), text[place]))
+        for place in range(2, len(text))
     )
     found = module("dataset").order_2(train, text)
     assert found == pytest.approx(bits / (text[2:] < 256).sum())
@@ -798,7 +896,9 @@ def test_fp8_layers_evaluate_in_bf16_and_leave_small_ones_alone() -> None:
     plain = small_model("--model.width", "128").eval()
     assert fp8.convert(model, emulate=True) == 8
     layers = [layer for layer in model.modules() if type(layer).__name__ == "Layer"]
-    assert all(layer.config.pad_inner_dim for layer in layers), "else only multiples of 16 tokens, on a GPU"
+    assert all(layer.config.pad_inner_dim for layer in layers), (
+        "else only multiples of 16 tokens, on a GPU"
+    )
     assert model.state_dict().keys() == plain.state_dict().keys()
     batch = {name: torch.randint(257, (2, 16)) for name in ("tokens", "targets")}
     torch.testing.assert_close(model.eval()(batch).loss, plain(batch).loss)
@@ -810,7 +910,7 @@ def test_fp8_layers_evaluate_in_bf16_and_leave_small_ones_alone() -> None:
 
 def test_fp8_needs_a_gpu_or_emulation_and_a_project_made_for_it(place: Path) -> None:
     words = ("train", *SMALL, "--training.precision", "fp8")
-    one_error(run(project(precision="fp8"), *words, cwd=place), "fp8: there is no GPU", "bf16")
+    one_error(run(project(precision="fp8"), *words, cwd=place), "fp8: there is no GPU", "choose fp32, or auto")
     emulated = run(project(), *words, "--training.fp8_emulation", "true", cwd=place)
     one_error(emulated, "without fp8", "copier update -d precision=fp8")
     assert not list(place.glob("runs/*/checkpoints/step*"))
@@ -827,14 +927,26 @@ NOT_UTF8 = TEXT.encode()[:1000] + b"\xff\xfe" + TEXT.encode()
         (b"", (), ("no text", "text.txt")),
         (b"\n", ("--split", "0.5,0.5,0"), None),
         (b"a", ("--split", "0.3,0.4,0.3"), ("no token is left", "--split")),
-        (NOT_UTF8, ("--tokenizer", "char"), ("not UTF-8", r"text.txt, byte 1000", "--tokenizer byte")),
-        (NOT_UTF8, ("--tokenizer", "bpe"), ("not UTF-8", r"text.txt, byte 1000", "--tokenizer byte")),
+        (
+            NOT_UTF8,
+            ("--tokenizer", "char"),
+            ("not UTF-8", r"text.txt, byte 1000", "--tokenizer byte"),
+        ),
+        (
+            NOT_UTF8,
+            ("--tokenizer", "bpe"),
+            ("not UTF-8", r"text.txt, byte 1000", "--tokenizer byte"),
+        ),
         (NOT_UTF8, ("--tokenizer", "byte"), None),
         (TEXT.encode(), ("--split", "0.5,0.6,0"), ("splits nothing", "--split")),
         (TEXT.encode(), ("--split", "10,x,3"), ("splits nothing", "--split")),
         (TEXT.encode(), ("--split=-1,1,1",), ("splits nothing", "--split")),
         (TEXT.encode(), ("--split", "1000000,10,0"), ("needs 1000010 tokens", "there are")),
-        (TEXT.encode(), ("--tokenizer", "bpe", "--vocabulary", "100"), ("above 257", "--vocabulary 100")),
+        (
+            TEXT.encode(),
+            ("--tokenizer", "bpe", "--vocabulary", "100"),
+            ("above 257", "--vocabulary 100"),
+        ),
         (gzip.compress(TEXT.encode())[:-20], (), ("cannot read", "text.txt")),
     ],
 )
@@ -852,7 +964,9 @@ def test_text_that_cannot_be_prepared(
 def test_no_files_to_prepare(tmp_path: Path) -> None:
     (tmp_path / "texts").mkdir()
     one_error(run(project(), "prepare", "--input", "texts", cwd=tmp_path), "no file", "--glob")
-    one_error(run(project(), "prepare", "--input", "nowhere", cwd=tmp_path), "no such file", "nowhere")
+    one_error(
+        run(project(), "prepare", "--input", "nowhere", cwd=tmp_path), "no such file", "nowhere"
+    )
 
 
 @pytest.mark.parametrize(
@@ -861,16 +975,24 @@ def test_no_files_to_prepare(tmp_path: Path) -> None:
         (("--data.block_size", "100000"), ("train split has", "100001", "lower data.block_size")),
         (("--data.block_size", "4000"), ("validation split has", "4001")),
         (("--model.vocabulary", "200"), ("200 is smaller than the data's 257", "model.vocabulary")),
-        (("--model.heads", "5"), ("width 32 cannot be shared by 5 heads", "--model.heads", "multiple of 5")),
+        (
+            ("--model.heads", "5"),
+            ("width 32 cannot be shared by 5 heads", "--model.heads", "multiple of 5"),
+        ),
         (("--model.heads", "32"), ("pairs", "even width")),
-        (("--model.positions", "learned", "--model.context", "8"), ("16", "table of 8 positions", "context")),
+        (
+            ("--model.positions", "learned", "--model.context", "8"),
+            ("16", "table of 8 positions", "context"),
+        ),
         (
             ("--compile.mode", "max-autotune", "--training.gradient_accumulation_steps", "2"),
             ("pytorch#169545",),
         ),
     ],
 )
-def test_settings_that_do_not_fit(flags: tuple[str, ...], says: tuple[str, ...], place: Path) -> None:
+def test_settings_that_do_not_fit(
+    flags: tuple[str, ...], says: tuple[str, ...], place: Path
+) -> None:
     result = run(project(), "train", *SMALL, *flags, cwd=place)
     one_error(result, *says)
     assert not list(place.glob("runs/*/metrics.jsonl")) or not list(rows(place))
@@ -880,7 +1002,9 @@ def test_a_token_file_cut_by_a_byte(prepared: Path, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     for path in (prepared / "data").iterdir():
         content = path.read_bytes()
-        (tmp_path / "data" / path.name).write_bytes(content[:-1] if path.suffix == ".npy" else content)
+        (tmp_path / "data" / path.name).write_bytes(
+            content[:-1] if path.suffix == ".npy" else content
+        )
     result = run(project(), "train", *SMALL, cwd=tmp_path)
     one_error(result, "bytes where the manifest says", "store-", "prepare")
     assert not (tmp_path / "runs").exists()
@@ -889,6 +1013,8 @@ def test_a_token_file_cut_by_a_byte(prepared: Path, tmp_path: Path) -> None:
 def test_a_prompt_that_the_tokenizer_does_not_know(tmp_path: Path) -> None:
     assert prepare(tmp_path, TEXT, "--tokenizer", "char").code == 0
     assert run(project(), "train", *SMALL, "--training.max_steps", "2", cwd=tmp_path).code == 0
-    one_error(run(project(), "generate", "--prompt", "€", cwd=tmp_path), "'€' is not in the vocabulary")
+    one_error(
+        run(project(), "generate", "--prompt", "€", cwd=tmp_path), "'€' is not in the vocabulary"
+    )
     one_error(run(project(), "generate", "--tokens", "-1", cwd=tmp_path), "--tokens")
     one_error(run(project(), "generate", "--temperature", "-1", cwd=tmp_path), "--temperature")

@@ -142,10 +142,21 @@ def settings(
 
 
 def make(
-    loader: str, fake: type[Fake], folder: Path, given: Any, rank: int = 0, world: int = 1, train: bool = True
+    loader: str,
+    fake: type[Fake],
+    folder: Path,
+    given: Any,
+    rank: int = 0,
+    world: int = 1,
+    train: bool = True,
 ) -> Any:
-    answers = {"loader": "chunk", "extras": ["benchmark"]} if loader == "plain" else {"loader": loader}
-    project, part = render(**answers), "measure.plain_loader" if loader == "plain" else "engine.loader"
+    answers = (
+        {"loader": "chunk", "extras": ["benchmark"]} if loader == "plain" else {"loader": loader}
+    )
+    project, part = (
+        render(**answers),
+        "measure.plain_loader" if loader == "plain" else "engine.loader",
+    )
     store = imported(project, "engine.store").Store.open(folder)
     spans = imported(project, "engine.seams").Spans
     samples = fake(spans, train and given.data.order == "random_start")
@@ -153,7 +164,9 @@ def make(
     return imported(project, part).Loader(samples, store, given, order, CPU)
 
 
-def delivered(loader: Any, epochs: tuple[int, ...] = (0, 1), start: int = 0) -> list[dict[str, torch.Tensor]]:
+def delivered(
+    loader: Any, epochs: tuple[int, ...] = (0, 1), start: int = 0
+) -> list[dict[str, torch.Tensor]]:
     """Copies of all batches: a batch is valid until the next one only."""
     found = [
         {name: value.clone() for name, value in batch.items()}
@@ -164,16 +177,20 @@ def delivered(loader: Any, epochs: tuple[int, ...] = (0, 1), start: int = 0) -> 
     return found
 
 
-def assert_equal(first: list[dict[str, torch.Tensor]], second: list[dict[str, torch.Tensor]]) -> None:
+def assert_equal(
+    first: list[dict[str, torch.Tensor]], second: list[dict[str, torch.Tensor]]
+) -> None:
     assert len(first) == len(second)
     for left, right in zip(first, second, strict=True):
         assert left.keys() == right.keys()
         for name, value in left.items():
             assert value.dtype == right[name].dtype
             assert value.shape == right[name].shape
-            assert value.contiguous().view(torch.uint8).equal(right[name].contiguous().view(torch.uint8)), (
-                name
-            )
+            assert (
+                value.contiguous()
+                .view(torch.uint8)
+                .equal(right[name].contiguous().view(torch.uint8))
+            ), name
 
 
 # Bytes of all chunks: some batches, about one batch, less than one batch; resident is "auto".
@@ -192,12 +209,16 @@ def test_loaders_give_the_same_batches(fake: type[Fake], order: str, folder: Pat
         if not (order == "lanes" and train):
             assert sorted(numbers[numbers >= 0].tolist()) == list(range(Fake.count))
         for loader in ("dataloader", "plain"):
-            assert_equal(delivered(make(loader, fake, folder, settings(order), train=train)), expected)
+            assert_equal(
+                delivered(make(loader, fake, folder, settings(order), train=train)), expected
+            )
         for loader in ("memmap", "chunk"):
             kept = make(loader, fake, folder, settings(order, resident=True), train=train)
             assert_equal(delivered(kept), expected)
         for size in ("auto", SIZES[fake] / 1e9, SIZES[fake] / 8e9, 1e-9):
-            assert_equal(delivered(make("chunk", fake, folder, settings(order, size), train=train)), expected)
+            assert_equal(
+                delivered(make("chunk", fake, folder, settings(order, size), train=train)), expected
+            )
 
 
 def test_workers_change_nothing(folder: Path) -> None:
@@ -208,11 +229,15 @@ def test_workers_change_nothing(folder: Path) -> None:
 
 @pytest.mark.parametrize("loader", LOADERS)
 @pytest.mark.parametrize("fake", FAKES)
-def test_an_epoch_from_any_batch_on_is_its_rest(loader: str, fake: type[Fake], folder: Path) -> None:
+def test_an_epoch_from_any_batch_on_is_its_rest(
+    loader: str, fake: type[Fake], folder: Path
+) -> None:
     given = settings("full", SIZES[fake] / 1e9)
     whole = delivered(make(loader, fake, folder, given), epochs=(1,))
     for start in (1, 7, len(whole) - 1, len(whole)):
-        assert_equal(delivered(make(loader, fake, folder, given), epochs=(1,), start=start), whole[start:])
+        assert_equal(
+            delivered(make(loader, fake, folder, given), epochs=(1,), start=start), whole[start:]
+        )
 
 
 @pytest.mark.parametrize("loader", LOADERS)
@@ -249,7 +274,9 @@ def test_a_random_start_beyond_the_first_epochs_rows(loader: str, folder: Path) 
     next(loader.epoch(0))
     assert loader.stats()["resident"] == 1
     for _ in range(2):
-        found = [{name: value.clone() for name, value in batch.items()} for batch in loader.epoch(900)]
+        found = [
+            {name: value.clone() for name, value in batch.items()} for batch in loader.epoch(900)
+        ]
         assert_equal(found, late)
         assert loader.stats()["resident"] == 1
     loader.close()
@@ -281,19 +308,25 @@ def test_resident_is_a_wish_an_order_or_a_ban(
         made.close()
 
 
-def test_waiting_for_the_gpu_is_no_wait_for_data(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_the_gpu_is_no_wait_for_data(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`memmap` waits until the copies out of its buffers are done; on a GPU they come after earlier steps."""
     loader, clock = make("memmap", Windows, folder, settings("time")), [0.0]
-    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])  # it stands, but for the waits of a GPU
+    monkeypatch.setattr(
+        time, "perf_counter", lambda: clock[0]
+    )  # it stands, but for the waits of a GPU
 
     def synchronize() -> None:
         clock[0] += 1
 
     loader._copied = [SimpleNamespace(synchronize=synchronize)] * len(loader._copied)
-    watch = SimpleNamespace(loader=loader, waited=0.0)
-    batches = sum(1 for _ in module("engine.monitor", "memmap").Monitor.timed(watch, loader.epoch(0)))
+    watch = SimpleNamespace(loader=loader, _waited=0.0)
+    batches = sum(
+        1 for _ in module("engine.monitor", "memmap").Monitor.timed(watch, loader.epoch(0))
+    )
     loader.close()
-    assert (loader.stall_seconds, watch.waited) == (batches, 0)
+    assert (loader.stall_seconds, watch._waited) == (batches, 0)
 
 
 # ---- memory, threads, errors of the chunk loader -------------------------------------------------
@@ -308,7 +341,9 @@ def test_memory_stays_within_the_chunks(tmp_path: Path) -> None:
             writer.create("pages", (rows, 64, 70), "float32")[...] = 1
             writer.create("targets", (rows, 2), "int64")[...] = 1
             writer.splits = {"train": [0, rows]}
-        loader = make("chunk", type("More", (Pages,), {"count": rows}), place, settings("full", 5e-3))
+        loader = make(
+            "chunk", type("More", (Pages,), {"count": rows}), place, settings("full", 5e-3)
+        )
         tracemalloc.start()
         for epoch in range(2):
             for _ in loader.epoch(epoch):
@@ -325,7 +360,10 @@ def test_each_row_is_read_once_an_epoch(order: str, folder: Path) -> None:
     loader = make("chunk", Pages, folder, settings(order, 3e-3))
     for _ in loader.epoch(0):
         pass
-    least = sum(loader._chunks.sources[name].array.row_bytes for name in ("pages", "targets")) * Fake.count
+    least = (
+        sum(loader._chunks.sources[name].array.row_bytes for name in ("pages", "targets"))
+        * Fake.count
+    )
     assert loader.stats()["read_bytes"] <= 1.1 * least
     loader.close()
 
@@ -374,7 +412,8 @@ def test_a_worker_that_dies_is_one_line(folder: Path) -> None:
 
     loader = make("dataloader", Deadly, folder, settings("time", workers=1))
     with pytest.raises(
-        module("engine.errors", "dataloader").UserError, match=r"worker died: 1 workers: .*num_workers"
+        module("engine.errors", "dataloader").UserError,
+        match=r"worker died: 1 workers: .*num_workers",
     ):
         next(loader.epoch(0))
     loader.close()
@@ -388,10 +427,15 @@ def test_chunks_of_whole_rows_are_read_by_a_table(userblock: int, tmp_path: Path
     values = np.random.default_rng(0).normal(size=(103, 5, 3)).astype("f4")
     with h5py.File(tmp_path / "some.h5", "w", userblock_size=userblock) as file:
         file.create_dataset("rows", data=values, chunks=(10, 5, 3))
-        file.create_dataset("holes", (103, 5, 3), "f4", chunks=(10, 5, 3), fillvalue=2.0)[:20] = values[:20]
+        file.create_dataset("holes", (103, 5, 3), "f4", chunks=(10, 5, 3), fillvalue=2.0)[:20] = (
+            values[:20]
+        )
     reader = module("engine.reader")
     arrays = module("engine.hdf5").hdf5_arrays(tmp_path / "some.h5", "rows", "holes")
-    expected = {"rows": values, "holes": np.concatenate([values[:20], np.full((83, 5, 3), 2, "f4")])}
+    expected = {
+        "rows": values,
+        "holes": np.concatenate([values[:20], np.full((83, 5, 3), 2, "f4")]),
+    }
     for name, kind in (("rows", reader.Tabled), ("holes", reader.Filtered)):
         source = reader.open_source(arrays[name])
         assert type(source) is kind

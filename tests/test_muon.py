@@ -16,7 +16,13 @@ from variants import choices
 
 MUON = ("--optimizer.name", "muon", "--monitor.every_steps", "1", "--training.precision", "fp32")
 SETTINGS = SimpleNamespace(
-    name="muon", learning_rate=0.01, weight_decay=0.1, beta1=0.9, beta2=0.99, epsilon=1e-8, fused=True
+    name="muon",
+    learning_rate=0.01,
+    weight_decay=0.1,
+    beta1=0.9,
+    beta2=0.99,
+    epsilon=1e-8,
+    fused=True,
 )
 
 
@@ -91,7 +97,10 @@ def test_two_ranks_make_the_steps_of_one(distributed: str, tmp_path: Path) -> No
     words = (*TINY["llm"], *MUON, "--training.max_steps", "12", "--model.dropout", "0")
     assert run(project, "train", *words, cwd=tmp_path).code == 0
     alone = [float.fromhex(loss) for _, loss in losses(tmp_path) + evaluations(tmp_path)]
-    for more in ((*words, "--data.batch_size", "4", "--max-steps", "5"), ("--resume", "--max-steps", "9")):
+    for more in (
+        (*words, "--data.batch_size", "4", "--max-steps", "5"),
+        ("--resume", "--max-steps", "9"),
+    ):
         results = run_ranks(project, "train", *more, cwd=tmp_path)
         assert [result.code for result in results] == [0, 0], results[0].err[-2000:]
     assert run(project, "train", "--resume", "--data.batch_size", "8", cwd=tmp_path).code == 0
@@ -102,5 +111,7 @@ def test_two_ranks_make_the_steps_of_one(distributed: str, tmp_path: Path) -> No
 def test_a_model_without_matrices_in_blocks_is_one_line(tmp_path: Path) -> None:
     words = ("train", "--optimizer.name", "muon", "--model.depth", "1")
     one_error(
-        run(render(workload="tabular"), *words, cwd=tmp_path), "no block .* matrix", "optimizer.name muon"
+        run(render(workload="tabular"), *words, cwd=tmp_path),
+        "no block .* matrix",
+        "optimizer.name muon",
     )

@@ -19,7 +19,14 @@ ANOTHER_ORDER = ("31e3d70",)
 SAME_ORDER = ("b307fa5",)
 
 STEPS, STOP = 40, 23
-LENGTH = ("--training.max_steps", str(STEPS), "--evaluation.every_steps", "20", "--monitor.every_steps", "1")
+LENGTH = (
+    "--training.max_steps",
+    str(STEPS),
+    "--evaluation.every_steps",
+    "20",
+    "--monitor.every_steps",
+    "1",
+)
 
 
 def there(revision: str) -> bool:
@@ -54,7 +61,9 @@ def test_a_run_of_another_order_is_evaluated_and_not_resumed(
     measured = json.loads((newest_run(folder) / "evaluation.json").read_text())["metrics"]["loss"]
     assert measured == pytest.approx(float.fromhex(evaluations(folder)[-1][1]), rel=0.3)
     one_error(
-        run(render(workload=workload), "train", "--resume", cwd=folder), "rule 1 of the order", "rule 2"
+        run(render(workload=workload), "train", "--resume", cwd=folder),
+        "rule 1 of the order",
+        "rule 2",
     )
     assert len(losses(folder)) == STOP
 

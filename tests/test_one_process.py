@@ -24,7 +24,12 @@ def start(folder: Path, *words: str, path: str = "") -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "my_training", *words]
     (folder / "config.yaml").touch()
     return subprocess.Popen(
-        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
 
 
@@ -66,7 +71,10 @@ LOADED = [  # what importing torch does, and the line
         f'raise ImportError("{MISSING}", name="torch")',
         f"torch cannot be loaded: {MISSING}: `make setup` installs it",
     ),
-    (f'raise OSError("{MISSING}")', f"libgomp cannot be loaded: {MISSING}: install it with the packages"),
+    (
+        f'raise OSError("{MISSING}")',
+        f"libgomp cannot be loaded: {MISSING}: install it with the packages",
+    ),
     (
         'raise RuntimeError("NumPy was built with baseline optimizations: \\n(X86_V2) but your machine")',
         "numpy cannot be loaded: NumPy was built with baseline optimizations:",
@@ -77,7 +85,9 @@ LOADED = [  # what importing torch does, and the line
 def test_a_torch_that_kills_its_process_is_said_by_doctor(tmp_path: Path) -> None:
     """As one that was built for another CPU does."""
     (tmp_path / "torch").mkdir()
-    (tmp_path / "torch/__init__.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGILL)")
+    (tmp_path / "torch/__init__.py").write_text(
+        "import os, signal\nos.kill(os.getpid(), signal.SIGILL)"
+    )
     broken = start(tmp_path, "doctor", path=str(tmp_path))
     _, said = broken.communicate()
     assert broken.returncode == 2

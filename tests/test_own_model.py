@@ -74,7 +74,9 @@ def test_own_tests_find_a_model_without_the_mask(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_broken_contract_is_one_line_at_the_start(old: str, new: str, line: str, tmp_path: Path) -> None:
+def test_a_broken_contract_is_one_line_at_the_start(
+    old: str, new: str, line: str, tmp_path: Path
+) -> None:
     assert EXAMPLE.count(old) == 1
     project = project_with(tmp_path, EXAMPLE.replace(old, new))
     one_error(run(project, *SHORT, cwd=tmp_path), line)

@@ -15,7 +15,11 @@ from variants import choices
 OPTIONS = ("--model.width", "16", "--monitor.every_steps", "1", "--schedule.warmup_steps", "2")
 PHASES = [
     {"name": "short", "steps": 12, "overrides": {"data": {"batch_size": 64}}},
-    {"name": "long", "steps": 15, "overrides": {"data.batch_size": 256, "optimizer.learning_rate": 1e-4}},
+    {
+        "name": "long",
+        "steps": 15,
+        "overrides": {"data.batch_size": 256, "optimizer.learning_rate": 1e-4},
+    },
     {"name": "last", "steps": 5, "overrides": {"training.gradient_accumulation_steps": 2}},
 ]
 
@@ -70,7 +74,10 @@ def test_resume_inside_any_phase(
         )
         assert result.code == 0, result.err
         assert losses(place)[-1][0] == stop
-    assert run(render(workload="tabular", framework=framework), "train", "--resume", cwd=place).code == 0
+    assert (
+        run(render(workload="tabular", framework=framework), "train", "--resume", cwd=place).code
+        == 0
+    )
     assert losses(place) == losses(reference)
     assert evaluations(place) == evaluations(reference)
     assert weights(place) == weights(reference)
@@ -94,7 +101,9 @@ def test_a_phase_waits_for_the_one_before(place: Path) -> None:
     one_error(run(project, "train", "--phase", "9", cwd=place), "no phase 9", "3")
     assert run(project, "train", *OPTIONS, "--phase", "1", "--max-steps", "7", cwd=place).code == 0
     one_error(run(project, "train", "--phase", "4", cwd=place), "no phase 4")
-    one_error(run(project, "train", "--phase", "2", cwd=place), "phase 1 is not finished", "step 7 of 12")
+    one_error(
+        run(project, "train", "--phase", "2", cwd=place), "phase 1 is not finished", "step 7 of 12"
+    )
     assert newest_run(place).exists()
 
 
@@ -118,12 +127,16 @@ def test_a_phase_trains_and_evaluates_on_data_of_its_own(tmp_path: Path) -> None
     for stops in ((), (5, 9, 14)):
         for number, stop in enumerate((*stops, 20)):
             flags = ("--resume",) if number else words
-            done = run(render(workload="tabular"), "train", *flags, "--max-steps", str(stop), cwd=tmp_path)
+            done = run(
+                render(workload="tabular"), "train", *flags, "--max-steps", str(stop), cwd=tmp_path
+            )
             assert done.code == 0, done.err
         found.append((losses(tmp_path), evaluations(tmp_path), weights(tmp_path)))
     assert found[0] == found[1]
     trained = [row["loss"] for row in rows(tmp_path) if "split" not in row]
-    assert trained[9] > 2 * trained[8], "the second table's targets go down where the first one's go up"
+    assert trained[9] > 2 * trained[8], (
+        "the second table's targets go down where the first one's go up"
+    )
     words = ("--checkpoint", "last", "--split", "validation")
     assert run(render(workload="tabular"), "evaluate", *words, cwd=tmp_path).code == 0
     measured = json.loads((newest_run(tmp_path) / "evaluation.json").read_text())["metrics"]["loss"]

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from importing import imported
@@ -52,7 +51,9 @@ def tracked(folder: Path) -> dict[str, list[int]]:
 
     events = EventAccumulator(str(newest_run(folder) / "tensorboard"), {"images": 0, "tensors": 0})
     events.Reload()
-    found = {name: [event.step for event in events.Images(name)] for name in events.Tags()["images"]}
+    found = {
+        name: [event.step for event in events.Images(name)] for name in events.Tags()["images"]
+    }
     texts = [name for name in events.Tags()["tensors"] if name.startswith("validation/")]
     return found | {name: [event.step for event in events.Tensors(name)] for name in texts}
 
@@ -75,7 +76,9 @@ def test_each_workload_shows_what_its_model_does(workload: str, tmp_path: Path) 
     assert drawn(tmp_path) == files
     last = 10 if words is TABLE else 5
     assert (steps(tmp_path)[0], steps(tmp_path)[-1]) == (5, last)
-    names = {f"validation/{Path(name).stem}" + "/text_summary" * name.endswith(".md") for name in files}
+    names = {
+        f"validation/{Path(name).stem}" + "/text_summary" * name.endswith(".md") for name in files
+    }
     assert tracked(tmp_path) == dict.fromkeys(names, steps(tmp_path))
     page = (newest_run(tmp_path) / "report.md").read_text()
     assert f"## Pictures: validation at step {last}" in page
@@ -99,7 +102,9 @@ def test_classes_have_a_matrix_and_figures_of_each(tmp_path: Path) -> None:
     assert drawn(tmp_path) == {"confusion.png", "classes.md", "worst.md"}
     page = (newest_run(tmp_path) / "report.md").read_text()
     each = [
-        line.split("|")[1:-1] for line in page.splitlines() if line.startswith(("| one", "| two", "| three"))
+        line.split("|")[1:-1]
+        for line in page.splitlines()
+        if line.startswith(("| one", "| two", "| three"))
     ]
     assert len(each) == 3
     assert sum(int(cells[4]) for cells in each) == 45, "each validation row has one true class"
@@ -171,7 +176,9 @@ def test_pictures_cost_no_bit_of_the_training(
     assert at is None or steps(tmp_path) == at
 
 
-def test_matplotlib_is_loaded_for_the_first_picture_and_no_sooner(plain: Path, tmp_path: Path) -> None:
+def test_matplotlib_is_loaded_for_the_first_picture_and_no_sooner(
+    plain: Path, tmp_path: Path
+) -> None:
     (tmp_path / "data").symlink_to(plain / "data")
     project = Path(shutil.copytree(render(workload="tabular"), tmp_path / "project"))
     lines = ["import sys", "class Hook:", "    def after_step(self, run):"]
@@ -207,14 +214,22 @@ def test_servers_get_pictures_too(tmp_path: Path) -> None:
         assert done.code == 0, done.err[-2000:]
         assert "tracker failed" not in done.out
         if tracker == "wandb":
-            kept = [path.as_posix() for path in newest_run(tmp_path).rglob("media/**/*") if path.is_file()]
+            kept = [
+                path.as_posix()
+                for path in newest_run(tmp_path).rglob("media/**/*")
+                if path.is_file()
+            ]
             assert any("images/validation/predictions_5" in path for path in kept), kept
             assert any("html/validation/worst_5" in path for path in kept), kept
     client = mlflow.MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
     (experiment,) = [e for e in client.search_experiments() if e.name == "my_training"]
     (found,) = client.search_runs([experiment.experiment_id])
     folder = Path(found.info.artifact_uri.removeprefix("file://"))
-    kept = [path.relative_to(folder).as_posix() for path in (tmp_path / folder).rglob("*") if path.is_file()]
+    kept = [
+        path.relative_to(folder).as_posix()
+        for path in (tmp_path / folder).rglob("*")
+        if path.is_file()
+    ]
     assert any("predictions+step+10" in path for path in kept), kept
     assert "validation/worst/step-00000010.md" in kept
 
@@ -222,7 +237,7 @@ def test_servers_get_pictures_too(tmp_path: Path) -> None:
 # ---- alerts -----------------------------------------------------------------------------------
 
 
-monitor = imported(render(), "engine.monitor")
+alerts = imported(render(), "engine.alerts")
 progress = imported(render(), "engine.progress")
 
 
@@ -238,31 +253,47 @@ progress = imported(render(), "engine.progress")
     ],
 )
 def test_what_an_alert_of_divergence_is(loss: float, best: float, step: int, expected: str) -> None:
-    said: list[str] = []
-    run: Any = monitor.Monitor.__new__(monitor.Monitor)
     settings = SimpleNamespace(
         optimizer=SimpleNamespace(learning_rate=0.1), training=SimpleNamespace(gradient_clip=1.0)
     )
-    run.project, run.end, run._naive = SimpleNamespace(naive=lambda split: 1.0, settings=settings), 100, None
-    run.event, run.alert = lambda *_, **facts: None, lambda step, kind, text: said.append(text)
-    run._judge_loss("validation", loss, progress.Progress(step=step, best_loss=best, best_step=4))
-    assert said == [f"divergence: {expected} optimizer.learning_rate (0.1)"] * bool(expected)
+    state = progress.Progress(step=step, best_loss=best, best_step=4)
+    found = alerts.divergence("validation", loss, 1.0, state, 100, settings)
+    assert found == (f"divergence: {expected} optimizer.learning_rate (0.1)" if expected else None)
+
+
+def test_a_baseline_that_is_nan_is_an_alert() -> None:
+    settings = SimpleNamespace(
+        optimizer=SimpleNamespace(learning_rate=0.1), training=SimpleNamespace(gradient_clip=1.0)
+    )
+    state = progress.Progress(step=50, best_loss=0.5, best_step=50)
+    assert "worse than nan" in alerts.divergence("validation", 0.5, math.nan, state, 100, settings)
 
 
 def test_a_training_that_diverges_is_an_alert(tmp_path: Path) -> None:
-    words = ("--optimizer.learning_rate", "1", "--training.gradient_clip", "0", "--training.max_steps", "60")
+    words = (
+        "--optimizer.learning_rate",
+        "1",
+        "--training.gradient_clip",
+        "0",
+        "--training.max_steps",
+        "60",
+    )
     project = render(workload="tabular")
     done = run(project, "train", *TABLE, *words, "--evaluation.every_steps", "10", cwd=tmp_path)
     alerts = [line for line in done.out.splitlines() if line.startswith("alert: divergence: ")]
     assert len(alerts) == 1, done.out
     assert alerts[0].startswith("alert: divergence: the validation loss ")
-    assert alerts[0].endswith(": lower optimizer.learning_rate (1), or set training.gradient_clip 1")
+    assert alerts[0].endswith(
+        ": lower optimizer.learning_rate (1), or set training.gradient_clip 1"
+    )
     page = (newest_run(tmp_path) / "report.md").read_text()
     assert alerts[0].removeprefix("alert: ") in page
     assert page.index("## Alerts") < page.index("## Losses")
 
 
 def test_a_sound_training_is_none(tmp_path: Path) -> None:
-    done = run(render(workload="tabular"), "train", *TABLE, "--training.max_steps", "60", cwd=tmp_path)
+    done = run(
+        render(workload="tabular"), "train", *TABLE, "--training.max_steps", "60", cwd=tmp_path
+    )
     assert done.code == 0
     assert "alert: divergence" not in done.out

@@ -38,7 +38,9 @@ def cases() -> list[tuple[str, str]]:
 
 def refused(workload: str) -> list[tuple[str, str]]:
     return [
-        case for case in cases() if impossible({"workload": workload, "gpu": case[0], "precision": case[1]})
+        case
+        for case in cases()
+        if impossible({"workload": workload, "gpu": case[0], "precision": case[1]})
     ]
 
 
@@ -46,7 +48,9 @@ REFUSED = refused("llm")
 
 
 @pytest.mark.parametrize(("gpu", "precision"), REFUSED)
-def test_impossible_precision_is_refused_with_its_reason(gpu: str, precision: str, tmp_path: Path) -> None:
+def test_impossible_precision_is_refused_with_its_reason(
+    gpu: str, precision: str, tmp_path: Path
+) -> None:
     message = refusal(tmp_path, workload="llm", gpu=gpu, precision=precision)
     row = gpus().get(gpu)
     card = row["label"] if row else "A CPU"
@@ -60,7 +64,9 @@ def test_impossible_precision_is_refused_with_its_reason(gpu: str, precision: st
 
 def test_possible_precisions_are_taken() -> None:
     """By the variants that are rendered: each possible pair of GPU kind and precision is among them."""
-    rendered = {(answers.get("gpu", "auto"), answers.get("precision", "auto")) for answers in all_variants()}
+    rendered = {
+        (answers.get("gpu", "auto"), answers.get("precision", "auto")) for answers in all_variants()
+    }
     assert {("v100", "fp16"), ("cpu", "bf16"), ("gtx_1080_ti", "fp16")} <= rendered
     assert not rendered & set(REFUSED)
 
@@ -73,13 +79,22 @@ def test_fp8_is_refused_where_no_product_is_large(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("capability", "precision", "advice"),
-    [("6.1", "bf16", "fp32"), ("7.5", "bf16", "fp16"), ("7.5", "tf32", "fp16"), ("5.2", "tf32", "fp32")],
+    [
+        ("6.1", "bf16", "fp32"),
+        ("7.5", "bf16", "fp16"),
+        ("7.5", "tf32", "fp16"),
+        ("5.2", "tf32", "fp32"),
+    ],
 )
 def test_capability_of_another_card_decides_as_the_table_does(
     capability: str, precision: str, advice: str, tmp_path: Path
 ) -> None:
     message = refusal(
-        tmp_path, gpu="other", gpu_compute_capability=capability, gpu_memory_gb=8, precision=precision
+        tmp_path,
+        gpu="other",
+        gpu_compute_capability=capability,
+        gpu_memory_gb=8,
+        precision=precision,
     )
     assert f"sm {capability} has no" in message
     assert message.endswith(f"; choose {advice}")
@@ -87,7 +102,17 @@ def test_capability_of_another_card_decides_as_the_table_does(
 
 def test_command_line_refuses_with_the_reason_last(tmp_path: Path) -> None:
     target = tmp_path / "project"
-    command = [sys.executable, "-m", "copier", "copy", "--defaults", "-d", "gpu=v100", "-d", "precision=bf16"]
+    command = [
+        sys.executable,
+        "-m",
+        "copier",
+        "copy",
+        "--defaults",
+        "-d",
+        "gpu=v100",
+        "-d",
+        "precision=bf16",
+    ]
     done = subprocess.run([*command, str(template()), str(target)], capture_output=True, text=True)
     assert done.returncode != 0
     assert done.stderr.strip().splitlines()[-1].endswith("V100 has no bf16; choose fp16")
@@ -147,7 +172,9 @@ def test_package_name_follows_from_the_project_name(project_name: str, package: 
 
 
 def test_reserved_names_hold_every_module_of_python_and_every_dependency() -> None:
-    reserved = yaml.safe_load((REPOSITORY / "template/tables/reserved_names.yml").read_text(encoding="utf-8"))
+    reserved = yaml.safe_load(
+        (REPOSITORY / "template/tables/reserved_names.yml").read_text(encoding="utf-8")
+    )
     modules = {name.lower() for name in sys.stdlib_module_names if name[0] != "_"}
     assert modules <= set(reserved["standard_library"])
     assert set(keyword.kwlist) == set(reserved["keywords"])
@@ -157,11 +184,16 @@ def test_reserved_names_hold_every_module_of_python_and_every_dependency() -> No
         for line in pyproject_dependencies(render(**answers))
     }
     modules_of = importlib.metadata.packages_distributions()
-    modules = {module for module, owners in modules_of.items() if declared & {o.lower() for o in owners}}
+    modules = {
+        module for module, owners in modules_of.items() if declared & {o.lower() for o in owners}
+    }
     modules = {module for module in modules if module[0] != "_" and "/" not in module}
     assert {"torch", "yaml", "lightning"} <= modules
     modules -= {"pylab", "mpl_toolkits"}
-    assert modules <= {*reserved["dependencies"], *reserved["standard_library"]}  # torchao has a `test`
+    assert modules <= {
+        *reserved["dependencies"],
+        *reserved["standard_library"],
+    }  # torchao has a `test`
 
 
 def pyproject_dependencies(project: Path) -> list[str]:
@@ -225,27 +257,80 @@ def test_questions_are_sentences_and_choices_say_what_they_mean() -> None:
             assert label.startswith(f"{value}: "), label
 
 
-def test_message_after_copying_gives_commands_that_exist(tmp_path: Path) -> None:
+def message_after_copying(project: Path, *options: str) -> list[str]:
+    """The lines that Copier prints at the end."""
     command = [
         sys.executable,
         "-m",
         "copier",
         "copy",
         "--defaults",
+        *options,
         str(template()),
-        str(tmp_path / "a project"),
+        str(project),
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    commands = re.findall(r"^  (.+?)(?:  +#.*)?$", done.stderr.split("is ready")[1], flags=re.MULTILINE)
-    assert commands[0] == f"cd '{tmp_path / 'a project'}'"
-    makefile = (tmp_path / "a project/Makefile").read_text(encoding="utf-8")
-    # Inside a repository of one's own there is none to make.
+    return done.stderr[done.stderr.index("The project is ready") :].splitlines()
+
+
+LONG = "a folder of forty letters and some spaces"
+
+
+@pytest.mark.parametrize(
+    ("layout", "folder"),
+    [
+        ("package", "a project"),
+        ("script", f"{LONG}/{LONG}"),
+        ("package", f"{LONG}/it's/{LONG}/{LONG}"),
+    ],
+)
+def test_message_after_copying_gives_commands_that_work(
+    layout: str, folder: str, tmp_path: Path
+) -> None:
+    """Each line fits a terminal of 80 columns, whatever the name and the place of the project."""
+    project = tmp_path / folder
+    lines = message_after_copying(
+        project,
+        "-d",
+        f"layout={layout}",
+        "-d",
+        f"project_name={LONG * 3}",
+        "-d",
+        "package_name=mine",
+    )
+    assert [line for line in lines if len(line) > 80] == []
+    commands = [line.partition("  #")[0].strip() for line in lines if line.startswith("  ")]
+    (git,) = [command for command in commands if command.startswith("git rev-parse")]
+    enter = commands[: commands.index(git)]
+
+    def runs(*words: str) -> str:
+        script = "\n".join(["set -e", *enter, *words])
+        done = subprocess.run(
+            ["sh", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True
+        )
+        assert "fatal" not in done.stdout + done.stderr
+        return done.stdout.strip()
+
+    assert runs("pwd -P") == str(project.resolve())
+    runs(git)
+    assert (project / ".git").is_dir()
+    if layout == "package":
+        makefile = (project / "Makefile").read_text(encoding="utf-8")
+        targets = [
+            command.removeprefix("make ") for command in commands if command.startswith("make ")
+        ]
+        assert len(targets) == 3
+        assert all(f"\n{target}:" in makefile for target in targets)
+
+
+def test_message_after_copying_makes_no_repository_inside_another(tmp_path: Path) -> None:
     subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
-    subprocess.run(["sh", "-c", commands[1]], cwd=tmp_path / "a project", check=True, capture_output=True)
-    assert not (tmp_path / "a project/.git").exists()
-    for line in commands[3:]:
-        assert line.startswith("make ")
-        assert f"\n{line.removeprefix('make ')}:" in makefile
+    project = tmp_path / "project"
+    (command,) = [
+        line for line in message_after_copying(project) if line.startswith("  git rev-parse")
+    ]
+    subprocess.run(["sh", "-c", command], cwd=project, check=True)
+    assert not (project / ".git").exists()
 
 
 # ---- the table of GPUs -------------------------------------------------------------------------
@@ -262,7 +347,13 @@ def test_row_is_complete_and_sane(key: str) -> None:
     assert row["source"]
     figures = [row[name] for name in ("sm_count", "memory_gb", "bandwidth_gb_s")]
     assert all(isinstance(figure, int) and figure > 0 for figure in figures)
-    assert set(row["unverified"]) <= {"sm_count", "memory_gb", "bandwidth_gb_s", "triton", *PRECISIONS}
+    assert set(row["unverified"]) <= {
+        "sm_count",
+        "memory_gb",
+        "bandwidth_gb_s",
+        "triton",
+        *PRECISIONS,
+    }
 
     peaks = row["tflops"]
     assert tuple(peaks) == PRECISIONS
@@ -310,7 +401,9 @@ def test_no_two_rows_claim_the_same_card() -> None:
     assert len(set(labels)) == len(labels)
     claims = [(alias, row["memory_gb"]) for row in gpus().values() for alias in row["aliases"]]
     assert len(set(claims)) == len(claims)
-    assert not [alias for alias, _ in claims if alias.startswith("NVIDIA ") or alias != alias.strip()]
+    assert not [
+        alias for alias, _ in claims if alias.startswith("NVIDIA ") or alias != alias.strip()
+    ]
 
 
 def test_rows_are_found_by_whole_names() -> None:

@@ -16,8 +16,24 @@ from running import evaluations, losses, newest_run, one_error, rows, run, start
 from variants import choices
 
 OPTIONS = (
-    *("--data.batch_size", "128", "--model.width", "16", "--model.depth", "2", "--monitor.every_steps", "1"),
-    *("--training.max_steps", "90", "--schedule.warmup_steps", "30", "--evaluation.every_steps", "20"),
+    *(
+        "--data.batch_size",
+        "128",
+        "--model.width",
+        "16",
+        "--model.depth",
+        "2",
+        "--monitor.every_steps",
+        "1",
+    ),
+    *(
+        "--training.max_steps",
+        "90",
+        "--schedule.warmup_steps",
+        "30",
+        "--evaluation.every_steps",
+        "20",
+    ),
     *("--checkpoint.every_steps", "7", "--training.gradient_accumulation_steps", "2"),
 )
 POINTS = 20
@@ -73,7 +89,9 @@ def test_sigkill_at_a_random_point(point: int, place: Path, reference: Path) -> 
     framework = choices("framework")[max(point % 5 - 2, 0)]
     if point % 3 == 0:
         wanted = chance.randrange(1, 90)
-        running = start(render(workload="tabular", framework=framework), "train", *OPTIONS, cwd=place)
+        running = start(
+            render(workload="tabular", framework=framework), "train", *OPTIONS, cwd=place
+        )
         running.wait_for_rows(wanted)
         running.kill()
         result = running.wait()
@@ -138,7 +156,9 @@ def test_signal_inside_an_evaluation_repeats_it(place: Path, reference: Path) ->
 
         run.evaluate = evaluate
 
-    result = run(render(workload="tabular"), "train", *OPTIONS, cwd=place, before=signal_in_evaluation)
+    result = run(
+        render(workload="tabular"), "train", *OPTIONS, cwd=place, before=signal_in_evaluation
+    )
     assert result.code == 143
     assert losses(place)[-1][0] == 20
     assert evaluations(place) == []
@@ -147,7 +167,9 @@ def test_signal_inside_an_evaluation_repeats_it(place: Path, reference: Path) ->
 
 
 def test_damaged_checkpoints_are_skipped_and_named(place: Path, reference: Path) -> None:
-    assert run(render(workload="tabular"), "train", *OPTIONS, "--max-steps", "30", cwd=place).code == 0
+    assert (
+        run(render(workload="tabular"), "train", *OPTIONS, "--max-steps", "30", cwd=place).code == 0
+    )
     newest = max((newest_run(place) / "checkpoints").glob("step-*"))
     weights_file = newest / "model.safetensors"
     content = bytearray(weights_file.read_bytes())
@@ -162,7 +184,9 @@ def test_damaged_checkpoints_are_skipped_and_named(place: Path, reference: Path)
 @pytest.mark.parametrize("name", ["model.safetensors", "state.pt", "manifest.json"])
 def test_no_damage_loads(name: str, place: Path) -> None:
     """Every checkpoint cut or with one bit flipped: one line, exit code 2, by every command that loads."""
-    assert run(render(workload="tabular"), "train", *OPTIONS, "--max-steps", "21", cwd=place).code == 0
+    assert (
+        run(render(workload="tabular"), "train", *OPTIONS, "--max-steps", "21", cwd=place).code == 0
+    )
     chance = random.Random(name)
     folders = list((newest_run(place) / "checkpoints").glob("step-*"))
     assert len(folders) >= 2
@@ -186,7 +210,9 @@ def limit_file_size(size: int) -> None:
 
 
 def test_full_disk_keeps_the_last_checkpoint(place: Path, reference: Path) -> None:
-    assert run(render(workload="tabular"), "train", *OPTIONS, "--max-steps", "21", cwd=place).code == 0
+    assert (
+        run(render(workload="tabular"), "train", *OPTIONS, "--max-steps", "21", cwd=place).code == 0
+    )
     run_folder = newest_run(place)
     before = {path.name for path in (run_folder / "checkpoints").iterdir()}
     size = max(path.stat().st_size for path in run_folder.rglob("*.pt"))
@@ -211,18 +237,24 @@ def test_output_folder_that_cannot_be_written(place: Path) -> None:
 
 def test_a_mistake_before_the_first_step_leaves_no_run(place: Path) -> None:
     words = (*OPTIONS, "--training.precision", "fp8")
-    one_error(run(render(workload="tabular"), "train", *words, cwd=place), "fp8", "training.precision")
+    one_error(
+        run(render(workload="tabular"), "train", *words, cwd=place), "fp8", "training.precision"
+    )
     assert list((place / "runs").iterdir()) == []
 
 
 def test_a_negative_max_steps_is_one_line_and_leaves_no_run(tmp_path: Path) -> None:
     one_error(
-        run(render(workload="tabular"), "train", "--max-steps", "-5", cwd=tmp_path), "-5", "--max-steps"
+        run(render(workload="tabular"), "train", "--max-steps", "-5", cwd=tmp_path),
+        "-5",
+        "--max-steps",
     )
     assert not (tmp_path / "runs").exists()
 
 
-def test_paths_with_spaces_and_other_letters_and_read_only_data(reference: Path, tmp_path: Path) -> None:
+def test_paths_with_spaces_and_other_letters_and_read_only_data(
+    reference: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "Übung mit Leerzeichen 数据"
     folder.mkdir()
     (folder / "data").symlink_to(reference / "data")
@@ -232,10 +264,15 @@ def test_paths_with_spaces_and_other_letters_and_read_only_data(reference: Path,
     assert losses(folder) == losses(reference)
 
 
-def test_missing_foreign_and_changed_data(place: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_missing_foreign_and_changed_data(
+    place: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     project = render(workload="tabular")
     one_error(
-        run(project, "train", "--data.path", "nowhere", cwd=place), "no prepared data", "nowhere", "prepare"
+        run(project, "train", "--data.path", "nowhere", cwd=place),
+        "no prepared data",
+        "nowhere",
+        "prepare",
     )
     other = tmp_path_factory.mktemp("other")
     manifest = json.loads((place / "data/synthetic/manifest.json").read_text())
@@ -294,9 +331,20 @@ def test_a_loss_that_is_not_finite_names_its_samples(framework: str, place: Path
         dataset.Samples.batch = batch
 
     result = run(
-        render(workload="tabular", framework=framework), "train", *OPTIONS, *words, cwd=place, before=poison
+        render(workload="tabular", framework=framework),
+        "train",
+        *OPTIONS,
+        *words,
+        cwd=place,
+        before=poison,
     )
-    one_error(result, "loss of step 4 is not finite", "epoch 1, training samples 384, 385", "learning_rate")
+    line = one_error(
+        result,
+        "loss of step 4 is not finite",
+        "epoch 1, training samples 384, 385",
+        "learning_rate",
+    )
+    assert "precision" not in line, "it is fp32 already"
     assert "failed" in (newest_run(place) / "status.json").read_text()
     assert [row for row in rows(place) if row["step"] > 4] == []
     assert not list((newest_run(place) / "checkpoints").glob("step-*"))
@@ -323,7 +371,9 @@ def test_early_stop_and_best_checkpoint(place: Path) -> None:
     evaluation = json.loads((newest_run(place) / "evaluation.json").read_text())
     assert evaluation["step"] == best
     assert evaluation["metrics"]["loss"] == pytest.approx(min(measured)[0], abs=1e-6)
-    assert run(render(workload="tabular"), "train", "--resume", cwd=place).code == 0  # stays stopped
+    assert (
+        run(render(workload="tabular"), "train", "--resume", cwd=place).code == 0
+    )  # stays stopped
     assert losses(place)[-1][0] < 90
 
 
@@ -331,9 +381,9 @@ def test_a_full_disk_ends_no_training_at_a_row(place: Path, reference: Path) -> 
     """Rows that the disk has no room for wait in memory."""
 
     def fill() -> None:
-        from my_training.engine import monitor  # type: ignore[import-not-found]
+        from my_training.engine.metrics_file import MetricsFile  # type: ignore[import-not-found]
 
-        start, flushes = monitor.Monitor.start, iter(range(10**9))
+        opened, flushes = MetricsFile.open, iter(range(10**9))
 
         class Full:
             def __init__(self, file: object):
@@ -350,11 +400,11 @@ def test_a_full_disk_ends_no_training_at_a_row(place: Path, reference: Path) -> 
             def close(self) -> None:
                 self.file.close()
 
-        def started(self: object, *given: object) -> None:
-            start(self, *given)
-            self._file = Full(self._file)
+        def open_full(self: object, step: int) -> None:
+            opened(self, step)
+            self.file = Full(self.file)
 
-        monitor.Monitor.start = started
+        MetricsFile.open = open_full
 
     done = run(render(workload="tabular"), "train", *OPTIONS, cwd=place, before=fill)
     assert done.code == 0, done.err

@@ -27,7 +27,14 @@ from test_tier_b import TINY
 from variants import choices, name
 
 SHORT = (
-    *("--training.max_steps", "24", "--evaluation.every_steps", "6", "--checkpoint.every_steps", "6"),
+    *(
+        "--training.max_steps",
+        "24",
+        "--evaluation.every_steps",
+        "6",
+        "--checkpoint.every_steps",
+        "6",
+    ),
     *("--evaluation.batch_size", "1024"),
 )
 SPACE = ("optimizer.learning_rate=1e-4..1e-1", "model.width=8,16,32")
@@ -70,7 +77,9 @@ def states(place: Path) -> list[str]:
     """Of the trials, as Optuna itself reads the journal."""
     backend = optuna.storages.journal.JournalFileBackend(str(study(place) / "journal.log"))
     storage = optuna.storages.JournalStorage(backend)
-    return [trial.state.name for trial in optuna.load_study(study_name=None, storage=storage).trials]
+    return [
+        trial.state.name for trial in optuna.load_study(study_name=None, storage=storage).trials
+    ]
 
 
 # ---- the space -----------------------------------------------------------------------------------
@@ -88,7 +97,9 @@ def test_ranges_and_lists_are_what_the_schema_says() -> None:
         "optimizer.weight_decay=0.1..0.5 training.precision=fp32,bf16 data.batch_size=16,32 "
         "compile.enabled=true,auto"
     )
-    ranges = {key: (d.low, d.high, d.log, type(d.low)) for key, d in found.items() if hasattr(d, "low")}
+    ranges = {
+        key: (d.low, d.high, d.log, type(d.low)) for key, d in found.items() if hasattr(d, "low")
+    }
     assert ranges == {
         "optimizer.learning_rate": (1e-4, 1e-2, True, float),
         "model.width": (16, 256, True, int),
@@ -113,7 +124,10 @@ def test_other_spellings_and_paths_with_dots_are_understood() -> None:
     ("text", "said"),
     [
         ("lr=1e-4..1e-2", "unknown setting 'lr': --search: did you mean 'optimizer.learning_rate'"),
-        ("optimizer.learning_rate=1e-4..5", "cannot be 5: --search: give a number above 0 and at most 1"),
+        (
+            "optimizer.learning_rate=1e-4..5",
+            "cannot be 5: --search: give a number above 0 and at most 1",
+        ),
         ("model.width=0,8", "model.width cannot be 0: --search: give a whole number at least 1"),
         ("model.width=8..8.5", "model.width cannot be 8.5: --search"),
         ("model.width=64..8", "no range: --search: give two numbers, the smaller one first"),
@@ -121,7 +135,10 @@ def test_other_spellings_and_paths_with_dots_are_understood() -> None:
         ("model.width=8", "no choice: --search: write model.width=LOW..HIGH"),
         ("model.width=8,8", "no choice: --search"),
         ("model.width", "model.width cannot be"),
-        ("model.width=8,16 model.width=4,8", "model.width cannot be searched: --search: it is given twice"),
+        (
+            "model.width=8,16 model.width=4,8",
+            "model.width cannot be searched: --search: it is given twice",
+        ),
         ("reproducibility.seed=1..9", "cannot be searched: --search: all trials have the same"),
         ("data.path=a,b", "cannot be searched: --search: losses on other data"),
         ("use_amp=0,1", "cannot be searched: --search"),
@@ -141,14 +158,18 @@ def test_nothing_is_written_after_a_mistake(place: Path) -> None:
         one_error(run(render(), "tune", "--search", *words, cwd=place))
         assert not (place / "searches").exists()
     for word in ("batch_size", "--learning-rate"):
-        one_error(run(render(), "tune", word, "--search", *SPACE, cwd=place), "--search tunes no knob")
+        one_error(
+            run(render(), "tune", word, "--search", *SPACE, cwd=place), "--search tunes no knob"
+        )
     assert not (place / "searches").exists()
 
 
 def test_without_a_validation_split_there_is_nothing_to_compare(place: Path) -> None:
     def put() -> None:
         assemble: Any = importlib.import_module(f"{PACKAGE}.assemble")
-        assemble.open_store = lambda settings: SimpleNamespace(splits={"train": (0, 9)}, folder=Path("data"))
+        assemble.open_store = lambda settings: SimpleNamespace(
+            splits={"train": (0, 9)}, folder=Path("data")
+        )
 
     done = run(render(), "tune", "--search", *SPACE, cwd=place, before=put)
     one_error(done, "no validation split to compare by: data: prepare")
@@ -237,7 +258,9 @@ def test_a_gain_must_exceed_the_spread(after: tuple[float, ...], said: str) -> N
     page = module("measure.search_page")
     sides = {"configured": (0.49, 0.50, 0.51), "trial-002": after}
     repeats = [
-        page.Row(f"{name}-seed-{n}", {}, {"loss": x}) for name, xs in sides.items() for n, x in enumerate(xs)
+        page.Row(f"{name}-seed-{n}", {}, {"loss": x})
+        for name, xs in sides.items()
+        for n, x in enumerate(xs)
     ]
     best = page.Row("trial-002", {"model.width": 8}, {"loss": 0.2, "evaluations": 1})
     lines = page.Found({}, [best], repeats, best).verdict()
@@ -291,7 +314,9 @@ def test_what_fails_always_is_one_line(place: Path) -> None:
 def test_a_fault_of_the_code_is_mended_and_the_trial_repeated(place: Path) -> None:
     words = ("tune", "--search", *SPACE, "--trials", "2")
     broken = computed(lambda settings: (1, "Traceback\nValueError: width\n"))
-    one_error(run(render(), *words, cwd=place, before=broken), "ValueError: width.*trial-001/log.*goes on")
+    one_error(
+        run(render(), *words, cwd=place, before=broken), "ValueError: width.*trial-001/log.*goes on"
+    )
     done = run(render(), *words, cwd=place, before=computed(planted))
     assert done.code == 0, done.err[-3000:]
     assert states(place) == ["COMPLETE"] * 2
@@ -392,10 +417,19 @@ def test_every_workload_and_framework_is_searched(answers: dict[str, str], tmp_p
         training.STARTING_TRIALS = 1
 
     words = ("tune", "--search", f"optimizer.learning_rate=1e-9,{rate}", *flags, "--trials", "3")
-    length = ("--training.max_steps", "9", "--evaluation.every_steps", "3", "--schedule.warmup_steps", "1")
+    length = (
+        "--training.max_steps",
+        "9",
+        "--evaluation.every_steps",
+        "3",
+        "--schedule.warmup_steps",
+        "1",
+    )
     done = run(project, *words, *length, cwd=tmp_path, before=forked_trainings(project, put))
     assert done.code == 0, done.err[-3000:]
-    assert yaml.safe_load((tmp_path / "tuned.yaml").read_text())["optimizer"]["learning_rate"] == float(rate)
+    assert yaml.safe_load((tmp_path / "tuned.yaml").read_text())["optimizer"][
+        "learning_rate"
+    ] == float(rate)
     seen = {result["evaluations"] for result in results(tmp_path).values() if result.get("pruned")}
     assert seen == {2} or "1e-09" not in done.out
 
@@ -415,7 +449,11 @@ def test_two_processes_share_a_study_and_survive_a_kill(place: Path) -> None:
     assert done.code == 0, done.err[-3000:]
     assert len(states(place)) == 4
     assert set(states(place)) <= {"COMPLETE", "PRUNED"}
-    resumed = [path.parent.name for path in study(place).glob("trial-*/out") if "resumed" in path.read_text()]
+    resumed = [
+        path.parent.name
+        for path in study(place).glob("trial-*/out")
+        if "resumed" in path.read_text()
+    ]
     assert len(resumed) == 1
     settings = {path.read_text() for path in study(place).glob("trial-???/settings.yaml")}
     assert len(settings) == 4, "nothing is drawn twice"
@@ -455,7 +493,9 @@ def test_a_killed_command_takes_its_training_along_and_goes_on(place: Path) -> N
     assert states(place) == ["COMPLETE"] * 2
     assert results(place)["trial-001"]["evaluations"] == 50
     interrupted = start(project, *words, "--model.depth", "2", cwd=place / "again", before=quick)
-    until(lambda: list(place.glob("again/searches/*/trial-001/run/checkpoints/step-*")), "checkpoint")
+    until(
+        lambda: list(place.glob("again/searches/*/trial-001/run/checkpoints/step-*")), "checkpoint"
+    )
     interrupted.kill(signal.SIGINT)
     assert interrupted.wait().code == 130
     (log,) = place.glob("again/searches/*/trial-001/log")
@@ -468,7 +508,9 @@ def test_an_optimum_of_real_trainings_is_found_in_20_trials(place: Path) -> None
     project = render()
     words = ("tune", "--search", "optimizer.learning_rate=1e-9..1", "model.dropout=0,0.9", *SHORT)
     before = forked_trainings(project)
-    done = run(project, *words, "--trials", "20", "--model.dropout", "0.9", cwd=place, before=before)
+    done = run(
+        project, *words, "--trials", "20", "--model.dropout", "0.9", cwd=place, before=before
+    )
     assert done.code == 0, done.err[-3000:]
     tuned = yaml.safe_load((place / "tuned.yaml").read_text())
     assert tuned["model"]["dropout"] == 0

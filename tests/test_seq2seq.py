@@ -24,7 +24,8 @@ from torch.nn import functional
 PAIRS = [
     (f"the {color} {animal} number {number} runs", f"{animal} {number % 3}")
     for number, (color, animal) in enumerate(
-        [(color, animal) for color in ("red", "blue", "green", "grey") for animal in ("fox", "dog")] * 15
+        [(color, animal) for color in ("red", "blue", "green", "grey") for animal in ("fox", "dog")]
+        * 15
     )
 ]
 LONG = [
@@ -51,7 +52,9 @@ def as_tsv(pairs: Any) -> str:
     return "".join(f"{source}\t{target}\n" for source, target in pairs)
 
 
-def prepare(folder: Path, content: str | bytes = "", *flags: str, name: str = "pairs.tsv") -> Result:
+def prepare(
+    folder: Path, content: str | bytes = "", *flags: str, name: str = "pairs.tsv"
+) -> Result:
     """Writes the content into the folder as a file and prepares it."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
@@ -78,7 +81,9 @@ def store(folder: Path, data: str = "data") -> Any:
 
 
 def settings(*flags: str) -> Any:
-    pairs = [(key.removeprefix("--"), value) for key, value in zip(flags[::2], flags[1::2], strict=True)]
+    pairs = [
+        (key.removeprefix("--"), value) for key, value in zip(flags[::2], flags[1::2], strict=True)
+    ]
     return module("config").load(overrides=pairs)
 
 
@@ -107,7 +112,9 @@ def batches(
     samples.training = train
     part = project(loader=loader)
     order = imported(part, "engine.order").order_of(samples, chosen, train=train)
-    made = imported(part, "engine.loader").Loader(samples, opened, chosen, order, torch.device("cpu"))
+    made = imported(part, "engine.loader").Loader(
+        samples, opened, chosen, order, torch.device("cpu")
+    )
     found = [{name: value.clone() for name, value in batch.items()} for batch in made.epoch(0)]
     made.close()
     return found
@@ -129,8 +136,12 @@ def small_model(*flags: str, seed: int = 0, **changed: Any) -> Any:
 def test_every_kind_of_file_gives_the_same_pairs(kind: str, prepared: Path, tmp_path: Path) -> None:
     text = as_tsv(LONG)
     if "jsonl" in kind:
-        text = "".join(json.dumps({"in": source, "out": target, "n": 1}) + "\n" for source, target in LONG)
-    content = gzip.compress(text.encode()) if kind.endswith("gz") else b"\xef\xbb\xbf" + text.encode()
+        text = "".join(
+            json.dumps({"in": source, "out": target, "n": 1}) + "\n" for source, target in LONG
+        )
+    content = (
+        gzip.compress(text.encode()) if kind.endswith("gz") else b"\xef\xbb\xbf" + text.encode()
+    )
     flags = ("--source-key", "in", "--target-key", "out") if "jsonl" in kind else ()
     result = prepare(tmp_path, content, "--split", "0.7,0.15,0.15", *flags, name=f"pairs.{kind}")
     assert result.code == 0, result.err
@@ -142,9 +153,9 @@ def test_pairs_are_split_whole_each_once(prepared: Path) -> None:
     parts = {split: stored_pairs(prepared, split) for split in ("train", "validation", "test")}
     unique = set(LONG)
     assert len(unique) < len(LONG)
-    assert [len(part) for part in parts.values()] == [len(unique) - 2 * round(0.15 * len(unique))] + [
-        round(0.15 * len(unique))
-    ] * 2
+    assert [len(part) for part in parts.values()] == [
+        len(unique) - 2 * round(0.15 * len(unique))
+    ] + [round(0.15 * len(unique))] * 2
     assert set.union(*map(set, parts.values())) == unique
     assert sum(map(len, parts.values())) == len(unique)
 
@@ -163,7 +174,9 @@ def test_files_of_their_own_validate_and_test(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["byte", "char", "space", "bpe"])
 def test_every_tokenizer_gives_the_texts_back(kind: str, tmp_path: Path) -> None:
     pairs = [(f"naïve 漢字 🙂 {source}", f"é {target}") for source, target in PAIRS]
-    result = prepare(tmp_path, as_tsv(pairs), "--tokenizer", kind, "--vocabulary", "320", "--unknown")
+    result = prepare(
+        tmp_path, as_tsv(pairs), "--tokenizer", kind, "--vocabulary", "320", "--unknown"
+    )
     assert result.code == 0, result.err
     assert set(stored_pairs(tmp_path, "train")) <= set(pairs)
     opened = store(tmp_path)
@@ -185,7 +198,9 @@ def test_what_is_too_long_is_cut_left_out_or_refused_and_counted(tmp_path: Path)
     stored = stored_pairs(tmp_path, "train")
     assert stored[-3:-1] == [("x" * 49, "long source"), ("a source", "y" * 19)]
     opened = store(tmp_path)
-    assert opened.arrays["target_bytes"].rows()[opened.splits["train"][1] - 1] == 19, "half a character stays"
+    assert opened.arrays["target_bytes"].rows()[opened.splits["train"][1] - 1] == 19, (
+        "half a character stays"
+    )
     assert opened.facts["longest"] == 20
     skipped = prepare(tmp_path, as_tsv(pairs), *flags, "--too-long", "skip")
     assert "2 sources of train: left out" in skipped.out
@@ -218,7 +233,10 @@ def test_batches_hold_the_pairs_one_place_apart(loader: str, prepared: Path) -> 
         expected = stored_pairs(prepared, split)
         seen = {}
         for batch in batches(prepared, split, loader=loader):
-            longest = [batch["source_present"].sum(1).max(), (batch["targets"] != -100).sum(1).max()]
+            longest = [
+                batch["source_present"].sum(1).max(),
+                (batch["targets"] != -100).sum(1).max(),
+            ]
             for name, length in zip(("source", "targets"), longest, strict=True):
                 assert batch[name].shape[1] == -(-int(length) // 8) * 8, "no wider than it must be"
             for row in range(len(batch["index"])):
@@ -226,7 +244,9 @@ def test_batches_hold_the_pairs_one_place_apart(loader: str, prepared: Path) -> 
                 target = batch["targets"][row]
                 if number < 0:
                     assert (target == -100).all()
-                    assert batch["source_present"][row].sum() == 1, "else attention would be over nothing"
+                    assert batch["source_present"][row].sum() == 1, (
+                        "else attention would be over nothing"
+                    )
                     continue
                 source = batch["source"][row][batch["source_present"][row]].tolist()
                 kept = target[target != -100].tolist()
@@ -306,7 +326,9 @@ def test_loss_and_gradients_are_those_of_the_library(
     from transformers import T5ForConditionalGeneration
 
     monkeypatch.setattr(module("model"), "UNFUSED", set() if fused else {"cpu"})
-    model = small_model("--model.layers", "2", "--model.dropout", "0", "--model.feed_forward", feed_forward)
+    model = small_model(
+        "--model.layers", "2", "--model.dropout", "0", "--model.feed_forward", feed_forward
+    )
     config = type(model.t5.config)(**model.t5.config.to_dict())
     config._attn_implementation = attention
     library = T5ForConditionalGeneration(config)
@@ -314,7 +336,9 @@ def test_loss_and_gradients_are_those_of_the_library(
     batch = random_batch()
     found = model.train()(batch)
     expected = library.train()(
-        input_ids=batch["source"], attention_mask=batch["source_present"].long(), labels=batch["targets"]
+        input_ids=batch["source"],
+        attention_mask=batch["source_present"].long(),
+        labels=batch["targets"],
     )
     torch.testing.assert_close(found.loss, expected.loss)
     assert found.weight == (batch["targets"] != -100).sum()
@@ -374,7 +398,9 @@ def test_flops_of_a_mean_pair_are_those_of_the_formula(prepared: Path) -> None:
     inner, width, hidden = 2 * 32, 32, 64
     projections = 4 * width * inner
     weights_met = S * (projections + 2 * width * hidden)  # the encoder
-    weights_met += T * (projections * 3 // 2 + 2 * width * hidden) + S * projections // 2 + T * 320 * width
+    weights_met += (
+        T * (projections * 3 // 2 + 2 * width * hidden) + S * projections // 2 + T * 320 * width
+    )
     products = 2 * inner * (S * S + T * T + S * T)
     assert found == pytest.approx(6 * (weights_met + products), rel=0.02)
 
@@ -396,10 +422,21 @@ def test_layers_compile_whole_and_for_any_lengths(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(torch.nn.Module, "compile", compiled)
     optimization = module("engine.optimization")
-    done, _ = optimization.compile_blocks(model.blocks(), settings("--compile.enabled", "true"), None)
+    done, _ = optimization.compile_blocks(
+        model.blocks(), settings("--compile.enabled", "true"), None
+    )
     assert done == "4 blocks, mode default"
     for number, (pairs, source, target) in enumerate(
-        [(4, 24, 16), (4, 32, 16), (4, 32, 24), (4, 64, 64), (4, 8, 16), (4, 16, 8), (4, 8, 8), (9, 40, 8)]
+        [
+            (4, 24, 16),
+            (4, 32, 16),
+            (4, 32, 24),
+            (4, 64, 64),
+            (4, 8, 16),
+            (4, 16, 8),
+            (4, 8, 8),
+            (9, 40, 8),
+        ]
     ):
         batch = random_batch(pairs, source, target, seed=number)
         for made in (model, plain):
@@ -411,7 +448,9 @@ def test_layers_compile_whole_and_for_any_lengths(monkeypatch: pytest.MonkeyPatc
         with torch.no_grad():
             torch.testing.assert_close(model.eval()(batch).loss, plain.eval()(batch).loss)
     assert len(graphs) == 4
-    one, other = (made.generate(batch["source"], batch["source_present"], 6) for made in (model, plain))
+    one, other = (
+        made.generate(batch["source"], batch["source_present"], 6) for made in (model, plain)
+    )
     assert torch.equal(one, other)
     assert len(graphs) == 4, "decoding compiles nothing"
     torch._dynamo.reset()
@@ -475,7 +514,10 @@ def test_a_prediction_is_the_same_in_any_batch(learned: Any, beams: int) -> None
     for row in range(0, 64, 7):
         real = int(batch["source_present"][row].nonzero().max()) + 1
         alone = learned.generate(
-            batch["source"][row : row + 1, :real], batch["source_present"][row : row + 1, :real], 8, beams
+            batch["source"][row : row + 1, :real],
+            batch["source_present"][row : row + 1, :real],
+            8,
+            beams,
         )
         assert torch.equal(alone[0], whole[row])
     end = (whole == 256).int()
@@ -495,7 +537,9 @@ def likelihood(model: Any, batch: dict[str, torch.Tensor], found: torch.Tensor) 
 
 def test_beams_find_likelier_targets_and_a_cache_changes_none(learned: Any) -> None:
     batch = copying(48, 997)
-    greedy, beam = (learned.generate(batch["source"], batch["source_present"], 8, beams) for beams in (1, 5))
+    greedy, beam = (
+        learned.generate(batch["source"], batch["source_present"], 8, beams) for beams in (1, 5)
+    )
     assert not torch.equal(greedy, beam)
     with torch.no_grad():
         gain = likelihood(learned, batch, beam) - likelihood(learned, batch, greedy)
@@ -567,7 +611,9 @@ def test_each_metric_has_its_own_denominator(prepared: Path) -> None:
                 chosen = settings(*SMALL, *flags)
                 samples = module("dataset").Samples(store(prepared), chosen, "test")
                 part = project(loader="memmap")
-                order = imported(part, "engine.order").order_of(samples, chosen, rank, world, train=False)
+                order = imported(part, "engine.order").order_of(
+                    samples, chosen, rank, world, train=False
+                )
                 make = imported(part, "engine.loader").Loader
                 loader = make(samples, store(prepared), chosen, order, torch.device("cpu"))
                 found = evaluation.evaluate(model, loader, precision, both)
@@ -584,7 +630,9 @@ def save_pretrained(folder: Path, pickle: bool = False, **options: Any) -> Any:
 
     seen = sorted({word for pair in PAIRS for text in pair for word in text.split()})
     words = ["<pad>", "</s>", "<unk>", *seen]
-    tokenizer = Tokenizer(models.WordLevel({word: n for n, word in enumerate(words)}, unk_token="<unk>"))
+    tokenizer = Tokenizer(
+        models.WordLevel({word: n for n, word in enumerate(words)}, unk_token="<unk>")
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.add_special_tokens(words[:3])
     folder.mkdir(parents=True)
@@ -592,7 +640,12 @@ def save_pretrained(folder: Path, pickle: bool = False, **options: Any) -> Any:
     torch.manual_seed(5)
     config = T5Config(
         **{"vocab_size": len(words) + 5, "d_model": 32, "d_kv": 16, "d_ff": 48, "num_heads": 2},
-        **{"num_layers": 2, "num_decoder_layers": 1, "decoder_start_token_id": 0, "dropout_rate": 0.3},
+        **{
+            "num_layers": 2,
+            "num_decoder_layers": 1,
+            "decoder_start_token_id": 0,
+            "dropout_rate": 0.3,
+        },
         feed_forward_proj="gated-gelu",
     )
     model = T5ForConditionalGeneration(config).eval()
@@ -618,7 +671,9 @@ def test_training_starts_from_pretrained_weights(options: dict[str, Any], tmp_pa
     first = batches(tmp_path, "train", "--data.batch_size", "8", train=True)[0]
     with torch.no_grad():
         expected = library(
-            input_ids=first["source"], attention_mask=first["source_present"].long(), labels=first["targets"]
+            input_ids=first["source"],
+            attention_mask=first["source_present"].long(),
+            labels=first["targets"],
         ).loss
     assert float.fromhex(losses(tmp_path)[0][1]) == pytest.approx(expected.item(), rel=1e-5)
     evaluated = run(project(), "evaluate", cwd=tmp_path)
@@ -674,7 +729,12 @@ def test_pretrained_weights_that_do_not_fit_are_one_line(
 def test_a_pickle_is_refused_with_the_name_of_the_flag(tmp_path: Path) -> None:
     save_pretrained(tmp_path / "t5", pickle=True)
     assert prepare(tmp_path, as_tsv(PAIRS), *FINE).code == 0
-    one_error(run(project(), "train", *TUNE, cwd=tmp_path), "pickle", "run code", "model.allow_pickle true")
+    one_error(
+        run(project(), "train", *TUNE, cwd=tmp_path),
+        "pickle",
+        "run code",
+        "model.allow_pickle true",
+    )
 
 
 @pytest.mark.parametrize("file", ["config.json", "tokenizer.json", ""])
@@ -700,15 +760,23 @@ VALID = as_tsv(PAIRS[:40])
     [
         (VALID + "no tab here\n", (), ("no tab between", r"pairs.tsv, line 41", "one tab")),
         (VALID + "a\tb\tc\n", (), ("2 tabs", "line 41")),
-        (VALID + "a source\t \n", (), ("the target is empty", "line 41")),
+        (VALID + "a source\t \n", (), ("the target is empty", "line 41", "--drop-missing-targets")),
         (VALID + "\ta target\n", (), ("the source is empty", "line 41")),
         (VALID.encode() + b"\xff\tx\n", (), ("not UTF-8", "line 41, byte 0")),
         ("", (), ("no pair in it", "pairs.tsv")),
         (VALID, ("--split", "1,0,0"), ("no pair is left for validation", "--split 1,0,0")),
         (VALID, ("--split", "half"), ("'half' splits nothing",)),
-        (VALID, ("--validation", "pairs.tsv"), ("no pair in it", "pairs.tsv", "the others have not")),
+        (
+            VALID,
+            ("--validation", "pairs.tsv"),
+            ("no pair in it", "pairs.tsv", "the others have not"),
+        ),
         (VALID, ("--test", "pairs.tsv"), ("none to validate", "--validation")),
-        (VALID, ("--max-target", "2", "--too-long", "skip"), ("every pair of train is too long", "use cut")),
+        (
+            VALID,
+            ("--max-target", "2", "--too-long", "skip"),
+            ("every pair of train is too long", "use cut"),
+        ),
         (VALID, ("--max-target", "1"), ("a token and its end",)),
         (VALID, ("--tokenizer", "bpe", "--vocabulary", "9"), ("above 257",)),
         (VALID, ("--tokenizer", "pretrained"), ("belong together", "--pretrained")),
@@ -746,7 +814,9 @@ def test_symbols_that_training_never_had(kind: str, tmp_path: Path) -> None:
     (tmp_path / "val.tsv").write_text("the red fox\tq new\n")
     flags = ("--validation", "val.tsv", "--tokenizer", kind)
     refused = prepare(tmp_path, as_tsv(PAIRS), *flags)
-    one_error(refused, "validation has '[qw]', which no training pair has", "val.tsv, line 1", "--unknown")
+    one_error(
+        refused, "validation has '[qw]', which no training pair has", "val.tsv, line 1", "--unknown"
+    )
     assert prepare(tmp_path, as_tsv(PAIRS), *flags, "--unknown").code == 0
     assert "\ufffd" in stored_pairs(tmp_path, "validation")[0][1]
     assert "\ufffd" not in "".join(target for _, target in stored_pairs(tmp_path, "train"))
@@ -758,7 +828,9 @@ EVERY = ("--evaluation.every_steps", "9", "--checkpoint.every_steps", "5")
 TRAIN = ("train", *SMALL, "--training.max_steps", "24", *EVERY)
 
 
-@pytest.mark.parametrize("more", [(), ("--optimizer.name", "adafactor", "--data.fraction", "0.5")], ids=str)
+@pytest.mark.parametrize(
+    "more", [(), ("--optimizer.name", "adafactor", "--data.fraction", "0.5")], ids=str
+)
 @pytest.mark.first(1)
 def test_resuming_equals_no_stop_with_dropout(more: tuple[str, ...], place: Path) -> None:
     words = (*TRAIN, *more)
@@ -795,7 +867,13 @@ def test_it_learns_and_says_how_well(place: Path) -> None:
     assert trained.code == 0, trained.err
     evaluated = run(project(), "evaluate", cwd=place)
     assert evaluated.code == 0, evaluated.err
-    for name in ("precision", "TF32 in matmuls", "TF32 in cuDNN", "cuDNN benchmark", "deterministic"):
+    for name in (
+        "precision",
+        "TF32 in matmuls",
+        "TF32 in cuDNN",
+        "cuDNN benchmark",
+        "deterministic",
+    ):
         (state,) = re.findall(rf"^  {name} +(\S+) ", trained.out, flags=re.MULTILINE)
         assert f", {name} {state}" in evaluated.out
     assert "tokens/s" in trained.out
@@ -805,7 +883,10 @@ def test_it_learns_and_says_how_well(place: Path) -> None:
     assert found["metrics"]["exact_match"] > 0.2
     predicted = run(project(), "predict", cwd=place)
     assert predicted.code == 0, predicted.err
-    rows = [line.split("\t") for line in (newest_run(place) / "predictions.tsv").read_text().splitlines()]
+    rows = [
+        line.split("\t")
+        for line in (newest_run(place) / "predictions.tsv").read_text().splitlines()
+    ]
     assert [(source, target) for source, _, target in rows] == stored_pairs(place, "test")
     exact = sum(prediction == target for _, prediction, target in rows) / len(rows)
     assert exact == pytest.approx(found["metrics"]["exact_match"])
@@ -814,10 +895,14 @@ def test_it_learns_and_says_how_well(place: Path) -> None:
     (place / "new.jsonl").write_text("".join(json.dumps({"q": source}) + "\n" for source in new))
     (place / "new.txt").write_text("".join(source + "\n" for source in new))
     for name, flags in (("new.tsv", ()), ("new.jsonl", ("--source-key", "q")), ("new.txt", ())):
-        again = run(project(), "predict", "--input", name, *flags, "--output", "out.jsonl", cwd=place)
+        again = run(
+            project(), "predict", "--input", name, *flags, "--output", "out.jsonl", cwd=place
+        )
         assert again.code == 0, again.err
         made = [json.loads(line) for line in (place / "out.jsonl").read_text().splitlines()]
-        assert made == [{"source": source, "prediction": prediction} for source, prediction, _ in rows]
+        assert made == [
+            {"source": source, "prediction": prediction} for source, prediction, _ in rows
+        ]
     one = run(project(), "predict", "--text", new[0], "--beams", "3", cwd=place)
     assert one.code == 0, one.err
     assert "no training pair" not in one.out
@@ -854,7 +939,9 @@ def test_shuffled_targets_are_not_learnt(place: Path) -> None:
     words = ("train", *SMALL, "--training.max_steps", "80", "--optimizer.learning_rate", "0.01")
     final = []
     for before in (None, shuffle):
-        assert run(project(), *words, "--name", str(bool(before)), cwd=place, before=before).code == 0
+        assert (
+            run(project(), *words, "--name", str(bool(before)), cwd=place, before=before).code == 0
+        )
         final.append(float.fromhex(losses(place)[-1][1]))
     assert final[0] < 0.7 * final[1]
 
@@ -875,12 +962,19 @@ def test_the_commands_of_the_guide(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     ]
     assert [words[0] for words in commands[:4]] == ["prepare", "train", "evaluate", "predict"]
     assert len(commands) >= 10
-    for name, pairs in (("pairs", PAIRS), ("train", PAIRS), ("val", [("a", "b")]), ("test", [("c", "d")])):
+    for name, pairs in (
+        ("pairs", PAIRS),
+        ("train", PAIRS),
+        ("val", [("a", "b")]),
+        ("test", [("c", "d")]),
+    ):
         (tmp_path / f"{name}.tsv").write_text(as_tsv(pairs))
         (tmp_path / f"{name}.tsv.gz").write_bytes(gzip.compress(as_tsv(pairs).encode()))
     (tmp_path / "new.tsv").write_text(as_tsv(PAIRS[:5]))
     save_pretrained(tmp_path / "google-t5/t5-base")
     for words in commands:
-        quick = ("--training.max_steps", "3", "--training.epochs", "1") if words[0] == "train" else ()
+        quick = (
+            ("--training.max_steps", "3", "--training.epochs", "1") if words[0] == "train" else ()
+        )
         result = run(project(), *words, *quick, cwd=tmp_path)
         assert result.code == 0, (words, result.err)

@@ -91,9 +91,16 @@ def test_what_a_person_names_is_meant_from_where_they_stand(tmp_path: Path) -> N
     assert trained.code == 0, trained.err
     assert f"note: settings of {cwd}/mine.yaml\n" in trained.err
     assert "finished at step 2 of 2" in trained.out
-    for run_of_it in ("a", "../a project/runs/a", "runs/a"):  # the last one as `train` has printed it
+    for run_of_it in (
+        "a",
+        "../a project/runs/a",
+        "runs/a",
+    ):  # the last one as `train` has printed it
         assert anywhere(project, "report", run_of_it, cwd=cwd).code == 0
-    assert anywhere(project, "predict", "--input", "rows.csv", "--output", "new.csv", cwd=cwd).code == 0
+    assert (
+        anywhere(project, "predict", "--input", "rows.csv", "--output", "new.csv", cwd=cwd).code
+        == 0
+    )
     assert (cwd / "new.csv").exists()
     assert files(cwd) == {"rows.csv", "mine.yaml"}
 
@@ -102,18 +109,28 @@ def test_an_installed_package_works_where_one_stands_and_says_where_settings_com
     tmp_path: Path,
 ) -> None:
     """It has no pyproject.toml above it."""
-    shutil.copytree(render(workload="tabular") / "src" / PACKAGE, tmp_path / "lib/site-packages" / PACKAGE)
+    shutil.copytree(
+        render(workload="tabular") / "src" / PACKAGE, tmp_path / "lib/site-packages" / PACKAGE
+    )
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "lib/site-packages")}
     del environment["TRAINING_ROOT"]
     command = [sys.executable, "-m", PACKAGE, "train", "--print-config"]
 
     def printed(**more: str) -> tuple[str, str]:
         done = subprocess.run(
-            command, cwd=tmp_path, env=environment | more, capture_output=True, text=True, check=True
+            command,
+            cwd=tmp_path,
+            env=environment | more,
+            capture_output=True,
+            text=True,
+            check=True,
         )
         return re.findall(r"^  seed: (\d+) +# ", done.stdout, flags=re.MULTILINE)[0], done.stderr
 
-    assert printed() == ("42", f"note: no config.yaml in {tmp_path}: each setting has its default\n")
+    assert printed() == (
+        "42",
+        f"note: no config.yaml in {tmp_path}: each setting has its default\n",
+    )
     (tmp_path / "config.yaml").write_text("reproducibility: {seed: 7}\n")
     assert printed() == ("7", "")
     (tmp_path / "disk").mkdir()
@@ -150,17 +167,22 @@ REFUSED = {
     "-1": Odd(("--data.batch_size", "-1"), says=("-1", "at least 1")),
     "0": Odd(("--data.batch_size", "0"), says=("cannot be 0", "at least 1")),
     "nan": Odd(("--optimizer.learning_rate", ".nan"), says=("nan", "give a number")),
-    "fp8 where impossible": Odd(("--training.precision", "fp8"), says=("fp8", "choose|copier update")),
+    "fp8 where impossible": Odd(
+        ("--training.precision", "fp8"), says=("fp8", "choose|copier update")
+    ),
     "missing config file": Odd(
         ("--config", "none.yaml"), says=("No such file", "none.yaml", "check --config")
     ),
     "YAML list": Odd(config="- data", says=("instead of settings", "config.yaml")),
     "tabs": Odd(config="data:\n\tpath: x", says=("not YAML", "line 2", "mend that place")),
-    "duplicate key": Odd(config="data: {path: a, path: b}", says=("duplicate key 'path'", "line 1")),
+    "duplicate key": Odd(
+        config="data: {path: a, path: b}", says=("duplicate key 'path'", "line 1")
+    ),
     "bool as number": Odd(config="training: {epochs: yes}", says=("True", "whole number")),
     "SEED=-3": Odd(environment=(("SEED", "-3"),), says=("-3", r"\$SEED", "at least 0")),
     "TRAINING_ROOT=nowhere": Odd(
-        environment=(("TRAINING_ROOT", "nowhere"),), says=("there is no such folder", "unset the name")
+        environment=(("TRAINING_ROOT", "nowhere"),),
+        says=("there is no such folder", "unset the name"),
     ),
     "unknown profile": Odd(("--profile", "fast"), says=("'fast'", "choose one of baseline, speed")),
     "--resume nonsense": Odd(("--resume", "nonsense"), says=("no run 'nonsense'", "train")),
@@ -168,7 +190,9 @@ REFUSED = {
         ("--data.path", "nowhere"), says=("no prepared data: nowhere", "run `prepare")
     ),
     "--name ../../x": Odd(("--name", "../../x"), says=("not a plain folder name", "use letters")),
-    "learning rate 1e10": Odd(("--optimizer.learning_rate", "1e10"), says=("above 0 and at most 1",)),
+    "learning rate 1e10": Odd(
+        ("--optimizer.learning_rate", "1e10"), says=("above 0 and at most 1",)
+    ),
     "a name that exists": Odd(("--name", "a"), says=("run 'a' exists already", "--resume a")),
     "resume with another batch size": Odd(
         ("--resume", "a", "--data.batch_size", "7"), says=("samples|batch",)
@@ -176,8 +200,12 @@ REFUSED = {
 }
 RIGHT = {
     "empty YAML": Odd(config="", says=("batch_size: 32 +# default",)),
-    "quoted number": Odd(config="data: {batch_size: '32'}", says=("batch_size: 32 .*# config.yaml",)),
-    "1e-3": Odd(config="optimizer: {learning_rate: 1e-3}", says=("learning_rate: 0.001 .*# config.yaml",)),
+    "quoted number": Odd(
+        config="data: {batch_size: '32'}", says=("batch_size: 32 .*# config.yaml",)
+    ),
+    "1e-3": Odd(
+        config="optimizer: {learning_rate: 1e-3}", says=("learning_rate: 0.001 .*# config.yaml",)
+    ),
     "a path with a space": Odd(("--config", "eine Größe/ü.yaml"), says=("seed: 9 .*Größe/ü.yaml",)),
     "bf16 on a CPU": Odd(("--training.precision", "bf16"), says=("precision: bf16",)),
     "a batch beyond the data": Odd(("--data.batch_size", "10000"), says=("batch_size: 10000",)),
@@ -186,7 +214,9 @@ RIGHT = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_wrong_is_one_line_with_a_remedy_and_leaves_nothing(name: str, tmp_path: Path) -> None:
+def test_what_is_wrong_is_one_line_with_a_remedy_and_leaves_nothing(
+    name: str, tmp_path: Path
+) -> None:
     odd, project = REFUSED[name], render(workload="tabular")
     if "a" in odd.words:
         first = run(project, "train", *SHORT, "--name", "a", "--max-steps", "2", cwd=tmp_path)
@@ -202,7 +232,9 @@ def test_what_is_odd_and_right_trains(name: str, tmp_path: Path) -> None:
     odd = RIGHT[name]
     (tmp_path / "eine Größe").mkdir()
     (tmp_path / "eine Größe/ü.yaml").write_text("reproducibility: {seed: 9}\n")
-    done = run(render(workload="tabular"), "train", *SHORT, *odd.words, cwd=tmp_path, before=odd.put)
+    done = run(
+        render(workload="tabular"), "train", *SHORT, *odd.words, cwd=tmp_path, before=odd.put
+    )
     assert done.code == 0, done.err
     resolved = (newest_run(tmp_path) / "config.resolved.yaml").read_text(encoding="utf-8")
     for part in odd.says:
@@ -211,7 +243,9 @@ def test_what_is_odd_and_right_trains(name: str, tmp_path: Path) -> None:
 
 def test_a_misspelt_verb_is_guessed(tmp_path: Path) -> None:
     one_error(
-        run(render(workload="tabular"), "trian", cwd=tmp_path), "no verb 'trian'", "did you mean 'train'"
+        run(render(workload="tabular"), "trian", cwd=tmp_path),
+        "no verb 'trian'",
+        "did you mean 'train'",
     )
 
 
@@ -225,9 +259,15 @@ def test_a_folder_that_cannot_be_written_has_its_remedy(tmp_path: Path) -> None:
     assert (
         run(render(workload="tabular"), "train", *SHORT, "--name", "b", cwd=tmp_path).code == 0
     )  # makes data
-    refused = run(render(workload="tabular"), "train", *SHORT, "--name", "a", cwd=tmp_path, before=read_only)
+    refused = run(
+        render(workload="tabular"), "train", *SHORT, "--name", "a", cwd=tmp_path, before=read_only
+    )
     one_error(
-        refused, "Permission denied", f"{tmp_path}/runs/a", "make that folder writable", "TRAINING_ROOT"
+        refused,
+        "Permission denied",
+        f"{tmp_path}/runs/a",
+        "make that folder writable",
+        "TRAINING_ROOT",
     )
 
 

@@ -40,7 +40,9 @@ def module(name: str):
     return imported(render(workload="tabular"), name)
 
 
-def prepare(folder: Path, content: bytes | str, *flags: str, words: tuple[str, ...] = PREPARE) -> Result:
+def prepare(
+    folder: Path, content: bytes | str, *flags: str, words: tuple[str, ...] = PREPARE
+) -> Result:
     """Writes `table.csv` into the folder and prepares it."""
     content = content.encode() if isinstance(content, str) else content
     folder.mkdir(parents=True, exist_ok=True)
@@ -99,17 +101,54 @@ BAD = {
         (),
         ["no column 'price'", "did you mean 'prise'"],
     ),
-    "other delimiter": (table().replace(",", ";"), (), ["no commas between the names", "--delimiter ';'"]),
+    "not the delimiter": (
+        table().replace(",", ";"),
+        ("--delimiter", ","),
+        ["no commas between the names", "--delimiter ';'"],
+    ),
     "two columns of a name": (table().replace("age", "size"), (), ["two columns are named 'size'"]),
     "no name": (table().replace("age", ""), (), ["column 2 has no name", "index=False"]),
-    "text in a number": (replaced(7, "age", "old"), (), ["'old' is not a number", "row 7, column 'age'"]),
+    "text in a number": (
+        replaced(7, "age", "old"),
+        (),
+        ["'old' is not a number", "row 7, column 'age'"],
+    ),
     "underscore": (replaced(7, "age", "1_0"), (), ["'1_0' is not a number", "row 7, column 'age'"]),
-    "underscore among numbers": (replaced(7, "size", "1_0"), (), ["'1_0' is not a number", "row 7"]),
-    "nan": (replaced(9, "size", "nan"), (), ["'nan' is not a finite number", "row 9, column 'size'"]),
-    "infinity": (replaced(9, "size", "-inf"), (), ["'-inf' is not a finite number", "row 9, column 'size'"]),
-    "too large": (replaced(9, "size", "1e39"), (), ["'1e39' is not a finite number", "row 9, column 'size'"]),
-    "missing target": (replaced(4, "price", ""), (), ["the target is missing", "row 4, column 'price'"]),
-    "nan as target": (replaced(4, "price", "NaN"), (), ["the target is missing", "row 4, column 'price'"]),
+    "underscore among numbers": (
+        replaced(7, "size", "1_0"),
+        (),
+        ["'1_0' is not a number", "row 7"],
+    ),
+    "nan": (
+        replaced(9, "size", "nan"),
+        (),
+        ["'nan' is not a finite number", "row 9, column 'size'"],
+    ),
+    "infinity": (
+        replaced(9, "size", "-inf"),
+        (),
+        ["'-inf' is not a finite number", "row 9, column 'size'"],
+    ),
+    "too large": (
+        replaced(9, "size", "1e39"),
+        (),
+        ["'1e39' is not a finite number", "row 9, column 'size'"],
+    ),
+    "missing target": (
+        replaced(4, "price", ""),
+        (),
+        ["the target is missing", "row 4, column 'price'", "--drop-missing-targets"],
+    ),
+    "missing target, no number": (
+        replaced(4, "price", "dear"),
+        ("--drop-missing-targets",),
+        ["'dear' is not a number", "row 4"],
+    ),
+    "nan as target": (
+        replaced(4, "price", "NaN"),
+        (),
+        ["the target is missing", "row 4, column 'price'"],
+    ),
     "text as target": (
         replaced(4, "price", "dear"),
         (),
@@ -121,6 +160,11 @@ BAD = {
         ["missing", "row 4"],
     ),
     "one class": (table(kind=["cat"] * 60), CLASSES, ["one class", "column 'kind'"]),
+    "class of test rows behind a missing one": (
+        table(kind=["cat"] * 20 + [""] + KINDS[21:]),
+        (*CLASSES, "--keep-order", "--drop-missing-targets"),
+        ["class 'dog' is in no training", "row 51"],
+    ),
     "class of test rows": (
         table(kind=KINDS),
         (*CLASSES, "--keep-order"),
@@ -138,7 +182,11 @@ BAD = {
     ),
     "ragged": (table() + "1,2,red\n", (), ["3 cells where the header has 4", "row 61"]),
     "open quote": (table() + '"1,2,red,4\n', (), ["a quote is opened and never closed", "row 61"]),
-    "not UTF-8": (table().replace("red", "röd").encode("latin-1"), (), ["not UTF-8", "--encoding latin-1"]),
+    "not UTF-8": (
+        table().replace("red", "röd").encode("latin-1"),
+        (),
+        ["not UTF-8", "--encoding latin-1"],
+    ),
     "UTF-16": (table().encode("utf-16"), (), ["UTF-16", "--encoding utf-16"]),
     "cut gzip": (gzip.compress(table().encode())[:-30], (), ["cannot read the file", "Truncated"]),
     "no such file": (table(), ("--input", "other.csv"), ["No such file", "other.csv"]),
@@ -155,7 +203,11 @@ BAD = {
     ),
     "dropped target": (table(), ("--drop", "price"), ["the target cannot be dropped"]),
     "negative seed": (table(), ("--seed", "-1"), ["a seed cannot be -1"]),
-    "data folder is a file": (table(), ("--data.path", "table.csv/data"), ["cannot write into the folder"]),
+    "data folder is a file": (
+        table(),
+        ("--data.path", "table.csv/data"),
+        ["cannot write into the folder"],
+    ),
     "too large for halves": (
         replaced(60, "size", "1e8"),
         ("--keep-order", "--dtype", "float16"),
@@ -181,7 +233,9 @@ def test_a_failed_prepare_leaves_the_data_that_were_there(tmp_path: Path) -> Non
 
 def test_ways_to_write_the_same_table_make_the_same_data(tmp_path: Path) -> None:
     plain = table()
-    quoted = "".join(",".join(f'"{cell}"' for cell in line.split(",")) + "\n" for line in plain.splitlines())
+    quoted = "".join(
+        ",".join(f'"{cell}"' for cell in line.split(",")) + "\n" for line in plain.splitlines()
+    )
     ways = {
         "plain": plain.encode(),
         "CRLF": plain.replace("\n", "\r\n").encode(),
@@ -225,7 +279,12 @@ def test_every_row_is_in_one_split_and_whole(tmp_path: Path) -> None:
         "price": [-row for row in range(50)],
     }
     orders = []
-    for name, flags in {"0": (), "again": (), "1": ("--seed", "1"), "kept": ("--keep-order",)}.items():
+    for name, flags in {
+        "0": (),
+        "again": (),
+        "1": ("--seed", "1"),
+        "kept": ("--keep-order",),
+    }.items():
         assert prepare(tmp_path / name, lines(columns), *flags, "--split", "30,12,5").code == 0
         opened = store(tmp_path / name)
         features, target = (opened.arrays[array].rows() for array in ("features", "target"))
@@ -270,7 +329,9 @@ def test_facts_come_from_the_training_rows_alone(tmp_path: Path) -> None:
     assert before.facts == after.facts
     assert (after.arrays["categories"].rows()[42:] == 0).all()  # values that training has not seen
     size = before.facts["features"][0]
-    assert after.arrays["features"].rows()[42, 0] == np.float32(size["mean"])  # a gap where training had none
+    assert after.arrays["features"].rows()[42, 0] == np.float32(
+        size["mean"]
+    )  # a gap where training had none
 
 
 def test_scaler_is_that_of_the_known_training_cells(tmp_path: Path) -> None:
@@ -307,7 +368,10 @@ def test_classes_have_names_and_numbers(tmp_path: Path) -> None:
     target = opened.arrays["target"].rows()
     assert (opened.facts["task"], target.dtype) == ("classification", np.int64)
     assert opened.facts["target"]["classes"] == ["cat", "dog", "9", "10"]
-    assert opened.facts["target"]["counts"] == np.bincount(target[slice(*opened.splits["train"])]).tolist()
+    assert (
+        opened.facts["target"]["counts"]
+        == np.bincount(target[slice(*opened.splits["train"])]).tolist()
+    )
     assert np.bincount(target).tolist() == [15] * 4
 
 
@@ -424,7 +488,10 @@ def test_training_computes_no_metrics_and_evaluation_the_right_ones(opened) -> N
     if opened.facts["task"] == "regression":
         error, std = prediction.astype(np.float64) - target, opened.facts["target"]["std"]
         expected = {"mse_original": np.mean(error**2), "mae_original": np.mean(np.abs(error))}
-        expected |= {"mse": expected["mse_original"] / std**2, "mae": expected["mae_original"] / std}
+        expected |= {
+            "mse": expected["mse_original"] / std**2,
+            "mae": expected["mae_original"] / std,
+        }
     else:
         probability = found["probability"].numpy()
         np.testing.assert_allclose(probability.sum(1), 1, rtol=1e-5)
@@ -433,7 +500,9 @@ def test_training_computes_no_metrics_and_evaluation_the_right_ones(opened) -> N
     assert metrics.keys() == expected.keys()
     for name, value in expected.items():
         assert metrics[name] == pytest.approx(value, rel=1e-4), name
-    assert float(output.loss) == pytest.approx(expected.get("mse", expected.get("log_loss")), rel=1e-4)
+    assert float(output.loss) == pytest.approx(
+        expected.get("mse", expected.get("log_loss")), rel=1e-4
+    )
 
 
 def test_baselines_and_finished_metrics(opened) -> None:
@@ -444,7 +513,9 @@ def test_baselines_and_finished_metrics(opened) -> None:
     if opened.facts["task"] == "classification":
         shares = np.array(opened.facts["target"]["counts"]) / sum(opened.facts["target"]["counts"])
         assert found["majority"]["accuracy"] == np.mean(target == shares.argmax())
-        assert found["majority"]["log_loss"] == pytest.approx(-np.log(shares[target.astype(int)]).mean())
+        assert found["majority"]["log_loss"] == pytest.approx(
+            -np.log(shares[target.astype(int)]).mean()
+        )
         assert dataset.finish({"accuracy": 0.5}, opened, "validation") == {"accuracy": 0.5}
         return
     model, batch = built(opened).eval(), batch_of(opened, "validation")
@@ -546,12 +617,16 @@ def trained(folder: Path, project: Path, content: str, *flags: str) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("loader", LOADERS)
 @pytest.mark.first(2)
-def test_predictions_of_new_rows_equal_those_of_the_split(tmp_path: Path, loader: str, dtype: str) -> None:
+def test_predictions_of_new_rows_equal_those_of_the_split(
+    tmp_path: Path, loader: str, dtype: str
+) -> None:
     project = render(workload="tabular", loader=loader)
     trained(tmp_path, project, table(), "--keep-order", "--dtype", dtype)
     header, *rows = table().splitlines()
     order = [3, 2, 1, 0]  # other columns' order, a column more; the target may be there or not
-    new = ["id," + ",".join(line.split(",")[place] for place in order) for line in [header, *rows[-9:]]]
+    new = [
+        "id," + ",".join(line.split(",")[place] for place in order) for line in [header, *rows[-9:]]
+    ]
     (tmp_path / "new.csv").write_text("\n".join(new))
     (tmp_path / "no target.csv").write_text(
         "\n".join(",".join(line.split(",")[:3]) for line in [header, *rows[-9:]])
@@ -586,7 +661,9 @@ def test_predictions_of_new_rows_equal_those_of_the_split(tmp_path: Path, loader
     with open(tmp_path / "p.csv", newline="") as file:
         lines = list(csv.DictReader(file))
     assert [int(line["row"]) for line in lines] == list(range(1, 10))
-    np.testing.assert_array_equal(np.float32([line["prediction"] for line in lines]), found[0]["prediction"])
+    np.testing.assert_array_equal(
+        np.float32([line["prediction"] for line in lines]), found[0]["prediction"]
+    )
 
 
 def test_predictions_of_classes_have_names_and_probabilities(tmp_path: Path) -> None:
@@ -644,7 +721,9 @@ def test_trains_on_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
         for loader in LOADERS:
             result = run(render(workload="tabular", loader=loader), "train", *SMALL, cwd=tmp_path)
             assert result.code == 0, result.err
-            assert run(render(workload="tabular", loader=loader), "evaluate", cwd=tmp_path).code == 0
+            assert (
+                run(render(workload="tabular", loader=loader), "evaluate", cwd=tmp_path).code == 0
+            )
     finally:
         data.chmod(0o755)
     after = {path.name: path.stat().st_mtime_ns for path in data.iterdir()}
@@ -663,7 +742,10 @@ def test_learns_what_the_columns_say_and_nothing_from_shuffled_targets(tmp_path:
         trained_on = "\n".join(map(",".join, rows))
         assert prepare(tmp_path / name, trained_on).code == 0
         assert (
-            run(render(workload="tabular"), "train", "--training.epochs", "20", cwd=tmp_path / name).code == 0
+            run(
+                render(workload="tabular"), "train", "--training.epochs", "20", cwd=tmp_path / name
+            ).code
+            == 0
         )
         r2[name] = evaluation(tmp_path / name)["metrics"]["r2"]
     assert r2["honest"] > 0.9
@@ -706,7 +788,9 @@ def scikit_learn(opened, estimator) -> list[float]:
         model = make_pipeline(StandardScaler(), estimator(seed)).fit(*parts["train"])
         prediction, target = model.predict(parts["test"][0]), parts["test"][1]
         right = opened.facts["task"] == "classification"
-        scores.append(np.mean(prediction == target) if right else np.mean((prediction - target) ** 2))
+        scores.append(
+            np.mean(prediction == target) if right else np.mean((prediction - target) ** 2)
+        )
     return scores
 
 
@@ -724,7 +808,11 @@ def test_documented_example_is_as_good_as_scikit_learn(tmp_path: Path) -> None:
     for seed in SEEDS:
         assert (
             run(
-                render(workload="tabular"), *verbs["train"], "--reproducibility.seed", str(seed), cwd=tmp_path
+                render(workload="tabular"),
+                *verbs["train"],
+                "--reproducibility.seed",
+                str(seed),
+                cwd=tmp_path,
             ).code
             == 0
         )
@@ -733,14 +821,18 @@ def test_documented_example_is_as_good_as_scikit_learn(tmp_path: Path) -> None:
     assert len((tmp_path / "predictions.csv").read_text().splitlines()) == 443
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # 1,000 iterations nearly converge
-        scores = scikit_learn(store(tmp_path), lambda seed: MLPRegressor(max_iter=1000, random_state=seed))
+        scores = scikit_learn(
+            store(tmp_path), lambda seed: MLPRegressor(max_iter=1000, random_state=seed)
+        )
     theirs = np.mean(scores)
     ours = np.mean([result["metrics"]["mse_original"] for result in found])
     mean = found[0]["baselines"]["mean"]["mse_original"]
     print(f"ours {ours:.0f}, scikit-learn {theirs:.0f}, mean {mean:.0f}")
     first, last = store(tmp_path).splits["test"]
     assert f"on the {last - first} test rows" in DOCUMENT.read_text(encoding="utf-8")
-    figures = re.findall(r"^\| .+ \| (\d+) \|$", DOCUMENT.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    figures = re.findall(
+        r"^\| .+ \| (\d+) \|$", DOCUMENT.read_text(encoding="utf-8"), flags=re.MULTILINE
+    )
     assert [round(mean), round(theirs), round(ours)] == pytest.approx(
         [int(figure) for figure in figures], rel=0.02
     )
@@ -759,19 +851,35 @@ def test_wine_is_told_apart_as_well_as_by_scikit_learn(tmp_path: Path) -> None:
     data = load_wine()
     names = [f"cultivar {number}" for number in data.target]
     columns = dict(zip(data.feature_names, data.data.T.tolist(), strict=True))
-    words = (*PREPARE[:3], "--target", "cultivar", "--task", "classification", "--split", "0.6,0.15,0.25")
+    words = (
+        *PREPARE[:3],
+        "--target",
+        "cultivar",
+        "--task",
+        "classification",
+        "--split",
+        "0.6,0.15,0.25",
+    )
     assert prepare(tmp_path, lines({**columns, "cultivar": names}), words=words).code == 0
     found = []
     for seed in SEEDS:
         words = commands()["train"]
         assert (
-            run(render(workload="tabular"), *words, "--reproducibility.seed", str(seed), cwd=tmp_path).code
+            run(
+                render(workload="tabular"),
+                *words,
+                "--reproducibility.seed",
+                str(seed),
+                cwd=tmp_path,
+            ).code
             == 0
         )
         found.append(evaluation(tmp_path)["metrics"]["accuracy"])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # 200 iterations do not converge
-        theirs = np.mean(scikit_learn(store(tmp_path), lambda seed: MLPClassifier(random_state=seed)))
+        theirs = np.mean(
+            scikit_learn(store(tmp_path), lambda seed: MLPClassifier(random_state=seed))
+        )
     print(f"ours {np.mean(found):.3f}, scikit-learn {theirs:.3f}")
     first, last = store(tmp_path).splits["test"]
     said = f"({np.mean(found):.2f} and {theirs:.2f} on {last - first} test rows)"

@@ -52,7 +52,14 @@ EVERY_STEP = ("--monitor.every_steps", "1", "--training.max_steps", str(STEPS))
 
 
 def flags(workload: str) -> tuple[str, ...]:
-    return (*TINY[workload], *EVERY_STEP, "--evaluation.every_steps", "25", "--checkpoint.every_steps", "20")
+    return (
+        *TINY[workload],
+        *EVERY_STEP,
+        "--evaluation.every_steps",
+        "25",
+        "--checkpoint.every_steps",
+        "20",
+    )
 
 
 @functools.cache
@@ -89,7 +96,9 @@ def project_of(cell: dict[str, str]) -> tuple[Path, tuple[str, ...]]:
 @functools.cache
 def uninterrupted(workload: str, precision: str, place) -> tuple[list, list]:
     """Losses of a run without a stop by the first loader and framework: what every other cell must repeat."""
-    first = next(cell for cell in CELLS if cell["workload"] == workload and cell["precision"] == precision)
+    first = next(
+        cell for cell in CELLS if cell["workload"] == workload and cell["precision"] == precision
+    )
     folder, (project, words) = place(workload), project_of(first)
     result = run(project, "train", *words, *flags(workload), cwd=folder)
     assert result.code == 0, result.err
@@ -105,7 +114,9 @@ FEW = (
 @functools.cache
 def beginning(workload: str, precision: str, place) -> tuple[list, list]:
     """The same of a few steps."""
-    first = next(cell for cell in CELLS if cell["workload"] == workload and cell["precision"] == precision)
+    first = next(
+        cell for cell in CELLS if cell["workload"] == workload and cell["precision"] == precision
+    )
     folder, (project, words) = place(workload), project_of(first)
     result = run(project, "train", *words, *TINY[workload], *FEW, cwd=folder)
     assert result.code == 0, result.err
@@ -190,7 +201,12 @@ def test_a_run_goes_on_under_another_framework(place) -> None:
 @pytest.mark.cover(1, "framework")
 def test_a_finished_run_stays_as_it_is(cell: dict[str, str], place) -> None:
     project, folder = render(**cell), place(cell["workload"])
-    assert run(project, "train", *flags(cell["workload"]), "--training.max_steps", "4", cwd=folder).code == 0
+    assert (
+        run(
+            project, "train", *flags(cell["workload"]), "--training.max_steps", "4", cwd=folder
+        ).code
+        == 0
+    )
     found = losses(folder), evaluations(folder), weights(folder)
     again = run(project, "train", "--resume", cwd=folder)
     assert again.code == 0, again.err
@@ -249,7 +265,10 @@ def test_the_number_format_of_accelerate_launch_changes_nothing(
     expected = uninterrupted("tabular", "fp32", place)[0]
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
     monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
-    folder, project = place("tabular"), render(workload="tabular", precision="fp32", framework="accelerate")
+    folder, project = (
+        place("tabular"),
+        render(workload="tabular", precision="fp32", framework="accelerate"),
+    )
     assert run(project, "train", *flags("tabular"), "--max-steps", "12", cwd=folder).code == 0
     assert losses(folder) == expected[:12]
 

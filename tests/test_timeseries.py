@@ -21,7 +21,14 @@ from running import Result, losses, newest_run, one_error, run
 PREPARE = ("prepare", "--input", "series.csv", "--history", "24", "--horizon", "6")
 SMALL = (
     *("--model.width", "8", "--data.batch_size", "32", "--training.max_steps", "20"),
-    *("--schedule.warmup_steps", "2", "--monitor.every_steps", "1", "--evaluation.every_steps", "20"),
+    *(
+        "--schedule.warmup_steps",
+        "2",
+        "--monitor.every_steps",
+        "1",
+        "--evaluation.every_steps",
+        "20",
+    ),
 )
 
 
@@ -51,11 +58,16 @@ def text(
     table = values() if table is None else table
     rows = zip(stamps or times(len(table)), table.tolist(), strict=True)
     return (
-        "\n".join([f"date,{names}", *(f"{stamp}," + ",".join(map(repr, row)) for stamp, row in rows)]) + "\n"
+        "\n".join(
+            [f"date,{names}", *(f"{stamp}," + ",".join(map(repr, row)) for stamp, row in rows)]
+        )
+        + "\n"
     )
 
 
-def prepare(folder: Path, content: str | bytes, *flags: str, words: tuple[str, ...] = PREPARE) -> Result:
+def prepare(
+    folder: Path, content: str | bytes, *flags: str, words: tuple[str, ...] = PREPARE
+) -> Result:
     folder.mkdir(parents=True, exist_ok=True)
     content = content.encode() if isinstance(content, str) else content
     (folder / "series.csv").write_bytes(content)
@@ -173,7 +185,10 @@ def test_bars_are_as_a_slow_reading_makes_them(tmp_path: Path) -> None:
     random = np.random.default_rng(3)
     names, table = "Open,High,Low,Close,Volume,Other", random.normal(size=(500, 6))
     assert (
-        prepare(tmp_path, text(table, names=names), "--frames", "H1,H4", "--aggregate", "Other=max").code == 0
+        prepare(
+            tmp_path, text(table, names=names), "--frames", "H1,H4", "--aggregate", "Other=max"
+        ).code
+        == 0
     )
     table = table.astype(np.float32)
     for number, window in enumerate(windows(tmp_path, "train")):
@@ -196,7 +211,13 @@ def test_bars_are_as_a_slow_reading_makes_them(tmp_path: Path) -> None:
 
 
 def model(order: str = "time", frames: int = 1, **sizes: Any) -> Any:
-    given = {"width": 8, "depth": 2, "dropout": 0.0, "subtract_last": True, "linear_path": True} | sizes
+    given = {
+        "width": 8,
+        "depth": 2,
+        "dropout": 0.0,
+        "subtract_last": True,
+        "linear_path": True,
+    } | sizes
     settings = SimpleNamespace(model=SimpleNamespace(**given), data=SimpleNamespace(order=order))
     names, facts = ("H1", "H4")[:frames], {"horizon": 6, "targets": [0, 2]}
     facts["frames"] = [
@@ -237,7 +258,10 @@ def test_filled_up_rows_weigh_nothing() -> None:
 
 def test_a_carried_state_is_that_of_one_long_window() -> None:
     """Two windows, one behind the other in a lane, end in the state of a window of both."""
-    forecaster, long = model("lanes", subtract_last=False, linear_path=False).eval(), batch(length=48)
+    forecaster, long = (
+        model("lanes", subtract_last=False, linear_path=False).eval(),
+        batch(length=48),
+    )
     first = forecaster(long | {"H1": long["H1"][:, :24]})
     carry = {name: tuple(part.detach() for part in state) for name, state in first.carry.items()}
     second = forecaster(long | {"H1": long["H1"][:, 24:], "carry": carry})
@@ -274,9 +298,14 @@ def test_lanes_train_and_resume(precision: str, tmp_path: Path) -> None:
 
 def test_recomputation_changes_nothing_and_the_lstm_is_not_compiled(tmp_path: Path) -> None:
     found = []
-    for name, flags in (("plain", ()), ("recomputed", ("--training.gradient_checkpointing", "true"))):
+    for name, flags in (
+        ("plain", ()),
+        ("recomputed", ("--training.gradient_checkpointing", "true")),
+    ):
         assert prepare(tmp_path / name, text(), *FRAMES).code == 0
-        result = run(project(), "train", *SMALL, *flags, "--compile.enabled", "true", cwd=tmp_path / name)
+        result = run(
+            project(), "train", *SMALL, *flags, "--compile.enabled", "true", cwd=tmp_path / name
+        )
         assert result.code == 0, result.err
         assert "Encoder (an RNN)" in result.out
         found.append(losses(tmp_path / name))
@@ -315,7 +344,14 @@ def test_baselines_are_as_a_slow_reading_makes_them(tmp_path: Path) -> None:
         ((ahead - repeated) ** 2).mean(), rel=1e-4
     )
     assert evaluation["baselines"]["linear"]["mse"] < evaluation["baselines"]["repeat_last"]["mse"]
-    assert set(evaluation["metrics"]) == {"loss", "mse", "mae", "mse_original", "mae_original", "r2"}
+    assert set(evaluation["metrics"]) == {
+        "loss",
+        "mse",
+        "mae",
+        "mse_original",
+        "mae_original",
+        "r2",
+    }
 
 
 def test_predicts_a_split_and_what_comes_after_new_data(tmp_path: Path) -> None:
@@ -332,12 +368,13 @@ def test_predicts_a_split_and_what_comes_after_new_data(tmp_path: Path) -> None:
     hour = np.datetime64("2020-01-01T00", "s").astype(np.int64) + 3600 * 899
     assert new["time"][-1] == hour  # the last window begins behind the file's last row
     place = int(np.flatnonzero(new["time"] == split["time"][0])[0])
-    np.testing.assert_allclose(new["prediction"][place:][:40], split["prediction"][:40], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        new["prediction"][place:][:40], split["prediction"][:40], rtol=1e-5, atol=1e-5
+    )
     for content, parts in (
         (text(values()[:1]), ["1 rows are shorter than a window of 24: .*new.csv"]),
         (text(values()[:23]), ["23 rows are shorter than a window of 24: .*new.csv"]),
         (text(values()[:50]).replace("00:00,", "00:00,x"), ["is not a number", "mend it$"]),
-        (text(values()[:50]).replace(",", ";"), ["no commas", "--delimiter ';'"]),
     ):
         (tmp_path / "new.csv").write_text(content)
         one_error(run(project(), "predict", "--input", "new.csv", cwd=tmp_path), *parts)
@@ -370,7 +407,9 @@ def test_halves_take_half_the_space_and_say_what_they_cost(dtype: str, tmp_path:
     assert error < {"float16": 4e-4, "bfloat16": 3e-3}[dtype]
     whole, half = store(tmp_path / "whole").arrays["rows"], store(tmp_path / "half").arrays["rows"]
     assert half.row_bytes * 2 == whole.row_bytes
-    expected, found = (windows(tmp_path / name, "test")[5]["rows"][0].numpy() for name in ("whole", "half"))
+    expected, found = (
+        windows(tmp_path / name, "test")[5]["rows"][0].numpy() for name in ("whole", "half")
+    )
     np.testing.assert_allclose(found, expected, atol=10 * error * table.std(0).max())
     assert run(project(), "train", *SMALL, cwd=tmp_path / "half").code == 0
 
@@ -392,21 +431,28 @@ def swapped(first: int, second: int) -> str:
 
 BAD = {
     "swapped rows": (swapped(10, 11), ["time goes back", "row 11"]),
-    "repeated time": (with_line(20, LINES[19]), ["same time twice", "row 20", "2020-01-01 18:00:00"]),
+    "repeated time": (
+        with_line(20, LINES[19]),
+        ["same time twice", "row 20", "2020-01-01 18:00:00"],
+    ),
     "empty cell": (
         with_line(5, "2020-01-01 04:00:00,1,,3"),
         ["empty cell", "row 5, column 'walk'", "--fill last"],
     ),
-    "text": (with_line(5, "2020-01-01 04:00:00,1,x,3"), ["'x' is not a number", "row 5, column 'walk'"]),
+    "text": (
+        with_line(5, "2020-01-01 04:00:00,1,x,3"),
+        ["'x' is not a number", "row 5, column 'walk'"],
+    ),
     "infinite": (with_line(5, "2020-01-01 04:00:00,1,inf,3"), ["finite", "row 5"]),
     "no time": (with_line(5, "soon,1,2,3"), ["not a time", "column 'date'"]),
     "long time": (
         text(stamps=[str(10**18 + row) for row in range(999)] + ["9" * 30]),
         ["not a time", "'date'"],
     ),
-    "semicolons": (text().replace(",", ";"), ["no commas", "line 1", "--delimiter ';'"]),
-    "tabs": (text().replace(",", "\t"), ["no commas", "line 1", "--delimiter tab"]),
-    "ragged": (with_line(5, "2020-01-01 04:00:00,1,2"), ["3 cells where the header has 4", "row 5"]),
+    "ragged": (
+        with_line(5, "2020-01-01 04:00:00,1,2"),
+        ["3 cells where the header has 4", "row 5"],
+    ),
     "too short": (text(values(29)), ["29 rows are shorter than one window of 24 \\+ 6"]),
     "no rows": (LINES[0] + "\n", ["no rows"]),
     "empty": ("", ["the file is empty"]),
@@ -436,7 +482,10 @@ def test_bad_csv_is_one_line(name: str, tmp_path: Path) -> None:
         (("--frames", "H1,D1", "--history", "24,900"), ["41 bars of D1"]),
         (("--frames", "H1,D1", "--aggregate", "wave=mean"), ["no rule 'mean'"]),
         (("--split", "0,0.5,0.5"), ["0 training and 471 validation windows"]),
-        (("--frames", "H1,D1", "--history", "12,1", "--split", "20,280,300"), ["0 training and 271 valid"]),
+        (
+            ("--frames", "H1,D1", "--history", "12,1", "--split", "20,280,300"),
+            ["0 training and 271 valid"],
+        ),
     ],
 )
 def test_flags_that_do_not_fit_the_file_are_one_line(
@@ -481,7 +530,9 @@ DOCUMENT = (REPOSITORY / "docs/timeseries.md").read_text(encoding="utf-8")
 
 @pytest.mark.full
 def test_documented_commands_run_and_beat_repeating_the_last_value(tmp_path: Path) -> None:
-    python, shell = (re.search(rf"```{kind}\n(.*?)```", DOCUMENT, re.DOTALL)[1] for kind in ("python", "sh"))
+    python, shell = (
+        re.search(rf"```{kind}\n(.*?)```", DOCUMENT, re.DOTALL)[1] for kind in ("python", "sh")
+    )
     subprocess.run([sys.executable, "-c", python], cwd=tmp_path, check=True)
     for line in shell.splitlines():
         result = run(project(), *line.split()[3:], cwd=tmp_path)

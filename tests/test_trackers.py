@@ -22,8 +22,24 @@ from variants import choices
 TRACKERS = choices("tracker")[1:]
 SERVERS = tuple(tracker for tracker in TRACKERS if tracker != "tensorboard")
 OPTIONS = (
-    *("--data.batch_size", "128", "--model.width", "16", "--model.depth", "2", "--monitor.every_steps", "2"),
-    *("--training.max_steps", "40", "--schedule.warmup_steps", "5", "--evaluation.every_steps", "20"),
+    *(
+        "--data.batch_size",
+        "128",
+        "--model.width",
+        "16",
+        "--model.depth",
+        "2",
+        "--monitor.every_steps",
+        "2",
+    ),
+    *(
+        "--training.max_steps",
+        "40",
+        "--schedule.warmup_steps",
+        "5",
+        "--evaluation.every_steps",
+        "20",
+    ),
     *("--checkpoint.every_steps", "10"),
 )
 SECRET = "f00dfacef00dfacef00dfacef00dfacef00dface"  # 40 characters, as a key of W&B has
@@ -61,9 +77,13 @@ def place(reference: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
     return tmp_path
 
 
-def train(place: Path, tracker: str, *words: str, before: Callable[[], Any] | None = None) -> Result:
+def train(
+    place: Path, tracker: str, *words: str, before: Callable[[], Any] | None = None
+) -> Result:
     words = words or OPTIONS
-    return run(render(workload="tabular", tracker=tracker), "train", *words, cwd=place, before=before)
+    return run(
+        render(workload="tabular", tracker=tracker), "train", *words, cwd=place, before=before
+    )
 
 
 # ---- what a tracker has, by its own library ----------------------------------------------------
@@ -74,13 +94,17 @@ Series = dict[str, list[tuple[int, float]]]
 
 def tracked(place: Path, tracker: str) -> tuple[dict[str, str], Series]:
     """Configuration and (step, value) by name of the one tracked run."""
-    return {"tensorboard": from_tensorboard, "wandb": from_wandb, "mlflow": from_mlflow}[tracker](place)
+    return {"tensorboard": from_tensorboard, "wandb": from_wandb, "mlflow": from_mlflow}[tracker](
+        place
+    )
 
 
 def from_tensorboard(place: Path) -> tuple[dict[str, str], Series]:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    accumulator = EventAccumulator(str(newest_run(place) / "tensorboard"), {"scalars": 0, "tensors": 0})
+    accumulator = EventAccumulator(
+        str(newest_run(place) / "tensorboard"), {"scalars": 0, "tensors": 0}
+    )
     accumulator.Reload()
     series = {
         name: [(event.step, event.value) for event in accumulator.Scalars(name)]
@@ -102,16 +126,22 @@ def from_wandb(place: Path) -> tuple[dict[str, str], Series]:
     config: dict[str, str] = {}
     series: Series = {}
     files = sorted(
-        newest_run(place).glob("wandb/offline-run-*/run-*.wandb"), key=lambda path: path.stat().st_mtime
+        newest_run(place).glob("wandb/offline-run-*/run-*.wandb"),
+        key=lambda path: path.stat().st_mtime,
     )
     assert len({path.name for path in files}) == 1, "one identity, whatever number of parts"
     for record in (record for path in files for record in wandb_records(path)):
         if record.HasField("run"):
             assert record.run.display_name == newest_run(place).name
             assert record.run.project == "my_training"
-            given = {update.key: json.loads(update.value_json) for update in record.run.config.update}
+            given = {
+                update.key: json.loads(update.value_json) for update in record.run.config.update
+            }
             config |= {f"{section}.{name}": str(value) for section, name, value in flat(given)}
-        for step, items in ((record.history.step.num, record.history.item), (-1, record.summary.update)):
+        for step, items in (
+            (record.history.step.num, record.history.item),
+            (-1, record.summary.update),
+        ):
             for item in items:
                 name = item.key or "/".join(item.nested_key)
                 if name[0] != "_":
@@ -143,7 +173,10 @@ def from_mlflow(place: Path) -> tuple[dict[str, str], Series]:
     assert found.info.run_name == newest_run(place).name
     assert found.info.status == "FINISHED"
     series = {
-        name: [(metric.step, metric.value) for metric in client.get_metric_history(found.info.run_id, name)]
+        name: [
+            (metric.step, metric.value)
+            for metric in client.get_metric_history(found.info.run_id, name)
+        ]
         for name in found.data.metrics
     }
     return found.data.params, series
@@ -180,10 +213,14 @@ def test_a_run_its_resume_and_its_evaluation_arrive_and_no_secret_does(
     written = [(row.get("split", "train"), row) for row in rows(place)]
     for group in ("train", "validation"):
         expected = [(row["step"], row["loss"]) for split, row in written if split == group]
-        assert [step for step, _ in expected] == ([1, *range(2, 41, 2)] if group == "train" else [20, 40])
+        assert [step for step, _ in expected] == (
+            [1, *range(2, 41, 2)] if group == "train" else [20, 40]
+        )
         found = [point for point in series[f"{group}/loss"] if point[0] >= 0]
         assert [step for step, _ in found] == [step for step, _ in expected]
-        assert [value for _, value in found] == pytest.approx([value for _, value in expected], rel=1e-6)
+        assert [value for _, value in found] == pytest.approx(
+            [value for _, value in expected], rel=1e-6
+        )
     assert {"train/learning_rate", "train/samples_per_second", "train/gradient_norm"} <= set(series)
     evaluation = json.loads((newest_run(place) / "evaluation.json").read_text())
     for name, value in evaluation["metrics"].items():
@@ -243,9 +280,13 @@ def test_no_server_is_one_line_before_training_and_a_note_after_it(
     tracker: str, place: Path, reference: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     online = ("--tracker.offline", "false")
-    nothing = {"wandb": "WANDB_API_KEY is not set", "mlflow": "MLFLOW_TRACKING_URI is not set"}[tracker]
+    nothing = {"wandb": "WANDB_API_KEY is not set", "mlflow": "MLFLOW_TRACKING_URI is not set"}[
+        tracker
+    ]
     line = one_error(train(place, tracker, *OPTIONS, *online), nothing, "--tracker.offline true")
-    assert line in (REPOSITORY / "docs/trackers.md").read_text(encoding="utf-8") or tracker != "wandb"
+    assert (
+        line in (REPOSITORY / "docs/trackers.md").read_text(encoding="utf-8") or tracker != "wandb"
+    )
     assert not list((place / "runs").iterdir())
 
     for name, value in (KEYS | AWAY[tracker]).items():
@@ -255,7 +296,9 @@ def test_no_server_is_one_line_before_training_and_a_note_after_it(
     assert SECRET not in refused.out + refused.err
     assert not list((place / "runs").iterdir())
 
-    assert train(place, tracker, *OPTIONS, "--tracker.offline", "true", "--max-steps", "10").code == 0
+    assert (
+        train(place, tracker, *OPTIONS, "--tracker.offline", "true", "--max-steps", "10").code == 0
+    )
     resumed = train(place, tracker, "--resume", *online)
     assert resumed.code == 0, resumed.err
     assert resumed.out.count("note: the tracker cannot be opened") == 1
@@ -276,7 +319,9 @@ def test_no_server_ends_all_ranks_with_one_line(place: Path) -> None:
 @pytest.mark.first(1)
 def test_phases_are_one_tracked_run(tracker: str, place: Path) -> None:
     """Each phase has its own settings, and what a server has of them cannot be changed."""
-    config = yaml.safe_load((render(workload="tabular", tracker=tracker) / "config.yaml").read_text())
+    config = yaml.safe_load(
+        (render(workload="tabular", tracker=tracker) / "config.yaml").read_text()
+    )
     phases = [
         {"name": "first", "steps": 6, "overrides": {"data.batch_size": 64}},
         {"name": "second", "steps": 6, "overrides": {"optimizer.learning_rate": 1e-4}},
@@ -305,7 +350,9 @@ def test_a_run_that_fails_is_marked_so(place: Path) -> None:
 
 def test_a_project_without_a_server_has_no_settings_of_one(place: Path) -> None:
     for tracker in ("none", "tensorboard"):
-        one_error(train(place, tracker, "--tracker.offline", "true"), "unknown setting 'tracker.offline'")
+        one_error(
+            train(place, tracker, "--tracker.offline", "true"), "unknown setting 'tracker.offline'"
+        )
         assert "tracker" not in yaml.safe_load(
             (render(workload="tabular", tracker=tracker) / "config.yaml").read_text()
         )

@@ -44,7 +44,9 @@ def test_every_workload_gets_a_configuration(answers: dict[str, str], place: Pat
     assert done.code == 0, done.err[-3000:]
     text = (folder / "tuned.yaml").read_text()
     faster = re.search(r"# tune$", text, flags=re.MULTILINE)
-    next_step = "train --config tuned.yaml" if faster else "nothing was faster, so `train` stays as it is"
+    next_step = (
+        "train --config tuned.yaml" if faster else "nothing was faster, so `train` stays as it is"
+    )
     assert done.out.endswith(f"tuned.yaml: {next_step}\n")
     assert "minutes are over" in done.out or "batch_size" in done.out
     assert text.startswith("# Tuned on CPU: ")
@@ -72,8 +74,12 @@ def test_mistakes(place: Path) -> None:
     one_error(run(project, "tune", "speed", cwd=place), "unknown knob 'speed'.*batch_size")
     for flag, values in (("--steps", ("0", "-3")), ("--minutes", ("nan", "inf", "0", "-1"))):
         for value in values:
-            one_error(run(project, "tune", f"{flag}={value}", cwd=place / "none"), f": {flag}: give ")
-    assert [path.name for path in (place / "none").glob("[!.]*")] == ["config.yaml"], "nothing is written"
+            one_error(
+                run(project, "tune", f"{flag}={value}", cwd=place / "none"), f": {flag}: give "
+            )
+    assert [path.name for path in (place / "none").glob("[!.]*")] == ["config.yaml"], (
+        "nothing is written"
+    )
 
 
 # ---- decisions -----------------------------------------------------------------------------------
@@ -98,7 +104,9 @@ def tuner(rate: Any, fits: int = 10**9, seconds: float = 100, **settings: int) -
     values = {"data.batch_size": 32, "training.gradient_accumulation_steps": 1} | settings
     made = SimpleNamespace(
         data=SimpleNamespace(batch_size=values["data.batch_size"]),
-        training=SimpleNamespace(gradient_accumulation_steps=values["training.gradient_accumulation_steps"]),
+        training=SimpleNamespace(
+            gradient_accumulation_steps=values["training.gradient_accumulation_steps"]
+        ),
         reproducibility=SimpleNamespace(seed=1),
         value={"data.num_workers": 0, **values}.__getitem__,
     )
@@ -118,7 +126,9 @@ def test_the_batch_is_doubled_while_it_fits_and_pays() -> None:
         found.batch_size(10**6, keep=False)
         assert found.chosen.get("data.batch_size") == expected, (fits, until)
         sizes = [call["data.batch_size"] for call in found.trials.calls]
-        assert max(sizes) == min(2 * fits, 4 * until), "two doublings that pay nothing end the search"
+        assert max(sizes) == min(2 * fits, 4 * until), (
+            "two doublings that pay nothing end the search"
+        )
         assert (f"data.batch_size {2 * fits} does not fit" in found.lines) == (fits == 128)
         assert any("learning rate" in line for line in found.lines) == (expected is not None)
 
@@ -152,7 +162,9 @@ def test_noise_changes_nothing() -> None:
 
 
 def test_a_clear_gain_is_taken_and_the_next_knob_is_upon_it() -> None:
-    found = tuner(lambda overrides, number: 100 + 20 * overrides.get("data.num_workers", 0) + number % 3)
+    found = tuner(
+        lambda overrides, number: 100 + 20 * overrides.get("data.num_workers", 0) + number % 3
+    )
     found.knob("workers", [{"data.num_workers": number} for number in (0, 2, 4)])
     assert found.chosen == {"data.num_workers": 4}
     found.knob("batch_size", [{"data.batch_size": 64}])
@@ -197,7 +209,9 @@ def test_options_are_those_of_loader_and_card() -> None:
     tune = module()
     cpu, gpu = SimpleNamespace(capability=None), SimpleNamespace(capability=(9, 0))
 
-    def options(knob: str, without: tuple[str, ...] = (), card: Any = gpu, **settings: Any) -> list[dict]:
+    def options(
+        knob: str, without: tuple[str, ...] = (), card: Any = gpu, **settings: Any
+    ) -> list[dict]:
         made = SimpleNamespace(
             data=SimpleNamespace(num_workers=settings.get("workers", 2)),
             compile=SimpleNamespace(enabled=settings.get("compiled", "auto")),

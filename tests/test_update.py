@@ -49,7 +49,9 @@ def _clean_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def git(folder: Path, *arguments: str) -> str:
-    return subprocess.run(["git", *arguments], cwd=folder, check=True, capture_output=True, text=True).stdout
+    return subprocess.run(
+        ["git", *arguments], cwd=folder, check=True, capture_output=True, text=True
+    ).stdout
 
 
 def commit(folder: Path, tag: str = "") -> Path:
@@ -77,12 +79,18 @@ def upstream(tmp_path_factory: pytest.TempPathFactory) -> Path:
     project = folder / "template/project"
     package = project / "src/{{ package_name }}"
     config = project / "config.yaml.jinja"
-    replace(config, "\n  seed: 42\n", "\n  seed: 42\n\n  # A setting of the new version.\n  new_setting: 1\n")
+    replace(
+        config,
+        "\n  seed: 42\n",
+        "\n  seed: 42\n\n  # A setting of the new version.\n  new_setting: 1\n",
+    )
     replace(config, "\n  keep: 2\n", "\n  keep: 3\n")
     order = package / "engine/order.py"
     order.write_text(order.read_text(encoding="utf-8") + "\n\nNEW = True\n", encoding="utf-8")
     replace(project / "README.md.jinja", "\n## Runs\n", "\n## Runs and what they leave\n")
-    (package / "engine/later.py").write_text('"""A module of the new version."""\n', encoding="utf-8")
+    (package / "engine/later.py").write_text(
+        '"""A module of the new version."""\n', encoding="utf-8"
+    )
     commit(folder, NEW)
     return folder
 
@@ -99,7 +107,11 @@ def run_copier(which: str, *arguments: str, cwd: Path) -> str:
 def launched(which: str, arguments: tuple[str, ...], cwd: Path) -> tuple[int, str]:
     """Exit code, and what it says, of an interpreter of its own."""
     done = subprocess.run(
-        [*COPIERS[which], *arguments], cwd=cwd, capture_output=True, text=True, stdin=subprocess.DEVNULL
+        [*COPIERS[which], *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
     )
     return done.returncode, done.stderr
 
@@ -112,8 +124,14 @@ def forked(which: str, arguments: tuple[str, ...], cwd: Path) -> tuple[int, str]
             try:
                 os.chdir(cwd)
                 for number in range(3):
-                    os.dup2(said.fileno() if number == 2 else os.open(os.devnull, os.O_RDWR), number)
-                sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w"), os.fdopen(2, "w")
+                    os.dup2(
+                        said.fileno() if number == 2 else os.open(os.devnull, os.O_RDWR), number
+                    )
+                sys.stdin, sys.stdout, sys.stderr = (
+                    os.fdopen(0),
+                    os.fdopen(1, "w"),
+                    os.fdopen(2, "w"),
+                )
                 with quickly():
                     code = CopierApp.run(["copier", *arguments], exit=False)[1]
                 sys.stderr.flush()
@@ -126,11 +144,16 @@ def forked(which: str, arguments: tuple[str, ...], cwd: Path) -> tuple[int, str]
 
 def flags(answers: dict[str, Any]) -> list[str]:
     """`-d name=value` for each; a list as YAML writes it in one line."""
-    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in answers.items()}
+    texts = {
+        name: value if isinstance(value, str) else json.dumps(value)
+        for name, value in answers.items()
+    }
     return [word for name, text in texts.items() for word in ("-d", f"{name}={text}")]
 
 
-def copied(upstream: Path, folder: Path, version: str = OLD, which: str = "newest", **answers: Any) -> Path:
+def copied(
+    upstream: Path, folder: Path, version: str = OLD, which: str = "newest", **answers: Any
+) -> Path:
     """A project of that version, committed."""
     run_copier(
         which,
@@ -182,7 +205,10 @@ def test_update_without_edits_is_a_fresh_copy(
     project = copied(upstream, tmp_path / "project", which=copier, **answers)
     run_copier(copier, "update", "--defaults", *more, cwd=project)
     assert content(project) == content(fresh(upstream, tmp_path / "fresh", **answers))
-    assert yaml.safe_load((project / ".copier-answers.yml").read_text(encoding="utf-8"))["_commit"] == NEW
+    assert (
+        yaml.safe_load((project / ".copier-answers.yml").read_text(encoding="utf-8"))["_commit"]
+        == NEW
+    )
     commit(project)
     run_copier(copier, "update", "--defaults", *more, cwd=project)
     assert changed(project) == [], "the second update changes nothing"
@@ -200,7 +226,9 @@ def test_edits_survive(upstream: Path, tmp_path: Path, copier: str) -> None:
     project = copied(upstream, tmp_path / "project", which=copier)
     config, package = project / "config.yaml", project / "src/my_training"
     replace(config, "\n  seed: 42\n", "\n  seed: 7\n")  # the new setting comes right behind it,
-    replace(config, "\n  deterministic: false\n", "\n  deterministic: true\n")  # and right before it
+    replace(
+        config, "\n  deterministic: false\n", "\n  deterministic: true\n"
+    )  # and right before it
     replace(config, "\n  epochs: 10\n", "\n  epochs: 20\n")
     (package / "model.py").write_text(
         '"""My own model."""\n', encoding="utf-8"
@@ -241,15 +269,21 @@ def test_files_without_use_are_deleted_and_can_be_brought_back(
     edited = project / "src/my_training/commands/benchmark.py"
     edited.write_text(edited.read_text(encoding="utf-8") + "\n\nMINE = True\n", encoding="utf-8")
     commit(project)
-    run_copier(copier, "update", "--defaults", "-r", ":current:", "-d", "extras=[profile]", cwd=project)
-    assert " D src/my_training/commands/benchmark.py" in git(project, "status", "--short").splitlines()
+    run_copier(
+        copier, "update", "--defaults", "-r", ":current:", "-d", "extras=[profile]", cwd=project
+    )
+    assert (
+        " D src/my_training/commands/benchmark.py" in git(project, "status", "--short").splitlines()
+    )
     assert git(project, "ls-files", "-u") == ""
     git(project, *update_page("git checkout HEAD"))
     assert "MINE = True" in edited.read_text(encoding="utf-8")
 
 
 @every_copier_of_all
-def test_edits_move_with_a_package_that_was_moved_first(upstream: Path, tmp_path: Path, copier: str) -> None:
+def test_edits_move_with_a_package_that_was_moved_first(
+    upstream: Path, tmp_path: Path, copier: str
+) -> None:
     project = copied(upstream, tmp_path / "project", which=copier)
     package = project / "src/my_training"
     model = (package / "model.py").read_text(encoding="utf-8") + "\n\nMINE = True\n"
@@ -258,11 +292,15 @@ def test_edits_move_with_a_package_that_was_moved_first(upstream: Path, tmp_path
     commit(project)
     git(project, *update_page("git mv"))
     commit(project)
-    run_copier(copier, *update_page("copier update --defaults -r :current: -d package_name"), cwd=project)
+    run_copier(
+        copier, *update_page("copier update --defaults -r :current: -d package_name"), cwd=project
+    )
     assert "src/other/model.py" in git(project, "ls-files", "-u")
     git(project, *update_page("git checkout --ours -- src/other"))
     found, answers = content(project), {"package_name": "other"}
-    run_copy(str(upstream), tmp_path / "fresh", data=answers, defaults=True, vcs_ref=OLD, quiet=True)
+    run_copy(
+        str(upstream), tmp_path / "fresh", data=answers, defaults=True, vcs_ref=OLD, quiet=True
+    )
     mine = {"src/other/model.py": model, "src/other/mine.py": "MINE = True\n"}
     assert found == content(tmp_path / "fresh") | mine
 
@@ -302,7 +340,9 @@ def test_edit_of_the_same_line_is_a_conflict_that_git_knows(
     commit(project)
     said = run_copier(copier, "update", "--defaults", cwd=project)
     assert "git ls-files -u" in said
-    assert {line.split("\t")[1] for line in git(project, "ls-files", "-u").splitlines()} == {"config.yaml"}
+    assert {line.split("\t")[1] for line in git(project, "ls-files", "-u").splitlines()} == {
+        "config.yaml"
+    }
     text = (project / "config.yaml").read_text(encoding="utf-8")
     mine, theirs = text.split("<<<<<<<")[1].split(">>>>>>>")[0].split("=======")
     assert "keep: 5" in mine
@@ -323,7 +363,9 @@ def test_any_new_setting_merges_beside_any_edited_one(tmp_path: Path) -> None:
     config = (render() / "config.yaml").read_text(encoding="utf-8")
     paragraphs = config.split("\n\n")
     edited = [
-        number for number, text in enumerate(paragraphs) if re.search(r"^  \w+: \S+$", text, re.MULTILINE)
+        number
+        for number, text in enumerate(paragraphs)
+        if re.search(r"^  \w+: \S+$", text, re.MULTILINE)
     ]
     assert len(edited) > 40
     old, mine, new = (tmp_path / name for name in ("old", "mine", "new"))
@@ -353,10 +395,18 @@ def test_any_new_setting_merges_beside_any_edited_one(tmp_path: Path) -> None:
 
 def changes() -> list[dict[str, Any]]:
     """Another answer to each question, together; then each answer worth rendering that is not the default."""
-    texts = {"project_name": "other name", "package_name": "other", "project_description": "It trains."}
+    texts = {
+        "project_name": "other name",
+        "package_name": "other",
+        "project_description": "It trains.",
+    }
     listed = [{name: text} for name, text in texts.items()]
-    default = {name: question["default"] for name, question in questions().items() if "default" in question}
-    for name in filter(choices, questions()):
+    saved = {name: question for name, question in questions().items() if not question.get("secret")}
+    default = {
+        name: question["default"] for name, question in saved.items() if "default" in question
+    }
+    default["gpu"] = "auto"
+    for name in filter(choices, saved):
         for value in values(name):
             more = {"workload": "llm"} if value in ("fp8", "fsdp") else {}  # not offered elsewhere
             listed += [{**more, name: value}] * (value != default[name])
@@ -375,7 +425,9 @@ def test_changing_answers_is_a_fresh_copy(base: Path, tmp_path: Path, data: dict
     project = tmp_path / "project"
     shutil.copytree(base, project)
     with quickly():
-        run_update(project, data=data, defaults=True, vcs_ref=VcsRef.CURRENT, overwrite=True, quiet=True)
+        run_update(
+            project, data=data, defaults=True, vcs_ref=VcsRef.CURRENT, overwrite=True, quiet=True
+        )
     answers = yaml.safe_load((project / ".copier-answers.yml").read_text(encoding="utf-8"))
     assert data.items() <= answers.items()
     given = {key: answer for key, answer in answers.items() if key[0] != "_"}
@@ -405,7 +457,9 @@ def test_move_to_another_gpu(upstream: Path, tmp_path: Path, copier: str) -> Non
 
 
 @every_copier_of_all
-def test_move_to_a_gpu_without_the_chosen_precision(upstream: Path, tmp_path: Path, copier: str) -> None:
+def test_move_to_a_gpu_without_the_chosen_precision(
+    upstream: Path, tmp_path: Path, copier: str
+) -> None:
     """What the old card could and the new one cannot goes back to auto, and never stays behind unnoticed."""
     assert impossible({"gpu": "v100", "precision": "bf16"})
     project = copied(upstream, tmp_path / "project", which=copier, gpu="h100", precision="bf16")
@@ -415,10 +469,17 @@ def test_move_to_a_gpu_without_the_chosen_precision(upstream: Path, tmp_path: Pa
     assert "**fp16**" in (project / "README.md").read_text(encoding="utf-8")
 
 
-def test_layout_changes_both_ways_and_what_is_not_asked_goes(upstream: Path, tmp_path: Path) -> None:
+def test_layout_changes_both_ways_and_what_is_not_asked_goes(
+    upstream: Path, tmp_path: Path
+) -> None:
     """As docs/update.md says: the tree of the other layout goes with edits in it; files of one's own stay."""
     chosen = {"workload": "llm", "gpu": "h100"}
-    answers = {"loader": "dataloader", "distributed": "ddp", "tracker": "wandb", "extras": ["watch"]}
+    answers = {
+        "loader": "dataloader",
+        "distributed": "ddp",
+        "tracker": "wandb",
+        "extras": ["watch"],
+    }
     project = copied(upstream, tmp_path / "project", **chosen, **answers)
     page = (REPOSITORY / "docs/update.md").read_text(encoding="utf-8")
     (project / "mine.py").write_text("MINE = True\n", encoding="utf-8")
@@ -469,13 +530,19 @@ def in_shell(word: str, folder: Path) -> str:
     """A word of a command as a shell makes it: with what `$(…)` prints there."""
     if not word.startswith("$("):
         return word
-    done = subprocess.run(["sh", "-c", word[2:-1]], cwd=folder, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["sh", "-c", word[2:-1]], cwd=folder, capture_output=True, text=True, check=True
+    )
     return done.stdout.strip()
 
 
 def documented() -> list[str]:
     """Every Copier command of the documents and of a rendered README."""
-    pages = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md")), render() / "README.md"]
+    pages = [
+        REPOSITORY / "README.md",
+        *sorted((REPOSITORY / "docs").glob("*.md")),
+        render() / "README.md",
+    ]
     return sorted({command for page in pages for command in copier_commands(page)})
 
 
@@ -488,7 +555,9 @@ def test_documented_command_works(upstream: Path, base: Path, tmp_path: Path, co
     words = [str(upstream) if word == "gh:org/fasttrain-template" else word for word in words]
     if "--defaults" not in words:  # asked on a terminal
         words.insert(2, "--defaults")
-    done = subprocess.run([*COPIERS["newest"], *words[1:]], cwd=project, capture_output=True, text=True)
+    done = subprocess.run(
+        [*COPIERS["newest"], *words[1:]], cwd=project, capture_output=True, text=True
+    )
     if "gpu=v100" in words and "precision=bf16" in words:  # shown as an example of a refusal
         page = (REPOSITORY / "docs/another-gpu.md").read_text(encoding="utf-8")
         assert done.stderr.strip().rpartition(": ")[2] in page

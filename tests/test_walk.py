@@ -49,15 +49,17 @@ def windows(path: Path, rows: int) -> None:
 
 def tables(folder: Path, **files: str) -> None:
     for name, content in files.items():
-        (folder / name.replace("_csv", ".csv").replace("_tsv", ".tsv").replace("_txt", ".txt")).write_text(
-            content
-        )
+        (
+            folder / name.replace("_csv", ".csv").replace("_tsv", ".tsv").replace("_txt", ".txt")
+        ).write_text(content)
 
 
 PAIRS = "".join(f"what is {n}\tit is {n + 1}\n" for n in range(120))
 # The files that each README's commands name.
 OWN: dict[str, Callable[[Path], object]] = {
-    "tabular": lambda at: tables(at, table_csv=numbers("a,b,price", 200), new_rows_csv=numbers("a,b", 5)),
+    "tabular": lambda at: tables(
+        at, table_csv=numbers("a,b,price", 200), new_rows_csv=numbers("a,b", 5)
+    ),
     "timeseries": lambda at: tables(
         at, series_csv=numbers("time,load,heat", 900), new_rows_csv=numbers("time,load,heat", 150)
     ),
@@ -75,9 +77,8 @@ class Walker:
 
     def __init__(self, project: Path, screen: str) -> None:
         self.project, self.screen = project, screen
-        path = (
-            f"{project / '.venv/bin'}{os.pathsep}{os.environ['PATH']}"  # as `source .venv/bin/activate` does
-        )
+        # As `source .venv/bin/activate` does.
+        path = f"{project / '.venv/bin'}{os.pathsep}{os.environ['PATH']}"
         self.environment = {
             **os.environ,
             "PATH": path,
@@ -97,14 +98,24 @@ class Walker:
         listed = re.findall(
             r"^([a-z-]+):.*## ", (self.project / "Makefile").read_text(encoding="utf-8"), re.M
         )
-        known = [self.readme(), self.screen, *(f"make {target}" for target in listed)]  # as `make` lists them
+        known = [
+            self.readme(),
+            self.screen,
+            *(f"make {target}" for target in listed),
+        ]  # as `make` lists them
         known += [page.read_text(encoding="utf-8") for page in DOCUMENTS]
-        assert any(re.search(rf"(?m)(^ *|`){re.escape(command)}($|`| +#|;| )", text) for text in known), (
-            command
+        assert any(
+            re.search(rf"(?m)(^ *|`){re.escape(command)}($|`| +#|;| )", text) for text in known
+        ), command
+        words = (
+            f'{command} ARGS="{arguments}"' if command.startswith("make") and arguments else command
         )
-        words = f'{command} ARGS="{arguments}"' if command.startswith("make") and arguments else command
         done = subprocess.run(
-            ["sh", "-c", words], cwd=cwd or self.project, env=self.environment, capture_output=True, text=True
+            ["sh", "-c", words],
+            cwd=cwd or self.project,
+            env=self.environment,
+            capture_output=True,
+            text=True,
         )
         assert done.returncode == 0, f"{words}\n{done.stdout}{done.stderr}"
         return done.stdout + done.stderr
@@ -133,7 +144,7 @@ def interview(workload: str, folder: Path) -> Walker:
 def test_a_new_user_gets_along_by_what_is_documented(workload: str, tmp_path: Path) -> None:
     do = interview(workload, tmp_path)
     project = do.project
-    do("git rev-parse --git-dir || git init")
+    do("git rev-parse 2> /dev/null || git init")
     do('git add -A . && git commit -m "Start" .')
     assert "make setup" in do.screen
     (project / ".venv").symlink_to(Path(sys.executable).parents[1])
@@ -161,7 +172,9 @@ def test_a_new_user_gets_along_by_what_is_documented(workload: str, tmp_path: Pa
     do("copier update --defaults -r :current: -d gpu=h100")
     assert "H100" in do.readme()
     commit(project)
-    (extra,) = re.findall(r"copier update --defaults -r :current: -d 'extras=\[check\]'", do.readme())
+    (extra,) = re.findall(
+        r"copier update --defaults -r :current: -d 'extras=\[check\]'", do.readme()
+    )
     do(extra)
     assert (project / "src" / package / "commands/check.py").exists()
     assert do("git ls-files -u").strip() == ""
@@ -170,7 +183,9 @@ def test_a_new_user_gets_along_by_what_is_documented(workload: str, tmp_path: Pa
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     command = f"python -m {package} evaluate"
-    done = subprocess.run(command.split(), cwd=elsewhere, env=do.environment, capture_output=True, text=True)
+    done = subprocess.run(
+        command.split(), cwd=elsewhere, env=do.environment, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     assert f"data and runs are those of {project}" in done.stderr
     assert f"runs/{run.name}: test split" in done.stdout

@@ -23,6 +23,7 @@ from variants import choices
 
 WATCH = {"extras": ["watch"]}
 watch = imported(render(**WATCH), "hooks.watch")
+alerts = imported(render(**WATCH), "engine.alerts")
 monitor = imported(render(**WATCH), "engine.monitor")
 
 SETTINGS = imported(render(**WATCH), "config").load()
@@ -40,8 +41,20 @@ TABULAR = ("--model.width", "32", "--data.batch_size", "128", "--monitor.every_s
         (0.6, 1.0, {}, None, ""),  # the monitor has said it
         (0.6, 0.05, {"gpu_percent": 40.0, "cpu_percent": 80.0}, None, ""),
         (0.6, 1.0, {"gpu_percent": 40.0, "cpu_percent": 99.0}, "busy cores", "GPU utilisation 40%"),
-        (0.01, 1.0, {"gpu_percent": 40.0, "process_percent": 99.0}, "launch-bound", "compile.enabled"),
-        (0.01, 1.0, {"gpu_percent": 40.0, "process_percent": 20.0}, "waiting", "monitor.every_steps (50)"),
+        (
+            0.01,
+            1.0,
+            {"gpu_percent": 40.0, "process_percent": 99.0},
+            "launch-bound",
+            "compile.enabled",
+        ),
+        (
+            0.01,
+            1.0,
+            {"gpu_percent": 40.0, "process_percent": 20.0},
+            "waiting",
+            "monitor.every_steps (50)",
+        ),
         (0.01, 0.04, {"gpu_percent": 99.0}, "small kernels", "4.0% of the roof"),
         (0.01, 0.04, {}, "small kernels", "4.0% of the roof"),
         (0.01, 0.11, {"gpu_percent": 71.0}, None, ""),
@@ -51,7 +64,7 @@ def test_a_badly_used_device_gets_cause_and_remedy(waits, roof, means, kind, say
     found = watch.judge(waits, roof, means, SETTINGS)
     assert (found[0] if found else None) == kind
     assert says in (found[1] if found else "")
-    assert watch.WAITS == monitor.WAITS, "no case is left to neither"
+    assert watch.WAITS == alerts.WAIT_FRACTION, "no case is left to neither"
 
 
 def monitor_of(folder, stats: dict) -> Any:
@@ -62,7 +75,9 @@ def monitor_of(folder, stats: dict) -> Any:
     project.precision = SimpleNamespace(scaler=None)
     tracker = SimpleNamespace(open=lambda step: "", log=lambda *_: None, close=lambda: None)
     order = SimpleNamespace(count=64, slots=8)
-    loader = type("Loader", (), {"order": order, "__len__": lambda self: 8, "stats": lambda self: stats})()
+    loader = type(
+        "Loader", (), {"order": order, "__len__": lambda self: 8, "stats": lambda self: stats}
+    )()
     watched = monitor.Monitor(folder, project, tracker, loader)
     watched.start(0, 9)
     return watched
@@ -77,16 +92,32 @@ def test_a_step_has_the_mean_loss_of_all_its_targets(tmp_path):
     watched.close()
 
 
+def test_a_line_has_what_a_model_measures_short_names_first(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    watched = monitor_of(tmp_path, {})
+    one = torch.tensor(1.0)
+    watched.note(1, 0, (0, 1), [(one, one)])
+    names = ["penalty_of_the_second_term", "penalty", "kl"]
+    watched.keep({name: (torch.tensor(6.0), torch.tensor(4.0)) for name in names})
+    watched.log(1, 0, one, 0.1)
+    line = capsys.readouterr().out
+    assert "loss 1.00000  kl 1.5  penalty 1.5  …  lr 0.1" in line
+    watched.close()
+
+
 @pytest.mark.parametrize(
     ("workers", "remedy"), [(4, "raise data.num_workers (4), then"), (None, ": a faster disk")]
 )
 def test_waiting_for_data_is_judged_over_a_stretch(workers, remedy, tmp_path, capsys):
     """Needs neither NVML nor the hook; the first row compiles and fills caches, and does not count."""
-    watched, one = monitor_of(tmp_path, {} if workers is None else {"workers": workers}), torch.tensor(1.0)
+    watched, one = (
+        monitor_of(tmp_path, {} if workers is None else {"workers": workers}),
+        torch.tensor(1.0),
+    )
 
     def step(number: int, seconds: float, waited: float) -> str:
         watched.note(number, 0, (number - 1, number), [(one, one)])
-        watched._since, watched.waited = time.perf_counter() - seconds, waited
+        watched._start_time, watched._waited = time.perf_counter() - seconds, waited
         watched.log(number, 0, one, 0.1)
         return capsys.readouterr().out.partition("alert: ")[2]
 
@@ -132,7 +163,9 @@ def test_a_slow_loader_is_told_and_reported_once(framework: str, tmp_path) -> No
     assert alerts[0].startswith("alert: input-bound: the loop waits for data ")
     folder = newest_run(tmp_path)
     events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-    assert [event["text"] for event in events if event["event"] == "alert"] == [alerts[0][len("alert: ") :]]
+    assert [event["text"] for event in events if event["event"] == "alert"] == [
+        alerts[0][len("alert: ") :]
+    ]
     assert any(event["event"] == "checkpoint" and event["seconds"] > 0 for event in events)
     report = (folder / "report.md").read_text()
     assert f": {alerts[0][len('alert: ') :]}" in report.partition("## Alerts")[2]
@@ -147,7 +180,10 @@ def test_watching_changes_no_loss(tmp_path) -> None:
     found = []
     for seconds in ("0", "0.01"):
         words = (*TABULAR, "--watch.every_seconds", seconds, "--training.max_steps", "60")
-        assert run(render(workload="tabular", **WATCH), "train", *words, cwd=tmp_path / seconds).code == 0
+        assert (
+            run(render(workload="tabular", **WATCH), "train", *words, cwd=tmp_path / seconds).code
+            == 0
+        )
         found.append(losses(tmp_path / seconds))
         assert (newest_run(tmp_path / seconds) / "system.csv").exists() == (seconds != "0")
     assert found[0] == found[1]
@@ -167,7 +203,9 @@ def fake_nvml(**more) -> SimpleNamespace:
     known = {
         "nvmlInit": lambda: None,
         "nvmlDeviceGetHandleByUUID": lambda name: name,
-        "nvmlDeviceGetUtilizationRates": lambda handle: SimpleNamespace(gpu={"GPU-0123-4567": 42}[handle]),
+        "nvmlDeviceGetUtilizationRates": lambda handle: SimpleNamespace(
+            gpu={"GPU-0123-4567": 42}[handle]
+        ),
         "nvmlDeviceGetMemoryInfo": lambda handle: SimpleNamespace(used=3 << 30, total=8 << 30),
         "nvmlDeviceGetPowerUsage": lambda handle: 250_000,
         "nvmlDeviceGetEnforcedPowerLimit": missing,
@@ -187,7 +225,9 @@ def gpu(monkeypatch):
         "num_alloc_retries": 7,
     }
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: stats)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="0123-4567"))
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="0123-4567")
+    )
     monkeypatch.setitem(sys.modules, "pynvml", fake_nvml())
 
 
@@ -236,7 +276,9 @@ def test_a_thread_writes_rows_and_ends(tmp_path):
 def test_a_sample_asks_the_kernel_for_a_few_files_only(tmp_path, monkeypatch):
     """The thread takes its time from the loop: one sample looks at no other process than its own."""
     watched, read, asked = watch.Samples(tmp_path, torch.device("cpu"), 0), Path.read_text, []
-    monkeypatch.setattr(Path, "read_text", lambda path, *more: (asked.append(path), read(path, *more))[1])
+    monkeypatch.setattr(
+        Path, "read_text", lambda path, *more: (asked.append(path), read(path, *more))[1]
+    )
     watched.write(watched.sample())
     own = f"/proc/{os.getpid()}"
     assert len(asked) <= 4
@@ -248,7 +290,9 @@ def test_a_worker_that_has_just_ended_is_no_error():
     child = os.fork()
     if child == 0:
         os._exit(0)
-    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # it is dead, and still in the table of processes
+    os.waitid(
+        os.P_PID, child, os.WEXITED | os.WNOWAIT
+    )  # it is dead, and still in the table of processes
     with pytest.raises(ValueError, match="invalid literal"):
         watch.anonymous_mb(child)
     os.waitpid(child, 0)
@@ -294,7 +338,15 @@ def hoarding_worker() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory of processes is read from /proc")
 def test_a_worker_that_grows_is_named(tmp_path) -> None:
-    words = (*TABULAR, "--data.num_workers", "2", "--data.batch_size", "160", "--training.epochs", "3")
+    words = (
+        *TABULAR,
+        "--data.num_workers",
+        "2",
+        "--data.batch_size",
+        "160",
+        "--training.epochs",
+        "3",
+    )
     project = render(workload="tabular", loader="dataloader", **WATCH)
     result = run(project, "train", *words, cwd=tmp_path, before=hoarding_worker)
     assert result.code == 0, result.err
@@ -329,7 +381,9 @@ def test_the_share_of_the_roof(monkeypatch):
     state = torch.get_rng_state()
     roof = watch.roof_of(SimpleNamespace(project=project), batch)
     assert torch.equal(torch.get_rng_state(), state)
-    expected = costs.card(gpus.table()["h100"], "bf16").step(costs.count(Toy, batch, "bf16"))[0] / 128
+    expected = (
+        costs.card(gpus.table()["h100"], "bf16").step(costs.count(Toy, batch, "bf16"))[0] / 128
+    )
     assert roof == pytest.approx(expected)
     monkeypatch.setattr(model, "build_model", lambda *_: 1 / 0)
     assert watch.roof_of(SimpleNamespace(project=project), batch) == 0, "it trains all the same"
@@ -340,7 +394,9 @@ def test_the_share_of_the_roof(monkeypatch):
 def test_a_first_batch_gives_its_shapes_and_no_more(tmp_path):
     model, seen = Toy(), torch.ones(8, 32)
     ranks = SimpleNamespace(is_main=True, world=2)
-    project = SimpleNamespace(settings=SETTINGS, model=model, device=torch.device("cpu"), distributed=ranks)
+    project = SimpleNamespace(
+        settings=SETTINGS, model=model, device=torch.device("cpu"), distributed=ranks
+    )
     loud = SimpleNamespace(row=None, alert=None)
     progress = SimpleNamespace(epoch=0, step=1)
     run = SimpleNamespace(project=project, folder=tmp_path, monitor=loud, progress=progress)
@@ -405,7 +461,11 @@ def full(verb: str, cuda: bool = True) -> Callable[[], None]:
         build = assemble.build_model
 
         def too_large(*_: object, **__: object) -> None:
-            raise torch.OutOfMemoryError("CUDA") if cuda else RuntimeError("can't allocate memory: 37 GB")
+            raise (
+                torch.OutOfMemoryError("CUDA")
+                if cuda
+                else RuntimeError("can't allocate memory: 37 GB")
+            )
 
         def made(*given: Any) -> Any:
             model = build(*given)
@@ -420,8 +480,14 @@ def full(verb: str, cuda: bool = True) -> Callable[[], None]:
 def test_memory_that_ends_is_one_line_anywhere(tmp_path: Path) -> None:
     project = render(workload="tabular")
     words = ("train", *TABULAR, "--training.max_steps", "2")
-    one_error(run(project, *words, cwd=tmp_path, before=full("train")), "out of GPU memory", "batch_size")
-    one_error(run(project, *words, cwd=tmp_path, before=full("train", False)), "out of memory", "batch_size")
+    one_error(
+        run(project, *words, cwd=tmp_path, before=full("train")), "out of GPU memory", "batch_size"
+    )
+    one_error(
+        run(project, *words, cwd=tmp_path, before=full("train", False)),
+        "out of memory",
+        "batch_size",
+    )
     assert not list(tmp_path.glob("runs/*")), "nothing is left of it"
     assert run(project, *words, cwd=tmp_path).code == 0
     for cuda, what in ((True, "out of GPU memory"), (False, "out of memory")):

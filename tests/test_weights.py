@@ -63,7 +63,14 @@ def test_a_new_run_starts_from_weights_anywhere(framework: str, what: str, place
     shutil.copy(checkpoint / "model.safetensors", place / "elsewhere/whatever.safetensors")
     places = {"run": "source", "path of a run": source, "checkpoint": checkpoint}
     places |= {"folder": "elsewhere", "file": "elsewhere/whatever.safetensors"}
-    words = (*WORDS, *STILL, "--reproducibility.seed", "7", "--training.init_from", str(places[what]))
+    words = (
+        *WORDS,
+        *STILL,
+        "--reproducibility.seed",
+        "7",
+        "--training.init_from",
+        str(places[what]),
+    )
     project = render(workload="tabular", framework=framework)
     result = run(project, "train", *words, "--max-steps", "1", cwd=place)
     assert result.code == 0, result.err[-2000:]
@@ -88,7 +95,9 @@ def test_the_best_checkpoint_is_taken_and_hashes_are_looked_at(place: Path) -> N
     assert f"note: skipped a damaged checkpoint: {best} (" in result.out
     assert f"{best}: " not in note(result.out), "the newest that is whole"
     words = (*words, "--training.init_from", str(checkpoints / best))
-    one_error(run(render(workload="tabular"), "train", *words, cwd=place), "no valid checkpoint", "sha256")
+    one_error(
+        run(render(workload="tabular"), "train", *words, cwd=place), "no valid checkpoint", "sha256"
+    )
 
 
 def test_what_fits_is_taken_and_the_rest_is_named(place: Path) -> None:
@@ -103,7 +112,10 @@ def test_what_fits_is_taken_and_the_rest_is_named(place: Path) -> None:
     found = tensors(place)
     assert torch.equal(found["first.weight"], wanted["first.weight"])
     assert found["head.weight"].shape == (1, 16)
-    assert line.removeprefix("note: ") in json.loads((newest_run(place) / "env.json").read_text())["notes"]
+    assert (
+        line.removeprefix("note: ")
+        in json.loads((newest_run(place) / "env.json").read_text())["notes"]
+    )
 
 
 def test_tied_weights_need_one_of_their_names(tmp_path: Path) -> None:
@@ -118,11 +130,17 @@ def test_weights_that_are_not_there_or_do_not_fit_are_one_line(place: Path) -> N
 
     def refused(source: str, *parts: str) -> None:
         one_error(run(project, "train", *WORDS, "--training.init_from", source, cwd=place), *parts)
-        assert [path.name for path in (place / "runs").iterdir()] == ["source"], "nothing is left of it"
+        assert [path.name for path in (place / "runs").iterdir()] == ["source"], (
+            "nothing is left of it"
+        )
 
     refused("nowhere", "there are no weights: training.init_from nowhere: give a run")
     save_file({"spare": torch.zeros(2)}, place / "other.safetensors")
-    refused("other.safetensors", "no weight fits this model", "it has spare 2; the model has .* and .* more")
+    refused(
+        "other.safetensors",
+        "no weight fits this model",
+        "it has spare 2; the model has .* and .* more",
+    )
     (place / "broken.safetensors").write_bytes(b"no weights at all")
     refused("broken.safetensors", "cannot read the weights")
     (place / "two").mkdir()
@@ -162,7 +180,11 @@ def test_frozen_weights_stay_and_a_phase_trains_them(framework: str, place: Path
     """No update, no weight decay, nothing in the optimizer; over the border of phases bit for bit."""
     project, start = render(workload="tabular", framework=framework), tensors(place)
     phases = [
-        {"name": "head", "steps": 5, "overrides": {"training.freeze": ["first.*", "layers.0.*", "*.bias"]}},
+        {
+            "name": "head",
+            "steps": 5,
+            "overrides": {"training.freeze": ["first.*", "layers.0.*", "*.bias"]},
+        },
         {"name": "all", "steps": 5},
     ]
     config = yaml.safe_load((project / "config.yaml").read_text()) | {"phases": phases}
@@ -197,14 +219,20 @@ def test_a_pattern_that_fits_nothing_and_one_that_fits_all_are_one_line(place: P
 def test_phases_start_from_the_same_weights(place: Path) -> None:
     phases = [{"name": name, "steps": 2} for name in "ab"]
     phases[1]["overrides"] = {"training.init_from": "source"}
-    config = yaml.safe_load((render(workload="tabular") / "config.yaml").read_text()) | {"phases": phases}
+    config = yaml.safe_load((render(workload="tabular") / "config.yaml").read_text()) | {
+        "phases": phases
+    }
     (place / "config.yaml").write_text(yaml.safe_dump(config))
-    one_error(run(render(workload="tabular"), "train", cwd=place), "training.init_from is source", "phase")
+    one_error(
+        run(render(workload="tabular"), "train", cwd=place), "training.init_from is source", "phase"
+    )
 
 
 @pytest.mark.parametrize("distributed", ["fsdp", "ddp"])
 @pytest.mark.first(1)
-def test_two_ranks_start_from_whole_and_from_sharded_weights(distributed: str, tmp_path: Path) -> None:
+def test_two_ranks_start_from_whole_and_from_sharded_weights(
+    distributed: str, tmp_path: Path
+) -> None:
     """And one process from what two have saved, with averages that start there, too."""
     project = render(workload="llm", distributed=distributed, extras=["ema"])
     words = (*TINY["llm"], "--training.precision", "fp32", "--training.max_steps", "3", *STILL)
@@ -212,7 +240,15 @@ def test_two_ranks_start_from_whole_and_from_sharded_weights(distributed: str, t
     wanted = tensors(tmp_path)
     source = "one"
     for name in ("two", "three"):
-        more = (*words, "--reproducibility.seed", "7", "--training.init_from", source, "--name", name)
+        more = (
+            *words,
+            "--reproducibility.seed",
+            "7",
+            "--training.init_from",
+            source,
+            "--name",
+            name,
+        )
         more = (*more, "--data.batch_size", "4", "--training.freeze", "layers.0.*")
         results = run_ranks(project, "train", *more, cwd=tmp_path)
         assert [result.code for result in results] == [0, 0], results[0].err[-2000:]
@@ -223,7 +259,9 @@ def test_two_ranks_start_from_whole_and_from_sharded_weights(distributed: str, t
     assert result.code == 0, result.err[-2000:]
     found = tensors(tmp_path)
     assert all(torch.equal(found[name], weight) for name, weight in wanted.items())
-    averages = torch.load(last(tmp_path) / "state.pt", weights_only=True)["hooks"]["ema"]["averages"]
+    averages = torch.load(last(tmp_path) / "state.pt", weights_only=True)["hooks"]["ema"][
+        "averages"
+    ]
     assert all(torch.equal(average, wanted[name]) for name, average in averages.items())
 
 
@@ -232,6 +270,8 @@ def test_the_pages_commands_work(tmp_path: Path) -> None:
     for words in documented(page):
         result = run(render(workload="tabular"), *words, cwd=tmp_path)
         assert result.code == 0, result.err
-    narrow = ["third" if word == "second" else word for word in (*words, "--model.category_width", "4")]
+    narrow = [
+        "third" if word == "second" else word for word in (*words, "--model.category_width", "4")
+    ]
     partly = note(run(render(workload="tabular"), *narrow, cwd=tmp_path).out)
     assert partly.removeprefix("note: ") in " ".join(page.read_text(encoding="utf-8").split())

@@ -22,7 +22,14 @@ from variants import choices
 PREPARE = ("prepare", "--input", "windows.h5")
 SMALL = (
     *("--model.width", "8", "--data.batch_size", "32", "--training.max_steps", "20"),
-    *("--schedule.warmup_steps", "2", "--monitor.every_steps", "1", "--evaluation.every_steps", "20"),
+    *(
+        "--schedule.warmup_steps",
+        "2",
+        "--monitor.every_steps",
+        "1",
+        "--evaluation.every_steps",
+        "20",
+    ),
 )
 
 
@@ -82,7 +89,9 @@ def test_hdf5_is_read_as_it_is(tmp_path: Path) -> None:
     path = hdf5(tmp_path)
     result = run(project(), *PREPARE, "--split", "280,60,60", cwd=tmp_path)
     assert result.code == 0, result.err
-    assert "2 steps later, 9 left out at each border" in result.out  # (16 + 3) ÷ 2, rounded up, less 1
+    assert (
+        "2 steps later, 9 left out at each border" in result.out
+    )  # (16 + 3) ÷ 2, rounded up, less 1
     opened = store(tmp_path)
     assert opened.arrays["features"].path == path
     assert opened.splits == {"train": [0, 271], "validation": [280, 331], "test": [340, 400]}
@@ -98,7 +107,9 @@ def test_hdf5_is_read_as_it_is(tmp_path: Path) -> None:
     evaluated = run(project(), "evaluate", cwd=tmp_path)
     assert evaluated.code == 0, evaluated.err
     assert "linear" in evaluated.out
-    predicted = run(project(), "predict", "--input", "windows.h5", "--output", "new.npz", cwd=tmp_path)
+    predicted = run(
+        project(), "predict", "--input", "windows.h5", "--output", "new.npz", cwd=tmp_path
+    )
     assert predicted.code == 0, predicted.err
     assert np.load(tmp_path / "new.npz")["prediction"].shape == (400, 3)
 
@@ -118,7 +129,11 @@ def test_rows_that_do_not_overlap_leave_no_gap(tmp_path: Path) -> None:
     hdf5(tmp_path, features=np.random.default_rng(0).normal(size=(400, 16, 3)))
     result = run(project(), *PREPARE, cwd=tmp_path)
     assert "overlap:    none" in result.out
-    assert store(tmp_path).splits == {"train": [0, 280], "validation": [280, 340], "test": [340, 400]}
+    assert store(tmp_path).splits == {
+        "train": [0, 280],
+        "validation": [280, 340],
+        "test": [340, 400],
+    }
 
 
 @pytest.mark.parametrize(
@@ -131,14 +146,20 @@ def test_rows_that_do_not_overlap_leave_no_gap(tmp_path: Path) -> None:
     ],
     ids=["whole rows", "pieces", "gzip", "big-endian"],
 )
-def test_packed_hdf5_trains_alike_with_a_note_of_its_cost(layout: dict[str, Any], tmp_path: Path) -> None:
+def test_packed_hdf5_trains_alike_with_a_note_of_its_cost(
+    layout: dict[str, Any], tmp_path: Path
+) -> None:
     plain = hdf5(tmp_path / "plain")
     with h5py.File(plain) as file:
         hdf5(tmp_path / "packed", features={"data": file["features"][:], **layout})
     for name in ("plain", "packed"):
         result = run(project(), *PREPARE, cwd=tmp_path / name)
         assert result.code == 0, result.err
-        slow = name == "packed" and layout.get("chunks") != (7, 16, 3)  # whole rows are read as they are
+        slow = name == "packed" and layout.get("chunks") != (
+            7,
+            16,
+            3,
+        )  # whole rows are read as they are
         assert ("note: " in result.out) == slow
         result = run(project(), "train", *SMALL, cwd=tmp_path / name)
         assert result.code == 0, result.err
@@ -164,10 +185,16 @@ BAD_HDF5 = {
         {"features": None, "series": np.ones(3)},
         ["no dataset 'features'", "it has series, targets"],
     ),
-    "unequal": ({"targets": np.ones((7, 3))}, ["unequal numbers of rows: 'features' 400, 'targets' 7"]),
+    "unequal": (
+        {"targets": np.ones((7, 3))},
+        ["unequal numbers of rows: 'features' 400, 'targets' 7"],
+    ),
     "dtype": ({"features": np.array([b"x"] * 400)}, ["cannot train on dtype"]),
     "shape": ({"features": np.ones((400, 3))}, ["shape \\(400, 3\\) where \\(N, T, F\\)"]),
-    "unallocated": ({"features": {"shape": (400, 16, 3), "dtype": "f4"}}, ["nothing was ever written"]),
+    "unallocated": (
+        {"features": {"shape": (400, 16, 3), "dtype": "f4"}},
+        ["nothing was ever written"],
+    ),
     "no rows": ({"features": np.ones((0, 16, 3))}, ["no rows"]),
     "not finite": (
         {"targets": np.where(np.arange(1200).reshape(400, 3) == 30, np.nan, 1)},
@@ -243,7 +270,10 @@ def test_baselines_are_as_a_slow_reading_makes_them(tmp_path: Path) -> None:
     path = hdf5(tmp_path)
     assert run(project(), *PREPARE, "--split", "280,60,60", cwd=tmp_path).code == 0
     with h5py.File(path) as file:
-        last, targets = file["features"][:, -1].astype(np.float64), file["targets"][:].astype(np.float64)
+        last, targets = (
+            file["features"][:, -1].astype(np.float64),
+            file["targets"][:].astype(np.float64),
+        )
     train = targets[:271]
     targets = (targets - train.mean(0)) / train.std(0)
     inputs = np.pad(last, ((0, 0), (0, 1)), constant_values=1)
@@ -311,7 +341,9 @@ def test_a_file_that_changed_its_size_since_prepare_is_named(tmp_path: Path) -> 
     path = hdf5(tmp_path)
     assert run(project(), *PREPARE, cwd=tmp_path).code == 0
     path.write_bytes(path.read_bytes() + b"x")
-    one_error(run(project(), "train", *SMALL, cwd=tmp_path), "bytes where the manifest says", "windows.h5")
+    one_error(
+        run(project(), "train", *SMALL, cwd=tmp_path), "bytes where the manifest says", "windows.h5"
+    )
 
 
 # ---- ChunkDataLoader -----------------------------------------------------------------------------
@@ -324,7 +356,10 @@ def chunk_loader(path: Path, **given: Any) -> Any:
 def test_chunk_data_loader_by_itself(tmp_path: Path) -> None:
     path = hdf5(tmp_path)
     with h5py.File(path) as file:
-        features, targets = torch.from_numpy(file["features"][:]), torch.from_numpy(file["targets"][:])
+        features, targets = (
+            torch.from_numpy(file["features"][:]),
+            torch.from_numpy(file["targets"][:]),
+        )
     for size in ("auto", 40e-6):
         with chunk_loader(path, chunk_size_gb=size) as loader:
             found = [(x.clone(), y.clone()) for x, y in loader]
@@ -358,7 +393,8 @@ def test_chunk_data_loader_goes_on_with_the_next_batch(tmp_path: Path) -> None:
 def test_chunk_data_loader_refuses_unequal_rows(tmp_path: Path) -> None:
     path = hdf5(tmp_path, targets=np.ones((7, 2)))
     with pytest.raises(
-        module("engine.errors").UserError, match="unequal numbers of rows: 'features' 400, 'targets' 7"
+        module("engine.errors").UserError,
+        match="unequal numbers of rows: 'features' 400, 'targets' 7",
     ):
         chunk_loader(path)
 
@@ -370,7 +406,9 @@ DOCUMENT = (REPOSITORY / "docs/windows.md").read_text(encoding="utf-8")
 
 @pytest.mark.full
 def test_documented_commands_run_and_beat_the_linear_map(tmp_path: Path) -> None:
-    python, shell = (re.search(rf"```{kind}\n(.*?)```", DOCUMENT, re.DOTALL)[1] for kind in ("python", "sh"))
+    python, shell = (
+        re.search(rf"```{kind}\n(.*?)```", DOCUMENT, re.DOTALL)[1] for kind in ("python", "sh")
+    )
     subprocess.run([sys.executable, "-c", python], cwd=tmp_path, check=True)
     for line in shell.splitlines():
         result = run(project(), *line.split()[3:], cwd=tmp_path)

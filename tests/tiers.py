@@ -32,7 +32,9 @@ def sort_out(items: Iterable[pytest.Item]) -> None:
         else:
             strength, *names = cases[0].get_closest_marker("cover").args
             every = [values(case) for case in cases]
-            counted = [[value for value in found if not names or value[0] in names] for found in every]
+            counted = [
+                [value for value in found if not names or value[0] in names] for found in every
+            ]
             combined = [set(itertools.combinations(found, strength)) for found in counted]
             kept = covering(combined, [set(found) for found in every] if names else None)
         for number, case in enumerate(cases):
@@ -58,7 +60,10 @@ def covering(cases: Sequence[set[Any]], more: Sequence[set[Any]] | None = None) 
     rest = more or [set() for _ in cases]
     while missing:
         seen = set().union(*(rest[number] for number in kept))
-        news = [(len(case & missing), len(other - seen)) for case, other in zip(cases, rest, strict=True)]
+        news = [
+            (len(case & missing), len(other - seen))
+            for case, other in zip(cases, rest, strict=True)
+        ]
         kept.add(best := news.index(max(news)))
         missing -= cases[best]
     return kept

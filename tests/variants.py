@@ -31,20 +31,39 @@ def gpus() -> dict[str, dict[str, Any]]:
 
 
 @functools.cache
+def families() -> dict[str, dict[str, Any]]:
+    """The families of GPUs by name: their labels and cards."""
+    text = (REPOSITORY / "template/tables/gpu_families.yml").read_text(encoding="utf-8")
+    return yaml.safe_load(text)
+
+
+@functools.cache
+def offered(question: str) -> dict[str, Any]:
+    """The choices of a question by their labels; those of `gpu` for every family."""
+    choices = questions()[question].get("choices", {})
+    if not isinstance(choices, str):
+        return dict(choices)
+    template = jinja2.Environment(trim_blocks=True, lstrip_blocks=True).from_string(choices)
+    tables = {"gpus": gpus(), "gpu_families": families(), "gpu_so_far": "auto"}
+    if question != "gpu":
+        return yaml.safe_load(template.render(tables))
+    listed = [
+        yaml.safe_load(template.render(tables, gpu_family=family))
+        for family in ("any", *families())
+    ]
+    return {label: value for choices in listed for label, value in choices.items()}
+
+
 def choices(question: str) -> tuple[Any, ...]:
     """The values that a question offers, as they are saved; empty for free text."""
-    offered = questions()[question].get("choices", {})
-    if isinstance(offered, str):
-        text = (
-            jinja2.Environment(trim_blocks=True, lstrip_blocks=True).from_string(offered).render(gpus=gpus())
-        )
-        offered = yaml.safe_load(text)
-    return tuple(value["value"] if isinstance(value, Mapping) else value for value in offered.values())
+    values = offered(question).values()
+    return tuple(value["value"] if isinstance(value, Mapping) else value for value in values)
 
 
 def structural() -> tuple[str, ...]:
-    """Questions whose answers decide whole files, in asking order."""
-    return tuple(name for name in questions() if choices(name) and name not in (*PAIRWISE, LAYOUT))
+    """Questions whose answers decide whole files, in asking order; those that are not saved decide none."""
+    asked = [name for name, question in questions().items() if not question.get("secret")]
+    return tuple(name for name in asked if choices(name) and name not in (*PAIRWISE, LAYOUT))
 
 
 def values(question: str) -> list[Any]:
@@ -63,18 +82,27 @@ def kind(gpu: str) -> object:
     row = gpus().get(gpu)
     if row is None:
         return gpu
-    absent = [precision for precision in ("tf32", "fp16", "bf16", "fp8") if row["tflops"][precision] is None]
+    absent = [
+        precision
+        for precision in ("tf32", "fp16", "bf16", "fp8")
+        if row["tflops"][precision] is None
+    ]
     return row["torch"], row["wheel"], row["triton"], absent
 
 
 def impossible(answers: Mapping[str, Any]) -> bool:
     """Whether the chosen GPU cannot compute in the chosen precision, or the workload gains nothing by it."""
     precision, gpu = answers.get("precision", "auto"), answers.get("gpu", "auto")
-    if answers.get(LAYOUT) == "script" and (precision == "fp8" or answers.get("workload") not in SCRIPTS):
+    if answers.get(LAYOUT) == "script" and (
+        precision == "fp8" or answers.get("workload") not in SCRIPTS
+    ):
         return True
     if precision == "fp8" and answers.get("workload", "tabular") not in LARGE_PRODUCTS:
         return True
-    if answers.get("distributed") == "fsdp" and answers.get("workload", "tabular") not in LARGE_PRODUCTS:
+    if (
+        answers.get("distributed") == "fsdp"
+        and answers.get("workload", "tabular") not in LARGE_PRODUCTS
+    ):
         return True
     if gpu == "cpu":
         return precision in ("tf32", "fp8")
@@ -105,7 +133,9 @@ def pairwise(*names: str) -> list[Answers]:
             missing |= dict.fromkeys(pairs(both), both)
     while missing:
         wanted = next(iter(missing.values()))
-        drawn = [{name: draw.choice(offered[name]) for name in names} | wanted for _ in range(DRAWS)]
+        drawn = [
+            {name: draw.choice(offered[name]) for name in names} | wanted for _ in range(DRAWS)
+        ]
         candidates = [(answers, pairs(answers)) for answers in drawn if not impossible(answers)]
         if not candidates:  # the two exclude each other
             missing.pop(next(iter(missing)))

@@ -24,7 +24,9 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-sys.path[:0] = [str(Path(__file__).resolve().parent.parent / name) for name in ("tests", "benchmarks")]
+sys.path[:0] = [
+    str(Path(__file__).resolve().parent.parent / name) for name in ("tests", "benchmarks")
+]
 
 from golden import Cell, Tree, Trials  # noqa: E402
 from publish import machine, tables  # noqa: E402
@@ -102,10 +104,21 @@ def compare(part: str, old: Tree, new: Tree, rounds: int) -> list[str]:
         pairs.append((found[old], found[new]))
         print(f"{part}, round {number + 1}: {pairs[-1]}", file=sys.stderr, flush=True)
     ratios = [after.step_ms / before.step_ms for before, after in pairs]
-    before, after = (Figures(*map(statistics.median, zip(*s, strict=True))) for s in zip(*pairs, strict=True))
-    row = [part, f"{before.step_ms:.3f}", f"{after.step_ms:.3f}", f"{statistics.median(ratios):.3f}"]
+    before, after = (
+        Figures(*map(statistics.median, zip(*s, strict=True))) for s in zip(*pairs, strict=True)
+    )
+    row = [
+        part,
+        f"{before.step_ms:.3f}",
+        f"{after.step_ms:.3f}",
+        f"{statistics.median(ratios):.3f}",
+    ]
     row += [f"{min(ratios):.3f} to {max(ratios):.3f}", f"{before.waits:.1%} → {after.waits:.1%}"]
-    return [*row, f"{before.help_s:.2f} → {after.help_s:.2f}", f"{before.first_s:.2f} → {after.first_s:.2f}"]
+    return [
+        *row,
+        f"{before.help_s:.2f} → {after.help_s:.2f}",
+        f"{before.first_s:.2f} → {after.first_s:.2f}",
+    ]
 
 
 def main() -> None:
@@ -119,8 +132,13 @@ def main() -> None:
     arguments = parser.parse_args()
     only, protocol = arguments.only.split(","), machine()
     with tempfile.TemporaryDirectory(prefix="compare-") as scratch:
-        old, new = Tree(arguments.old, Path(scratch) / "old"), Tree(arguments.new, Path(scratch) / "new")
-        rows = [compare(part, old, new, arguments.rounds) for part in PARTS if part.split()[0] in only]
+        old, new = (
+            Tree(arguments.old, Path(scratch) / "old"),
+            Tree(arguments.new, Path(scratch) / "new"),
+        )
+        rows = [
+            compare(part, old, new, arguments.rounds) for part in PARTS if part.split()[0] in only
+        ]
     columns = ["part", "old ms/step", "new ms/step", "new ÷ old", "all pairs", "data wait"]
     columns += ["CPU s of --help", "CPU s of one step"]
     how = f"{protocol}, one thread, {arguments.rounds} rounds, {arguments.old} against {arguments.new}"

@@ -90,7 +90,12 @@ class Tree:
 
         folder = self.folder / "-".join(cell)
         if not folder.exists():
-            none: dict[str, Any] = {"gpu": "auto", "distributed": "none", "tracker": "none", "extras": []}
+            none: dict[str, Any] = {
+                "gpu": "auto",
+                "distributed": "none",
+                "tracker": "none",
+                "extras": [],
+            }
             render_into(folder, source=self.source, **none, **cell._asdict())
         return folder
 
@@ -166,7 +171,13 @@ class Trials:
         from test_tier_b import TINY
 
         every = str(max(self.steps // 2, 1))
-        words = [*TINY[cell.workload], "--training.precision", cell.precision, "--monitor.every_steps", "1"]
+        words = [
+            *TINY[cell.workload],
+            "--training.precision",
+            cell.precision,
+            "--monitor.every_steps",
+            "1",
+        ]
         words += ["--training.max_steps", str(self.steps)]
         words += ["--evaluation.every_steps", every, "--checkpoint.every_steps", every]
         for name, (_, value) in self.changed(tree, cell).items():
@@ -181,7 +192,11 @@ class Trials:
         ):
             return {}
         own, other = tree.defaults(cell), self.like.defaults(cell)
-        return {name: (own[name], other[name]) for name in own if name in other and own[name] != other[name]}
+        return {
+            name: (own[name], other[name])
+            for name in own
+            if name in other and own[name] != other[name]
+        }
 
 
 def _run_folder(folder: Path, cell: Cell) -> Path:
@@ -236,7 +251,9 @@ def plan(old: Tree, new: Tree) -> Iterator[tuple[str, tuple[Tree, Cell], tuple[T
     """What is to be equal: a name, and two runs. Says what one of the two versions does not have."""
     from test_tier_b import TINY
 
-    common = {name: [c for c in new.choices(name) if c in old.choices(name)] for name in Cell._fields}
+    common = {
+        name: [c for c in new.choices(name) if c in old.choices(name)] for name in Cell._fields
+    }
     for name, tree in (("workload", old), ("workload", new), ("loader", old), ("loader", new)):
         if alone := [choice for choice in tree.choices(name) if choice not in common[name]]:
             print(f"passed over: {name} {', '.join(alone)} of {tree.revision} alone")
@@ -278,7 +295,9 @@ def compare(arguments: argparse.Namespace, scratch: Path) -> int:
             continue
         for setting, (own, other) in trials.changed(*right).items():
             if (cell.workload, setting) not in said:
-                print(f"{cell.workload}: {setting} is {own!r} in {new.revision}; both take {other!r}")
+                print(
+                    f"{cell.workload}: {setting} is {own!r} in {new.revision}; both take {other!r}"
+                )
                 said.add((cell.workload, setting))
         found = difference(*trials.results([left, right]))
         print(f"{name}: {'differs: ' + found if found else 'equal'}", flush=True)
@@ -317,7 +336,9 @@ def write(scratch: Path) -> int:
     trials, curves = Trials(tree, CURVE_STEPS), {}
     for workload in tree.choices("workload"):
         for precision in (precision for precision in PRECISIONS if possible(workload, precision)):
-            cell = Cell(workload, precision, tree.choices("loader")[0], tree.choices("framework")[0])
+            cell = Cell(
+                workload, precision, tree.choices("loader")[0], tree.choices("framework")[0]
+            )
             curves[str(cell)] = curve(tree, trials, cell)
             print(f"{cell}: {curves[str(cell)][0]:.6g} → {curves[str(cell)][-1]:.6g}", flush=True)
     CURVES.parent.mkdir(exist_ok=True)
@@ -339,7 +360,9 @@ def main(words: list[str]) -> int:
     parser.add_argument(
         "--steps", type=int, default=30, metavar="N", help="of each run (default: %(default)s)"
     )
-    parser.add_argument("--write", action="store_true", help=f"write {CURVES.relative_to(ROOT)} instead")
+    parser.add_argument(
+        "--write", action="store_true", help=f"write {CURVES.relative_to(ROOT)} instead"
+    )
     arguments = parser.parse_args(words)
     if arguments.write != (arguments.new is None):
         parser.error("give two revisions to compare, or --write alone")

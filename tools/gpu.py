@@ -36,7 +36,9 @@ def main(python: str = "3.12") -> None:
 
     folder = ROOT / "build/gpu"
     shutil.rmtree(folder, ignore_errors=True)
-    cells = [("tabular", *cell) for cell in itertools.product(choices("loader"), choices("framework"))]
+    cells = [
+        ("tabular", *cell) for cell in itertools.product(choices("loader"), choices("framework"))
+    ]
     usual = jinja2.Template(questions()["loader"]["default"])
     cells += [
         (workload, usual.render(workload=workload), "pytorch")
@@ -50,13 +52,22 @@ def main(python: str = "3.12") -> None:
         if workload == "llm":  # a row of its benchmark is what watching costs
             answers["extras"] = ["watch"]
         render_into(folder / "projects" / f"{workload}-{loader}-{framework}", **answers)
-    wheels = ("--python-version", python, "--only-binary=:all:", "--quiet", "--dest", str(folder / "wheels"))
+    wheels = (
+        "--python-version",
+        python,
+        "--only-binary=:all:",
+        "--quiet",
+        "--dest",
+        str(folder / "wheels"),
+    )
     for packages in (PACKAGES, ("--no-deps", *BARE)):
         subprocess.run([sys.executable, "-m", "pip", "download", *wheels, *packages], check=True)
     install = INSTALL.format(packages=" ".join(PACKAGES), bare=shlex.join(BARE))
     for name, script in SCRIPTS.items():
         (folder / f"{name}.sh").write_text(install + script)
-    print(f"ready: carry the repository with {folder.relative_to(ROOT)}, there run sh build/gpu/session.sh")
+    print(
+        f"ready: carry the repository with {folder.relative_to(ROOT)}, there run sh build/gpu/session.sh"
+    )
 
 
 if __name__ == "__main__":

@@ -83,7 +83,9 @@ def tests(results: Path) -> dict[str, str]:
 
 def names(stage: Stage) -> list[str]:
     """Rows of a stage, as the page of the repository has them."""
-    (table,) = json.loads((PAGES / f"{stage.page}.json").read_text(encoding="utf-8"))["gpu"]["tables"]
+    (table,) = json.loads((PAGES / f"{stage.page}.json").read_text(encoding="utf-8"))["gpu"][
+        "tables"
+    ]
     every = [row[0] for row in table["rows"]]
     return [name for name in every if not stage.headline or name in first_of(stage.part)]
 
@@ -117,7 +119,9 @@ def failures(results: Path) -> list[str]:
     lines = [f"test {name}" for name, outcome in tests(results).items() if outcome == "failed"]
     for stage in STAGES[1:]:
         rows = read(results / f"{stage.page}.jsonl").values()
-        lines += [f"{stage.part}: {row['name']}: {row['error']}" for row in rows if worth(row, True)]
+        lines += [
+            f"{stage.part}: {row['name']}: {row['error']}" for row in rows if worth(row, True)
+        ]
     return list(dict.fromkeys(lines))
 
 
@@ -136,7 +140,9 @@ def overview(results: Path, again: bool = False) -> str:
         if left and not coming:
             coming = stage.name
         whole = 1 if stage.part == "check" else len(names(stage))
-        state = "done" if not left else f"{len(left)} of {whole} to do, about {stage.seconds} s in all"
+        state = (
+            "done" if not left else f"{len(left)} of {whole} to do, about {stage.seconds} s in all"
+        )
         lines.append(f"{'  ' if stage.name != coming else '> '}{stage.name:<20}{state}")
     lines += [f"failed: {line}" for line in failures(results)]
     then = f"next: {coming}" if coming else "all is done"
@@ -150,7 +156,16 @@ def command(stage: Stage, arguments: argparse.Namespace, seconds: float) -> list
     """What measures the rest of a stage."""
     if stage.part == "check":
         tier = ("-n", "0" if arguments.rehearse else "8", "-m", "gpu", "tests/gpu", "-q")
-        return [sys.executable, "-m", "pytest", *tier, "-p", "no:cacheprovider", "-p", "gpu_session"]
+        return [
+            sys.executable,
+            "-m",
+            "pytest",
+            *tier,
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "gpu_session",
+        ]
     carried = PROJECTS / PROJECT[stage.part]
     words = [f"benchmarks/gpu/{stage.part}.py", "--resume", "--output", str(arguments.results)]
     words += ["--again"] * arguments.again + ["--rehearse"] * arguments.rehearse
@@ -162,10 +177,14 @@ def command(stage: Stage, arguments: argparse.Namespace, seconds: float) -> list
 def environment(stage: Stage, results: Path, again: bool) -> dict[str, str]:
     found = {**os.environ, "PYTHONUNBUFFERED": "1"}
     if stage.part == "check":
-        path = os.pathsep.join(filter(None, (str(ROOT / "tools"), os.environ.get("PYTHONPATH", ""))))
+        path = os.pathsep.join(
+            filter(None, (str(ROOT / "tools"), os.environ.get("PYTHONPATH", "")))
+        )
         found |= {"PYTHONPATH": path, CHECKED: str(results / "check.jsonl")}
         # Every process of pytest-xdist must leave out the same tests: as it was when the call began.
-        kept = [name for name, outcome in tests(results).items() if not (again and outcome == "failed")]
+        kept = [
+            name for name, outcome in tests(results).items() if not (again and outcome == "failed")
+        ]
         (results / "check.known.json").write_text(json.dumps(kept))
         if PROJECTS.exists():
             found["FASTTRAIN_PROJECTS"] = str(PROJECTS)
@@ -225,7 +244,9 @@ def pack(arguments: argparse.Namespace) -> None:
 def unpack(archive: Path, results: Path) -> None:
     with tarfile.open(archive) as found:
         for member in found.getmembers():
-            if re.fullmatch(r"[a-z0-9.]+\.jsonl?", member.name) and (file := found.extractfile(member)):
+            if re.fullmatch(r"[a-z0-9.]+\.jsonl?", member.name) and (
+                file := found.extractfile(member)
+            ):
                 (results / member.name).write_bytes(file.read())
 
 
@@ -261,7 +282,9 @@ def publish(results: Path, pages: Path) -> list[str]:
     changed, rows = list[str](), dict[str, dict[str, Row]]()
     for page in dict.fromkeys(stage.page for stage in STAGES[1:]):
         path = results / f"{page}.json"
-        found = {name: row for name, row in read(results / f"{page}.jsonl").items() if "error" not in row}
+        found = {
+            name: row for name, row in read(results / f"{page}.jsonl").items() if "error" not in row
+        }
         if not found or not path.exists():
             continue
         if any(row["gpu"] == NOT_A_FIGURE for row in found.values()):
@@ -270,7 +293,8 @@ def publish(results: Path, pages: Path) -> list[str]:
         for table in figures["tables"]:
             width = len(table["columns"]) - 1
             table["rows"] = [
-                [name, *(cells if name in found else [None] * width)] for name, *cells in table["rows"]
+                [name, *(cells if name in found else [None] * width)]
+                for name, *cells in table["rows"]
             ]
         keep(pages / f"{page}.json", "gpu", figures)
         page_of(pages / f"{page}.json")
@@ -288,7 +312,9 @@ def headlines(rows: dict[str, dict[str, Row]], results: Path, pages: Path) -> No
     (table,) = figures["tables"]
     for row, text in zip(table["rows"], claims(rows), strict=True):
         row[-1] = text or row[-1]
-    known = [json.loads((results / f"{page}.json").read_text(encoding="utf-8"))["gpu"] for page in rows]
+    known = [
+        json.loads((results / f"{page}.json").read_text(encoding="utf-8"))["gpu"] for page in rows
+    ]
     ours = known[0]["protocol"].split(", load ")[0]
     figures["protocol"] = f"The owners' figures are theirs, on their machines; ours: {ours}"
     keep(path, "headlines", figures)
@@ -314,14 +340,20 @@ def claims(rows: dict[str, dict[str, Row]]) -> Iterator[str]:
             f"{a['samples_per_second'] / b['samples_per_second']:.1f}× the Python loop"
         ),
     )
-    busy = f", GPU {graph['gpu_busy_percent']:.0f} % busy" if graph and "gpu_busy_percent" in graph else ""
+    busy = (
+        f", GPU {graph['gpu_busy_percent']:.0f} % busy"
+        if graph and "gpu_busy_percent" in graph
+        else ""
+    )
     yield text + busy if text else ""
     yield with_pair(
         pair("llm", "deterministic", "+ chunked loss"),
         lambda a, b: f"{a['step_ms'] / b['step_ms'] - 1:+.1%} a step",
     )
     slow, chunk = "map-style DataLoader, 0 workers, fp32", "chunk loader, two chunks of 2 GB"
-    text = with_pair(pair("loaders", chunk, slow), lambda a, b: f"{a['epoch_s'] / b['epoch_s'] - 1:+.1%}")
+    text = with_pair(
+        pair("loaders", chunk, slow), lambda a, b: f"{a['epoch_s'] / b['epoch_s'] - 1:+.1%}"
+    )
     every = with_pair(
         pair("loaders", "+ auto precision, fused AdamW", slow),
         lambda a, b: f", {a['epoch_s'] / b['epoch_s'] - 1:+.1%} with all else",
@@ -353,7 +385,9 @@ def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
 
 def pytest_runtest_logreport(report: Any) -> None:
     """Once for each test, in the process that hears of all of them."""
-    if "PYTEST_XDIST_WORKER" not in os.environ and (report.when == "call" or report.outcome != "passed"):
+    if "PYTEST_XDIST_WORKER" not in os.environ and (
+        report.when == "call" or report.outcome != "passed"
+    ):
         note({"name": report.nodeid, "outcome": report.outcome})
 
 
@@ -374,7 +408,11 @@ def main() -> int:
     )
     add = parser.add_argument
     add("--results", type=Path, default=RESULTS, help="folder (default: build/gpu/results)")
-    add("--archive", type=Path, help="all results in one file, anew after each row; read if it is there")
+    add(
+        "--archive",
+        type=Path,
+        help="all results in one file, anew after each row; read if it is there",
+    )
     add("--seconds", type=float, default=CALL, help=f"of this call (default: {CALL})")
     add("--minutes", type=float, default=TOTAL / 60, help=f"of all calls (default: {TOTAL // 60})")
     add("--parts", nargs="+", choices=["check", *PROJECT], help="only these")
@@ -396,7 +434,8 @@ def main() -> int:
         return 0
     if arguments.publish:
         print(
-            "published: " + (", ".join(publish(arguments.results, arguments.pages)) or "nothing was measured")
+            "published: "
+            + (", ".join(publish(arguments.results, arguments.pages)) or "nothing was measured")
         )
         return 0
     return session(arguments)

@@ -14,8 +14,15 @@ PACKAGE = ROOT / "template/project/src/{{ package_name }}"
 def link(folder: Path, **answers: str) -> None:
     """Links one variant into `folder`/src/my_training; questions that `answers` omits are as by default."""
     questions = yaml.safe_load((ROOT / "copier.yml").read_text(encoding="utf-8"))
+    answers = {
+        "gpu_family": "any",
+        "gpu": "auto",
+        **answers,
+    }  # their defaults would need the tables
     for name, asked in questions.items():
-        if "choices" in asked and name not in answers:  # a default may depend on the answers before it
+        if (
+            "choices" in asked and name not in answers
+        ):  # a default may depend on the answers before it
             answers[name] = jinja2.Template(str(asked["default"])).render(answers)
     shutil.rmtree(folder / "src", ignore_errors=True)
     for part in [path for path in PACKAGE.rglob("*.*") if path.suffix in {".py", ".jinja"}]:
@@ -25,7 +32,9 @@ def link(folder: Path, **answers: str) -> None:
             continue
         place = folder / "src/my_training" / Path(*names)
         if part.suffix == ".jinja":  # one line: {% include EXPRESSION %}
-            expression = part.read_text(encoding="utf-8").removeprefix("{% include ").removesuffix(" %}\n")
+            expression = (
+                part.read_text(encoding="utf-8").removeprefix("{% include ").removesuffix(" %}\n")
+            )
             part = ROOT / str(jinja2.Environment().compile_expression(expression)(**answers))
             place = place.with_suffix("")
         place.parent.mkdir(parents=True, exist_ok=True)

@@ -24,7 +24,16 @@ from rows import Book, begin, gain, project, share, train, watched
 FLAGS = {"monitor.every_steps": 5}
 REHEARSAL = {"model.width": 8, "model.temporal_layers": 1, "monitor.every_steps": 1}
 CACHED = "graphs of `prepare`"
-COLUMNS = ["", "days/s", "windows/s", "speed", "validation s/it", "data wait", "GPU busy", "peak memory"]
+COLUMNS = [
+    "",
+    "days/s",
+    "windows/s",
+    "speed",
+    "validation s/it",
+    "data wait",
+    "GPU busy",
+    "peak memory",
+]
 
 
 def on_a_cpu() -> Any:
@@ -32,7 +41,9 @@ def on_a_cpu() -> Any:
     return importlib.import_module("graph")
 
 
-def measured(folder: Path, overrides: dict[str, Any], builder: Callable[..., Any] | None) -> dict[str, Any]:
+def measured(
+    folder: Path, overrides: dict[str, Any], builder: Callable[..., Any] | None
+) -> dict[str, Any]:
     """Trains with this way to build graphs. None: as the project does it."""
     busy: list[int] = []
     dataset = project("dataset")
@@ -71,7 +82,10 @@ def main() -> None:
         folder = Path(temporary)
         graph.write(folder / "data", days, batches)
         common = FLAGS | {"data.path": folder / "data", "data.batch_size": graph.BATCH}
-        common |= {"training.max_steps": arguments.steps, "evaluation.every_steps": arguments.steps // 2}
+        common |= {
+            "training.max_steps": arguments.steps,
+            "evaluation.every_steps": arguments.steps // 2,
+        }
         common |= {"evaluation.batch_size": graph.BATCH} | (REHEARSAL if arguments.rehearse else {})
         rebuilt = common | {"graph_builder.use_in_training": "true"}
         plan = {

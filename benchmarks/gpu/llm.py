@@ -67,7 +67,12 @@ BESIDE: dict[str, dict[str, Any]] = {  # all of the above, and this
 
 
 # What is claimed of them: all of it against nothing and against nanoGPT's structure; what repeating costs.
-FIRST = ("+ chunked loss", "nanoGPT's structure, compiled, bf16", "no optimization (fp32)", "deterministic")
+FIRST = (
+    "+ chunked loss",
+    "nanoGPT's structure, compiled, bf16",
+    "no optimization (fp32)",
+    "deterministic",
+)
 
 
 def write_tokens(folder: Path, count: int, vocabulary: int) -> None:
@@ -99,7 +104,9 @@ def theirs(overrides: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     model_of, throughput = project("model").build_model, project("hooks.throughput")
-    settings = project("config").load(overrides=[(key, str(value)) for key, value in overrides.items()])
+    settings = project("config").load(
+        overrides=[(key, str(value)) for key, value in overrides.items()]
+    )
     store = project("engine.store").Store.open(settings.data.path)
     torch.set_float32_matmul_precision("high")
     torch.backends.cudnn.allow_tf32 = True
@@ -107,14 +114,20 @@ def theirs(overrides: dict[str, Any]) -> dict[str, Any]:
     start = time.perf_counter()
     same = model_of(settings, store.facts)
     padded = same.embedding.num_embeddings
-    model: Any = nanogpt.GPT(nanogpt.GPTConfig(settings.model.context, padded, *settings.model.shape))
+    model: Any = nanogpt.GPT(
+        nanogpt.GPTConfig(settings.model.context, padded, *settings.model.shape)
+    )
     nanogpt.load_ours(model, same)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda":
         model = torch.compile(model.to(device))
     optimizer = model.configure_optimizers(0.1, 6e-4, (0.9, 0.999), device)
     data = store.arrays["tokens"].rows()
-    batch, block, steps = settings.data.batch_size, settings.data.block_size, settings.training.max_steps
+    batch, block, steps = (
+        settings.data.batch_size,
+        settings.data.block_size,
+        settings.training.max_steps,
+    )
     every = settings.monitor.every_steps
     X, Y = nanogpt.get_batch(data, batch, block, device)
     times, loss = [], 0.0
@@ -162,15 +175,20 @@ def cells(row: dict[str, Any], done: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def main() -> None:
-    arguments = begin(__doc__, steps=40, workload="llm", precision="fp8", loader="memmap", extras=["watch"])
+    arguments = begin(
+        __doc__, steps=40, workload="llm", precision="fp8", loader="memmap", extras=["watch"]
+    )
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        write_tokens(folder / "data", *((10_000, 500) if arguments.rehearse else (20_000_000, VOCABULARY)))
+        write_tokens(
+            folder / "data", *((10_000, 500) if arguments.rehearse else (20_000_000, VOCABULARY))
+        )
         common = FLAGS | {"data.path": folder / "data", "data.batch_size": BATCH}
         common |= {"training.max_steps": arguments.steps}
         small = REHEARSAL if arguments.rehearse else {}
         plan: dict[str, Any] = {
-            name: lambda on=on: ours(folder, common | on | small) for name, on in ladder(OFF, LADDER).items()
+            name: lambda on=on: ours(folder, common | on | small)
+            for name, on in ladder(OFF, LADDER).items()
         }
         plan["nanoGPT's structure, compiled, bf16"] = lambda: theirs(common | small)
         everything = list(ladder(OFF, LADDER).values())[-1]

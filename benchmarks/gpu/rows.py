@@ -29,7 +29,12 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
 from publish import keep, machine, tables  # noqa: E402
 
 SECONDS = 480
-QUERY = ("nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "--loop-ms=200")
+QUERY = (
+    "nvidia-smi",
+    "--query-gpu=utilization.gpu",
+    "--format=csv,noheader,nounits",
+    "--loop-ms=200",
+)
 WARM = 2  # logged rows of a training that do not count
 FEWEST = WARM + 2  # steps of a row in a rehearsal, which logs each
 
@@ -42,10 +47,16 @@ def begin(doc: str, steps: int = 0, **answers: Any) -> argparse.Namespace:
     answers: of the project that is rendered where `--project` names none. steps: default of `--steps`, but
     for a rehearsal.
     """
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     words = ", ".join(f"{name} {value}" for name, value in answers.items())
-    parser.add_argument("--project", type=Path, help=f"rendered with {words} (default: it is rendered now)")
-    parser.add_argument("--output", type=Path, default=Path(os.environ.get("OUT", "benchmark_results")))
+    parser.add_argument(
+        "--project", type=Path, help=f"rendered with {words} (default: it is rendered now)"
+    )
+    parser.add_argument(
+        "--output", type=Path, default=Path(os.environ.get("OUT", "benchmark_results"))
+    )
     if steps:
         text = f"of a row (default: {steps}, of a rehearsal {FEWEST})"
         parser.add_argument("--steps", type=int, default=steps, help=text)
@@ -99,7 +110,9 @@ class Training(NamedTuple):
     def steady(self, *names: str, after: int = 0) -> Row:
         """Medians over the warm rows, or over those after a step; what is not there is left out."""
         late = [row for row in self.rows if row["step"] > after] if after else self.rows[WARM:]
-        return {name: statistics.median(row[name] for row in late) for name in names if name in late[0]}
+        return {
+            name: statistics.median(row[name] for row in late) for name in names if name in late[0]
+        }
 
     def state(self, optimization: str) -> str:
         entries = self.run.project.optimizations
@@ -114,7 +127,11 @@ def train(folder: Path, overrides: Row, loader: Any = None, around: Any = None) 
     assembling = project("assemble")
     loader = loader or project("engine.loader").Loader
     distributed = project("engine.distributed").Distributed()
-    quiet = {"monitor.progress": "false", "evaluation.every_steps": 10**9, "checkpoint.every_steps": 10**9}
+    quiet = {
+        "monitor.progress": "false",
+        "evaluation.every_steps": 10**9,
+        "checkpoint.every_steps": 10**9,
+    }
     words = [(key, str(value)) for key, value in (quiet | overrides).items()]
     settings = project("config").load(overrides=words)
     place, start = Path(tempfile.mkdtemp(dir=folder)), time.perf_counter()
@@ -125,7 +142,7 @@ def train(folder: Path, overrides: Row, loader: Any = None, around: Any = None) 
     with (
         open(place / "log", "w") as log,
         contextlib.redirect_stdout(log),
-        project("engine.run").Session(place, settings, build, distributed) as session,
+        project("engine.session").Session(place, settings, build, distributed) as session,
     ):
         for run in session.phases():
             run.save = lambda: None
@@ -150,7 +167,9 @@ def watched(busy: list[int]) -> Iterator[None]:
         yield
         return
     read = threading.Thread(
-        target=lambda: busy.extend(int(line) for line in process.stdout or () if line.strip().isdigit())
+        target=lambda: busy.extend(
+            int(line) for line in process.stdout or () if line.strip().isdigit()
+        )
     )
     read.start()
     try:
@@ -224,14 +243,20 @@ class Book:
         done, width = self.done, len(self.columns) - 1
         rows: dict[str, list[str | None]] = dict.fromkeys(self.names, [None] * width)
         for name, row in self.found.items():
-            rows[name] = [*self.cells(row, done)] if name in done else [row["error"], *[""] * (width - 1)]
+            rows[name] = (
+                [*self.cells(row, done)] if name in done else [row["error"], *[""] * (width - 1)]
+            )
         return rows
 
     def run(self, plan: dict[str, Callable[[], Row]], first: tuple[str, ...] = ()) -> None:
         """Measures what is missing, the rows of `first` before the others; then prints the table."""
         missing = [name for name in plan if name not in self.done]
         if not self.arguments.again:
-            missing = [name for name in missing if left_out(self.found.get(name, {"error": "TimeoutError"}))]
+            missing = [
+                name
+                for name in missing
+                if left_out(self.found.get(name, {"error": "TimeoutError"}))
+            ]
         order = [name for name in first or plan if name in missing]
         if not self.arguments.headline:
             order += [name for name in missing if name not in order]
@@ -258,7 +283,9 @@ class Book:
             row |= work()
             row.setdefault("memory_gb", torch.cuda.max_memory_allocated() / 2**30)
             row["took_s"] = round(time.perf_counter() - start, 1)
-            self.cells(row, self.done | {name: row})  # a row without one of its figures has failed, too
+            self.cells(
+                row, self.done | {name: row}
+            )  # a row without one of its figures has failed, too
         except Exception as error:
             row["error"] = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
         self.found[name] = row

@@ -75,7 +75,17 @@ def ours(folder: Path, against: str, overrides: dict[str, Any]) -> dict[str, Any
     return figures | {"against": against, "fp8_layers": found.state("fp8")}
 
 
-COLUMNS = ["", "ms/step", "pairs/s", "target tokens/s", "speed", "against", "MFU", "peak memory", "loss"]
+COLUMNS = [
+    "",
+    "ms/step",
+    "pairs/s",
+    "target tokens/s",
+    "speed",
+    "against",
+    "MFU",
+    "peak memory",
+    "loss",
+]
 
 
 def cells(row: dict[str, Any], done: dict[str, dict[str, Any]]) -> list[str]:

@@ -129,7 +129,10 @@ def epochs(folder: Path, steps: int, overrides: dict[str, Any], loader: Any) -> 
     figures = found.steady("step_ms", "samples_per_second", "data_wait_fraction", after=steps)
     figures["epoch_s"] = figures["step_ms"] * steps / 1000
     figures["gb_per_second"] = figures["samples_per_second"] * row_bytes() / 1e9
-    figures |= {"loss": found.rows[-1]["loss"], "resident": found.run.loader.stats().get("resident")}
+    figures |= {
+        "loss": found.rows[-1]["loss"],
+        "resident": found.run.loader.stats().get("resident"),
+    }
     later = busy[len(busy) // 2 :]
     return figures | ({"gpu_busy_percent": statistics.median(later)} if later else {})
 
@@ -163,7 +166,16 @@ def bus_speed() -> float:
 
 
 NAIVE = "map-style DataLoader, 0 workers, fp32"
-COLUMNS = ["", "epoch", "less than the first", "samples/s", "GB/s", "data wait", "GPU busy", "peak memory"]
+COLUMNS = [
+    "",
+    "epoch",
+    "less than the first",
+    "samples/s",
+    "GB/s",
+    "data wait",
+    "GPU busy",
+    "peak memory",
+]
 COLUMNS += ["loss"]
 
 

@@ -65,7 +65,9 @@ class Classifier(lightning.LightningModule):
         self.log("val_accuracy", (logits.argmax(1) == y).float().mean())
 
     def configure_optimizers(self) -> dict:
-        optimizer = torch.optim.AdamW(self.parameters(), lr=self.hparams.learning_rate, weight_decay=0.01)
+        optimizer = torch.optim.AdamW(
+            self.parameters(), lr=self.hparams.learning_rate, weight_decay=0.01
+        )
         steps = self.trainer.estimated_stepping_batches
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

@@ -21,7 +21,9 @@ max_iters = lr_decay_iters = 30
 warmup_iters = 3
 weight_decay, beta1, beta2 = 1e-1, 0.9, 0.99
 grad_clip = 1.0
-config = {name: value for name, value in globals().items() if isinstance(value, (int, float, bool, str))}
+config = {
+    name: value for name, value in globals().items() if isinstance(value, (int, float, bool, str))
+}
 
 torch.manual_seed(1337)
 
@@ -44,7 +46,9 @@ def get_batch(split):
     data = np.memmap(f"{split}.bin", np.uint16, "r")
     ix = torch.randint(len(data) - block_size, (batch_size,))
     x = torch.stack([torch.from_numpy(data[i : i + block_size].astype(np.int64)) for i in ix])
-    y = torch.stack([torch.from_numpy(data[i + 1 : i + 1 + block_size].astype(np.int64)) for i in ix])
+    y = torch.stack(
+        [torch.from_numpy(data[i + 1 : i + 1 + block_size].astype(np.int64)) for i in ix]
+    )
     return x, y
 
 

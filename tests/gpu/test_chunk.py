@@ -49,7 +49,10 @@ class Samples:
     def orders(self) -> dict[str, Any]:
         lanes = imported(project("timeseries"), "engine.lanes").Lanes
         buckets = imported(project("seq2seq", "dataloader"), "engine.buckets").Buckets
-        return {"lanes": partial(lanes, stride=3), "bucket": partial(buckets, lengths=self.lengths())}
+        return {
+            "lanes": partial(lanes, stride=3),
+            "bucket": partial(buckets, lengths=self.lengths()),
+        }
 
     def lengths(self) -> np.ndarray:
         return 1 + np.arange(ROWS) * 7 % 40
@@ -87,14 +90,21 @@ def make(
     store = module("engine.store", loader).Store.open(folder)
     samples = Samples(module("engine.seams", loader).Spans)
     order = module("engine.order", loader).order_of(samples, settings)
-    return module("engine.loader", loader).Loader(samples, store, settings, order, torch.device(device))
+    return module("engine.loader", loader).Loader(
+        samples, store, settings, order, torch.device(device)
+    )
 
 
 @pytest.mark.parametrize("order", ["time", "block", "full", "lanes", "bucket"])
 @pytest.mark.parametrize("size", ["auto", 20 * BATCH_BYTES / 1e9, 3 * BATCH_BYTES / 1e9, 1e-9])
-def test_batches_are_those_of_memmap_beside_steps(order: str, size: float | str, folder: Path) -> None:
+def test_batches_are_those_of_memmap_beside_steps(
+    order: str, size: float | str, folder: Path
+) -> None:
     """A batch is used long after the loader has gone on reading; three epochs, the last from its middle."""
-    expected, found = make("memmap", folder, "cpu", order), make("chunk", folder, "cuda", order, size)
+    expected, found = (
+        make("memmap", folder, "cpu", order),
+        make("chunk", folder, "cuda", order, size),
+    )
     weight = torch.randn(2048, 2048, device="cuda")
     for epoch, start in ((0, 0), (1, 0), (2, 20)):
         batches = zip(expected.epoch(epoch, start), found.epoch(epoch, start), strict=True)
@@ -104,7 +114,9 @@ def test_batches_are_those_of_memmap_beside_steps(order: str, size: float | str,
             for name, value in one.items():
                 assert other[name].is_cuda
                 assert other[name].dtype == value.dtype
-                assert other[name].cpu().view(torch.uint8).equal(value.contiguous().view(torch.uint8)), name
+                assert (
+                    other[name].cpu().view(torch.uint8).equal(value.contiguous().view(torch.uint8))
+                ), name
     stats = found.stats()
     assert stats["resident"] == (size == "auto")
     if size != "auto":
@@ -122,7 +134,9 @@ def test_resident_rows_are_gathered_on_the_gpu(order: str, folder: Path) -> None
         for one, other in zip(expected.epoch(epoch), found.epoch(epoch), strict=True):
             for name, value in one.items():
                 assert other[name].is_cuda
-                assert other[name].cpu().view(torch.uint8).equal(value.contiguous().view(torch.uint8)), name
+                assert (
+                    other[name].cpu().view(torch.uint8).equal(value.contiguous().view(torch.uint8))
+                ), name
         assert found.stats()["resident"] == resident
     never = make("memmap", folder, "cuda", order, resident=False)
     for _ in range(2):

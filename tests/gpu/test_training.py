@@ -21,7 +21,14 @@ pytestmark = [
 ]
 LOADERS, FRAMEWORKS = ("dataloader", "chunk", "memmap"), ("pytorch", "lightning", "accelerate")
 FP8 = ("llm", "seq2seq")
-OPTIONS = ("--monitor.every_steps", "1", "--training.max_steps", "60", "--schedule.warmup_steps", "10")
+OPTIONS = (
+    "--monitor.every_steps",
+    "1",
+    "--training.max_steps",
+    "60",
+    "--schedule.warmup_steps",
+    "10",
+)
 
 
 def project(workload: str = "tabular", loader: str = "memmap", framework: str = "pytorch") -> Path:
@@ -44,7 +51,11 @@ def train(
     start = f"import sys; sys.path.insert(0, {str(root / 'src')!r})\n{before}\n"
     start += "from my_training.__main__ import main; sys.exit(main(sys.argv[1:]))"
     done = subprocess.run(
-        [sys.executable, "-c", start, *words], cwd=folder, capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", start, *words],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert done.returncode == code, done.stderr[-3000:]
     return done
@@ -101,7 +112,14 @@ def test_compiled_blocks_equal_eager(tmp_path: Path) -> None:
     for enabled in ("true", "false"):
         folder = tmp_path / enabled
         folder.mkdir()
-        words = ("--compile.enabled", enabled, "--training.precision", "fp32", "--model.dropout", "0")
+        words = (
+            "--compile.enabled",
+            enabled,
+            "--training.precision",
+            "fp32",
+            "--model.dropout",
+            "0",
+        )
         train(folder, "train", *OPTIONS, *words)
         found[enabled] = losses(folder)
     assert found["true"] == pytest.approx(found["false"], rel=1e-3)

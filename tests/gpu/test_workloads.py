@@ -22,10 +22,24 @@ SMALL = {  # learns in 60 steps, with products that tensor cores take
         *("--optimizer.learning_rate", "3e-3"),
     ),
     "graph": ("--data.batch_size", "8", "--model.width", "32", "--optimizer.learning_rate", "3e-3"),
-    "seq2seq": ("--data.batch_size", "32", "--model.size", "tiny", "--optimizer.learning_rate", "3e-3"),
+    "seq2seq": (
+        "--data.batch_size",
+        "32",
+        "--model.size",
+        "tiny",
+        "--optimizer.learning_rate",
+        "3e-3",
+    ),
 }
 LOADERS = {"windows": "chunk", "timeseries": "memmap", "llm": "memmap"}
-OPTIONS = ("--monitor.every_steps", "1", "--training.max_steps", "60", "--schedule.warmup_steps", "10")
+OPTIONS = (
+    "--monitor.every_steps",
+    "1",
+    "--training.max_steps",
+    "60",
+    "--schedule.warmup_steps",
+    "10",
+)
 
 
 def cell(workload: str) -> dict[str, str]:
@@ -41,7 +55,14 @@ def cell(workload: str) -> dict[str, str]:
 @pytest.mark.parametrize("workload", SMALL)
 def test_learns_and_resumes(workload: str, precision: str, tmp_path: Path) -> None:
     """Deterministic, so that the resumed run must repeat the other one bit for bit; eager, to be quick."""
-    words = (*OPTIONS, *SMALL[workload], "--training.precision", precision, "--compile.enabled", "false")
+    words = (
+        *OPTIONS,
+        *SMALL[workload],
+        "--training.precision",
+        precision,
+        "--compile.enabled",
+        "false",
+    )
     words += ("--reproducibility.deterministic", "true")
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     for folder in (whole, parts):
@@ -82,7 +103,13 @@ def test_fp8_learns_like_bf16(workload: str, tmp_path: Path) -> None:
         folder = tmp_path / precision
         folder.mkdir()
         train(
-            folder, "train", *OPTIONS, *SMALL[workload], "--training.precision", precision, **cell(workload)
+            folder,
+            "train",
+            *OPTIONS,
+            *SMALL[workload],
+            "--training.precision",
+            precision,
+            **cell(workload),
         )
         found[precision] = sum(losses(folder)[-10:]) / 10
     assert found["fp8"] == pytest.approx(found["bf16"], rel=0.1)

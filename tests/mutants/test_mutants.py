@@ -28,7 +28,9 @@ from rendering import REPOSITORY, compiled, copy_template
 
 TESTS = REPOSITORY / "tests"
 # One failing example is enough: no shorter one is looked for.
-hypothesis.settings.register_profile("fault", phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate])
+hypothesis.settings.register_profile(
+    "fault", phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate]
+)
 SECONDS = 300  # until a test that hangs is killed, with the processes that it started
 
 
@@ -87,7 +89,14 @@ def _child(test: str, template: Path, folder: Path, log: Path) -> int:
         if name.startswith("rendered_") or (file and Path(file).is_relative_to(TESTS)):
             del sys.modules[name]
     importlib.import_module("rendering").compiled.update(compiled)
-    options = ["-xq", "--tb=line", "--assert=plain", "-p", "no:cacheprovider", f"--rootdir={REPOSITORY}"]
+    options = [
+        "-xq",
+        "--tb=line",
+        "--assert=plain",
+        "-p",
+        "no:cacheprovider",
+        f"--rootdir={REPOSITORY}",
+    ]
     return int(pytest.main([*options, f"--basetemp={folder / 'pytest'}", str(TESTS / test)]))
 
 

@@ -21,7 +21,9 @@ from variants import choices
 
 CPU = torch.device("cpu")
 LOADERS = choices("loader")
-PRECISIONS = [name for name in choices("precision") if name not in ("auto", "fp8")]  # fp8 needs a part
+PRECISIONS = [
+    name for name in choices("precision") if name not in ("auto", "fp8")
+]  # fp8 needs a part
 DTYPES = ("float32", "float16", "bfloat16", "uint16", "int32")
 ROWS = 160  # of every array
 COUNT = 61  # samples: no multiple of any batch size here
@@ -75,7 +77,9 @@ def settings(seed: int = 3, evaluation_batch_size: int = 0, **data: Any) -> Simp
     )
 
 
-def make_loader(loader: str, samples: Any, store: Any, given: Any, *place: int, train: bool = True) -> Any:
+def make_loader(
+    loader: str, samples: Any, store: Any, given: Any, *place: int, train: bool = True
+) -> Any:
     """The loader's part over samples; place: rank and world."""
     order = engine("order", loader=loader).order_of(samples, given, *place, train=train)
     return engine("loader", loader=loader).Loader(samples, store, given, order, CPU)
@@ -90,7 +94,9 @@ class Samples:
 
     stride = 4
 
-    def __init__(self, tables: dict[str, tuple[np.ndarray, np.ndarray]], tight: bool, shift: bool = False):
+    def __init__(
+        self, tables: dict[str, tuple[np.ndarray, np.ndarray]], tight: bool, shift: bool = False
+    ):
         self.tables, self.tight, self.shift = tables, tight, shift
 
     def __len__(self) -> int:
@@ -108,7 +114,10 @@ class Samples:
         for name, (starts, lengths) in self.tables.items():
             present = (indices >= 0).reshape(-1, *[1] * (starts.ndim - 1))
             taken = np.where(present, lengths[indices], 0)
-            first = starts[indices] + ((indices * 31 + epoch * 17) % 5).reshape(present.shape) * self.shift
+            first = (
+                starts[indices]
+                + ((indices * 31 + epoch * 17) % 5).reshape(present.shape) * self.shift
+            )
             width = max(int(taken.max(initial=0)), 1) if self.tight else WIDTH
             if not self.tight and (lengths == lengths.flat[0]).all():
                 width = int(lengths.flat[0])
@@ -126,7 +135,9 @@ class Samples:
             source = content(ARRAYS[name]).astype(np.int64)
             values = np.zeros((*starts.shape, width, *ARRAYS[name]), np.int64)
             for place in np.ndindex(starts.shape):
-                values[place][: lengths[place]] = source[starts[place] : starts[place] + lengths[place]]
+                values[place][: lengths[place]] = source[
+                    starts[place] : starts[place] + lengths[place]
+                ]
             found |= {name: values, f"{name}.lengths": lengths}
         return found
 
@@ -147,14 +158,18 @@ def shapes() -> dict[str, Samples]:
     first = np.arange(COUNT)
     ones = np.ones(COUNT, np.int64)
     ragged = random.integers(0, WIDTH + 1, COUNT)
-    days = random.integers(0, WIDTH + 1, (COUNT, K)) * random.integers(0, 2, (COUNT, K))  # half are absent
+    days = random.integers(0, WIDTH + 1, (COUNT, K)) * random.integers(
+        0, 2, (COUNT, K)
+    )  # half are absent
     days[5] = 0  # and one sample has none at all
     somewhere = random.integers(0, ROWS - WIDTH, (COUNT, K))
     return {
         "rows": Samples(dict.fromkeys(ARRAYS, (first, ones)), tight=False),
         "windows": Samples({"wide": (first, ones * WIDTH), "one": (first + 9, ones)}, tight=False),
         "shifted": Samples({"wide": (first, ones * WIDTH)}, tight=False, shift=True),
-        "ragged": Samples({"one": (first, ragged), "square": (first * 2, ragged[::-1])}, tight=True),
+        "ragged": Samples(
+            {"one": (first, ragged), "square": (first * 2, ragged[::-1])}, tight=True
+        ),
         "padded": Samples({"one": (first, ragged)}, tight=False),
         "days": Samples({"wide": (somewhere, days), "one": (first, ones)}, tight=True),
         "panel": Samples({"square": (somewhere, np.full((COUNT, K), WIDTH))}, tight=False),
@@ -182,7 +197,13 @@ class OneOf:
     """Process `rank` of `world`: a sum over all of them is `total(tensor)`."""
 
     def __init__(self, world: int = 1, rank: int = 0, total: Any = lambda tensor: tensor):
-        self.world, self.rank, self.sum, self.device, self.is_main = world, rank, total, CPU, rank == 0
+        self.world, self.rank, self.sum, self.device, self.is_main = (
+            world,
+            rank,
+            total,
+            CPU,
+            rank == 0,
+        )
 
     def no_sync(self) -> Any:
         return nullcontext()
@@ -219,7 +240,9 @@ class Loop:
         optimizer: Any = None,
         framework: str = "pytorch",
     ):
-        optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=1.0)  # moves by minus the gradient
+        optimizer = optimizer or torch.optim.SGD(
+            model.parameters(), lr=1.0
+        )  # moves by minus the gradient
         training = SimpleNamespace(gradient_clip=clip, gradient_accumulation_steps=10**9)
         self.settings = SimpleNamespace(training=training)
         self.project = SimpleNamespace(
@@ -232,7 +255,7 @@ class Loop:
         self.recurrent = engine("progress").RecurrentState()
         self.progress = engine("progress").Progress()
         self.accumulation = 10**9
-        self.loader = self.order = self.monitor = self.schedule = self.session = self
+        self.loader = self.order = self.monitor = self.schedule = self.signals = self
         self.learning_rate = 0.0
         self.shares: dict[int, float] = {}  # of steps, by their number of micro-batches
         self.norms: list[float] = []
@@ -244,13 +267,13 @@ class Loop:
     def __call__(self, *groups: list[dict[str, Tensor]]) -> Loop:
         """Trains on these groups, a step for each."""
         self._groups = list(groups)
-        self.end = self.progress.step + len(groups)
+        self.last_step = self.progress.step + len(groups)
         self._fit(self)
         return self
 
     @property
-    def over(self) -> bool:
-        return self.progress.step >= self.end
+    def should_stop(self) -> bool:
+        return self.progress.step >= self.last_step
 
     @property
     def step_of_phase(self) -> int:
@@ -274,7 +297,7 @@ class Loop:
     def epoch(self, number: int, start_batch: int = 0) -> Any:
         return iter([{**batch} for batch in self._groups[0]])
 
-    # --- as a monitor, a schedule, a session, hooks
+    # --- as a monitor, a schedule, signals, hooks
 
     def timed(self, batches: Any) -> Any:
         return batches
@@ -290,7 +313,9 @@ class Loop:
         return True
 
     def log(self, step: int, epoch: int, norm: Tensor, learning_rate: float) -> None:
-        both = torch.stack([torch.stack([loss * weight, weight]) for loss, weight in self.losses]).sum(0)
+        both = torch.stack(
+            [torch.stack([loss * weight, weight]) for loss, weight in self.losses]
+        ).sum(0)
         loss, weight = self.project.distributed.sum(both).tolist()
         self.means.append(loss / max(weight, 1))
         self.norms.append(norm.item())
@@ -301,7 +326,7 @@ class Loop:
     def listen(self) -> None:
         pass
 
-    def tell_hooks(self, moment: str, *facts: object) -> list[Any]:
+    def call_hooks(self, moment: str, *facts: object) -> list[Any]:
         return []
 
 
@@ -326,7 +351,9 @@ class Ragged(nn.Module):
         return engine("seams").Output(squares / weight.clamp(min=1), weight)
 
 
-def ragged_batch(count: int = 24, dtype: torch.dtype = torch.float64, seed: int = 0) -> dict[str, Tensor]:
+def ragged_batch(
+    count: int = 24, dtype: torch.dtype = torch.float64, seed: int = 0
+) -> dict[str, Tensor]:
     """Sequences of length 0 to 7; values behind a length are garbage."""
     random = torch.Generator().manual_seed(seed)
     return {

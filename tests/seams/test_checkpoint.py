@@ -81,7 +81,9 @@ def test_round_trip_with_tied_weights(tmp_path: Path) -> None:
     from safetensors import safe_open
 
     with safe_open(tmp_path / "step-00000007" / "model.safetensors", "pt") as file:
-        assert len(list(file.keys())) == len(model.state_dict()) - 1, "a shared tensor is stored once"
+        assert len(list(file.keys())) == len(model.state_dict()) - 1, (
+            "a shared tensor is stored once"
+        )
 
 
 def test_nothing_there_is_none(tmp_path: Path) -> None:
@@ -93,7 +95,9 @@ def test_nothing_there_is_none(tmp_path: Path) -> None:
 def test_the_newest_stay_at_least_two(keep: int, wanted: list[int], tmp_path: Path) -> None:
     save(tmp_path, 1, 2, 3, 4, 5, keep=keep)
     assert saved(tmp_path) == wanted
-    assert sorted(path.name for path in tmp_path.iterdir()) == [f"step-{step:08d}" for step in wanted[::-1]]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        f"step-{step:08d}" for step in wanted[::-1]
+    ]
 
 
 def test_the_best_one_stays_until_another_is_better(tmp_path: Path) -> None:
@@ -135,7 +139,11 @@ def flip(path: Path, place: int) -> None:
 
 FILES = ("model.safetensors", "state.pt", "manifest.json")
 DAMAGE = {
-    **{f"{file} flipped at {share}": (file, share) for file in FILES[:2] for share in (0.0, 0.3, 0.6, 0.99)},
+    **{
+        f"{file} flipped at {share}": (file, share)
+        for file in FILES[:2]
+        for share in (0.0, 0.3, 0.6, 0.99)
+    },
     **{f"{file} cut": (file, "cut") for file in FILES},
     **{f"{file} empty": (file, "empty") for file in FILES},
     **{f"{file} missing": (file, "missing") for file in FILES},
@@ -198,7 +206,9 @@ def test_another_model_is_one_line(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_pruning_waits_until_the_new_one_verifies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pruning_waits_until_the_new_one_verifies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A disk that loses what it was given: the checkpoints before are all that is left."""
     save(tmp_path, 1, 2)
     real = os.replace
@@ -341,7 +351,9 @@ def test_a_resume_reads_each_file_against_its_hash_once(
     assert_content(tmp_path, 1)
 
 
-def test_the_first_rank_alone_reads_against_hashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_rank_alone_reads_against_hashes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make(tmp_path, 1, phase=1).save(1)
     age(tmp_path)
     module, found = engine("checkpoint"), make(tmp_path, phase=1).load()
@@ -363,7 +375,9 @@ def test_the_first_rank_alone_reads_against_hashes(tmp_path: Path, monkeypatch: 
 
 
 def with_rules(folder: Path, **rules: int) -> Any:
-    return engine("checkpoint").Checkpoint(folder, OneOf(), rules=rules, model=Tied(), other=Part(5))
+    return engine("checkpoint").Checkpoint(
+        folder, OneOf(), rules=rules, model=Tied(), other=Part(5)
+    )
 
 
 def test_another_rule_is_refused_by_a_resume_and_not_by_an_evaluation(tmp_path: Path) -> None:
@@ -382,7 +396,9 @@ def reseal(folder: Path, **changed: Any) -> None:
     """As another version would have written the manifest; None leaves something out."""
     path = folder / "manifest.json"
     manifest = {**json.loads(path.read_text()), **changed}
-    manifest = {name: value for name, value in manifest.items() if value is not None and name != "seal"}
+    manifest = {
+        name: value for name, value in manifest.items() if value is not None and name != "seal"
+    }
     sealed = {name: value for name, value in manifest.items() if name != "format" or value > 1}
     path.write_text(json.dumps({**manifest, "seal": engine("checkpoint")._seal(sealed)}))
 
@@ -391,7 +407,9 @@ def test_the_format_before_rules_is_read_as_of_rule_one(tmp_path: Path) -> None:
     with_rules(tmp_path, order=1).save(1)
     reseal(tmp_path / "step-00000001", format=1, rules=None)
     assert with_rules(tmp_path, order=1).load()["step"] == 1
-    with pytest.raises(engine("errors").UserError, match="rule 1 of the order, this version rule 2"):
+    with pytest.raises(
+        engine("errors").UserError, match="rule 1 of the order, this version rule 2"
+    ):
         with_rules(tmp_path, order=2).load()
 
 

@@ -8,7 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fakes import COUNT, CPU, LOADERS, OneOf, Summing, engine, make_loader, settings, shapes, write_store
+from fakes import (
+    COUNT,
+    CPU,
+    LOADERS,
+    OneOf,
+    Summing,
+    engine,
+    make_loader,
+    settings,
+    shapes,
+    write_store,
+)
 from torch import Tensor, nn
 
 
@@ -82,7 +93,9 @@ def test_sums_equal_a_direct_computation_in_float64() -> None:
 
 def test_ranks_are_added_before_the_division() -> None:
     values = np.arange(20, dtype=np.float32)
-    both = OneOf(world=2, total=lambda sums: sums + torch.tensor([[0.0, 10.0], [30.0, 10.0], [0.0, 0.0]]))
+    both = OneOf(
+        world=2, total=lambda sums: sums + torch.tensor([[0.0, 10.0], [30.0, 10.0], [0.0, 0.0]])
+    )
     found = evaluate(Squares(), Batches(numbered(values, 8)), both)
     assert found["loss"] == pytest.approx((values**2).sum() / 30)
     assert found["all"] == pytest.approx((values.sum() + 30) / 30)
@@ -105,7 +118,9 @@ def test_no_trace_is_left(training: bool, end: str) -> None:
         with pytest.raises(TypeError):
             evaluate(model, Batches(batches))
     else:
-        found = evaluate(model, Batches(batches), stop=lambda: end == "stopped" and next(asked) == 3)
+        found = evaluate(
+            model, Batches(batches), stop=lambda: end == "stopped" and next(asked) == 3
+        )
         assert (found is None) == (end == "stopped")
         assert found is None or found["all"] == 1.0, "dropout was off"
     assert model.training is training
@@ -133,7 +148,9 @@ def test_carried_states_meet_their_own_lanes(loader: str, tmp_path: Any) -> None
     made = make_loader(loader, samples, store, settings(batch_size=3, order="lanes"), train=False)
     found = evaluate(Summing(), made)
     x = store.arrays["one"].rows()[:COUNT].astype(np.float64)
-    running = np.concatenate([np.cumsum(x[lane :: samples.stride]) for lane in range(samples.stride)])
+    running = np.concatenate(
+        [np.cumsum(x[lane :: samples.stride]) for lane in range(samples.stride)]
+    )
     assert math.isclose(found["sum"], running.mean(), rel_tol=1e-6)
     assert math.isclose(found["loss"], running.mean(), rel_tol=1e-6)
     made.close()

@@ -73,7 +73,9 @@ def make(opened):
         **chosen: Any,
     ) -> Any:
         made.append(
-            make_loader(name, samples, opened(name, dtype), settings(**chosen), rank, world, train=train)
+            make_loader(
+                name, samples, opened(name, dtype), settings(**chosen), rank, world, train=train
+            )
         )
         return made[-1]
 
@@ -115,7 +117,9 @@ def test_batches_hold_the_rows_of_their_samples(
         assert batch["present"].tolist() == (wanted[position] >= 0).tolist()
         assert batch.keys() == {*expected, "index", "present", "fresh"}
         for name, values in expected.items():
-            np.testing.assert_array_equal(batch[name].numpy(), values, err_msg=f"{name} of batch {position}")
+            np.testing.assert_array_equal(
+                batch[name].numpy(), values, err_msg=f"{name} of batch {position}"
+            )
         count += 1
     assert count == len(made)
 
@@ -166,7 +170,9 @@ def test_any_position_can_be_resumed(loader: str, order: str, workers: int, make
     whole = epoch_of(made, 1)
     for start in (0, 1, 7, len(made) - 1, len(made)):
         assert epoch_of(made, 1, start) == whole[start:]
-    resumed = make(loader, shapes()["ragged"], order=order, num_workers=workers)  # by another process
+    resumed = make(
+        loader, shapes()["ragged"], order=order, num_workers=workers
+    )  # by another process
     assert epoch_of(resumed, 1, 2) == whole[2:]
 
 
@@ -193,9 +199,13 @@ def test_two_ranks_share_an_epoch(loader: str, order: str, train: bool, make) ->
 @every_loader
 @every_order
 def test_seed_and_epoch_decide_the_sequence(loader: str, order: str, make) -> None:
-    first, again, other = (make(loader, shapes()["rows"], order=order, seed=seed) for seed in (3, 3, 4))
+    first, again, other = (
+        make(loader, shapes()["rows"], order=order, seed=seed) for seed in (3, 3, 4)
+    )
     epochs = [sequence(first, epoch) for epoch in range(4)]
-    assert [sequence(again, epoch) for epoch in (3, 1, 0, 2)] == [epochs[epoch] for epoch in (3, 1, 0, 2)]
+    assert [sequence(again, epoch) for epoch in (3, 1, 0, 2)] == [
+        epochs[epoch] for epoch in (3, 1, 0, 2)
+    ]
     if order == "time":
         assert all(epoch == epochs[0] for epoch in epochs)
     else:
@@ -226,11 +236,21 @@ def test_evaluation_has_its_own_batch_size(loader: str, make) -> None:
 
 
 @every_loader
-@pytest.mark.parametrize("batch_size", [len(shapes()["rows"]), 100])
-def test_one_batch_can_hold_everything(loader: str, batch_size: int, make) -> None:
-    made = make(loader, shapes()["rows"], order="full", batch_size=batch_size)
-    assert len(made) == len(sequence(made)) == 1
-    assert sorted(numbers(made)) == list(range(len(shapes()["rows"])))
+@every_order
+@pytest.mark.parametrize("batch_size", [len(shapes()["rows"]), 100, 10**9])
+def test_one_batch_can_hold_everything(loader: str, order: str, batch_size: int, make) -> None:
+    """One that is asked to be far larger is reduced, else it would be padding that fills the memory."""
+    samples = shapes()["rows"]
+    made = make(loader, samples, order=order, batch_size=batch_size)
+    (batch,) = sequence(made)
+    assert len(batch) == min(batch_size, 256)
+    if order == "lanes":
+        assert len(numbers(made)) == len(samples) // samples.stride
+    else:
+        assert sorted(numbers(made)) == list(range(len(samples)))
+    whole = make(loader, samples, order=order, batch_size=batch_size, train=False)
+    assert {len(batch) for batch in sequence(whole)} == {min(batch_size, 256)}
+    assert sorted(numbers(whole)) == list(range(len(samples)))
 
 
 @every_loader
@@ -294,7 +314,9 @@ def test_stats_count_what_was_delivered(loader: str, make) -> None:
 
 @every_loader
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_read_only_folder_is_read_and_stays_as_it_was(loader: str, workers: int, tmp_path: Path) -> None:
+def test_a_read_only_folder_is_read_and_stays_as_it_was(
+    loader: str, workers: int, tmp_path: Path
+) -> None:
     folder = tmp_path / "nur lesen – 只读"
     store = write_store(folder, loader)
     for path in folder.iterdir():
@@ -304,7 +326,9 @@ def test_a_read_only_folder_is_read_and_stays_as_it_was(loader: str, workers: in
     made = make_loader(loader, shapes()["windows"], store, settings(num_workers=workers))
     assert len(epoch_of(made)) == len(made)
     made.close()
-    assert {path: hashlib.sha256(path.read_bytes()).digest() for path in folder.rglob("*")} == before
+    assert {
+        path: hashlib.sha256(path.read_bytes()).digest() for path in folder.rglob("*")
+    } == before
     folder.chmod(0o755)
 
 

@@ -29,14 +29,17 @@ def mean_gradient(model: nn.Module, batch: dict[str, Tensor]) -> tuple[dict[str,
     """Gradient of the mean loss of one whole batch, and that loss, by nothing but autograd in float64."""
     reference = copy.deepcopy(model).double()
     whole = {
-        name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in batch.items()
+        name: tensor.double() if tensor.is_floating_point() else tensor
+        for name, tensor in batch.items()
     }
     loss = reference(whole).loss
     loss.backward()
     return {name: parameter.grad for name, parameter in reference.named_parameters()}, loss.item()
 
 
-def assert_same(found: dict[str, Tensor], wanted: dict[str, Tensor], tolerance: float = 1e-6) -> None:
+def assert_same(
+    found: dict[str, Tensor], wanted: dict[str, Tensor], tolerance: float = 1e-6
+) -> None:
     assert found.keys() == wanted.keys()
     scale = max(value.abs().max().item() for value in wanted.values())
     for name, value in found.items():
@@ -49,7 +52,8 @@ def state(model: nn.Module) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @given(
-    borders=some.lists(some.integers(1, 23), unique=True, max_size=6).map(sorted), seed=some.integers(0, 9)
+    borders=some.lists(some.integers(1, 23), unique=True, max_size=6).map(sorted),
+    seed=some.integers(0, 9),
 )
 @hypothesis_settings(max_examples=25, deadline=None, derandomize=True, database=None)
 def test_a_group_of_ragged_batches_equals_one_big_batch(
@@ -144,7 +148,10 @@ def test_two_ranks_that_average_gradients_equal_one(clip: float, framework: str)
     theirs_by_parameter = dict(zip(parameters, gradients, strict=True))
     for parameter in parameters:
         parameter.register_post_accumulate_grad_hook(average)
-    both = {0: other.weight.detach(), 1: torch.stack([other.loss * other.weight, other.weight]).detach()}
+    both = {
+        0: other.weight.detach(),
+        1: torch.stack([other.loss * other.weight, other.weight]).detach(),
+    }
     ranks = OneOf(world=2, total=lambda tensor: tensor + both[tensor.dim()])
     loop = Loop(model, clip=clip, distributed=ranks, framework=framework)([mine])
     assert_same(state(model), state(alone))

@@ -40,13 +40,17 @@ def settings(**changed: Any) -> Any:
 
 
 @pytest.mark.skipif(COMPILER is None, reason="torch.compile needs a C++ compiler on the CPU")
-def test_own_blocks_compile_others_are_named_and_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_blocks_compile_others_are_named_and_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(torch._inductor.config, "compile_threads", 1)
     blocks = [Own(), Recurrent(), nn.Linear(4, 4)]
     names = [list(block.state_dict()) for block in blocks]
     x = torch.randn(3, 5, 4)
     eager = [block(x) for block in blocks]
-    compiled, why = engine("optimization").compile_blocks(blocks, settings(compile__enabled="true"), None)
+    compiled, why = engine("optimization").compile_blocks(
+        blocks, settings(compile__enabled="true"), None
+    )
     assert compiled == "1 blocks, mode default"
     assert why.endswith("left alone: Recurrent (an RNN), Linear (a stock module)")
     torch._dynamo.utils.counters.clear()

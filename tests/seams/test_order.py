@@ -15,7 +15,15 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as some
 
 quickly = hypothesis_settings(max_examples=60, deadline=None, derandomize=True, database=None)
-TURNS = {"kind": "lanes", "length": 20, "batch_size": 2, "world": 1, "seed": 0, "train": False, "stride": 5}
+TURNS = {
+    "kind": "lanes",
+    "length": 20,
+    "batch_size": 2,
+    "world": 1,
+    "seed": 0,
+    "train": False,
+    "stride": 5,
+}
 SHUFFLING = [kind for kind in ORDERS if kind != "time"]
 
 
@@ -33,7 +41,9 @@ def orders(draw: Any, kinds: tuple[str, ...] = ORDERS, train: bool | None = None
         "fraction": draw(some.sampled_from([1.0, 0.5, 0.01])),
         "block": draw(some.integers(1, 40)),
         "stride": draw(some.integers(1, 24)),  # above B × world, evaluation takes turns
-        "lengths": np.array(draw(some.lists(some.integers(0, 30), min_size=length, max_size=length))),
+        "lengths": np.array(
+            draw(some.lists(some.integers(0, 30), min_size=length, max_size=length))
+        ),
     }
 
 
@@ -51,9 +61,12 @@ def make(chosen: dict[str, Any], **changed: Any) -> Any:
     chosen = {"fraction": 1.0, "block": 8192, "stride": 1, "lengths": None} | chosen | changed
     data = {"order": chosen["kind"], "shuffle_block": chosen["block"]}
     data |= {name: chosen[name] for name in ("batch_size", "fraction")}
-    named = [chosen.get(name, default) for name, default in (("rank", 0), ("world", 1), ("train", True))]
+    named = [
+        chosen.get(name, default) for name, default in (("rank", 0), ("world", 1), ("train", True))
+    ]
     of_kind = kinds(chosen["stride"], chosen["lengths"]).get(chosen["kind"], engine("order").Order)
-    return of_kind(chosen["length"], settings(chosen["seed"], **data), *named)
+    part = {"fraction": chosen["part"]} if "part" in chosen else {}
+    return of_kind(chosen["length"], settings(chosen["seed"], **data), *named, **part)
 
 
 def ranks(chosen: dict[str, Any]) -> list[Any]:
@@ -111,7 +124,9 @@ def test_a_step_has_a_share_of_the_samples_of_a_whole_one(
         last = min(first + accumulation, len(numbers))
         wanted = (numbers[first:last] >= 0).sum() / (accumulation * numbers.shape[1])
         wanted = 1.0 if len(numbers) <= accumulation else wanted
-        assert {order.share(epoch, first, last, accumulation) for order in ranks(chosen)} == {wanted}
+        assert {order.share(epoch, first, last, accumulation) for order in ranks(chosen)} == {
+            wanted
+        }
 
 
 @given(orders(train=True))
@@ -123,6 +138,49 @@ def test_fraction_is_a_share_of_the_samples_for_good(chosen: dict[str, Any]) -> 
     assert (np.diff(part) > 0).all()
     assert 0 <= part[0] <= part[-1] < chosen["length"]
     assert chosen_from(make(chosen, seed=chosen["seed"] ^ 1)).tolist() == part.tolist()
+
+
+LARGE = [300, 1000, 4096, 100_000_000]
+
+
+@pytest.mark.parametrize("kind", ORDERS)
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize(("length", "limit"), [(3, 256), (256, 256), (257, 512), (2099, 4096)])
+def test_a_batch_is_at_most_padded_to_twice_the_samples(
+    kind: str, train: bool, length: int, limit: int
+) -> None:
+    """Batches of up to 256 stay as they are; others are the same ones on one rank, on two and on four."""
+    chosen = TURNS | {"kind": kind, "length": length, "train": train, "stride": 1}
+    chosen["lengths"] = np.arange(length)
+    for size in (4, 64, 256):
+        assert make(chosen, batch_size=size).batch_size == size
+    if kind == "lanes" and not train:
+        limit = 256  # one lane at a time
+    for size in LARGE:
+        assert make(chosen, batch_size=size).batch_size == min(size, limit)
+        for world in (2, 4):
+            parts = {
+                order.batch_size for order in ranks(chosen | {"batch_size": size, "world": world})
+            }
+            assert parts == {min(size, limit // world)}
+    numbers, _ = whole_epoch(make(chosen, batch_size=LARGE[-1]), 0)
+    assert sorted(numbers[numbers >= 0]) == list(range(length))
+
+
+@given(orders(train=False), some.integers(0, 5), some.sampled_from([0.5, 0.1, 0.01]))
+@quickly
+def test_an_evaluation_of_a_fraction_takes_the_same_samples_each_time(
+    chosen: dict[str, Any], epoch: int, fraction: float
+) -> None:
+    """Evenly spaced; of lanes the newest ones, which are neighbours."""
+    count = max(1, round(chosen["length"] * fraction))
+    numbers, _ = together(chosen | {"part": fraction}, epoch)
+    seen = np.sort(numbers[numbers >= 0])
+    if chosen["kind"] == "lanes":
+        assert seen.tolist() == list(range(chosen["length"] - count, chosen["length"]))
+    else:
+        assert seen.tolist() == [place * chosen["length"] // count for place in range(count)]
+    assert make(chosen, train=True, part=fraction).count == make(chosen, train=True).count
 
 
 @given(orders(), some.integers(0, 5))
@@ -160,7 +218,9 @@ def test_seed_and_epoch_change_a_shuffled_order(kind: str) -> None:
     chosen = {"kind": kind, "length": 500, "batch_size": 8, "seed": 1, "block": 50, "stride": 16}
     chosen["lengths"] = np.arange(500) % 37
     sequences = [
-        whole_epoch(make(chosen, seed=seed), epoch)[0].tolist() for seed in (1, 2) for epoch in (0, 1)
+        whole_epoch(make(chosen, seed=seed), epoch)[0].tolist()
+        for seed in (1, 2)
+        for epoch in (0, 1)
     ]
     for place, sequence in enumerate(sequences):
         assert sequence not in sequences[:place]
@@ -197,7 +257,9 @@ def test_each_block_has_a_shuffle_of_its_own() -> None:
 @given(orders(kinds=("lanes",)), some.integers(0, 5))
 @example(TURNS, 0)
 @quickly
-def test_a_lane_goes_on_in_time_and_says_where_it_begins(chosen: dict[str, Any], epoch: int) -> None:
+def test_a_lane_goes_on_in_time_and_says_where_it_begins(
+    chosen: dict[str, Any], epoch: int
+) -> None:
     """Where a state is carried, the sample `stride` later follows in the same slot."""
     numbers, fresh = together(chosen, epoch)
     before, after, carried = numbers[:-1], numbers[1:], ~fresh[1:]
@@ -271,18 +333,24 @@ def test_permutations_of_few_are_equally_likely() -> None:
 @pytest.mark.parametrize("count", [2**16, 2**16 + 1, 100_000])
 def test_a_shuffle_looks_like_chance(kind: str, count: int) -> None:
     """Position by value on a grid, by chi-square; and each number has nothing to do with the one before."""
-    numbers = whole_epoch(make({"kind": kind, "length": count, "batch_size": 1, "seed": 4}), 3)[0].ravel()
+    numbers = whole_epoch(make({"kind": kind, "length": count, "batch_size": 1, "seed": 4}), 3)[
+        0
+    ].ravel()
     grid = np.zeros((40, 40))
     np.add.at(grid, (np.arange(count) * 40 // count, numbers * 40 // count), 1)
     freedom = 39 * 39
-    assert np.square(grid - count / 1600).sum() / (count / 1600) < freedom + 5 * np.sqrt(2 * freedom)
+    assert np.square(grid - count / 1600).sum() / (count / 1600) < freedom + 5 * np.sqrt(
+        2 * freedom
+    )
     for lag in (1, 2, 256):
         assert abs(np.corrcoef(numbers[lag:], numbers[:-lag])[0, 1]) < 5 / np.sqrt(count)
 
 
 @given(orders(), some.integers(0, 5), some.integers(0, 200), some.integers(0, 9))
 @quickly
-def test_an_epoch_begins_anywhere(chosen: dict[str, Any], epoch: int, first: int, more: int) -> None:
+def test_an_epoch_begins_anywhere(
+    chosen: dict[str, Any], epoch: int, first: int, more: int
+) -> None:
     """A part of it is what it would be in the whole, however much is computed at once."""
     for order in ranks(chosen):
         whole, first = whole_epoch(order, epoch), first % (len(order) + 1)
@@ -296,7 +364,14 @@ def test_an_epoch_begins_anywhere(chosen: dict[str, Any], epoch: int, first: int
 
 def test_more_than_is_computed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in ORDERS:
-        chosen = {"kind": kind, "length": 999, "batch_size": 7, "seed": 2, "block": 100, "stride": 3}
+        chosen = {
+            "kind": kind,
+            "length": 999,
+            "batch_size": 7,
+            "seed": 2,
+            "block": 100,
+            "stride": 3,
+        }
         order = make({**chosen, "lengths": np.arange(999) % 50})
         whole = whole_epoch(order, 1)[0].tolist()
         with monkeypatch.context() as patch:

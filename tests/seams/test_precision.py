@@ -77,11 +77,15 @@ def test_the_optimizer_sees_the_unscaled_mean_gradient(clip: float) -> None:
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "unfused"])
 @pytest.mark.parametrize("wrapped", [True, False], ids=["wrapped", "plain"])
 @pytest.mark.parametrize("bad", [float("inf"), float("nan")])
-def test_an_overflow_skips_its_step_and_halves_the_scale(fused: bool, wrapped: bool, bad: float) -> None:
+def test_an_overflow_skips_its_step_and_halves_the_scale(
+    fused: bool, wrapped: bool, bad: float
+) -> None:
     """Under a framework's wrapper too. Afterwards training goes on as if that batch had not been."""
     model, batch = Ragged(dtype=torch.float32), ragged_batch(8, torch.float32)
     twin = copy.deepcopy(model)
-    optimizers = (torch.optim.AdamW(each.parameters(), lr=0.1, fused=fused) for each in (model, twin))
+    optimizers = (
+        torch.optim.AdamW(each.parameters(), lr=0.1, fused=fused) for each in (model, twin)
+    )
     loop, calm = (fp16_loop(each, 40.0, 1.0, next(optimizers)) for each in (model, twin))
     if wrapped:
         loop.project.optimizer = Wrapper(loop.project.optimizer)
@@ -122,3 +126,24 @@ def test_the_scale_travels_with_the_checkpoint() -> None:
     make("fp32").load_state_dict(first.state_dict())  # no scaler there: nothing to take over
     second.load_state_dict(make("bf16").state_dict())
     assert second.scale(torch.tensor(1.0)) == first.scale(torch.tensor(1.0))
+
+
+def test_what_half_precision_costs_is_measured_without_a_trace() -> None:
+    torch.manual_seed(3)
+    before = torch.get_rng_state(), torch.get_num_threads(), torch.is_autocast_enabled("cpu")
+    for dtype in HALF.values():
+        assert 0 < engine("precision").half_against_float32(dtype) < float("inf")
+    assert torch.get_rng_state().equal(before[0])
+    assert (torch.get_num_threads(), torch.is_autocast_enabled("cpu")) == before[1:]
+
+
+def test_the_price_of_half_precision_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = engine("precision")
+    monkeypatch.setattr(
+        module, "half_against_float32", {torch.bfloat16: 38.2, torch.float16: 0.52}.get
+    )
+    assert module.cost_on_cpu("fp32", "the LSTM") == module.cost_on_cpu("tf32") == ""
+    product = "on this CPU: a matrix product takes {}x as long as in fp32 (measured)"
+    assert module.cost_on_cpu("fp8") == "bf16 " + product.format(38)
+    lstm = "; the LSTM computes in float32"
+    assert module.cost_on_cpu("fp16", "the LSTM") == "fp16 " + product.format(0.5) + lstm

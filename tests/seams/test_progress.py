@@ -18,7 +18,9 @@ def ranks_of(world: int, rank: int, batch: int, kind: str = "lanes", accumulatio
     by_width = kind in ("lanes", "bucket")
     order = SimpleNamespace(kind=kind, by_width=by_width, slots=batch * world, batch_size=batch)
     recurrent = module.RecurrentState()
-    return module.Ranks(OneOf(world, rank), module.Progress(batch=6), recurrent, order, accumulation)
+    return module.Ranks(
+        OneOf(world, rank), module.Progress(batch=6), recurrent, order, accumulation
+    )
 
 
 def saved(world: int, accumulation: int = 1) -> dict[str, Any]:

@@ -32,7 +32,9 @@ def on_two_ranks(work: Callable[[int], Any]) -> list[Any]:
         child = os.fork()
         if not child:
             names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_PORT": port}
-            os.environ.update({name: str(value) for name, value in names.items()}, MASTER_ADDR="127.0.0.1")
+            os.environ.update(
+                {name: str(value) for name, value in names.items()}, MASTER_ADDR="127.0.0.1"
+            )
             try:
                 found = work(rank)
             except Exception as error:
@@ -43,7 +45,11 @@ def on_two_ranks(work: Callable[[int], Any]) -> list[Any]:
         children.append(child)
     try:
         for rank, child in enumerate(children):
-            until(lambda child=child: os.waitpid(child, os.WNOHANG)[0], f"end of rank {rank}", PATIENCE)
+            until(
+                lambda child=child: os.waitpid(child, os.WNOHANG)[0],
+                f"end of rank {rank}",
+                PATIENCE,
+            )
     except TimeoutError:
         for child in children:
             os.kill(child, signal.SIGKILL)
@@ -162,7 +168,9 @@ def test_ranks_come_to_agree(choice: str) -> None:
     assert first["sum"] == second["sum"] == [3.0, 30.0]
     assert second["own"] == [2.0, 20.0], "a sum leaves its input alone"
     assert first["gather"] == second["gather"] == ["rank 0", "rank 1"]
-    assert first["agree"] == second["agree"] == [0, 0, 15, 2, 0], "one step later, on all ranks the same"
+    assert first["agree"] == second["agree"] == [0, 0, 15, 2, 0], (
+        "one step later, on all ranks the same"
+    )
     assert first["begin"] == second["begin"] == "of 0"
     assert first["time"] < second["time"]
     assert first["error"] == ("a disk is full: host b: make room", False)

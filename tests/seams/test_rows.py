@@ -26,7 +26,14 @@ WORDS = (
         "--schedule.warmup_steps",
         "2",
     ),
-    *("--data.fraction", "0.1", "--training.max_steps", "23", "--training.gradient_accumulation_steps", "2"),
+    *(
+        "--data.fraction",
+        "0.1",
+        "--training.max_steps",
+        "23",
+        "--training.gradient_accumulation_steps",
+        "2",
+    ),
 )
 every_framework = pytest.mark.parametrize("framework", choices("framework"))
 
@@ -38,7 +45,9 @@ def measuring() -> None:
         output = real(batch)
         half = output.loss * output.weight / 2
         seen = output.weight.long()
-        return output._replace(metrics={"half": (half, output.weight), "targets": (seen, torch.tensor(0))})
+        return output._replace(
+            metrics={"half": (half, output.weight), "targets": (seen, torch.tensor(0))}
+        )
 
     replace_forward(forward)
 
@@ -89,9 +98,15 @@ def test_a_row_is_the_mean_over_its_steps_wherever_a_run_stops(
     assert len({row["targets"] for row in training(single)}) > 1, "an epoch's last group is smaller"
     for name in ("loss", "half"):
         assert [row[name] for row in whole] == pytest.approx(wanted(name), rel=1e-6)
-        assert [row["half"] for row in whole] == pytest.approx([row["loss"] / 2 for row in whole], rel=1e-6)
+        assert [row["half"] for row in whole] == pytest.approx(
+            [row["loss"] / 2 for row in whole], rel=1e-6
+        )
 
-    for words in ((*WORDS, *every, "--max-steps", "7"), ("--resume", "--max-steps", "13"), ("--resume",)):
+    for words in (
+        (*WORDS, *every, "--max-steps", "7"),
+        ("--resume", "--max-steps", "13"),
+        ("--resume",),
+    ):
         assert run(project, "train", *words, cwd=place, before=measuring).code == 0
     assert losses(place) == [(row["step"], float(row["loss"]).hex()) for row in whole]
     again = training(place)
@@ -106,7 +121,9 @@ def test_a_row_of_two_ranks_is_resumed_by_two_and_by_one(place: Path) -> None:
     assert all(result.code == 0 for result in run_ranks(project, "train", *words, cwd=place))
     whole = losses(place)
     for stop in (("--max-steps", "7"), ("--resume", "--max-steps", "14")):
-        results = run_ranks(project, "train", *(words if stop[0] == "--max-steps" else ()), *stop, cwd=place)
+        results = run_ranks(
+            project, "train", *(words if stop[0] == "--max-steps" else ()), *stop, cwd=place
+        )
         assert all(result.code == 0 for result in results), results[0].err[-2000:]
     batch = ("--data.batch_size", "64")
     assert run(project, "train", "--resume", *batch, cwd=place).code == 0

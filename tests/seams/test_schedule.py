@@ -28,7 +28,9 @@ def optimizer() -> torch.optim.Optimizer:
     return torch.optim.SGD([{"params": [torch.zeros(1)]}, {"params": [torch.zeros(2)]}], lr=PEAK)
 
 
-def schedule(name: str, total: int, warmup: int | str = 0, final: float = 0.1, target: Any = None) -> Any:
+def schedule(
+    name: str, total: int, warmup: int | str = 0, final: float = 0.1, target: Any = None
+) -> Any:
     settings = SimpleNamespace(
         schedule=SimpleNamespace(name=name, warmup_steps=warmup, final_factor=final),
         optimizer=SimpleNamespace(learning_rate=PEAK),
@@ -55,7 +57,9 @@ def torch_rates(scheduler: Any, steps: int) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize(("total", "warmup"), [(100, "auto"), (100, 30), (1000, "auto"), (40, 10), (200, 50)])
+@pytest.mark.parametrize(
+    ("total", "warmup"), [(100, "auto"), (100, 30), (1000, "auto"), (40, 10), (200, 50)]
+)
 def test_onecycle_is_that_of_torch(total: int, warmup: int | str) -> None:
     share = 0.3 if warmup == "auto" else warmup / total
     reference = lr_scheduler.OneCycleLR(optimizer(), PEAK, total_steps=total, pct_start=share)
@@ -76,7 +80,9 @@ def test_warmup_then_decay_are_those_of_torch(name: str, warmup: int, final: flo
         "constant": lambda: lr_scheduler.ConstantLR(made, 1.0),
     }[name]()
     wanted = [PEAK * (step + 1) / warmup for step in range(warmup)] + torch_rates(after, decay + 1)
-    assert rates(schedule(name, total, warmup, final), total + 1) == pytest.approx(wanted, abs=1e-12)
+    assert rates(schedule(name, total, warmup, final), total + 1) == pytest.approx(
+        wanted, abs=1e-12
+    )
 
 
 @given(
@@ -86,7 +92,9 @@ def test_warmup_then_decay_are_those_of_torch(name: str, warmup: int, final: flo
     final=some.floats(0, 1),
 )
 @hypothesis_settings(max_examples=80, deadline=None, derandomize=True, database=None)
-def test_any_length_gives_rates_up_to_the_peak(name: str, total: int, warmup: int, final: float) -> None:
+def test_any_length_gives_rates_up_to_the_peak(
+    name: str, total: int, warmup: int, final: float
+) -> None:
     """Also runs shorter than their warm-up, and steps behind the end; up first, then never up again."""
     found = rates(schedule(name, total, warmup, final), total + 5)
     assert 0 < max(found) <= PEAK * (1 + 1e-9)

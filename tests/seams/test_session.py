@@ -35,7 +35,9 @@ WORKLOAD = questions()["workload"]["default"]
 def data(workload: str, base: Path) -> tuple[Path, tuple[str, ...]]:
     """Synthetic data of a workload, and flags for the share of it that makes `BATCHES` batches."""
     folder = base / workload
-    result = run(render(workload=workload), "train", "--max-steps", "1", *TINY[workload], *RUN, cwd=folder)
+    result = run(
+        render(workload=workload), "train", "--max-steps", "1", *TINY[workload], *RUN, cwd=folder
+    )
     assert result.code == 0, result.err
     share = min((BATCHES - 0.5) * EPOCHS / steps(folder), 1.0)
     return folder / "data", ("--data.fraction", f"{share:.6f}")
@@ -89,7 +91,9 @@ def change_model(change: Callable[[Any], None]) -> None:
 
 def replace_forward(change: Callable[[Any, Callable[..., Any], dict[str, Tensor]], Any]) -> None:
     """Puts change(model, real forward, batch) in the place of every model's forward."""
-    change_model(lambda model: setattr(model, "forward", functools.partial(change, model, model.forward)))
+    change_model(
+        lambda model: setattr(model, "forward", functools.partial(change, model, model.forward))
+    )
 
 
 def note(file: str, **values: Any) -> None:
@@ -113,7 +117,9 @@ def stateful() -> None:
         return numbers, np.arange(first, first + len(fresh))[:, None].repeat(fresh.shape[1], 1) == 0
 
     def forward(model: Any, real: Any, batch: dict[str, Tensor]) -> Any:
-        note("carries", training=model.training and torch.is_grad_enabled(), carried="carry" in batch)
+        note(
+            "carries", training=model.training and torch.is_grad_enabled(), carried="carry" in batch
+        )
         carry = batch.pop("carry", {"probe": torch.zeros(len(batch["index"]))})
         before = carry["probe"]
         if "own" in carry:
@@ -235,14 +241,20 @@ def overflowing() -> None:
 @every_framework
 @pytest.mark.parametrize("fused", ["true", "false"])
 @pytest.mark.cover(1)
-def test_an_overflow_under_fp16_skips_one_update_and_no_step(framework: str, fused: str, train) -> None:
+def test_an_overflow_under_fp16_skips_one_update_and_no_step(
+    framework: str, fused: str, train
+) -> None:
     words = ("--training.precision", "fp16", "--optimizer.fused", fused)
     folder = train(*words, before=overflowing, framework=framework)
     done, total = noted(folder, "steps"), steps(folder)
     assert len(done) == total > OVERFLOW
     assert all(step["finite"] for step in done)
     skipped = [number for number, step in enumerate(done, start=1) if step["same"]]
-    assert skipped == [number for number, step in enumerate(done, start=1) if step["halved"]] == [OVERFLOW]
+    assert (
+        skipped
+        == [number for number, step in enumerate(done, start=1) if step["halved"]]
+        == [OVERFLOW]
+    )
     updates = [number - (number >= OVERFLOW) for number in range(1, total + 1)]
     assert [step["counts"] for step in done] == [[update] for update in updates], "Adam's own count"
 

@@ -38,7 +38,9 @@ def test_the_same_bytes_under_other_facts_are_other_data(tmp_path: Path) -> None
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "verified.json"}
+    return {
+        path.name: path.read_bytes() for path in folder.iterdir() if path.name != "verified.json"
+    }
 
 
 def test_the_same_data_are_the_same_files(tmp_path: Path) -> None:
@@ -52,7 +54,10 @@ def test_a_new_store_removes_the_old_one_and_nothing_else(tmp_path: Path) -> Non
     old = next(iter(stored(tmp_path).files))
     (tmp_path / "store-x-0123456789ab.npy").touch()  # renamed, but killed before the manifest
     (tmp_path / "store-0123456789ab.h5").touch()  # of a store of format 1
-    mine, finished = [tmp_path / name for name in ("store-sales.h5", "store-x.npy")], subprocess.Popen("true")
+    mine, finished = (
+        [tmp_path / name for name in ("store-sales.h5", "store-x.npy")],
+        subprocess.Popen("true"),
+    )
     finished.wait()
     stale, live = (tmp_path / f".store-{pid}.partial" for pid in (finished.pid, os.getppid()))
     for path in mine:
@@ -66,7 +71,9 @@ def test_a_new_store_removes_the_old_one_and_nothing_else(tmp_path: Path) -> Non
     assert old not in kept
 
 
-def test_a_full_disk_leaves_the_store_that_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_the_store_that_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stored(tmp_path)
     before = files_of(tmp_path)
 
@@ -74,13 +81,19 @@ def test_a_full_disk_leaves_the_store_that_was_there(tmp_path: Path, monkeypatch
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(engine("errors").UserError, match=r"could not be written .*No space left.*: free"):
+    with pytest.raises(
+        engine("errors").UserError, match=r"could not be written .*No space left.*: free"
+    ):
         stored(tmp_path, 2.0)
     assert files_of(tmp_path) == before
 
 
 def test_a_store_of_format_1_is_read_and_known_by_both_rules_of_its_time(tmp_path: Path) -> None:
-    values, facts, splits = np.arange(6, dtype=np.float32).reshape(3, 2), {"b": 1, "a": 2}, {"train": [0, 3]}
+    values, facts, splits = (
+        np.arange(6, dtype=np.float32).reshape(3, 2),
+        {"b": 1, "a": 2},
+        {"train": [0, 3]},
+    )
     with h5py.File(tmp_path / "store-0123456789ab.h5", "w") as file:
         offset = file.create_dataset("x", data=values).id.get_offset()
         file["x"][...] = values
@@ -96,7 +109,9 @@ def test_a_store_of_format_1_is_read_and_known_by_both_rules_of_its_time(tmp_pat
     store = engine("store").Store.open(tmp_path)
     np.testing.assert_array_equal(store.arrays["x"].rows(), values)
     first = hashlib.sha256(json.dumps([[digest], splits]).encode()).hexdigest()[:16]
-    second = hashlib.sha256(json.dumps([[digest], splits, facts], sort_keys=True).encode()).hexdigest()[:16]
+    second = hashlib.sha256(
+        json.dumps([[digest], splits, facts], sort_keys=True).encode()
+    ).hexdigest()[:16]
     assert store.fingerprint == second
     assert store.fingerprints == [second, first]
 
@@ -121,12 +136,16 @@ def test_a_flipped_bit_is_found_at_opening_where_the_data_are_small(
     before = path.stat()
     path.write_bytes(content)
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    module.Store.open(tmp_path)  # was compared when it was new, and has not changed since: not once more
+    module.Store.open(
+        tmp_path
+    )  # was compared when it was new, and has not changed since: not once more
     os.utime(path)
     with monkeypatch.context() as patch:
         patch.setattr(module, "SMALL_BYTES", 0)
         module.Store.open(tmp_path)
-    with pytest.raises(engine("errors").UserError, match=r"damaged: .*store-x-.*, block 1 of 32 MB: copy"):
+    with pytest.raises(
+        engine("errors").UserError, match=r"damaged: .*store-x-.*, block 1 of 32 MB: copy"
+    ):
         module.Store.open(tmp_path)
     with pytest.raises(engine("errors").UserError, match="damaged"):
         module.verify(store, again=True)
@@ -143,7 +162,9 @@ def test_a_run_remembers_its_data_without_their_rows(tmp_path: Path) -> None:
     known = module.Store.remembered(run, first.fingerprint)
     assert known.facts == {"targets": [0]}
     assert known.arrays["x"].dtype == "float32"
-    with pytest.raises(engine("errors").UserError, match=r"the rows of 'x' are not here: .*--data\.path"):
+    with pytest.raises(
+        engine("errors").UserError, match=r"the rows of 'x' are not here: .*--data\.path"
+    ):
         known.arrays["x"].rows()
     assert module.Store.remembered(run, "other") is None
 

@@ -24,7 +24,9 @@ SPLITS = ("train", "validation", "test")
 def settings(workload: str, **changed: Any) -> Any:
     """A workload's small settings, with changed keys in the form `data__order="time"`."""
     words = TINY[workload]
-    small = [(key.removeprefix("--"), value) for key, value in zip(words[::2], words[1::2], strict=True)]
+    small = [
+        (key.removeprefix("--"), value) for key, value in zip(words[::2], words[1::2], strict=True)
+    ]
     chosen = [(key.replace("__", "."), str(value).lower()) for key, value in changed.items()]
     chosen += [("data.num_workers", "0"), ("compile.enabled", "false")]
     return imported(render(workload=workload), "config").load(None, None, [*small, *chosen], {})
@@ -35,7 +37,9 @@ def store(workload: str) -> Any:
     """The workload's synthetic data, written once."""
     project, folder = render(workload=workload), scratch() / f"synthetic-{workload}"
     imported(project, "dataset").synthesize(folder, settings(workload))
-    return imported(project, "engine.store").Store.open(folder, imported(project, "settings").WORKLOAD)
+    return imported(project, "engine.store").Store.open(
+        folder, imported(project, "settings").WORKLOAD
+    )
 
 
 def assemble(workload: str, **changed: Any) -> Any:
@@ -47,7 +51,9 @@ def assemble(workload: str, **changed: Any) -> Any:
 
 
 def samples(workload: str, split: str = "train") -> Any:
-    return imported(render(workload=workload), "dataset").Samples(store(workload), settings(workload), split)
+    return imported(render(workload=workload), "dataset").Samples(
+        store(workload), settings(workload), split
+    )
 
 
 def read(workload: str, numbers: list[int], split: str = "validation") -> dict[str, Tensor]:
@@ -80,7 +86,9 @@ def sums(model: Any, batches: list[dict[str, Tensor]]) -> dict[str, np.ndarray]:
 
 @every_workload
 @pytest.mark.parametrize("split", SPLITS)
-def test_spans_are_pure_lie_in_their_arrays_and_are_empty_for_filling(workload: str, split: str) -> None:
+def test_spans_are_pure_lie_in_their_arrays_and_are_empty_for_filling(
+    workload: str, split: str
+) -> None:
     part, arrays = samples(workload, split), store(workload).arrays
     assert len(part) > 0
     indices = np.array([0, -1, len(part) - 1, len(part) // 2, -1])
@@ -142,7 +150,9 @@ def test_metrics_are_computed_in_evaluation_only_each_with_its_count(workload: s
 
 @every_workload
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_loss_and_weight_are_float32_scalars_in_every_precision(workload: str, precision: str) -> None:
+def test_loss_and_weight_are_float32_scalars_in_every_precision(
+    workload: str, precision: str
+) -> None:
     project = assemble(workload, training__precision=precision)
     with project.precision.autocast():
         output = project.model.train()(read(workload, [0, 1, 2], "train"))
@@ -167,7 +177,12 @@ def test_predictions_are_per_sample(workload: str) -> None:
 @every_workload
 def test_the_seed_decides_the_weights(workload: str) -> None:
     first, again, other = (
-        torch.cat([parameter.detach().ravel() for parameter in assemble(workload, **seed).model.parameters()])
+        torch.cat(
+            [
+                parameter.detach().ravel()
+                for parameter in assemble(workload, **seed).model.parameters()
+            ]
+        )
         for seed in ({}, {}, {"reproducibility__seed": 7})
     )
     assert torch.equal(first, again)
@@ -199,8 +214,12 @@ def test_recomputation_changes_neither_losses_nor_gradients(workload: str) -> No
         before = len(calls)
         output.loss.backward(gradient=output.weight)
         assert len(calls) == before * (1 + recompute)
-        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-        results.append((output.loss.item(), torch.cat([gradient.ravel() for gradient in gradients])))
+        gradients = [
+            parameter.grad for parameter in model.parameters() if parameter.grad is not None
+        ]
+        results.append(
+            (output.loss.item(), torch.cat([gradient.ravel() for gradient in gradients]))
+        )
         with torch.no_grad():
             model(read(workload, [0, 1], "train"))
     assert results[0][0] == results[1][0]
@@ -216,7 +235,9 @@ def test_a_carried_state_has_the_batch_first(workload: str) -> None:
 
 @every_workload
 @pytest.mark.parametrize("loader", LOADERS)
-def test_every_order_of_the_workload_runs_and_equals_a_direct_reading(workload: str, loader: str) -> None:
+def test_every_order_of_the_workload_runs_and_equals_a_direct_reading(
+    workload: str, loader: str
+) -> None:
     project = render(workload=workload, loader=loader)
     kinds = get_args(imported(project, "settings").Data.model_fields["order"].annotation)
     for kind in kinds:
@@ -256,7 +277,9 @@ def test_the_loss_without_a_model_is_that_of_the_simplest_baseline(workload: str
         expected = np.log(data.facts["vocabulary"])
     elif workload == "timeseries":
         windows = read(workload, list(range(len(samples(workload, "validation")))), "validation")
-        scaled = [(windows["target"].numpy() - data.facts["target_mean"]) / data.facts["target_std"]]
+        scaled = [
+            (windows["target"].numpy() - data.facts["target_mean"]) / data.facts["target_std"]
+        ]
         expected = min(np.square(scaled).mean(), baselines["repeat_last"]["mse"])
     else:
         expected = baselines["mean"]["mse"]

@@ -1,6 +1,6 @@
-"""The processes of one run: who this one is, and how all of them come to agree.
+"""The processes of one run: the rank of this one, and what all of them agree on.
 
-torchrun says it in the environment; without it there is one process, like any other.
+torchrun sets rank and number in the environment; without it there is one process.
 """
 
 from __future__ import annotations
@@ -33,117 +33,159 @@ class Group:
     """Rank, world and device of this process, and what all of them must agree on."""
 
     def __init__(self) -> None:
-        self.rank, self.world, local = number("RANK", 0), number("WORLD_SIZE", 1), number("LOCAL_RANK", 0)
+        self.rank = number("RANK", 0)
+        self.world = number("WORLD_SIZE", 1)
+        local_rank = number("LOCAL_RANK", 0)
         if not 0 <= self.rank < self.world:
+            what = "a rank is below the number of processes"
             where = f"RANK={self.rank}, WORLD_SIZE={self.world}"
-            raise UserError("a rank is below the number of processes", where, "let torchrun set both")
+            raise UserError(what, where, "let torchrun set both")
         self.is_main = self.rank == 0
-        self.device, cuda = torch.device("cpu"), torch.cuda.device_count()
-        if cuda and local >= cuda:
-            where = f"LOCAL_RANK={local} on {socket.gethostname()}"
-            raise UserError(f"this host has {cuda} GPUs", where, f"--nproc_per_node={cuda} or less")
-        if cuda:
-            self.device = torch.device("cuda", local)
+
+        self.device = torch.device("cpu")
+        num_gpus = torch.cuda.device_count()
+        if num_gpus > 0:
+            if local_rank >= num_gpus:
+                what = f"this host has {num_gpus} GPUs"
+                where = f"LOCAL_RANK={local_rank} on {socket.gethostname()}"
+                raise UserError(what, where, f"--nproc_per_node={num_gpus} or less")
+            self.device = torch.device("cuda", local_rank)
             torch.cuda.set_device(self.device)
         self._vote: tuple[Any, Tensor] | None = None
         if self.world > 1:
             self._join()
 
     def _join(self) -> None:
-        # Plain values and flags travel between hosts' memories, so that no rank waits for a GPU.
-        rank, world = self.rank, self.world
-        backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
-        where = f"MASTER_ADDR={os.environ.get('MASTER_ADDR')}, MASTER_PORT={os.environ.get('MASTER_PORT')}"
+        # Plain values and flags are exchanged by gloo, so that no rank waits for a GPU.
+        backend = "gloo"
+        if self.device.type == "cuda":
+            backend = "cpu:gloo,cuda:nccl"
         try:
             store = next(dist.rendezvous("env://", timeout=TIMEOUT))[0]
-            fresh = dist.PrefixStore(meet(store, rank, world), store)
-            dist.init_process_group(backend, store=fresh, rank=rank, world_size=world, timeout=TIMEOUT)
+            name = meet(store, self.rank, self.world)
+            dist.init_process_group(
+                backend,
+                store=dist.PrefixStore(name, store),
+                rank=self.rank,
+                world_size=self.world,
+                timeout=TIMEOUT,
+            )
         except (ValueError, dist.DistError) as error:
-            what = f"the {world} processes do not find each other ({str(error).splitlines()[0]})"
-            raise UserError(what, where, "start all of them by torchrun with one address") from error
+            reason = str(error).splitlines()[0]
+            what = f"the {self.world} processes do not find each other ({reason})"
+            address = os.environ.get("MASTER_ADDR")
+            port = os.environ.get("MASTER_PORT")
+            where = f"MASTER_ADDR={address}, MASTER_PORT={port}"
+            remedy = "start all of them by torchrun with one address"
+            raise UserError(what, where, remedy) from error
 
     def begin(self, make: Callable[[], Path]) -> Path:
-        """The folder of a new run, made by rank 0 and marked with the job."""
-        made = self.together(lambda: make() if self.is_main else Path())
+        """Let rank 0 make the folder of a new run and mark it with the job."""
+
+        def make_on_main() -> Path:
+            if self.is_main:
+                return make()
+            return Path()
+
+        folder = self.together(make_on_main)
         if self.is_main and job():
-            (made / JOB).write_text(job())
-        return self.gather(made)[0]
+            (folder / JOB).write_text(job())
+        return self.gather(folder)[0]
 
     def restarted(self, name: str | None = None) -> Path | None:
-        """The run that this job had begun before `torchrun --max-restarts` started its processes anew."""
-        if not max(self.gather(number("TORCHELASTIC_RESTART_COUNT", 0))):  # hosts may count differently
+        """Return the run of this job before `torchrun --max-restarts` restarted its processes."""
+        restarts = self.gather(number("TORCHELASTIC_RESTART_COUNT", 0))
+        if max(restarts) == 0:  # hosts may count differently
             return None
-        marks = {run: run / JOB for run in reversed(all_runs())}
-        mine = (run for run, mark in marks.items() if mark.exists() and mark.read_text() == job())
-        found = next(mine, RUNS / name if name and is_run(RUNS / name) else None)
-        return self.gather(found)[0]
+        return self.gather(self._run_of_job(name))[0]
+
+    def _run_of_job(self, name: str | None) -> Path | None:
+        for run in reversed(all_runs()):
+            mark = run / JOB
+            if mark.exists() and mark.read_text() == job():
+                return run
+        if name and is_run(RUNS / name):
+            return RUNS / name
+        return None
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """The sum over all ranks, the same on each."""
+        """Return the sum over all ranks, the same on each."""
         if self.world > 1:
             tensor = tensor.detach().clone()
             dist.all_reduce(tensor)
         return tensor
 
     def gather(self, value: T) -> list[T]:
-        """Every rank's plain value, by rank."""
+        """Return every rank's plain value, by rank."""
         values = [value] * self.world
         if self.world > 1:
             dist.all_gather_object(values, value)
         return values
 
     def together(self, work: Callable[[], T], main_first: bool = False) -> T:
-        """`work()` on every rank; what one of them raises as a `UserError`, all raise.
+        """Run `work` on every rank; a `UserError` of one of them is raised on all.
 
         main_first: the others begin when rank 0 is done, and find what it has made.
         """
-        result: T | None = None
-        for turn in (self.is_main, not self.is_main) if main_first else (True,):
-            mistake = None
-            try:
-                result = work() if turn else result
-            except UserError as error:
-                mistake = error
-            for found in self.gather(mistake):
-                if found is not None:
-                    found.reported = not self.is_main  # rank 0 says it for all
-                    raise found
-        return cast(T, result)
+        if not main_first:
+            return cast(T, self._in_turn(work, True))
+        first = self._in_turn(work, self.is_main)
+        second = self._in_turn(work, not self.is_main)
+        return cast(T, first if self.is_main else second)
+
+    def _in_turn(self, work: Callable[[], T], is_my_turn: bool) -> T | None:
+        """Run `work` if it is this rank's turn; then compare the errors of all ranks."""
+        result = None
+        mine = None
+        try:
+            if is_my_turn:
+                result = work()
+        except UserError as error:
+            mine = error
+        for error_of_rank in self.gather(mine):
+            if error_of_rank is not None:
+                error_of_rank.reported = not self.is_main  # rank 0 prints it for all
+                raise error_of_rank
+        return result
 
     def agree(self, number: int) -> int:
-        """The largest number of all ranks, as of the call before this one: so nobody waits for another."""
+        """Return the largest number of all ranks in the previous call: so no rank waits."""
         if self.world == 1:
             return number
-        before, mine = self._vote, torch.tensor(number)
-        self._vote = dist.all_reduce(mine, dist.ReduceOp.MAX, async_op=True), mine
-        if before is None:
+        previous = self._vote
+        largest = torch.tensor(number)
+        work = dist.all_reduce(largest, dist.ReduceOp.MAX, async_op=True)
+        self._vote = (work, largest)
+        if previous is None:
             return 0
-        before[0].wait()
-        return int(before[1])
+        previous_work, previous_largest = previous
+        previous_work.wait()
+        return int(previous_largest)
 
     def close(self) -> None:
-        """Leaves the process group; after an error without a word, as the other ranks may not leave with it.
+        """Leave the process group; after an error on a GPU, the end of the process must do.
 
-        NCCL's leave-taking waits for what is queued, and for every rank of the host: one that failed alone
-        would hang in it, and torchrun, which ends the others once a process ends, would wait with it.
+        NCCL waits for what is queued, and for every rank of the host: a rank that failed alone
+        would hang in it, and torchrun, which ends the others once a process ends, would wait, too.
         """
         if sys.exc_info()[0] is not None and self.device.type == "cuda":
             return
-        if dist.is_initialized():
-            with contextlib.suppress(RuntimeError):  # a rank that died has nothing more to say
-                if self._vote is not None:
-                    self._vote[0].wait()
-                # gloo's threads need the GIL to let go of the last tensors, and freeing the group joins
-                # those threads under the GIL: time for them to come first (else torch 2.13 hangs at times).
-                time.sleep(0.1)
-                dist.destroy_process_group()
+        if not dist.is_initialized():
+            return
+        with contextlib.suppress(RuntimeError):  # another rank has died
+            if self._vote is not None:
+                self._vote[0].wait()
+            # gloo's threads need the GIL to free the last tensors, and destroying the group joins
+            # those threads under the GIL. This lets them finish (else torch 2.13 hangs at times).
+            time.sleep(0.1)
+            dist.destroy_process_group()
 
 
 def meet(store: Any, rank: int, world: int) -> str:
-    """A name that these processes alone know, for their keys in the store.
+    """Agree on a name that only these processes know, for their keys in the store.
 
-    torchrun keeps its store when it starts processes anew, with the addresses of the dead ones in it. So
-    each rank asks with a word of its own, and rank 0 answers whatever word it finds until all have heard.
+    torchrun keeps its store when it restarts processes, with the addresses of the dead ones in it.
+    So each rank asks with its own word, and rank 0 answers each word until all have heard.
     """
     word = uuid.uuid4().hex
     if rank:
@@ -151,13 +193,16 @@ def meet(store: Any, rank: int, world: int) -> str:
         name: str = store.get(f"answer/{word}").decode()
         store.set(f"heard/{name}/{rank}", "")
         return name
-    missing, deadline = set(range(1, world)), time.monotonic() + TIMEOUT.total_seconds()
+
+    missing = set(range(1, world))
+    deadline = time.monotonic() + TIMEOUT.total_seconds()
     while missing:
         for other in sorted(missing):
             if store.check([f"heard/{word}/{other}"]):
                 missing.remove(other)
             elif store.check([f"ask/{other}"]):
-                store.set(f"answer/{store.get(f'ask/{other}').decode()}", word)
+                question = store.get(f"ask/{other}").decode()
+                store.set(f"answer/{question}", word)
         if time.monotonic() > deadline:
             raise dist.DistStoreError(f"ranks {sorted(missing)} did not come within {TIMEOUT}")
         time.sleep(0.01)
@@ -165,7 +210,7 @@ def meet(store: Any, rank: int, world: int) -> str:
 
 
 def number(name: str, default: int) -> int:
-    """An environment variable that the launcher sets. Raises `UserError` where it is no number."""
+    """Read an environment variable of the launcher. Raises `UserError` if it is no number."""
     text = os.environ.get(name, str(default))
     if not text.isdigit():
         raise UserError(f"{text!r} is not a number", f"${name}", "let torchrun set it")
@@ -173,6 +218,9 @@ def number(name: str, default: int) -> int:
 
 
 def job() -> str:
-    """What torchrun's restarts of one job have in common; empty without torchrun."""
+    """Name the job, the same after torchrun's restarts; empty without torchrun."""
     name = os.environ.get("TORCHELASTIC_RUN_ID", "")
-    return name if name != "none" else f"{socket.gethostname()}-{os.getppid()}"  # torchrun's own process
+    if name == "none":
+        # The parent is torchrun's own process.
+        name = f"{socket.gethostname()}-{os.getppid()}"
+    return name

@@ -1,4 +1,4 @@
-"""One process on one device. The other parts of this slot have the same face over torch.distributed."""
+"""One process on one device, with the same methods as the parts for several processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ ACCELERATE: dict[str, Any] = {}
 class Distributed:
     """Rank, world and device of this process, and what all of them must agree on."""
 
-    rank, world, is_main = 0, 1, True
+    rank = 0
+    world = 1
+    is_main = True
     forward_exchanges = False  # whether a model's forward waits for other ranks
 
     def __init__(self) -> None:
@@ -33,43 +35,43 @@ class Distributed:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
     def begin(self, make: Callable[[], Path]) -> Path:
-        """The folder of a new run."""
+        """Make the folder of a new run."""
         return make()
 
     def restarted(self, name: str | None = None) -> Path | None:
-        """The run that this job had begun before it was started anew."""
+        """Return the run of this job before a restart."""
         return None
 
     def wrap(self, model: torch.nn.Module, dtype: torch.dtype | None = None) -> torch.nn.Module:
-        """The model that the step calls; `dtype` is that of its products."""
+        """Return the model that the step calls; `dtype` is that of its products."""
         return model
 
     def no_sync(self) -> Any:
-        """Around all but the last micro-batch of a group: gradients stay local."""
+        """Keep gradients local, for all but the last micro-batch of a step."""
         return nullcontext()
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """The sum over all ranks, the same on each."""
+        """Return the sum over all ranks, the same on each."""
         return tensor
 
     def gather(self, value: T) -> list[T]:
-        """Every rank's plain value, by rank."""
+        """Return every rank's plain value, by rank."""
         return [value]
 
     def together(self, work: Callable[[], T], main_first: bool = False) -> T:
-        """`work()` on every rank; what one of them raises as a `UserError`, all raise."""
+        """Run `work` on every rank; a `UserError` of one of them is raised on all."""
         return work()
 
     def agree(self, number: int) -> int:
-        """The largest number of all ranks: a signal to one of them stops all after the same step."""
+        """Return the largest number: a signal to one rank stops all after the same step."""
         return number
 
     def take_shards(self, state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """A checkpoint's state apart: what rank 0 writes, and what each rank has for itself, nothing."""
+        """Split a checkpoint's state into what rank 0 writes and each rank's shards: none."""
         return state, {}
 
     def give_shards(self, state: dict[str, Any], folder: Path, shapes: dict[str, Any]) -> None:
-        """Puts it back."""
+        """Put the shards back: there are none."""
 
     def close(self) -> None:
-        """Leaves the process group."""
+        """Leave the process group."""

@@ -34,7 +34,17 @@ FEW = 8  # samples of a batch
 STEPS, BETWEEN = 200, 20  # of a training at most, and between two looks at it
 LEAST_RATE = 1e-3  # so that fine-tuning's small rates show something in so few steps
 LEARNT = 0.5  # one batch by heart: its loss over the first one
-WAITS = {"item", "tolist", "numpy", "cpu", "nonzero", "argwhere", "masked_select", "unique", "equal"}
+WAITS = {
+    "item",
+    "tolist",
+    "numpy",
+    "cpu",
+    "nonzero",
+    "argwhere",
+    "masked_select",
+    "unique",
+    "equal",
+}
 WAITS |= {"__bool__", "__int__", "__float__", "__index__"}
 
 
@@ -58,7 +68,9 @@ class Bench:
         self.settings, self.store, self.looks = settings, open_store(settings), looks
         self.precision = Precision("fp32", CPU)
         splits = ("train", "validation")
-        self.samples: dict[str, Any] = {name: dataset.Samples(self.store, settings, name) for name in splits}
+        self.samples: dict[str, Any] = {
+            name: dataset.Samples(self.store, settings, name) for name in splits
+        }
 
     def some(self, split: str, count: int) -> list[int]:
         """Numbers of so many samples, evenly spaced; fewer where there are fewer."""
@@ -85,7 +97,9 @@ class Bench:
                 packed = found("engine", "class Hdf5Array")[0].Hdf5Array(**vars(array))
                 pieces = [packed.read(a, a + n) for a, n in zip(starts, lengths, strict=True)]
                 source = torch.from_numpy(np.concatenate(pieces))
-                spans = spans._replace(starts=(lengths.cumsum() - lengths).reshape(spans.starts.shape))
+                spans = spans._replace(
+                    starts=(lengths.cumsum() - lengths).reshape(spans.starts.shape)
+                )
             else:
                 source = mapped(array)
             values = gather(source, spans).view(stored_dtype(array))
@@ -174,7 +188,9 @@ def close(one: Any, other: Any) -> bool:
 
 def differing(one: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
     """Names of tensors that are not equal bit for bit."""
-    return [name for name in one if not torch.equal(one[name].nan_to_num(), other[name].nan_to_num())]
+    return [
+        name for name in one if not torch.equal(one[name].nan_to_num(), other[name].nan_to_num())
+    ]
 
 
 def kind(tensor: Tensor) -> str:
@@ -188,7 +204,9 @@ class Calls(TorchFunctionMode):
         super().__init__()
         self.made: list[tuple[str, Any, traceback.FrameSummary | None]] = []
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         name = getattr(function, "__name__", "")
         if name == "argmax" or name in WAITS or (name == "__getitem__" and by_mask(args[1])):
             self.made.append((name, args, own_line(traceback.extract_stack())))
@@ -235,7 +253,9 @@ class Swap:
             one, other = self(np.zeros((len(part), len(rows)), bool)), self(rows == part[:, None])
             for name in self.bench.targets:
                 differs = (one[name].nan_to_num() != other[name].nan_to_num())[:-1]
-                differs = differs.view(len(part), differs.shape[1] if differs.dim() > 1 else 1, -1).any(2)
+                differs = differs.view(
+                    len(part), differs.shape[1] if differs.dim() > 1 else 1, -1
+                ).any(2)
                 for row, places in zip(part.tolist(), differs, strict=True):
                     if places.any():
                         found.setdefault(row, (int(places.int().argmax()), len(places)))

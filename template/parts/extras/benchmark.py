@@ -17,8 +17,8 @@ import yaml
 from ..engine.errors import UserError
 from ..engine.files import read_json
 from ..engine.gpus import Card, features, resolve_precision
-from ..engine.report import table
-from ..measure.measurements import Measurements, Plan, environment
+from ..engine.report import print_lines, table
+from ..measure.measurements import Measurements, Plan, environment, gain_text
 from ..measure.trials import LOADER, Overrides, Trials, card_here, changed
 
 if TYPE_CHECKING:
@@ -44,15 +44,31 @@ class Switch(NamedTuple):
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of the verb beside the common ones."""
     add, (warmup, steps, processes) = parser.add_argument, FULL
-    add("names", nargs="*", metavar="NAME", help="switches to leave out or to add; --list shows them")
+    add(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help="switches to leave out or to add; --list shows them",
+    )
     add("--all", action="store_true", help="every switch, and two runs to the same loss")
     add("--list", action="store_true", help="print the switches and whether they are on, and stop")
-    add("--model-size", metavar="SIZE", help=f"a size of {OWN.name} instead of the configured model")
+    add(
+        "--model-size", metavar="SIZE", help=f"a size of {OWN.name} instead of the configured model"
+    )
     add("--steps", type=int, metavar="N", help=f"timed steps of a process (default: {steps})")
     add("--warmup", type=int, metavar="N", help=f"steps before them (default: {warmup})")
     add("--processes", type=int, metavar="N", help=f"processes of a row (default: {processes})")
-    add("--quick", action="store_true", help=f"try it: {QUICK[2]} processes of {QUICK[0]} + {QUICK[1]} steps")
-    add("--target", type=float, metavar="LOSS", help="measure the time to it (default: what fp32 reaches)")
+    add(
+        "--quick",
+        action="store_true",
+        help=f"try it: {QUICK[2]} processes of {QUICK[0]} + {QUICK[1]} steps",
+    )
+    add(
+        "--target",
+        type=float,
+        metavar="LOSS",
+        help="measure the time to it (default: what fp32 reaches)",
+    )
     add("--restart", action="store_true", help="forget what an interrupted benchmark has measured")
 
 
@@ -65,7 +81,9 @@ def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
     usual = QUICK if arguments.quick else FULL
     warmup, steps, processes = (y if x is None else x for x, y in zip(given, usual, strict=True))
     if min(warmup, steps, processes) < 1:
-        raise UserError("--steps, --warmup and --processes count from 1", "command line", "raise it")
+        raise UserError(
+            "--steps, --warmup and --processes count from 1", "command line", "raise it"
+        )
 
     from ..assemble import open_store
     from ..engine.loader import Loader
@@ -79,7 +97,11 @@ def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
     found = list(switches(settings, card, Loader.WITHOUT_EFFECT, own["switches"]))
     if arguments.list:
         states = {s.name: f"cannot be measured here: {s.why_not}" for s in found if s.why_not}
-        print("\n".join(f"{s.name:36}{states.get(s.name, 'on' if s.enabled else 'off')}" for s in found))
+        print(
+            "\n".join(
+                f"{s.name:36}{states.get(s.name, 'on' if s.enabled else 'off')}" for s in found
+            )
+        )
         return 0
     plans, store = plan(found, arguments.names, arguments.all), open_store(settings)
     trials = Trials(settings, store.folder, card.capability is not None)
@@ -92,20 +114,27 @@ def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
         "order": "one process of every row, then the next",
         "first seed": settings.reproducibility.seed,
         "memory": "largest allocated on the GPU" if card.capability else "largest resident set",
-        "gain": "± what nine of ten repeats stay within, by its processes" if several else "one process",
+        "gain": "in brackets what nine of ten repeats stay within"
+        if several
+        else "one process: no range",
         "loss": "compared with fp32's over the same seeds" if several else "not compared: one seed",
         "model size": size or "as configured",
     }
     state = {"data": store.fingerprint, "settings": settings.resolved(), "target": arguments.target}
     about = {"protocol": protocol, "environment": environment(card), "state": state}
-    about |= {"headlines": own["headlines"], "skipped": {s.name: s.why_not for s in found if s.why_not}}
+    about |= {
+        "headlines": own["headlines"],
+        "skipped": {s.name: s.why_not for s in found if s.why_not},
+    }
     results = Measurements(OUTPUT, plans, about, arguments.restart)
     results.measure(trials, warmup, steps)
-    print((OUTPUT / "benchmark.md").read_text(encoding="utf-8"))
+    print_lines((OUTPUT / "benchmark.md").read_text(encoding="utf-8").splitlines())
     return 0
 
 
-def switches(settings: Settings, card: Card, without: Sequence[str], own: dict[str, Any]) -> Iterator[Switch]:
+def switches(
+    settings: Settings, card: Card, without: Sequence[str], own: dict[str, Any]
+) -> Iterator[Switch]:
     """All of them, in the order in which the cumulative table switches them on.
 
     without: data settings that this project's loader has no use for. own: those of the workload.
@@ -115,7 +144,9 @@ def switches(settings: Settings, card: Card, without: Sequence[str], own: dict[s
     data, training = settings.data, settings.training
     gpu = "" if card.capability else "there is no GPU"
     has = features(card.capability, card.hip) if card.capability else frozenset()
-    resolved = resolve_precision(training.precision, card.capability, card.hip, training.fp8_emulation)[0]
+    resolved = resolve_precision(
+        training.precision, card.capability, card.hip, training.fp8_emulation
+    )[0]
     half = resolved if resolved in LOWER else "fp16" if has and "bf16" not in has else "bf16"
     rungs = ("fp32", "tf32", half, "fp8")
     compiled, _ = compiles(settings, card.capability)
@@ -134,7 +165,9 @@ def switches(settings: Settings, card: Card, without: Sequence[str], own: dict[s
     for name, precision in zip(("tf32", "half_precision", "fp8"), rungs[1:], strict=True):
         there = precision in has or precision == resolved
         lacking = "" if there else gpu or f"{card.name} has no {precision}"
-        rung = switch(name, {"training.precision": below}, {"training.precision": precision}, lacking)
+        rung = switch(
+            name, {"training.precision": below}, {"training.precision": precision}, lacking
+        )
         yield rung._replace(enabled=rungs.index(resolved) >= rungs.index(precision))
         below = precision if not lacking else below
     yield flip("compile", "compile.enabled", "" if compiled else gpu)
@@ -167,7 +200,9 @@ def plan(found: list[Switch], names: list[str], everything: bool) -> list[Plan]:
     known = {switch.name: switch for switch in found}
     for name in names:
         if name not in known:
-            raise UserError(f"unknown switch {name!r}", "command line", "`benchmark --list` shows all")
+            raise UserError(
+                f"unknown switch {name!r}", "command line", "`benchmark --list` shows all"
+            )
         if known[name].why_not:
             raise UserError(f"{name} cannot be measured here", known[name].why_not, "leave it out")
     enabled = [switch for switch in found if switch.enabled and not switch.why_not]
@@ -185,9 +220,14 @@ def plan(found: list[Switch], names: list[str], everything: bool) -> list[Plan]:
     for switch in found:
         if not switch.why_not and (everything or switch.name in names):
             kind, change = ("without", switch.off) if switch.enabled else ("with", switch.on)
-            rows.append(Plan("leave_one_out", f"{kind} {spoken(switch.name)}", switch.name, state | change))
+            rows.append(
+                Plan("leave_one_out", f"{kind} {spoken(switch.name)}", switch.name, state | change)
+            )
     if everything:
-        rows += [Plan("target", "everything off", "", nothing), Plan("target", "everything on", "", state)]
+        rows += [
+            Plan("target", "everything off", "", nothing),
+            Plan("target", "everything on", "", state),
+        ]
     return rows
 
 
@@ -199,7 +239,10 @@ def report(run: Path) -> list[str]:
     """What each change gives on this machine; nothing where `benchmark` has not run."""
     rows = []
     for row in read_json(OUTPUT / "benchmark.json").get("rows", []):
-        if row.get("table") == "leave_one_out" and row.get("overrides") and row.get("gain") is not None:
-            gain = f"{row['gain']:.2f}×" + (f" ±{row['gain_spread']:.2f}" if row.get("gain_spread") else "")
-            rows.append((row["name"], gain, row.get("flag")))
-    return table("Speed against everything on, by benchmark", ("", "speed", ""), rows)
+        if (
+            row.get("table") == "leave_one_out"
+            and row.get("overrides")
+            and row.get("gain") is not None
+        ):
+            rows.append((row["name"], gain_text(row), row.get("flag")))
+    return table("Speed against everything on, by benchmark", ("", "times as fast", ""), rows)

@@ -1,9 +1,9 @@
-"""What a step costs, counted and not computed, and the least time that a card needs for it.
+"""The costs of a step, counted without computing it, and the least time that a card needs for it.
 
-The step runs on fake tensors, which have shapes and no memory: a CPU counts what only a large card can run.
-Each operation takes the longer of its FLOPs at the card's dense peak and its bytes at its bandwidth (a
-roofline: Williams et al., 2009), and the step no less than the host needs to launch its operations. Real
-steps take longer, because no kernel reaches a peak.
+The step runs on fake tensors, which have shapes and no memory: a CPU counts what only a large card
+can run. Each operation takes the longer of its FLOPs at the card's dense peak and its bytes at its
+bandwidth (a roofline: Williams et al., 2009), and the step no less than the host needs to launch
+its operations. Real steps take longer, because no kernel reaches a peak.
 """
 
 from __future__ import annotations
@@ -29,15 +29,17 @@ from ..engine.seams import Batch
 aten = torch.ops.aten
 LSTM = (aten.mkldnn_rnn_layer, aten.mkldnn_rnn_layer_backward)  # of a layer, inputs (T, B, C)
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
-CONTEXT_BYTES = 0.8e9  # CUDA's own, and what its allocator cannot use
-USABLE = 0.93  # share of the sold memory that a driver reports
+CONTEXT_BYTES = 0.8e9  # of CUDA itself, and what its allocator cannot use
+USABLE = 0.93  # fraction of the sold memory that a driver reports
 UPDATE_PASSES = 10  # over all weights: norm, division, and what AdamW reads and writes
 UPDATE_KERNELS = 20
 LSTM_KEPT = 5  # outputs that cuDNN keeps for backward: four gates and the cell
-# Fake tensors are of a CPU, whose fused operations have no formula of their own.
-ATTENTION = "_scaled_dot_product_flash_attention"
+# Fake tensors are of a CPU, whose fused attention has no formula: it takes the GPU's.
 FORMULAS = {
-    getattr(aten, f"{ATTENTION}_for_cpu{end}"): getattr(aten, ATTENTION + end) for end in ("", "_backward")
+    aten._scaled_dot_product_flash_attention_for_cpu: aten._scaled_dot_product_flash_attention,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: (
+        aten._scaled_dot_product_flash_attention_backward
+    ),
 }
 CHUNKED_LOSS = "torch_nn._linear_cross_entropy_batch_chunked"  # functional.linear_cross_entropy
 NO_KERNEL = ("aten._unsafe_view", "aten.detach", "aten.empty", "aten.new_empty", "prim.")
@@ -53,7 +55,7 @@ class Operation(NamedTuple):
 
 @dataclass
 class Costs:
-    """Of one micro-batch, forward and backward. Bytes are those on the card."""
+    """The costs of one micro-batch, forward and backward, with bytes on the card."""
 
     samples: int
     parameters: int
@@ -62,11 +64,11 @@ class Costs:
     operations: Counter[Operation] = field(default_factory=Counter)
     forward_bytes: int = 0  # at most held at once in forward
     peak_bytes: int = 0  # at most held at once, gradients included
-    optimizer_bytes: int = 0  # where it is not AdamW's, two numbers for each parameter
+    optimizer_bytes: int = 0  # 0: those of AdamW, two numbers for each parameter
 
     @property
     def parts(self) -> dict[str, int]:
-        """Memory by what holds it; the sum is what the card needs beside CUDA's own."""
+        """Memory by what holds it; the sum is what the card needs in addition to CUDA's own."""
         gradients = 4 * self.parameters
         return {
             "weights": self.weight_bytes,
@@ -94,34 +96,48 @@ class Costs:
 
 
 class Recorder(TorchDispatchMode):
-    """Counts each operation that runs inside it, and the bytes that are alive."""
+    """Counts each operation that runs inside it, and the bytes in use."""
 
-    def __init__(self, costs: Costs):
+    def __init__(self, costs: Costs, half_lstm: bool = False):
         super().__init__()
-        self.costs, self.live = costs, 0
+        self.costs = costs
+        self.half_lstm = half_lstm  # an LSTM in float32 is counted in numbers of 16 bits
+        self.live = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         packet = func._overloadpacket
         if getattr(func, "is_view", False) or str(packet).startswith(NO_KERNEL):
             return result
-        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         flops = _flops(packet, args, kwargs or {}, result)
-        half = bool(given) and given[0].dtype in (torch.float16, torch.bfloat16)
+        moved: float = sum(tensor.nbytes for tensor in (*inputs, *outputs))
+        half = bool(inputs) and inputs[0].dtype in (torch.float16, torch.bfloat16)
         # An LSTM's steps wait for each other: as many kernels, and none of them large.
         steps = args[0].shape[0] if packet in LSTM else 1
-        moved = sum(x.nbytes for x in (*given, *made))
+        size_of_number = 1.0  # on the device, relative to the one that is counted with
+        if self.half_lstm and packet in LSTM and not half:
+            half = True
+            size_of_number = 0.5
+        moved *= size_of_number
         self.costs.operations[Operation(flops / steps, moved / steps, half)] += steps
-        known = {_key(x) for x in given}
-        for tensor in made:
-            if _key(tensor) not in known:
-                storage = tensor.untyped_storage()
-                size = storage.nbytes() * (LSTM_KEPT if packet is aten.mkldnn_rnn_layer else 1)
-                self._hold(size)
-                weakref.finalize(storage, self._hold, -size)  # when nothing needs it any more
-                known.add(_key(tensor))
+        factor = size_of_number
+        if packet is aten.mkldnn_rnn_layer:
+            factor *= LSTM_KEPT
+        self._hold_outputs(inputs, outputs, factor)
         return result
+
+    def _hold_outputs(self, inputs: list[Tensor], outputs: list[Tensor], factor: float) -> None:
+        """Count the new memory of an operation until nothing needs it."""
+        known = {_key(tensor) for tensor in inputs}
+        for tensor in outputs:
+            if _key(tensor) not in known:
+                known.add(_key(tensor))
+                storage = tensor.untyped_storage()
+                size = int(storage.nbytes() * factor)
+                self._hold(size)
+                weakref.finalize(storage, self._hold, -size)
 
     def _hold(self, size: int) -> None:
         self.live += size
@@ -133,7 +149,7 @@ def _key(tensor: Tensor) -> int:
 
 
 def _flops(packet: Any, args: Any, kwargs: Any, result: Any) -> float:
-    """Of products, attention and LSTMs, two for each multiplication and addition; the rest has bytes only."""
+    """Count products, attention and LSTMs, two for each multiplication and addition."""
     if packet in LSTM:
         inputs, first, second = args[:3]  # (T, B, C), and the weights of input and state
         forward = 2.0 * inputs.shape[0] * inputs.shape[1] * (first.numel() + second.numel())
@@ -141,43 +157,67 @@ def _flops(packet: Any, args: Any, kwargs: Any, result: Any) -> float:
     if str(packet) == CHUNKED_LOSS:  # its forward makes the gradients as well
         return 6.0 * args[0].numel() * args[1].shape[0]
     formula = flop_registry.get(FORMULAS.get(packet, packet))
-    return float(formula(*args, **kwargs, out_val=result)) if formula else 0.0
-
-
-def _adafactor(weight: Tensor) -> int:
-    """Bytes of a mean for each row and each column of a matrix, as torch.optim.Adafactor keeps them."""
-    sides = weight.shape[-2:] if weight.dim() > 1 else (1,)
-    return 4 * weight.requires_grad * sum(weight.numel() // side for side in sides)
+    if formula is None:
+        return 0.0
+    return float(formula(*args, **kwargs, out_val=result))
 
 
 def count(
-    build: Callable[[], Any], batch: Batch, precision: str, checkpointing: bool = False, optimizer: str = ""
+    build: Callable[[], Any],
+    batch: Batch,
+    precision: str,
+    checkpointing: bool = False,
+    optimizer: str = "",
+    on_gpu: bool = False,
 ) -> Costs:
-    """Costs of one micro-batch; `batch` gives shapes only. build: gives the model without optimizations.
+    """Count the costs of one micro-batch. batch: shapes. build: the model without optimizations.
 
+    on_gpu: whether an LSTM computes in half precision under autocast, as cuDNN's does.
     Raises what a model raises that cannot run without values (one that branches on `.item()`).
     """
     with FakeTensorMode():
         model = build()
         if checkpointing:
             checkpoint_blocks(model.blocks())
-        fake = {name: torch.empty(value.shape, dtype=value.dtype) for name, value in batch.items()}
-        parameters = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
-        held = {_key(x): x.nbytes for x in (*model.parameters(), *model.buffers())}
-        batch_bytes = sum(value.nbytes for value in fake.values())
-        costs = Costs(len(fake["index"]), parameters, sum(held.values()), batch_bytes)
-        if optimizer == "adafactor":
-            costs.optimizer_bytes = sum(map(_adafactor, model.parameters()))
-        elif optimizer == "muon":
-            costs.optimizer_bytes = 8 * parameters - sum(
-                4 * weight.numel() for weight in inner_matrices(model)
-            )
-        with Recorder(costs):
-            with torch.autocast("cpu", HALF[precision]) if precision in HALF else nullcontext():
+        fake = {}
+        for name, value in batch.items():
+            fake[name] = torch.empty(value.shape, dtype=value.dtype)
+        weights = (*model.parameters(), *model.buffers())
+        bytes_of_storage = {_key(weight): weight.nbytes for weight in weights}
+        costs = Costs(
+            samples=len(fake["index"]),
+            parameters=sum(x.numel() for x in model.parameters() if x.requires_grad),
+            weight_bytes=sum(bytes_of_storage.values()),
+            batch_bytes=sum(value.nbytes for value in fake.values()),
+        )
+        costs.optimizer_bytes = _optimizer_bytes(model, optimizer, costs.parameters)
+
+        autocast: Any = nullcontext()
+        if precision in HALF:
+            autocast = torch.autocast("cpu", HALF[precision])
+        with Recorder(costs, half_lstm=on_gpu and precision in HALF):
+            with autocast:
                 output = model(fake)
             costs.forward_bytes = costs.peak_bytes
             output.loss.backward(gradient=output.weight)
     return costs
+
+
+def _optimizer_bytes(model: Any, optimizer: str, parameters: int) -> int:
+    if optimizer == "adafactor":
+        return sum(_adafactor_bytes(weight) for weight in model.parameters())
+    if optimizer == "muon":
+        in_muon = sum(weight.numel() for weight in inner_matrices(model))
+        return 8 * parameters - 4 * in_muon
+    return 0
+
+
+def _adafactor_bytes(weight: Tensor) -> int:
+    """Return the bytes of a mean for each row and each column of a matrix."""
+    if not weight.requires_grad:
+        return 0
+    sides = weight.shape[-2:] if weight.dim() > 1 else (1,)
+    return 4 * sum(weight.numel() // side for side in sides)
 
 
 class Device(NamedTuple):
@@ -190,23 +230,27 @@ class Device(NamedTuple):
     bandwidth: float  # bytes
     memory: float  # bytes
     launch: float = 0.0  # seconds of the host for an operation
-    is_host: bool = False  # launches and computes in turn, not side by side
+    is_host: bool = False  # launches and computes in turn, not at the same time
 
     def fits(self, costs: Costs) -> bool:
         return self.is_host or costs.memory + CONTEXT_BYTES <= USABLE * self.memory
 
     def step(self, costs: Costs, accumulation: int = 1) -> tuple[float, str]:
-        """Seconds of an optimizer step at best, and what bounds it: compute, memory or launch."""
-        compute = memory = 0.0
+        """Return the seconds of a step at best, and what limits it: compute, memory or launch."""
+        compute = 0.0
+        memory = 0.0
         for (flops, size, half), count in costs.operations.items():
-            by_flops, by_bytes = flops / (self.half_flops if half else self.flops), size / self.bandwidth
-            if by_flops > by_bytes:
-                compute += count * by_flops
+            flops_time = flops / (self.half_flops if half else self.flops)
+            bytes_time = size / self.bandwidth
+            if flops_time > bytes_time:
+                compute += count * flops_time
             else:
-                memory += count * by_bytes
+                memory += count * bytes_time
         update = UPDATE_PASSES * 4 * costs.parameters / self.bandwidth
         bounds = {"compute": accumulation * compute, "memory": accumulation * memory + update}
-        device, launch = sum(bounds.values()), self.launch * (accumulation * costs.kernels + UPDATE_KERNELS)
+
+        device = sum(bounds.values())
+        launch = self.launch * (accumulation * costs.kernels + UPDATE_KERNELS)
         if self.is_host or launch > device:
             bounds["launch"] = launch
         seconds = device + launch if self.is_host else max(device, launch)
@@ -214,9 +258,18 @@ class Device(NamedTuple):
 
 
 def card(gpu: Gpu, precision: str, launch: float = 0.0) -> Device:
-    """A row of the table in a resolved precision. launch: seconds of the host for an operation."""
-    full = gpu.tflops.get("fp32", min(gpu.tflops.values()))  # unpublished for some: at best the slowest other
-    full = full if precision == "fp32" else gpu.tflops.get("tf32", full)
-    half = gpu.tflops.get("bf16" if precision == "fp8" else precision, full)
-    rates = (full * 1e12, half * 1e12, gpu.bandwidth_gb_s * 1e9, gpu.memory_gb * 1e9)
-    return Device(gpu.key, precision, *rates, launch)
+    """Make the device of a card. launch: seconds of the host for an operation."""
+    # fp32 is not published for some cards: at best it is the slowest other one.
+    full = gpu.tflops.get("fp32", min(gpu.tflops.values()))
+    if precision != "fp32":
+        full = gpu.tflops.get("tf32", full)
+    half_name = "bf16" if precision == "fp8" else precision
+    return Device(
+        gpu.key,
+        precision,
+        flops=full * 1e12,
+        half_flops=gpu.tflops.get(half_name, full) * 1e12,
+        bandwidth=gpu.bandwidth_gb_s * 1e9,
+        memory=gpu.memory_gb * 1e9,
+        launch=launch,
+    )

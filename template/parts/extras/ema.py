@@ -1,9 +1,10 @@
-"""Averages the weights over the steps of a run (Polyak & Juditsky 1992): often better than the last ones.
+"""Averages the weights over the steps of a run (Polyak & Juditsky 1992).
 
-An average of its own for each weight, on the device: as much memory as the weights, and one pass over both
-for each update, without a host sync. Evaluations measure it beside the weights that are trained, in columns
-that end in `_averaged`; `evaluate`, `predict`, `generate` and `export` take it with `--weights averaged`. A
-sharded model has sharded averages. Buffers, such as running statistics, are those of the trained model.
+The averages are often better than the last weights. They are on the device: as much memory as the
+weights, and one pass over both for each update, without a host sync. Evaluations measure the
+averages in addition to the trained weights, in columns that end in `_averaged`; `evaluate`,
+`predict`, `generate` and `export` use them with `--weights averaged`. A sharded model has sharded
+averages. Buffers, such as running statistics, are those of the trained model.
 """
 
 from __future__ import annotations
@@ -26,13 +27,15 @@ if TYPE_CHECKING:
     from ..engine.run import Run
 
 WEIGHTS = "averaged"
-"""What `--weights` calls them."""
+"""The value of `--weights`."""
 
 
 class Ema(Section):
     """The averaged weights."""
 
-    decay: float = Field(0.999, ge=0, lt=1, description="share of the average that an update leaves")
+    decay: float = Field(
+        0.999, ge=0, lt=1, description="share of the average that an update leaves"
+    )
     start_step: int = Field(0, ge=0, description="step of the phase from which on it averages")
     every_steps: int = Field(1, ge=1, description="optimizer steps between two updates")
 
@@ -51,24 +54,29 @@ class Hook:
         self.updates = 0
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.averages, self.updates = state["averages"], state["updates"]
+        self.averages = state["averages"]
+        self.updates = state["updates"]
 
     def state_dict(self) -> dict[str, Any]:
         return {"averages": self.averages, "updates": self.updates}
 
     def start(self, run: Run) -> None:
-        """Goes on with what was restored, else from the weights as they are."""
+        """Begin with what was restored, or with the weights as they are."""
         from ..engine.weights import fill
 
-        self.settings, model = run.project.settings.ema, run.project.model
-        saved, self.averages = self.averages, {n: p.detach().clone() for n, p in model.named_parameters()}
+        model = run.project.model
+        self.settings = run.project.settings.ema
+        saved = self.averages
+        self.averages = {}
+        for name, parameter in model.named_parameters():
+            self.averages[name] = parameter.detach().clone()
         if saved:
             for name, average in self.averages.items():
                 fill(average, saved[name])
         self.weights = list(model.parameters())
 
     def after_step(self, run: Run) -> None:
-        """A step towards the weights; a longer one at first, so that the beginning is soon forgotten."""
+        """Step towards the weights, further at first, so that the beginning is soon forgotten."""
         import torch
 
         from ..engine.weights import own
@@ -79,45 +87,51 @@ class Hook:
         if run.step_of_phase > self.settings.start_step:
             self.updates += 1
             share = max(1 - self.settings.decay, 9 / (10 + self.updates))
+        averages = [own(average) for average in self.averages.values()]
+        weights = [own(weight) for weight in self.weights]
         with torch.no_grad():
-            torch._foreach_lerp_([*map(own, self.averages.values())], [*map(own, self.weights)], share)
+            torch._foreach_lerp_(averages, weights, share)
 
     @contextmanager
     def evaluating(self, run: Run) -> Iterator[None]:
-        """Measures the averages before the weights: a signal meanwhile leaves both to the resume."""
+        """Measure the averages before the weights: after a signal the resume measures both."""
         from ..engine.evaluation import evaluate
 
         project = run.project
-        parts = project.wrapped, run.validation, project.precision, project.distributed
         self._exchange()
         try:
-            self.metrics = evaluate(*parts, run.agree) or {}
+            metrics = evaluate(
+                project.wrapped, run.validation, project.precision, project.distributed, run.agree
+            )
+            self.metrics = metrics or {}
         finally:
             self._exchange()
         yield
 
     def after_evaluation(self, run: Run, metrics: dict[str, float]) -> None:
-        """Adds what was measured to the row; the best checkpoint is that of the trained weights' loss."""
-        metrics |= {f"{name}_{WEIGHTS}": value for name, value in self.metrics.items()}
+        """Add the results; the best checkpoint is still that of the trained weights' loss."""
+        for name, value in self.metrics.items():
+            metrics[f"{name}_{WEIGHTS}"] = value
 
     def _exchange(self) -> None:
-        """Swaps weights and averages in place, one by one, so that graphs and buckets find them."""
+        """Swap weights and averages in place, one by one, so that graphs and buckets find them."""
         import torch
 
         from ..engine.weights import own
 
         with torch.no_grad():
-            for mine, other in zip(map(own, self.averages.values()), map(own, self.weights), strict=True):
-                kept = other.clone()
-                other.copy_(mine)
-                mine.copy_(kept)
+            for average, weight in zip(self.averages.values(), self.weights, strict=True):
+                previous_weight = own(weight).clone()
+                own(weight).copy_(own(average))
+                own(average).copy_(previous_weight)
 
 
 def use(model: nn.Module, states: dict[str, Any]) -> None:
-    """Puts the averages of a checkpoint's hooks into a model. Raises `UserError` where there are none."""
+    """Copy the averages of a checkpoint into a model. Raises `UserError` if there are none."""
     if "ema" not in states:
+        what = "the checkpoint has no averaged weights"
         remedy = "take --weights trained, or train on: the extra ema averages from now on"
-        raise UserError("the checkpoint has no averaged weights", f"--weights {WEIGHTS}", remedy)
+        raise UserError(what, f"--weights {WEIGHTS}", remedy)
     from ..engine.weights import fill
 
     for name, parameter in model.named_parameters():
@@ -125,7 +139,7 @@ def use(model: nn.Module, states: dict[str, Any]) -> None:
 
 
 def report(run: Path) -> list[str]:
-    """First, best and last loss of the averaged weights, for report.md."""
+    """Make a table of the losses of the averaged weights for report.md."""
     rows = [row for row in read_rows(run / "metrics.jsonl") if "split" in row]
     series = {"validation": numbers(rows, f"loss_{WEIGHTS}")}
     return table("Losses of the averaged weights", ("", "loss", "step"), losses(series))

@@ -1,4 +1,4 @@
-"""Estimate fit, time and price of a run on each card, before one is rented; needs no GPU."""
+"""Estimate memory, time and price of a run on each card, before you rent one; needs no GPU."""
 
 from __future__ import annotations
 
@@ -25,17 +25,19 @@ if TYPE_CHECKING:
 class Price(Section):
     """What the machine costs."""
 
-    price_per_hour: float = Field(0.0, ge=0, description="of the machine, in any currency; 0 is none")
+    price_per_hour: float = Field(
+        0.0, ge=0, description="of the machine, in any currency; 0 is none"
+    )
 
 
 class Sections(Section):
-    """Settings of this verb."""
+    """Settings of this command."""
 
     estimate: Price = defaults(Price)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of the verb beside the common ones."""
+    """Flags of the command, in addition to the common ones."""
     add = parser.add_argument
     add("--json", action="store_true", help="print a JSON list instead of a table")
     add("--gpu", nargs="+", metavar="NAME", help="cards to estimate (default: all)")
@@ -44,11 +46,35 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
-    """Prints a table; the fastest card first, or the cheapest epoch where there are prices."""
-    keys = [known(name, "--gpu") for name in arguments.gpu or gpus.table() if name != "cpu"]
+    """Print a table; the fastest card first, or the cheapest epoch if there are prices."""
+    names = arguments.gpu or gpus.table()
+    keys = [known(name, "--gpu") for name in names if name != "cpu"]
     prices = dict(map(priced, arguments.price))
     settings = load()
 
+    from ..measure.estimates import estimates
+
+    measure, batches_per_epoch = counter(settings)
+    epoch = -(-batches_per_epoch // settings.training.gradient_accumulation_steps)
+    try:
+        rows = estimates(settings, epoch=epoch, keys=keys, prices=prices, count=measure)
+    except (RuntimeError, NotImplementedError) as error:
+        what = f"the model cannot be counted without data ({str(error).splitlines()[0]})"
+        remedy = "keep values such as `.item()` out of forward"
+        raise UserError(what, "model.py", remedy) from error
+    if arguments.json:
+        print(json.dumps(rows, indent=1))
+        return 0
+
+    print_costs(measure("fp32", False), epoch)
+    print("\n".join(table(rows)))
+    advice = "Divide by the share that a run of yours reached."
+    print(f"\nAt best: no kernel reaches a peak. {advice}")
+    return 0
+
+
+def counter(settings: Settings) -> tuple[Callable[[str, bool], Costs], int]:
+    """Return what counts the costs of a micro-batch in a precision, and the batches of an epoch."""
     import torch
 
     from ..assemble import open_store
@@ -56,52 +82,53 @@ def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
     from ..engine.loader import Loader
     from ..engine.order import order_of
     from ..measure.costs import count
-    from ..measure.estimates import estimates
     from ..model import build_model
 
-    training, store = settings.training, open_store(settings)
+    store = open_store(settings)
     samples: Any = Samples(store, settings, "train")
     samples.training = True
-    loader: Any = Loader(samples, store, settings, order_of(samples, settings), torch.device("cpu"))
+    order = order_of(samples, settings)
+    loader: Any = Loader(samples, store, settings, order, torch.device("cpu"))
     batches = loader.epoch(0)
     batch = next(batches)
     batches.close()
     loader.close()
 
-    def measure(precision: str) -> Costs:
-        recomputed, optimizer = training.gradient_checkpointing, settings.optimizer.name
-        return count(lambda: build_model(settings, store.facts), batch, precision, recomputed, optimizer)
+    def measure(precision: str, on_gpu: bool) -> Costs:
+        return count(
+            lambda: build_model(settings, store.facts),
+            batch,
+            precision,
+            settings.training.gradient_checkpointing,
+            settings.optimizer.name,
+            on_gpu,
+        )
 
-    epoch = -(-len(loader) // training.gradient_accumulation_steps)
-    try:
-        rows = estimates(settings, epoch=epoch, keys=keys, prices=prices, count=measure)
-    except (RuntimeError, NotImplementedError) as error:
-        what = f"the model cannot be counted without data ({str(error).splitlines()[0]})"
-        raise UserError(what, "model.py", "keep values such as `.item()` out of forward") from error
-    if arguments.json:
-        print(json.dumps(rows, indent=1))
-        return 0
-    costs = measure("fp32")
-    size = f"{costs.parameters:,} parameters, epochs of {epoch:,} steps, micro-batches of {costs.samples:,}"
-    work = f"{costs.flops / 1e9:,.3g} GFLOP, {costs.bytes / 1e9:,.3g} GB moved, {costs.kernels:,} operations"
-    parts = ", ".join(f"{name} {amount / 1e9:.3g}" for name, amount in costs.parts.items())
-    print(f"{size}\na micro-batch in fp32: {work}\nGB in fp32: {parts}\n")
-    print("\n".join(table(rows)))
-    print("\nAt best: no kernel reaches a peak. Divide by the share that a run of yours reached.")
-    return 0
+    return measure, len(loader)
+
+
+def print_costs(costs: Costs, epoch: int) -> None:
+    batches = f"epochs of {epoch:,} steps, micro-batches of {costs.samples:,}"
+    print(f"{costs.parameters:,} parameters, {batches}")
+    moved = f"{costs.bytes / 1e9:,.3g} GB moved, {costs.kernels:,} operations"
+    print(f"a micro-batch in fp32: {costs.flops / 1e9:,.3g} GFLOP, {moved}")
+    parts = [f"{name} {amount / 1e9:.3g}" for name, amount in costs.parts.items()]
+    print(f"GB in fp32: {', '.join(parts)}\n")
 
 
 def known(name: str, where: str) -> str:
-    """A card of the table, or `cpu`. Raises `UserError` for another name."""
+    """Return the name of a card in the table, or `cpu`. Raises `UserError` for another name."""
     if name not in ("cpu", *gpus.table()):
         guess = near([name], {key: key for key in gpus.table()})
-        remedy = f"did you mean {guess}?" if guess else f"one of {', '.join(gpus.table())}"
+        remedy = f"one of {', '.join(gpus.table())}"
+        if guess:
+            remedy = f"did you mean {guess}?"
         raise UserError(f"no card {name!r} in the table", where, remedy)
     return name
 
 
 def priced(text: str) -> tuple[str, float]:
-    """`h100=2.5`. Raises `UserError` for anything else."""
+    """Parse `h100=2.5`. Raises `UserError` for anything else."""
     name, _, price = text.partition("=")
     try:
         value = float(price)
@@ -113,32 +140,57 @@ def priced(text: str) -> tuple[str, float]:
 
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
-    """Columns for a terminal."""
-    header = ("card", "precision", "memory, GB", "step, ms", "bound by", "epoch", "run", "price of an epoch")
-    cells = [header, *map(shown, rows)]
-    widths = (16, 11, 16, 11, 10, 10, 10, 0)
-    lines = ["".join(map(str.ljust, row, widths)).rstrip() for row in cells]
-    if any(" !" in row[2] for row in cells):
+    """Return the lines of a table for a terminal."""
+    columns = {
+        "card": 16,
+        "precision": 11,
+        "memory, GB": 16,
+        "step, ms": 11,
+        "bound by": 10,
+        "epoch": 10,
+        "run": 10,
+        "price of an epoch": 0,
+    }
+    lines = []
+    for cells in (tuple(columns), *map(shown, rows)):
+        padded = [cell.ljust(width) for cell, width in zip(cells, columns.values(), strict=True)]
+        lines.append("".join(padded).rstrip())
+    if any("why" not in row and not row["fits"] for row in rows):
         lines.append("! does not fit")
     if {row["bound"] for row in rows if row.get("card_gb")} == {"launch"}:
-        what = "every card waits for the host, which hands out operations more slowly than the card runs them"
-        lines.append(f"{what}: a faster card gains nothing, a larger --data.batch_size does")
+        what = "every card waits for the host"
+        why = "which hands out operations more slowly than the card runs them"
+        remedy = "a faster card gains nothing, a larger --data.batch_size does"
+        lines.append(f"{what}, {why}: {remedy}")
     return lines
 
 
 def shown(row: dict[str, Any]) -> tuple[str, ...]:
-    """The cells of a card."""
+    """Return the cells of a card."""
     if "why" in row:
         return row["card"], row["why"], *[""] * 6
-    of = f" of {row['card_gb']:g}" if row["card_gb"] else ""
-    memory = f"{row['memory_gb']:.2f}{of}{'' if row['fits'] else ' !'}"
-    price = "" if row["epoch_price"] is None else f"{row['epoch_price']:.3g}"
-    spent = hours(row["epoch_hours"]), hours(row["run_hours"]), price
-    return row["card"], row["precision"], memory, f"{row['step_ms']:,.2f}", row["bound"], *spent
+    memory = f"{row['memory_gb']:.2f}"
+    if row["card_gb"]:
+        memory += f" of {row['card_gb']:g}"
+    if not row["fits"]:
+        memory += " !"
+    price = ""
+    if row["epoch_price"] is not None:
+        price = f"{row['epoch_price']:.3g}"
+    return (
+        row["card"],
+        row["precision"],
+        memory,
+        f"{row['step_ms']:,.2f}",
+        row["bound"],
+        hours(row["epoch_hours"]),
+        hours(row["run_hours"]),
+        price,
+    )
 
 
 def hours(value: float) -> str:
-    """`1.5` to `1.5 h`, less than one in minutes or seconds."""
+    """Write `1.5` as `1.5 h`, and less than an hour in minutes or seconds."""
     for unit, length in (("h", 1.0), ("min", 1 / 60)):
         if value >= length:
             return f"{value / length:,.1f} {unit}"
@@ -146,13 +198,16 @@ def hours(value: float) -> str:
 
 
 def report(run: Path) -> list[str]:
-    """What a run's training, evaluations and checkpoints cost, at the price of its settings."""
+    """Say what a run's training, evaluations and checkpoints cost, at the price of its settings."""
     try:
         settings = yaml.safe_load((run / "config.resolved.yaml").read_text(encoding="utf-8"))
         price = settings["estimate"]["price_per_hour"]
-    except (OSError, yaml.YAMLError, KeyError, TypeError):  # of before this verb was added, or cut off
+    except (OSError, yaml.YAMLError, KeyError, TypeError):
+        return []  # a run of before this command was added, or a damaged file
+    training, evaluations = read_metrics(run / "metrics.jsonl")
+    events = read_rows(run / "events.jsonl")
+    seconds = sum(part for _, part, _ in spent(training, evaluations, events))
+    if not price or not seconds:
         return []
-    parts = spent(*read_metrics(run / "metrics.jsonl"), read_rows(run / "events.jsonl"))
-    seconds = sum(part for _, part, _ in parts)
     money = f"{seconds / 3600 * price:,.4g} at {price:g} an hour"
-    return ["## Money", "", f"{money}: training, evaluations and checkpoints."] if price and seconds else []
+    return ["## Money", "", f"{money}: training, evaluations and checkpoints."]

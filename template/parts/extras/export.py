@@ -1,4 +1,4 @@
-"""Write a trained model for use elsewhere: safetensors, a program that needs torch alone, int8 weights."""
+"""Write a trained model for use elsewhere: safetensors, a program for torch alone, int8 weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..engine.runs import find_run
 from ..model import build_model
 from .evaluate import add_weights, open_run, table
 
-EXAMPLE = '''"""Predicts with an exported model: python load.py (made by the verb export of $package)."""
+EXAMPLE = '''"""Predicts with an exported model: python load.py (made by `export` of $package)."""
 
 from pathlib import Path
 
@@ -32,14 +32,20 @@ HERE = Path(__file__).parent
 
 
 def load_weights() -> dict[str, torch.Tensor]:
-    """All weights in float; those in int8 are whole numbers and a scale for each row."""
-    stored = load_file(HERE / "$weights")
-    scales = {name: stored.pop(name) for name in list(stored) if name.endswith(".scale")}
-    return {n: w * scales[n + ".scale"] if n + ".scale" in scales else w for n, w in stored.items()}
+    """Return all weights in float; those in int8 are integers and a scale for each row."""
+    tensors = load_file(HERE / "$weights")
+    weights = {}
+    for name, tensor in tensors.items():
+        if name.endswith(".scale"):
+            continue
+        if name + ".scale" in tensors:
+            tensor = tensor * tensors[name + ".scale"]
+        weights[name] = tensor
+    return weights
 
 
 def load_with_project() -> torch.nn.Module:
-    """The model as the project builds it; `$package` must be installed or on PYTHONPATH."""
+    """Build the model as the project does; `$package` must be installed or on PYTHONPATH."""
     import json
 
     from $package.config import load
@@ -47,7 +53,8 @@ def load_with_project() -> torch.nn.Module:
 
     facts = json.loads((HERE / "facts.json").read_text())
     model = build_model(load(HERE / "config.resolved.yaml"), facts)
-    model.load_state_dict(load_weights(), strict=False)  # tied weights are stored under one of their names
+    # Tied weights are stored under one of their names.
+    model.load_state_dict(load_weights(), strict=False)
     return model.eval()
 
 
@@ -65,14 +72,15 @@ if __name__ == "__main__":
 
 
 class Predictor(nn.Module):
-    """A model whose forward is `predict`, as torch.export wants it; without the state that lanes carry."""
+    """A model whose forward is `predict`, for torch.export; without the carried state of lanes."""
 
     def __init__(self, model: Any):
         super().__init__()
         self.model = model
 
     def forward(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {name: value for name, value in self.model.predict(batch).items() if name != "carry"}
+        predictions = self.model.predict(batch)
+        return {name: value for name, value in predictions.items() if name != "carry"}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -82,27 +90,23 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--checkpoint", choices=["best", "last"], default="best", help="(default: best)")
     add_weights(parser)
     add("--output", metavar="FOLDER", help="(default: export in the run folder)")
-    add("--int8", action="store_true", help="weights in int8 too, and what that costs on a held-out split")
+    int8 = "weights in int8 too, and what that costs on a held-out split"
+    add("--int8", action="store_true", help=int8)
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
-    """Writes a folder, and says what is in it and how large it is."""
-    from ..engine.evaluation import evaluate
-
+    """Write a folder, and print what is in it and how large it is."""
     folder = find_run(arguments.run)
     project, step = open_run(folder, load(folder / "config.resolved.yaml"), arguments)
-    output = Path(arguments.output) if arguments.output else folder / "export"
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot make the folder ({error.strerror})", f"--output {output}") from error
+    output = make_folder(arguments.output or folder / "export")
     model: Any = build_model(project.settings, project.store.facts)  # not compiled, on the CPU
     model.load_state_dict(project.model.state_dict())
     model.eval()
-    splits: Any = ("test", "validation", "train")  # a project may have no test split
-    split = next(name for name in splits if len(Samples(project.store, project.settings, name)))
-    loader, weights = project.loader(split), "model.safetensors"
+    split = held_out(project)
+    loader = project.loader(split)
     batch = {name: value.cpu().clone() for name, value in next(loader.epoch(0)).items()}
+
+    weights = "model.safetensors"
     size = write(output / weights, stored(model, {}))
     write(output / "example.safetensors", batch)
     write_json(output / "facts.json", project.store.facts)
@@ -110,96 +114,168 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     print(f"{output}:\n{weights}: {size / 1e6:,.2f} MB, checkpoint of step {step}")
     print(write_program(output / "model.pt2", model, batch))
     if arguments.int8:
-        measure = lambda: evaluate(model.to(project.device), loader, project.precision, project.distributed)  # noqa: E731
-        before = measure() or {}
-        rounded, notes = quantize(model, {name: value.to(project.device) for name, value in batch.items()})
         weights = "model.int8.safetensors"
-        small = write(output / weights, stored(model, rounded))
-        print(f"{weights}: {small / 1e6:,.2f} MB, {small / size:.0%}; {len(rounded)} weights in int8")
-        print("".join(f"note: {line}\n" for line in notes), end="")
-        print(f"measured on the {split} split:")
-        print(table({"as trained": before, "int8": measure() or {}}))
+        write_int8(output / weights, model, batch, size, project, split, loader)
     loader.close()
-    text = Template(EXAMPLE).substitute(package=(__package__ or "").partition(".")[0], weights=weights)
-    write_text(output / "load.py", text)
+
+    package = (__package__ or "").partition(".")[0]
+    example = Template(EXAMPLE).substitute(package=package, weights=weights)
+    write_text(output / "load.py", example)
     print(f"load.py: an example, `python {output}/load.py`")
 
 
+def make_folder(path: str | Path) -> Path:
+    folder = Path(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        what = f"cannot make the folder ({error.strerror})"
+        raise UserError(what, f"--output {folder}") from error
+    return folder
+
+
+def held_out(project: Any) -> Any:
+    """Return the test split, or another one if the project has none."""
+    splits: Any = ("test", "validation", "train")
+    for split in splits:
+        if len(Samples(project.store, project.settings, split)):
+            return split
+    raise AssertionError("a store has samples")
+
+
+def write_int8(
+    path: Path,
+    model: Any,
+    batch: dict[str, Tensor],
+    full_size: int,
+    project: Any,
+    split: str,
+    loader: Any,
+) -> None:
+    """Write the weights in int8, and print what they change on a split."""
+    from ..engine.evaluation import evaluate
+
+    def measure() -> dict[str, float]:
+        model.to(project.device)
+        return evaluate(model, loader, project.precision, project.distributed) or {}
+
+    before = measure()
+    on_device = {name: value.to(project.device) for name, value in batch.items()}
+    rounded, notes = quantize(model, on_device)
+    size = write(path, stored(model, rounded))
+    fraction = f"{size / full_size:.0%}"
+    print(f"{path.name}: {size / 1e6:,.2f} MB, {fraction}; {len(rounded)} weights in int8")
+    for note in notes:
+        print(f"note: {note}")
+    print(f"measured on the {split} split:")
+    print(table({"as trained": before, "int8": measure()}))
+
+
 def stored(model: nn.Module, rounded: dict[str, tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
-    """Each weight once; those in `rounded` as int8 and `<name>.scale`."""
+    """Return each weight once; those in `rounded` as int8 and `<name>.scale`."""
     tensors: dict[str, Tensor] = {}
-    seen: set[int] = set()
+    addresses: set[int] = set()
     for name, tensor in model.state_dict().items():
         if name in rounded:
-            tensors[name], tensors[f"{name}.scale"] = rounded[name]
-        elif not tensor.numel() or tensor.data_ptr() not in seen:  # tied weights have two names
-            seen.add(tensor.data_ptr())
+            whole, scale = rounded[name]
+            tensors[name] = whole
+            tensors[f"{name}.scale"] = scale
+        elif not tensor.numel() or tensor.data_ptr() not in addresses:  # tied weights: two names
+            addresses.add(tensor.data_ptr())
             tensors[name] = tensor
     return tensors
 
 
 def write(path: Path, tensors: dict[str, Tensor]) -> int:
-    """Replaces a file; returns its bytes."""
-    content = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+    """Replace a file; return its size in bytes."""
+    on_host = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    content = save(on_host)
     with replacing(path) as file:
         file.write(content)
     return len(content)
 
 
 def write_program(path: Path, model: Any, batch: dict[str, Tensor]) -> str:
-    """`predict` by torch.export for any batch size, compared with the model; or a line why there is none."""
+    """Write `predict` by torch.export for any batch size, and compare it with the model.
+
+    Returns a line about it, or why there is none.
+    """
     path.unlink(missing_ok=True)
+    predictor = Predictor(model)
     shapes = ({name: {0: torch.export.Dim.AUTO} for name in batch},)
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            exported = torch.export.export(Predictor(model), (batch,), dynamic_shapes=shapes, strict=False)
-            torch.export.save(exported, path)
-            found, expected = torch.export.load(path).module()(batch), Predictor(model)(batch)
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4, equal_nan=True)
-    except Exception as error:  # whatever a model of yours does that torch.export cannot follow
+            program = torch.export.export(predictor, (batch,), dynamic_shapes=shapes, strict=False)
+            torch.export.save(program, path)
+            predictions = torch.export.load(path).module()(batch)
+            expected = predictor(batch)
+        torch.testing.assert_close(predictions, expected, rtol=1e-4, atol=1e-4, equal_nan=True)
+    except Exception as error:  # whatever a model does that torch.export cannot follow
         path.unlink(missing_ok=True)
-        return f"note: no model.pt2, torch.export refuses: {str(error).strip().splitlines()[0]}"
-    return f"model.pt2: {path.stat().st_size / 1e6:,.2f} MB, runs with torch alone, on batches of any size"
+        reason = str(error).strip().splitlines()[0]
+        return f"note: no model.pt2, torch.export refuses: {reason}"
+    size = path.stat().st_size / 1e6
+    return f"model.pt2: {size:,.2f} MB, runs with torch alone, on batches of any size"
 
 
-def quantize(model: Any, batch: dict[str, Tensor]) -> tuple[dict[str, tuple[Tensor, Tensor]], list[str]]:
-    """Rounds the weights of linear layers and LSTMs to int8 with a scale for each row.
+def quantize(
+    model: Any, batch: dict[str, Tensor]
+) -> tuple[dict[str, tuple[Tensor, Tensor]], list[str]]:
+    """Round the weights of linear layers and LSTMs to int8, with a scale for each row.
 
-    Linear layers then multiply from int8, by torchao. It has nothing for nn.LSTM, whose rounded weights
-    are computed with as they were: smaller files, no speed. Returns {name: (int8, scale)} and notes.
+    Linear layers then multiply in int8, by torchao. It has nothing for nn.LSTM, whose rounded
+    weights stay in float: smaller files, no speed. Returns {name: (int8, scale)} and notes.
     """
-    logging.disable(logging.WARNING)  # of kernels that this torch has no build of
+    logging.disable(logging.WARNING)  # about kernels that this torch was built without
     from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
     logging.disable(logging.NOTSET)
+    rounded, notes = round_rnns(model)
+    # A weight that a head shares with an embedding stays in float.
+    embeddings = {id(layer.weight) for layer in model.modules() if isinstance(layer, nn.Embedding)}
+
+    def is_chosen(layer: Any, name: str) -> bool:
+        return isinstance(layer, nn.Linear) and id(layer.weight) not in embeddings
+
+    layers: dict[str, Any] = {}
+    for name, layer in model.named_modules():
+        if is_chosen(layer, name):
+            layers[name] = layer
+    quantize_(model, Int8WeightOnlyConfig(), filter_fn=is_chosen)
+    for name, layer in layers.items():
+        rounded[f"{name}.weight"] = (layer.weight.qdata, layer.weight.scale)
+    if not rounded:
+        what = "the model has no linear layer and no LSTM"
+        raise UserError(what, "--int8", "export it without")
+
+    try:
+        with torch.no_grad():
+            model.predict(batch)
+    except NotImplementedError:
+        # The model uses a layer's weight itself, not its output.
+        for layer in layers.values():
+            layer.weight = nn.Parameter(layer.weight.dequantize())
+        reason = "the model uses their weights apart from them"
+        notes.append(f"linear layers: smaller, not faster: {reason}")
+    return rounded, notes
+
+
+def round_rnns(model: Any) -> tuple[dict[str, tuple[Tensor, Tensor]], list[str]]:
     rounded: dict[str, tuple[Tensor, Tensor]] = {}
     notes = []
     for prefix, layer in model.named_modules():
         if isinstance(layer, nn.RNNBase):
-            notes.append(f"{prefix}: smaller, not faster: torchao has no int8 for {type(layer).__name__}")
-            weights = {name: weight for name, weight in layer.named_parameters() if weight.dim() == 2}
-            rounded |= {f"{prefix}.{name}": round_rows(weight) for name, weight in weights.items()}
-    # What a head shares with an embedding stays.
-    kept = {id(layer.weight) for layer in model.modules() if isinstance(layer, nn.Embedding)}
-    chosen = lambda layer, name: isinstance(layer, nn.Linear) and id(layer.weight) not in kept  # noqa: E731
-    layers: dict[str, Any] = {name: layer for name, layer in model.named_modules() if chosen(layer, name)}
-    quantize_(model, Int8WeightOnlyConfig(), filter_fn=chosen)
-    rounded |= {f"{name}.weight": (layer.weight.qdata, layer.weight.scale) for name, layer in layers.items()}
-    if not rounded:
-        raise UserError("the model has no linear layer and no LSTM", "--int8", "export it without")
-    try:
-        with torch.no_grad():
-            model.predict(batch)
-    except NotImplementedError:  # the model takes a layer's weight itself and not its output
-        for layer in layers.values():
-            layer.weight = nn.Parameter(layer.weight.dequantize())
-        notes.append("linear layers: smaller, not faster: the model uses their weights apart from them")
+            kind = type(layer).__name__
+            notes.append(f"{prefix}: smaller, not faster: torchao has no int8 for {kind}")
+            for name, weight in layer.named_parameters():
+                if weight.dim() == 2:
+                    rounded[f"{prefix}.{name}"] = round_rows(weight)
     return rounded, notes
 
 
 def round_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Rounds in place; (int8, scale) of which the weight is now the product."""
+    """Round in place; return (int8, scale), whose product the weight is now."""
     with torch.no_grad():
         scale = weight.abs().amax(1, keepdim=True).clamp(min=1e-12) / 127
         whole = (weight / scale).round()

@@ -1,8 +1,8 @@
-"""Compares all stored data with their checksums, beside the first steps of a run.
+"""Compares all prepared data with their checksums, during the first steps of a run.
 
-Data that are small are compared whenever they are opened. These are read once more, in a thread of the
-main rank: it takes disk and a part of a core until it is through, and nothing in a run on the same data
-afterwards. A damaged block ends the run with the file and the rows that it holds.
+Small data are compared whenever they are opened. Larger ones are read here, in a thread of rank 0:
+it takes disk and a part of a core until it has read all, and nothing in later runs on the same
+data. A damaged block ends the run with the name of the file and the block.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Hook:
-    """A watcher of the loop: it only asks a flag between two steps."""
+    """Reads in a thread; the loop only checks a flag between two steps."""
 
     trials = False
 
@@ -28,10 +28,12 @@ class Hook:
         self._thread: threading.Thread | None = None
 
     def start(self, run: Run) -> None:
-        """Begins to read, on the main rank alone."""
+        """Begin to read, on rank 0 alone."""
         if run.project.distributed.is_main:
-            work = (run.project.store,)
-            self._thread = threading.Thread(target=self._compare, args=work, name="guard", daemon=True)
+            store = run.project.store
+            self._thread = threading.Thread(
+                target=self._compare, args=(store,), name="guard", daemon=True
+            )
             self._thread.start()
 
     def _compare(self, store: Store) -> None:
@@ -41,12 +43,12 @@ class Hook:
             self._error = error
 
     def after_step(self, run: Run) -> None:
-        """Ends the run where damage was found."""
+        """End the run if damage was found."""
         if self._error is not None:
             run.fail(self._error)
 
     def close(self, run: Run) -> None:
-        """Ends the thread; what it has not read is read in the next run."""
+        """End the thread; the next run reads what is left."""
         self._closed.set()
         if self._thread is not None:
             self._thread.join()

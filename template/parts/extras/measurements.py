@@ -33,16 +33,34 @@ TABLES = ("cumulative", "leave_one_out")  # of speed
 TARGET = 5  # a run to the target loss is so many times as long as a row's
 MARGIN = 0.01  # by which the loss to reach is above the lowest that every process of the first row reached
 SMOOTH = 10  # logged losses of which the target table takes the mean
-WIDE = 0.1  # a ± beyond this share of its gain says little
+WIDE = 1.1  # a gain whose repeats may be beyond so many times of it says little
+BEYOND = 1.5  # longest bars that an axis has room for
 LIMIT = 3.0  # spreads of fp32's loss between seeds that a row may be away from it
 # Student's t that nine of ten values stay within, for 1, 2, ... degrees of freedom.
 STUDENT = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812)
 # What changes speed behind the settings' back.
 SPEED = [
-    *("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "NVIDIA_TF32_OVERRIDE", "OMP_NUM_THREADS", "MKL_NUM_THREADS"),
-    *("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "CUBLAS_WORKSPACE_CONFIG", "CUDA_VISIBLE_DEVICES"),
+    *(
+        "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+        "NVIDIA_TF32_OVERRIDE",
+        "OMP_NUM_THREADS",
+        "MKL_NUM_THREADS",
+    ),
+    *(
+        "PYTORCH_ALLOC_CONF",
+        "PYTORCH_CUDA_ALLOC_CONF",
+        "CUBLAS_WORKSPACE_CONFIG",
+        "CUDA_VISIBLE_DEVICES",
+    ),
 ]
-NARROWER = "the ± is wide; more --processes and --steps, and nothing else on the machine, make it narrower."
+RANGE = (
+    "In brackets: the range that nine of ten repeats of this benchmark stay within. "
+    "A gain whose range has 1 in it may be noise."
+)
+NARROWER = (
+    "the range is wide; more --processes and --steps, and nothing else on the machine, "
+    "make it narrower."
+)
 QUERY = "driver_version,power.limit,clocks.max.sm,clocks.max.mem"
 
 
@@ -88,9 +106,13 @@ class Measurements:
         from tqdm import tqdm
 
         self.folder.mkdir(exist_ok=True)
+        if not any(self.trials.values()):  # a plot that is there is another benchmark's
+            (self.folder / "benchmark.png").unlink(missing_ok=True)
         keys = {id(self.of(plan)): self.of(plan) for plan in self.plans}
         total = len(keys) * self.protocol["processes"]
-        bar = tqdm(total=total, initial=sum(map(len, keys.values())), unit="run", dynamic_ncols=True)
+        bar = tqdm(
+            total=total, initial=sum(map(len, keys.values())), unit="run", dynamic_ncols=True
+        )
         try:
             for plan in self.missing():
                 done = self.of(plan)
@@ -106,30 +128,39 @@ class Measurements:
         finally:
             bar.close()
             draw(self.folder / "benchmark.png", self)
+            self.write()  # the page links the plot from now on
 
     def rows(self) -> list[Row]:
         """All rows that have a trial and none that failed."""
         rows: list[Row] = []
-        firsts: dict[str, Row] = {}  # of each table; empty where that one failed, and there is no gain then
+        firsts: dict[
+            str, Row
+        ] = {}  # of each table; empty where that one failed, and there is no gain then
         target = self.target
-        whole: Row = next((plan.overrides for plan in self.plans if plan.table == "leave_one_out"), {})
+        whole: Row = next(
+            (plan.overrides for plan in self.plans if plan.table == "leave_one_out"), {}
+        )
         for plan in self.plans:
             if not (trials := self.of(plan)) or failure(trials):
                 firsts.setdefault(plan.table, {})
                 continue
             row = figures_of(plan, trials)
             if plan.table == "leave_one_out":  # what differs from everything on
-                row["overrides"] = {key: x for key, x in plan.overrides.items() if whole.get(key) != x}
+                row["overrides"] = {
+                    key: x for key, x in plan.overrides.items() if whole.get(key) != x
+                }
             first = firsts.setdefault(plan.table, row)
             if plan.table == "target":
-                target = target or (1 + MARGIN) * max(min(smooth(trial["curve"])) for trial in trials)
+                target = target or (1 + MARGIN) * max(
+                    min(smooth(trial["curve"])) for trial in trials
+                )
                 row |= reached([trial["curve"] for trial in trials], target)
                 row["gain"] = ratio(first.get("seconds_to_target"), row["seconds_to_target"])
             else:
                 row["flag"] = strayed([trial["loss"] for trial in trials], self.strict(plan))
                 row["gain"] = ratio(row["samples_per_second"], first.get("samples_per_second"))
                 rates = first.get("processes_per_second", [])
-                row["gain_spread"] = repeats(row["processes_per_second"], rates)
+                row |= gain_range(row["gain"], repeats(row["processes_per_second"], rates))
             rows.append(row)
         return rows
 
@@ -151,7 +182,8 @@ class Measurements:
         result = about | {"rows": rows, "headlines": headlines, "not_measured": skipped | failed}
         result |= {"complete": not any(self.missing()), "trials": self.trials}
         write_json(self.folder / "benchmark.json", result)
-        write_text(self.folder / "benchmark.md", page(result))
+        plot = (self.folder / "benchmark.png").exists()
+        write_text(self.folder / "benchmark.md", page(result, plot))
 
 
 def failure(trials: list[Row]) -> str:
@@ -179,28 +211,53 @@ def figures_of(plan: Plan, trials: list[Row]) -> Row:
     }
     for name in ("data_wait_fraction", "start_s", "loss"):
         row[name] = mean(trial[name] for trial in trials)
-    return row | {name: mean(trial["rates"][name] for trial in trials) for name in trials[0]["rates"]}
+    return row | {
+        name: mean(trial["rates"][name] for trial in trials) for name in trials[0]["rates"]
+    }
 
 
 def repeats(rates: list[float], reference: list[float]) -> float | None:
-    """How far from a gain that of nine in ten other benchmarks is; None for one process, which cannot tell.
+    """By which factor the gains of nine in ten other benchmarks differ at most; None for one process.
 
     rates: of each process of a row. reference: of those of the row that it is compared with. Processes that
-    ran one after the other are a pair, so that what slows both down does not count.
+    ran one after the other are a pair, so that what slows both down does not count. A factor, and no
+    difference, since a ratio is never below 0.
     """
-    ratios = [one / other for one, other in zip(rates, reference, strict=False)]
+    ratios = [math.log(one / other) for one, other in zip(rates, reference, strict=False)]
     count = len(ratios)
     if count < 2:
         return None
     # Two benchmarks differ, hence twice the variance; a median's is up to pi / 2 of a mean's.
-    return STUDENT[min(count, len(STUDENT) + 1) - 2] * stdev(ratios) * math.sqrt(math.pi / count)
+    student = STUDENT[min(count, len(STUDENT) + 1) - 2]
+    return math.exp(student * stdev(ratios) * math.sqrt(math.pi / count))
+
+
+def gain_range(gain: float | None, factor: float | None) -> Row:
+    """The ends of the range that repeats of a gain stay within; None where they are not known."""
+    if gain is None or factor is None:
+        return {"gain_low": None, "gain_high": None}
+    return {"gain_low": gain / factor, "gain_high": gain * factor}
+
+
+def gain_text(row: Row) -> str:
+    """`1.04 (1.01-1.07)`; without the range where it is not known, and where the gain is the reference's."""
+    if row.get("gain") is None:
+        return ""
+    text = f"{row['gain']:.2f}"
+    low, high = row.get("gain_low"), row.get("gain_high")
+    if low is None or high is None or low == high:
+        return text
+    return f"{text} ({low:.2f}-{high:.2f})"
 
 
 def strayed(losses: list[float], strict: list[float]) -> str | None:
     """Why a loss is not fp32's: further from it, over the same seeds, than LIMIT spreads between seeds."""
     if len(strict) < 2:
         return None
-    distance, between = abs(mean(a - b for a, b in zip(losses, strict, strict=False))), stdev(strict)
+    distance, between = (
+        abs(mean(a - b for a, b in zip(losses, strict, strict=False))),
+        stdev(strict),
+    )
     if distance <= LIMIT * between:  # and so not for nan
         return None
     return f"loss is {show(distance, 2)} from fp32's, whose seeds differ by {show(between, 2)}"
@@ -219,9 +276,14 @@ def reached(curves: list[list], target: float) -> Row:
     for curve in curves:
         means = smooth(curve)
         times = [second for second, _ in curve][len(curve) - len(means) :]
-        seconds.append(next((time for time, loss in zip(times, means, strict=True) if loss <= target), None))
+        seconds.append(
+            next((time for time, loss in zip(times, means, strict=True) if loss <= target), None)
+        )
     there = [time for time in seconds if time is not None]
-    return {"target_loss": target, "seconds_to_target": mean(there) if len(there) == len(seconds) else None}
+    return {
+        "target_loss": target,
+        "seconds_to_target": mean(there) if len(there) == len(seconds) else None,
+    }
 
 
 def beside(headlines: list[Row], rows: list[Row]) -> list[Row]:
@@ -250,13 +312,18 @@ def environment(card: Card) -> Row:
     if card.capability:
         found |= {"capability": card.sm, "memory GB": round(card.memory_gb, 1)}
         try:
-            identity = f"--id=GPU-{torch.cuda.get_device_properties(0).uuid}"  # its own numbers are others
+            identity = (
+                f"--id=GPU-{torch.cuda.get_device_properties(0).uuid}"  # its own numbers are others
+            )
             command = ["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader", identity]
             done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
             found |= dict(zip(QUERY.split(","), done.stdout.strip().split(", "), strict=True))
         except (OSError, subprocess.SubprocessError, ValueError, AttributeError):
             found["nvidia-smi"] = "not available"
-    found |= versions() | {"cpu": f"{os.cpu_count()} cores, {platform.machine()}", "git": git_state()}
+    found |= versions() | {
+        "cpu": f"{os.cpu_count()} cores, {platform.machine()}",
+        "git": git_state(),
+    }
     installed = {each.metadata["Name"].lower(): each.version for each in metadata.distributions()}
     names = ("triton", "lightning", "accelerate")
     found |= {name: installed[name] for name in names if name in installed}
@@ -266,23 +333,36 @@ def environment(card: Card) -> Row:
 # --- the page and the picture
 
 
-def page(result: Row) -> str:
-    """benchmark.md."""
-    parts = [["# Benchmark"], ["![the rows](benchmark.png)"]]
+def page(result: Row, plot: bool) -> str:
+    """benchmark.md. plot: whether there is a benchmark.png."""
+    parts = [["# Benchmark"]]
     if not result["complete"]:
-        parts.insert(1, ["Not complete: `benchmark` with the same words goes on."])
+        parts.append(["Not complete: the same command again continues."])
+    if plot:
+        parts.append(["![the rows](benchmark.png)"])
+    if any(row.get("gain_low") is not None for row in result["rows"]):
+        parts.append([RANGE])
     columns = "precision,ms/step,p10-p90,samples/s,gain,memory MB,data wait,start s,loss"
     header = ("", *columns.split(","))
     for name in TABLES:
         rows = [row for row in result["rows"] if row["table"] == name]
         parts.append(table(TITLES[name], header, [cells(row) for row in rows]))
         parts.append([f"**{row['name']}**: {row['flag']}." for row in rows if row["flag"]])
-        wide = [row["name"] for row in rows if (row["gain_spread"] or 0) > WIDE * (row["gain"] or 0)]
+        wide = [
+            row["name"]
+            for row in rows
+            if row["gain"] and (row["gain_high"] or 0) > WIDE * row["gain"]
+        ]
         parts.append([f"**{', '.join(wide)}**: {NARROWER}"] * bool(wide))
     names = ("name", "target_loss", "seconds_to_target", "gain")
-    rows = [tuple(row[name] for name in names) for row in result["rows"] if row["table"] == "target"]
+    rows = [
+        tuple(row[name] for name in names) for row in result["rows"] if row["table"] == "target"
+    ]
     parts.append(table(TITLES["target"], ("", "loss", "seconds", "gain"), rows))
-    claims = [(c["claim"], c["of"], c["ratio"], c["measured"] or "not measured") for c in result["headlines"]]
+    claims = [
+        (c["claim"], c["of"], c["ratio"], c["measured"] or "not measured")
+        for c in result["headlines"]
+    ]
     parts.append(table("Beside what others reported", ("", "ratio of", "there", "here"), claims))
     parts.append(table("Not measured", ("", "because"), list(result["not_measured"].items())))
     parts.append(table("Protocol", ("", ""), list(result["protocol"].items())))
@@ -292,9 +372,8 @@ def page(result: Row) -> str:
 
 def cells(row: Row) -> tuple:
     step = {name: show(value, 3) for name, value in row["step_ms"].items()}
-    gain = "" if row["gain"] is None else f"{row['gain']:.2f}"
-    gain += f" ±{row['gain_spread']:.2f}" if row.get("gain_spread") else ""  # the reference has none
-    speed = step["median"], f"{step['p10']}-{step['p90']}", show(row["samples_per_second"], 3), gain
+    rate, gain = show(row["samples_per_second"], 3), gain_text(row)
+    speed = step["median"], f"{step['p10']}-{step['p90']}", rate, gain
     memory, wait = f"{row['peak_memory_bytes'] / 2**20:,.0f}", f"{row['data_wait_fraction']:.1%}"
     loss = show(row["loss"], 4) + (" (!)" if row["flag"] else "")
     return row["name"], row["precision"], *speed, memory, wait, f"{row['start_s']:.1f}", loss
@@ -309,7 +388,9 @@ def draw(path: Path, results: Measurements) -> None:
     groups = {name: group for name, group in groups.items() if len(group) > 1}
     if not groups:
         return
-    heights = [3.2 if name == "target" else 0.9 + 0.32 * len(group) for name, group in groups.items()]
+    heights = [
+        3.2 if name == "target" else 0.9 + 0.32 * len(group) for name, group in groups.items()
+    ]
     figure = Figure(figsize=(10, 0.4 + sum(heights)), layout="constrained")
     figure.suptitle(
         "{device}, torch {torch}".format(**results.about["environment"]), fontsize=9, color="0.35"
@@ -320,7 +401,11 @@ def draw(path: Path, results: Measurements) -> None:
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="both" if name == "target" else "x", alpha=0.25, linewidth=0.6)
         if name == "target":
-            curves = [(p.name, [t["curve"] for t in results.of(p)]) for p in results.plans if p.table == name]
+            curves = [
+                (p.name, [t["curve"] for t in results.of(p)])
+                for p in results.plans
+                if p.table == name
+            ]
             draw_curves(axes, curves, group[0]["target_loss"])
         else:
             draw_bars(axes, group)
@@ -329,24 +414,38 @@ def draw(path: Path, results: Measurements) -> None:
 
 
 def draw_bars(axes: Any, rows: list[Row]) -> None:
-    """samples/s over the first row's, with whiskers that the gain's repeats stay within; where one process
-    cannot tell, from the 10th to the 90th percentile of its steps."""
-    for place, row in enumerate(rows):
-        value, around = row["samples_per_second"] / rows[0]["samples_per_second"], row["gain_spread"]
-        step = row["step_ms"]
-        low, high = (value * step["median"] / step[name] for name in ("p90", "p10"))
-        if around is not None:
-            low, high = value - around, value + around
-        color = "C3" if row["flag"] else "C0" if place else "0.7"
+    """samples/s over the first row's, with whiskers over the range that the gain's repeats stay within; where
+    one process cannot tell, from the 10th to the 90th percentile of its steps."""
+    values = [row["samples_per_second"] / rows[0]["samples_per_second"] for row in rows]
+    end = BEYOND * max(values)
+    for place, (row, value) in enumerate(zip(rows, values, strict=True)):
+        low, high = whiskers(row, value)
+        high = min(high, end)  # a range that says nothing would flatten all bars
+        color = "C0" if place else "0.7"
+        if row["flag"]:
+            color = "C3"
         axes.barh(place, value, height=0.6, color=color, zorder=2)
-        axes.errorbar(value, place, xerr=[[value - low], [high - value]], color="0.25", lw=1, capsize=2.5)
-        text = f"{value:.2f}" + (f" ±{around:.2f}" if around else "") if place else "reference"
+        axes.errorbar(
+            value, place, xerr=[[value - low], [high - value]], color="0.25", lw=1, capsize=2.5
+        )
+        text = gain_text(row) if place else "reference"
         text += "  loss strays from fp32's" if row["flag"] else ""
-        axes.annotate(text, (high, place), (7, 0), textcoords="offset points", va="center", fontsize=9)
+        axes.annotate(
+            text, (high, place), (7, 0), textcoords="offset points", va="center", fontsize=9
+        )
     axes.set_yticks(range(len(rows)), [row["name"] for row in rows], fontsize=9)
     axes.invert_yaxis()
     axes.margins(x=0.15)
+    axes.set_xlim(left=0)
     axes.set_xlabel("samples/s, the first row is 1", fontsize=9)
+
+
+def whiskers(row: Row, value: float) -> tuple[float, float]:
+    """Ends of the whiskers of a bar."""
+    if row["gain_low"] is not None:
+        return row["gain_low"], row["gain_high"]
+    step = row["step_ms"]
+    return value * step["median"] / step["p90"], value * step["median"] / step["p10"]
 
 
 def draw_curves(axes: Any, curves: list[tuple[str, list]], target: float) -> None:
@@ -356,6 +455,8 @@ def draw_curves(axes: Any, curves: list[tuple[str, list]], target: float) -> Non
             losses = smooth(curve)
             seconds = [second for second, _ in curve][-len(losses) :]
             axes.plot(seconds, losses, color=color, label="" if number else name, linewidth=1.3)
-    axes.axhline(target, color="0.3", linewidth=0.9, linestyle="--", label=f"target {show(target, 4)}")
+    axes.axhline(
+        target, color="0.3", linewidth=0.9, linestyle="--", label=f"target {show(target, 4)}"
+    )
     axes.set(xlabel="seconds of training", ylabel="loss")
     axes.legend(frameon=False, fontsize=9)

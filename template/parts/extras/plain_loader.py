@@ -1,7 +1,7 @@
 """The loader to compare with: PyTorch's DataLoader as most projects use it.
 
-A map-style data set reads one sample at a time and a collate function stacks them; files are opened once.
-Order and batches are those of this project's own loader, only the way to them is the common one.
+A map-style data set reads one sample at a time and a collate function stacks them; files are opened
+once. Order and batches are those of this project's own loader.
 """
 
 from __future__ import annotations
@@ -26,19 +26,24 @@ class Reader(Dataset):
     """Sample (number, epoch) as its rows by array name, each with a first axis of 1."""
 
     def __init__(self, samples: Any, store: Store):
-        self.samples, self.store = samples, store
+        self.samples = samples
+        self.store = store
         self.maps: dict[str, Tensor] = {}
 
     def __getitem__(self, key: tuple[int, int]) -> dict[str, Rows]:
-        number, epoch = np.array(key[:1]), key[1]
+        sample, epoch = key
+        number = np.array([sample])
         rows = {}
         for name, spans in self.samples.spans(number, epoch).items():
+            array = self.store.arrays[name]
             if name not in self.maps:
-                self.maps[name] = mapped(self.store.arrays[name])
-            values = gather(self.maps[name], spans).view(stored_dtype(self.store.arrays[name]))
+                self.maps[name] = mapped(array)
+            values = gather(self.maps[name], spans).view(stored_dtype(array))
             rows[name] = Rows(values, torch.from_numpy(spans.lengths))
         host = getattr(self.samples, "host", None)
-        return rows if host is None else host(rows, number, epoch)
+        if host is not None:
+            rows = host(rows, number, epoch)
+        return rows
 
 
 class Loader:
@@ -47,13 +52,18 @@ class Loader:
     WITHOUT_EFFECT = ("chunk_size_gb", "resident")
     stall_seconds = 0.0
 
-    def __init__(self, samples: Any, store: Store, settings: Any, order: Order, device: torch.device):
+    def __init__(
+        self, samples: Any, store: Store, settings: Any, order: Order, device: torch.device
+    ):
         data = settings.data
-        self.samples, self.order, self.device = samples, order, device
+        self.samples = samples
+        self.order = order
+        self.device = device
         self.workers = 0 if data.num_workers == "auto" else data.num_workers
         self.prefetch = data.prefetch_factor if self.workers else None
         self.pin = data.pin_memory and device.type == "cuda"
-        self._reader, self._batches = Reader(samples, store), 0
+        self._reader = Reader(samples, store)
+        self._batches = 0
 
     def __len__(self) -> int:
         return len(self.order)
@@ -69,14 +79,14 @@ class Loader:
             pin_memory=self.pin,
             collate_fn=stack,
             worker_init_fn=leave_signals,
-            generator=torch.Generator(),  # its own: the global one decides on dropout
+            generator=torch.Generator(),  # not the global one, which decides on dropout
         )
         for batch, rows in enumerate(batches):
             self._batches += 1
             yield deliver(self.samples, rows, numbers[batch], fresh[batch], self.device)
 
     def stats(self) -> dict[str, float]:
-        """Batches delivered so far and the number of worker processes."""
+        """Batches so far, and the number of worker processes."""
         return {"batches": self._batches, "workers": self.workers}
 
     def close(self) -> None:
@@ -84,17 +94,18 @@ class Loader:
 
 
 def leave_signals(worker: int) -> None:
-    """In a worker: what a signal means is the main process's to say, though a terminal sends it to all."""
+    """Let the main process handle signals: a terminal sends them to the workers, too."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def stack(samples: list[dict[str, Rows]]) -> dict[str, Rows]:
-    """Samples one upon the other, padded with zeros to the widest."""
+    """Stack samples, padded with zeros to the widest."""
     rows = {}
     for name, first in samples[0].items():
-        axis = first.lengths.dim()  # of the padded width, behind (B,) or (B, K)
-        parts = [sample[name].values[0].movedim(axis - 1, 0) for sample in samples]
-        values = pad_sequence(parts, batch_first=True).movedim(1, axis)
-        rows[name] = Rows(values, torch.cat([sample[name].lengths for sample in samples]))
+        axis = first.lengths.dim()  # of the padded width, after (B,) or (B, K)
+        values = [sample[name].values[0].movedim(axis - 1, 0) for sample in samples]
+        lengths = [sample[name].lengths for sample in samples]
+        padded = pad_sequence(values, batch_first=True).movedim(1, axis)
+        rows[name] = Rows(padded, torch.cat(lengths))
     return rows

@@ -14,21 +14,16 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 from tqdm import tqdm
 
-from ..engine.gpus import Capability, this_card
-from ..engine.optimization import compiles
 from ..engine.report import show, table
 from ..engine.runs import device_line
 from .steps import Steps
-
-if TYPE_CHECKING:
-    from ..config import Settings
 
 Shares = dict[str, float]
 
@@ -38,19 +33,41 @@ WARMUP, TRACED = 3, 3  # steps before the clock starts, steps under the profiler
 # Shares from which on a step is bound by its input, by launches, by products.
 INPUT, IDLE, PRODUCTS = 0.10, 0.40, 0.50
 # Where the work is arithmetic; all other operations mostly move bytes.
-ARITHMETIC = re.compile(r"mm$|matmul|linear|conv|attention|lstm|gru|rnn|bmm|flash|gemm", re.IGNORECASE)
+ARITHMETIC = re.compile(
+    r"mm$|matmul|linear|conv|attention|lstm|gru|rnn|bmm|flash|gemm", re.IGNORECASE
+)
 SYNCS = {  # operations whose result the host waits for
-    *("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal", "aten::_unique2"),
+    *(
+        "aten::_local_scalar_dense",
+        "aten::nonzero",
+        "aten::masked_select",
+        "aten::equal",
+        "aten::_unique2",
+    ),
     *("aten::unique_dim", "aten::unique_consecutive", "aten::is_nonzero"),
 }
 
 
-def measure(step: Steps, folder: Path, number: int, shown: int) -> str:
-    """profile.md, over `number` timed steps; trace.json.gz and memory.pickle in the folder.
+class Profile(NamedTuple):
+    """What was measured; times are of a step."""
 
-    shown: layers and operations in a table.
-    """
-    project, device = step.project, step.project.device
+    device: torch.device
+    seconds: float
+    split: Shares
+    products: float  # the fraction of the computing that is arithmetic
+    layers: list[Layer]
+    operations: list[tuple[str, float, float]]  # name, milliseconds, calls
+    waits: Counter[str]
+    recompiled: Counter[str]
+
+    @property
+    def cuda(self) -> bool:
+        return self.device.type == "cuda"
+
+
+def measure(step: Steps, folder: Path, number: int) -> Profile:
+    """Times `number` steps, then traces some; writes trace.json.gz and memory.pickle into the folder."""
+    device = step.project.device
     cuda = device.type == "cuda"
 
     def run(count: int) -> float:
@@ -63,43 +80,104 @@ def measure(step: Steps, folder: Path, number: int, shown: int) -> str:
         synchronize(device)
         return time.perf_counter() - begun
 
-    with Recompilations() as recompiled, tqdm(total=WARMUP + number + 1 + TRACED, unit="step") as bar:
+    with (
+        Recompilations() as recompiled,
+        tqdm(total=WARMUP + number + 1 + TRACED, unit="step") as bar,
+    ):
         run(WARMUP)
         step.waited = 0.0
         seconds, waited = run(number) / number, step.waited / number
         with torch.compiler.set_stance("force_eager"), Syncs() as syncs:
             run(1)
-        if cuda:
-            torch.cuda.memory._record_memory_history(max_entries=200_000)
-        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
-        with layers(project.model), profile(activities=activities, profile_memory=True) as found:
+        with (
+            memory_history(folder / "memory.pickle", cuda),
+            tracing(step.project.model, cuda) as found,
+        ):
             traced = run(TRACED) / TRACED
-        if cuda:
-            torch.cuda.memory._dump_snapshot(str(folder / "memory.pickle"))
-            torch.cuda.memory._record_memory_history(enabled=None)
     found.export_chrome_trace(str(folder / "trace.json.gz"))
     events = [event for event in found.events() if event.device_type.name == "CPU"]
     events.sort(key=lambda event: (event.time_range.start, -event.time_range.end))
     operations = by_operation(events, cuda)
-    busy = sum(ms for _, ms, _ in operations) or 1e-9  # of a step
-    split = shares(seconds, waited, busy / 1000, traced, cuda)
-    products = sum(ms for name, ms, _ in operations if ARITHMETIC.search(name)) / busy
-    capability = this_card(device).capability
-    name, why, remedy = verdict(split, products, project.settings, step.loader.WITHOUT_EFFECT, capability)
-    shared = ", ".join(f"{name} {share:.0%}" for name, share in split.items())
-    columns = ("layer", "forward ms", "backward ms", "kept MB", "share", "kernels" if cuda else "operations")
-    calls = [(name, f"{ms:.3f}", f"{ms / busy:.1%}", round(often)) for name, ms, often in operations[:shown]]
-    waits = syncs.places.most_common(shown)
+    busy = sum(ms for _, ms, _ in operations) or 1e-9
+    return Profile(
+        device=device,
+        seconds=seconds,
+        split=shares(seconds, waited, busy / 1000, traced, cuda),
+        products=sum(ms for name, ms, _ in operations if ARITHMETIC.search(name)) / busy,
+        layers=attribute(events, cuda),
+        operations=operations,
+        waits=syncs.places,
+        recompiled=recompiled.places,
+    )
+
+
+@contextmanager
+def memory_history(path: Path, cuda: bool) -> Iterator[None]:
+    """While open: a GPU's memory is recorded, for pytorch.org/memory_viz."""
+    if not cuda:
+        yield
+        return
+    torch.cuda.memory._record_memory_history(max_entries=200_000)
+    yield
+    torch.cuda.memory._dump_snapshot(str(path))
+    torch.cuda.memory._record_memory_history(enabled=None)
+
+
+@contextmanager
+def tracing(model: torch.nn.Module, cuda: bool) -> Iterator[Any]:
+    """While open: torch.profiler, with a range for each layer."""
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
+    with layers(model), profile(activities=activities, profile_memory=True) as found:
+        yield found
+
+
+def page(profiled: Profile, advice: Sequence[str], shown: int) -> str:
+    """profile.md. advice: paragraphs. shown: layers and operations in a table."""
+    cuda = profiled.cuda
+    kind, why = verdict(profiled.split, profiled.products, cuda)
+    name = "Python" if kind == "launch" and not cuda else kind
+    busy = sum(ms for _, ms, _ in profiled.operations) or 1e-9
+    columns = (
+        "layer",
+        "forward ms",
+        "backward ms",
+        "kept MB",
+        "share",
+        "kernels" if cuda else "operations",
+    )
+    calls = []
+    for operation, ms, often in profiled.operations[:shown]:
+        calls.append((operation, f"{ms:.3f}", f"{ms / busy:.1%}", round(often)))
     parts = [
-        [f"# Profile: {name}"],
-        [f"{why}. Try {remedy}, and measure what it gives."],
-        [f"{device_line(device)}; {show(1000 * seconds, 4)} ms/step: {shared}."],
-        table("Layers", columns, [layer.cells() for layer in attribute(events, cuda)[:shown]]),
+        [f"# Profile: {name}-bound"],
+        [f"{why}."],
+        *([line] for line in advice),
+        [times_line(profiled)],
+        table("Layers", columns, [layer.cells() for layer in profiled.layers[:shown]]),
         table("Operations", ("", "ms", "share", "calls"), calls),
-        table("Where the host waits for the device", ("", "times a step"), waits),
-        table("Compiled again", ("", "times"), recompiled.places.most_common(shown)),
+        table(
+            "Where the host waits for the device",
+            ("", "times a step"),
+            profiled.waits.most_common(shown),
+        ),
+        table("Compiled again", ("", "times"), profiled.recompiled.most_common(shown)),
     ]
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
+
+
+def times_line(profiled: Profile) -> str:
+    """The device, the time of a step, and its parts; a CPU has no queue of work that could be empty."""
+    split = profiled.split
+    names = {"data": "data", "compute": "compute", "idle": "idle"}
+    meaning = ""
+    if not profiled.cuda:
+        names["idle"] = "Python"
+        meaning = (
+            " Python is what passes between operations, in Python and PyTorch itself. It is an estimate from "
+            "steps under the profiler, which slows Python down: without it there is rather less."
+        )
+    parts = ", ".join(f"{names[name]} {fraction:.0%}" for name, fraction in split.items())
+    return f"{device_line(profiled.device)}; {show(1000 * profiled.seconds, 4)} ms/step: {parts}.{meaning}"
 
 
 def synchronize(device: torch.device) -> None:
@@ -116,7 +194,9 @@ def layers(model: torch.nn.Module) -> Iterator[None]:
         if id(module) in inside:
             continue
         attribute = "forward"
-        if module._compiled_call_impl is not None:  # ranges of its parts would become part of the graph
+        if (
+            module._compiled_call_impl is not None
+        ):  # ranges of its parts would become part of the graph
             inside |= {id(part) for part in module.modules()}
             attribute = "_compiled_call_impl"
         before.append((module, attribute, vars(module).get(attribute)))
@@ -137,15 +217,27 @@ class Syncs(TorchDispatchMode):
         super().__init__()
         self.places: Counter[str] = Counter()
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         name = function._schema.name
-        moves = name == "aten::_to_copy" and args[0].is_cuda and str((kwargs or {}).get("device")) == "cpu"
-        places = args[1] if name.startswith("aten::index") and isinstance(args[1], list | tuple) else ()
+        moves = (
+            name == "aten::_to_copy"
+            and args[0].is_cuda
+            and str((kwargs or {}).get("device")) == "cpu"
+        )
+        places = (
+            args[1] if name.startswith("aten::index") and isinstance(args[1], list | tuple) else ()
+        )
         picks = any(getattr(place, "dtype", None) == torch.bool for place in places)
         if name in SYNCS or moves or picks:
-            frames = [f for f in traceback.extract_stack() if Path(f.filename).is_relative_to(SOURCE)]
+            frames = [
+                f for f in traceback.extract_stack() if Path(f.filename).is_relative_to(SOURCE)
+            ]
             own = [f for f in frames if not f.filename.endswith("profiling.py")][-1:]
-            self.places[f"{place(own[0].filename, own[0].lineno) if own else 'backward'}: {name[6:]}"] += 1
+            self.places[
+                f"{place(own[0].filename, own[0].lineno) if own else 'backward'}: {name[6:]}"
+            ] += 1
         return function(*args, **(kwargs or {}))
 
 
@@ -164,7 +256,9 @@ class Recompilations(logging.Handler):
         return self
 
     def emit(self, record: logging.LogRecord) -> None:
-        found = re.search(r"Recompiling function (\S+) in (.+):(\d+)\n(.*)", record.getMessage(), re.DOTALL)
+        found = re.search(
+            r"Recompiling function (\S+) in (.+):(\d+)\n(.*)", record.getMessage(), re.DOTALL
+        )
         if found:
             reason = found[4].strip().splitlines()[-1].strip(" -")
             self.places[f"{place(found[2], found[3])} ({found[1]}): {reason}"] += 1
@@ -195,12 +289,20 @@ class Layer(NamedTuple):
         """Of its row in the table."""
         name = self.name + (f" ({self.modules} modules)" if self.modules > 1 else "")
         times = f"{self.forward_ms:.3f}", f"{self.backward_ms:.3f}"
-        return name, *times, f"{self.kept_bytes / 2**20:,.2f}", f"{self.share:.1%}", round(self.kernels)
+        return (
+            name,
+            *times,
+            f"{self.kept_bytes / 2**20:,.2f}",
+            f"{self.share:.1%}",
+            round(self.kernels),
+        )
 
 
 def attribute(events: list[Any], cuda: bool) -> list[Layer]:
     """A row for each kind of module (`layers.*.hidden`), and for what belongs to none; shares sum to 1."""
-    owner: dict[int, tuple[str, bool]] = {}  # of the event with this id: (module, whether in backward)
+    owner: dict[
+        int, tuple[str, bool]
+    ] = {}  # of the event with this id: (module, whether in backward)
     numbered: dict[int, str] = {}  # autograd's number → module
     # Milliseconds of forward and of backward, bytes, kernels.
     figures: dict[str, list[float]] = defaultdict(lambda: [0.0] * 4)
@@ -225,7 +327,10 @@ def attribute(events: list[Any], cuda: bool) -> list[Layer]:
             row[2] += kept / TRACED
         row[3] += (len(event.kernels) if cuda else not event.cpu_children) / TRACED
     total = sum(row[0] + row[1] for row in figures.values()) or 1.0
-    rows = (Layer(kind, len(names[kind]), (row[0] + row[1]) / total, *row) for kind, row in figures.items())
+    rows = (
+        Layer(kind, len(names[kind]), (row[0] + row[1]) / total, *row)
+        for kind, row in figures.items()
+    )
     return sorted(rows, key=lambda row: -row.share)
 
 
@@ -238,7 +343,9 @@ def by_operation(events: list[Any], cuda: bool) -> list[tuple[str, float, float]
     """(operation, milliseconds, calls) a step, without Python between operations; the longest first."""
     found: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for event in events:
-        if not event.name.startswith((RANGE, "Optimizer.", "[memory]", "ProfilerStep", "enumerate(")):
+        if not event.name.startswith(
+            (RANGE, "Optimizer.", "[memory]", "ProfilerStep", "enumerate(")
+        ):
             found[event.name][0] += own_time(event, cuda) / 1000 / TRACED
             found[event.name][1] += 1 / TRACED
     rows = [(name, ms, calls) for name, (ms, calls) in found.items()]
@@ -257,35 +364,23 @@ def shares(seconds: float, waited: float, busy: float, traced: float, cuda: bool
     return {"data": data, "compute": compute, "idle": 1 - data - compute}
 
 
-def verdict(
-    split: Shares, products: float, settings: Settings, without: Sequence[str], capability: Capability | None
-) -> tuple[str, str, str]:
-    """What bounds a step, in what one sees that, and the setting to try.
+def verdict(split: Shares, products: float, cuda: bool) -> tuple[str, str]:
+    """What bounds a step (input, launch, memory or compute), and in what one sees that.
 
-    products: share of the computing time that is arithmetic. without: what the loader has no use for.
-    capability: of the GPU; None is a CPU.
+    products: the fraction of the computing that is arithmetic.
     """
-    data = settings.data
     if split["data"] > INPUT:
-        if "num_workers" not in without:
-            remedy = f"--data.num_workers {4 if data.num_workers == 'auto' else max(2, 2 * data.num_workers)}"
-        elif "chunk_size_gb" not in without:
-            remedy = "a faster disk for the data, or a larger --data.chunk_size_gb"
-        else:
-            remedy = "workers that read ahead: copier update -d loader=dataloader"
-        return "input-bound", f"{split['data']:.0%} of a step waits for data", remedy
+        return "input", f"{split['data']:.0%} of a step waits for data"
+    if split["idle"] > IDLE and cuda:
+        return (
+            "launch",
+            f"{split['idle']:.0%} of a step the GPU has nothing to do: Python is late with the next",
+        )
     if split["idle"] > IDLE:
-        remedy = f"--data.batch_size {2 * data.batch_size}"
-        if capability:
-            compiled, _ = compiles(settings, capability)
-            remedy += ", or " + ("--compile.mode reduce-overhead" if compiled else "--compile.enabled true")
-        return "launch-bound", f"{split['idle']:.0%} of a step passes between operations, in Python", remedy
-    remedy = "a smaller model, or a faster card" if capability else "a smaller model, or a GPU"
-    if capability and settings.training.precision in ("fp32", "tf32"):
-        remedy = "--training.precision auto"
-    elif products < PRODUCTS and capability and not compiles(settings, capability)[0]:
-        remedy = "--compile.enabled true"
+        return "launch", f"{split['idle']:.0%} of a step passes between operations, in Python"
     if products < PRODUCTS:
-        why = f"{1 - products:.0%} of the computing moves data, {products:.0%} is arithmetic"
-        return "memory-bound", why, remedy
-    return "compute-bound", f"{products:.0%} of the computing is arithmetic", remedy
+        return (
+            "memory",
+            f"{1 - products:.0%} of the computing moves data, {products:.0%} is arithmetic",
+        )
+    return "compute", f"{products:.0%} of the computing is arithmetic"

@@ -1,15 +1,17 @@
 """Find settings with a lower validation loss, by trials that Optuna draws: for `tune --search`.
 
-A trial is a whole training in a folder of its own, `searches/STUDY/trial-007`. The study's name says which
-settings, space and data it is of: the same command goes on with it, in one process or in several. What is to
-be done follows from the files alone: a training without a result that no process holds is taken up again.
-At last the best settings and those as configured train with other seeds, which says what the gain is worth.
+A trial is a whole training in its own folder, `searches/STUDY/trial-007`. The study's name is made
+of settings, space and data: the same command resumes it, in one process or in several. What is to
+do follows from the files alone: a training without a result that no process has locked is resumed.
+At the end the best settings and the configured ones train with other seeds, which shows what the
+gain is worth.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import signal
 import sys
 import time
@@ -33,14 +35,15 @@ from .trials import SETTINGS, Failed, Overrides, card_here, changed, replaced
 if TYPE_CHECKING:
     from ..config import Settings
 
-SEARCHES, OUTPUT = Path("searches"), Path("tuned.yaml")
-REPEATS = 3  # trainings of the best settings, and of those as configured, each with a new seed
+SEARCHES = Path("searches")
+OUTPUT = Path("tuned.yaml")
+REPEATS = 3  # trainings of the best settings, and of the configured ones, each with a new seed
 SEED = "reproducibility.seed"
-HOPELESS = 3  # trials that fail before any succeeds: not the fault of what was drawn
+HOPELESS = 3  # trials that fail before any succeeds: then the reason is not what was drawn
 
 
 class Job(NamedTuple):
-    """A training to be done: a trial of the study, by its number, or with number -1 a repeat."""
+    """A training to do: a trial of the study, by its number, or with number -1 a repeat."""
 
     folder: Path
     overrides: Overrides
@@ -48,19 +51,19 @@ class Job(NamedTuple):
 
     @property
     def result(self) -> dict[str, Any]:
-        """What it came to; empty while it is under way."""
+        """What it found; empty until its end."""
         return read_json(self.folder / RESULT)
 
     @property
     def row(self) -> Row:
-        """As the page has it."""
+        """The training, for the page."""
         return Row(self.folder.name, self.overrides, self.result)
 
 
 def search(text: str, configured: Settings, trials: int, minutes: float | None) -> int:
-    """Searches the space `text` with the settings as they are for all else, and writes tuned.yaml.
+    """Search the space `text`, with the other settings as configured, and write tuned.yaml.
 
-    minutes: when to ask for no more trials. Raises `UserError`.
+    minutes: when to begin no more trials. Raises `UserError`.
     """
     if trials < 1:
         raise UserError(f"{trials} trials find nothing", "--trials", "give at least 1")
@@ -69,15 +72,16 @@ def search(text: str, configured: Settings, trials: int, minutes: float | None) 
     from ..assemble import open_store
 
     SEARCHES.mkdir(exist_ok=True)
-    with alone(SEARCHES):  # of several processes one makes the synthetic samples
+    with alone(SEARCHES):  # one of several processes makes the synthetic samples
         store = open_store(configured)
     first, last = store.splits.get("validation", (0, 0))
     if first >= last:
-        remedy = "prepare with a --split that has one"
-        raise UserError("the data have no validation split to compare by", str(store.folder), remedy)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the child then saves
-    what = [sorted(map(str, space.items())), configured.resolved(), store.fingerprint]
-    name = hashlib.sha256(json.dumps(what, default=str).encode()).hexdigest()[:8]
+        what = "the data have no validation split to compare by"
+        raise UserError(what, str(store.folder), "prepare with a --split that has one")
+    # The child process then saves.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    identity = [sorted(map(str, space.items())), configured.resolved(), store.fingerprint]
+    name = hashlib.sha256(json.dumps(identity, default=str).encode()).hexdigest()[:8]
     searcher = Searcher(SEARCHES / name, configured, space, trials, minutes)
     searcher.work()
     return searcher.conclude(card_here().name)
@@ -86,15 +90,22 @@ def search(text: str, configured: Settings, trials: int, minutes: float | None) 
 class Searcher:
     """One process of a study.
 
-    settings: what a trial has beside what it tries. trials: of the whole study. minutes: of this process.
+    settings: for what a trial does not try. trials: of the whole study. minutes: of this process.
     """
 
-    def __init__(self, folder: Path, settings: Settings, space: Space, trials: int, minutes: float | None):
+    def __init__(
+        self, folder: Path, settings: Settings, space: Space, trials: int, minutes: float | None
+    ):
         from tqdm import tqdm
 
-        self.folder, self.settings, self.space, self.trials = folder, settings, space, trials
-        self.begun, self.limit = time.monotonic(), None if minutes is None else 60 * minutes
-        self.failed = self.finished = 0  # trainings of this process
+        self.folder = folder
+        self.settings = settings
+        self.space = space
+        self.trials = trials
+        self.begun = time.monotonic()
+        self.limit = math.inf if minutes is None else 60 * minutes  # seconds
+        self.failed = 0  # trainings of this process
+        self.finished = 0
         folder.mkdir(exist_ok=True)
         with alone(folder):
             mend(folder / JOURNAL)
@@ -104,26 +115,28 @@ class Searcher:
                 self.study.enqueue_trial(present)
             self.settle()
             self.before = self.over()
-        what = f"{folder}: {trials} trials of {', '.join(space)}"
-        print(f"{what}; the same command goes on with it, or helps", flush=True)
+        study = f"{folder}: {trials} trials of {', '.join(space)}"
+        print(f"{study}; the same command goes on with it, or helps", flush=True)
         self.bar = tqdm(desc="trials", total=trials, unit="trial", disable=None, dynamic_ncols=True)
 
     # --- what there is to do
 
     def job(self, trial: Any) -> Job:
-        """A trial of the study as a training."""
+        """Return the training of a trial."""
         folder = self.folder / f"trial-{trial.number + 1:03d}"
         return Job(folder, tidy(trial.params, self.space), trial.number)
 
     def asked(self) -> list[Any]:
-        """The study's trials that somebody began."""
-        begun = [trial for trial in self.study.get_trials(deepcopy=False) if trial.state.name != "WAITING"]
-        return [trial for trial in begun if len(trial.params) == len(self.space)]  # not killed in between
+        """Return the study's trials that a process has begun."""
+        trials = []
+        for trial in self.study.get_trials(deepcopy=False):
+            is_complete = len(trial.params) == len(self.space)  # not killed while drawing
+            if trial.state.name != "WAITING" and is_complete:
+                trials.append(trial)
+        return trials
 
     def claim(self) -> tuple[Job | None, bool]:
-        """A training that nobody works on, and whether there is anything left to wait for."""
-        import optuna
-
+        """Return a training that no process works on, and whether there is more to wait for."""
         with alone(self.folder):
             self.settle()
             trials = self.asked()
@@ -132,18 +145,28 @@ class Searcher:
                 if free(job.folder):
                     return self.begin(job), True
             if len(trials) < self.trials and self.has_time():
-                # Each trial has random numbers of its own: no process draws what was drawn before.
-                seed = (self.settings.reproducibility.seed * 100_003 + len(trials)) % 2**32
-                starting = max(STARTING_TRIALS, min(10, self.trials // 5))
-                self.study.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=starting)
-                return self.begin(self.job(self.study.ask(self.space))), True
+                return self.begin(self.draw(len(trials))), True
             if running:
                 return None, True
-            jobs = [job for job in self.repeats() if not job.result]
-            return next((self.begin(job) for job in jobs if free(job.folder)), None), bool(jobs)
+
+            repeats = [job for job in self.repeats() if not job.result]
+            for job in repeats:
+                if free(job.folder):
+                    return self.begin(job), True
+            return None, bool(repeats)
+
+    def draw(self, num_trials: int) -> Job:
+        """Let Optuna draw a new trial."""
+        import optuna
+
+        # Each trial has its own random numbers: no process draws what was drawn before.
+        seed = (self.settings.reproducibility.seed * 100_003 + num_trials) % 2**32
+        starting = max(STARTING_TRIALS, min(10, self.trials // 5))
+        self.study.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=starting)
+        return self.job(self.study.ask(dict(self.space)))
 
     def begin(self, job: Job) -> Job:
-        """Writes the settings of a training, whole, beside its log."""
+        """Write all settings of a training into its folder."""
         job.folder.mkdir(exist_ok=True)
         fixed: Overrides = {"monitor.progress": False}
         tree = replaced(self.settings.resolved(), fixed | job.overrides)
@@ -151,119 +174,146 @@ class Searcher:
         return job
 
     def settle(self) -> None:
-        """Tells the study what trials came to; one that failed is among the worst, to draw none near it."""
+        """Tell the study the results; a failed trial is among the worst, to draw none near it."""
         from optuna.trial import TrialState
 
         for trial in self.asked():
-            result = {} if trial.state.is_finished() else self.job(trial).result
+            if trial.state.is_finished():
+                continue
+            result = self.job(trial).result
             if "error" in result or result.get("pruned"):
                 self.study.tell(trial.number, state=TrialState.PRUNED)
             elif result:
                 self.study.tell(trial.number, result["loss"])
 
     def best(self) -> Job | None:
-        """The trial with the lowest loss, of those that came to their end."""
+        """Return the trial with the lowest loss, of those that came to their end."""
         ended = [trial for trial in self.asked() if trial.state.name == "COMPLETE"]
-        return self.job(min(ended, key=lambda trial: trial.value)) if ended else None
+        if not ended:
+            return None
+        return self.job(min(ended, key=lambda trial: trial.value))
 
     def repeats(self) -> list[Job]:
-        """Trainings with other seeds than the trials'; none where the configuration was the best."""
+        """Return trainings with other seeds; none if the configuration was the best."""
         best = self.best()
-        if best is None or all(self.settings.value(key) == x for key, x in best.overrides.items()):
+        if best is None:
             return []
-        seed, jobs = self.settings.reproducibility.seed, []
-        for more in range(1, REPEATS + 1):
-            other: Overrides = {SEED: (seed + more) % 2**32}
-            for name, overrides in (("configured", {}), (best.folder.name, best.overrides)):
-                jobs.append(Job(self.folder / f"{name}-seed-{other[SEED]}", overrides | other))
+        if all(self.settings.value(key) == value for key, value in best.overrides.items()):
+            return []
+        jobs = []
+        for number in range(1, REPEATS + 1):
+            seed = (self.settings.reproducibility.seed + number) % 2**32
+            configured = self.folder / f"configured-seed-{seed}"
+            jobs.append(Job(configured, {SEED: seed}))
+            repeated = self.folder / f"{best.folder.name}-seed-{seed}"
+            jobs.append(Job(repeated, best.overrides | {SEED: seed}))
         return jobs
 
     def has_time(self) -> bool:
-        """Whether another trial and the repeats fit, by what trials took so far."""
-        seconds = [job.result["seconds"] for job in map(self.job, self.asked()) if "seconds" in job.result]
-        needed = (1 + 2 * REPEATS) * median(seconds) if seconds else 0.0
-        return self.limit is None or time.monotonic() - self.begun + needed <= self.limit
+        """Whether another trial and the repeats fit, judged by the trials so far."""
+        results = [self.job(trial).result for trial in self.asked()]
+        seconds = [result["seconds"] for result in results if "seconds" in result]
+        needed = 0.0
+        if seconds:
+            needed = (1 + 2 * REPEATS) * median(seconds)
+        return time.monotonic() - self.begun + needed <= self.limit
 
     # --- doing it
 
     def work(self) -> None:
-        """Trains what nobody else does, until all is done."""
+        """Train what no other process does, until all is done."""
         try:
             while True:
                 job, left = self.claim()
                 if job is not None:
                     self.end(job, launch(job.folder, job.number))
                 elif left:
-                    time.sleep(0.5)  # others are at work: what they leave is taken up
+                    time.sleep(0.5)  # other processes work: what they leave is resumed
                 else:
                     return
         finally:
             self.bar.close()
 
     def end(self, job: Job, code: int) -> None:
-        """Notes a training down as failed where it was not just stopped, and says a line."""
+        """Record a training as failed if it was not just stopped, and print a line."""
         log = job.folder / "log"
         with alone(self.folder):
             if code == TAKEN or (code in STOPPED and not job.result):
                 return
             if not job.result and free(job.folder):
                 error = Failed(code, log.read_text(encoding="utf-8", errors="replace"))
-                # Nothing that the project knows, or no fault of what was drawn: to be mended first.
+                # An unknown error, or not because of what was drawn: the user must fix it first.
                 if code == 1 or job.number < 0:
                     raise UserError(str(error), str(log), "mend it; the same command goes on")
-                reason = f"killed by signal {-code}" if code < 0 else str(error)
+                reason = str(error)
+                if code < 0:
+                    reason = f"killed by signal {-code}"
                 write_json(job.folder / RESULT, {"error": reason})
             self.settle()
             self.say(job)
             write_page(self.folder, self.found())
-        failed = "error" in job.result
-        self.failed, self.finished = self.failed + failed, self.finished + (not failed)
-        if failed and self.failed >= HOPELESS and not self.finished:
+        if "error" not in job.result:
+            self.finished += 1
+            return
+        self.failed += 1
+        if self.failed >= HOPELESS and not self.finished:
             remedy = f"mend it, remove {self.folder} and start again"
             raise UserError(job.result["error"], str(log), remedy)
 
     def say(self, job: Job) -> None:
-        """A line for a training, with the best so far and the time left."""
-        over, best, repeats = self.over(), self.best(), self.repeats()
-        made = sum(bool(repeat.result) for repeat in repeats)
-        each = (time.monotonic() - self.begun) / max(over + made - self.before, 1)  # of all processes
-        trials = max(self.trials - over, 0)
-        left = timedelta(seconds=round(each * (trials + (2 * REPEATS if trials else len(repeats) - made))))
-        found = f"; best {best.result['loss']:.5g} of {best.folder.name}" if best else ""
-        self.bar.update(over - self.bar.n)
-        line = f"{job.folder.name}: {words(job.overrides)}: {job.row.state}{found}"
-        self.bar.write(f"{line}; {over} of {self.trials} trials, left {left}")
+        """Print a line about a training, with the best so far and the time left."""
+        ended = self.over()
+        line = f"{job.folder.name}: {words(job.overrides)}: {job.row.state}"
+        best = self.best()
+        if best is not None:
+            line += f"; best {best.result['loss']:.5g} of {best.folder.name}"
+        self.bar.update(ended - self.bar.n)
+        self.bar.write(f"{line}; {ended} of {self.trials} trials, left {self.time_left()}")
         sys.stdout.flush()
 
+    def time_left(self) -> timedelta:
+        """Estimate the time for the trials and repeats that are left, with all processes."""
+        ended = self.over()
+        repeats = self.repeats()
+        repeated = sum(bool(repeat.result) for repeat in repeats)
+        num_left = len(repeats) - repeated
+        if ended < self.trials:
+            num_left = self.trials - ended + 2 * REPEATS
+        num_made = ended + repeated - self.before
+        seconds_each = (time.monotonic() - self.begun) / max(num_made, 1)
+        return timedelta(seconds=round(seconds_each * num_left))
+
     def over(self) -> int:
-        """Trials that came to an end."""
+        """Return the number of trials that came to an end."""
         return sum(trial.state.is_finished() for trial in self.asked())
 
     def found(self) -> Found:
-        """What the page says."""
-        best, jobs = self.best(), [self.job(trial) for trial in self.asked()]
+        """Return the content of the page."""
+        best = self.best()
+        trials = [self.job(trial).row for trial in self.asked()]
         repeats = [job.row for job in self.repeats() if job.result]
-        return Found(self.space, [job.row for job in jobs], repeats, best.row if best else None)
+        return Found(self.space, trials, repeats, best.row if best else None)
 
     def conclude(self, card: str) -> int:
-        """Writes the page and tuned.yaml. Raises `UserError` where no trial came to its end."""
+        """Write the page and tuned.yaml. Raises `UserError` if no trial came to its end."""
         with alone(self.folder):
-            found, best = self.found(), self.best()
-            write_page(self.folder, found)
+            result = self.found()
+            best = self.best()
+            write_page(self.folder, result)
             if best is None:
                 raise UserError("no trial came to its end", str(self.folder), "search.md says why")
-            lines = found.verdict()
+            lines = result.verdict()
             tuned = changed(self.settings, best.overrides)
             tuned._origins = self.settings.origins | dict.fromkeys(best.overrides, "tune")
-            head = [f"# Searched on {card}: {line}" for line in lines]
-            write_text(OUTPUT, "\n".join([*head, tuned.to_yaml()]))
+            comments = [f"# Searched on {card}: {line}" for line in lines]
+            write_text(OUTPUT, "\n".join([*comments, tuned.to_yaml()]))
         print("\n".join([*lines, f"{self.folder / 'search.md'}: every trial"]))
         print(f"{OUTPUT}: train --config {OUTPUT}")
         return 0
 
 
 def free(folder: Path) -> bool:
-    """Whether no process works there."""
+    """Whether no process works in the folder."""
     folder.mkdir(exist_ok=True)
     try:
         with held(folder):
@@ -274,7 +324,7 @@ def free(folder: Path) -> bool:
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Waits until no other process is between these lines, for this folder."""
+    """Wait until no other process holds the folder, and hold it."""
     with ExitStack() as stack:
         while True:
             try:
@@ -286,7 +336,7 @@ def alone(folder: Path) -> Iterator[None]:
 
 
 def mend(journal: Path) -> None:
-    """Cuts off a last line that a crash left unfinished: what is appended to it would be lost with it."""
+    """Remove a last line that a crash left unfinished: what is appended to it would be lost."""
     from optuna.storages.journal import JournalFileOpenLock
 
     lock = JournalFileOpenLock(str(journal))

@@ -1,4 +1,4 @@
-"""What a search found: the lines of its verdict, `search.md` and `search.png`."""
+"""The result of a search: the lines of its verdict, `search.md` and `search.png`."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from .trials import Overrides
 if TYPE_CHECKING:
     from .search_space import Space
 
-COLUMNS = 3  # panels of the picture in a row
+COLUMNS = 3  # panels of the plot in a row
 NOTES = (
-    "The loss is that of the best evaluation on the validation split, as for `checkpoints/best`; no trial "
-    "opens the test split.",
-    "All trials have the seed of the configuration. The lowest loss of many is lucky as well as good: the "
-    "repeats, with other seeds, say what is left of it.",
-    "A trial is stopped where its best evaluation so far is worse than the median of the others' at that "
-    "number of evaluations.",
+    "The loss is that of the best evaluation on the validation split, as for `checkpoints/best`; "
+    "no trial opens the test split.",
+    "All trials have the seed of the configuration. The lowest loss of many is lucky as well as "
+    "good: the repeats, with other seeds, say what is left of it.",
+    "A trial is stopped where its best evaluation so far is worse than the median of the others' "
+    "at that number of evaluations.",
 )
 
 
 class Row(NamedTuple):
-    """A training as the page has it: a trial, or a repeat with another seed."""
+    """A training for the page: a trial, or a repeat with another seed."""
 
     name: str
     values: Overrides
@@ -35,8 +35,10 @@ class Row(NamedTuple):
 
     @property
     def loss(self) -> float | None:
-        """Of a training that came to its end."""
-        return None if self.result.get("pruned") else self.result.get("loss")
+        """The loss of a training that came to its end."""
+        if self.result.get("pruned"):
+            return None
+        return self.result.get("loss")
 
     @property
     def state(self) -> str:
@@ -45,13 +47,13 @@ class Row(NamedTuple):
         if not self.result:
             return "running"
         state = f"loss {self.result['loss']:.5g}"
-        return (
-            f"stopped after {self.result['evaluations']} evaluations, {state}" if self.loss is None else state
-        )
+        if self.loss is None:
+            return f"stopped after {self.result['evaluations']} evaluations, {state}"
+        return state
 
 
 class Spread(NamedTuple):
-    """Losses of one configuration with several seeds."""
+    """The losses of one configuration with several seeds."""
 
     losses: list[float]
 
@@ -64,7 +66,7 @@ class Spread(NamedTuple):
 
 
 class Found(NamedTuple):
-    """All that is known of a search. repeats: those of the best, and `configured-*`."""
+    """The trainings of a search. repeats: those of the best, and `configured-*`."""
 
     space: Space
     trials: list[Row]
@@ -72,23 +74,30 @@ class Found(NamedTuple):
     best: Row | None
 
     def verdict(self) -> list[str]:
-        """What the best settings are worth, in lines that stand in tuned.yaml too."""
+        """Say what the best settings are worth, in lines that are written to tuned.yaml, too."""
         if self.best is None:
             return ["no trial came to its end yet"]
-        count = len(self.trials)
-        lines = [f"lowest validation loss of {count} trials {self.best.loss:.5g}: {words(self.best.values)}"]
+        lowest = f"lowest validation loss of {len(self.trials)} trials {self.best.loss:.5g}"
+        lines = [f"{lowest}: {words(self.best.values)}"]
         if not self.repeats:
             return [*lines, "the configuration was the best: nothing changes"]
-        losses: tuple[list[float], list[float]] = ([], [])
+
+        before = Spread([])
+        after = Spread([])
         for row in self.repeats:
-            losses[not row.name.startswith("configured")].append(row.result["loss"])
-        before, after = map(Spread, losses)
-        if min(map(len, (before.losses, after.losses))) < 2:
+            side = before if row.name.startswith("configured") else after
+            side.losses.append(row.result["loss"])
+        if len(before.losses) < 2 or len(after.losses) < 2:
             return lines
-        gain, seeds = mean(before.losses) - mean(after.losses), len(after.losses)
-        worth = "no better: keep the configuration" if gain <= 0 else "within the spread"
-        worth = "better by more than the spread" if gain > max(before.range, after.range) else worth
-        lines.append(f"best {after} over {seeds} other seeds, as configured {before}: {worth}")
+        gain = mean(before.losses) - mean(after.losses)
+        if gain > max(before.range, after.range):
+            worth = "better by more than the spread"
+        elif gain > 0:
+            worth = "within the spread"
+        else:
+            worth = "no better: keep the configuration"
+        seeds = f"{len(after.losses)} other seeds"
+        lines.append(f"best {after} over {seeds}, as configured {before}: {worth}")
         return lines
 
 
@@ -97,12 +106,13 @@ def words(overrides: Overrides) -> str:
 
 
 def write_page(folder: Path, found: Found) -> None:
-    """Writes `search.md` and `search.png` into the study's folder."""
+    """Write `search.md` and `search.png` into the study's folder."""
     draw(folder / "search.png", found)
-    order = sorted(found.trials, key=lambda row: (row.loss is None, row.loss or 0.0))
     keys = list(found.space)
-    why = [row.state if row.loss is None else "" for row in order]
-    trials = [(row.name, row.loss, *map(row.values.get, keys), x) for row, x in zip(order, why, strict=True)]
+    trials = []
+    for row in sorted(found.trials, key=lambda row: (row.loss is None, row.loss or 0.0)):
+        why = row.state if row.loss is None else ""
+        trials.append((row.name, row.loss, *map(row.values.get, keys), why))
     repeats = [(row.name, row.loss) for row in found.repeats]
     parts = [
         ["# Search"],
@@ -112,44 +122,62 @@ def write_page(folder: Path, found: Found) -> None:
         table("Repeated with other seeds", ("", "loss"), repeats),
         listed("Notes", list(NOTES)),
     ]
-    write_text(folder / "search.md", "\n\n".join("\n".join(part) for part in parts if part) + "\n")
+    paragraphs = ["\n".join(part) for part in parts if part]
+    write_text(folder / "search.md", "\n\n".join(paragraphs) + "\n")
 
 
 def draw(path: Path, found: Found) -> None:
-    """Losses over the trials with the lowest so far, then over each setting."""
+    """Draw losses over the trials with the lowest so far, then over each setting."""
     from matplotlib.figure import Figure
 
     rows = [row for row in found.trials if "loss" in row.result]
-    losses, count = [row.result["loss"] for row in rows], 1 + len(found.space)
-    wide, high = min(count, COLUMNS), math.ceil(count / COLUMNS)
-    figure = Figure(figsize=(4 * wide, 3.2 * high), layout="constrained")
-    first, *panels = figure.subplots(high, wide, squeeze=False, sharey=True).flat
-    numbers = list(range(1, len(rows) + 1))
-    ended = [row.result["loss"] if row.loss is not None else math.inf for row in rows]
-    first.step(numbers, list(accumulate(ended, min)), where="post", color="C3", linewidth=1.2, label="lowest")
-    scatter(first, numbers, rows)
-    tidy(first, "", "trial", "validation loss")
-    first.legend(frameon=False)
-    for axes, (key, scale) in zip(panels, found.space.items(), strict=False):
-        places, choices = [row.values[key] for row in rows], getattr(scale, "choices", None)
-        if choices is not None:
-            places = [choices.index(value) for value in places]
-            axes.set_xticks(range(len(choices)), [str(value) for value in choices])
-        elif scale.log:
-            axes.set_xscale("log")
-        scatter(axes, places, rows)
-        tidy(axes, "", key)
+    num_panels = 1 + len(found.space)
+    columns = min(num_panels, COLUMNS)
+    lines = math.ceil(num_panels / COLUMNS)
+    figure = Figure(figsize=(4 * columns, 3.2 * lines), layout="constrained")
+    axes = list(figure.subplots(lines, columns, squeeze=False, sharey=True).flat)
+    for unused in axes[num_panels:]:
+        unused.set_visible(False)
+
+    draw_trials(axes[0], rows)
+    for panel, (key, scale) in zip(axes[1:], found.space.items(), strict=False):
+        draw_setting(panel, key, scale, rows)
+    losses = [row.result["loss"] for row in rows]
     if losses and 0 < 20 * min(losses) < max(losses):
-        first.set_yscale("log")
-    for axes in [first, *panels]:
-        axes.set_visible(axes in (first, *panels[: len(found.space)]))
+        axes[0].set_yscale("log")
     with replacing(path) as file:
         figure.savefig(file, format="png", dpi=120)
 
 
+def draw_trials(axes: Any, rows: list[Row]) -> None:
+    numbers = list(range(1, len(rows) + 1))
+    losses = [math.inf if row.loss is None else row.result["loss"] for row in rows]
+    lowest = list(accumulate(losses, min))
+    axes.step(numbers, lowest, where="post", color="C3", linewidth=1.2, label="lowest")
+    scatter(axes, numbers, rows)
+    tidy(axes, "", "trial", "validation loss")
+    axes.legend(frameon=False)
+
+
+def draw_setting(axes: Any, key: str, scale: Any, rows: list[Row]) -> None:
+    places = [row.values[key] for row in rows]
+    choices = getattr(scale, "choices", None)
+    if choices is not None:
+        places = [choices.index(value) for value in places]
+        axes.set_xticks(range(len(choices)), [str(value) for value in choices])
+    elif scale.log:
+        axes.set_xscale("log")
+    scatter(axes, places, rows)
+    tidy(axes, "", key)
+
+
 def scatter(axes: Any, places: list[Any], rows: list[Row]) -> None:
-    """A point for each trial; one that was stopped is hollow, at its lowest loss until then."""
-    for ended, face, label in ((True, "C0", "trial"), (False, "none", "stopped")):
-        chosen = [n for n, row in enumerate(rows) if (row.loss is not None) == ended]
-        x, y = [places[n] for n in chosen], [rows[n].result["loss"] for n in chosen]
+    """Draw a point for each trial, hollow if it was stopped, at its lowest loss until then."""
+    for has_ended, face, label in ((True, "C0", "trial"), (False, "none", "stopped")):
+        x = []
+        y = []
+        for place, row in zip(places, rows, strict=True):
+            if (row.loss is not None) == has_ended:
+                x.append(place)
+                y.append(row.result["loss"])
         axes.scatter(x, y, facecolors=face, edgecolors="C0", s=22, label=label)

@@ -1,10 +1,13 @@
-"""What `tune --search` tries: a range or a list of values for each setting, checked by the schema.
+"""The space of `tune --search`: a range or a list of values for each setting.
 
-optimizer.learning_rate=1e-4..1e-2   numbers between two; on a logarithmic scale from a factor of 10 on
+optimizer.learning_rate=1e-4..1e-2   numbers between two, logarithmic from a factor of 10 on
 model.width=32,64,128                one of these
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
@@ -16,53 +19,95 @@ Space = dict[str, Distribution]
 """Distributions by dotted key of the settings."""
 
 FLAG = "--search"
-LOGARITHMIC = 10  # from this ratio of a range's ends on
-FIXED = {  # settings that trials share, or they would not compare
+LOGARITHMIC = 10  # ratio of a range's ends, from which on it is logarithmic
+FIXED = {  # settings that are the same in all trials, or losses would not compare
     "data.path": "losses on other data do not compare",
     "reproducibility.seed": "all trials have the same; the best is repeated with others",
 }
 
 
 def parse(words: str, settings: Settings) -> Space:
-    """The space that `KEY=LOW..HIGH` and `KEY=VALUE,VALUE` describe, separated by blanks.
+    """Parse the space that `KEY=LOW..HIGH` and `KEY=VALUE,VALUE` describe, separated by blanks.
 
-    settings: what the other keys have. Raises `UserErrors`: every mistake, a line each.
+    settings: the values of the other keys. Raises `UserErrors`: every error, a line each.
     """
-    given, space = sources(), Space()
+    given = sources()
+    space = Space()
     for word in words.split():
-        key, _, text = word.partition("=")
-        name = given.aliases.get(key, key)
-        known, before = given.settings.get(name), len(given.mistakes)
-        if name in FIXED or name in space or (known and "." not in name):
-            why = FIXED.get(name, "it is given twice" if name in space else "it is no setting of a section")
-            given.mistake(f"{key} cannot be searched", FLAG, why)
-            continue
-        low, dots, high = text.partition("..")
-        ranged = dots and not (known and known.allowed == "text")  # a path may have two dots
-        layers = [given.texts([(key, part, FLAG)]) for part in ((low, high) if ranged else text.split(","))]
-        made = [given.build(Settings, layer) for layer in layers]
-        if len(given.mistakes) > before or not known:
-            continue
-        raw, values = [layer[name].value for layer in layers], [each.value(name) for each in made]
-        if not ranged and len({repr(value) for value in values}) < 2:
-            given.mistake(f"{word} leaves no choice", FLAG, f"write {key}=LOW..HIGH or {key}=VALUE,VALUE")
-        elif not ranged:
-            space[name] = CategoricalDistribution(list(dict.fromkeys(raw)))
-        elif not all(type(value) in (int, float) for value in values) or values[0] >= values[1]:
-            given.mistake(f"{word} is no range", FLAG, "give two numbers, the smaller one first")
-        else:
-            space[name] = between(*values)
-        for value in raw:  # those of several keys together end their trial
-            for what, _, remedy in changed(settings, {name: value}).conflicts():
-                given.mistake(what, FLAG, remedy)
+        parse_word(word, settings, given, space)
     if not words.split():
         given.mistake("nothing to search", FLAG, "write KEY=LOW..HIGH or KEY=VALUE,VALUE")
     given.reject()
     return space
 
 
+def parse_word(word: str, settings: Settings, given: Any, space: Space) -> None:
+    """Add one key to the space, or note its errors."""
+    key, _, text = word.partition("=")
+    name = given.aliases.get(key, key)
+    known = given.settings.get(name)
+    obstacle = obstacle_to(name, space)
+    if known and "." not in name:
+        obstacle = obstacle or "it is no setting of a section"
+    if obstacle:
+        given.mistake(f"{key} cannot be searched", FLAG, obstacle)
+        return
+
+    low, dots, high = text.partition("..")
+    is_range = bool(dots) and not (known and known.allowed == "text")  # a path may have two dots
+    parts = (low, high) if is_range else text.split(",")
+    pairs = build_values(given, key, name, parts)
+    if not pairs:
+        return
+    raw = [as_given for as_given, _ in pairs]
+    values = [value for _, value in pairs]
+    if is_range and is_increasing(values):
+        space[name] = between(*values)
+    elif is_range:
+        remedy = "give two numbers, the smaller one first"
+        given.mistake(f"{word} is no range", FLAG, remedy)
+    elif len({repr(value) for value in values}) < 2:
+        remedy = f"write {key}=LOW..HIGH or {key}=VALUE,VALUE"
+        given.mistake(f"{word} leaves no choice", FLAG, remedy)
+    else:
+        space[name] = CategoricalDistribution(list(dict.fromkeys(raw)))
+    # Conflicts of one key are errors here; those of several keys together end their trial.
+    for value in raw:
+        for what, _, remedy in changed(settings, {name: value}).conflicts():
+            given.mistake(what, FLAG, remedy)
+
+
+def build_values(given: Any, key: str, name: str, texts: Sequence[str]) -> list[tuple[Any, Any]]:
+    """Return each value as given and as the schema makes it; nothing if one of them is an error."""
+    num_errors = len(given.mistakes)
+    layers = [given.texts([(key, text, FLAG)]) for text in texts]
+    built = [given.build(Settings, layer) for layer in layers]
+    if len(given.mistakes) > num_errors or name not in given.settings:
+        return []
+    pairs = []
+    for layer, settings in zip(layers, built, strict=True):
+        pairs.append((layer[name].value, settings.value(name)))
+    return pairs
+
+
+def obstacle_to(name: str, space: Space) -> str:
+    """Say why a setting cannot be searched; empty if it can."""
+    if name in FIXED:
+        return FIXED[name]
+    if name in space:
+        return "it is given twice"
+    return ""
+
+
+def is_increasing(values: list[Any]) -> bool:
+    """Whether these are two numbers, the smaller one first."""
+    if not all(type(value) in (int, float) for value in values):
+        return False
+    return values[0] < values[1]
+
+
 def between(low: float, high: float) -> FloatDistribution | IntDistribution:
-    """Whole numbers where the schema makes whole ones of both ends."""
+    """Return integers if the schema makes integers of both ends."""
     log = low > 0 and high / low >= LOGARITHMIC
     if isinstance(low, int) and isinstance(high, int):
         return IntDistribution(low, high, log=log)
@@ -70,16 +115,17 @@ def between(low: float, high: float) -> FloatDistribution | IntDistribution:
 
 
 def tidy(parameters: Overrides, space: Space) -> Overrides:
-    """The settings of a trial: numbers of a range with four digits, which are as good and can be read."""
-    found = dict(parameters)
+    """Return the settings of a trial, with numbers rounded to four digits, to be readable."""
+    rounded = dict(parameters)
     for key, scale in space.items():
         if isinstance(scale, FloatDistribution):
-            found[key] = min(max(float(f"{parameters[key]:.4g}"), scale.low), scale.high)
-    return found
+            value = float(f"{parameters[key]:.4g}")
+            rounded[key] = min(max(value, scale.low), scale.high)
+    return rounded
 
 
 def inside(settings: Settings, space: Space) -> Overrides | None:
-    """The present values of the keys; None where one is not in the space."""
+    """Return the present values of the keys; None if one is outside of the space."""
     present = {key: settings.value(key) for key in space}
     for key, scale in space.items():
         value = present[key]

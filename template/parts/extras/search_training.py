@@ -1,7 +1,8 @@
-"""One training of a search, in a process of its own: what `train` does, without a tracker and a page.
+"""One training of a search, in its own process: what `train` does, without a tracker and a report.
 
-Its folder holds `settings.yaml`, the `run`, a `log`, and at the end `result.json`. The process has the
-folder's lock as long as it lives; without one and without a result the training was cut off, and goes on.
+Its folder has `settings.yaml`, the `run`, a `log`, and at the end `result.json`. The process has
+the folder's lock as long as it lives; a training without lock and result was interrupted, and is
+resumed.
 """
 
 from __future__ import annotations
@@ -28,22 +29,23 @@ if TYPE_CHECKING:
     from optuna import Study
     from optuna.trial import Trial
 
+    from ..config import Settings
     from ..engine.run import Run
 
-JOURNAL, RESULT = "journal.log", "result.json"
-STARTING_TRIALS = 4  # drawn at random, and finished, before any is drawn or ended by what others found
+JOURNAL = "journal.log"
+RESULT = "result.json"
+STARTING_TRIALS = 4  # drawn at random, and finished, before the results of others count
 TAKEN = 75  # exit code: another process has this training, or has finished it
 STOPPED = (128 + signal.SIGTERM, 128 + signal.SIGINT, -signal.SIGTERM, -signal.SIGINT)
 
 
 def launch(folder: Path, number: int) -> int:
-    """Exit code of `main` in a process of its own, which saves and ends when this one ends in any way."""
+    """Run `main` in its own process, which ends when this one ends; return its exit code."""
     path = os.pathsep.join(filter(None, (str(SOURCE), os.environ.get("PYTHONPATH", ""))))
-    command, environment = [sys.executable, "-m", __name__, str(folder), str(number)], os.environ
     with open(folder / "log", "ab") as log:
         process = subprocess.Popen(
-            command,
-            env={**environment, "PYTHONPATH": path},
+            [sys.executable, "-m", __name__, str(folder), str(number)],
+            env={**os.environ, "PYTHONPATH": path},
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
@@ -58,92 +60,110 @@ def launch(folder: Path, number: int) -> int:
 
 
 def main(folder: str, number: str) -> int:
-    """Trains; number: of the trial in the folder's study, negative for a repeat. 0 where it has a result."""
+    """Train; return 0 if there is a result. number: of the trial, negative for a repeat."""
     threading.Thread(target=end_with_parent, daemon=True).start()
-    place = Path(folder)
+    path = Path(folder)
     with ExitStack() as stack:
         try:
-            stack.enter_context(held(place))
+            stack.enter_context(held(path))
         except UserError:
             return TAKEN
-        if (place / RESULT).exists():
+        if (path / RESULT).exists():
             return TAKEN
         try:
-            return train(place, int(number))
+            return train(path, int(number))
         except UserError as error:
             print(f"error: {error}", file=sys.stderr)
             return error.code
 
 
 def end_with_parent() -> None:
-    """The parent's end closes the pipe, also where it was killed: the run saves, as after any SIGTERM."""
+    """Wait for the parent's end, which closes the pipe; then save and end, as after SIGTERM."""
     while os.read(0, 1):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 def train(folder: Path, number: int) -> int:
-    """A training by the folder's settings, or the rest of one; writes its result."""
+    """Train by the folder's settings, or resume, and write the result."""
     from ..assemble import assemble, open_store
     from ..config import load
     from ..engine.distributed import Distributed
-    from ..engine.run import Session
+    from ..engine.session import Session
     from ..train import fit
 
-    begun, distributed, place = time.monotonic(), Distributed(), folder / "run"
+    start_time = time.monotonic()
+    distributed = Distributed()
+    run_folder = folder / "run"
     watcher = Watcher(None if number < 0 else trial_of(folder.parent, number))
-    resumed = (place / "checkpoints").exists()
-    place.mkdir(exist_ok=True)
+    resumed = (run_folder / "checkpoints").exists()
+    run_folder.mkdir(exist_ok=True)
+
+    def build(settings: Settings) -> Any:
+        return assemble(settings, distributed, open_store(settings))
+
     try:
-        build = lambda settings: assemble(settings, distributed, open_store(settings))  # noqa: E731
         settings = load(folder / SETTINGS)
-        with Session(place, settings, build, distributed, resumed=resumed, trial=True) as session:
+        session = Session(run_folder, settings, build, distributed, resumed=resumed, trial=True)
+        with session:
             for run in session.phases():
-                run.trial = False  # it evaluates, and saves, so that it can go on
+                run.trial = False  # it evaluates, and saves, to be resumed
                 run.hooks.all["search"] = watcher
                 fit(run)
     finally:
         distributed.close()
     if session.exit_code:
         return session.exit_code
-    evaluations = read_metrics(place / "metrics.jsonl")[1]
-    result: dict[str, Any] = {"loss": session.progress.best_loss, "pruned": watcher.pruned}
-    if not math.isfinite(session.progress.best_loss):
-        raise UserError("no validation loss was finite", str(place))
-    result |= {"evaluations": len(evaluations), "seconds": time.monotonic() - begun}
+
+    loss = session.progress.best_loss
+    if not math.isfinite(loss):
+        raise UserError("no validation loss was finite", str(run_folder))
+    _, evaluations = read_metrics(run_folder / "metrics.jsonl")
+    result = {
+        "loss": loss,
+        "pruned": watcher.pruned,
+        "evaluations": len(evaluations),
+        "seconds": time.monotonic() - start_time,
+    }
     write_json(folder / RESULT, result)
-    shutil.rmtree(place / "checkpoints", ignore_errors=True)  # the settings are what is kept
+    # The result is the settings, not the weights.
+    shutil.rmtree(run_folder / "checkpoints", ignore_errors=True)
     return 0
 
 
 class Watcher:
-    """A hook that tells the study of each evaluation, and ends a trial that falls behind the others."""
+    """A hook that reports each evaluation to the study, and ends a trial that falls behind."""
 
     def __init__(self, trial: Trial | None):
-        self.trial, self.pruned = trial, False
+        self.trial = trial
+        self.pruned = False
 
     def after_evaluation(self, run: Run, metrics: dict[str, float]) -> None:
-        """Trials are compared at the same number of evaluations. One that is at its end may as well end."""
+        """Compare trials at the same number of evaluations, except one that is at its end."""
         if self.trial is None:
             return
-        self.trial.report(metrics["loss"], 1 + len(read_metrics(run.folder / "metrics.jsonl")[1]))
-        if not run.done and self.trial.should_prune():
-            self.pruned, run.session.limit = True, run.progress.step
+        _, evaluations = read_metrics(run.folder / "metrics.jsonl")
+        self.trial.report(metrics["loss"], 1 + len(evaluations))
+        if not run.is_done and self.trial.should_prune():
+            self.pruned = True
+            run.limit = run.progress.step
 
 
 def trial_of(folder: Path, number: int) -> Trial:
-    """A trial of the study in `folder`, as another process asked for it."""
+    """Return a trial of the study in `folder` that another process asked for."""
     from optuna.trial import Trial
 
     study = study_in(folder)
-    return Trial(study, study.get_trials(deepcopy=False)[number]._trial_id)
+    frozen = study.get_trials(deepcopy=False)[number]
+    return Trial(study, frozen._trial_id)
 
 
 def study_in(folder: Path) -> Study:
-    """The study of a folder, a new one where there is none; processes share it by its journal.
+    """Open or create the study of a folder; processes share it by its journal.
 
-    A trial is ended where its best evaluation so far is worse than the median of the others' at that number
-    of evaluations: not at its first, which is noise, nor among the first trials, which have no others.
+    A trial is ended if its best evaluation so far is worse than the median of the others' at that
+    number of evaluations: not at its first, which is noise, and not among the first trials, which
+    have no others.
     """
     import optuna
     from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock, JournalStorage
@@ -152,7 +172,9 @@ def study_in(folder: Path) -> Study:
     path = str(folder / JOURNAL)
     storage = JournalStorage(JournalFileBackend(path, JournalFileOpenLock(path)))
     pruner = optuna.pruners.MedianPruner(n_startup_trials=STARTING_TRIALS, n_warmup_steps=2)
-    return optuna.create_study(storage=storage, study_name=folder.name, pruner=pruner, load_if_exists=True)
+    return optuna.create_study(
+        storage=storage, study_name=folder.name, pruner=pruner, load_if_exists=True
+    )
 
 
 if __name__ == "__main__":

@@ -24,15 +24,17 @@ class Steps:
     """The algorithm of `train.py`, in one process. `waited`: seconds for batches so far."""
 
     def __init__(self, project: Project, loader: Any):
-        self.project, self.loader = project, loader
+        self.project = project
+        self.loader = loader
         self.state = RecurrentState()
         self.waited = 0.0
         self._batches = self._endless()
 
     def _endless(self) -> Iterator[tuple[Batch, float]]:
-        """Batches of training, and the share of a whole step that the optimizer takes behind them, or 0.
+        """Yield batches, each with the fraction of a complete step that ends with it, or 0.
 
-        First one by itself, as before a run: loaders divide the memory that it leaves free.
+        The first is a step alone, like the dry run of a training: loaders divide the memory that it
+        leaves free.
         """
         first = self.loader.epoch(0)
         yield next(first), 1.0
@@ -41,17 +43,23 @@ class Steps:
         for epoch in count():
             self.state.state = None
             for number, batch in enumerate(self.loader.epoch(epoch), start=1):
-                begun = (number - 1) // accumulation * accumulation
-                closes = number % accumulation == 0 or number == len(self.loader)
-                yield batch, self.loader.order.share(epoch, begun, number, accumulation) if closes else 0.0
+                share = 0.0
+                if number % accumulation == 0 or number == len(self.loader):
+                    start = (number - 1) // accumulation * accumulation
+                    share = self.loader.order.share(epoch, start, number, accumulation)
+                yield batch, share
 
     def __call__(self) -> Tensor:
-        """One step. Returns its loss per target: (), on the device."""
-        precision, losses, weights, share = self.project.precision, [], [], 0.0
+        """Make one step. Returns its loss per target: (), on the device."""
+        precision = self.project.precision
+        losses = []
+        weights = []
+        share = 0.0
         while not share:
-            asked = time.perf_counter() - self.loader.stall_seconds
+            # A stall is a wait for the GPU's earlier steps, not for data.
+            start_time = time.perf_counter() - self.loader.stall_seconds
             batch, share = next(self._batches)
-            self.waited += time.perf_counter() - self.loader.stall_seconds - asked
+            self.waited += time.perf_counter() - self.loader.stall_seconds - start_time
             self.state.attach(batch)
             with precision.autocast():
                 output = self.project.wrapped(batch)
@@ -59,6 +67,7 @@ class Steps:
             self.state.keep(output)
             losses.append(output.loss.detach() * output.weight)
             weights.append(output.weight)
+
         targets = torch.stack(weights).sum().clamp(min=1)
         clip = self.project.settings.training.gradient_clip
         precision.step(self.project.optimizer, clip, targets / share)
@@ -67,7 +76,7 @@ class Steps:
 
 @contextmanager
 def stepping(settings: Settings) -> Iterator[Steps]:
-    """A fresh model and its training samples, ready to step."""
+    """Prepare a new model and its training samples for steps."""
     distributed = Distributed()
     try:
         project = assemble(settings, distributed, open_store(settings))

@@ -1,7 +1,8 @@
-"""One short run in a process of its own, and what it measured: for `benchmark` and `tune`.
+"""One short run in its own process, and what it measured: for `benchmark` and `tune`.
 
-A process each, because compiled code, cuDNN's choices and the memory allocator outlive a run, and because
-one that runs out of memory takes nothing along. The same entry for every framework.
+Each has a process, because compiled code, cuDNN's choices and the memory allocator outlive a run,
+and because a run that is out of memory must not end the others. All frameworks start in the same
+way.
 """
 
 from __future__ import annotations
@@ -29,63 +30,97 @@ if TYPE_CHECKING:
 SOURCE = Path(__file__).absolute().parents[2]
 WINDOW = 5  # steps between two readings of a GPU's clock: each waits for the GPU to finish
 SETTINGS = "settings.yaml"
-LOADER = "loader"  # among overrides: "plain" is PyTorch's own as most use it, "own" the project's
+LOADER = "loader"  # among overrides: "plain" is PyTorch's as most use it, "own" this project's
 
 Overrides = dict[str, Any]
 """Values by dotted key of the settings, and `LOADER`."""
 
 
 class Failed(Exception):
-    """A trial that ended with an error, said in its last words; `memory` where there was too little."""
+    """A trial ended with an error; the message is its first one. memory: there was too little."""
 
     def __init__(self, code: int, log: str):
-        lines = [line for line in log.splitlines() if line.strip()] or [f"exit code {code}"]
-        errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-        super().__init__((errors or lines[-1:])[0])
-        self.memory = code in (-9, 137) or bool(re.search("out of (GPU )?memory|can't allocate memory", log))
+        super().__init__(first_error(log) or f"exit code {code}")
+        no_memory = re.search("out of (GPU )?memory|can't allocate memory", log)
+        self.memory = code in (-9, 137) or bool(no_memory)
+
+
+def first_error(log: str) -> str:
+    """Return the first error line, or the last line; empty if there is none."""
+    last_line = ""
+    for line in log.splitlines():
+        if line.startswith("error: "):
+            return line.removeprefix("error: ")
+        if line.strip():
+            last_line = line
+    return last_line
 
 
 class Trials:
     """Runs trials of one configuration.
 
-    settings: what a trial without overrides runs. store: folder of the data. gpu: whether there is one.
+    settings: of a trial without overrides. store: folder of the data. gpu: whether there is one.
     """
 
     def __init__(self, settings: Settings, store: Path, gpu: bool):
-        fixed = {"phases": [], "profiles": {}, "data.path": str(store.absolute()), "monitor.progress": False}
-        self.settings, self.window = changed(settings, fixed), WINDOW if gpu else 1
+        fixed = {
+            "phases": [],
+            "profiles": {},
+            "data.path": str(store.absolute()),
+            "monitor.progress": False,
+        }
+        self.settings = changed(settings, fixed)
+        self.window = WINDOW if gpu else 1
 
     def __call__(self, overrides: Overrides, warmup: int, steps: int) -> dict[str, Any]:
-        """Measures `steps` optimizer steps behind `warmup` ones; both are rounded up to whole windows.
+        """Measure `steps` optimizer steps after `warmup` ones; both are rounded up to windows.
 
-        Returns step_ms (of each window), samples (a step), data_wait_fraction, loss (their mean), curve
-        [(seconds behind the first window, loss)], peak_memory_bytes (of the GPU; without one, of the
-        process), start_s (imports, data, compiling, first window), state (what was on), rates.
-        Raises `Failed`.
+        Returns step_ms (of each window), samples (a step), data_wait_fraction, loss (their mean),
+        curve [(seconds after the first window, loss)], peak_memory_bytes (of the GPU; without one,
+        of the process), start_s (imports, data, compiling, first window), state (what was on),
+        rates. Raises `Failed`.
         """
-        warmup, steps = (-(-count // self.window) * self.window for count in (warmup, steps))
-        length = {"training.max_steps": warmup + steps, "schedule.warmup_steps": "auto"}
-        length |= {"monitor.every_steps": self.window}
-        given = {key: value for key, value in overrides.items() if key != LOADER}
-        tree = replaced(self.settings.resolved(), length | given)
+        warmup = self._rounded_up(warmup)
+        num_steps = warmup + self._rounded_up(steps)
+        values = {
+            "training.max_steps": num_steps,
+            "schedule.warmup_steps": "auto",
+            "monitor.every_steps": self.window,
+            **overrides,
+        }
+        loader = values.pop(LOADER, "own")
+        tree = replaced(self.settings.resolved(), values)
         with tempfile.TemporaryDirectory(prefix="trial-") as name:
-            folder, begun = Path(name), time.time()
-            (folder / SETTINGS).write_text(yaml.safe_dump(tree, sort_keys=False), encoding="utf-8")
-            code, resident = launch(overrides.get(LOADER, "own"), folder)
+            folder = Path(name)
+            start_time = time.time()
+            settings = yaml.safe_dump(tree, sort_keys=False)
+            (folder / SETTINGS).write_text(settings, encoding="utf-8")
+            code, resident = launch(loader, folder)
             rows, _ = read_metrics(folder / "runs/trial/metrics.jsonl")
-            if code or not rows or rows[-1]["step"] < warmup + steps:
-                raise Failed(code, (folder / "log").read_text(encoding="utf-8", errors="replace"))
-            optimizations = read_json(folder / "runs/trial/env.json")["optimizations"]
-        state = {entry["name"]: entry["state"] for entry in optimizations}
-        return figures(rows, warmup, begun, resident) | {"state": state}
+            if code or not rows or rows[-1]["step"] < num_steps:
+                log = (folder / "log").read_text(encoding="utf-8", errors="replace")
+                raise Failed(code, log)
+            environment = read_json(folder / "runs/trial/env.json")
+        result = figures(rows, warmup, start_time, resident)
+        optimizations = environment["optimizations"]
+        result["state"] = {entry["name"]: entry["state"] for entry in optimizations}
+        return result
+
+    def _rounded_up(self, steps: int) -> int:
+        return -(-steps // self.window) * self.window
 
 
 def launch(loader: str, folder: Path) -> tuple[int, int]:
-    """Exit code and largest resident bytes of `main` run in `folder`, with a `log`."""
+    """Run `main` in `folder`, with a `log`; return its exit code and largest resident bytes."""
     path = os.pathsep.join(filter(None, (str(SOURCE), os.environ.get("PYTHONPATH", ""))))
     with open(folder / "log", "wb") as log:
-        command, environment = [sys.executable, "-m", __name__, loader], {**os.environ, "PYTHONPATH": path}
-        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
+        process = subprocess.Popen(
+            [sys.executable, "-m", __name__, loader],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": path},
+            stdout=log,
+            stderr=log,
+        )
         try:
             _, status, usage = os.wait4(process.pid, 0)
         except BaseException:  # Ctrl-C
@@ -93,28 +128,33 @@ def launch(loader: str, folder: Path) -> tuple[int, int]:
             process.wait()
             raise
     process.returncode = os.waitstatus_to_exitcode(status)
-    return process.returncode, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return process.returncode, usage.ru_maxrss * unit
 
 
 def main(loader: str) -> int:
-    """Trains by the settings in this folder; metrics only: no evaluation, checkpoint or report.
+    """Train by the settings in this folder; metrics only: no evaluation, checkpoint or report.
 
-    The environment was heard when the settings were made, and counts no more.
+    The environment was read when the settings were made, and is not read again.
     """
     from ..assemble import assemble, open_store
     from ..config import load
     from ..engine.distributed import Distributed
     from ..engine.loader import Loader
-    from ..engine.run import Session
     from ..engine.runs import new_run
+    from ..engine.session import Session
     from ..train import fit
     from . import plain_loader
 
     distributed = Distributed()
     kind: Any = plain_loader.Loader if loader == "plain" else Loader
     try:
-        settings, run = load(Path(SETTINGS)), new_run("trial")
-        build = lambda settings: assemble(settings, distributed, open_store(settings), kind)  # noqa: E731
+        settings = load(Path(SETTINGS))
+        run = new_run("trial")
+
+        def build(settings: Settings) -> Any:
+            return assemble(settings, distributed, open_store(settings), kind)
+
         with Session(run, settings, build, distributed, trial=True) as session:
             for phase in session.phases():
                 fit(phase)
@@ -126,30 +166,44 @@ def main(loader: str) -> int:
         distributed.close()
 
 
-def figures(rows: list[dict[str, Any]], warmup: int, begun: float, resident: int) -> dict[str, Any]:
-    """What a run measured, from its metrics; see `Trials`."""
+def figures(
+    rows: list[dict[str, Any]], warmup: int, start_time: float, resident: int
+) -> dict[str, Any]:
+    """Return what a run measured, from its metrics; see `Trials`."""
     timed = [row for row in rows if row["step"] > warmup]
-    seconds, curve, before = 0.0, [], rows[0]["step"]
-    for row in rows:
-        seconds, before = seconds + row["step_ms"] / 1000 * (row["step"] - before), row["step"]
-        curve.append((seconds, row["loss"]))
+    step_ms = [row["step_ms"] for row in timed]
     waited = sum(row["data_wait_fraction"] * row["step_ms"] for row in timed)
-    gpu = [row["memory_mb"] for row in rows if "memory_mb" in row]
-    names = [name for name in ("tokens_per_second", "mfu") if name in timed[0]]
+    memory = [row["memory_mb"] for row in rows if "memory_mb" in row]
+    rates = {}
+    for name in ("tokens_per_second", "mfu"):
+        if name in timed[0]:
+            rates[name] = median(row[name] for row in timed)
     return {
-        "step_ms": [row["step_ms"] for row in timed],
-        "samples": round(timed[0]["samples_per_second"] * timed[0]["step_ms"] / 1000),
-        "data_wait_fraction": waited / sum(row["step_ms"] for row in timed),
+        "step_ms": step_ms,
+        "samples": round(timed[0]["samples_per_second"] * step_ms[0] / 1000),
+        "data_wait_fraction": waited / sum(step_ms),
         "loss": mean(row["loss"] for row in timed),
-        "curve": curve,
-        "peak_memory_bytes": int(max(gpu) * 2**20) if gpu else resident,
-        "start_s": rows[0]["time"] - begun,
-        "rates": {name: median(row[name] for row in timed) for name in names},
+        "curve": loss_curve(rows),
+        "peak_memory_bytes": int(max(memory) * 2**20) if memory else resident,
+        "start_s": rows[0]["time"] - start_time,
+        "rates": rates,
     }
 
 
+def loss_curve(rows: list[dict[str, Any]]) -> list[tuple[float, float]]:
+    """Return (seconds after the first row, loss) of each row."""
+    curve = []
+    seconds = 0.0
+    step = rows[0]["step"]
+    for row in rows:
+        seconds += row["step_ms"] / 1000 * (row["step"] - step)
+        step = row["step"]
+        curve.append((seconds, row["loss"]))
+    return curve
+
+
 def card_here() -> Card:
-    """`this_card`, a GPU by a process of its own: this one must hold no memory there."""
+    """Return `this_card`, a GPU by another process: this one must hold no memory there."""
     from concurrent.futures import ProcessPoolExecutor
     from multiprocessing import get_context
 
@@ -162,18 +216,20 @@ def card_here() -> Card:
 
 
 def spread(values: list[float]) -> dict[str, float]:
-    """Median and the range from the 10th to the 90th percentile."""
-    tenths = quantiles(values, n=10, method="inclusive") if len(values) > 1 else values
+    """Return the median and the range from the 10th to the 90th percentile."""
+    tenths = values
+    if len(values) > 1:
+        tenths = quantiles(values, n=10, method="inclusive")
     return {"median": median(values), "p10": tenths[0], "p90": tenths[-1]}
 
 
 def changed(settings: Settings, overrides: Overrides) -> Settings:
-    """The settings with other values for some dotted keys."""
+    """Return the settings with other values for some dotted keys."""
     return type(settings).model_validate(replaced(settings.resolved(), overrides))
 
 
 def replaced(tree: dict[str, Any], overrides: Overrides) -> dict[str, Any]:
-    """Puts values at dotted keys of a tree, in place."""
+    """Put values at dotted keys of a tree, in place."""
     for key, value in overrides.items():
         *sections, name = key.split(".")
         place = tree

@@ -1,7 +1,8 @@
-"""Watches the machine while a run trains: `system.csv`, alerts with cause and remedy, memory that grows.
+"""Watches the machine while a run trains: `system.csv`, alerts with a remedy, growing memory.
 
-A thread sleeps between two samples and asks the driver and the kernel only, so nothing waits for the GPU.
-NVML needs the package nvidia-ml-py; without it, as on other systems than Linux, its columns stay empty.
+A thread sleeps between two samples and asks only the driver and the kernel, so nothing waits for
+the GPU. NVML needs the package nvidia-ml-py; without it, or on other systems than Linux, its
+columns stay empty.
 """
 
 from __future__ import annotations
@@ -48,11 +49,12 @@ COLUMNS = {
     "workers_mb": "loader workers together, MB",
     "worker_max_mb": "largest loader worker, MB",
 }
-"""Of system.csv behind `time`, each with its name in the report, if it stands there."""
+"""Columns of system.csv after `time`, each with its name in the report, or without one."""
 
 WORKER = "pt_data_worker"  # as DataLoader calls its processes
-BUSY, ROOF = 0.70, 0.10  # below these shares there is an alert
-WAITS = 0.15  # above this share the monitor has said that the loop waits for data
+BUSY = 0.70  # fraction of the time, below which there is an alert
+ROOF = 0.10  # fraction of the roofline, below which there is an alert
+WAITS = 0.15  # fraction of the time, above which the monitor alerts that the loop waits for data
 GROWTH_MB = 100.0
 MB = float(2**20)
 
@@ -62,7 +64,9 @@ Sample = dict[str, float]
 class Watch(Section):
     """The machine, watched while a run trains."""
 
-    every_seconds: float = Field(10.0, ge=0, description="between rows of system.csv, or alerts; 0 is off")
+    every_seconds: float = Field(
+        10.0, ge=0, description="between rows of system.csv, or alerts; 0 is off"
+    )
 
 
 class Sections(Section):
@@ -72,53 +76,63 @@ class Sections(Section):
 
 
 class Hook:
-    """Watches the main process and its GPU; other ranks are left alone. No host sync. One for each phase."""
+    """Watches the process of rank 0 and its GPU, without host sync. One for each phase."""
 
     trials = False
     watches = False
 
     def start(self, run: Run) -> None:
-        """Begins to sample, and waits for the first batch."""
-        project, self.every = run.project, run.project.settings.watch.every_seconds
-        if not (project.distributed.is_main and self.every):
+        """Begin to sample, and wait for the first batch."""
+        project = run.project
+        self.every = project.settings.watch.every_seconds
+        if not project.distributed.is_main or not self.every:
             return
         self.watches = True
-        self.samples, self.leaks = Samples(run.folder, project.device, self.every), Leaks(project.device)
-        self.epoch = self.checked = run.progress.epoch
+        self.samples = Samples(run.folder, project.device, self.every)
+        self.leaks = Leaks(project.device)
+        self.epoch = run.progress.epoch
+        self.checked = self.epoch
         self.row = run.monitor.row
-        self.waits: list[float] = []  # of the rows since the last judgement
+        self.waits: list[float] = []  # of the records since the last judgement
         self.judged = time.perf_counter()
-        self.roof = 0.0  # seconds of a sample at the card's roof; 0 where it is not known
+        self.roof = 0.0  # seconds of a sample at the card's roofline; 0 if unknown
         self.shapes: Batch = {}
         if project.device.type == "cuda":
             self.catching = project.model.register_forward_pre_hook(self.catch)
 
     def catch(self, model: nn.Module, inputs: tuple[Batch, ...]) -> None:
-        """Keeps the shapes of the first batch, which the roof is counted from."""
+        """Keep the shapes of the first batch, which the roofline is counted from."""
         self.catching.remove()
-        tensors = {name: value for name, value in inputs[0].items() if name != "carry"}
-        self.shapes = {name: value.to("meta") for name, value in tensors.items()}
+        for name, value in inputs[0].items():
+            if name != "carry":
+                self.shapes[name] = value.to("meta")
 
     def after_step(self, run: Run) -> None:
-        """Looks at memory once an epoch, and at the use of the device with a row of metrics."""
+        """Look at memory once an epoch, and at the use of the device with a record of metrics."""
         if not self.watches:
             return
-        epoch, self.epoch = self.epoch, run.progress.epoch  # of this step, and of the next
-        if epoch > self.checked:  # an epoch's first step; the first epoch fills caches
-            self.checked = epoch
-            for line in self.leaks.grown():
-                kind = line.partition(" grew")[0]
-                run.monitor.alert(run.progress.step, kind, f"memory: {line}: what keeps it?")
+        epoch_of_step = self.epoch
+        self.epoch = run.progress.epoch  # of the next step
+        # After an epoch's first step, but not in the first epoch, which fills caches.
+        if epoch_of_step > self.checked:
+            self.checked = epoch_of_step
+            self._check_memory(run)
         if self.shapes:
-            begun = time.perf_counter()
-            self.roof, self.shapes = roof_of(run, self.shapes), {}
-            run.monitor.exclude(time.perf_counter() - begun)
+            start_time = time.perf_counter()
+            self.roof = roof_of(run, self.shapes)
+            self.shapes = {}
+            run.monitor.exclude(time.perf_counter() - start_time)
         if run.monitor.row is not None and run.monitor.row is not self.row:
             self._judge(run, run.monitor.row, first=self.row is None)
             self.row = run.monitor.row
 
+    def _check_memory(self, run: Run) -> None:
+        for line in self.leaks.grown():
+            kind = line.partition(" grew")[0]
+            run.monitor.alert(run.progress.step, kind, f"memory: {line}: what keeps it?")
+
     def _judge(self, run: Run, row: Row, first: bool) -> None:
-        """An alert where the device was used badly, once `watch.every_seconds` have passed."""
+        """Alert if the device was used badly, once `watch.every_seconds` have passed."""
         roof = 1.0
         if self.roof:
             roof = row["samples_per_second"] * self.roof / run.project.distributed.world
@@ -127,21 +141,26 @@ class Hook:
         now = time.perf_counter()
         if not first and now - self.judged < self.every:
             return
-        means, waits, self.waits, self.judged = self.samples.means(), fmean(self.waits), [], now
-        # The first steps compile, and fill caches.
-        if not first and (found := judge(waits, roof, means, run.project.settings)):
-            run.monitor.alert(row["step"], *found)
+        means = self.samples.means()
+        waits = fmean(self.waits)
+        self.waits = []
+        self.judged = now
+        if first:
+            return  # the first steps compile, and fill caches
+        alert = judge(waits, roof, means, run.project.settings)
+        if alert is not None:
+            run.monitor.alert(row["step"], *alert)
 
     def close(self, run: Run) -> None:
-        """Ends the thread."""
+        """End the thread."""
         if self.watches:
             self.samples.close()
 
 
 def roof_of(run: Run, batch: Batch) -> float:
-    """Seconds of a sample at the roof of the card; 0 where the card or the model's work is not known.
+    """Return the seconds of a sample at the card's roofline; 0 if card or model are not known.
 
-    batch: gives shapes only.
+    batch: shapes only.
     """
     import torch
 
@@ -149,27 +168,37 @@ def roof_of(run: Run, batch: Batch) -> float:
     from ..measure.costs import card, count
     from ..model import build_model
 
-    found, project = this_card(), run.project
-    gpu, _ = match(found.name, found.sm_count, found.memory_gb)
+    project = run.project
+    this = this_card()
+    gpu, _ = match(this.name, this.sm_count, this.memory_gb)
     if gpu is None:
         return 0.0
+
+    def build() -> nn.Module:
+        return build_model(project.settings, project.store.facts)
+
     try:
-        with torch.random.fork_rng(devices=[]):  # dropout goes on as without a watcher
-            build = lambda: build_model(project.settings, project.store.facts)  # noqa: E731
+        # Dropout is the same as without this hook.
+        with torch.random.fork_rng(devices=[]):
             costs = count(build, batch, project.precision.name)
-    except Exception:  # a model that needs values, not shapes, is trained all the same
-        return 0.0
-    return card(gpu, project.precision.name).step(costs)[0] / costs.samples
+    except Exception:
+        return 0.0  # the model needs values, not shapes
+    seconds, _ = card(gpu, project.precision.name).step(costs)
+    return seconds / costs.samples
 
 
 class Samples:
     """Samples the machine every `seconds` in a thread; 0 is never."""
 
     def __init__(self, folder: Path, device: torch.device, seconds: float):
-        self.path, self.device, self.seconds = folder / "system.csv", device, seconds
-        self.roof_percent = 0.0  # as the last row of metrics has it; 0 where it is not known
+        self.path = folder / "system.csv"
+        self.device = device
+        self.seconds = seconds
+        self.roof_percent = 0.0  # of the last record of metrics; 0 if unknown
         self.taken: list[Sample] = []  # since the last `means`
-        self._sensors = sensors(device) if device.type == "cuda" else dict
+        self._sensors: Callable[[], Sample] = dict
+        if device.type == "cuda":
+            self._sensors = sensors(device)
         self._before = (time.perf_counter(), time.process_time(), cpu_ticks())
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
@@ -182,42 +211,65 @@ class Samples:
                 self.write(self.sample())
 
     def sample(self) -> Sample:
-        """One row: what is known of `COLUMNS`. Percentages are since the last sample."""
-        import torch
-
-        now = (time.perf_counter(), time.process_time(), cpu_ticks())
-        (seconds, process, ticks), self._before = self._before, now
-        row = {"time": time.time(), "process_percent": 100 * (now[1] - process) / (now[0] - seconds)}
-        if ticks and now[2] and now[2][1] > ticks[1]:
-            row["cpu_percent"] = 100 * (now[2][0] - ticks[0]) / (now[2][1] - ticks[1])
+        """Return what is known of `COLUMNS`; percentages are since the last sample."""
+        row = self._processors()
         memory = host_memory()
         if memory:
             own, *workers = memory.values()
-            row |= {"host_mb": own, "workers_mb": sum(workers), "worker_max_mb": max(workers, default=0.0)}
+            row["host_mb"] = own
+            row["workers_mb"] = sum(workers)
+            row["worker_max_mb"] = max(workers, default=0.0)
         if self.device.type == "cuda":
-            stats = torch.cuda.memory_stats(self.device)  # the allocator's own counts: no host sync
-            row["allocated_mb"] = stats.get("allocated_bytes.all.current", 0) / MB
-            row["reserved_mb"] = stats.get("reserved_bytes.all.current", 0) / MB
-            row["alloc_retries"] = stats.get("num_alloc_retries", 0)
-            row |= self._sensors()
+            row |= self._gpu()
         if self.roof_percent:
             row["roof_percent"] = self.roof_percent
         self.taken.append(row)
         return row
 
+    def _processors(self) -> Sample:
+        seconds_before, process_before, ticks_before = self._before
+        seconds = time.perf_counter()
+        process = time.process_time()
+        ticks = cpu_ticks()
+        self._before = (seconds, process, ticks)
+        process_percent = 100 * (process - process_before) / (seconds - seconds_before)
+        row = {"time": time.time(), "process_percent": process_percent}
+        if ticks and ticks_before:
+            busy = ticks[0] - ticks_before[0]
+            total = ticks[1] - ticks_before[1]
+            if total > 0:
+                row["cpu_percent"] = 100 * busy / total
+        return row
+
+    def _gpu(self) -> Sample:
+        import torch
+
+        # The allocator's own counts: no host sync.
+        stats = torch.cuda.memory_stats(self.device)
+        row = {
+            "allocated_mb": stats.get("allocated_bytes.all.current", 0) / MB,
+            "reserved_mb": stats.get("reserved_bytes.all.current", 0) / MB,
+            "alloc_retries": stats.get("num_alloc_retries", 0),
+        }
+        return row | self._sensors()
+
     def write(self, row: Sample) -> None:
-        new = not self.path.exists()
+        is_new = not self.path.exists()
         with open(self.path, "a", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, ["time", *COLUMNS], lineterminator="\n")
-            if new:
+            if is_new:
                 writer.writeheader()
             writer.writerow({name: round(value, 3) for name, value in row.items()})
 
     def means(self) -> Sample:
-        """Of the samples since the last call; empty where there was none."""
-        taken, self.taken = self.taken, []
-        names = dict.fromkeys(name for row in taken for name in row)
-        return {name: fmean(row[name] for row in taken if name in row) for name in names}
+        """Return the means of the samples since the last call; empty if there was none."""
+        values: dict[str, list[float]] = {}
+        taken = self.taken
+        self.taken = []
+        for row in taken:
+            for name, value in row.items():
+                values.setdefault(name, []).append(value)
+        return {name: fmean(column) for name, column in values.items()}
 
     def close(self) -> None:
         self._stopped.set()
@@ -226,17 +278,21 @@ class Samples:
 
 
 def sensors(device: torch.device) -> Callable[[], Sample]:
-    """What reads utilisation, memory, power and clocks of a GPU; gives nothing where its driver cannot."""
+    """Return a function that reads utilisation, memory, power and clocks of a GPU.
+
+    It returns nothing if the driver cannot read them.
+    """
     import torch
 
     try:
         nvml = importlib.import_module("pynvml")
         nvml.nvmlInit()
         # By identity: CUDA_VISIBLE_DEVICES renumbers torch's devices and not NVML's.
-        gpu = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
-    except Exception:  # no package, an old driver, a container without NVML
-        return dict
-    asked: dict[str, Callable[[], float]] = {
+        uuid = torch.cuda.get_device_properties(device).uuid
+        gpu = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+    except Exception:
+        return dict  # no package, an old driver, a container without NVML
+    queries: dict[str, Callable[[], float]] = {
         "gpu_percent": lambda: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu,
         "gpu_memory_mb": lambda: nvml.nvmlDeviceGetMemoryInfo(gpu).used / MB,
         "gpu_memory_total_mb": lambda: nvml.nvmlDeviceGetMemoryInfo(gpu).total / MB,
@@ -248,45 +304,49 @@ def sensors(device: torch.device) -> Callable[[], Sample]:
 
     def read() -> Sample:
         row = {}
-        for name, ask in asked.items():
-            with contextlib.suppress(nvml.NVMLError):  # cards without a sensor say so by an error
-                row[name] = float(ask())
+        for name, query in queries.items():
+            with contextlib.suppress(nvml.NVMLError):  # a card without this sensor
+                row[name] = float(query())
         return row
 
     return read
 
 
 def cpu_ticks() -> tuple[int, int] | None:
-    """(busy, all) ticks of all cores since boot; None where there is no /proc."""
+    """Return (busy, all) ticks of all cores since boot; None without /proc."""
     try:
-        ticks = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+        first_line = Path("/proc/stat").read_text().split("\n", 1)[0]
+        ticks = [int(word) for word in first_line.split()[1:9]]
     except (OSError, ValueError):
         return None
-    return sum(ticks) - ticks[3] - ticks[4], sum(ticks)
+    idle = ticks[3] + ticks[4]
+    return sum(ticks) - idle, sum(ticks)
 
 
 def host_memory() -> Sample:
-    """MB by process: the training process first, then each loader worker. Empty where there is no /proc.
+    """Return MB by process, the training process first, then loader workers; empty without /proc.
 
-    Without files and shared memory: a worker that reads a mapped file touches more of it, and leaks nothing.
+    Without files and shared memory: a worker that reads more and more of a mapped file does not
+    leak.
     """
     own = os.getpid()
     try:
         children = Path(f"/proc/{own}/task/{own}/children").read_text().split()
-        found = {"the training process": anonymous_mb(own)}
+        memory = {"the training process": anonymous_mb(own)}
     except (OSError, ValueError):
         return {}
     for child in children:
         with contextlib.suppress(OSError, ValueError):  # it has ended meanwhile
             if Path(f"/proc/{child}/comm").read_text().strip() == WORKER:
-                found[f"loader worker {child}"] = anonymous_mb(int(child))
-    return found
+                memory[f"loader worker {child}"] = anonymous_mb(int(child))
+    return memory
 
 
 def anonymous_mb(pid: int) -> float:
-    """Memory that is the process's own. Raises ValueError for one that has ended, and has none."""
+    """Return the process's own memory. Raises ValueError for one that has ended."""
     status = Path(f"/proc/{pid}/status").read_text()
-    return int(status.partition("RssAnon:")[2].partition("kB")[0]) / 1024
+    size = status.partition("RssAnon:")[2].partition("kB")[0]
+    return int(size) / 1024
 
 
 class Leaks:
@@ -297,58 +357,72 @@ class Leaks:
         self._last: Sample = {}
 
     def grown(self) -> list[str]:
-        """A line for each that grew by over 100 MB since the last call."""
+        """Return a line for each that grew by over 100 MB since the last call."""
         import torch
 
         now = host_memory()
         if self.device.type == "cuda":
             now["GPU memory in use"] = torch.cuda.memory_allocated(self.device) / MB
-        more = {name: size - self._last.get(name, size) for name, size in now.items()}
+        lines = []
+        for name, size in now.items():
+            growth = size - self._last.get(name, size)
+            if growth > GROWTH_MB:
+                lines.append(f"{name} grew by {growth:,.0f} MB in an epoch, to {size:,.0f} MB")
         self._last = now
-        grown = [name for name, size in more.items() if size > GROWTH_MB]
-        return [f"{name} grew by {more[name]:,.0f} MB in an epoch, to {now[name]:,.0f} MB" for name in grown]
+        return lines
 
 
 def judge(waits: float, roof: float, means: Sample, settings: Any) -> tuple[str, str] | None:
-    """(kind, line) where the GPU is used badly, with the likely cause and the setting to change.
+    """Return (kind, line) if the GPU is used badly, with the likely cause and a remedy.
 
-    waits, roof: share of the time in which the loop waits for data, and of the card's roof. means: of the
-    machine meanwhile. That the loop waits is the monitor's alert, with its remedies; here is what they miss.
+    waits: fraction of the time that the loop waits for data; the monitor alerts to that itself, and
+    this is what it misses. roof: fraction of the roofline. means: of the machine meanwhile.
     """
     busy = means.get("gpu_percent", 100.0) / 100
     if busy >= BUSY and roof >= ROOF:
         return None
-    what = f"GPU utilisation {busy:.0%}" if busy < BUSY else f"{roof:.1%} of the roof"
+    what = f"{roof:.1%} of the roof"
+    if busy < BUSY:
+        what = f"GPU utilisation {busy:.0%}"
+    larger_batch = f"raise data.batch_size ({settings.data.batch_size})"
+
     if waits > WAITS:
         if means.get("cpu_percent", 0.0) <= 90:
             return None
-        kind, why = "busy cores", f"it waits for data {waits:.0%} of the time, and no core is free to read"
+        kind = "busy cores"
+        why = f"it waits for data {waits:.0%} of the time, and no core is free to read"
         remedy = "do work once in `prepare`, run less beside this, or take more cores"
     elif busy >= BUSY:
-        kind, why = "small kernels", "the GPU runs, and its units idle"
-        remedy = f"raise data.batch_size ({settings.data.batch_size}), or training.precision auto"
+        kind = "small kernels"
+        why = "the GPU runs, and its units idle"
+        remedy = f"{larger_batch}, or training.precision auto"
     elif means.get("process_percent", 0.0) > 80:
-        kind, why = "launch-bound", "one core hands out kernels slower than they run"
-        remedy = f"raise data.batch_size ({settings.data.batch_size}), or compile.enabled true"
+        kind = "launch-bound"
+        why = "one core hands out kernels slower than they run"
+        remedy = f"{larger_batch}, or compile.enabled true"
     else:
-        kind, why = "waiting", "for neither data nor Python"
-        every = settings.monitor.every_steps
-        remedy = f"raise monitor.every_steps ({every}) and evaluation.every_steps, or look at `profile`"
+        kind = "waiting"
+        why = "for neither data nor Python"
+        logging = f"raise monitor.every_steps ({settings.monitor.every_steps})"
+        remedy = f"{logging} and evaluation.every_steps, or look at `profile`"
     return kind, f"{kind}: {what}: {why}: {remedy}"
 
 
 def report(run: Path) -> list[str]:
-    """Median, lowest and highest of each column of `system.csv` that has numbers, for report.md."""
+    """Make a table of the columns of `system.csv` for report.md: median, lowest and highest."""
     columns: dict[str, list[float]] = defaultdict(list)
     try:
         with open(run / "system.csv", encoding="utf-8", newline="") as file:
-            for name, cell in (pair for sample in csv.DictReader(file) for pair in sample.items()):
-                with contextlib.suppress(TypeError, ValueError):  # empty, or cut off
-                    columns[name].append(float(cell))
+            for sample in csv.DictReader(file):
+                for name, cell in sample.items():
+                    with contextlib.suppress(TypeError, ValueError):  # empty, or cut off
+                        columns[name].append(float(cell))
     except (OSError, csv.Error, UnicodeDecodeError):
         return []
     rows = []
     for name, label in COLUMNS.items():
-        if label and max(values := columns[name], default=0) > 0:
-            rows.append((label, *(show(x, 3) for x in (median(values), min(values), max(values)))))
+        values = columns[name]
+        if label and max(values, default=0) > 0:
+            numbers = (median(values), min(values), max(values))
+            rows.append((label, *(show(number, 3) for number in numbers)))
     return table("Machine in use", ("", "median", "lowest", "highest"), rows)

@@ -1,8 +1,9 @@
-"""fp8 for the matrix products of large linear layers, by torchao; weights and the optimizer stay fp32.
+"""fp8 for the matrix products of large linear layers, by torchao.
 
-It pays from sm 8.9 on, with compile, for large models: 1.17 times the speed of bf16 at 26 layers on
-8 H100 (karpathy/nanochat, dev/LOG.md), less than 1 on small ones, and a quarter of it without compile.
-`training.precision bf16` turns it off. Evaluation and generation compute in bf16.
+Weights and the optimizer stay fp32. It pays from sm 8.9 on, with compile, for large models: 1.17
+times the speed of bf16 at 26 layers on 8 H100 (karpathy/nanochat, dev/LOG.md), less than 1 on small
+ones, and a quarter of it without compile. `training.precision bf16` turns it off. Evaluation and
+generation compute in bf16.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ LEAST = 128  # smaller matrices lose more by scaling than they gain
 
 
 def convert(model: Any, emulate: bool = False) -> int:
-    """Replaces linear layers inside the model's blocks; returns how many now multiply in fp8.
+    """Replace linear layers inside the model's blocks; return how many now multiply in fp8.
 
     emulate: rounds as fp8 does and multiplies in the layers' own precision, on any device, to test.
     """

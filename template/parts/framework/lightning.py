@@ -1,7 +1,8 @@
-"""The training loop as Lightning runs it; precision, order, checkpoints and signals are the project's own.
+"""The training loop as Lightning runs it.
 
-Lightning's own resume repeats epoch 0's order and restores no random state, so it is left out: manual
-optimization, no logger, no checkpoint callback, no sampler, no second copy to the device.
+Precision, order, checkpoints and signals are the project's own. Lightning's own resume repeats
+epoch 0's order and restores no random state, so it is left out: manual optimization, no logger, no
+checkpoint callback, no sampler, no second copy to the device.
 """
 
 from __future__ import annotations
@@ -23,16 +24,18 @@ from .engine.seams import Batch
 
 
 class RestOfEpoch:
-    """What is left of the current epoch. It has a length, else Lightning would fetch one batch ahead."""
+    """What is left of the current epoch. Without a length Lightning would fetch a batch ahead."""
 
     def __init__(self, run: Run):
-        self.run, self.progress = run, run.progress
+        self.run = run
+        self.progress = run.progress
 
     def __len__(self) -> int:
         return len(self.run.loader) - self.progress.batch
 
     def __iter__(self) -> Iterator[Batch]:
-        return self.run.monitor.timed(self.run.loader.epoch(self.progress.epoch, self.progress.batch))
+        batches = self.run.loader.epoch(self.progress.epoch, self.progress.batch)
+        return self.run.monitor.timed(batches)
 
 
 class Module(lightning.LightningModule):
@@ -41,13 +44,18 @@ class Module(lightning.LightningModule):
     def __init__(self, run: Run):
         super().__init__()
         self.automatic_optimization = False
-        self.run, self.model = run, run.project.wrapped
+        self.run = run
+        self.model = run.project.wrapped
         self.first = 0  # first micro-batch of the open group
         self.number = 0  # micro-batches of this epoch so far
-        self.losses: list[tuple[Tensor, Tensor]] = []  # (loss, targets) of the open group, on the device
+        # (loss, targets) of the open group, on the device
+        self.losses: list[tuple[Tensor, Tensor]] = []
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Lightning notes 34 times a step which hook it is in; nn.Module would look for weights in each."""
+        """Set the name of Lightning's current hook directly, as it does 34 times a step.
+
+        nn.Module would look for weights in each.
+        """
         if name == "_current_fx_name":
             object.__setattr__(self, name, value)
         else:
@@ -63,18 +71,23 @@ class Module(lightning.LightningModule):
         return batch  # the loader has put it there
 
     def on_train_start(self) -> None:
-        self.run.session.listen()  # Lightning has just put its own signal handlers in place
+        self.run.signals.listen()  # Lightning has just put its own signal handlers in place
 
     def on_train_epoch_start(self) -> None:
         self.first = self.number = self.run.progress.batch
 
     def training_step(self, batch: Batch, batch_idx: int) -> None:
-        run, project, monitor = self.run, self.run.project, self.run.monitor
-        precision, distributed, epoch = project.precision, project.distributed, run.progress.epoch
+        run = self.run
+        monitor = run.monitor
+        precision = run.project.precision
+        distributed = run.project.distributed
+        epoch = run.progress.epoch
+
+        # forward and backward
         self.number += 1
         closes = self.number % run.accumulation == 0 or self.number == len(run.loader)
         if not self.losses:
-            run.tell_hooks("before_step")
+            run.call_hooks("before_step")
         run.recurrent.attach(batch)
         with nullcontext() if closes else distributed.no_sync():
             with precision.autocast():
@@ -87,40 +100,46 @@ class Module(lightning.LightningModule):
         self.losses.append((output.loss.detach(), output.weight))
         if not closes:
             return
+
         # A step that an epoch has too few samples for moves the weights by its share.
         share = run.loader.order.share(epoch, self.first, self.number, run.accumulation)
         # Gradients are averaged over the ranks: × world makes a sum of them again.
         targets = distributed.sum(total(self.losses)).clamp(min=1) / (distributed.world * share)
-        # Lightning's wrapper counts its global_step; unscale, divide, clip, step, clear: one pass.
+        # Unscale, divide, clip, step, clear: one pass. Lightning's wrapper counts its global_step.
         norm = precision.step(self.optimizers(), run.settings.training.gradient_clip, targets)
         step = run.advance(self.number)
+
+        # log
         monitor.note(step, epoch, (self.first, self.number), self.losses)
         if monitor.due(step):
             monitor.log(step, epoch, norm / targets, run.schedule.learning_rate)  # host sync
         run.schedule.set(run.step_of_phase)
-        run.tell_hooks("after_step")
-        self.first, self.losses = self.number, []
+        run.call_hooks("after_step")
+        self.first = self.number
+        self.losses = []
+
+        # evaluate and save
         if run.evaluation_due:
             run.evaluate()
         if run.save_due:
             run.save()
-        self.trainer.should_stop = run.over
+        self.trainer.should_stop = run.should_stop
 
 
 def fit(run: Run) -> None:
-    """Trains the run's current phase to its end, or to a stop."""
+    """Train the run's current phase to its end, or to a stop."""
     if run.evaluation_due:  # a signal inside an evaluation left it undone
         run.evaluate()
-    if run.over:  # Lightning would train one more step
+    if run.should_stop:  # Lightning would train one more step
         return
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    warnings.filterwarnings(
-        "ignore", module="lightning"
-    )  # advice on loaders and loggers that are not Lightning's here
+    # It gives advice on loaders and loggers that are not Lightning's here.
+    warnings.filterwarnings("ignore", module="lightning")
     trainer = lightning.Trainer(
         accelerator="gpu" if run.project.device.type == "cuda" else "cpu",
         **LIGHTNING,
-        plugins=LightningEnvironment(),  # not Slurm's: it would count processes and requeue by itself
+        # Not Slurm's: it would count processes and requeue by itself.
+        plugins=LightningEnvironment(),
         max_epochs=-1,
         precision="32-true",  # the project's own precision does the rest
         logger=False,

@@ -11,48 +11,66 @@ from .engine.run import Run
 
 
 def fit(run: Run) -> None:
-    """Trains the run's current phase to its end, or to a stop."""
-    project, loader, progress = run.project, run.loader, run.progress
-    model, optimizer, precision = project.wrapped, project.optimizer, project.precision
-    distributed, recurrent, monitor = project.distributed, run.recurrent, run.monitor
-    clip = run.settings.training.gradient_clip
+    """Train the run's current phase to its end, or to a stop."""
     if run.evaluation_due:  # a signal inside an evaluation left it undone
         run.evaluate()
-    while not run.over:
-        epoch, first = progress.epoch, progress.batch
-        losses: list[tuple[Tensor, Tensor]] = []  # (loss, targets) of the open group, on the device
-        batches = monitor.timed(loader.epoch(epoch, first))
-        for number, batch in enumerate(batches, start=first + 1):
-            closes = number % run.accumulation == 0 or number == len(loader)
-            if not losses:
-                run.tell_hooks("before_step")
-            recurrent.attach(batch)
-            with nullcontext() if closes else distributed.no_sync():
-                with precision.autocast():
-                    output = model(batch)
-                # loss × targets: a group of unequal micro-batches is one mean over all of its targets,
-                # which `loss / accumulation` is only where all have as many.
-                output.loss.backward(gradient=precision.scale(output.weight))
-            recurrent.keep(output)
-            monitor.keep(output.metrics)
-            losses.append((output.loss.detach(), output.weight))
-            if not closes:
-                continue
-            # A step that an epoch has too few samples for moves the weights by its share.
-            share = loader.order.share(epoch, first, number, run.accumulation)
-            # Gradients are averaged over the ranks: × world makes a sum of them again.
-            targets = distributed.sum(total(losses)).clamp(min=1) / (distributed.world * share)
-            norm = precision.step(optimizer, clip, targets)  # unscale, divide, clip, step, clear: one pass
-            step = run.advance(number)
-            monitor.note(step, epoch, (first, number), losses)
-            if monitor.due(step):
-                monitor.log(step, epoch, norm / targets, run.schedule.learning_rate)  # host sync
-            run.schedule.set(run.step_of_phase)
-            run.tell_hooks("after_step")
-            first, losses = number, []
-            if run.evaluation_due:
-                run.evaluate()
-            if run.save_due:
-                run.save()
-            if run.over:
-                break
+    while not run.should_stop:
+        train_epoch(run)
+
+
+def train_epoch(run: Run) -> None:
+    """Train what is left of the current epoch."""
+    project = run.project
+    model = project.wrapped
+    optimizer = project.optimizer
+    precision = project.precision
+    distributed = project.distributed
+    monitor = run.monitor
+    clip = run.settings.training.gradient_clip
+
+    epoch = run.progress.epoch
+    first = run.progress.batch  # first micro-batch of the open group
+    losses: list[tuple[Tensor, Tensor]] = []  # (loss, targets) of the open group, on the device
+    batches = monitor.timed(run.loader.epoch(epoch, first))
+    for number, batch in enumerate(batches, start=first + 1):
+        # forward and backward
+        closes = number % run.accumulation == 0 or number == len(run.loader)
+        if not losses:
+            run.call_hooks("before_step")
+        run.recurrent.attach(batch)
+        with nullcontext() if closes else distributed.no_sync():
+            with precision.autocast():
+                output = model(batch)
+            # loss × targets: a group of unequal micro-batches is one mean over all of its targets,
+            # which `loss / accumulation` is only where all have as many.
+            output.loss.backward(gradient=precision.scale(output.weight))
+        run.recurrent.keep(output)
+        monitor.keep(output.metrics)
+        losses.append((output.loss.detach(), output.weight))
+        if not closes:
+            continue
+
+        # A step that an epoch has too few samples for moves the weights by its share.
+        share = run.loader.order.share(epoch, first, number, run.accumulation)
+        # Gradients are averaged over the ranks: × world makes a sum of them again.
+        targets = distributed.sum(total(losses)).clamp(min=1) / (distributed.world * share)
+        # Unscale, divide, clip, step, clear: one pass.
+        norm = precision.step(optimizer, clip, targets)
+        step = run.advance(number)
+
+        # log
+        monitor.note(step, epoch, (first, number), losses)
+        if monitor.due(step):
+            monitor.log(step, epoch, norm / targets, run.schedule.learning_rate)  # host sync
+        run.schedule.set(run.step_of_phase)
+        run.call_hooks("after_step")
+        first = number
+        losses = []
+
+        # evaluate and save
+        if run.evaluation_due:
+            run.evaluate()
+        if run.save_due:
+            run.save()
+        if run.should_stop:
+            break

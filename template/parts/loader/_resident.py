@@ -1,4 +1,4 @@
-"""What could stay on the device: the rows that an epoch reaches, and the memory that is free for them."""
+"""Data that stay on the device: the rows that an epoch needs, and the memory free for them."""
 
 from __future__ import annotations
 
@@ -19,19 +19,22 @@ Extents = dict[str, tuple[int, int]]
 
 
 def reach(samples: Samples, order: Order, epoch: int, known: Extents) -> Extents:
-    """The rows that an epoch's samples need, widened by those that are `known`."""
-    found = dict(known)
+    """Return the rows that an epoch's samples need, together with those that are `known`."""
+    extents = dict(known)
     for start in range(0, order.count, SAMPLES_AT_ONCE):
-        indices = order.sample(np.arange(start, min(start + SAMPLES_AT_ONCE, order.count)))
+        end = min(start + SAMPLES_AT_ONCE, order.count)
+        indices = order.sample(np.arange(start, end))
         for name, (starts, lengths, _) in samples.spans(indices, epoch).items():
-            first, last = found.get(name, (np.iinfo(np.int64).max, 0))
-            first = int(starts.min(initial=first, where=lengths > 0))
-            found[name] = first, int((starts + lengths).max(initial=last, where=lengths > 0))
-    return {name: (min(first, last), last) for name, (first, last) in found.items()}
+            first, last = extents.get(name, (np.iinfo(np.int64).max, 0))
+            present = lengths > 0
+            first = int(starts.min(initial=first, where=present))
+            last = int((starts + lengths).max(initial=last, where=present))
+            extents[name] = (first, last)
+    return {name: (min(first, last), last) for name, (first, last) in extents.items()}
 
 
 def memory_left(device: torch.device) -> int:
-    """Bytes that the largest step so far has left free on a GPU; on a CPU what the machine has."""
+    """Return the bytes that the largest step has left free on a GPU, or all memory of the host."""
     if device.type == "cpu":
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     free, _ = torch.cuda.mem_get_info(device)
@@ -39,19 +42,24 @@ def memory_left(device: torch.device) -> int:
 
 
 def gather(source: Tensor, spans: Spans, out: Tensor | None = None) -> Tensor:
-    """`rows.gather`; ragged spans on a GPU row by row at once, without waiting for it.
-
-    Two numbers a span go there: a copy of more than 64 kB of ordinary memory may wait for the stream.
-    """
-    lengths, width = np.ravel(spans.lengths), spans.width
-    if not source.is_cuda or ((lengths == width) | (lengths == 0)).all():
+    """Like `rows.gather`, but gathers ragged spans on a GPU at once, without waiting for it."""
+    is_whole = (spans.lengths == spans.width) | (spans.lengths == 0)
+    if not source.is_cuda or is_whole.all():
         return rows.gather(source, spans, out)
-    first, count = (rows.on_device(source, np.ravel(x)[:, None]) for x in (spans.starts, lengths))
-    steps = torch.arange(width, device=source.device)
-    outside = steps >= count
+
+    # Two numbers a span are copied: of ordinary memory, a copy of more than 64 kB may wait for the
+    # stream.
+    first = rows.on_device(source, np.ravel(spans.starts)[:, None])
+    lengths = rows.on_device(source, np.ravel(spans.lengths)[:, None])
+    steps = torch.arange(spans.width, device=source.device)
+    outside = steps >= lengths
     places = (first + steps).masked_fill_(outside, 0).flatten()
-    shape = (*spans.starts.shape, width, *source.shape[1:])
-    values = source.new_empty(shape) if out is None else out
-    torch.index_select(source, 0, places, out=values.view(-1, *source.shape[1:]))
-    outside = outside.view(*shape[: spans.starts.ndim + 1], *[1] * (source.dim() - 1))
-    return values.masked_fill_(outside, 0)  # indexing by a mask would wait for the GPU
+
+    row_shape = source.shape[1:]
+    shape = (*spans.starts.shape, spans.width)
+    values = out
+    if values is None:
+        values = source.new_empty((*shape, *row_shape))
+    torch.index_select(source, 0, places, out=values.view(-1, *row_shape))
+    # Indexing by a mask would wait for the GPU.
+    return values.masked_fill_(outside.view(*shape, *[1] * len(row_shape)), 0)

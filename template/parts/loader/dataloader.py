@@ -1,8 +1,7 @@
-"""Loader `dataloader`: PyTorch's own DataLoader, which hands spans to worker processes and gets padded
-rows back.
+"""Loader `dataloader`: PyTorch's DataLoader, whose worker processes read the rows of spans.
 
-The main process makes the spans; a worker knows the store and bytes only, so any number of workers
-gives the same batches. Best where each sample needs real CPU work (`Samples.host`) or the disk is slow.
+The main process makes the spans; a worker only reads rows, so any number of workers gives the same
+batches. Best if each sample needs real CPU work (`Samples.host`) or the disk is slow.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from .rows import deliver, gather, mapped, stored_dtype
 from .seams import Batch, Rows, Spans
 from .store import Store
 
-SMALL_BATCH_BYTES = 1 << 20  # below this, handing a batch between processes costs more than reading it
+SMALL_BATCH_BYTES = 1 << 20  # below this, passing a batch between processes costs more than reading
 
 
 def leave_signals(worker: int) -> None:
-    """In a worker: what a signal means is the main process's to say, though a terminal sends it to all."""
+    """Let the main process handle signals: a terminal sends them to the workers, too."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
@@ -42,10 +41,11 @@ class Work(NamedTuple):
 
 
 class Reader(Dataset[Any]):
-    """Reads a batch in whichever process it is asked; maps the files there, at the first batch."""
+    """Reads a batch in the process that calls it; maps the files there, at the first batch."""
 
     def __init__(self, store: Store, host: Any):
-        self.store, self.host = store, host
+        self.store = store
+        self.host = host
         self._maps: dict[str, Tensor] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -57,8 +57,8 @@ class Reader(Dataset[Any]):
             array = self.store.arrays[name]
             if name not in self._maps:
                 self._maps[name] = mapped(array)
-            values = gather(self._maps[name], spans, _shared(self._maps[name], spans))
-            values = values.view(stored_dtype(array))
+            source = self._maps[name]
+            values = gather(source, spans, _shared(source, spans)).view(stored_dtype(array))
             rows[name] = Rows(values, torch.from_numpy(spans.lengths))
         if self.host is not None:
             rows = self.host(rows, work.numbers, work.epoch)
@@ -71,30 +71,39 @@ class Loader:
     WITHOUT_EFFECT = ("chunk_size_gb", "resident")
     stall_seconds = 0.0
 
-    def __init__(self, samples: Any, store: Store, settings: Any, order: Order, device: torch.device):
+    def __init__(
+        self, samples: Any, store: Store, settings: Any, order: Order, device: torch.device
+    ):
         data = settings.data
-        self.samples, self.order, self.device = samples, order, device
-        self.workers = self._automatic_workers(store) if data.num_workers == "auto" else data.num_workers
-        self._epoch, self._start, self._batches = 0, 0, 0
+        self.samples = samples
+        self.order = order
+        self.device = device
+        self.workers = data.num_workers
+        if self.workers == "auto":
+            self.workers = self._automatic_workers(store)
+        self._epoch = 0
+        self._start = 0
+        self._batches = 0
         self._loader: DataLoader[Any] = DataLoader(
             Reader(store, getattr(samples, "host", None)),
             batch_size=None,
-            sampler=self,  # iterated anew in the main process for each epoch
+            sampler=self,  # iterated in the main process, once an epoch
             num_workers=self.workers,
             collate_fn=tuple,
             pin_memory=data.pin_memory and device.type == "cuda",
             prefetch_factor=data.prefetch_factor if self.workers else None,
             persistent_workers=data.persistent_workers and self.workers > 0,
-            # Its own: else it draws from the global one, and dropout differs with the workers.
+            # Without it, it draws from the global one, and dropout differs with the workers.
             generator=torch.Generator(),
             worker_init_fn=leave_signals,
         )
 
     def _automatic_workers(self, store: Store) -> int:
-        """Half of the cores, at most 8; none where a batch is small and needs no work on the CPU."""
-        spans = self.samples.spans(self.order.first(), 0)
-        sizes = [x.starts.size * x.width * store.arrays[name].row_bytes for name, x in spans.items()]
-        if getattr(self.samples, "host", None) is None and sum(sizes) < SMALL_BATCH_BYTES:
+        """Half of the cores, at most 8; none if a batch is small and needs no work on the CPU."""
+        batch_bytes = 0
+        for name, spans in self.samples.spans(self.order.first(), 0).items():
+            batch_bytes += spans.starts.size * spans.width * store.arrays[name].row_bytes
+        if getattr(self.samples, "host", None) is None and batch_bytes < SMALL_BATCH_BYTES:
             return 0
         processes = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)  # of this run on this host
         return min(8, max((os.cpu_count() or 2) // 2 // processes, 1))
@@ -103,12 +112,14 @@ class Loader:
         return len(self.order)
 
     def __iter__(self) -> Iterator[Work]:
-        """The work of the current epoch (DataLoader's sampler protocol)."""
+        """Yield the work of the current epoch (DataLoader's sampler protocol)."""
         for numbers, fresh in self.order.batches(self._epoch, self._start):
-            yield Work(numbers, fresh, self.samples.spans(numbers, self._epoch), self._epoch)
+            spans = self.samples.spans(numbers, self._epoch)
+            yield Work(numbers, fresh, spans, self._epoch)
 
     def epoch(self, number: int, start_batch: int = 0) -> Iterator[Batch]:
-        self._epoch, self._start = number, start_batch
+        self._epoch = number
+        self._start = start_batch
         try:
             for numbers, fresh, rows in self._loader:
                 self._batches += 1
@@ -116,11 +127,12 @@ class Loader:
         except (RuntimeError, ConnectionError, EOFError) as error:
             if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
                 raise
-            remedy = "often memory: lower data.num_workers, or ALLOW_UNSAFE_DATALOADER=0 for a single process"
+            single = "ALLOW_UNSAFE_DATALOADER=0 for a single process"
+            remedy = f"often memory: lower data.num_workers, or {single}"
             raise UserError("a loader worker died", f"{self.workers} workers", remedy) from error
 
     def stats(self) -> dict[str, float]:
-        """Batches delivered so far and the number of worker processes."""
+        """Batches so far, and the number of worker processes."""
         return {"batches": self._batches, "workers": self.workers}
 
     def close(self) -> None:
@@ -128,7 +140,7 @@ class Loader:
 
 
 def _shared(source: Tensor, spans: Spans) -> Tensor | None:
-    """In a worker: memory that the main process sees too, as `default_collate` has it; saves a copy."""
+    """Allocate shared memory in a worker, like `default_collate`: saves a copy."""
     if get_worker_info() is None:
         return None
     shape = torch.Size((*spans.starts.shape, spans.width, *source.shape[1:]))

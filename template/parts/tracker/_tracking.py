@@ -1,4 +1,4 @@
-"""What every tracker does alike: it opens before the first step or says why not; it never ends a run."""
+"""What all trackers share: they open before the first step, or say why not, and end no run."""
 
 from __future__ import annotations
 
@@ -14,15 +14,19 @@ from pydantic import Field
 from .config import Auto, Section, defaults
 from .errors import UserError
 
-SECRET = re.compile("KEY|TOKEN|PASSWORD|SECRET|UR[IL]")  # environment names whose values are never shown
+# Names in the environment whose values are never shown.
+SECRET = re.compile("KEY|TOKEN|PASSWORD|SECRET|UR[IL]")
 
 
 class Options(Section):
     """Where a tracking server keeps the runs."""
 
-    project: str = Field("", description="name that the runs stand under; empty is the package's name")
+    project: str = Field(
+        "", description="name that the runs stand under; empty is the package's name"
+    )
     offline: bool | Auto = Field(
-        "auto", description="nothing leaves this machine; auto is where the environment names no server"
+        "auto",
+        description="nothing leaves this machine; auto is where the environment names no server",
     )
 
 
@@ -33,34 +37,36 @@ class ServerSections(Section):
 
 
 class Guarded:
-    """One tracker of one run folder; a part gives it `connect`, `send` and `finish`.
+    """The tracker of a run folder; a subclass has `connect`, `send` and `finish`.
 
-    REMEDY: what a person does where `connect` fails.
+    REMEDY: what the user can do if `connect` fails.
     """
 
     REMEDY = ""
 
     def __init__(self, folder: Path, settings: Any):
-        self.folder, self.settings, self.on = folder, settings, False
+        self.folder = folder
+        self.settings = settings
+        self.on = False
 
     def connect(self, step: int | None) -> str:
-        """Opens the tracker's run, the same one after a resume; returns where to look at it."""
+        """Open the tracker's run, the same one after a resume; return where to look at it."""
         raise NotImplementedError
 
     def send(self, step: int, row: Mapping[str, float]) -> None:
-        """Passes numbers on."""
+        """Send numbers."""
 
     def send_file(self, step: int, name: str, file: Path) -> None:
-        """Passes a picture (.png) or a text (.md) on."""
+        """Send a plot (.png) or a text (.md)."""
 
     def finish(self, failed: bool) -> None:
-        """Sends what is pending."""
+        """Send what is pending."""
 
     def open(self, step: int | None = None) -> str:
-        """Connects. step: where training goes on; None is beside training, for an evaluation.
+        """Connect. step: where training begins or resumes; None for an evaluation without training.
 
-        Raises `UserError` before a run's first step. Later it is a note: a run that a scheduler puts back
-        shall not end because a server is down.
+        Raises `UserError` before a run's first step. Later it is a note: a run that a scheduler
+        restarts shall not end because a server is down.
         """
         try:
             where = self.connect(step)
@@ -74,16 +80,16 @@ class Guarded:
         return where
 
     def log(self, step: int, row: Mapping[str, float]) -> None:
-        """Numbers of a logged step, or of an evaluation."""
+        """Log the numbers of a step or an evaluation."""
         self._guarded(self.send, step, row)
 
     def show(self, step: int, files: Mapping[str, Path]) -> None:
-        """Pictures (.png) and texts (.md) of an evaluation, by their names."""
+        """Send plots (.png) and texts (.md) of an evaluation, by their names."""
         for name, file in files.items():
             self._guarded(self.send_file, step, name, file)
 
     def close(self) -> None:
-        """An exception on its way out marks the run as failed."""
+        """Close the tracker's run; an exception that is being raised marks it as failed."""
         self._guarded(self.finish, sys.exc_info()[0] is not None)
         self.on = False
 
@@ -100,13 +106,17 @@ class Guarded:
     @property
     def project(self) -> str:
         """The configured name, or the package's."""
-        return self.settings.tracker.project or str(__package__).partition(".")[0]
+        package = str(__package__).partition(".")[0]
+        return self.settings.tracker.project or package
 
 
 def shown(error: Exception) -> str:
-    """An error on one line, without what the environment keeps secret: addresses may hold passwords."""
+    """Return an error on one line, without the environment's secrets, such as addresses."""
     text = " ".join(str(error).split()) or type(error).__name__
     for name, value in os.environ.items():
         if SECRET.search(name) and len(value) > 3:
-            text = text.replace(value, f"${name}").replace(value.rstrip("/"), f"${name}")
-    return text if len(text) <= 200 else f"{text[:197]}..."
+            text = text.replace(value, f"${name}")
+            text = text.replace(value.rstrip("/"), f"${name}")
+    if len(text) > 200:
+        text = f"{text[:197]}..."
+    return text

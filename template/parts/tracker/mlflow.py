@@ -1,6 +1,7 @@
-"""MLflow: the server in MLFLOW_TRACKING_URI where the environment has it, else a file `mlflow.db`.
+"""MLflow: the server of MLFLOW_TRACKING_URI if the environment has it, else a file `mlflow.db`.
 
-Passwords and tokens are read by mlflow from the environment; no setting, log or file of a run ever holds one.
+mlflow itself reads passwords and tokens from the environment; no setting, log or file of a run has
+one.
 """
 
 from __future__ import annotations
@@ -18,41 +19,62 @@ Sections = ServerSections  # of config.yaml
 IDENTITY = "tracker.json"
 LOCAL = "sqlite:///mlflow.db"
 PARAMETERS = 100  # in one request, as the server allows
-# A server that is gone may hold up a run for a minute once; mlflow's own values would be some ten minutes.
+# A missing server may delay a run once, for a minute; with mlflow's defaults for some ten minutes.
 PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}
 
 
 class Tracker(Guarded):
     """One run of an MLflow experiment, however often it is resumed."""
 
-    REMEDY = "check MLFLOW_TRACKING_URI, its user or token, and the network, or --tracker.offline true"
+    REMEDY = (
+        "check MLFLOW_TRACKING_URI, its user or token, and the network, or --tracker.offline true"
+    )
 
     def connect(self, step: int | None) -> str:
-        address, offline = os.environ.get("MLFLOW_TRACKING_URI", ""), self.settings.tracker.offline
-        if offline is True or (offline == "auto" and not address):
-            address = LOCAL
-            os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-        if not address:
-            raise ValueError("MLFLOW_TRACKING_URI is not set")
+        address = self._address()
         for name, value in PATIENCE.items():
             os.environ.setdefault(name, value)
         from mlflow import MlflowClient
-        from mlflow.entities import Param
 
         self.client = MlflowClient(address)
-        found = self.client.get_experiment_by_name(self.project)
-        experiment = found.experiment_id if found else self.client.create_experiment(self.project)
+        self._open_run()
+        where = f"MLflow's experiment {self.project}, run {self.id}"
+        if address == LOCAL:
+            where += ": `mlflow ui` in this folder"
+        return where
+
+    def _address(self) -> str:
+        address = os.environ.get("MLFLOW_TRACKING_URI", "")
+        offline = self.settings.tracker.offline
+        if offline is True or (offline == "auto" and not address):
+            os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+            return LOCAL
+        if not address:
+            raise ValueError("MLFLOW_TRACKING_URI is not set")
+        return address
+
+    def _open_run(self) -> None:
+        """Begin a run with its parameters, or continue the one of before a resume."""
+        experiment = self.client.get_experiment_by_name(self.project)
+        if experiment is None:
+            experiment_id = self.client.create_experiment(self.project)
+        else:
+            experiment_id = experiment.experiment_id
         self.id = read_json(self.folder / IDENTITY).get("id", "")
         if self.id:
             self.client.update_run(self.id, status="RUNNING")
-        else:
-            self.id = self.client.create_run(experiment, run_name=self.folder.name).info.run_id
-            write_json(self.folder / IDENTITY, {"id": self.id})
-            values = [Param(key, str(self.settings.value(key))) for key in self.settings.origins]
-            for first in range(0, len(values), PARAMETERS):
-                self.client.log_batch(self.id, params=values[first : first + PARAMETERS])
-        where = f"MLflow's experiment {self.project}, run {self.id}"
-        return f"{where}: `mlflow ui` in this folder" if address == LOCAL else where
+            return
+
+        from mlflow.entities import Param
+
+        run = self.client.create_run(experiment_id, run_name=self.folder.name)
+        self.id = run.info.run_id
+        write_json(self.folder / IDENTITY, {"id": self.id})
+        settings = self.settings
+        parameters = [Param(key, str(settings.value(key))) for key in settings.origins]
+        for first in range(0, len(parameters), PARAMETERS):
+            batch = parameters[first : first + PARAMETERS]
+            self.client.log_batch(self.id, params=batch)
 
     def send(self, step: int, row: Mapping[str, float]) -> None:
         from mlflow.entities import Metric

@@ -1,4 +1,4 @@
-"""No experiment tracker: the run folder has `metrics.jsonl`, `metrics.csv` and `curves.png` anyway."""
+"""No experiment tracker: the run folder has `metrics.jsonl`, `metrics.csv` and `curves.png`."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from .config import Section
 
 
 class Sections(Section):
-    """The section of config.yaml that belongs to a tracker; none here."""
+    """The tracker's section of config.yaml; there is none."""
 
 
 class Tracker:
-    """Gets every row that the run folder gets."""
+    """Gets every record that is written to the run folder."""
 
     def __init__(self, folder: Path, settings: Any):
-        """For the run of this folder; opens nothing yet."""
+        """Open nothing yet."""
 
     def open(self, step: int | None = None) -> str:
-        """Begins, or goes on at `step`; returns where to look, if anywhere. None is beside training."""
+        """Begin or resume at `step` (None: an evaluation alone); return where to look."""
         return ""
 
     def log(self, step: int, row: Mapping[str, float]) -> None:
-        """Numbers of a logged step: `train/loss`, `validation/loss`."""
+        """Log the numbers of a step: `train/loss`, `validation/loss`."""
 
     def show(self, step: int, files: Mapping[str, Path]) -> None:
-        """Pictures (.png) and texts (.md) of an evaluation, by their names."""
+        """Send plots (.png) and texts (.md) of an evaluation, by their names."""
 
     def close(self) -> None:
-        """Sends what is pending."""
+        """Send what is pending."""

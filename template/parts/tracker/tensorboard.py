@@ -10,7 +10,7 @@ from .tracking import Guarded
 
 
 class Sections(Section):
-    """The section of config.yaml that belongs to a tracker; TensorBoard needs none."""
+    """The tracker's section of config.yaml; TensorBoard needs none."""
 
 
 class Tracker(Guarded):
@@ -21,11 +21,14 @@ class Tracker(Guarded):
     def connect(self, step: int | None) -> str:
         from torch.utils.tensorboard import SummaryWriter
 
-        # Rows behind the step of a resume come again: TensorBoard hides those of before.
-        self.writer = SummaryWriter(str(self.folder / "tensorboard"), purge_step=step + 1 if step else None)
+        folder = self.folder / "tensorboard"
+        # Records after the step of a resume come again: TensorBoard hides the previous ones.
+        purge_step = step + 1 if step else None
+        self.writer = SummaryWriter(str(folder), purge_step=purge_step)
         if step == 0:
-            self.writer.add_text("config", "    " + self.settings.to_yaml().replace("\n", "\n    "), 0)
-        return f"{self.folder / 'tensorboard'}: `tensorboard --logdir {self.folder.parent}`"
+            indented = self.settings.to_yaml().replace("\n", "\n    ")
+            self.writer.add_text("config", "    " + indented, 0)
+        return f"{folder}: `tensorboard --logdir {self.folder.parent}`"
 
     def send(self, step: int, row: Mapping[str, float]) -> None:
         for name, value in row.items():

@@ -1,6 +1,6 @@
-"""Weights & Biases: online where the environment has WANDB_API_KEY, else files in the run folder.
+"""Weights & Biases: online if the environment has WANDB_API_KEY, else files in the run folder.
 
-wandb itself reads the key from the environment; no setting, log or file of a run ever holds it.
+wandb itself reads the key from the environment; no setting, log or file of a run has it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .tracking import Guarded, ServerSections
 Sections = ServerSections  # of config.yaml
 
 IDENTITY = "tracker.json"
-FINISH_SECONDS = 60  # then what is not sent stays in the folder, for `wandb sync`
+FINISH_SECONDS = 60  # what is not sent by then stays in the folder, for `wandb sync`
 
 
 class Tracker(Guarded):
@@ -29,12 +29,7 @@ class Tracker(Guarded):
     def connect(self, step: int | None) -> str:
         import wandb
 
-        key = os.environ.get("WANDB_API_KEY")
-        mode: Any = os.environ.get("WANDB_MODE") or ("online" if key else "offline")
-        if self.settings.tracker.offline != "auto":
-            mode = "offline" if self.settings.tracker.offline else "online"
-        if mode == "online" and not key:
-            raise ValueError("WANDB_API_KEY is not set")  # wandb would ask for it, and wait
+        mode = self._mode()
         identity = read_json(self.folder / IDENTITY).get("id") or uuid4().hex[:8]
         self.tracked = wandb.init(
             project=self.project,
@@ -48,19 +43,39 @@ class Tracker(Guarded):
         )
         self.training = step is not None
         write_json(self.folder / IDENTITY, {"id": identity})
-        return f"{self.tracked.dir}: `wandb sync` sends it" if mode == "offline" else str(self.tracked.url)
+        if mode == "offline":
+            return f"{self.tracked.dir}: `wandb sync` sends it"
+        return str(self.tracked.url)
+
+    def _mode(self) -> Any:
+        """Return W&B's word for whether runs are sent: the setting, else the environment."""
+        has_key = bool(os.environ.get("WANDB_API_KEY"))
+        mode = "online" if has_key else "offline"
+        mode = os.environ.get("WANDB_MODE") or mode
+        if self.settings.tracker.offline != "auto":
+            mode = "offline" if self.settings.tracker.offline else "online"
+        if mode == "online" and not has_key:
+            # wandb would ask for it, and wait.
+            raise ValueError("WANDB_API_KEY is not set")
+        return mode
 
     def send(self, step: int, row: Mapping[str, float]) -> None:
-        if self.training:  # rows that W&B has from before a resume are dropped there: the same numbers
+        if self.training:
+            # After a resume, W&B drops what it already has: the same numbers.
             self.tracked.log(dict(row), step=step)
-        else:  # a step that has passed: W&B's own only go up
+        else:
+            # W&B's steps only go up, and this one has passed.
             self.tracked.summary.update(dict(row))
 
     def send_file(self, step: int, name: str, file: Path) -> None:
         import wandb
 
-        text = html.escape(file.read_text(encoding="utf-8")) if file.suffix == ".md" else ""
-        shown: Any = wandb.Html(f"<pre>{text}</pre>") if text else wandb.Image(str(file))
+        shown: Any
+        if file.suffix == ".md":
+            text = html.escape(file.read_text(encoding="utf-8"))
+            shown = wandb.Html(f"<pre>{text}</pre>")
+        else:
+            shown = wandb.Image(str(file))
         self.tracked.log({name: shown}, step=step)
 
     def finish(self, failed: bool) -> None:

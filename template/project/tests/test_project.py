@@ -19,7 +19,9 @@ SHORT = ("--training.max_steps", "60", "--schedule.warmup_steps", "5", "--monito
 
 def losses(run: str) -> list[float]:
     """Training losses of a run, one for each step."""
-    rows = (json.loads(line) for line in Path("runs", run, "metrics.jsonl").read_text().splitlines())
+    rows = (
+        json.loads(line) for line in Path("runs", run, "metrics.jsonl").read_text().splitlines()
+    )
     return [row["loss"] for row in rows if "split" not in row]
 
 

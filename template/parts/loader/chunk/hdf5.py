@@ -1,4 +1,4 @@
-"""Arrays of an HDF5 file that somebody else wrote: where they lie, and what can be wrong with them."""
+"""Arrays of an HDF5 file that is not ours: where their bytes are, and what can be wrong."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ LOCKED = (11, 35)  # EAGAIN on Linux and macOS
 
 
 class Hdf5Array(Array):
-    """An array that also HDF5 itself can read, where its bytes are not those in memory."""
+    """An array that HDF5 reads if its bytes in the file are not those in memory."""
 
     def read(self, first: int, last: int) -> np.ndarray:
-        """Rows [first, last), wherever they lie."""
+        """Rows [first, last)."""
         if self.offset is not None:
             return super().read(first, last)
         with opened(self.path) as file:
@@ -30,23 +30,29 @@ class Hdf5Array(Array):
 
 
 def place_in(array: Array, row: int, size: int = 0) -> str:
-    """Of `size` bytes from `row` on, for an error."""
-    return f"{array.path}, {array.name} rows {row} to {row + max(size // array.row_bytes, 1) - 1}"
+    """Name the place of `size` bytes from `row` on, for an error."""
+    num_rows = max(size // array.row_bytes, 1)
+    return f"{array.path}, {array.name} rows {row} to {row + num_rows - 1}"
 
 
 def refer(writer: StoreWriter, **arrays: Array) -> None:
-    """Takes arrays into a store as they lie in their file, which is read once for its checksums."""
+    """Let a store refer to arrays in their file, which is read once for its checksums."""
     for name, array in arrays.items():
         path = str(array.path.resolve())
         if path not in writer.files:
             writer.files[path] = checksums(array.path)
-        entry = {"file": path, "offset": array.offset, "shape": list(array.shape), "dtype": array.dtype}
-        writer.arrays[name] = {**entry, "dataset": array.dataset}
+        writer.arrays[name] = {
+            "file": path,
+            "offset": array.offset,
+            "shape": list(array.shape),
+            "dtype": array.dtype,
+            "dataset": array.dataset,
+        }
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[Any]:
-    """The file, open for reading. Raises `UserError` where it is missing, locked, cut short or no HDF5."""
+    """Open the file for reading. Raises `UserError` if it is missing, locked, cut or no HDF5."""
     import h5py
 
     if not path.is_file():
@@ -54,48 +60,54 @@ def opened(path: Path) -> Iterator[Any]:
     try:
         file = h5py.File(path)
     except OSError as error:
-        what, remedy = f"cannot open the file ({error})", "copy it again"
-        if error.errno in LOCKED or "unable to lock" in str(error):
-            what, remedy = "another process is writing the file", "wait until it has closed it"
-        elif "truncated" in str(error):
-            what = f"the file is cut short, it has {path.stat().st_size} bytes"
-        elif not h5py.is_hdf5(path):
-            what, remedy = "not an HDF5 file", "a CSV is for the workload timeseries"
-        raise UserError(what, str(path), remedy) from error
+        raise _explain(error, path) from error
     with file:
         yield file
 
 
-def hdf5_arrays(path: str | Path, *names: str) -> dict[str, Array]:
-    """The datasets `names` as arrays that loaders can read, with a note for each that is slow to read.
+def _explain(error: OSError, path: Path) -> UserError:
+    """Say why h5py cannot open the file."""
+    import h5py
 
-    Raises `UserError` for a file or a dataset that cannot be trained on.
+    if error.errno in LOCKED or "unable to lock" in str(error):
+        what = "another process is writing the file"
+        return UserError(what, str(path), "wait until it has closed it")
+    if "truncated" in str(error):
+        what = f"the file is cut short, it has {path.stat().st_size} bytes"
+        return UserError(what, str(path), "copy it again")
+    if not h5py.is_hdf5(path):
+        return UserError("not an HDF5 file", str(path), "a CSV is for the workload timeseries")
+    return UserError(f"cannot open the file ({error})", str(path), "copy it again")
+
+
+def hdf5_arrays(path: str | Path, *names: str) -> dict[str, Array]:
+    """Return the datasets `names` as arrays for loaders; print a note for each slow one.
+
+    Raises `UserError` if the file or a dataset cannot be used for training.
     """
     path = Path(path)
     with opened(path) as file:
         arrays = {name: _array(path, file, name) for name in names}
-    rows = {name: array.shape[0] for name, array in arrays.items()}
-    if len(set(rows.values())) > 1:
-        what = "unequal numbers of rows: " + ", ".join(f"'{name}' {count}" for name, count in rows.items())
+    if len({array.shape[0] for array in arrays.values()}) > 1:
+        counts = [f"'{name}' {array.shape[0]}" for name, array in arrays.items()]
+        what = "unequal numbers of rows: " + ", ".join(counts)
         raise UserError(what, str(path), "write one row of each for a sample")
     return arrays
 
 
 def _array(path: Path, file: Any, name: str) -> Array:
-    import h5py
-
-    where, dataset = f"{path}, dataset '{name}'", file.get(name)
-    if not isinstance(dataset, h5py.Dataset):
-        found: list[str] = []
-        file.visititems(lambda name, item: found.append(name) if isinstance(item, h5py.Dataset) else None)
-        raise UserError(f"no dataset '{name}'", str(path), f"it has {', '.join(found) or 'none'}")
+    where = f"{path}, dataset '{name}'"
+    dataset = _dataset(path, file, name)
     if dataset.dtype.name not in DTYPES:
-        raise UserError(f"cannot train on dtype {dataset.dtype}", where, f"it takes {', '.join(DTYPES)}")
+        what = f"cannot train on dtype {dataset.dtype}"
+        raise UserError(what, where, f"it takes {', '.join(DTYPES)}")
     if dataset.ndim < 1 or 0 in dataset.shape:
-        raise UserError(f"no rows: its shape is {dataset.shape}", where, "rows are the first axis")
+        what = f"no rows: its shape is {dataset.shape}"
+        raise UserError(what, where, "rows are the first axis")
     if not dataset.id.get_storage_size():
         remedy = "it would be all fill values; write it first"
         raise UserError("nothing was ever written into it", where, remedy)
+
     offset = _offset(dataset)
     if offset is None:
         _check_filters(dataset, where)
@@ -107,8 +119,24 @@ def _array(path: Path, file: Any, name: str) -> Array:
     return Hdf5Array(name, path, offset, dataset.shape, dataset.dtype.name, name)
 
 
+def _dataset(path: Path, file: Any, name: str) -> Any:
+    import h5py
+
+    dataset = file.get(name)
+    if isinstance(dataset, h5py.Dataset):
+        return dataset
+    names: list[str] = []
+
+    def visit(name: str, item: Any) -> None:
+        if isinstance(item, h5py.Dataset):
+            names.append(name)
+
+    file.visititems(visit)
+    raise UserError(f"no dataset '{name}'", str(path), f"it has {', '.join(names) or 'none'}")
+
+
 def _offset(dataset: Any) -> int | None:
-    """First byte of a dataset whose bytes lie in the file as in memory."""
+    """Return the first byte of a dataset whose bytes in the file are those in memory."""
     if dataset.chunks or dataset.is_virtual or dataset.external or not _native(dataset):
         return None
     return dataset.id.get_offset()
@@ -119,15 +147,19 @@ def _native(dataset: Any) -> bool:
 
 
 def _whole_rows(dataset: Any) -> bool:
-    """Whether its chunks hold whole rows as they are in memory, so that a table of them replaces HDF5."""
-    plain = not dataset.id.get_create_plist().get_nfilters() and _native(dataset)
-    return bool(dataset.chunks) and plain and dataset.chunks[1:] == dataset.shape[1:]
+    """Whether its chunks are complete rows as in memory: then a table of them replaces HDF5."""
+    if not dataset.chunks or not _native(dataset):
+        return False
+    if dataset.id.get_create_plist().get_nfilters():
+        return False
+    return dataset.chunks[1:] == dataset.shape[1:]
 
 
 def chunk_table(array: Array) -> tuple[int, np.ndarray] | None:
-    """Rows of a chunk and the byte where each chunk begins; None where only HDF5 can read the array.
+    """Return the rows of a chunk and the byte where each chunk begins, or None.
 
-    That is so for packed or converted data, rows cut into pieces, and chunks that were never written.
+    None if only HDF5 can read the array: it is packed or converted, its rows are cut into pieces,
+    or a chunk was never written.
     """
     with opened(array.path) as file:
         dataset = file.get(array.dataset)
@@ -140,7 +172,9 @@ def chunk_table(array: Array) -> tuple[int, np.ndarray] | None:
             places[chunk.chunk_offset[0] // rows] = chunk.byte_offset
 
         dataset.id.chunk_iter(note)
-    return (rows, places) if places.all() else None
+    if not places.all():
+        return None
+    return rows, places
 
 
 def _check_filters(dataset: Any, where: str) -> None:
@@ -150,16 +184,21 @@ def _check_filters(dataset: Any, where: str) -> None:
     for number in range(properties.get_nfilters()):
         code, _, _, name = properties.get_filter(number)
         if not h5py.h5z.filter_avail(code):
-            what = f"it is packed by filter {code} ({name.decode(errors='replace')}), which is not installed"
+            packed = f"it is packed by filter {code} ({name.decode(errors='replace')})"
+            what = f"{packed}, which is not installed"
             raise UserError(what, where, "pip install hdf5plugin")
 
 
 def _slow(dataset: Any) -> str:
-    """Why it is slow to read, and what one row costs."""
-    if not dataset.chunks:
+    """Say why it is slow to read, and what one row costs."""
+    chunk = dataset.chunks
+    if not chunk:
         return "its bytes are converted while reading"
-    row, chunk = dataset.shape[1:], dataset.chunks
-    touched = prod(ceil(length / size) for length, size in zip(row, chunk[1:], strict=True))
+    touched = 1
+    for length, size in zip(dataset.shape[1:], chunk[1:], strict=True):
+        touched *= ceil(length / size)
     megabytes = touched * prod(chunk) * np.dtype(dataset.dtype).itemsize / 1e6
-    packed = f", packed by {dataset.compression}" if dataset.compression else ""
-    return f"chunks of {chunk}{packed}, so that one row touches {touched:,} of them, {megabytes:,.1f} MB"
+    layout = f"chunks of {chunk}"
+    if dataset.compression:
+        layout += f", packed by {dataset.compression}"
+    return f"{layout}, so that one row touches {touched:,} of them, {megabytes:,.1f} MB"

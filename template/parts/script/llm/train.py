@@ -1,188 +1,270 @@
-"""Trains a GPT on the bytes of a text file. One file: read it, paste it anywhere, change it.
+"""Train a GPT on the bytes of a text file. One file: read it, paste it, change it.
 
-    python train.py                                # Python's own source text, until you give yours
-    python train.py --data text.txt --epochs 5     # each run is a folder in runs/
-    python train.py --resume                       # goes on with the newest, bit for bit, also after a kill
+    python train.py                              # the source text of Python's standard library
+    python train.py --data text.txt --epochs 5   # your text; each run is a folder in runs/
+    python train.py --resume                     # continue the newest run, bit for bit
 
-Settings, data, model, what makes it fast, checkpoint, loop: from top to bottom. On the same data and settings
-the losses are those of the template's `layout: package`, to the last bit.
-
-Shapes: `B` texts in a batch, `T` tokens, `C` width, `H` heads, `D` = C / H, `V` padded vocabulary.
+From top to bottom: settings, data, model, precision and optimizer, checkpoint, metrics, training.
+Shapes: B blocks in a batch, T tokens, C width, H heads, D = C / H, V padded vocabulary.
 """
 
-from __future__ import annotations
-
 import argparse
+import difflib
+import fcntl
 import gc
 import hashlib
+import inspect
+import io
 import json
 import math
 import os
 import random
-import shutil
+import re
 import signal
 import sys
 import sysconfig
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, fields
-from itertools import pairwise
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from itertools import islice
 from pathlib import Path
-from typing import Any, NoReturn
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from matplotlib.figure import Figure
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.nn import functional
 
-# ---- settings: defaults < the run that goes on < environment < flags ----------------------------
-
-
-def given(default: Any, text: str, least: Any = None, below: float = math.inf, among: Any = None) -> Any:
-    """A setting: its default, what `--help` says, the range or the words that it takes."""
-    return field(default=default, metadata={"text": text, "range": (least, below), "among": among})
+# -----------------------------------------------------------------------------
+# Settings. Each one is a flag, and its comment is the text that --help prints.
 
 
-@dataclass(frozen=True)
+@dataclass
 class Settings:
-    data: str = given("", "a text file; empty: 12 MB of the source text of Python's standard library")
-    block_size: int = given(128, "tokens that the model sees at once", 1)
-    batch_size: int = given(32, "blocks in a micro-batch; larger fills a GPU better", 1)
-    layers: int = given(4, "transformer blocks; with 12 heads 768 wide, 12 of them are GPT-2", 1)
-    heads: int = given(4, "attention heads of a block", 1)
-    width: int = given(128, "numbers that stand for a token", 2)
-    dropout: float = given(0.0, "share of activations dropped; 0.1 to 0.2 for many epochs", 0, 1)
-    learning_rate: float = given(1e-3, "peak of the schedule", 0, 1)
-    weight_decay: float = given(0.01, "pulls matrices towards zero, biases not", 0, 1)
-    warmup_steps: int = given(-1, "steps up to the peak; -1 is 100, or a tenth of a shorter run", -1)
-    final_factor: float = given(0.1, "last learning rate as a share of the peak", 0, 1.001)
-    precision: str = given("auto", "auto: what the card has", among=["auto", "fp32", "tf32", "fp16", "bf16"])
-    compile: str = given("auto", "on or off; auto: on a GPU from sm 8.0 on", among=["auto", "on", "off"])
-    epochs: int = given(10, "passes over the training text", 1)
-    max_steps: int = given(0, "length of the run in steps instead; 0 goes by epochs", 0)
-    gradient_accumulation_steps: int = given(1, "micro-batches to a step", 1)
-    gradient_clip: float = given(1.0, "largest norm of all gradients; 0 is off", 0)
-    evaluate_every: int = given(0, "steps between two evaluations; 0 is the end of each epoch", 0)
-    save_every: int = given(0, "steps between two checkpoints; 0 is the end of each epoch", 0)
-    log_every: int = given(50, "steps between two lines; reading the loss waits for the GPU", 1)
-    seed: int = given(42, "of every random generator", 0, 2**32)
-    deterministic: int = given(0, "1: only operations that repeat bit for bit; some per cent slower", 0, 2)
+    # data
+    data: str = ""  # text file; empty: 12 MB of the source text of Python's standard library
+    block_size: int = 128  # tokens the model sees at once
+    # model
+    layers: int = 4  # transformer blocks; GPT-2 has 12, 768 wide, with 12 heads
+    heads: int = 4  # attention heads of a block
+    width: int = 128  # numbers that represent a token
+    dropout: float = 0.0  # fraction of activations dropped; 0.1 to 0.2 for many epochs
+    # optimizer
+    batch_size: int = 32  # blocks in a micro-batch; a larger one fills a GPU better
+    gradient_accumulation_steps: int = 1  # micro-batches in a step
+    learning_rate: float = 1e-3  # peak of the schedule
+    weight_decay: float = 0.01  # for matrices; norms have none
+    warmup_steps: int = -1  # steps up to the peak; -1: 100, or a tenth of a shorter run
+    final_factor: float = 0.1  # last learning rate as a fraction of the peak
+    gradient_clip: float = 1.0  # largest norm of the gradients; 0: no clipping
+    precision: str = "auto"  # auto, fp32, tf32, fp16 or bf16; auto: the fastest the GPU has
+    compile: str = "auto"  # on, off or auto; auto: on a GPU from sm 8.0 on
+    # run
+    epochs: int = 10  # passes over the training text
+    max_steps: int = 0  # length of the run in steps; 0: use epochs
+    evaluate_every: int = 0  # steps between evaluations; 0: at the end of each epoch
+    save_every: int = 0  # steps between checkpoints; 0: at the end of each epoch
+    log_every: int = 50  # steps between log entries; each one waits for the GPU
+    seed: int = 42  # of weights, dropout and the order of blocks
+    deterministic: int = 0  # 1: only operations that repeat bit for bit; slower
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if name == "warmup_steps" or isinstance(value, str):
+                continue
+            lowest = 1 if name in POSITIVE else 0
+            highest = 1 if name in FRACTIONS else 2**32 - 1
+            if not lowest <= value <= highest:
+                raise UserError(f"{value} is out of range: --{name}: use {lowest} to {highest}")
 
 
-# Names of the environment, and the setting that each stands for. No process reads ahead: some decide nothing.
-ENVIRONMENT = {"SEED": "seed", "DETERMINISTIC": "deterministic", "USE_AMP": "precision"}
-SWITCHES = {"USE_AMP=0": "--precision=fp32", "USE_AMP=1": "--precision=auto"}
-UNUSED = ("NUM_WORKERS", "PIN_MEMORY", "PREFETCH_FACTOR", "PERSISTENT_WORKERS", "ALLOW_UNSAFE_DATALOADER")
-PACKAGE = "the package has more: copier update --defaults -r :current: -d layout=package"
+POSITIVE = [
+    "block_size",
+    "layers",
+    "heads",
+    "width",
+    "batch_size",
+    "epochs",
+    "log_every",
+    "gradient_accumulation_steps",
+]
+FRACTIONS = ["dropout", "learning_rate", "weight_decay", "final_factor", "deterministic"]
+CHOICES = {"precision": ["auto", "fp32", "tf32", "fp16", "bf16"], "compile": ["auto", "on", "off"]}
+ENVIRONMENT = ["SEED", "DETERMINISTIC"]  # variables, each for the setting of this name
 
 
-class Mistake(Exception):
-    """What a person can mend: one line, and exit code 2."""
+class UserError(Exception):
+    """Something the user can fix: printed as one line, exit code 2."""
 
 
-class Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise Mistake(f"{message}: see --help; {PACKAGE}")
+def parse(arguments: list[str]) -> dict:
+    """Return the settings that the user gave, and `resume`."""
+    # SUPPRESS leaves out what the user did not give: the dataclass has the defaults.
+    parser = argparse.ArgumentParser(
+        usage=__doc__,
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+        exit_on_error=False,
+    )
+    parser.add_argument("--resume", nargs="?", const="", help="the newest run, or its folder")
+    comments = dict(re.findall(r"(\w+): .*  # (.*)", inspect.getsource(Settings)))
+    for name, default in asdict(Settings()).items():
+        # Both --max_steps and --max-steps.
+        flags = sorted({f"--{name}", f"--{name.replace('_', '-')}"})
+        text = f"{comments[name]} (default: {default})"
+        parser.add_argument(*flags, type=type(default), choices=CHOICES.get(name), help=text)
+
+    # The environment is weaker than a flag.
+    environment = {name.lower(): os.environ[name] for name in ENVIRONMENT if os.environ.get(name)}
+    if os.environ.get("USE_AMP"):
+        environment["precision"] = "fp32" if os.environ["USE_AMP"] == "0" else "auto"
+    parser.set_defaults(**environment)
+
+    given, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        similar = difflib.get_close_matches(unknown[0], parser._option_string_actions)
+        remedy = f"did you mean {similar[0]}?" if similar else "see --help"
+        raise UserError(f"unknown flag: {unknown[0]}: {remedy}")
+    return vars(given)
 
 
-def read_settings(words: list[str]) -> tuple[Settings, Path, bool]:
-    """The settings, the run's folder, and whether it goes on. Raises `Mistake`."""
-    parser = Parser(usage=__doc__, allow_abbrev=False, argument_default=argparse.SUPPRESS)
-    parser.add_argument("--resume", nargs="?", const="", metavar="RUN", help="the newest run, or RUN")
-    types: dict[Any, Any] = {"int": int, "float": float, "str": str}
-    for each in fields(Settings):
-        about: dict[str, Any] = {"help": each.metadata["text"], "metavar": str(each.default)}
-        parser.add_argument(f"--{each.name}", type=types[each.type], choices=each.metadata["among"], **about)
-    for name in filter(os.environ.get, (*ENVIRONMENT, *UNUSED)):  # a flag comes later, and is stronger
-        text = os.environ[name]
-        if name in UNUSED:
-            print(f"note: {name} has no effect: no process reads ahead of the step")
-        elif flag := SWITCHES.get(f"{name}={text}", f"--{ENVIRONMENT[name]}={text}"):
-            words = [flag, *words]
-    values = vars(parser.parse_args(words))
-    for each in fields(Settings):
-        (least, below), value = each.metadata["range"], values.get(each.name, each.default)
-        if least is not None and not least <= value < below:
-            parser.error(f"argument --{each.name}: {value} is not from {least} on and below {below}")
-    if (resume := values.pop("resume", None)) is None:
-        run = Path("runs", time.strftime("%Y%m%d-%H%M%S-") + str(time.time_ns())[10:13])
-        return Settings(**values), run, False
-    run = Path(resume) if resume else max(Path("runs").glob("*"), default=Path("runs"))
-    if not (run / "settings.json").exists():
-        raise Mistake(f"no run to go on with: --resume: {run} has no settings.json")
-    settings = Settings(**json.loads((run / "settings.json").read_text()))
-    for name, value in values.items():
-        if value != (old := getattr(settings, name)):
-            raise Mistake(f"the run began with {name} {old}: --resume: {value} makes another run of it")
-    return settings, run, True
+def read_settings(arguments: list[str]) -> tuple[Settings, Path]:
+    """Return the settings and the folder of the run."""
+    given = parse(arguments)
+    resume = given.pop("resume", None)
+    if resume is None:
+        return Settings(**given), Path("runs", f"{datetime.now():%Y%m%d-%H%M%S-%f}")
+
+    path = Path(resume, "settings.json")
+    if not resume:
+        path = max(Path("runs").glob("*/settings.json"), default=path)
+    if not path.exists():
+        raise UserError(f"no run to resume: {path} does not exist: check --resume")
+    try:
+        settings = Settings(**json.loads(path.read_bytes()))
+    except (ValueError, TypeError):
+        raise UserError(f"the file is damaged: {path}: restore it, or start a new run") from None
+    for name, value in given.items():
+        saved = getattr(settings, name)
+        if value != saved:
+            raise UserError(f"cannot resume with a different value: --{name}: use {saved}")
+    return settings, path.parent
 
 
-# ---- data ---------------------------------------------------------------------------------------
+# -----------------------------------------------------------------------------
+# Data
 
-Batch = dict[str, Tensor]
-Output = tuple[Tensor, Tensor, dict[str, tuple[Tensor, Tensor]]]  # loss, targets, metrics: (sum, count)
-END, VOCABULARY, IGNORE = 256, 257, -100  # a token a byte, one that ends a text; a target that is none
+
+END = 256  # ends a text; the other tokens are bytes
+VOCABULARY = 257
+IGNORE = -100  # a target that does not count: the default of cross_entropy
+
+
+def tokenize(path: Path) -> np.ndarray:
+    """Return a token for each byte of a file, then END."""
+    content = np.frombuffer(path.read_bytes(), np.uint8)
+    return np.append(content.astype(np.int16), np.int16(END))
+
+
+def read_standard_library() -> list[np.ndarray]:
+    """Return the tokens of each split: 12 MB of modules of this Python, in a random order."""
+    root = Path(sysconfig.get_path("stdlib"))
+    left_out = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
+    paths = sorted(root.rglob("*.py"))
+    paths = [path for path in paths if not left_out & set(path.relative_to(root).parts)]
+    random.Random(0).shuffle(paths)
+    sizes = np.cumsum([path.stat().st_size for path in paths])
+    texts = [tokenize(path) for path in paths[: np.searchsorted(sizes, 12e6) + 1]]
+    ends = np.cumsum([len(text) for text in texts])
+    part = len(texts) // 20
+    return np.split(np.concatenate(texts), ends[[-1 - 2 * part, -1 - part]])
 
 
 class Data:
-    """The text, whole on the device. Block i of a split starts at its token i × T.
+    """The blocks of each split, on the device as a whole.
 
-    Every token but the first of a split is a target once, so that the last block may be a shorter one.
+    Block n has the tokens from n * block_size on, and one more: the last target. So each token but
+    the first of a split is a target once. The last block of a split may be shorter. Validation and
+    test are a twentieth of the text each, at its end.
     """
 
     def __init__(self, settings: Settings, device: torch.device):
-        tokens, ends = read_text(Path(settings.data)) if settings.data else standard_library()
-        self.block, self.device, self.weight = settings.block_size, device, settings.block_size
-        self.splits = dict(zip(("train", "validation", "test"), pairwise([0, *ends]), strict=True))
-        counts = {name: last - first - 1 for name, (first, last) in self.splits.items()}  # targets
-        self.count = {name: -(-max(targets, 0) // self.block) for name, targets in counts.items()}
-        if (fewest := min(counts.values())) < self.block:
-            raise Mistake(f"a split of {fewest + 1} tokens: --block_size: lower it, or give more text")
-        self.fingerprint = sha256(tokens.tobytes())
-        self.tokens = torch.from_numpy(tokens).to(device)  # no copy, no worker, no wait in the loop
+        if settings.data:
+            tokens = tokenize(Path(settings.data))
+            part = round(len(tokens) * 0.05)
+            texts = np.split(tokens, [-2 * part, -part])
+        else:
+            texts = read_standard_library()
+        self.device = device
+        self.batch_size = settings.batch_size
+        size = settings.block_size
+        self.targets_per_batch = settings.batch_size * size
+        self.facts = hashlib.sha256(np.concatenate(texts).tobytes()).hexdigest()
+        self.blocks = {}
+        self.splits = {}
+        for name, text in zip(["train", "validation", "test"], texts, strict=True):
+            if len(text) <= size:
+                raise UserError(f"{name} has {len(text)} tokens: --block_size: use a smaller one")
+            tokens = np.pad(text, (0, -(len(text) - 1) % size), constant_values=IGNORE)
+            # a view (number, token)
+            self.blocks[name] = torch.from_numpy(tokens).to(device).unfold(0, size + 1, size)
+            self.splits[name] = range(len(self.blocks[name]))
 
-    def batches(self, split: str, *place: int) -> Iterator[tuple[np.ndarray, Batch]]:
-        for numbers in order(self.count[split], *place):
-            yield numbers, self.batch(split, numbers)
+    def batches(self, split: str, numbers: np.ndarray) -> Iterator:
+        """Yield numbers of blocks, tokens (B, T) and targets (B, T), the tokens that follow.
 
-    def batch(self, split: str, numbers: np.ndarray) -> Batch:
-        """Blocks by number, and the same one token later as their targets; −1 fills a batch up."""
-        first, last = self.splits[split]
-        number = torch.from_numpy(numbers).to(self.device, non_blocking=True)[:, None]
-        place = first + number * self.block + torch.arange(self.block + 1, device=self.device)  # (B, T + 1)
-        outside = (number < 0) | (place >= last)
-        values = self.tokens[place.masked_fill(outside, 0)].long().masked_fill(outside, 0)
-        targets = values[:, 1:].masked_fill(outside[:, 1:], IGNORE)
-        return {"tokens": values[:, :-1], "targets": targets}  # (B, T) both
-
-
-def read_text(path: Path) -> tuple[np.ndarray, list[int]]:
-    """(N,) int16 tokens of a file, and where each split ends: a twentieth each validates and tests."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise Mistake(f"cannot read the file ({error}): --data is one file of text; {PACKAGE}") from None
-    tokens = np.append(np.frombuffer(content, np.uint8).astype(np.int16), np.int16(END))
-    part = round(len(tokens) * 0.05)
-    return tokens, [len(tokens) - 2 * part, len(tokens) - part, len(tokens)]
+        Padding keeps the shape of an incomplete batch, so that nothing is compiled twice.
+        """
+        for first in range(0, len(numbers), self.batch_size):
+            chunk = numbers[first : first + self.batch_size]
+            padded = torch.from_numpy(np.resize(chunk, self.batch_size))
+            blocks = self.blocks[split][padded.to(self.device, non_blocking=True)].long()
+            blocks[len(chunk) :] = IGNORE
+            yield chunk, (blocks[:, :-1].clamp(min=0), blocks[:, 1:])
 
 
-def standard_library() -> tuple[np.ndarray, list[int]]:
-    """Modules of this machine's Python, without its tests, always in one random order: no download."""
-    root = Path(sysconfig.get_path("stdlib"))
-    left_out = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
-    kept = [path for path in sorted(root.rglob("*.py")) if not left_out & {*path.relative_to(root).parts}]
-    random.Random(0).shuffle(kept)
-    sizes = np.cumsum([path.stat().st_size for path in kept])
-    kept = kept[: max(int(np.searchsorted(sizes, 12e6)) + 1, 20)]
-    texts = [np.append(np.frombuffer(path.read_bytes(), np.uint8).astype(np.int16), END) for path in kept]
-    ends, last = np.cumsum([len(text) for text in texts]), max(len(kept) // 20, 1)
-    return np.concatenate(texts).astype(np.int16), ends[[-1 - 2 * last, -1 - last, -1]].tolist()
+def permutation(seed: int, epoch: int, count: int) -> np.ndarray:
+    """Return the order of an epoch: the numbers below `count`, shuffled.
+
+    A Feistel network over the bits of a number: each half changes in turn by a hash of the other.
+    A value that is not below `count` goes through it again.
+    """
+    num_bits = max(count - 1, 1).bit_length()
+    low_bits = num_bits - num_bits // 2
+    widths = [low_bits, num_bits // 2]
+    keys = np.random.SeedSequence((seed, epoch)).generate_state(max(6, 64 // num_bits))
+    values = np.arange(count)
+    outside = np.arange(count)
+    while outside.size:
+        walked = values[outside]
+        low = (walked & ((1 << low_bits) - 1)).astype(np.uint32)
+        high = (walked >> low_bits).astype(np.uint32)
+        halves = [low, high]
+        for number, key in enumerate(keys):
+            turn = number % 2
+            hashed = (halves[1 - turn] + key) * np.uint32(0x7FEB352D)
+            hashed = (hashed ^ (hashed >> np.uint32(15))) * np.uint32(0x846CA68B)
+            halves[turn] ^= hashed >> np.uint32(32 - widths[turn])
+        values[outside] = (halves[1].astype(np.int64) << low_bits) | halves[0]
+        outside = outside[values[outside] >= count]
+    return values
 
 
-# ---- model --------------------------------------------------------------------------------------
+def training_steps(data: Data, settings: Settings, step: int, steps_per_epoch: int) -> Iterator:
+    """Yield the micro-batches of each step after `step`. An epoch has each sample once."""
+    while True:
+        epoch, steps_done = divmod(step, steps_per_epoch)
+        order = permutation(settings.seed, epoch, len(data.splits["train"]))
+        start = steps_done * settings.batch_size * settings.gradient_accumulation_steps
+        batches = data.batches("train", order[start:])
+        for _ in range(steps_done, steps_per_epoch):
+            yield islice(batches, settings.gradient_accumulation_steps)
+            step += 1
+
+
+# -----------------------------------------------------------------------------
+# Model
 
 
 class Attention(nn.Module):
@@ -190,441 +272,463 @@ class Attention(nn.Module):
 
     def __init__(self, settings: Settings):
         super().__init__()
-        self.heads, width, self.dropout = settings.heads, settings.width, settings.dropout
-        self.qkv = nn.Linear(width, 3 * width, bias=False)
-        self.out = nn.Linear(width, width, bias=False)
+        self.heads = settings.heads
+        self.dropout = settings.dropout
+        self.qkv = nn.Linear(settings.width, 3 * settings.width, bias=False)
+        self.out = nn.Linear(settings.width, settings.width, bias=False)
 
     def forward(self, x: Tensor, rotation: Tensor) -> Tensor:
-        batch, time, width = x.shape
-        qkv = self.qkv(x).view(batch, time, 3, self.heads, width // self.heads)
-        turned = rotate(qkv[:, :, :2], rotation).unbind(2)  # each (B, T, H, D)
-        query, key, value = (part.transpose(1, 2) for part in (*turned, qkv[:, :, 2]))  # (B, H, T, D)
-        attend, dropout = functional.scaled_dot_product_attention, self.dropout if self.training else 0.0
-        mixed = attend(query, key, value, dropout_p=dropout, is_causal=True)
-        return self.out(mixed.transpose(1, 2).reshape(batch, time, width))
+        qkv = self.qkv(x).unflatten(2, (3, self.heads, -1)).transpose(1, 3)  # (B, H, 3, T, D)
+        query, key = rotate(qkv[:, :, :2], rotation).unbind(2)
+        value = qkv[:, :, 2]
+        dropout = self.dropout if self.training else 0.0
+        mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
+        return self.out(mixed.transpose(1, 2).flatten(2))
 
 
 def rotate(x: Tensor, rotation: Tensor) -> Tensor:
-    """Turns each pair (d, d + D/2) of x (B, T, 2, H, D) by its angle; rotation (T, D/2, 2) is cos and sin."""
-    cos, sin = rotation[:, None, None].unbind(-1)  # (T, 1, 1, D/2)
+    """Turn each pair (d, d + D/2) of x (..., T, D) by its angle; rotation has cosine and sine."""
+    cos, sin = rotation  # each (T, D/2)
     first, second = x.chunk(2, -1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).type_as(x)
 
 
 class Block(nn.Module):
-    """Attention and a hidden layer of 4 × C units, each added to what came in."""
+    """Attention and a hidden layer of 4 * C units, each added to its input."""
 
     def __init__(self, settings: Settings):
         super().__init__()
-        width, self.dropout = settings.width, nn.Dropout(settings.dropout)
-        self.attention_norm, self.hidden_norm = (nn.LayerNorm(width, bias=False) for _ in range(2))
+        width = settings.width
+        self.dropout = nn.Dropout(settings.dropout)
+        self.attention_norm = nn.LayerNorm(width, bias=False)
         self.attention = Attention(settings)
+        self.hidden_norm = nn.LayerNorm(width, bias=False)
         self.hidden = nn.Linear(width, 4 * width, bias=False)
         self.out = nn.Linear(4 * width, width, bias=False)
 
     def forward(self, x: Tensor, rotation: Tensor) -> Tensor:
         x = x + self.dropout(self.attention(self.attention_norm(x), rotation))
-        return x + self.dropout(self.out(functional.gelu(self.hidden(self.hidden_norm(x)))))
-
-
-class Head(nn.Module):
-    """The last norm and the loss over the vocabulary. Its weight, the embedding's, comes with each call."""
-
-    def __init__(self, settings: Settings):
-        super().__init__()
-        self.norm = nn.LayerNorm(settings.width, bias=False)
-
-    def forward(self, x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-        """The sum of cross-entropies, () float32, of x (B, T, C) by weight (V, C) against targets (B, T)."""
-        logits = functional.linear(self.norm(x).flatten(0, 1), weight).float()
-        return functional.cross_entropy(logits, targets.flatten(), reduction="sum", ignore_index=IGNORE)
+        return x + self.dropout(self.out(F.gelu(self.hidden(self.hidden_norm(x)))))
 
 
 class Model(nn.Module):
-    """Tokens to the loss of the tokens after them. Embedding and head share one weight."""
+    """Tokens to scores of the tokens that follow. Embedding and head share one weight."""
 
     def __init__(self, settings: Settings, data: Data):
         super().__init__()
-        width, heads = settings.width, settings.heads
-        if width % (2 * heads):
-            raise Mistake(f"{heads} heads of {width} numbers: --width: give a multiple of {2 * heads}")
-        self.embedding = nn.Embedding(-(-VOCABULARY // 64) * 64, width)  # tensor cores take whole tiles
+        width = settings.width
+        head_width = width // settings.heads
+        if width % (2 * settings.heads):
+            raise UserError(f"--width {width}: use a multiple of 2 * heads, {2 * settings.heads}")
+        # Tensor cores take whole tiles: the vocabulary is a multiple of 64.
+        self.embedding = nn.Embedding(math.ceil(VOCABULARY / 64) * 64, width)
+        self.dropout = nn.Dropout(settings.dropout)
         self.layers = nn.ModuleList(Block(settings) for _ in range(settings.layers))
-        self.head, self.dropout = Head(settings), nn.Dropout(settings.dropout)
-        frequencies = 10_000.0 ** (-torch.arange(0, width // heads, 2) / (width // heads))
+        self.norm = nn.LayerNorm(width, bias=False)
+        frequencies = 10_000.0 ** (-torch.arange(0, head_width, 2) / head_width)
         angles = torch.outer(torch.arange(settings.block_size), frequencies)
-        self.rotation = nn.Buffer(torch.stack([angles.cos(), angles.sin()], -1), persistent=False)
-        for module in self.modules():  # all but the norms, without biases
-            if isinstance(module, nn.Linear | nn.Embedding):
-                nn.init.normal_(module.weight, std=0.02)
-        for name, parameter in self.named_parameters():
-            if name.endswith("out.weight"):  # two to a block add up along the depth: GPT-2, section 2.3
-                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * settings.layers))
-        compile_blocks([*self.layers, self.head], settings.compile)
+        self.rotation = nn.Buffer(torch.stack([angles.cos(), angles.sin()]), persistent=False)
+        for weight in self.parameters():
+            if weight.dim() >= 2:
+                nn.init.normal_(weight, std=0.02)
+        for name, weight in self.named_parameters():
+            # Two in each block add up along the depth: GPT-2, section 2.3.
+            if name.endswith("out.weight"):
+                nn.init.normal_(weight, std=0.02 / math.sqrt(2 * settings.layers))
+        # Fuse kernels block by block: a fifth of the time that compiling the whole model takes. The
+        # first steps wait for it. Triton needs a GPU from sm 8.0 on, as bf16 does.
+        is_capable = torch.cuda.is_bf16_supported(including_emulation=False)
+        if settings.compile == "on" or (settings.compile == "auto" and is_capable):
+            for block in self.layers:
+                block.compile(fullgraph=True)
 
-    def forward(self, batch: Batch) -> Output:
-        """The mean loss, of how many targets, and for evaluation sums by name."""
-        x, targets = self.dropout(self.embedding(batch["tokens"])), batch["targets"]
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Tokens (B, T) to logits (B, T, V)."""
+        x = self.dropout(self.embedding(tokens))
         for layer in self.layers:
             x = layer(x, self.rotation)
-        total = self.head(x, self.embedding.weight, targets)
-        weight = (targets != IGNORE).sum(dtype=torch.float32)
-        text = ((targets != IGNORE) & (targets != END)).sum()  # bytes
-        sums = {} if self.training else {"bits_per_byte": (total / math.log(2), text)}
-        return total / weight.clamp(min=1), weight, sums
+        return F.linear(self.norm(x), self.embedding.weight).float()
 
 
-# ---- order: which sample when, a pure function of seed and epoch ---------------------------------
+def compute_loss(model: nn.Module, batch: tuple) -> tuple[Tensor, Tensor, dict]:
+    """Return the mean cross-entropy, the number of targets, and sum and count of other metrics."""
+    tokens, targets = batch
+    logits = model(tokens).flatten(0, 1)
+    total = F.cross_entropy(logits, targets.flatten(), reduction="sum")
+    num_targets = (targets != IGNORE).sum(dtype=torch.float32)
+    num_bytes = num_targets - (targets == END).sum()
+    metrics = {"bits_per_byte": (total / math.log(2), num_bytes)}
+    return total / num_targets, num_targets, metrics
 
 
-def permuted(places: np.ndarray, count: int, *seed: int) -> np.ndarray:
-    """(n,) int64 places to their values in a permutation of range(count), computed where it is asked for.
-
-    A Feistel network (Luby, Rackoff 1988) over the bits of the largest number: half of them change by a
-    hash of the other half, in turns; a value beyond `count` goes through it again. No epoch is held.
-    """
-    bits = max(count - 1, 1).bit_length()
-    widths = bits - bits // 2, bits // 2  # low, high
-    keys = np.random.SeedSequence(seed).generate_state(max(6, 64 // bits))
-    values, outside = places.copy(), np.arange(len(places))
-    while outside.size:
-        walked = values[outside]
-        halves = [part.astype(np.uint32) for part in (walked & ((1 << widths[0]) - 1), walked >> widths[0])]
-        for number, key in enumerate(keys):
-            turn = number % 2
-            mixed = (halves[1 - turn] + key) * np.uint32(0x7FEB352D)  # lowbias32 (Wellons 2018)
-            mixed = (mixed ^ (mixed >> np.uint32(15))) * np.uint32(0x846CA68B)
-            halves[turn] ^= mixed >> np.uint32(32 - widths[turn])
-        values[outside] = (halves[1].astype(np.int64) << widths[0]) | halves[0]
-        outside = outside[values[outside] >= count]
-    return values
+# -----------------------------------------------------------------------------
+# Precision and optimizer
 
 
-def order(count: int, size: int, start: int = 0, *seed: int) -> Iterator[np.ndarray]:
-    """(B,) sample numbers of each batch from `start` on; −1 fills up. seed: and epoch, to shuffle."""
-    total, some = -(-count // size), max(1, 65536 // size)  # batches computed at once
-    for first in range(start, total, some):
-        places = np.arange(first * size, min(first + some, total) * size)
-        places[places >= count] = -1
-        if seed:
-            places[places >= 0] = permuted(places[places >= 0], count, *seed)
-        yield from places.reshape(-1, size)
-
-
-# ---- what makes it fast -------------------------------------------------------------------------
-
-
-class Precision:
-    """Number format and the guarded step. `--precision fp32` turns all of it off.
-
-    tf32: products on tensor cores with 3 digits. bf16: half the memory and more speed, fp32's range. fp16:
-    the same before sm 8.0; gradients are scaled, and a step that overflows is skipped, on the device.
-    """
-
-    def __init__(self, name: str, device: torch.device, targets: int):
-        capability = torch.cuda.get_device_capability() if device.type == "cuda" else (0, 0)
-        best = "bf16" if capability >= (8, 0) else "fp16" if capability >= (7, 0) else "fp32"
-        if device.type == "cuda" and name == "bf16" != best:  # is_bf16_supported() counts slow emulation
-            raise Mistake(f"sm {capability} has no bf16: --precision bf16: take {best}")
-        self.name = best if name == "auto" else "fp32" if name == "tf32" and capability < (8, 0) else name
-        dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(self.name)
-        self.autocast = torch.autocast(device.type, dtype, enabled=dtype is not None)  # weights stay float32
-        # Gradients are sums over all targets: a first scale that fits them spares the search for it.
-        scale = 65536.0 / 2 ** math.ceil(math.log2(targets))
-        self.scaler = torch.amp.GradScaler(device.type, scale, enabled=self.name == "fp16")
-        # These two and no more: mixed with the newer `fp32_precision` flags, reading them raises.
-        tf32 = self.name == "tf32" or dtype is not None
-        torch.set_float32_matmul_precision("high" if tf32 else "highest")
-        torch.backends.cudnn.allow_tf32 = tf32  # its RNNs and convolutions use it even in "highest"
-
-    def step(self, optimizer: torch.optim.Optimizer, clip: float, targets: Tensor) -> Tensor:
-        """Unscales, divides by the targets, clips, steps, clears; no host sync. Returns the norm."""
-        self.scaler.unscale_(optimizer)
-        gradients = [x.grad for part in optimizer.param_groups for x in part["params"] if x.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients)
-        # One pass over the gradients for both: g / targets, or g / norm * clip where that is smaller.
-        torch._foreach_div_(gradients, torch.maximum(targets, norm / clip) if clip else targets)
-        self.scaler.step(optimizer)  # the fused kernel looks at fp16's overflow itself
-        self.scaler.update()
-        optimizer.zero_grad(set_to_none=True)
-        return norm / targets
-
-
-def prepare_process(settings: Settings) -> None:
-    """Memory in segments that grow, so that odd shapes do not fragment it; determinism; seeds."""
-    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):  # the new and the old name
+def configure_torch(settings: Settings) -> None:
+    """Set what is global in PyTorch: memory, determinism, seed."""
+    # Segments that can grow do not fragment when shapes vary. The second name is the older one.
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         os.environ.setdefault(name, "expandable_segments:True")
-    if settings.deterministic:  # strict: an operation without a deterministic form raises
+    if settings.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(settings.deterministic == 1)
-    random.seed(settings.seed)
-    np.random.seed(settings.seed)
-    torch.manual_seed(settings.seed)  # all CUDA devices too
+        torch.use_deterministic_algorithms(True)
+    torch.manual_seed(settings.seed)
 
 
-def make_optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:
-    """AdamW in one fused kernel for all weights; weight decay on matrices only."""
-    decay = {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": settings.weight_decay}
-    others = {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0}
-    return torch.optim.AdamW([decay, others], lr=settings.learning_rate, fused=True)
+def make_autocast(
+    name: str, device: torch.device, batch_targets: int
+) -> tuple[str, torch.autocast, torch.amp.GradScaler]:
+    """Return the name of the precision, the context of the model and what scales the loss.
 
-
-def learning_rate(settings: Settings, step: int, total: int) -> float:
-    """Of step `step` (from 0): a linear warm-up, then a cosine. A formula has no state to save."""
-    warmup = settings.warmup_steps if settings.warmup_steps >= 0 else min(100, total // 10)
-    if step < warmup:
-        return settings.learning_rate * ((step + 1) / warmup)
-    passed, final = min((step - warmup) / max(total - warmup, 1), 1.0), settings.final_factor
-    return settings.learning_rate * (final + (1.0 - final) * (1 + math.cos(math.pi * passed)) / 2)
-
-
-def compile_blocks(blocks: list[nn.Module], choice: str) -> None:
-    """Fused kernels, block by block: a fifth of the whole model's compile time, and weights keep their names.
-
-    The first steps wait for it. Triton supports sm 8.0 and later. `--compile off`.
+    Weights stay float32. Only fp16 scales the loss, so that small gradients do not vanish.
     """
-    capable = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)
-    for block in blocks if choice == "on" or (choice == "auto" and capable) else []:
-        block.compile(fullgraph=True)
+    capability = torch.cuda.get_device_capability() if device.type == "cuda" else (0, 0)
+    fastest = "fp32"
+    if capability >= (7, 0):
+        fastest = "fp16"
+    if capability >= (8, 0):
+        fastest = "bf16"
+    if name == "bf16" and (0, 0) < capability < (8, 0):
+        raise UserError(f"this GPU has no bf16: --precision bf16: use {fastest}")
+    if name == "auto":
+        name = fastest
+    if name == "tf32" and fastest != "bf16":
+        name = "fp32"
+
+    # Do not mix these with the newer `fp32_precision` flags: PyTorch raises an error.
+    use_tf32 = name != "fp32"
+    torch.set_float32_matmul_precision("high" if use_tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = use_tf32
+    dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(name)
+    autocast = torch.autocast(device.type, dtype, enabled=dtype is not None)
+    # Gradients are sums over a batch: begin with a scale that is that much smaller.
+    scale = 65536.0 / 2 ** math.ceil(math.log2(batch_targets))
+    return name, autocast, torch.amp.GradScaler(device.type, scale, enabled=name == "fp16")
 
 
-# ---- checkpoint: whole or absent, checked before it is used --------------------------------------
+def make_optimizer(model: nn.Module, settings: Settings) -> torch.optim.AdamW:
+    """AdamW in one kernel for all weights; only matrices decay."""
+    matrices = [p for p in model.parameters() if p.dim() >= 2]
+    biases = [p for p in model.parameters() if p.dim() < 2]
+    optimizer = torch.optim.AdamW(matrices, weight_decay=settings.weight_decay, fused=True)
+    optimizer.add_param_group({"params": biases, "weight_decay": 0.0})
+    return optimizer
 
 
-def random_state() -> dict[str, Any]:
-    """Of every generator, in types that `weights_only` reads."""
-    numbers: Any = [part.tolist() if isinstance(part, np.ndarray) else part for part in np.random.get_state()]
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return {"python": random.getstate(), "numpy": numbers, "torch": torch.get_rng_state(), "cuda": cuda}
+def learning_rate_at(step: int, total_steps: int, settings: Settings) -> float:
+    """Linear warm-up, then a cosine. A formula of the step has no state to save."""
+    warmup_steps = settings.warmup_steps
+    if warmup_steps < 0:
+        warmup_steps = min(100, total_steps // 10)
+    if step < warmup_steps:
+        return settings.learning_rate * ((step + 1) / warmup_steps)
+    progress = (step - warmup_steps) / (total_steps - warmup_steps)
+    final = settings.final_factor
+    return settings.learning_rate * (final + (1.0 - final) * (1 + math.cos(math.pi * progress)) / 2)
 
 
-def set_random_state(state: dict[str, Any]) -> None:
-    random.setstate(state["python"])
-    np.random.set_state(tuple(state["numpy"]))
-    torch.set_rng_state(state["torch"])
-    if len(state["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(state["cuda"])
+def optimizer_step(
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler,
+    num_targets: Tensor,
+    clip: float,
+    learning_rate: float,
+) -> Tensor:
+    """Turn summed gradients into means, clip them, step. Return their norm before clipping.
+
+    Nothing here waits for the GPU: the fused optimizer itself skips a step that overflows in fp16.
+    """
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
+    scaler.unscale_(optimizer)
+    gradients = [p.grad for group in optimizer.param_groups for p in group["params"]]
+    norm = torch.nn.utils.get_total_norm(gradients)
+    # One division does both: by num_targets, or by norm / clip if that is larger.
+    divisor = torch.maximum(num_targets, norm / clip) if clip else num_targets
+    torch._foreach_div_(gradients, divisor)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+    return norm / num_targets
 
 
-def sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
+# -----------------------------------------------------------------------------
+# Checkpoint: step-<step>-<sha256>.pt, named as in torch.hub. A crash leaves it whole or absent;
+# a damaged one is skipped.
 
 
-def sync(path: Path) -> None:
-    """Makes a closed file, or a rename inside a folder, survive a power loss."""
-    handle = os.open(path, os.O_RDONLY)
-    os.fsync(handle)
-    os.close(handle)
-
-
-def save(folder: Path, model: nn.Module, state: dict[str, Any]) -> None:
-    """Writes a hidden folder and renames it; keeps the two newest and the best. The package reads it too."""
-    step, partial, best = f"step-{state['step']:08d}", folder / ".saving", f"step-{state['best_step']:08d}"
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    save_file(model.state_dict(), partial / "model.safetensors")
-    torch.save({**state, "random": random_state()}, partial / "state.pt")
-    digests = {path.name: sha256(path.read_bytes()) for path in partial.iterdir()}
-    manifest = {"format": 2, "step": state["step"], "facts": {"data": state["data"]}, "rules": {"order": 2}}
-    manifest |= {"aliases": {}, "shards": {}, "sha256": digests}
-    manifest |= {"seal": sha256(json.dumps(manifest, sort_keys=True).encode())}
-    (partial / "manifest.json").write_text(json.dumps(manifest, indent=1))
-    for path in (*partial.iterdir(), partial):
-        sync(path)
-    shutil.rmtree(folder / step, ignore_errors=True)  # a damaged one that was passed over
-    os.replace(partial, folder / step)
-    (folder / ".best").write_text(json.dumps({"checkpoint": best, "loss": state["best_loss"]}))
-    os.replace(folder / ".best", folder / "best.json")
-    sync(folder)
-    older = sorted(path for path in folder.glob("step-*") if path.name <= step)[:-2]
-    for path in {*older} - {folder / best}:
-        shutil.rmtree(path, ignore_errors=True)  # killed in here, its hashes tell
-
-
-def valid(path: Path) -> bool:
-    """Whether a checkpoint is as it was saved: one flipped bit would load silently."""
+def lock(run: Path) -> None:
+    """Reserve the run for this process, until it ends."""
+    file = os.open(run / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        manifest = json.loads((path / "manifest.json").read_text())
-        seal, digests = manifest.pop("seal"), manifest["sha256"]
-        whole = all(sha256((path / name).read_bytes()) == digests[name] for name in digests)
-        return whole and seal == sha256(json.dumps(manifest, sort_keys=True).encode())
-    except (OSError, ValueError, KeyError):
-        return False
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UserError(f"another process uses the run: {run}: wait until it ends") from None
+    except OSError:
+        pass  # a file system without locks
 
 
-def newest(folder: Path) -> Path | None:
-    """The newest valid checkpoint. Raises `Mistake` where there are some and none is valid."""
-    found = sorted(folder.glob("step-*"), reverse=True)
-    whole = next(filter(valid, found), None)
-    if found and whole is None:
-        raise Mistake(f"no valid checkpoint: {folder}: restore one, or start a new run")
-    if found and whole != found[0]:
-        print(f"note: {found[0]} is damaged: the newest that is whole is {whole}")
-    return whole
+def write(path: Path, content: bytes | memoryview) -> None:
+    """Write a temporary file, then rename it: a crash leaves the old file or the new one."""
+    temporary = path.with_name("temporary")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())  # wait until it is on the disk
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        what = f"cannot write the file ({error.strerror}): {path}"
+        raise UserError(f"{what}: free some space, then continue with --resume") from None
 
 
-# ---- loop ---------------------------------------------------------------------------------------
+def save_checkpoint(folder: Path, checkpoint: dict) -> None:
+    """Save a checkpoint. Keep the two newest and the best."""
+    buffer = io.BytesIO()
+    torch.save(checkpoint, buffer)
+    content = buffer.getbuffer()
+    digest = hashlib.sha256(content).hexdigest()[:16]
+    write(folder / f"step-{checkpoint['step']:08d}-{digest}.pt", content)
+    best = f"step-{checkpoint['best_step']:08d}-"
+    for path in sorted(folder.glob("step-*.pt"))[:-2]:
+        if best not in path.name:
+            path.unlink()
 
 
-class Records:
-    """metrics.jsonl, a row a line; rows behind `step`, of a run that died later, are dropped."""
+def load_checkpoint(folder: Path, device: torch.device, pattern: str = "step-*.pt") -> dict:
+    """Return the newest undamaged checkpoint, or an empty dictionary."""
+    for path in sorted(folder.glob(pattern), reverse=True):
+        content = path.read_bytes()
+        if path.stem.endswith(hashlib.sha256(content).hexdigest()[:16]):
+            return torch.load(io.BytesIO(content), map_location=device)
+        # By another name it does not count as one of the two newest.
+        print(f"warning: {path} is damaged: renamed to .damaged")
+        path.rename(path.with_suffix(".damaged"))
+    return {}
 
-    def __init__(self, run: Path, step: int):
-        self.path = run / "metrics.jsonl"
-        lines = self.path.read_text().splitlines(keepends=True) if self.path.exists() else []
-        rows = [json.loads(line) for line in lines if line.endswith("\n")]
-        self.rows = [row for row in rows if row["step"] <= step and row.get("split") != "test"]
-        self.path.write_text("".join(json.dumps(row) + "\n" for row in self.rows))
 
-    def add(self, **row: Any) -> None:
-        # JSON has neither nan nor infinity, which the norm of a step is that overflows.
-        self.rows.append(row := {name: x if x == x != math.inf else None for name, x in row.items()})
-        with open(self.path, "a") as file:
-            file.write(json.dumps(row) + "\n")
-        texts = (f"{name} {x:.5g}" if isinstance(x, float) else f"{name} {x}" for name, x in row.items())
-        print("  ".join(texts), flush=True)
+# -----------------------------------------------------------------------------
+# Metrics: metrics.jsonl has one JSON object a line, for training and for evaluation
 
-    def draw(self) -> None:
-        """curves.png beside it."""
-        axes = (figure := Figure(figsize=(8, 5))).subplots()
-        for split in ("train", "validation"):
-            rows = [row for row in self.rows if row.get("split", "train") == split]
-            axes.plot([row["step"] for row in rows], [row["loss"] for row in rows], label=f"{split} loss")
-        axes.legend()
-        figure.savefig(self.path.with_name("curves.png"))
+
+def log(run: Path, record: dict) -> None:
+    """Append a record to metrics.jsonl and print it."""
+    # JSON has neither NaN nor infinity, the norm of a step that overflows in fp16.
+    line = re.sub("NaN|-?Infinity", "null", json.dumps(record))
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write(line + "\n")
+    for name, value in record.items():
+        print(f"{name} {value:.5g}" if isinstance(value, float) else f"{name} {value}", end="  ")
+    print(flush=True)
+
+
+def plot_curves(run: Path, curves: dict) -> None:
+    figure = Figure()
+    axes = figure.subplots()
+    for split, points in curves.items():
+        axes.plot(*zip(*points, strict=True), label=f"{split} loss")
+    axes.legend()
+    figure.savefig(run / "curves.png")
+
+
+# -----------------------------------------------------------------------------
+# Training
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, data: Data, split: str, size: int, precision: Precision) -> dict[str, float]:
-    """Metrics of a whole split: sums and counts in float64, one host sync at the end, no random number."""
-    totals: dict[str, Any] = {}
+def evaluate(model: nn.Module, data: Data, split: str, autocast: torch.autocast) -> dict:
+    """Return the loss and the metrics of a split: means over all its targets."""
     model.eval()
-    for _, batch in data.batches(split, size):
-        with precision.autocast:
-            loss, targets, metrics = model(batch)
-        for name, (total, count) in {"loss": (loss * targets, targets), **metrics}.items():
-            totals[name] = totals.get(name, 0.0) + torch.stack([total.double(), count.double()])
+    sums: dict = {}
+    for _, batch in data.batches(split, np.array(data.splits[split])):
+        with autocast:
+            loss, num_targets, metrics = compute_loss(model, batch)
+        metrics = {"loss": (loss * num_targets, num_targets), **metrics}
+        for name, sum_and_count in metrics.items():
+            sums[name] = sums.get(name, 0) + torch.stack(sum_and_count).double()
     model.train()
-    sums = torch.stack(list(totals.values())).tolist()
-    return {name: total / max(count, 1.0) for name, (total, count) in zip(totals, sums, strict=True)}
+    return {name: (total / count).item() for name, (total, count) in sums.items()}
 
 
-def check(recent: list[Any]) -> None:
-    """Ends a run whose loss went bad since the last row, and names the samples (host sync)."""
-    losses = torch.stack([loss for _, loss, *_ in recent]).tolist() if recent else []
-    for (step, *_, samples), loss in zip(recent, losses, strict=True):
+def mean_loss(micro_batches: list[tuple]) -> float:
+    """Return the mean over all targets. Reading it waits for the GPU."""
+    steps, losses, sizes, samples = zip(*micro_batches, strict=True)
+    means = torch.stack(losses)
+    weights = torch.stack(sizes)
+    for step, loss, numbers in zip(steps, means.tolist(), samples, strict=True):
         if not math.isfinite(loss):
-            numbers = samples[samples >= 0][:64].tolist()
-            raise Mistake(f"the loss of step {step} is {loss}: training samples {numbers}: look at them")
+            raise UserError(
+                f"the loss of step {step} is {loss}: training samples {numbers[:64]}: "
+                "look at them, or use a smaller --learning_rate"
+            )
+    return ((means * weights).sum() / weights.sum()).item()
 
 
-def train(settings: Settings, run: Path, resumed: bool, stop: list[int]) -> None:
-    """The whole run, to its end or to a signal, whose number `stop` gets."""
+def collect_signals() -> list[int]:
+    """Return a list that receives signals: the loop saves and stops. A second one ends at once."""
+    signals: list[int] = []
+
+    def receive(number: int, frame: object) -> None:
+        if signals:
+            os._exit(128 + number)
+        signals.append(number)
+        name = signal.Signals(number).name
+        print(f"{name}: saving after this step; press again to exit at once", file=sys.stderr)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+        # What nohup has ignored stays ignored.
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, receive)
+    return signals
+
+
+def train(settings: Settings, run: Path) -> int:
+    """Train from the newest checkpoint, if any, to the end or to a signal. Return the exit code."""
+    signals = collect_signals()
+
+    # build
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    prepare_process(settings)
+    configure_torch(settings)
     data = Data(settings, device)
-    count, size, accumulation = data.count["train"], settings.batch_size, settings.gradient_accumulation_steps
-    precision = Precision(settings.precision, device, size * data.weight)
     model = Model(settings, data).to(device)
     optimizer = make_optimizer(model, settings)
-    length = -(-count // size)  # micro-batches of an epoch; its last group may be a short one
-    total = settings.max_steps or settings.epochs * -(-length // accumulation)
+    precision, autocast, scaler = make_autocast(settings.precision, device, data.targets_per_batch)
+    num_samples = len(data.splits["train"])
+    step_size = settings.batch_size * settings.gradient_accumulation_steps
+    steps_per_epoch = math.ceil(num_samples / step_size)
+    total_steps = settings.max_steps or settings.epochs * steps_per_epoch
+    evaluate_every = settings.evaluate_every or steps_per_epoch
+    save_every = settings.save_every or steps_per_epoch
 
-    folder = run / "checkpoints"
-    state: dict[str, Any] = {"step": 0, "epoch": 0, "batch": 0, "best_loss": math.inf, "best_step": 0}
-    state |= {"data": data.fingerprint, "recent": []}
-    if resumed and (path := newest(folder)):
-        state |= torch.load(path / "state.pt", map_location="cpu", weights_only=True)
-        if state["data"] != data.fingerprint:
-            raise Mistake(f"the run was trained on other data: --resume {run}: restore the file of --data")
-        model.load_state_dict(load_file(path / "model.safetensors"))
-        optimizer.load_state_dict(state.pop("optimizer"))
-        precision.scaler.load_state_dict(state.pop("scaler"))
-        set_random_state(state.pop("random"))
-    run.mkdir(parents=True, exist_ok=True)
-    (run / "settings.json").write_text(json.dumps(asdict(settings), indent=1) + "\n")
-    records = Records(run, state["step"])
-    print(f"{run}: {device}, {precision.name}, step {state['step']} of {total}")
-    gc.collect()
-    gc.freeze()  # the collector need not walk over what lives as long as the run
+    # resume
+    parts: dict = {"model": model, "optimizer": optimizer, "scaler": scaler}
+    generators = [torch.default_generator, *torch.cuda.default_generators]
+    step = 0
+    best_step = 0
+    best_loss = math.inf
+    # (step, loss, number of targets, samples) of each micro-batch since the last log entry
+    micro_batches: list[tuple] = []
+    curves: dict = {"train": [], "validation": []}
+    metrics_file = run / "metrics.jsonl"
+    checkpoints = run / "checkpoints"
+    checkpoints.mkdir(parents=True, exist_ok=True)
+    lock(run)
+    checkpoint = load_checkpoint(checkpoints, device)
+    if checkpoint:
+        if checkpoint["data"] != data.facts:
+            raise UserError(f"the data changed since the run began: {run}: restore the file")
+        for name, part in parts.items():
+            part.load_state_dict(checkpoint[name])
+        for generator, state in zip(generators, checkpoint["random"], strict=False):
+            generator.set_state(state.cpu())
+        step = checkpoint["step"]
+        best_step = checkpoint["best_step"]
+        best_loss = checkpoint["best_loss"]
+        micro_batches = checkpoint["micro_batches"]
+        curves = checkpoint["curves"]
+        # Drop the records after the checkpoint: the run writes them again.
+        write(metrics_file, metrics_file.read_bytes()[: checkpoint["metrics_size"]])
+    elif any(checkpoints.glob("*.damaged")):
+        raise UserError(f"all checkpoints are damaged: {checkpoints}: restore one")
+    else:
+        write(run / "settings.json", json.dumps(asdict(settings), indent=1).encode())
+        write(metrics_file, b"")
+    print(f"{run}: {device}, {precision}, step {step} of {total_steps}")
+    gc.freeze()  # what lives as long as the run need not be searched for garbage
 
-    # (step, loss, targets, samples) of each micro-batch since the last row, on the device.
-    state["recent"] = recent = [(step, *(x.to(device) for x in rest)) for step, *rest in state["recent"]]
-    since, steps, ending = time.perf_counter(), 0, state["step"] >= total
-    while not ending:
-        epoch, first = state["epoch"], state["batch"]
-        weights: list[Tensor] = []  # targets of the open step's micro-batches
-        batches = data.batches("train", size, first, settings.seed, epoch)
-        for number, (samples, batch) in enumerate(batches, start=first + 1):
-            with precision.autocast:
-                loss, targets, _ = model(batch)
-            # loss × targets: a step of unequal micro-batches is one mean over all of its targets.
-            loss.backward(gradient=precision.scaler.scale(targets))
-            recent.append((state["step"] + 1, loss.detach(), targets, torch.from_numpy(samples)))
-            weights.append(targets)
-            ended = number == length
-            if number % accumulation and not ended:
-                continue
-            rate = learning_rate(settings, state["step"], total)
-            for trained in optimizer.param_groups:
-                trained["lr"] = rate
-            # A step that an epoch has too few samples for moves the weights by its share.
-            share = (min(number * size, count) - state["batch"] * size) / min(accumulation * size, count)
-            whole = torch.stack(weights).sum().clamp(min=1) / share
-            norm = precision.step(optimizer, settings.gradient_clip, whole)
-            step, steps = state["step"] + 1, steps + 1
-            state |= {"step": step, "epoch": epoch + ended, "batch": 0 if ended else number}
-            weights = []
+    steps = training_steps(data, settings, step, steps_per_epoch)
+    logged_step = step
+    start_time = time.perf_counter()
+    is_over = step >= total_steps
+    while not is_over:
+        # forward and backward; the gradients of the micro-batches add up
+        step_targets = torch.zeros((), device=device)
+        step_samples = 0
+        for numbers, batch in next(steps):
+            with autocast:
+                loss, num_targets, _ = compute_loss(model, batch)
+            scaler.scale(loss * num_targets).backward()
+            micro_batches.append((step + 1, loss.detach(), num_targets, numbers.tolist()))
+            step_targets += num_targets
+            step_samples += len(numbers)
 
-            last, early = step == total, step in (1, 2, 5, 10, 20) and step < settings.log_every
-            if last or early or step % settings.log_every == 0:
-                means, sizes = (torch.stack(parts) for parts in list(zip(*recent, strict=True))[1:3])
-                mean = (means * sizes).sum() / sizes.sum().clamp(min=1)  # over the steps since the last row
-                seen, size_of = torch.stack([mean, norm]).tolist()  # the only host sync
-                check(recent)
-                recent.clear()
-                seconds = (time.perf_counter() - since) / steps
-                row = {"epoch": epoch + 1, "loss": seen, "learning_rate": rate, "gradient_norm": size_of}
-                samples_per_second = count / length * accumulation / seconds
-                records.add(step=step, **row, samples_per_second=samples_per_second, step_ms=1000 * seconds)
-                since, steps = time.perf_counter(), 0
-            begun, better = time.perf_counter(), False
-            if last or due(settings.evaluate_every, step, ended):
-                metrics = evaluate(model, data, "validation", size, precision)
-                if better := metrics["loss"] < state["best_loss"]:
-                    state |= {"best_loss": metrics["loss"], "best_step": step}
-                records.add(step=step, split="validation", **metrics)
-            # Asked once: a signal that comes later is for the next step, which is saved in its turn.
-            if (ending := last or bool(stop)) or better or due(settings.save_every, step, ended):
-                check(recent)
-                parts = {"optimizer": optimizer.state_dict(), "scaler": precision.scaler.state_dict()}
-                save(folder, model, state | parts)
-            since += time.perf_counter() - begun
-            if ending:
-                break
-    records.draw()
-    best = folder / f"step-{state['best_step']:08d}"
-    if state["step"] == total and data.count["test"] and valid(best):
-        model.load_state_dict(load_file(best / "model.safetensors"))
-        records.add(step=state["best_step"], split="test", **evaluate(model, data, "test", size, precision))
+        # update; an incomplete last step of an epoch counts by its number of samples
+        fraction = step_samples / min(step_size, num_samples)
+        divisor = step_targets / fraction
+        learning_rate = learning_rate_at(step, total_steps, settings)
+        norm = optimizer_step(optimizer, scaler, divisor, settings.gradient_clip, learning_rate)
+        step += 1
+        is_last = step == total_steps
+
+        # log
+        # the first steps too, so that a beginner sees something soon
+        is_early = step in (1, 2, 5, 10, 20) and step < settings.log_every
+        if is_last or is_early or step % settings.log_every == 0:
+            train_loss = mean_loss(micro_batches)
+            curves["train"].append((step, train_loss))
+            seconds = (time.perf_counter() - start_time) / (step - logged_step)
+            record = {
+                "step": step,
+                "epoch": math.ceil(step / steps_per_epoch),
+                "loss": train_loss,
+                "learning_rate": learning_rate,
+                "gradient_norm": norm.item(),
+                "samples_per_second": step_size / seconds,
+                "step_ms": 1000 * seconds,
+            }
+            log(run, record)
+            micro_batches.clear()
+            logged_step = step
+            start_time = time.perf_counter()
+
+        # evaluate
+        pause_time = time.perf_counter()
+        if is_last or step % evaluate_every == 0:
+            metrics = evaluate(model, data, "validation", autocast)
+            log(run, {"step": step, "split": "validation", **metrics})
+            curves["validation"].append((step, metrics["loss"]))
+            if metrics["loss"] < best_loss:
+                best_loss = metrics["loss"]
+                best_step = step
+
+        # save; a signal that comes later is for the next step
+        is_over = is_last or bool(signals)
+        if is_over or best_step == step or step % save_every == 0:
+            if micro_batches:
+                mean_loss(micro_batches)  # do not save weights that are not finite
+            checkpoint = {
+                **{name: part.state_dict() for name, part in parts.items()},
+                "random": [generator.get_state() for generator in generators],
+                "step": step,
+                "best_step": best_step,
+                "best_loss": best_loss,
+                "micro_batches": micro_batches,
+                "curves": curves,
+                "metrics_size": metrics_file.stat().st_size,
+                "data": data.facts,
+            }
+            save_checkpoint(checkpoints, checkpoint)
+        start_time += time.perf_counter() - pause_time
+
+    plot_curves(run, curves)
+    best = load_checkpoint(checkpoints, device, f"step-{best_step:08d}-*.pt")
+    if best and step >= total_steps and data.splits["test"]:
+        model.load_state_dict(best["model"])
+        metrics = evaluate(model, data, "test", autocast)
+        log(run, {"step": best_step, "split": "test", **metrics})
+    return 128 + signals[0] if signals else 0
 
 
-def due(every: int, step: int, ended: bool) -> bool:
-    return step % every == 0 if every else ended
-
-
-def main(words: list[str] | None = None) -> int:
-    """Exit code 0; 2 and one line for a mistake; 128 + the signal's number, after saving, for a signal."""
-    stop: list[int] = []
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, _: stop.append(number))
+def main(arguments: list[str]) -> int:
+    """Return the exit code: 2 for an error, 128 + the number of a signal."""
     try:
-        train(*read_settings(sys.argv[1:] if words is None else words), stop)
-        return 128 + stop[0] if stop else 0
-    except Mistake as mistake:
-        print(f"error: {mistake}", file=sys.stderr)
+        return train(*read_settings(arguments))
+    except (UserError, argparse.ArgumentError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
         return 2
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -1,689 +1,846 @@
-"""Trains a network on the rows of a CSV file. One file: read it, paste it anywhere, change it.
+"""Train a network on the rows of a CSV file. One file: read it, paste it, change it.
 
-    python train.py                                # made-up rows, until you give yours
-    python train.py --data table.csv --target price --task regression
-    python train.py --resume                       # goes on with the newest, bit for bit, also after a kill
+    python train.py                                                     # synthetic rows
+    python train.py --data table.csv --target price --task regression   # your table
+    python train.py --resume                       # continue the newest run, bit for bit
 
-Settings, data, model, what makes it fast, checkpoint, loop: from top to bottom. On the same data and settings
-the losses are those of the template's `layout: package`, to the last bit.
-
-Shapes: `B` rows in a batch, `F` numeric columns, `C` category columns, `K` classes.
+Each run is a folder in runs/.
+From top to bottom: settings, data, model, precision and optimizer, checkpoint, metrics, training.
+Shapes: B rows in a batch, F columns of numbers, C columns of categories, K classes.
 """
-
-from __future__ import annotations
 
 import argparse
 import csv
+import difflib
+import fcntl
 import gc
 import gzip
 import hashlib
+import inspect
+import io
 import json
 import math
 import os
-import random
-import shutil
+import re
 import signal
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from itertools import islice
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from matplotlib.figure import Figure
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
-# ---- settings: defaults < the run that goes on < environment < flags ----------------------------
+# -----------------------------------------------------------------------------
+# Settings. Each one is a flag, and its comment is the text that --help prints.
 
 
-def given(default: Any, text: str, least: Any = None, below: float = math.inf, among: Any = None) -> Any:
-    """A setting: its default, what `--help` says, the range or the words that it takes."""
-    return field(default=default, metadata={"text": text, "range": (least, below), "among": among})
-
-
-@dataclass(frozen=True)
+@dataclass
 class Settings:
-    data: str = given("", "CSV with a header line, also .gz; empty: made-up rows")
-    target: str = given("", "the column to predict; empty: the last one")
-    task: str = given("regression", "of a number, or a class", among=["regression", "classification"])
-    category: str = given("", "columns whose numbers are names, with commas between")
-    split: str = given("0.7,0.15,0.15", "shares that train, validate and test, after a shuffle")
-    batch_size: int = given(32, "rows in a micro-batch; 1024 fills a GPU, with a higher learning rate", 1)
-    num_workers: int = given(0, "processes that read ahead; they pay where a sample costs work", 0, 257)
-    pin_memory: int = given(1, "page-locked memory, whose copies do not wait for the GPU; 0: off", 0, 2)
-    prefetch_factor: int = given(2, "batches that each worker holds ready", 1)
-    persistent_workers: int = given(1, "workers stay between epochs; 0: they end", 0, 2)
-    width: int = given(64, "units of a hidden layer", 1)
-    depth: int = given(3, "hidden layers; all but the first are residual", 1)
-    dropout: float = given(0.1, "share of a block's units dropped", 0, 1)
-    category_width: int = given(8, "numbers that stand for one category", 1)
-    learning_rate: float = given(1e-3, "peak of the schedule", 0, 1)
-    weight_decay: float = given(0.01, "pulls matrices towards zero, biases not", 0, 1)
-    warmup_steps: int = given(-1, "steps up to the peak; -1 is 100, or a tenth of a shorter run", -1)
-    final_factor: float = given(0.1, "last learning rate as a share of the peak", 0, 1.001)
-    precision: str = given("auto", "auto: what the card has", among=["auto", "fp32", "tf32", "fp16", "bf16"])
-    compile: str = given("auto", "on or off; auto: on a GPU from sm 8.0 on", among=["auto", "on", "off"])
-    epochs: int = given(10, "passes over the training rows", 1)
-    max_steps: int = given(0, "length of the run in steps instead; 0 goes by epochs", 0)
-    gradient_accumulation_steps: int = given(1, "micro-batches to a step", 1)
-    gradient_clip: float = given(1.0, "largest norm of all gradients; 0 is off", 0)
-    evaluate_every: int = given(0, "steps between two evaluations; 0 is the end of each epoch", 0)
-    save_every: int = given(0, "steps between two checkpoints; 0 is the end of each epoch", 0)
-    log_every: int = given(50, "steps between two lines; reading the loss waits for the GPU", 1)
-    seed: int = given(42, "of every random generator", 0, 2**32)
-    deterministic: int = given(0, "1: only operations that repeat bit for bit; some per cent slower", 0, 2)
+    # data
+    data: str = ""  # CSV or .csv.gz file with a header; empty: synthetic rows
+    target: str = ""  # column to predict; empty: the last one
+    task: str = "regression"  # regression (of a number) or classification
+    category: str = ""  # columns whose numbers are names, separated by commas
+    split: str = "0.7,0.15,0.15"  # fractions for training, validation and test, after a shuffle
+    num_workers: int = 0  # processes that read ahead: worth it where a sample costs work
+    pin_memory: int = 1  # 1: pinned memory, whose copies to the GPU do not wait; 0: off
+    prefetch_factor: int = 2  # batches that each worker reads ahead
+    persistent_workers: int = 1  # 1: workers stay between epochs; 0: they end
+    # model
+    width: int = 64  # units of a hidden layer
+    depth: int = 3  # hidden layers; all but the first are residual
+    dropout: float = 0.1  # fraction of the units of a block dropped
+    category_width: int = 8  # numbers that represent a category
+    # optimizer
+    batch_size: int = 32  # rows in a micro-batch; 1024 fills a GPU, with a higher learning rate
+    gradient_accumulation_steps: int = 1  # micro-batches in a step
+    learning_rate: float = 1e-3  # peak of the schedule
+    weight_decay: float = 0.01  # for matrices; biases have none
+    warmup_steps: int = -1  # steps up to the peak; -1: 100, or a tenth of a shorter run
+    final_factor: float = 0.1  # last learning rate as a fraction of the peak
+    gradient_clip: float = 1.0  # largest norm of the gradients; 0: no clipping
+    precision: str = "auto"  # auto, fp32, tf32, fp16 or bf16; auto: the fastest the GPU has
+    compile: str = "auto"  # on, off or auto; auto: on a GPU from sm 8.0 on
+    # run
+    epochs: int = 10  # passes over the training rows
+    max_steps: int = 0  # length of the run in steps; 0: use epochs
+    evaluate_every: int = 0  # steps between evaluations; 0: at the end of each epoch
+    save_every: int = 0  # steps between checkpoints; 0: at the end of each epoch
+    log_every: int = 50  # steps between log entries; each one waits for the GPU
+    seed: int = 42  # of weights, dropout and the order of rows
+    deterministic: int = 0  # 1: only operations that repeat bit for bit; slower
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if name == "warmup_steps" or isinstance(value, str):
+                continue
+            lowest = 1 if name in POSITIVE else 0
+            highest = 1 if name in FRACTIONS else 2**32 - 1
+            if not lowest <= value <= highest:
+                raise UserError(f"{value} is out of range: --{name}: use {lowest} to {highest}")
 
 
-# Names of the environment, and the setting that each stands for.
-ENVIRONMENT = {"ALLOW_UNSAFE_DATALOADER": "num_workers", "NUM_WORKERS": "num_workers", "SEED": "seed"}
-ENVIRONMENT |= {"DETERMINISTIC": "deterministic", "USE_AMP": "precision", "PIN_MEMORY": "pin_memory"}
-ENVIRONMENT |= {"PREFETCH_FACTOR": "prefetch_factor", "PERSISTENT_WORKERS": "persistent_workers"}
-SWITCHES = {"USE_AMP=0": "--precision=fp32", "USE_AMP=1": "--precision=auto"}
-SWITCHES |= {"ALLOW_UNSAFE_DATALOADER=0": "--num_workers=0", "ALLOW_UNSAFE_DATALOADER=1": ""}
-UNUSED: tuple[str, ...] = ()
-PACKAGE = "the package has more: copier update --defaults -r :current: -d layout=package"
+POSITIVE = [
+    "prefetch_factor",
+    "width",
+    "depth",
+    "category_width",
+    "batch_size",
+    "epochs",
+    "gradient_accumulation_steps",
+    "log_every",
+]
+FRACTIONS = [
+    "dropout",
+    "learning_rate",
+    "weight_decay",
+    "final_factor",
+    "deterministic",
+    "pin_memory",
+    "persistent_workers",
+]
+CHOICES = {"precision": ["auto", "fp32", "tf32", "fp16", "bf16"], "compile": ["auto", "on", "off"]}
+CHOICES["task"] = ["regression", "classification"]
+# variables, each for the setting of this name
+ENVIRONMENT = [
+    "SEED",
+    "DETERMINISTIC",
+    "NUM_WORKERS",
+    "PIN_MEMORY",
+    "PREFETCH_FACTOR",
+    "PERSISTENT_WORKERS",
+]
 
 
-class Mistake(Exception):
-    """What a person can mend: one line, and exit code 2."""
+class UserError(Exception):
+    """Something the user can fix: printed as one line, exit code 2."""
 
 
-class Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise Mistake(f"{message}: see --help; {PACKAGE}")
+def parse(arguments: list[str]) -> dict:
+    """Return the settings that the user gave, and `resume`."""
+    # SUPPRESS leaves out what the user did not give: the dataclass has the defaults.
+    parser = argparse.ArgumentParser(
+        usage=__doc__,
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+        exit_on_error=False,
+    )
+    parser.add_argument("--resume", nargs="?", const="", help="the newest run, or its folder")
+    comments = dict(re.findall(r"(\w+): .*  # (.*)", inspect.getsource(Settings)))
+    for name, default in asdict(Settings()).items():
+        # Both --max_steps and --max-steps.
+        flags = sorted({f"--{name}", f"--{name.replace('_', '-')}"})
+        text = f"{comments[name]} (default: {default})"
+        parser.add_argument(*flags, type=type(default), choices=CHOICES.get(name), help=text)
+
+    # The environment is weaker than a flag.
+    environment = {name.lower(): os.environ[name] for name in ENVIRONMENT if os.environ.get(name)}
+    if os.environ.get("USE_AMP"):
+        environment["precision"] = "fp32" if os.environ["USE_AMP"] == "0" else "auto"
+    parser.set_defaults(**environment)
+
+    given, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        similar = difflib.get_close_matches(unknown[0], parser._option_string_actions)
+        remedy = f"did you mean {similar[0]}?" if similar else "see --help"
+        raise UserError(f"unknown flag: {unknown[0]}: {remedy}")
+    return vars(given)
 
 
-def read_settings(words: list[str]) -> tuple[Settings, Path, bool]:
-    """The settings, the run's folder, and whether it goes on. Raises `Mistake`."""
-    parser = Parser(usage=__doc__, allow_abbrev=False, argument_default=argparse.SUPPRESS)
-    parser.add_argument("--resume", nargs="?", const="", metavar="RUN", help="the newest run, or RUN")
-    types: dict[Any, Any] = {"int": int, "float": float, "str": str}
-    for each in fields(Settings):
-        about: dict[str, Any] = {"help": each.metadata["text"], "metavar": str(each.default)}
-        parser.add_argument(f"--{each.name}", type=types[each.type], choices=each.metadata["among"], **about)
-    for name in filter(os.environ.get, (*ENVIRONMENT, *UNUSED)):  # a flag comes later, and is stronger
-        text = os.environ[name]
-        if name in UNUSED:
-            print(f"note: {name} has no effect: no process reads ahead of the step")
-        elif flag := SWITCHES.get(f"{name}={text}", f"--{ENVIRONMENT[name]}={text}"):
-            words = [flag, *words]
-    values = vars(parser.parse_args(words))
-    for each in fields(Settings):
-        (least, below), value = each.metadata["range"], values.get(each.name, each.default)
-        if least is not None and not least <= value < below:
-            parser.error(f"argument --{each.name}: {value} is not from {least} on and below {below}")
-    if (resume := values.pop("resume", None)) is None:
-        run = Path("runs", time.strftime("%Y%m%d-%H%M%S-") + str(time.time_ns())[10:13])
-        return Settings(**values), run, False
-    run = Path(resume) if resume else max(Path("runs").glob("*"), default=Path("runs"))
-    if not (run / "settings.json").exists():
-        raise Mistake(f"no run to go on with: --resume: {run} has no settings.json")
-    settings = Settings(**json.loads((run / "settings.json").read_text()))
-    for name, value in values.items():
-        if value != (old := getattr(settings, name)):
-            raise Mistake(f"the run began with {name} {old}: --resume: {value} makes another run of it")
-    return settings, run, True
+def read_settings(arguments: list[str]) -> tuple[Settings, Path]:
+    """Return the settings and the folder of the run."""
+    given = parse(arguments)
+    resume = given.pop("resume", None)
+    if resume is None:
+        return Settings(**given), Path("runs", f"{datetime.now():%Y%m%d-%H%M%S-%f}")
+
+    path = Path(resume, "settings.json")
+    if not resume:
+        path = max(Path("runs").glob("*/settings.json"), default=path)
+    if not path.exists():
+        raise UserError(f"no run to resume: {path} does not exist: check --resume")
+    try:
+        settings = Settings(**json.loads(path.read_bytes()))
+    except (ValueError, TypeError):
+        raise UserError(f"the file is damaged: {path}: restore it, or start a new run") from None
+    for name, value in given.items():
+        saved = getattr(settings, name)
+        if value != saved:
+            raise UserError(f"cannot resume with a different value: --{name}: use {saved}")
+    return settings, path.parent
 
 
-# ---- data ---------------------------------------------------------------------------------------
-
-Batch = dict[str, Tensor]
-Output = tuple[Tensor, Tensor, dict[str, tuple[Tensor, Tensor]]]  # loss, targets, metrics: (sum, count)
-
-
-class Rows(Dataset[Any]):
-    """Batches by the numbers of their samples, read in whichever process is asked.
-
-    YOUR OWN GOES HERE: `__getitem__` takes (B,) numbers, −1 where a batch is filled up, and gives what
-    `Model.forward` wants, batch first. Random changes go by seeds that follow from the numbers.
-    """
-
-    def __init__(self, arrays: dict[str, np.ndarray]):
-        self.arrays = arrays
-
-    def __getitem__(self, numbers: np.ndarray) -> dict[str, np.ndarray]:
-        batch = {name: rows[np.maximum(numbers, 0)] for name, rows in self.arrays.items()}
-        return {**batch, "present": numbers >= 0, "numbers": numbers}
-
-
-class Data:
-    """The table in memory, split by a shuffle. What is known of the columns comes from the training rows."""
-
-    def __init__(self, settings: Settings, device: torch.device):
-        self.task, self.device, self.weight = settings.task, device, 1  # targets of a sample
-        table = read_table(settings) if settings.data else synthesize()
-        if (target := settings.target or list(table)[-1]) not in table:
-            raise Mistake(f"no column '{target}': --target: there are {', '.join(table)}")
-        answer = table.pop(target)
-        shuffle = np.random.default_rng(0).permutation(len(answer))
-        splits = split_rows(settings.split, len(answer))
-        train = shuffle[: splits["train"][1]]
-        numbers = [values for values in table.values() if values.dtype == np.float32]
-        levels = [known(values, train) for values in table.values() if values.dtype != np.float32]
-        self.scales = [scale(values[train]) for values in numbers]
-        self.levels = [len(names) + 1 for _, names in levels]  # and 0 for what training has not
-        if (self.task == "regression") != (answer.dtype == np.float32):
-            raise Mistake(f"column '{target}' has text: --task regression: take classification")
-        self.classes: list[str] = []
-        if self.task == "classification":
-            codes, self.classes = known(answer, train)
-            answer = codes.astype(np.int64) - 1
-            if answer.min() < 0 or len(self.classes) < 2:
-                raise Mistake(f"one class, or one in no training row: --target {target}: leave its rows out")
-        self.target_scale = scale(answer[train])  # of a regression
-        arrays = {"target": answer[shuffle]}
-        for name, columns in (("features", numbers), ("categories", [codes for codes, _ in levels])):
-            arrays |= {name: np.stack(columns, 1)[shuffle]} if columns else {}
-        self.fingerprint = sha256(b"".join(rows.tobytes() for rows in arrays.values()))
-        self.count = {split: last - first for split, (first, last) in splits.items()}
-        self.turns: dict[str, list[np.ndarray]] = {split: [] for split in splits}  # of the DataLoaders
-        workers, pinned = settings.num_workers, settings.pin_memory == 1 and device.type == "cuda"
-        stay, ahead = workers * settings.persistent_workers > 0, settings.prefetch_factor if workers else None
-        options: dict[str, Any] = {"num_workers": workers, "pin_memory": pinned, "persistent_workers": stay}
-        # A generator of its own: else dropout differs with the workers.
-        options |= {"prefetch_factor": ahead, "worker_init_fn": leave_signals, "generator": torch.Generator()}
-        self.loaders: dict[str, DataLoader[Any]] = {}
-        for split, (first, last) in splits.items():
-            rows = Rows({name: values[first:last] for name, values in arrays.items()})
-            self.loaders[split] = DataLoader(rows, None, sampler=self.turns[split], **options)
-
-    def batches(self, split: str, *place: int) -> Iterator[tuple[np.ndarray, Batch]]:
-        self.turns[split][:] = order(self.count[split], *place)
-        for batch in self.loaders[split]:
-            numbers = batch.pop("numbers").numpy()
-            yield numbers, {name: part.to(self.device, non_blocking=True) for name, part in batch.items()}
-
-
-def leave_signals(worker: int) -> None:
-    """What a signal means is the main process's to say."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def scale(values: np.ndarray) -> tuple[float, float]:
-    """Mean and standard deviation, 1 for a constant."""
-    exact = values.astype(np.float64)
-    constant = exact.min() == exact.max() or exact.std() <= np.finfo(np.float32).tiny
-    return (float(exact[0]), 1.0) if constant else (float(exact.mean()), float(exact.std()))
-
-
-def known(values: np.ndarray, train: np.ndarray) -> tuple[np.ndarray, list[str]]:
-    """(N,) int32 codes from 1 on in the order of values, numbers by size; 0: in no training row."""
-    names = sorted(set(values[train].tolist()), key=lambda name: (len(name) * name.isdecimal(), name))
-    places = {name: number for number, name in enumerate(names, 1)}
-    return np.array([places.get(name, 0) for name in values.tolist()], np.int32), names
+# -----------------------------------------------------------------------------
+# Data
 
 
 def read_rows(path: Path) -> list[list[str]]:
-    """Stripped cells of a CSV file, the header first."""
-    opened: Any = gzip.open if path.suffix == ".gz" else open
+    """Return the cells of a CSV file, the header first."""
+    open_file: Any = gzip.open if path.suffix == ".gz" else open
     try:
-        with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
+        with open_file(path, "rt", encoding="utf-8-sig", newline="") as file:
             rows = [[cell.strip() for cell in row] for row in csv.reader(file) if row]
-    except (OSError, EOFError, ValueError, csv.Error) as error:
-        raise Mistake(f"cannot read the file ({error}): {path}: --data is a CSV file in UTF-8") from None
-    odd = [number for number, row in enumerate(rows, 1) if len(row) != len(rows[0])]
-    if len(rows) < 2 or odd:
-        raise Mistake(f"not as many cells as the header: {path}, row {(odd or [2])[0]}: mend it")
+    except (EOFError, ValueError, csv.Error) as error:
+        raise UserError(f"cannot read the file: {path}: {error}") from None
+    if len(rows) < 2 or len(rows[0]) < 2:
+        raise UserError(f"no data: {path}: write a header of two columns or more, and rows")
+    for number, row in enumerate(rows, start=1):
+        if len(row) != len(rows[0]):
+            raise UserError(f"not as many cells as columns: {path}, row {number}: fix this row")
     return rows
 
 
 def read_table(settings: Settings) -> dict[str, np.ndarray]:
-    """(N,) float32 or text of each column. Raises `Mistake` with row and column."""
-    (header, *rows), path = read_rows(Path(settings.data)), settings.data
-    text = [*settings.category.split(","), (settings.target or header[-1]) * (settings.task != "regression")]
-    table = dict(zip(header, map(np.array, zip(*rows, strict=True)), strict=True))
-    for name, cells in table.items():
-        if (empty := np.flatnonzero(np.isin(cells, ("", "NA", "nan", "NaN")))).size:
-            raise Mistake(f"an empty cell: {path}, row {empty[0] + 2}, column '{name}': mend it; {PACKAGE}")
-        if name in text:
+    """Return each column by name: float32, or text for categories. The first cell decides."""
+    header, *rows = read_rows(Path(settings.data))
+    text_columns = settings.category.split(",")
+    if settings.task == "classification":
+        text_columns.append(settings.target or header[-1])
+    table = {}
+    for name, *cells in zip(header, *rows, strict=True):
+        place = f"{settings.data}, column '{name}'"
+        for number, cell in enumerate(cells, start=2):
+            if cell in ("", "NA", "nan", "NaN"):
+                raise UserError(f"an empty cell: {place}, row {number}: fill it, or drop the row")
+        table[name] = np.array(cells)
+        if name in text_columns or not re.fullmatch(r"[-+]?[\d.]+([eE][-+]?\d+)?", cells[0]):
             continue
         try:
-            values = cells.astype(np.float64)
-            if not (np.abs(values) < 3.4e38).all():
+            numbers = table[name].astype(np.float64)
+            if not (np.abs(numbers) < 3.4e38).all():
                 raise ValueError("a number is not finite")
-            table[name] = values.astype(np.float32)
         except ValueError as error:
-            if cells[0].lstrip("-").replace(".", "", 1).isdecimal():  # else names
-                raise Mistake(f"{error}: {path}, column '{name}': mend it, or see --category") from None
+            raise UserError(f"{error}: {place}: fix this cell, or use --category") from None
+        table[name] = numbers.astype(np.float32)
     return table
 
 
-def split_rows(split: str, count: int) -> dict[str, tuple[int, int]]:
-    """First and last + 1 of the shuffled rows for each split."""
-    try:
-        train, validation, test = (float(part) for part in split.split(","))
-        last = count - round(count * test)
-        first = min(round(count * train), last)
-        if not 0 < first < last or test < 0 or abs(train + validation + test - 1) > 1e-6:
-            raise ValueError
-    except ValueError:
-        raise Mistake(f"'{split}' splits nothing: --split, {count} rows: such as 0.7,0.15,0.15") from None
-    return {"train": (0, first), "validation": (first, last), "test": (last, count)}
-
-
 def synthesize() -> dict[str, np.ndarray]:
-    """20,000 rows of a made-up harvest, always the same: two numbers and a category."""
-    rain, sun, noise = np.random.default_rng(20).standard_normal((3, 20_000)).astype(np.float32)
-    soil = np.random.default_rng(21).integers(0, 3, 20_000)
-    harvest = 50 + 10 * (np.sin(2 * rain) + rain * sun + np.array([0, 1, 3])[soil]) + 3 * noise
-    return {"rain": rain, "sun": sun, "soil": soil.astype(str), "harvest": harvest.astype(np.float32)}
+    """Return 20,000 rows of a harvest, always the same: two numbers, a category, a target."""
+    numbers = np.random.default_rng(20).standard_normal((4, 20_000))
+    rain, sun, soil, noise = numbers.astype(np.float32)
+    soil = soil.round()
+    harvest = 50 + 10 * (np.sin(2 * rain) + rain * sun + soil) + 3 * noise
+    return {"rain": rain, "sun": sun, "soil": soil.astype(str), "harvest": harvest}
 
 
-# ---- model --------------------------------------------------------------------------------------
+def split_rows(split: str, num_rows: int) -> dict[str, range]:
+    """Return the rows of each split, after the shuffle."""
+    try:
+        train, validation, test = [float(part) for part in split.split(",")]
+        first = round(num_rows * train)
+        last = num_rows - round(num_rows * test)
+        if not 0 < first < last <= num_rows or abs(train + validation + test - 1) > 1e-6:
+            raise ValueError
+    except (ValueError, OverflowError):
+        raise UserError(f"'{split}' is no split: --split: use fractions, 0.7,0.15,0.15") from None
+    return {"train": range(first), "validation": range(first, last), "test": range(last, num_rows)}
 
 
-class Block(nn.Module):
-    """Residual hidden layer, (B, width) to (B, width)."""
-
-    def __init__(self, width: int, dropout: float):
-        super().__init__()
-        self.linear, self.dropout = nn.Linear(width, width), nn.Dropout(dropout)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.dropout(functional.relu(self.linear(x)))
+def standardize(values: np.ndarray, num_train: int) -> tuple[np.ndarray, list[float]]:
+    """Return (N,) values in standard deviations, and the mean and standard deviation."""
+    train = values[:num_train].astype(np.float64)
+    mean = np.float32(train.mean())
+    std = np.float32(train.std() if np.ptp(train) else 1.0)
+    return (values - mean) / std, [float(mean), float(std)]
 
 
-class Model(nn.Module):
-    """Columns to hidden units to outputs. The scaler is part of it: batches hold values as measured.
+def encode(values: np.ndarray, num_train: int) -> tuple[np.ndarray, list[str]]:
+    """Return (N,) codes from 1 on, 0 for what no training row has, and the names of the codes."""
+    # Whole numbers are sorted by size.
+    names = set(values[:num_train].tolist())
+    ordered = sorted(names, key=lambda name: (len(name) * name.isdecimal(), name))
+    codes = {name: code for code, name in enumerate(ordered, start=1)}
+    return np.array([codes.get(name, 0) for name in values.tolist()]), ordered
 
-    Categories share one embedding table; entry 0 of each is for unknown ones and starts at zero.
+
+@dataclass
+class Rows(Dataset):
+    """Batches by the numbers of their rows, read in a worker process if there is one.
+
+    YOUR OWN DATA GOES HERE: images, sound, another file. `__getitem__` takes the numbers of at most
+    `batch_size` rows and returns what `compute_loss` needs, padded to `batch_size`. Derive random
+    changes from the numbers, so that a resumed run makes the same ones.
     """
 
-    def __init__(self, settings: Settings, data: Data):
-        super().__init__()
-        self.task, width, levels = data.task, settings.width, data.levels
-        self.mean, self.std = (nn.Buffer(torch.tensor([x[at] for x in data.scales])) for at in (0, 1))
-        self.gaps = nn.Buffer(torch.tensor([], dtype=torch.int64))  # the package's, for missing cells
-        self.offsets = nn.Buffer(torch.tensor([0, *levels[:-1]]).cumsum(0))
-        if self.task == "regression":
-            self.target_mean, self.target_std = (nn.Buffer(torch.tensor(part)) for part in data.target_scale)
-        if levels:
-            self.embedding = nn.Embedding(sum(levels), settings.category_width)
-            self.embedding.weight.data[self.offsets] = 0.0
-        self.first = nn.Linear(len(data.scales) + len(levels) * settings.category_width, width)
-        self.layers = nn.ModuleList(Block(width, settings.dropout) for _ in range(settings.depth - 1))
-        self.head = nn.Linear(width, len(data.classes) or 1)
-        compile_blocks([*self.layers], settings.compile)
+    arrays: dict[str, np.ndarray]
+    batch_size: int
 
-    def forward(self, batch: Batch) -> Output:
-        """The mean loss, of how many targets, and for evaluation sums by name."""
-        parts = [(batch["features"] - self.mean) / self.std] if "features" in batch else []
-        if "categories" in batch:
-            parts.append(self.embedding(batch["categories"] + self.offsets).flatten(1))
-        x = functional.relu(self.first(torch.cat(parts, 1)))
-        for layer in self.layers:
-            x = layer(x)
-        output, target, present = self.head(x).float(), batch["target"], batch["present"]  # (B, 1) or (B, K)
-        weight = present.sum(dtype=torch.float32)
-        if self.task == "regression":
-            output, target = output.squeeze(1), (target - self.target_mean) / self.target_std
-            target = torch.where(present, target, output.detach())  # no error where the batch is filled up
-            total = functional.mse_loss(output, target, reduction="sum")
-            sums = {"mse": total, "mae": functional.l1_loss(output, target, reduction="sum")}
-        else:
-            total = (functional.cross_entropy(output, target, reduction="none") * present).sum()
-            hits = (output.argmax(1) == target) & present
-            sums = {"accuracy": hits.sum(dtype=torch.float32), "log_loss": total}
-        return total / weight.clamp(min=1), weight, {name: (value, weight) for name, value in sums.items()}
+    def __getitem__(self, numbers: np.ndarray) -> dict[str, np.ndarray]:
+        padded = np.resize(numbers, self.batch_size)
+        batch = {name: values[padded] for name, values in self.arrays.items()}
+        batch["is_real"] = np.arange(self.batch_size) < len(numbers)
+        return batch
 
 
-# ---- order: which sample when, a pure function of seed and epoch ---------------------------------
+class Data:
+    """The table in memory, shuffled and split. Scales and categories are of the training rows."""
+
+    def __init__(self, settings: Settings, device: torch.device):
+        self.device = device
+        self.batch_size = settings.batch_size
+        self.targets_per_batch = settings.batch_size
+        table = read_table(settings) if settings.data else synthesize()
+        target = settings.target or list(table)[-1]
+        if target not in table:
+            raise UserError(f"no column '{target}': --target: use one of {', '.join(table)}")
+        num_rows = len(table[target])
+        self.splits = split_rows(settings.split, num_rows)
+        num_train = len(self.splits["train"])
+        shuffle = np.random.default_rng(0).permutation(num_rows)
+
+        # Categories share one embedding: the codes of each begin where those of the last one end.
+        self.facts: dict = {}
+        self.offsets = [0]
+        features = []
+        categories = []
+        for name, column in table.items():
+            prepare = standardize if column.dtype == np.float32 else encode
+            values, self.facts[name] = prepare(column[shuffle], num_train)
+            if name == target:
+                answer = values
+            elif values.dtype == np.float32:
+                features.append(values)
+            else:
+                categories.append(values + self.offsets[-1])
+                self.offsets.append(self.offsets[-1] + len(self.facts[name]) + 1)
+
+        self.num_features = len(features)
+        self.num_outputs = 1
+        if settings.task == "classification":
+            answer = answer - 1
+            self.num_outputs = len(self.facts[target])
+            if answer.min() < 0 or self.num_outputs < 2:
+                raise UserError(f"a class has no training row: --target {target}: leave it out")
+        elif answer.dtype != np.float32:
+            raise UserError(f"column '{target}' has text: --task: use classification")
+        arrays = {"target": answer}
+        if features:
+            arrays["features"] = np.stack(features, axis=1)
+        if categories:
+            arrays["categories"] = np.stack(categories, axis=1)
+        self.make_loaders(settings, arrays)
+
+    def make_loaders(self, settings: Settings, arrays: dict[str, np.ndarray]) -> None:
+        content = b"".join(values.tobytes() for values in arrays.values())
+        self.facts["sha256"] = hashlib.sha256(content).hexdigest()
+        is_forbidden = os.environ.get("ALLOW_UNSAFE_DATALOADER") == "0"
+        workers = 0 if is_forbidden else settings.num_workers
+        self.loaders: dict = {}
+        for split in self.splits:
+            self.loaders[split] = DataLoader(
+                Rows(arrays, self.batch_size),
+                batch_size=None,
+                sampler=[],  # `batches` says what to read
+                num_workers=workers,
+                pin_memory=settings.pin_memory == 1 and self.device.type == "cuda",
+                prefetch_factor=settings.prefetch_factor if workers else None,
+                persistent_workers=workers * settings.persistent_workers > 0,
+                worker_init_fn=ignore_signals,
+                generator=torch.Generator(),  # its own, or workers would change the dropout
+            )
+
+    def batches(self, split: str, numbers: np.ndarray) -> Iterator:
+        """Yield numbers of rows and their batch."""
+        starts = range(0, len(numbers), self.batch_size)
+        chunks = [numbers[first : first + self.batch_size] for first in starts]
+        self.loaders[split].sampler[:] = chunks
+        for chunk, batch in zip(chunks, self.loaders[split], strict=True):
+            yield chunk, {name: x.to(self.device, non_blocking=True) for name, x in batch.items()}
 
 
-def permuted(places: np.ndarray, count: int, *seed: int) -> np.ndarray:
-    """(n,) int64 places to their values in a permutation of range(count), computed where it is asked for.
+def ignore_signals(worker: int) -> None:
+    """Leave signals to the main process, which ends the workers."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
-    A Feistel network (Luby, Rackoff 1988) over the bits of the largest number: half of them change by a
-    hash of the other half, in turns; a value beyond `count` goes through it again. No epoch is held.
+
+def permutation(seed: int, epoch: int, count: int) -> np.ndarray:
+    """Return the order of an epoch: the numbers below `count`, shuffled.
+
+    A Feistel network over the bits of a number: each half changes in turn by a hash of the other.
+    A value that is not below `count` goes through it again.
     """
-    bits = max(count - 1, 1).bit_length()
-    widths = bits - bits // 2, bits // 2  # low, high
-    keys = np.random.SeedSequence(seed).generate_state(max(6, 64 // bits))
-    values, outside = places.copy(), np.arange(len(places))
+    num_bits = max(count - 1, 1).bit_length()
+    low_bits = num_bits - num_bits // 2
+    widths = [low_bits, num_bits // 2]
+    keys = np.random.SeedSequence((seed, epoch)).generate_state(max(6, 64 // num_bits))
+    values = np.arange(count)
+    outside = np.arange(count)
     while outside.size:
         walked = values[outside]
-        halves = [part.astype(np.uint32) for part in (walked & ((1 << widths[0]) - 1), walked >> widths[0])]
+        low = (walked & ((1 << low_bits) - 1)).astype(np.uint32)
+        high = (walked >> low_bits).astype(np.uint32)
+        halves = [low, high]
         for number, key in enumerate(keys):
             turn = number % 2
-            mixed = (halves[1 - turn] + key) * np.uint32(0x7FEB352D)  # lowbias32 (Wellons 2018)
-            mixed = (mixed ^ (mixed >> np.uint32(15))) * np.uint32(0x846CA68B)
-            halves[turn] ^= mixed >> np.uint32(32 - widths[turn])
-        values[outside] = (halves[1].astype(np.int64) << widths[0]) | halves[0]
+            hashed = (halves[1 - turn] + key) * np.uint32(0x7FEB352D)
+            hashed = (hashed ^ (hashed >> np.uint32(15))) * np.uint32(0x846CA68B)
+            halves[turn] ^= hashed >> np.uint32(32 - widths[turn])
+        values[outside] = (halves[1].astype(np.int64) << low_bits) | halves[0]
         outside = outside[values[outside] >= count]
     return values
 
 
-def order(count: int, size: int, start: int = 0, *seed: int) -> Iterator[np.ndarray]:
-    """(B,) sample numbers of each batch from `start` on; −1 fills up. seed: and epoch, to shuffle."""
-    total, some = -(-count // size), max(1, 65536 // size)  # batches computed at once
-    for first in range(start, total, some):
-        places = np.arange(first * size, min(first + some, total) * size)
-        places[places >= count] = -1
-        if seed:
-            places[places >= 0] = permuted(places[places >= 0], count, *seed)
-        yield from places.reshape(-1, size)
+def training_steps(data: Data, settings: Settings, step: int, steps_per_epoch: int) -> Iterator:
+    """Yield the micro-batches of each step after `step`. An epoch has each sample once."""
+    while True:
+        epoch, steps_done = divmod(step, steps_per_epoch)
+        order = permutation(settings.seed, epoch, len(data.splits["train"]))
+        start = steps_done * settings.batch_size * settings.gradient_accumulation_steps
+        batches = data.batches("train", order[start:])
+        for _ in range(steps_done, steps_per_epoch):
+            yield islice(batches, settings.gradient_accumulation_steps)
+            step += 1
 
 
-# ---- what makes it fast -------------------------------------------------------------------------
+# -----------------------------------------------------------------------------
+# Model
 
 
-class Precision:
-    """Number format and the guarded step. `--precision fp32` turns all of it off.
+class Block(nn.Module):
+    """A residual hidden layer, (B, width) to (B, width)."""
 
-    tf32: products on tensor cores with 3 digits. bf16: half the memory and more speed, fp32's range. fp16:
-    the same before sm 8.0; gradients are scaled, and a step that overflows is skipped, on the device.
-    """
+    def __init__(self, width: int, dropout: float):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.dropout = nn.Dropout(dropout)
 
-    def __init__(self, name: str, device: torch.device, targets: int):
-        capability = torch.cuda.get_device_capability() if device.type == "cuda" else (0, 0)
-        best = "bf16" if capability >= (8, 0) else "fp16" if capability >= (7, 0) else "fp32"
-        if device.type == "cuda" and name == "bf16" != best:  # is_bf16_supported() counts slow emulation
-            raise Mistake(f"sm {capability} has no bf16: --precision bf16: take {best}")
-        self.name = best if name == "auto" else "fp32" if name == "tf32" and capability < (8, 0) else name
-        dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(self.name)
-        self.autocast = torch.autocast(device.type, dtype, enabled=dtype is not None)  # weights stay float32
-        # Gradients are sums over all targets: a first scale that fits them spares the search for it.
-        scale = 65536.0 / 2 ** math.ceil(math.log2(targets))
-        self.scaler = torch.amp.GradScaler(device.type, scale, enabled=self.name == "fp16")
-        # These two and no more: mixed with the newer `fp32_precision` flags, reading them raises.
-        tf32 = self.name == "tf32" or dtype is not None
-        torch.set_float32_matmul_precision("high" if tf32 else "highest")
-        torch.backends.cudnn.allow_tf32 = tf32  # its RNNs and convolutions use it even in "highest"
-
-    def step(self, optimizer: torch.optim.Optimizer, clip: float, targets: Tensor) -> Tensor:
-        """Unscales, divides by the targets, clips, steps, clears; no host sync. Returns the norm."""
-        self.scaler.unscale_(optimizer)
-        gradients = [x.grad for part in optimizer.param_groups for x in part["params"] if x.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients)
-        # One pass over the gradients for both: g / targets, or g / norm * clip where that is smaller.
-        torch._foreach_div_(gradients, torch.maximum(targets, norm / clip) if clip else targets)
-        self.scaler.step(optimizer)  # the fused kernel looks at fp16's overflow itself
-        self.scaler.update()
-        optimizer.zero_grad(set_to_none=True)
-        return norm / targets
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.dropout(F.relu(self.linear(x)))
 
 
-def prepare_process(settings: Settings) -> None:
-    """Memory in segments that grow, so that odd shapes do not fragment it; determinism; seeds."""
-    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):  # the new and the old name
+class Model(nn.Module):
+    """Columns to hidden units to outputs: one number, or a score for each class."""
+
+    def __init__(self, settings: Settings, data: Data):
+        super().__init__()
+        width = settings.width
+        *unknown, num_codes = data.offsets
+        num_inputs = data.num_features + len(unknown) * settings.category_width
+        if unknown:
+            self.embedding = nn.Embedding(num_codes, settings.category_width)
+            self.embedding.weight.data[unknown] = 0.0
+        self.first = nn.Linear(num_inputs, width)
+        blocks = (Block(width, settings.dropout) for _ in range(settings.depth - 1))
+        self.layers = nn.ModuleList(blocks)
+        self.head = nn.Linear(width, data.num_outputs)
+        # Fuse kernels block by block: a fifth of the time that compiling the whole model takes. The
+        # first steps wait for it. Triton needs a GPU from sm 8.0 on, as bf16 does.
+        is_capable = torch.cuda.is_bf16_supported(including_emulation=False)
+        if settings.compile == "on" or (settings.compile == "auto" and is_capable):
+            for block in self.layers:
+                block.compile(fullgraph=True)
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        """Features (B, F) and categories (B, C) to (B, 1) or (B, K)."""
+        inputs = []
+        if "features" in batch:
+            inputs.append(batch["features"])
+        if "categories" in batch:
+            inputs.append(self.embedding(batch["categories"]).flatten(1))
+        x = F.relu(self.first(torch.cat(inputs, 1)))
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x).float()
+
+
+def compute_loss(model: nn.Module, batch: dict) -> tuple[Tensor, Tensor, dict]:
+    """Return the mean loss, the number of targets, and sum and count of other metrics."""
+    output = model(batch)
+    target = batch["target"]
+    is_real = batch["is_real"]
+    num_targets = is_real.sum(dtype=torch.float32)
+    if target.is_floating_point():
+        errors = (output.squeeze(1) - target) * is_real
+        total = errors.square().sum()
+        metrics = {"mse": (total, num_targets), "mae": (errors.abs().sum(), num_targets)}
+    else:
+        losses = F.cross_entropy(output, target, reduction="none")
+        total = (losses * is_real).sum()
+        hits = (output.argmax(1) == target) & is_real
+        metrics = {"accuracy": (hits.sum(), num_targets), "log_loss": (total, num_targets)}
+    return total / num_targets, num_targets, metrics
+
+
+# -----------------------------------------------------------------------------
+# Precision and optimizer
+
+
+def configure_torch(settings: Settings) -> None:
+    """Set what is global in PyTorch: memory, determinism, seed."""
+    # Segments that can grow do not fragment when shapes vary. The second name is the older one.
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         os.environ.setdefault(name, "expandable_segments:True")
-    if settings.deterministic:  # strict: an operation without a deterministic form raises
+    if settings.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(settings.deterministic == 1)
-    random.seed(settings.seed)
-    np.random.seed(settings.seed)
-    torch.manual_seed(settings.seed)  # all CUDA devices too
+        torch.use_deterministic_algorithms(True)
+    torch.manual_seed(settings.seed)
 
 
-def make_optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:
-    """AdamW in one fused kernel for all weights; weight decay on matrices only."""
-    decay = {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": settings.weight_decay}
-    others = {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0}
-    return torch.optim.AdamW([decay, others], lr=settings.learning_rate, fused=True)
+def make_autocast(
+    name: str, device: torch.device, batch_targets: int
+) -> tuple[str, torch.autocast, torch.amp.GradScaler]:
+    """Return the name of the precision, the context of the model and what scales the loss.
 
-
-def learning_rate(settings: Settings, step: int, total: int) -> float:
-    """Of step `step` (from 0): a linear warm-up, then a cosine. A formula has no state to save."""
-    warmup = settings.warmup_steps if settings.warmup_steps >= 0 else min(100, total // 10)
-    if step < warmup:
-        return settings.learning_rate * ((step + 1) / warmup)
-    passed, final = min((step - warmup) / max(total - warmup, 1), 1.0), settings.final_factor
-    return settings.learning_rate * (final + (1.0 - final) * (1 + math.cos(math.pi * passed)) / 2)
-
-
-def compile_blocks(blocks: list[nn.Module], choice: str) -> None:
-    """Fused kernels, block by block: a fifth of the whole model's compile time, and weights keep their names.
-
-    The first steps wait for it. Triton supports sm 8.0 and later. `--compile off`.
+    Weights stay float32. Only fp16 scales the loss, so that small gradients do not vanish.
     """
-    capable = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)
-    for block in blocks if choice == "on" or (choice == "auto" and capable) else []:
-        block.compile(fullgraph=True)
+    capability = torch.cuda.get_device_capability() if device.type == "cuda" else (0, 0)
+    fastest = "fp32"
+    if capability >= (7, 0):
+        fastest = "fp16"
+    if capability >= (8, 0):
+        fastest = "bf16"
+    if name == "bf16" and (0, 0) < capability < (8, 0):
+        raise UserError(f"this GPU has no bf16: --precision bf16: use {fastest}")
+    if name == "auto":
+        name = fastest
+    if name == "tf32" and fastest != "bf16":
+        name = "fp32"
+
+    # Do not mix these with the newer `fp32_precision` flags: PyTorch raises an error.
+    use_tf32 = name != "fp32"
+    torch.set_float32_matmul_precision("high" if use_tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = use_tf32
+    dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(name)
+    autocast = torch.autocast(device.type, dtype, enabled=dtype is not None)
+    # Gradients are sums over a batch: begin with a scale that is that much smaller.
+    scale = 65536.0 / 2 ** math.ceil(math.log2(batch_targets))
+    return name, autocast, torch.amp.GradScaler(device.type, scale, enabled=name == "fp16")
 
 
-# ---- checkpoint: whole or absent, checked before it is used --------------------------------------
+def make_optimizer(model: nn.Module, settings: Settings) -> torch.optim.AdamW:
+    """AdamW in one kernel for all weights; only matrices decay."""
+    matrices = [p for p in model.parameters() if p.dim() >= 2]
+    biases = [p for p in model.parameters() if p.dim() < 2]
+    optimizer = torch.optim.AdamW(matrices, weight_decay=settings.weight_decay, fused=True)
+    optimizer.add_param_group({"params": biases, "weight_decay": 0.0})
+    return optimizer
 
 
-def random_state() -> dict[str, Any]:
-    """Of every generator, in types that `weights_only` reads."""
-    numbers: Any = [part.tolist() if isinstance(part, np.ndarray) else part for part in np.random.get_state()]
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return {"python": random.getstate(), "numpy": numbers, "torch": torch.get_rng_state(), "cuda": cuda}
+def learning_rate_at(step: int, total_steps: int, settings: Settings) -> float:
+    """Linear warm-up, then a cosine. A formula of the step has no state to save."""
+    warmup_steps = settings.warmup_steps
+    if warmup_steps < 0:
+        warmup_steps = min(100, total_steps // 10)
+    if step < warmup_steps:
+        return settings.learning_rate * ((step + 1) / warmup_steps)
+    progress = (step - warmup_steps) / (total_steps - warmup_steps)
+    final = settings.final_factor
+    return settings.learning_rate * (final + (1.0 - final) * (1 + math.cos(math.pi * progress)) / 2)
 
 
-def set_random_state(state: dict[str, Any]) -> None:
-    random.setstate(state["python"])
-    np.random.set_state(tuple(state["numpy"]))
-    torch.set_rng_state(state["torch"])
-    if len(state["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(state["cuda"])
+def optimizer_step(
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler,
+    num_targets: Tensor,
+    clip: float,
+    learning_rate: float,
+) -> Tensor:
+    """Turn summed gradients into means, clip them, step. Return their norm before clipping.
+
+    Nothing here waits for the GPU: the fused optimizer itself skips a step that overflows in fp16.
+    """
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
+    scaler.unscale_(optimizer)
+    gradients = [p.grad for group in optimizer.param_groups for p in group["params"]]
+    norm = torch.nn.utils.get_total_norm(gradients)
+    # One division does both: by num_targets, or by norm / clip if that is larger.
+    divisor = torch.maximum(num_targets, norm / clip) if clip else num_targets
+    torch._foreach_div_(gradients, divisor)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+    return norm / num_targets
 
 
-def sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
+# -----------------------------------------------------------------------------
+# Checkpoint: step-<step>-<sha256>.pt, named as in torch.hub. A crash leaves it whole or absent;
+# a damaged one is skipped.
 
 
-def sync(path: Path) -> None:
-    """Makes a closed file, or a rename inside a folder, survive a power loss."""
-    handle = os.open(path, os.O_RDONLY)
-    os.fsync(handle)
-    os.close(handle)
-
-
-def save(folder: Path, model: nn.Module, state: dict[str, Any]) -> None:
-    """Writes a hidden folder and renames it; keeps the two newest and the best. The package reads it too."""
-    step, partial, best = f"step-{state['step']:08d}", folder / ".saving", f"step-{state['best_step']:08d}"
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    save_file(model.state_dict(), partial / "model.safetensors")
-    torch.save({**state, "random": random_state()}, partial / "state.pt")
-    digests = {path.name: sha256(path.read_bytes()) for path in partial.iterdir()}
-    manifest = {"format": 2, "step": state["step"], "facts": {"data": state["data"]}, "rules": {"order": 2}}
-    manifest |= {"aliases": {}, "shards": {}, "sha256": digests}
-    manifest |= {"seal": sha256(json.dumps(manifest, sort_keys=True).encode())}
-    (partial / "manifest.json").write_text(json.dumps(manifest, indent=1))
-    for path in (*partial.iterdir(), partial):
-        sync(path)
-    shutil.rmtree(folder / step, ignore_errors=True)  # a damaged one that was passed over
-    os.replace(partial, folder / step)
-    (folder / ".best").write_text(json.dumps({"checkpoint": best, "loss": state["best_loss"]}))
-    os.replace(folder / ".best", folder / "best.json")
-    sync(folder)
-    older = sorted(path for path in folder.glob("step-*") if path.name <= step)[:-2]
-    for path in {*older} - {folder / best}:
-        shutil.rmtree(path, ignore_errors=True)  # killed in here, its hashes tell
-
-
-def valid(path: Path) -> bool:
-    """Whether a checkpoint is as it was saved: one flipped bit would load silently."""
+def lock(run: Path) -> None:
+    """Reserve the run for this process, until it ends."""
+    file = os.open(run / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        manifest = json.loads((path / "manifest.json").read_text())
-        seal, digests = manifest.pop("seal"), manifest["sha256"]
-        whole = all(sha256((path / name).read_bytes()) == digests[name] for name in digests)
-        return whole and seal == sha256(json.dumps(manifest, sort_keys=True).encode())
-    except (OSError, ValueError, KeyError):
-        return False
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UserError(f"another process uses the run: {run}: wait until it ends") from None
+    except OSError:
+        pass  # a file system without locks
 
 
-def newest(folder: Path) -> Path | None:
-    """The newest valid checkpoint. Raises `Mistake` where there are some and none is valid."""
-    found = sorted(folder.glob("step-*"), reverse=True)
-    whole = next(filter(valid, found), None)
-    if found and whole is None:
-        raise Mistake(f"no valid checkpoint: {folder}: restore one, or start a new run")
-    if found and whole != found[0]:
-        print(f"note: {found[0]} is damaged: the newest that is whole is {whole}")
-    return whole
+def write(path: Path, content: bytes | memoryview) -> None:
+    """Write a temporary file, then rename it: a crash leaves the old file or the new one."""
+    temporary = path.with_name("temporary")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())  # wait until it is on the disk
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        what = f"cannot write the file ({error.strerror}): {path}"
+        raise UserError(f"{what}: free some space, then continue with --resume") from None
 
 
-# ---- loop ---------------------------------------------------------------------------------------
+def save_checkpoint(folder: Path, checkpoint: dict) -> None:
+    """Save a checkpoint. Keep the two newest and the best."""
+    buffer = io.BytesIO()
+    torch.save(checkpoint, buffer)
+    content = buffer.getbuffer()
+    digest = hashlib.sha256(content).hexdigest()[:16]
+    write(folder / f"step-{checkpoint['step']:08d}-{digest}.pt", content)
+    best = f"step-{checkpoint['best_step']:08d}-"
+    for path in sorted(folder.glob("step-*.pt"))[:-2]:
+        if best not in path.name:
+            path.unlink()
 
 
-class Records:
-    """metrics.jsonl, a row a line; rows behind `step`, of a run that died later, are dropped."""
+def load_checkpoint(folder: Path, device: torch.device, pattern: str = "step-*.pt") -> dict:
+    """Return the newest undamaged checkpoint, or an empty dictionary."""
+    for path in sorted(folder.glob(pattern), reverse=True):
+        content = path.read_bytes()
+        if path.stem.endswith(hashlib.sha256(content).hexdigest()[:16]):
+            return torch.load(io.BytesIO(content), map_location=device)
+        # By another name it does not count as one of the two newest.
+        print(f"warning: {path} is damaged: renamed to .damaged")
+        path.rename(path.with_suffix(".damaged"))
+    return {}
 
-    def __init__(self, run: Path, step: int):
-        self.path = run / "metrics.jsonl"
-        lines = self.path.read_text().splitlines(keepends=True) if self.path.exists() else []
-        rows = [json.loads(line) for line in lines if line.endswith("\n")]
-        self.rows = [row for row in rows if row["step"] <= step and row.get("split") != "test"]
-        self.path.write_text("".join(json.dumps(row) + "\n" for row in self.rows))
 
-    def add(self, **row: Any) -> None:
-        # JSON has neither nan nor infinity, which the norm of a step is that overflows.
-        self.rows.append(row := {name: x if x == x != math.inf else None for name, x in row.items()})
-        with open(self.path, "a") as file:
-            file.write(json.dumps(row) + "\n")
-        texts = (f"{name} {x:.5g}" if isinstance(x, float) else f"{name} {x}" for name, x in row.items())
-        print("  ".join(texts), flush=True)
+# -----------------------------------------------------------------------------
+# Metrics: metrics.jsonl has one JSON object a line, for training and for evaluation
 
-    def draw(self) -> None:
-        """curves.png beside it."""
-        axes = (figure := Figure(figsize=(8, 5))).subplots()
-        for split in ("train", "validation"):
-            rows = [row for row in self.rows if row.get("split", "train") == split]
-            axes.plot([row["step"] for row in rows], [row["loss"] for row in rows], label=f"{split} loss")
-        axes.legend()
-        figure.savefig(self.path.with_name("curves.png"))
+
+def log(run: Path, record: dict) -> None:
+    """Append a record to metrics.jsonl and print it."""
+    # JSON has neither NaN nor infinity, the norm of a step that overflows in fp16.
+    line = re.sub("NaN|-?Infinity", "null", json.dumps(record))
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write(line + "\n")
+    for name, value in record.items():
+        print(f"{name} {value:.5g}" if isinstance(value, float) else f"{name} {value}", end="  ")
+    print(flush=True)
+
+
+def plot_curves(run: Path, curves: dict) -> None:
+    figure = Figure()
+    axes = figure.subplots()
+    for split, points in curves.items():
+        axes.plot(*zip(*points, strict=True), label=f"{split} loss")
+    axes.legend()
+    figure.savefig(run / "curves.png")
+
+
+# -----------------------------------------------------------------------------
+# Training
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, data: Data, split: str, size: int, precision: Precision) -> dict[str, float]:
-    """Metrics of a whole split: sums and counts in float64, one host sync at the end, no random number."""
-    totals: dict[str, Any] = {}
+def evaluate(model: nn.Module, data: Data, split: str, autocast: torch.autocast) -> dict:
+    """Return the loss and the metrics of a split: means over all its targets."""
     model.eval()
-    for _, batch in data.batches(split, size):
-        with precision.autocast:
-            loss, targets, metrics = model(batch)
-        for name, (total, count) in {"loss": (loss * targets, targets), **metrics}.items():
-            totals[name] = totals.get(name, 0.0) + torch.stack([total.double(), count.double()])
+    sums: dict = {}
+    for _, batch in data.batches(split, np.array(data.splits[split])):
+        with autocast:
+            loss, num_targets, metrics = compute_loss(model, batch)
+        metrics = {"loss": (loss * num_targets, num_targets), **metrics}
+        for name, sum_and_count in metrics.items():
+            sums[name] = sums.get(name, 0) + torch.stack(sum_and_count).double()
     model.train()
-    sums = torch.stack(list(totals.values())).tolist()
-    return {name: total / max(count, 1.0) for name, (total, count) in zip(totals, sums, strict=True)}
+    return {name: (total / count).item() for name, (total, count) in sums.items()}
 
 
-def check(recent: list[Any]) -> None:
-    """Ends a run whose loss went bad since the last row, and names the samples (host sync)."""
-    losses = torch.stack([loss for _, loss, *_ in recent]).tolist() if recent else []
-    for (step, *_, samples), loss in zip(recent, losses, strict=True):
+def mean_loss(micro_batches: list[tuple]) -> float:
+    """Return the mean over all targets. Reading it waits for the GPU."""
+    steps, losses, sizes, samples = zip(*micro_batches, strict=True)
+    means = torch.stack(losses)
+    weights = torch.stack(sizes)
+    for step, loss, numbers in zip(steps, means.tolist(), samples, strict=True):
         if not math.isfinite(loss):
-            numbers = samples[samples >= 0][:64].tolist()
-            raise Mistake(f"the loss of step {step} is {loss}: training samples {numbers}: look at them")
+            raise UserError(
+                f"the loss of step {step} is {loss}: training samples {numbers[:64]}: "
+                "look at them, or use a smaller --learning_rate"
+            )
+    return ((means * weights).sum() / weights.sum()).item()
 
 
-def train(settings: Settings, run: Path, resumed: bool, stop: list[int]) -> None:
-    """The whole run, to its end or to a signal, whose number `stop` gets."""
+def collect_signals() -> list[int]:
+    """Return a list that receives signals: the loop saves and stops. A second one ends at once."""
+    signals: list[int] = []
+
+    def receive(number: int, frame: object) -> None:
+        if signals:
+            os._exit(128 + number)
+        signals.append(number)
+        name = signal.Signals(number).name
+        print(f"{name}: saving after this step; press again to exit at once", file=sys.stderr)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+        # What nohup has ignored stays ignored.
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, receive)
+    return signals
+
+
+def train(settings: Settings, run: Path) -> int:
+    """Train from the newest checkpoint, if any, to the end or to a signal. Return the exit code."""
+    signals = collect_signals()
+
+    # build
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    prepare_process(settings)
+    configure_torch(settings)
     data = Data(settings, device)
-    count, size, accumulation = data.count["train"], settings.batch_size, settings.gradient_accumulation_steps
-    precision = Precision(settings.precision, device, size * data.weight)
     model = Model(settings, data).to(device)
     optimizer = make_optimizer(model, settings)
-    length = -(-count // size)  # micro-batches of an epoch; its last group may be a short one
-    total = settings.max_steps or settings.epochs * -(-length // accumulation)
+    precision, autocast, scaler = make_autocast(settings.precision, device, data.targets_per_batch)
+    num_samples = len(data.splits["train"])
+    step_size = settings.batch_size * settings.gradient_accumulation_steps
+    steps_per_epoch = math.ceil(num_samples / step_size)
+    total_steps = settings.max_steps or settings.epochs * steps_per_epoch
+    evaluate_every = settings.evaluate_every or steps_per_epoch
+    save_every = settings.save_every or steps_per_epoch
 
-    folder = run / "checkpoints"
-    state: dict[str, Any] = {"step": 0, "epoch": 0, "batch": 0, "best_loss": math.inf, "best_step": 0}
-    state |= {"data": data.fingerprint, "recent": []}
-    if resumed and (path := newest(folder)):
-        state |= torch.load(path / "state.pt", map_location="cpu", weights_only=True)
-        if state["data"] != data.fingerprint:
-            raise Mistake(f"the run was trained on other data: --resume {run}: restore the file of --data")
-        model.load_state_dict(load_file(path / "model.safetensors"))
-        optimizer.load_state_dict(state.pop("optimizer"))
-        precision.scaler.load_state_dict(state.pop("scaler"))
-        set_random_state(state.pop("random"))
-    run.mkdir(parents=True, exist_ok=True)
-    (run / "settings.json").write_text(json.dumps(asdict(settings), indent=1) + "\n")
-    records = Records(run, state["step"])
-    print(f"{run}: {device}, {precision.name}, step {state['step']} of {total}")
-    gc.collect()
-    gc.freeze()  # the collector need not walk over what lives as long as the run
+    # resume
+    parts: dict = {"model": model, "optimizer": optimizer, "scaler": scaler}
+    generators = [torch.default_generator, *torch.cuda.default_generators]
+    step = 0
+    best_step = 0
+    best_loss = math.inf
+    # (step, loss, number of targets, samples) of each micro-batch since the last log entry
+    micro_batches: list[tuple] = []
+    curves: dict = {"train": [], "validation": []}
+    metrics_file = run / "metrics.jsonl"
+    checkpoints = run / "checkpoints"
+    checkpoints.mkdir(parents=True, exist_ok=True)
+    lock(run)
+    checkpoint = load_checkpoint(checkpoints, device)
+    if checkpoint:
+        if checkpoint["data"] != data.facts:
+            raise UserError(f"the data changed since the run began: {run}: restore the file")
+        for name, part in parts.items():
+            part.load_state_dict(checkpoint[name])
+        for generator, state in zip(generators, checkpoint["random"], strict=False):
+            generator.set_state(state.cpu())
+        step = checkpoint["step"]
+        best_step = checkpoint["best_step"]
+        best_loss = checkpoint["best_loss"]
+        micro_batches = checkpoint["micro_batches"]
+        curves = checkpoint["curves"]
+        # Drop the records after the checkpoint: the run writes them again.
+        write(metrics_file, metrics_file.read_bytes()[: checkpoint["metrics_size"]])
+    elif any(checkpoints.glob("*.damaged")):
+        raise UserError(f"all checkpoints are damaged: {checkpoints}: restore one")
+    else:
+        write(run / "settings.json", json.dumps(asdict(settings), indent=1).encode())
+        write(metrics_file, b"")
+    print(f"{run}: {device}, {precision}, step {step} of {total_steps}")
+    gc.freeze()  # what lives as long as the run need not be searched for garbage
 
-    # (step, loss, targets, samples) of each micro-batch since the last row, on the device.
-    state["recent"] = recent = [(step, *(x.to(device) for x in rest)) for step, *rest in state["recent"]]
-    since, steps, ending = time.perf_counter(), 0, state["step"] >= total
-    while not ending:
-        epoch, first = state["epoch"], state["batch"]
-        weights: list[Tensor] = []  # targets of the open step's micro-batches
-        batches = data.batches("train", size, first, settings.seed, epoch)
-        for number, (samples, batch) in enumerate(batches, start=first + 1):
-            with precision.autocast:
-                loss, targets, _ = model(batch)
-            # loss × targets: a step of unequal micro-batches is one mean over all of its targets.
-            loss.backward(gradient=precision.scaler.scale(targets))
-            recent.append((state["step"] + 1, loss.detach(), targets, torch.from_numpy(samples)))
-            weights.append(targets)
-            ended = number == length
-            if number % accumulation and not ended:
-                continue
-            rate = learning_rate(settings, state["step"], total)
-            for trained in optimizer.param_groups:
-                trained["lr"] = rate
-            # A step that an epoch has too few samples for moves the weights by its share.
-            share = (min(number * size, count) - state["batch"] * size) / min(accumulation * size, count)
-            whole = torch.stack(weights).sum().clamp(min=1) / share
-            norm = precision.step(optimizer, settings.gradient_clip, whole)
-            step, steps = state["step"] + 1, steps + 1
-            state |= {"step": step, "epoch": epoch + ended, "batch": 0 if ended else number}
-            weights = []
+    steps = training_steps(data, settings, step, steps_per_epoch)
+    logged_step = step
+    start_time = time.perf_counter()
+    is_over = step >= total_steps
+    while not is_over:
+        # forward and backward; the gradients of the micro-batches add up
+        step_targets = torch.zeros((), device=device)
+        step_samples = 0
+        for numbers, batch in next(steps):
+            with autocast:
+                loss, num_targets, _ = compute_loss(model, batch)
+            scaler.scale(loss * num_targets).backward()
+            micro_batches.append((step + 1, loss.detach(), num_targets, numbers.tolist()))
+            step_targets += num_targets
+            step_samples += len(numbers)
 
-            last, early = step == total, step in (1, 2, 5, 10, 20) and step < settings.log_every
-            if last or early or step % settings.log_every == 0:
-                means, sizes = (torch.stack(parts) for parts in list(zip(*recent, strict=True))[1:3])
-                mean = (means * sizes).sum() / sizes.sum().clamp(min=1)  # over the steps since the last row
-                seen, size_of = torch.stack([mean, norm]).tolist()  # the only host sync
-                check(recent)
-                recent.clear()
-                seconds = (time.perf_counter() - since) / steps
-                row = {"epoch": epoch + 1, "loss": seen, "learning_rate": rate, "gradient_norm": size_of}
-                samples_per_second = count / length * accumulation / seconds
-                records.add(step=step, **row, samples_per_second=samples_per_second, step_ms=1000 * seconds)
-                since, steps = time.perf_counter(), 0
-            begun, better = time.perf_counter(), False
-            if last or due(settings.evaluate_every, step, ended):
-                metrics = evaluate(model, data, "validation", size, precision)
-                if better := metrics["loss"] < state["best_loss"]:
-                    state |= {"best_loss": metrics["loss"], "best_step": step}
-                records.add(step=step, split="validation", **metrics)
-            # Asked once: a signal that comes later is for the next step, which is saved in its turn.
-            if (ending := last or bool(stop)) or better or due(settings.save_every, step, ended):
-                check(recent)
-                parts = {"optimizer": optimizer.state_dict(), "scaler": precision.scaler.state_dict()}
-                save(folder, model, state | parts)
-            since += time.perf_counter() - begun
-            if ending:
-                break
-    records.draw()
-    best = folder / f"step-{state['best_step']:08d}"
-    if state["step"] == total and data.count["test"] and valid(best):
-        model.load_state_dict(load_file(best / "model.safetensors"))
-        records.add(step=state["best_step"], split="test", **evaluate(model, data, "test", size, precision))
+        # update; an incomplete last step of an epoch counts by its number of samples
+        fraction = step_samples / min(step_size, num_samples)
+        divisor = step_targets / fraction
+        learning_rate = learning_rate_at(step, total_steps, settings)
+        norm = optimizer_step(optimizer, scaler, divisor, settings.gradient_clip, learning_rate)
+        step += 1
+        is_last = step == total_steps
+
+        # log
+        # the first steps too, so that a beginner sees something soon
+        is_early = step in (1, 2, 5, 10, 20) and step < settings.log_every
+        if is_last or is_early or step % settings.log_every == 0:
+            train_loss = mean_loss(micro_batches)
+            curves["train"].append((step, train_loss))
+            seconds = (time.perf_counter() - start_time) / (step - logged_step)
+            record = {
+                "step": step,
+                "epoch": math.ceil(step / steps_per_epoch),
+                "loss": train_loss,
+                "learning_rate": learning_rate,
+                "gradient_norm": norm.item(),
+                "samples_per_second": step_size / seconds,
+                "step_ms": 1000 * seconds,
+            }
+            log(run, record)
+            micro_batches.clear()
+            logged_step = step
+            start_time = time.perf_counter()
+
+        # evaluate
+        pause_time = time.perf_counter()
+        if is_last or step % evaluate_every == 0:
+            metrics = evaluate(model, data, "validation", autocast)
+            log(run, {"step": step, "split": "validation", **metrics})
+            curves["validation"].append((step, metrics["loss"]))
+            if metrics["loss"] < best_loss:
+                best_loss = metrics["loss"]
+                best_step = step
+
+        # save; a signal that comes later is for the next step
+        is_over = is_last or bool(signals)
+        if is_over or best_step == step or step % save_every == 0:
+            if micro_batches:
+                mean_loss(micro_batches)  # do not save weights that are not finite
+            checkpoint = {
+                **{name: part.state_dict() for name, part in parts.items()},
+                "random": [generator.get_state() for generator in generators],
+                "step": step,
+                "best_step": best_step,
+                "best_loss": best_loss,
+                "micro_batches": micro_batches,
+                "curves": curves,
+                "metrics_size": metrics_file.stat().st_size,
+                "data": data.facts,
+            }
+            save_checkpoint(checkpoints, checkpoint)
+        start_time += time.perf_counter() - pause_time
+
+    plot_curves(run, curves)
+    best = load_checkpoint(checkpoints, device, f"step-{best_step:08d}-*.pt")
+    if best and step >= total_steps and data.splits["test"]:
+        model.load_state_dict(best["model"])
+        metrics = evaluate(model, data, "test", autocast)
+        log(run, {"step": best_step, "split": "test", **metrics})
+    return 128 + signals[0] if signals else 0
 
 
-def due(every: int, step: int, ended: bool) -> bool:
-    return step % every == 0 if every else ended
-
-
-def main(words: list[str] | None = None) -> int:
-    """Exit code 0; 2 and one line for a mistake; 128 + the signal's number, after saving, for a signal."""
-    stop: list[int] = []
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, _: stop.append(number))
+def main(arguments: list[str]) -> int:
+    """Return the exit code: 2 for an error, 128 + the number of a signal."""
     try:
-        train(*read_settings(sys.argv[1:] if words is None else words), stop)
-        return 128 + stop[0] if stop else 0
-    except Mistake as mistake:
-        print(f"error: {mistake}", file=sys.stderr)
+        return train(*read_settings(arguments))
+    except (UserError, argparse.ArgumentError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
         return 2
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -1,623 +1,734 @@
-"""Trains a forecaster for a series in a CSV file. One file: read it, paste it anywhere, change it.
+"""Train a forecaster for a time series in a CSV file. One file: read it, paste it, change it.
 
-    python train.py                                # a synthetic series, until you give yours
-    python train.py --data series.csv --epochs 5   # each run is a folder in runs/
-    python train.py --resume                       # goes on with the newest, bit for bit, also after a kill
+    python train.py                                # a synthetic series
+    python train.py --data series.csv --epochs 5   # your series; each run is a folder in runs/
+    python train.py --resume                       # continue the newest run, bit for bit
 
-Settings, data, model, what makes it fast, checkpoint, loop: from top to bottom. On the same data and settings
-the losses are those of the template's `layout: package`, to the last bit.
-
-Shapes: `B` windows in a batch, `T` rows of history, `H` rows of horizon, `C` columns, `G` target columns.
+From top to bottom: settings, data, model, precision and optimizer, checkpoint, metrics, training.
+Shapes: B windows in a batch, T rows of history, H rows of horizon, C columns, G target columns.
 """
-
-from __future__ import annotations
 
 import argparse
 import csv
+import difflib
+import fcntl
 import gc
 import gzip
 import hashlib
+import inspect
+import io
 import json
 import math
 import os
-import random
-import shutil
+import re
 import signal
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from itertools import islice
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.nn import functional
 
-# ---- settings: defaults < the run that goes on < environment < flags ----------------------------
-
-
-def given(default: Any, text: str, least: Any = None, below: float = math.inf, among: Any = None) -> Any:
-    """A setting: its default, what `--help` says, the range or the words that it takes."""
-    return field(default=default, metadata={"text": text, "range": (least, below), "among": among})
+# -----------------------------------------------------------------------------
+# Settings. Each one is a flag, and its comment is the text that --help prints.
 
 
-@dataclass(frozen=True)
+@dataclass
 class Settings:
-    data: str = given("", "CSV, also .gz: a header line, times in the first column; empty: synthetic")
-    targets: str = given("", "columns to forecast, with commas between; empty: all")
-    history: int = given(96, "rows that a forecast looks at", 1)
-    horizon: int = given(24, "rows to forecast", 1)
-    split: str = given("0.7,0.15,0.15", "train, validation, test, by time: shares, or numbers of rows")
-    batch_size: int = given(64, "windows in a micro-batch; larger fills a GPU better", 1)
-    width: int = given(64, "hidden units of the LSTM", 1)
-    depth: int = given(1, "layers of the LSTM", 1)
-    dropout: float = given(0.2, "share of the units dropped before the last layer", 0, 1)
-    learning_rate: float = given(1e-3, "peak of the schedule", 0, 1)
-    weight_decay: float = given(0.01, "pulls matrices towards zero, biases not", 0, 1)
-    warmup_steps: int = given(-1, "steps up to the peak; -1 is 100, or a tenth of a shorter run", -1)
-    final_factor: float = given(0.1, "last learning rate as a share of the peak", 0, 1.001)
-    precision: str = given("auto", "auto: what the card has", among=["auto", "fp32", "tf32", "fp16", "bf16"])
-    epochs: int = given(10, "passes over the training windows", 1)
-    max_steps: int = given(0, "length of the run in steps instead; 0 goes by epochs", 0)
-    gradient_accumulation_steps: int = given(1, "micro-batches to a step", 1)
-    gradient_clip: float = given(1.0, "largest norm of all gradients; 0 is off", 0)
-    evaluate_every: int = given(0, "steps between two evaluations; 0 is the end of each epoch", 0)
-    save_every: int = given(0, "steps between two checkpoints; 0 is the end of each epoch", 0)
-    log_every: int = given(50, "steps between two lines; reading the loss waits for the GPU", 1)
-    seed: int = given(42, "of every random generator", 0, 2**32)
-    deterministic: int = given(0, "1: only operations that repeat bit for bit; some per cent slower", 0, 2)
+    # data
+    data: str = ""  # CSV or .csv.gz file: a header, times in the first column; empty: synthetic
+    targets: str = ""  # columns to forecast, separated by commas; empty: all
+    history: int = 96  # rows the model sees
+    horizon: int = 24  # rows to forecast
+    split: str = "0.7,0.15,0.15"  # train, validation, test by time: fractions or numbers of rows
+    # model
+    width: int = 64  # hidden units of the LSTM
+    depth: int = 1  # layers of the LSTM
+    dropout: float = 0.2  # fraction of hidden units dropped before the last layer
+    # optimizer
+    batch_size: int = 64  # windows in a micro-batch; a larger one fills a GPU better
+    gradient_accumulation_steps: int = 1  # micro-batches in a step
+    learning_rate: float = 1e-3  # peak of the schedule
+    weight_decay: float = 0.01  # for matrices; biases have none
+    warmup_steps: int = -1  # steps up to the peak; -1: 100, or a tenth of a shorter run
+    final_factor: float = 0.1  # last learning rate as a fraction of the peak
+    gradient_clip: float = 1.0  # largest norm of the gradients; 0: no clipping
+    precision: str = "auto"  # auto, fp32, tf32, fp16 or bf16; auto: the fastest the GPU has
+    # run
+    epochs: int = 10  # passes over the training windows
+    max_steps: int = 0  # length of the run in steps; 0: use epochs
+    evaluate_every: int = 0  # steps between evaluations; 0: at the end of each epoch
+    save_every: int = 0  # steps between checkpoints; 0: at the end of each epoch
+    log_every: int = 50  # steps between log entries; each one waits for the GPU
+    seed: int = 42  # of weights, dropout and the order of windows
+    deterministic: int = 0  # 1: only operations that repeat bit for bit; slower
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if name == "warmup_steps" or isinstance(value, str):
+                continue
+            lowest = 1 if name in POSITIVE else 0
+            highest = 1 if name in FRACTIONS else 2**32 - 1
+            if not lowest <= value <= highest:
+                raise UserError(f"{value} is out of range: --{name}: use {lowest} to {highest}")
 
 
-# Names of the environment, and the setting that each stands for. No process reads ahead: some decide nothing.
-ENVIRONMENT = {"SEED": "seed", "DETERMINISTIC": "deterministic", "USE_AMP": "precision"}
-SWITCHES = {"USE_AMP=0": "--precision=fp32", "USE_AMP=1": "--precision=auto"}
-UNUSED = ("NUM_WORKERS", "PIN_MEMORY", "PREFETCH_FACTOR", "PERSISTENT_WORKERS", "ALLOW_UNSAFE_DATALOADER")
-PACKAGE = "the package has more: copier update --defaults -r :current: -d layout=package"
+POSITIVE = [
+    "history",
+    "horizon",
+    "width",
+    "depth",
+    "batch_size",
+    "epochs",
+    "log_every",
+    "gradient_accumulation_steps",
+]
+FRACTIONS = ["dropout", "learning_rate", "weight_decay", "final_factor", "deterministic"]
+CHOICES = {"precision": ["auto", "fp32", "tf32", "fp16", "bf16"]}
+ENVIRONMENT = ["SEED", "DETERMINISTIC"]  # variables, each for the setting of this name
 
 
-class Mistake(Exception):
-    """What a person can mend: one line, and exit code 2."""
+class UserError(Exception):
+    """Something the user can fix: printed as one line, exit code 2."""
 
 
-class Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise Mistake(f"{message}: see --help; {PACKAGE}")
+def parse(arguments: list[str]) -> dict:
+    """Return the settings that the user gave, and `resume`."""
+    # SUPPRESS leaves out what the user did not give: the dataclass has the defaults.
+    parser = argparse.ArgumentParser(
+        usage=__doc__,
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+        exit_on_error=False,
+    )
+    parser.add_argument("--resume", nargs="?", const="", help="the newest run, or its folder")
+    comments = dict(re.findall(r"(\w+): .*  # (.*)", inspect.getsource(Settings)))
+    for name, default in asdict(Settings()).items():
+        # Both --max_steps and --max-steps.
+        flags = sorted({f"--{name}", f"--{name.replace('_', '-')}"})
+        text = f"{comments[name]} (default: {default})"
+        parser.add_argument(*flags, type=type(default), choices=CHOICES.get(name), help=text)
+
+    # The environment is weaker than a flag.
+    environment = {name.lower(): os.environ[name] for name in ENVIRONMENT if os.environ.get(name)}
+    if os.environ.get("USE_AMP"):
+        environment["precision"] = "fp32" if os.environ["USE_AMP"] == "0" else "auto"
+    parser.set_defaults(**environment)
+
+    given, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        similar = difflib.get_close_matches(unknown[0], parser._option_string_actions)
+        remedy = f"did you mean {similar[0]}?" if similar else "see --help"
+        raise UserError(f"unknown flag: {unknown[0]}: {remedy}")
+    return vars(given)
 
 
-def read_settings(words: list[str]) -> tuple[Settings, Path, bool]:
-    """The settings, the run's folder, and whether it goes on. Raises `Mistake`."""
-    parser = Parser(usage=__doc__, allow_abbrev=False, argument_default=argparse.SUPPRESS)
-    parser.add_argument("--resume", nargs="?", const="", metavar="RUN", help="the newest run, or RUN")
-    types: dict[Any, Any] = {"int": int, "float": float, "str": str}
-    for each in fields(Settings):
-        about: dict[str, Any] = {"help": each.metadata["text"], "metavar": str(each.default)}
-        parser.add_argument(f"--{each.name}", type=types[each.type], choices=each.metadata["among"], **about)
-    for name in filter(os.environ.get, (*ENVIRONMENT, *UNUSED)):  # a flag comes later, and is stronger
-        text = os.environ[name]
-        if name in UNUSED:
-            print(f"note: {name} has no effect: no process reads ahead of the step")
-        elif flag := SWITCHES.get(f"{name}={text}", f"--{ENVIRONMENT[name]}={text}"):
-            words = [flag, *words]
-    values = vars(parser.parse_args(words))
-    for each in fields(Settings):
-        (least, below), value = each.metadata["range"], values.get(each.name, each.default)
-        if least is not None and not least <= value < below:
-            parser.error(f"argument --{each.name}: {value} is not from {least} on and below {below}")
-    if (resume := values.pop("resume", None)) is None:
-        run = Path("runs", time.strftime("%Y%m%d-%H%M%S-") + str(time.time_ns())[10:13])
-        return Settings(**values), run, False
-    run = Path(resume) if resume else max(Path("runs").glob("*"), default=Path("runs"))
-    if not (run / "settings.json").exists():
-        raise Mistake(f"no run to go on with: --resume: {run} has no settings.json")
-    settings = Settings(**json.loads((run / "settings.json").read_text()))
-    for name, value in values.items():
-        if value != (old := getattr(settings, name)):
-            raise Mistake(f"the run began with {name} {old}: --resume: {value} makes another run of it")
-    return settings, run, True
+def read_settings(arguments: list[str]) -> tuple[Settings, Path]:
+    """Return the settings and the folder of the run."""
+    given = parse(arguments)
+    resume = given.pop("resume", None)
+    if resume is None:
+        return Settings(**given), Path("runs", f"{datetime.now():%Y%m%d-%H%M%S-%f}")
+
+    path = Path(resume, "settings.json")
+    if not resume:
+        path = max(Path("runs").glob("*/settings.json"), default=path)
+    if not path.exists():
+        raise UserError(f"no run to resume: {path} does not exist: check --resume")
+    try:
+        settings = Settings(**json.loads(path.read_bytes()))
+    except (ValueError, TypeError):
+        raise UserError(f"the file is damaged: {path}: restore it, or start a new run") from None
+    for name, value in given.items():
+        saved = getattr(settings, name)
+        if value != saved:
+            raise UserError(f"cannot resume with a different value: --{name}: use {saved}")
+    return settings, path.parent
 
 
-# ---- data ---------------------------------------------------------------------------------------
-
-Batch = dict[str, Tensor]
-Output = tuple[Tensor, Tensor, dict[str, tuple[Tensor, Tensor]]]  # loss, targets, metrics: (sum, count)
-
-
-class Data:
-    """The series, whole on the device, and the windows of each split.
-
-    A window belongs to the split that holds all its targets. Training windows have their history in the
-    training rows as well, and the scaler sees those alone: nothing of the future leaks into training.
-    """
-
-    def __init__(self, settings: Settings, device: torch.device):
-        names, values = read_csv(settings) if settings.data else synthesize()
-        self.history, self.horizon, self.device = settings.history, settings.horizon, device
-        wanted = [name.strip() for name in settings.targets.split(",")] if settings.targets else names
-        if lost := [name for name in wanted if name not in names]:
-            raise Mistake(f"no column '{lost[0]}': --targets: there are {', '.join(names)}")
-        self.targets = [names.index(name) for name in wanted]
-        splits = split_by_time(settings.split, len(values))
-        self.first = {name: max(first, self.history) for name, (first, _) in splits.items()}  # target row
-        self.count = {name: max(splits[name][1] - self.horizon + 1 - self.first[name], 0) for name in splits}
-        if not (self.count["train"] and self.count["validation"]):
-            raise Mistake(f"no window fits: --split {settings.split}: more rows, or a smaller --history")
-        known = values[: splits["train"][1]].astype(np.float64)
-        constant = (known.max(0) == known.min(0)) | (known.std(0) < np.finfo(np.float32).tiny)
-        self.mean = np.where(constant, known[0], known.mean(0)).tolist()
-        self.std = np.where(constant, 1.0, known.std(0)).tolist()
-        self.weight = self.horizon * len(self.targets)  # targets of a sample
-        self.fingerprint = hashlib.sha256(values.tobytes()).hexdigest()
-        self.rows = torch.from_numpy(values).to(device)  # (N, C): no copy, no worker, no wait in the loop
-
-    def batches(self, split: str, *place: int) -> Iterator[tuple[np.ndarray, Batch]]:
-        for numbers in order(self.count[split], *place):
-            yield numbers, self.batch(split, numbers)
-
-    def batch(self, split: str, numbers: np.ndarray) -> Batch:
-        """Windows by number, in original units; −1 fills a batch up and counts for nothing."""
-        present, width = numbers >= 0, self.history + self.horizon
-        starts = np.where(present, numbers + self.first[split] - self.history, 0)
-        rows, columns = self.rows.shape
-        windows = self.rows.as_strided((rows - width + 1, width, columns), (columns, columns, 1))  # a view
-        both = windows.index_select(0, torch.from_numpy(starts).to(self.device, non_blocking=True))
-        history, target = both[:, : self.history], both[:, self.history :, self.targets]
-        present_there = torch.from_numpy(present).to(self.device, non_blocking=True)
-        return {"rows": history, "target": target, "present": present_there}  # (B, T, C), (B, H, G), (B,)
+# -----------------------------------------------------------------------------
+# Data
 
 
 def read_rows(path: Path) -> list[list[str]]:
-    """Stripped cells of a CSV file, the header first."""
-    opened: Any = gzip.open if path.suffix == ".gz" else open
+    """Return the cells of a CSV file, the header first."""
+    open_file: Any = gzip.open if path.suffix == ".gz" else open
     try:
-        with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
+        with open_file(path, "rt", encoding="utf-8-sig", newline="") as file:
             rows = [[cell.strip() for cell in row] for row in csv.reader(file) if row]
-    except (OSError, EOFError, ValueError, csv.Error) as error:
-        raise Mistake(f"cannot read the file ({error}): {path}: --data is a CSV file in UTF-8") from None
-    odd = [number for number, row in enumerate(rows, 1) if len(row) != len(rows[0])]
-    if len(rows) < 2 or odd:
-        raise Mistake(f"not as many cells as the header: {path}, row {(odd or [2])[0]}: mend it")
+    except (EOFError, ValueError, csv.Error) as error:
+        raise UserError(f"cannot read the file: {path}: {error}") from None
+    if len(rows) < 2 or len(rows[0]) < 2:
+        raise UserError(f"no data: {path}: write a header of two columns or more, and rows")
+    for number, row in enumerate(rows, start=1):
+        if len(row) != len(rows[0]):
+            raise UserError(f"not as many cells as columns: {path}, row {number}: fix this row")
     return rows
 
 
-def read_csv(settings: Settings) -> tuple[list[str], np.ndarray]:
-    """Names of the columns and (N, C) float32, oldest first. Raises `Mistake` with the row."""
-    (header, *table), path = read_rows(Path(settings.data)), settings.data
-    if len(header) < 2:
-        raise Mistake(f"no column beside the time: {path}: columns with commas between; {PACKAGE}")
-    values, before = np.empty((len(table), len(header) - 1)), -math.inf
-    for row, (when, *cells) in enumerate(table):
+def read_csv(path: Path) -> tuple[list[str], np.ndarray]:
+    """Return the names of the columns and their values (N, C), oldest row first."""
+    header, *rows = read_rows(path)
+    values = []
+    previous_time = np.datetime64("-9999", "s")
+    for number, row in enumerate(rows, start=2):
+        # whole seconds, or an ISO time
+        text = row[0]
         try:
-            now = int(when) if when.isdecimal() else int(np.datetime64(when, "s").astype(np.int64))
-            values[row] = [float(cell) for cell in cells]
-            if now <= before or not (np.abs(values[row]) < 3.4e38).all():
-                raise ValueError("the time does not go on" if now <= before else "not a finite number")
-        except ValueError as error:
-            raise Mistake(f"{error}: {path}, row {row + 2}: mend it; {PACKAGE}") from None
-        before = now
-    return header[1:], values.astype(np.float32)
-
-
-def split_by_time(split: str, count: int) -> dict[str, tuple[int, int]]:
-    """First and last + 1 row of each split."""
-    try:
-        parts = [float(part) for part in split.split(",")]
-        shares = abs(sum(parts) - 1) < 1e-6
-        if len(parts) != 3 or min(parts) < 0 or not (shares or sum(parts) <= count):
-            raise ValueError
-    except ValueError:
-        raise Mistake(f"'{split}' splits nothing: --split, {count} rows: such as 0.7,0.15,0.15") from None
-    marks = [round(sum(parts[:place]) * (count if shares else 1)) for place in range(4)]
-    return {name: (marks[at], marks[at + 1]) for at, name in enumerate(("train", "validation", "test"))}
+            row_time = np.datetime64(int(text) if text.isdecimal() else text, "s")
+            values.append([float(cell) for cell in row[1:]])
+            if not row_time > previous_time:
+                raise ValueError("the time does not increase")
+            if not all(abs(value) < 3.4e38 for value in values[-1]):
+                raise ValueError("a value is not a finite number")
+        except (ValueError, OverflowError) as error:
+            raise UserError(f"{error}: {path}, row {number}: fix this row") from None
+        previous_time = row_time
+    return header[1:], np.array(values, dtype=np.float32)
 
 
 def synthesize() -> tuple[list[str], np.ndarray]:
-    """20,000 hours of two made-up columns, always the same: days, weeks and noise."""
-    day, noise = 2 * np.pi / 24 * np.arange(20_000), np.random.default_rng(22).standard_normal((2, 20_000))
-    columns = [50 + 8 * np.sin(day) + 4 * np.sin(day / 7) + noise[0], 30 + 9 * np.sin(2 * day) + 2 * noise[1]]
-    return ["load", "price"], np.stack(columns, 1).astype(np.float32)
+    """Return 20,000 hours of two columns, always the same: days, weeks and noise."""
+    day = 2 * np.pi / 24 * np.arange(20_000)
+    noise = np.random.default_rng(22).standard_normal((20_000, 2))
+    load = 50 + 8 * np.sin(day) + 4 * np.sin(day / 7)
+    price = 30 + 9 * np.sin(2 * day)
+    values = np.stack([load, price], axis=1) + noise
+    return ["load", "price"], values.astype(np.float32)
 
 
-# ---- model --------------------------------------------------------------------------------------
+def split_rows(split: str, num_rows: int) -> list[int]:
+    """Return the row at which each split ends."""
+    try:
+        ends = np.cumsum([float(part) for part in split.split(",")])
+    except ValueError:
+        ends = np.zeros(3)
+    if abs(ends[-1] - 1) < 1e-6:
+        ends *= num_rows
+    if len(ends) != 3 or not 0 < ends[0] <= ends[1] <= ends[2] <= num_rows:
+        raise UserError(f"'{split}' does not split {num_rows} rows: --split: use 0.7,0.15,0.15")
+    return [round(end) for end in ends]
 
 
-class Encoder(nn.Module):
-    """The LSTM. Under bf16 torch's autocast runs cuDNN's in float16, whatever else it is set to.
+class Data:
+    """The standardized series, on the device as a whole, and the windows of each split.
 
-    Not compiled: Dynamo breaks the graph at cuDNN's RNNs, and nothing is faster.
+    A window belongs to the split that holds all its targets. The mean and the standard deviation
+    are those of the training rows: nothing of the future leaks into training.
     """
 
-    def __init__(self, columns: int, width: int, depth: int):
-        super().__init__()
-        self.lstm = nn.LSTM(columns, width, depth, batch_first=True)
+    def __init__(self, settings: Settings, device: torch.device):
+        names, values = read_csv(Path(settings.data)) if settings.data else synthesize()
+        self.history = settings.history
+        self.window = settings.history + settings.horizon
+        self.batch_size = settings.batch_size
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, T, C) to the last output (B, width)."""
-        half = torch.is_autocast_enabled("cpu")
-        with torch.autocast("cpu", torch.bfloat16, enabled=half):  # the CPU's has no float16
-            return self.lstm(x)[0][:, -1].float()
+        targets = settings.targets.split(",") if settings.targets else names
+        for name in targets:
+            if name.strip() not in names:
+                raise UserError(f"no column '{name}': --targets: use {', '.join(names)}")
+        self.targets = [names.index(name.strip()) for name in targets]
+        self.targets_per_batch = settings.batch_size * settings.horizon * len(targets)
+
+        # The window with number n begins at row n. Each split is a range of such numbers.
+        self.splits = {}
+        start = 0
+        ends = split_rows(settings.split, len(values))
+        for name, end in zip(["train", "validation", "test"], ends, strict=True):
+            first = max(start - settings.history, 0)
+            self.splits[name] = range(first, end - self.window + 1)
+            start = end
+        if not (self.splits["train"] and self.splits["validation"]):
+            raise UserError(f"no window fits: --split {settings.split}: use a smaller --history")
+
+        train_rows = values[: ends[0]].astype(np.float64)
+        mean = train_rows.mean(axis=0).astype(np.float32)
+        std = train_rows.std(axis=0).astype(np.float32)
+        std[np.ptp(train_rows, axis=0) == 0] = 1.0  # a constant column
+        fingerprint = hashlib.sha256(values.tobytes()).hexdigest()
+        self.facts = {"sha256": fingerprint, "mean": mean.tolist(), "std": std.tolist()}
+
+        # All windows as one view (number, row, column): a batch is one gather on the device.
+        series = torch.from_numpy((values - mean) / std).to(device)
+        self.windows = series.unfold(0, self.window, 1).transpose(1, 2)
+
+    def batches(self, split: str, numbers: np.ndarray) -> Iterator:
+        """Yield numbers of windows, history (B, T, C), target (B, H, G) and is_real (B,).
+
+        is_real is false for padding, which keeps the shape of an incomplete batch, so that nothing
+        is tuned twice.
+        """
+        device = self.windows.device
+        for first in range(0, len(numbers), self.batch_size):
+            chunk = numbers[first : first + self.batch_size]
+            padded = np.resize(chunk, self.batch_size)
+            is_real = np.arange(self.batch_size) < len(chunk)
+            windows = self.windows[torch.from_numpy(padded).to(device, non_blocking=True)]
+            history = windows[:, : self.history]
+            target = windows[:, self.history :, self.targets]
+            yield chunk, (history, target, torch.from_numpy(is_real).to(device, non_blocking=True))
 
 
-class Model(nn.Module):
-    """History to all horizons at once. The scaler is part of it: batches hold original units."""
+def permutation(seed: int, epoch: int, count: int) -> np.ndarray:
+    """Return the order of an epoch: the numbers below `count`, shuffled.
 
-    def __init__(self, settings: Settings, data: Data):
-        super().__init__()
-        self.targets, self.horizon, self.dropout = data.targets, data.horizon, settings.dropout
-        self.mean_rows, self.std_rows = (nn.Buffer(torch.tensor(part)) for part in (data.mean, data.std))
-        self.target_mean = nn.Buffer(self.mean_rows[None, data.targets])  # (1, G)
-        self.target_std = nn.Buffer(self.std_rows[None, data.targets])
-        self.encoders = nn.ModuleList([Encoder(len(data.mean), settings.width, settings.depth)])
-        self.head = nn.Linear(settings.width, self.horizon * len(data.targets))
-        self.line = nn.Linear(data.history, self.horizon)
-
-    def forecast(self, rows: Tensor) -> Tensor:
-        """(B, T, C) in original units to (B, H, G) float32 in standard deviations."""
-        x = (rows - self.mean_rows) / self.std_rows
-        hidden = self.encoders[0](x - x[:, -1:])  # the change against the last known value
-        hidden = functional.dropout(hidden, self.dropout, self.training)
-        forecast = self.head(hidden).float().unflatten(1, (self.horizon, len(self.targets)))
-        series = x[:, :, self.targets]  # (B, T, G)
-        last = series[:, -1:]
-        change = self.line((series - last).transpose(1, 2))  # (B, G, H): one linear map for all targets
-        return forecast + change.float().transpose(1, 2) + last
-
-    def forward(self, batch: Batch) -> Output:
-        """The mean loss, of how many targets, and for evaluation sums by name."""
-        present = batch["present"]
-        weight = present.sum(dtype=torch.float32) * (self.horizon * len(self.targets))
-        target = (batch["target"] - self.target_mean) / self.target_std
-        error = (self.forecast(batch["rows"]) - target) * present[:, None, None]
-        squares = error.square()
-        loss = squares.sum() / weight.clamp(min=1)
-        sums = {} if self.training else {"mse": squares.sum(), "mae": error.abs().sum()}
-        return loss, weight, {name: (value, weight) for name, value in sums.items()}
-
-
-# ---- order: which sample when, a pure function of seed and epoch ---------------------------------
-
-
-def permuted(places: np.ndarray, count: int, *seed: int) -> np.ndarray:
-    """(n,) int64 places to their values in a permutation of range(count), computed where it is asked for.
-
-    A Feistel network (Luby, Rackoff 1988) over the bits of the largest number: half of them change by a
-    hash of the other half, in turns; a value beyond `count` goes through it again. No epoch is held.
+    A Feistel network over the bits of a number: each half changes in turn by a hash of the other.
+    A value that is not below `count` goes through it again.
     """
-    bits = max(count - 1, 1).bit_length()
-    widths = bits - bits // 2, bits // 2  # low, high
-    keys = np.random.SeedSequence(seed).generate_state(max(6, 64 // bits))
-    values, outside = places.copy(), np.arange(len(places))
+    num_bits = max(count - 1, 1).bit_length()
+    low_bits = num_bits - num_bits // 2
+    widths = [low_bits, num_bits // 2]
+    keys = np.random.SeedSequence((seed, epoch)).generate_state(max(6, 64 // num_bits))
+    values = np.arange(count)
+    outside = np.arange(count)
     while outside.size:
         walked = values[outside]
-        halves = [part.astype(np.uint32) for part in (walked & ((1 << widths[0]) - 1), walked >> widths[0])]
+        low = (walked & ((1 << low_bits) - 1)).astype(np.uint32)
+        high = (walked >> low_bits).astype(np.uint32)
+        halves = [low, high]
         for number, key in enumerate(keys):
             turn = number % 2
-            mixed = (halves[1 - turn] + key) * np.uint32(0x7FEB352D)  # lowbias32 (Wellons 2018)
-            mixed = (mixed ^ (mixed >> np.uint32(15))) * np.uint32(0x846CA68B)
-            halves[turn] ^= mixed >> np.uint32(32 - widths[turn])
-        values[outside] = (halves[1].astype(np.int64) << widths[0]) | halves[0]
+            hashed = (halves[1 - turn] + key) * np.uint32(0x7FEB352D)
+            hashed = (hashed ^ (hashed >> np.uint32(15))) * np.uint32(0x846CA68B)
+            halves[turn] ^= hashed >> np.uint32(32 - widths[turn])
+        values[outside] = (halves[1].astype(np.int64) << low_bits) | halves[0]
         outside = outside[values[outside] >= count]
     return values
 
 
-def order(count: int, size: int, start: int = 0, *seed: int) -> Iterator[np.ndarray]:
-    """(B,) sample numbers of each batch from `start` on; −1 fills up. seed: and epoch, to shuffle."""
-    total, some = -(-count // size), max(1, 65536 // size)  # batches computed at once
-    for first in range(start, total, some):
-        places = np.arange(first * size, min(first + some, total) * size)
-        places[places >= count] = -1
-        if seed:
-            places[places >= 0] = permuted(places[places >= 0], count, *seed)
-        yield from places.reshape(-1, size)
+def training_steps(data: Data, settings: Settings, step: int, steps_per_epoch: int) -> Iterator:
+    """Yield the micro-batches of each step after `step`. An epoch has each sample once."""
+    while True:
+        epoch, steps_done = divmod(step, steps_per_epoch)
+        order = permutation(settings.seed, epoch, len(data.splits["train"]))
+        start = steps_done * settings.batch_size * settings.gradient_accumulation_steps
+        batches = data.batches("train", order[start:])
+        for _ in range(steps_done, steps_per_epoch):
+            yield islice(batches, settings.gradient_accumulation_steps)
+            step += 1
 
 
-# ---- what makes it fast -------------------------------------------------------------------------
+# -----------------------------------------------------------------------------
+# Model
 
 
-class Precision:
-    """Number format and the guarded step. `--precision fp32` turns all of it off.
+class Model(nn.Module):
+    """Forecast all rows of the horizon at once: an LSTM plus a linear map of the history."""
 
-    tf32: products on tensor cores with 3 digits. bf16: half the memory and more speed, fp32's range. fp16:
-    the same before sm 8.0; gradients are scaled, and a step that overflows is skipped, on the device.
-    """
+    def __init__(self, settings: Settings, data: Data):
+        super().__init__()
+        self.horizon = settings.horizon
+        self.targets = data.targets
+        num_columns = data.windows.shape[2]
+        self.lstm = nn.LSTM(num_columns, settings.width, settings.depth, batch_first=True)
+        self.dropout = nn.Dropout(settings.dropout)
+        self.head = nn.Linear(settings.width, settings.horizon * len(data.targets))
+        self.linear = nn.Linear(settings.history, settings.horizon)
 
-    def __init__(self, name: str, device: torch.device, targets: int):
-        capability = torch.cuda.get_device_capability() if device.type == "cuda" else (0, 0)
-        best = "bf16" if capability >= (8, 0) else "fp16" if capability >= (7, 0) else "fp32"
-        if device.type == "cuda" and name == "bf16" != best:  # is_bf16_supported() counts slow emulation
-            raise Mistake(f"sm {capability} has no bf16: --precision bf16: take {best}")
-        self.name = best if name == "auto" else "fp32" if name == "tf32" and capability < (8, 0) else name
-        dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(self.name)
-        self.autocast = torch.autocast(device.type, dtype, enabled=dtype is not None)  # weights stay float32
-        # Gradients are sums over all targets: a first scale that fits them spares the search for it.
-        scale = 65536.0 / 2 ** math.ceil(math.log2(targets))
-        self.scaler = torch.amp.GradScaler(device.type, scale, enabled=self.name == "fp16")
-        # These two and no more: mixed with the newer `fp32_precision` flags, reading them raises.
-        tf32 = self.name == "tf32" or dtype is not None
-        torch.set_float32_matmul_precision("high" if tf32 else "highest")
-        torch.backends.cudnn.allow_tf32 = tf32  # its RNNs and convolutions use it even in "highest"
+    def forward(self, history: Tensor) -> Tensor:
+        """(B, T, C) to (B, H, G), both standardized."""
+        # Both paths see and forecast the change since the last known row.
+        last = history[:, -1:]
+        change = history - last
 
-    def step(self, optimizer: torch.optim.Optimizer, clip: float, targets: Tensor) -> Tensor:
-        """Unscales, divides by the targets, clips, steps, clears; no host sync. Returns the norm."""
-        self.scaler.unscale_(optimizer)
-        gradients = [x.grad for part in optimizer.param_groups for x in part["params"] if x.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients)
-        # One pass over the gradients for both: g / targets, or g / norm * clip where that is smaller.
-        torch._foreach_div_(gradients, torch.maximum(targets, norm / clip) if clip else targets)
-        self.scaler.step(optimizer)  # the fused kernel looks at fp16's overflow itself
-        self.scaler.update()
-        optimizer.zero_grad(set_to_none=True)
-        return norm / targets
+        # Not every CPU has an LSTM in half precision: there it stays float32.
+        with torch.autocast("cpu", enabled=False):
+            outputs, _ = self.lstm(change)
+        hidden = self.dropout(outputs[:, -1].float())
+        from_lstm = self.head(hidden).float().unflatten(1, (self.horizon, len(self.targets)))
+
+        from_linear = self.linear(change[:, :, self.targets].transpose(1, 2)).float()
+        return from_lstm + from_linear.transpose(1, 2) + last[:, :, self.targets]
 
 
-def prepare_process(settings: Settings) -> None:
-    """Memory in segments that grow, so that odd shapes do not fragment it; determinism; seeds."""
-    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):  # the new and the old name
+def compute_loss(model: nn.Module, batch: tuple) -> tuple[Tensor, Tensor, dict]:
+    """Return the mean squared error, the number of targets, and sum and count of other metrics."""
+    history, target, is_real = batch
+    errors = (model(history) - target) * is_real[:, None, None]
+    num_targets = is_real.sum(dtype=torch.float32) * target[0].numel()
+    squared_error = errors.square().sum()
+    metrics = {}
+    if not model.training:
+        metrics["mse"] = (squared_error, num_targets)
+        metrics["mae"] = (errors.abs().sum(), num_targets)
+    return squared_error / num_targets, num_targets, metrics
+
+
+# -----------------------------------------------------------------------------
+# Precision and optimizer
+
+
+def configure_torch(settings: Settings) -> None:
+    """Set what is global in PyTorch: memory, determinism, seed."""
+    # Segments that can grow do not fragment when shapes vary. The second name is the older one.
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         os.environ.setdefault(name, "expandable_segments:True")
-    if settings.deterministic:  # strict: an operation without a deterministic form raises
+    if settings.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(settings.deterministic == 1)
-    random.seed(settings.seed)
-    np.random.seed(settings.seed)
-    torch.manual_seed(settings.seed)  # all CUDA devices too
+        torch.use_deterministic_algorithms(True)
+    torch.manual_seed(settings.seed)
 
 
-def make_optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:
-    """AdamW in one fused kernel for all weights; weight decay on matrices only."""
-    decay = {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": settings.weight_decay}
-    others = {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0}
-    return torch.optim.AdamW([decay, others], lr=settings.learning_rate, fused=True)
+def make_autocast(
+    name: str, device: torch.device, batch_targets: int
+) -> tuple[str, torch.autocast, torch.amp.GradScaler]:
+    """Return the name of the precision, the context of the model and what scales the loss.
+
+    Weights stay float32. Only fp16 scales the loss, so that small gradients do not vanish.
+    """
+    capability = torch.cuda.get_device_capability() if device.type == "cuda" else (0, 0)
+    fastest = "fp32"
+    if capability >= (7, 0):
+        fastest = "fp16"
+    if capability >= (8, 0):
+        fastest = "bf16"
+    if name == "bf16" and (0, 0) < capability < (8, 0):
+        raise UserError(f"this GPU has no bf16: --precision bf16: use {fastest}")
+    if name == "auto":
+        name = fastest
+    if name == "tf32" and fastest != "bf16":
+        name = "fp32"
+
+    # Do not mix these with the newer `fp32_precision` flags: PyTorch raises an error.
+    use_tf32 = name != "fp32"
+    torch.set_float32_matmul_precision("high" if use_tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = use_tf32
+    dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(name)
+    autocast = torch.autocast(device.type, dtype, enabled=dtype is not None)
+    # Gradients are sums over a batch: begin with a scale that is that much smaller.
+    scale = 65536.0 / 2 ** math.ceil(math.log2(batch_targets))
+    return name, autocast, torch.amp.GradScaler(device.type, scale, enabled=name == "fp16")
 
 
-def learning_rate(settings: Settings, step: int, total: int) -> float:
-    """Of step `step` (from 0): a linear warm-up, then a cosine. A formula has no state to save."""
-    warmup = settings.warmup_steps if settings.warmup_steps >= 0 else min(100, total // 10)
-    if step < warmup:
-        return settings.learning_rate * ((step + 1) / warmup)
-    passed, final = min((step - warmup) / max(total - warmup, 1), 1.0), settings.final_factor
-    return settings.learning_rate * (final + (1.0 - final) * (1 + math.cos(math.pi * passed)) / 2)
+def make_optimizer(model: nn.Module, settings: Settings) -> torch.optim.AdamW:
+    """AdamW in one kernel for all weights; only matrices decay."""
+    matrices = [p for p in model.parameters() if p.dim() >= 2]
+    biases = [p for p in model.parameters() if p.dim() < 2]
+    optimizer = torch.optim.AdamW(matrices, weight_decay=settings.weight_decay, fused=True)
+    optimizer.add_param_group({"params": biases, "weight_decay": 0.0})
+    return optimizer
 
 
-# ---- checkpoint: whole or absent, checked before it is used --------------------------------------
+def learning_rate_at(step: int, total_steps: int, settings: Settings) -> float:
+    """Linear warm-up, then a cosine. A formula of the step has no state to save."""
+    warmup_steps = settings.warmup_steps
+    if warmup_steps < 0:
+        warmup_steps = min(100, total_steps // 10)
+    if step < warmup_steps:
+        return settings.learning_rate * ((step + 1) / warmup_steps)
+    progress = (step - warmup_steps) / (total_steps - warmup_steps)
+    final = settings.final_factor
+    return settings.learning_rate * (final + (1.0 - final) * (1 + math.cos(math.pi * progress)) / 2)
 
 
-def random_state() -> dict[str, Any]:
-    """Of every generator, in types that `weights_only` reads."""
-    numbers: Any = [part.tolist() if isinstance(part, np.ndarray) else part for part in np.random.get_state()]
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return {"python": random.getstate(), "numpy": numbers, "torch": torch.get_rng_state(), "cuda": cuda}
+def optimizer_step(
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler,
+    num_targets: Tensor,
+    clip: float,
+    learning_rate: float,
+) -> Tensor:
+    """Turn summed gradients into means, clip them, step. Return their norm before clipping.
+
+    Nothing here waits for the GPU: the fused optimizer itself skips a step that overflows in fp16.
+    """
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
+    scaler.unscale_(optimizer)
+    gradients = [p.grad for group in optimizer.param_groups for p in group["params"]]
+    norm = torch.nn.utils.get_total_norm(gradients)
+    # One division does both: by num_targets, or by norm / clip if that is larger.
+    divisor = torch.maximum(num_targets, norm / clip) if clip else num_targets
+    torch._foreach_div_(gradients, divisor)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+    return norm / num_targets
 
 
-def set_random_state(state: dict[str, Any]) -> None:
-    random.setstate(state["python"])
-    np.random.set_state(tuple(state["numpy"]))
-    torch.set_rng_state(state["torch"])
-    if len(state["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(state["cuda"])
+# -----------------------------------------------------------------------------
+# Checkpoint: step-<step>-<sha256>.pt, named as in torch.hub. A crash leaves it whole or absent;
+# a damaged one is skipped.
 
 
-def sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
-
-
-def sync(path: Path) -> None:
-    """Makes a closed file, or a rename inside a folder, survive a power loss."""
-    handle = os.open(path, os.O_RDONLY)
-    os.fsync(handle)
-    os.close(handle)
-
-
-def save(folder: Path, model: nn.Module, state: dict[str, Any]) -> None:
-    """Writes a hidden folder and renames it; keeps the two newest and the best. The package reads it too."""
-    step, partial, best = f"step-{state['step']:08d}", folder / ".saving", f"step-{state['best_step']:08d}"
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    save_file(model.state_dict(), partial / "model.safetensors")
-    torch.save({**state, "random": random_state()}, partial / "state.pt")
-    digests = {path.name: sha256(path.read_bytes()) for path in partial.iterdir()}
-    manifest = {"format": 2, "step": state["step"], "facts": {"data": state["data"]}, "rules": {"order": 2}}
-    manifest |= {"aliases": {}, "shards": {}, "sha256": digests}
-    manifest |= {"seal": sha256(json.dumps(manifest, sort_keys=True).encode())}
-    (partial / "manifest.json").write_text(json.dumps(manifest, indent=1))
-    for path in (*partial.iterdir(), partial):
-        sync(path)
-    shutil.rmtree(folder / step, ignore_errors=True)  # a damaged one that was passed over
-    os.replace(partial, folder / step)
-    (folder / ".best").write_text(json.dumps({"checkpoint": best, "loss": state["best_loss"]}))
-    os.replace(folder / ".best", folder / "best.json")
-    sync(folder)
-    older = sorted(path for path in folder.glob("step-*") if path.name <= step)[:-2]
-    for path in {*older} - {folder / best}:
-        shutil.rmtree(path, ignore_errors=True)  # killed in here, its hashes tell
-
-
-def valid(path: Path) -> bool:
-    """Whether a checkpoint is as it was saved: one flipped bit would load silently."""
+def lock(run: Path) -> None:
+    """Reserve the run for this process, until it ends."""
+    file = os.open(run / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        manifest = json.loads((path / "manifest.json").read_text())
-        seal, digests = manifest.pop("seal"), manifest["sha256"]
-        whole = all(sha256((path / name).read_bytes()) == digests[name] for name in digests)
-        return whole and seal == sha256(json.dumps(manifest, sort_keys=True).encode())
-    except (OSError, ValueError, KeyError):
-        return False
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UserError(f"another process uses the run: {run}: wait until it ends") from None
+    except OSError:
+        pass  # a file system without locks
 
 
-def newest(folder: Path) -> Path | None:
-    """The newest valid checkpoint. Raises `Mistake` where there are some and none is valid."""
-    found = sorted(folder.glob("step-*"), reverse=True)
-    whole = next(filter(valid, found), None)
-    if found and whole is None:
-        raise Mistake(f"no valid checkpoint: {folder}: restore one, or start a new run")
-    if found and whole != found[0]:
-        print(f"note: {found[0]} is damaged: the newest that is whole is {whole}")
-    return whole
+def write(path: Path, content: bytes | memoryview) -> None:
+    """Write a temporary file, then rename it: a crash leaves the old file or the new one."""
+    temporary = path.with_name("temporary")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())  # wait until it is on the disk
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        what = f"cannot write the file ({error.strerror}): {path}"
+        raise UserError(f"{what}: free some space, then continue with --resume") from None
 
 
-# ---- loop ---------------------------------------------------------------------------------------
+def save_checkpoint(folder: Path, checkpoint: dict) -> None:
+    """Save a checkpoint. Keep the two newest and the best."""
+    buffer = io.BytesIO()
+    torch.save(checkpoint, buffer)
+    content = buffer.getbuffer()
+    digest = hashlib.sha256(content).hexdigest()[:16]
+    write(folder / f"step-{checkpoint['step']:08d}-{digest}.pt", content)
+    best = f"step-{checkpoint['best_step']:08d}-"
+    for path in sorted(folder.glob("step-*.pt"))[:-2]:
+        if best not in path.name:
+            path.unlink()
 
 
-class Records:
-    """metrics.jsonl, a row a line; rows behind `step`, of a run that died later, are dropped."""
+def load_checkpoint(folder: Path, device: torch.device, pattern: str = "step-*.pt") -> dict:
+    """Return the newest undamaged checkpoint, or an empty dictionary."""
+    for path in sorted(folder.glob(pattern), reverse=True):
+        content = path.read_bytes()
+        if path.stem.endswith(hashlib.sha256(content).hexdigest()[:16]):
+            return torch.load(io.BytesIO(content), map_location=device)
+        # By another name it does not count as one of the two newest.
+        print(f"warning: {path} is damaged: renamed to .damaged")
+        path.rename(path.with_suffix(".damaged"))
+    return {}
 
-    def __init__(self, run: Path, step: int):
-        self.path = run / "metrics.jsonl"
-        lines = self.path.read_text().splitlines(keepends=True) if self.path.exists() else []
-        rows = [json.loads(line) for line in lines if line.endswith("\n")]
-        self.rows = [row for row in rows if row["step"] <= step and row.get("split") != "test"]
-        self.path.write_text("".join(json.dumps(row) + "\n" for row in self.rows))
 
-    def add(self, **row: Any) -> None:
-        # JSON has neither nan nor infinity, which the norm of a step is that overflows.
-        self.rows.append(row := {name: x if x == x != math.inf else None for name, x in row.items()})
-        with open(self.path, "a") as file:
-            file.write(json.dumps(row) + "\n")
-        texts = (f"{name} {x:.5g}" if isinstance(x, float) else f"{name} {x}" for name, x in row.items())
-        print("  ".join(texts), flush=True)
+# -----------------------------------------------------------------------------
+# Metrics: metrics.jsonl has one JSON object a line, for training and for evaluation
 
-    def draw(self) -> None:
-        """curves.png beside it."""
-        axes = (figure := Figure(figsize=(8, 5))).subplots()
-        for split in ("train", "validation"):
-            rows = [row for row in self.rows if row.get("split", "train") == split]
-            axes.plot([row["step"] for row in rows], [row["loss"] for row in rows], label=f"{split} loss")
-        axes.legend()
-        figure.savefig(self.path.with_name("curves.png"))
+
+def log(run: Path, record: dict) -> None:
+    """Append a record to metrics.jsonl and print it."""
+    # JSON has neither NaN nor infinity, the norm of a step that overflows in fp16.
+    line = re.sub("NaN|-?Infinity", "null", json.dumps(record))
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write(line + "\n")
+    for name, value in record.items():
+        print(f"{name} {value:.5g}" if isinstance(value, float) else f"{name} {value}", end="  ")
+    print(flush=True)
+
+
+def plot_curves(run: Path, curves: dict) -> None:
+    figure = Figure()
+    axes = figure.subplots()
+    for split, points in curves.items():
+        axes.plot(*zip(*points, strict=True), label=f"{split} loss")
+    axes.legend()
+    figure.savefig(run / "curves.png")
+
+
+# -----------------------------------------------------------------------------
+# Training
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, data: Data, split: str, size: int, precision: Precision) -> dict[str, float]:
-    """Metrics of a whole split: sums and counts in float64, one host sync at the end, no random number."""
-    totals: dict[str, Any] = {}
+def evaluate(model: nn.Module, data: Data, split: str, autocast: torch.autocast) -> dict:
+    """Return the loss and the metrics of a split: means over all its targets."""
     model.eval()
-    for _, batch in data.batches(split, size):
-        with precision.autocast:
-            loss, targets, metrics = model(batch)
-        for name, (total, count) in {"loss": (loss * targets, targets), **metrics}.items():
-            totals[name] = totals.get(name, 0.0) + torch.stack([total.double(), count.double()])
+    sums: dict = {}
+    for _, batch in data.batches(split, np.array(data.splits[split])):
+        with autocast:
+            loss, num_targets, metrics = compute_loss(model, batch)
+        metrics = {"loss": (loss * num_targets, num_targets), **metrics}
+        for name, sum_and_count in metrics.items():
+            sums[name] = sums.get(name, 0) + torch.stack(sum_and_count).double()
     model.train()
-    sums = torch.stack(list(totals.values())).tolist()
-    return {name: total / max(count, 1.0) for name, (total, count) in zip(totals, sums, strict=True)}
+    return {name: (total / count).item() for name, (total, count) in sums.items()}
 
 
-def check(recent: list[Any]) -> None:
-    """Ends a run whose loss went bad since the last row, and names the samples (host sync)."""
-    losses = torch.stack([loss for _, loss, *_ in recent]).tolist() if recent else []
-    for (step, *_, samples), loss in zip(recent, losses, strict=True):
+def mean_loss(micro_batches: list[tuple]) -> float:
+    """Return the mean over all targets. Reading it waits for the GPU."""
+    steps, losses, sizes, samples = zip(*micro_batches, strict=True)
+    means = torch.stack(losses)
+    weights = torch.stack(sizes)
+    for step, loss, numbers in zip(steps, means.tolist(), samples, strict=True):
         if not math.isfinite(loss):
-            numbers = samples[samples >= 0][:64].tolist()
-            raise Mistake(f"the loss of step {step} is {loss}: training samples {numbers}: look at them")
+            raise UserError(
+                f"the loss of step {step} is {loss}: training samples {numbers[:64]}: "
+                "look at them, or use a smaller --learning_rate"
+            )
+    return ((means * weights).sum() / weights.sum()).item()
 
 
-def train(settings: Settings, run: Path, resumed: bool, stop: list[int]) -> None:
-    """The whole run, to its end or to a signal, whose number `stop` gets."""
+def collect_signals() -> list[int]:
+    """Return a list that receives signals: the loop saves and stops. A second one ends at once."""
+    signals: list[int] = []
+
+    def receive(number: int, frame: object) -> None:
+        if signals:
+            os._exit(128 + number)
+        signals.append(number)
+        name = signal.Signals(number).name
+        print(f"{name}: saving after this step; press again to exit at once", file=sys.stderr)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+        # What nohup has ignored stays ignored.
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, receive)
+    return signals
+
+
+def train(settings: Settings, run: Path) -> int:
+    """Train from the newest checkpoint, if any, to the end or to a signal. Return the exit code."""
+    signals = collect_signals()
+
+    # build
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    prepare_process(settings)
+    configure_torch(settings)
     data = Data(settings, device)
-    count, size, accumulation = data.count["train"], settings.batch_size, settings.gradient_accumulation_steps
-    precision = Precision(settings.precision, device, size * data.weight)
     model = Model(settings, data).to(device)
     optimizer = make_optimizer(model, settings)
-    length = -(-count // size)  # micro-batches of an epoch; its last group may be a short one
-    total = settings.max_steps or settings.epochs * -(-length // accumulation)
+    precision, autocast, scaler = make_autocast(settings.precision, device, data.targets_per_batch)
+    num_samples = len(data.splits["train"])
+    step_size = settings.batch_size * settings.gradient_accumulation_steps
+    steps_per_epoch = math.ceil(num_samples / step_size)
+    total_steps = settings.max_steps or settings.epochs * steps_per_epoch
+    evaluate_every = settings.evaluate_every or steps_per_epoch
+    save_every = settings.save_every or steps_per_epoch
 
-    folder = run / "checkpoints"
-    state: dict[str, Any] = {"step": 0, "epoch": 0, "batch": 0, "best_loss": math.inf, "best_step": 0}
-    state |= {"data": data.fingerprint, "recent": []}
-    if resumed and (path := newest(folder)):
-        state |= torch.load(path / "state.pt", map_location="cpu", weights_only=True)
-        if state["data"] != data.fingerprint:
-            raise Mistake(f"the run was trained on other data: --resume {run}: restore the file of --data")
-        model.load_state_dict(load_file(path / "model.safetensors"))
-        optimizer.load_state_dict(state.pop("optimizer"))
-        precision.scaler.load_state_dict(state.pop("scaler"))
-        set_random_state(state.pop("random"))
-    run.mkdir(parents=True, exist_ok=True)
-    (run / "settings.json").write_text(json.dumps(asdict(settings), indent=1) + "\n")
-    records = Records(run, state["step"])
-    print(f"{run}: {device}, {precision.name}, step {state['step']} of {total}")
-    gc.collect()
-    gc.freeze()  # the collector need not walk over what lives as long as the run
+    # resume
+    parts: dict = {"model": model, "optimizer": optimizer, "scaler": scaler}
+    generators = [torch.default_generator, *torch.cuda.default_generators]
+    step = 0
+    best_step = 0
+    best_loss = math.inf
+    # (step, loss, number of targets, samples) of each micro-batch since the last log entry
+    micro_batches: list[tuple] = []
+    curves: dict = {"train": [], "validation": []}
+    metrics_file = run / "metrics.jsonl"
+    checkpoints = run / "checkpoints"
+    checkpoints.mkdir(parents=True, exist_ok=True)
+    lock(run)
+    checkpoint = load_checkpoint(checkpoints, device)
+    if checkpoint:
+        if checkpoint["data"] != data.facts:
+            raise UserError(f"the data changed since the run began: {run}: restore the file")
+        for name, part in parts.items():
+            part.load_state_dict(checkpoint[name])
+        for generator, state in zip(generators, checkpoint["random"], strict=False):
+            generator.set_state(state.cpu())
+        step = checkpoint["step"]
+        best_step = checkpoint["best_step"]
+        best_loss = checkpoint["best_loss"]
+        micro_batches = checkpoint["micro_batches"]
+        curves = checkpoint["curves"]
+        # Drop the records after the checkpoint: the run writes them again.
+        write(metrics_file, metrics_file.read_bytes()[: checkpoint["metrics_size"]])
+    elif any(checkpoints.glob("*.damaged")):
+        raise UserError(f"all checkpoints are damaged: {checkpoints}: restore one")
+    else:
+        write(run / "settings.json", json.dumps(asdict(settings), indent=1).encode())
+        write(metrics_file, b"")
+    print(f"{run}: {device}, {precision}, step {step} of {total_steps}")
+    gc.freeze()  # what lives as long as the run need not be searched for garbage
 
-    # (step, loss, targets, samples) of each micro-batch since the last row, on the device.
-    state["recent"] = recent = [(step, *(x.to(device) for x in rest)) for step, *rest in state["recent"]]
-    since, steps, ending = time.perf_counter(), 0, state["step"] >= total
-    while not ending:
-        epoch, first = state["epoch"], state["batch"]
-        weights: list[Tensor] = []  # targets of the open step's micro-batches
-        batches = data.batches("train", size, first, settings.seed, epoch)
-        for number, (samples, batch) in enumerate(batches, start=first + 1):
-            with precision.autocast:
-                loss, targets, _ = model(batch)
-            # loss × targets: a step of unequal micro-batches is one mean over all of its targets.
-            loss.backward(gradient=precision.scaler.scale(targets))
-            recent.append((state["step"] + 1, loss.detach(), targets, torch.from_numpy(samples)))
-            weights.append(targets)
-            ended = number == length
-            if number % accumulation and not ended:
-                continue
-            rate = learning_rate(settings, state["step"], total)
-            for trained in optimizer.param_groups:
-                trained["lr"] = rate
-            # A step that an epoch has too few samples for moves the weights by its share.
-            share = (min(number * size, count) - state["batch"] * size) / min(accumulation * size, count)
-            whole = torch.stack(weights).sum().clamp(min=1) / share
-            norm = precision.step(optimizer, settings.gradient_clip, whole)
-            step, steps = state["step"] + 1, steps + 1
-            state |= {"step": step, "epoch": epoch + ended, "batch": 0 if ended else number}
-            weights = []
+    steps = training_steps(data, settings, step, steps_per_epoch)
+    logged_step = step
+    start_time = time.perf_counter()
+    is_over = step >= total_steps
+    while not is_over:
+        # forward and backward; the gradients of the micro-batches add up
+        step_targets = torch.zeros((), device=device)
+        step_samples = 0
+        for numbers, batch in next(steps):
+            with autocast:
+                loss, num_targets, _ = compute_loss(model, batch)
+            scaler.scale(loss * num_targets).backward()
+            micro_batches.append((step + 1, loss.detach(), num_targets, numbers.tolist()))
+            step_targets += num_targets
+            step_samples += len(numbers)
 
-            last, early = step == total, step in (1, 2, 5, 10, 20) and step < settings.log_every
-            if last or early or step % settings.log_every == 0:
-                means, sizes = (torch.stack(parts) for parts in list(zip(*recent, strict=True))[1:3])
-                mean = (means * sizes).sum() / sizes.sum().clamp(min=1)  # over the steps since the last row
-                seen, size_of = torch.stack([mean, norm]).tolist()  # the only host sync
-                check(recent)
-                recent.clear()
-                seconds = (time.perf_counter() - since) / steps
-                row = {"epoch": epoch + 1, "loss": seen, "learning_rate": rate, "gradient_norm": size_of}
-                samples_per_second = count / length * accumulation / seconds
-                records.add(step=step, **row, samples_per_second=samples_per_second, step_ms=1000 * seconds)
-                since, steps = time.perf_counter(), 0
-            begun, better = time.perf_counter(), False
-            if last or due(settings.evaluate_every, step, ended):
-                metrics = evaluate(model, data, "validation", size, precision)
-                if better := metrics["loss"] < state["best_loss"]:
-                    state |= {"best_loss": metrics["loss"], "best_step": step}
-                records.add(step=step, split="validation", **metrics)
-            # Asked once: a signal that comes later is for the next step, which is saved in its turn.
-            if (ending := last or bool(stop)) or better or due(settings.save_every, step, ended):
-                check(recent)
-                parts = {"optimizer": optimizer.state_dict(), "scaler": precision.scaler.state_dict()}
-                save(folder, model, state | parts)
-            since += time.perf_counter() - begun
-            if ending:
-                break
-    records.draw()
-    best = folder / f"step-{state['best_step']:08d}"
-    if state["step"] == total and data.count["test"] and valid(best):
-        model.load_state_dict(load_file(best / "model.safetensors"))
-        records.add(step=state["best_step"], split="test", **evaluate(model, data, "test", size, precision))
+        # update; an incomplete last step of an epoch counts by its number of samples
+        fraction = step_samples / min(step_size, num_samples)
+        divisor = step_targets / fraction
+        learning_rate = learning_rate_at(step, total_steps, settings)
+        norm = optimizer_step(optimizer, scaler, divisor, settings.gradient_clip, learning_rate)
+        step += 1
+        is_last = step == total_steps
+
+        # log
+        # the first steps too, so that a beginner sees something soon
+        is_early = step in (1, 2, 5, 10, 20) and step < settings.log_every
+        if is_last or is_early or step % settings.log_every == 0:
+            train_loss = mean_loss(micro_batches)
+            curves["train"].append((step, train_loss))
+            seconds = (time.perf_counter() - start_time) / (step - logged_step)
+            record = {
+                "step": step,
+                "epoch": math.ceil(step / steps_per_epoch),
+                "loss": train_loss,
+                "learning_rate": learning_rate,
+                "gradient_norm": norm.item(),
+                "samples_per_second": step_size / seconds,
+                "step_ms": 1000 * seconds,
+            }
+            log(run, record)
+            micro_batches.clear()
+            logged_step = step
+            start_time = time.perf_counter()
+
+        # evaluate
+        pause_time = time.perf_counter()
+        if is_last or step % evaluate_every == 0:
+            metrics = evaluate(model, data, "validation", autocast)
+            log(run, {"step": step, "split": "validation", **metrics})
+            curves["validation"].append((step, metrics["loss"]))
+            if metrics["loss"] < best_loss:
+                best_loss = metrics["loss"]
+                best_step = step
+
+        # save; a signal that comes later is for the next step
+        is_over = is_last or bool(signals)
+        if is_over or best_step == step or step % save_every == 0:
+            if micro_batches:
+                mean_loss(micro_batches)  # do not save weights that are not finite
+            checkpoint = {
+                **{name: part.state_dict() for name, part in parts.items()},
+                "random": [generator.get_state() for generator in generators],
+                "step": step,
+                "best_step": best_step,
+                "best_loss": best_loss,
+                "micro_batches": micro_batches,
+                "curves": curves,
+                "metrics_size": metrics_file.stat().st_size,
+                "data": data.facts,
+            }
+            save_checkpoint(checkpoints, checkpoint)
+        start_time += time.perf_counter() - pause_time
+
+    plot_curves(run, curves)
+    best = load_checkpoint(checkpoints, device, f"step-{best_step:08d}-*.pt")
+    if best and step >= total_steps and data.splits["test"]:
+        model.load_state_dict(best["model"])
+        metrics = evaluate(model, data, "test", autocast)
+        log(run, {"step": best_step, "split": "test", **metrics})
+    return 128 + signals[0] if signals else 0
 
 
-def due(every: int, step: int, ended: bool) -> bool:
-    return step % every == 0 if every else ended
-
-
-def main(words: list[str] | None = None) -> int:
-    """Exit code 0; 2 and one line for a mistake; 128 + the signal's number, after saving, for a signal."""
-    stop: list[int] = []
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, _: stop.append(number))
+def main(arguments: list[str]) -> int:
+    """Return the exit code: 2 for an error, 128 + the number of a signal."""
     try:
-        train(*read_settings(sys.argv[1:] if words is None else words), stop)
-        return 128 + stop[0] if stop else 0
-    except Mistake as mistake:
-        print(f"error: {mistake}", file=sys.stderr)
+        return train(*read_settings(arguments))
+    except (UserError, argparse.ArgumentError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
         return 2
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -1,8 +1,9 @@
-"""Temporal fusion of each stock and graph attention between stocks. Replace it with your own:
-`build_model` is all that the engine calls.
+"""Temporal fusion of each stock and graph attention between stocks.
 
-Shapes: `B` days in a batch, `K` seats for stocks, `T` days of the window, `F` features, `P` horizons,
-`N` nodes, `E` edges, `H` heads, `C` units of a head, `W` units of the model.
+Replace it with your own: `build_model` is all that the engine calls.
+
+Shapes: `B` days in a batch, `K` seats for stocks, `T` days of the window, `F` features, `P`
+horizons, `N` nodes, `E` edges, `H` heads, `C` units of a head, `W` units of the model.
 """
 
 from __future__ import annotations
@@ -21,32 +22,43 @@ CPU_EDGES = 8192
 
 
 class SegmentAttention(torch.autograd.Function):
-    """out[i] = Σ softmax(scores of the edges into i) · values[their sources], for any order of edges.
+    """out[i] = Σ softmax(scores of the edges into i) · values[their sources], in any order.
 
     Backward makes the messages again, as flash attention does: what lies in memory in between is a
-    number for each edge and head, not C of them, and with dropout which of them stayed. A node without an
-    edge gets 0, and so does one whose scores are all −inf.
+    number for each edge and head, not C of them, and with dropout which of them stayed. A node
+    without an edge gets 0, and so does one whose scores are all −inf.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, values: Tensor, scores: Tensor, source: Tensor, target: Tensor, dropout: float = 0.0
+        ctx: Any,
+        values: Tensor,
+        scores: Tensor,
+        source: Tensor,
+        target: Tensor,
+        dropout: float = 0.0,
     ) -> Tensor:
         """(N, H, C) from values (N, H, C), scores (E, H), and source and target (E,) of each edge.
 
-        dropout: share of the weights, behind the softmax, that become 0; the others grow to make up for it.
+        dropout: share of the weights, behind the softmax, that become 0; the others grow instead.
         """
         nodes, heads = values.shape[:2]
         limits = torch.finfo(scores.dtype)
         peak = scores.new_full((nodes, heads), limits.min)
         peak.scatter_reduce_(0, target.unsqueeze(1).expand(-1, heads), scores, "amax")
+
+        # softmax over the edges into a node
         weights = (scores - peak.index_select(0, target)).exp_()
         totals = torch.zeros_like(peak).index_add_(0, target, weights).clamp_(min=limits.tiny)
         weights /= totals.index_select(0, target)
         kept = torch.rand_like(weights) >= dropout if dropout else None
+
         out = torch.zeros_like(values)
-        for sources, targets, shares in _blocks(source, target, _dropped(weights, kept, dropout)):
-            messages = values.index_select(0, sources).mul_(shares.unsqueeze(2))  # (≤ CPU_EDGES, H, C)
+        shares_of_edges = _dropped(weights, kept, dropout)
+        for sources, targets, shares in _blocks(source, target, shares_of_edges):
+            messages = values.index_select(0, sources).mul_(
+                shares.unsqueeze(2)
+            )  # (≤ CPU_EDGES, H, C)
             out.index_add_(0, targets, messages)
         ctx.save_for_backward(values, weights, source, target, out, kept)
         ctx.dropout = dropout
@@ -56,7 +68,8 @@ class SegmentAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         values, weights, source, target, out, kept = ctx.saved_tensors
-        to_values, to_scores = torch.zeros_like(values), torch.empty_like(weights)
+        to_values = torch.zeros_like(values)
+        to_scores = torch.empty_like(weights)
         blocks = _blocks(source, target, _dropped(weights, kept, ctx.dropout), to_scores)
         for sources, targets, shares, to_score in blocks:
             arriving = gradient.index_select(0, targets)  # (≤ CPU_EDGES, H, C)
@@ -80,45 +93,59 @@ def _blocks(*tensors: Tensor) -> Any:
 
 
 class GraphAttention(nn.Module):
-    """Graph attention over any graph (Veličković et al. 2018), heads side by side: (N, inputs) to (N, H·C).
+    """Graph attention over any graph (Veličković et al. 2018): (N, inputs) to (N, H·C).
 
-    Memory grows with the edges; N × N never exists. An edge takes part in its target's neighbourhood;
-    a node is in its own only if `edges` has its loop, and with no edge at all gets the bias alone.
-    dropout: of the normalised weights, each head by itself, while it trains, as in the paper.
+    The heads stand side by side. Memory grows with the edges; N × N never exists. An edge takes
+    part in its target's neighbourhood; a node is in its own only if `edges` has its loop, and with
+    no edge at all gets the bias alone. dropout: of the normalised weights, each head by itself,
+    while it trains, as in the paper.
     """
 
-    def __init__(self, inputs: int, width: int, heads: int = 1, slope: float = 0.2, dropout: float = 0.0):
+    def __init__(
+        self, inputs: int, width: int, heads: int = 1, slope: float = 0.2, dropout: float = 0.0
+    ):
         super().__init__()
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout is a share from 0 to below 1, not {dropout}")
-        self.heads, self.slope, self.dropout = heads, slope, dropout
+        self.heads = heads
+        self.slope = slope
+        self.dropout = dropout
         self.linear = nn.Linear(inputs, heads * width, bias=False)
         self.source = nn.Parameter(nn.init.xavier_uniform_(torch.empty(heads, width)))
         self.target = nn.Parameter(nn.init.xavier_uniform_(torch.empty(heads, width)))
         self.bias = nn.Parameter(torch.zeros(heads * width))
 
     def forward(self, x: Tensor, edges: Tensor, present: Tensor | None = None) -> Tensor:
-        """x (N, inputs); edges (2, E) int64, from row 0 to row 1; present (E,) bool: the edges that count."""
+        """(N, H·C) from x (N, inputs) and edges (2, E) int64, from row 0 to row 1.
+
+        present: (E,) bool, the edges that count.
+        """
         assert edges.shape[:-1] == (2,), "edges are two rows of node numbers"
         source, target = edges.unbind()
         values = self.linear(x).float().unflatten(1, (self.heads, -1))  # (N, H, C)
-        # As products of the weights, so that a score costs `inputs` multiplications and not H·C more.
-        weight = self.linear.weight.view(self.heads, -1, x.shape[1])
-        vectors = torch.cat([(weight * part.unsqueeze(2)).sum(1) for part in (self.source, self.target)])
-        scores = functional.linear(x, vectors).float()  # (N, 2H)
+        scores = functional.linear(x, self._score_weights(x.shape[1])).float()  # (N, 2H)
         leaving, arriving = scores.split(self.heads, 1)
         scores = leaving.index_select(0, source) + arriving.index_select(0, target)  # (E, H)
         scores = functional.leaky_relu(scores, self.slope, inplace=True)
         if present is not None:
             scores = scores.masked_fill(~present.unsqueeze(1), -torch.inf)
         dropout = self.dropout if self.training else 0.0
-        return SegmentAttention.apply(values, scores, source, target, dropout).flatten(1) + self.bias
+        mixed = SegmentAttention.apply(values, scores, source, target, dropout)
+        return mixed.flatten(1) + self.bias
+
+    def _score_weights(self, inputs: int) -> Tensor:
+        """(2H, inputs): a score costs `inputs` multiplications and not H·C more."""
+        weight = self.linear.weight.view(self.heads, -1, inputs)
+        leaving = (weight * self.source.unsqueeze(2)).sum(1)
+        arriving = (weight * self.target.unsqueeze(2)).sum(1)
+        return torch.cat([leaving, arriving])
 
 
 class FrequencyNormalization(nn.Module):
-    """Parts a window into its strongest frequencies and the rest, each window by its own (Ye et al. 2024).
+    """Parts a window into its strongest frequencies and the rest (Ye et al. 2024).
 
-    The strong part holds level and cycles, which drift; the rest is steadier from year to year.
+    Each window by its own. The strong part holds level and cycles, which drift; the rest is
+    steadier from year to year.
     """
 
     def __init__(self, count: int):
@@ -127,44 +154,57 @@ class FrequencyNormalization(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """(main, rest), both (N, T, F) float32, from (N, T, F)."""
-        with torch.autocast(x.device.type, enabled=False):  # half precision has no transform for every T
+        # Half precision has no transform for every T.
+        with torch.autocast(x.device.type, enabled=False):
             spectrum = torch.fft.rfft(x.float(), dim=1)  # (N, T // 2 + 1, F)
             size = spectrum.abs()
             count = min(self.count, size.shape[1])
-            kept = torch.zeros_like(size).scatter_(1, size.topk(count, dim=1).indices, 1.0)
+            strongest = size.topk(count, dim=1).indices
+            kept = torch.zeros_like(size).scatter_(1, strongest, 1.0)
             main = torch.fft.irfft(spectrum * kept, n=x.shape[1], dim=1)
             return main, x - main
 
 
 class GatedResidual(nn.Module):
-    """norm(x + gate · change): a layer that can switch itself off (Lim et al. 2021). (…, W) to (…, W)."""
+    """norm(x + gate · change): a layer that can switch itself off (Lim et al. 2021)."""
 
     def __init__(self, width: int, dropout: float):
         super().__init__()
-        self.first, self.second = nn.Linear(width, width), nn.Linear(width, 2 * width)
-        self.norm, self.dropout = nn.LayerNorm(width), dropout
+        self.first = nn.Linear(width, width)
+        self.second = nn.Linear(width, 2 * width)
+        self.norm = nn.LayerNorm(width)
+        self.dropout = dropout
 
     def forward(self, x: Tensor, change: Tensor | None = None) -> Tensor:
-        change = functional.elu(self.first(x if change is None else change))
+        """(…, W) from (…, W); without a change, the change is made from x itself."""
+        if change is None:
+            change = x
+        change = functional.elu(self.first(change))
         change = functional.dropout(change, self.dropout, self.training)
         return self.norm(x + functional.glu(self.second(change), -1))
 
 
 class TemporalBlock(nn.Module):
-    """Attention of each day to itself and to the days before it, then a gated layer: (N, T, W) to itself."""
+    """Attention of each day to itself and to the days before it, then a gated layer."""
 
     def __init__(self, width: int, heads: int, dropout: float):
         super().__init__()
-        self.heads, self.dropout = heads, dropout
+        self.heads = heads
+        self.dropout = dropout
         self.queries = nn.Linear(width, 3 * width)
-        self.attended, self.gated = GatedResidual(width, dropout), GatedResidual(width, dropout)
+        self.attended = GatedResidual(width, dropout)
+        self.gated = GatedResidual(width, dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        parts = self.queries(x).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # (3, N, H, T, C)
-        query, key, value = parts.unbind()
+        """(N, T, W) from (N, T, W)."""
+        heads = self.queries(x).unflatten(2, (3, self.heads, -1))
+        query, key, value = heads.permute(2, 0, 3, 1, 4).unbind()  # (N, H, T, C) each
         dropout = self.dropout if self.training else 0.0
-        mixed = functional.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
-        return self.gated(self.attended(x, mixed.transpose(1, 2).flatten(2)))
+        mixed = functional.scaled_dot_product_attention(
+            query, key, value, dropout_p=dropout, is_causal=True
+        )
+        mixed = mixed.transpose(1, 2).flatten(2)
+        return self.gated(self.attended(x, mixed))
 
 
 class Forecaster(nn.Module):
@@ -181,22 +221,36 @@ class Forecaster(nn.Module):
 
     def __init__(self, settings: Any, facts: dict[str, Any]):
         super().__init__()
-        sizes, width = settings.model, settings.model.width
-        features, targets = facts["features"], facts["target"]["horizons"]
+        sizes = settings.model
+        width = sizes.width
+        features = facts["features"]
+        targets = facts["target"]["horizons"]
         self.is_return = facts["target"]["kind"] == "return"
-        for name, columns in (("", features), ("target_", targets)):
-            self.register_buffer(f"{name}mean", torch.tensor([column["mean"] for column in columns]))
-            self.register_buffer(f"{name}std", torch.tensor([column["std"] for column in columns]))
-        self.normalization = FrequencyNormalization(sizes.frequencies) if sizes.frequencies else None
-        inputs = len(features) * (2 if sizes.frequencies else 1)
+        self._register_scale("", features)
+        self._register_scale("target_", targets)
+
+        self.normalization: FrequencyNormalization | None = None
+        inputs = len(features)
+        if sizes.frequencies:
+            self.normalization = FrequencyNormalization(sizes.frequencies)
+            inputs = 2 * len(features)
         self.first = nn.Linear(inputs, width)
         self.place = nn.Parameter(0.02 * torch.randn(facts["window"], width))
-        blocks = [TemporalBlock(width, sizes.heads, sizes.dropout) for _ in range(sizes.temporal_layers)]
-        self.temporal = nn.ModuleList(blocks)
-        layers = [GraphAttention(width, width // sizes.heads, sizes.heads) for _ in range(sizes.graph_layers)]
-        self.graph = nn.ModuleList(layers)
-        self.joined = nn.ModuleList(GatedResidual(width, sizes.dropout) for _ in layers)
+        self.temporal = nn.ModuleList()
+        for _ in range(sizes.temporal_layers):
+            self.temporal.append(TemporalBlock(width, sizes.heads, sizes.dropout))
+        self.graph = nn.ModuleList()
+        for _ in range(sizes.graph_layers):
+            self.graph.append(GraphAttention(width, width // sizes.heads, sizes.heads))
+        self.joined = nn.ModuleList()
+        for _ in range(sizes.graph_layers):
+            self.joined.append(GatedResidual(width, sizes.dropout))
         self.head = nn.Linear(width + len(features), len(targets))
+
+    def _register_scale(self, prefix: str, columns: list[dict[str, Any]]) -> None:
+        for name in ("mean", "std"):
+            values = torch.tensor([column[name] for column in columns])
+            self.register_buffer(prefix + name, values)
 
     def blocks(self) -> list[nn.Module]:
         """The layers over time, for compiling, checkpointing and sharding one by one."""
@@ -204,24 +258,28 @@ class Forecaster(nn.Module):
 
     def outputs(self, batch: Batch) -> Tensor:
         """(B, K, P) float32, also under autocast; of no meaning in empty seats."""
-        features, neighbors = batch["features"], batch["neighbors"]  # (B, K, T, F), (B, K, k)
+        features = batch["features"]  # (B, K, T, F)
         days, seats = features.shape[:2]
         x = ((features - self.mean) / self.std).clamp(-10, 10).flatten(0, 1)  # (N, T, F)
-        last = x[:, -1]
+        last_day = x[:, -1]
+
+        # each stock by its window
         if self.normalization is not None:
             x = torch.cat(self.normalization(x), 2)  # (N, T, 2F)
         x = self.first(x) + self.place
         for block in self.temporal:
             x = block(x)
         x = x[:, -1]  # (N, W): attention has seen the whole window
-        edges, present = disjoint_graph(neighbors)
+
+        # and by its neighbours
+        edges, present = disjoint_graph(batch["neighbors"])
         for attend, join in zip(self.graph, self.joined, strict=True):
             x = join(x, functional.elu(attend(x, edges, present)))
-        return self.head(torch.cat([x, last], 1)).float().view(days, seats, -1)
+        return self.head(torch.cat([x, last_day], 1)).float().view(days, seats, -1)
 
     def forward(self, batch: Batch) -> Output:
         prediction = self.outputs(batch)
-        target = (batch["target"] - self.target_mean) / self.target_std  # (B, K, P), NaN where unknown
+        target = (batch["target"] - self.target_mean) / self.target_std  # (B, K, P), NaN: unknown
         known = batch["listed"].unsqueeze(2) & target.isfinite()
         weight = known.sum(dtype=torch.float32)
         error = torch.where(known, prediction - target, 0.0)
@@ -229,17 +287,18 @@ class Forecaster(nn.Module):
         loss = squares.sum() / weight.clamp(min=1)
         if self.training:
             return Output(loss, weight)
-        sums = {
-            "mse": squares.sum(),
-            "mae": error.abs().sum(),
-            "mse_original": (squares * self.target_std**2).sum(),
-            "mae_original": (error.abs() * self.target_std).sum(),
+
+        metrics = {
+            "mse": (squares.sum(), weight),
+            "mae": (error.abs().sum(), weight),
+            "mse_original": ((squares * self.target_std**2).sum(), weight),
+            "mae_original": ((error.abs() * self.target_std).sum(), weight),
         }
-        metrics = {name: (value, weight) for name, value in sums.items()}
         if self.is_return:
             moved = known & (batch["target"] != 0)
-            guessed = (prediction * self.target_std + self.target_mean > 0) == (batch["target"] > 0)
-            metrics["direction_accuracy"] = ((guessed & moved).sum(), moved.sum())
+            rises = prediction * self.target_std + self.target_mean > 0
+            is_right = rises == (batch["target"] > 0)
+            metrics["direction_accuracy"] = ((is_right & moved).sum(), moved.sum())
         return Output(loss, weight, metrics)
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
@@ -251,8 +310,8 @@ class Forecaster(nn.Module):
 def disjoint_graph(neighbors: Tensor) -> tuple[Tensor, Tensor]:
     """Days side by side as one graph that no edge leaves: edges (2, E) and which are present (E,).
 
-    neighbors (B, K, k): seats that each seat listens to, −1 for none. E is always B·K·k, so that the
-    shapes stay and the host need not wait for a count.
+    neighbors (B, K, k): seats that each seat listens to, −1 for none. E is always B·K·k, so that
+    the shapes stay and the host need not wait for a count.
     """
     days, seats, count = neighbors.shape
     nodes = torch.arange(days * seats, device=neighbors.device)

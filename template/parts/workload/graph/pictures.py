@@ -1,12 +1,13 @@
-"""What a person wants to see of the model at an evaluation, for the report and the tracker. Yours to change.
+"""What a person wants to see of the model at an evaluation, for the report and the tracker.
 
-`pictures` gives figures, and texts in Markdown, by name; hooks/pictures.py says when. Of several horizons
-they show the first. Shapes: `D` days, `K` seats for stocks of a day, `M` targets of all days.
+Yours to change. `pictures` gives figures, and texts in Markdown, by name; hooks/pictures.py says
+when. Of several horizons they show the first. Shapes: `D` days, `K` seats for stocks of a day, `M`
+targets of all days.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from matplotlib.dates import ConciseDateFormatter
@@ -17,36 +18,79 @@ from .engine.report import table, tidy
 if TYPE_CHECKING:
     from .assemble import Project
     from .engine.seams import Batch
+    from .engine.store import Store
 
 SAMPLES = 120  # days of the validation split, from its beginning
 WORST = 8
 DRAWN = 3  # stocks over time
 
 
+class Forecasts(NamedTuple):
+    """Targets that are known, and what the model said of them, (M,) each."""
+
+    date: np.ndarray
+    stock: np.ndarray
+    truth: np.ndarray
+    guess: np.ndarray
+
+
 def pictures(batch: Batch, predictions: Batch, project: Project) -> dict[str, Figure | str]:
     """Forecasts of some stocks over the days, predictions against truth, and the worst."""
-    store = project.store
-    target, found = batch["target"][..., 0].numpy(), predictions["prediction"][..., 0].numpy()  # (D, K)
-    day, seat = np.nonzero(batch["listed"].numpy() & np.isfinite(target))  # (M,)
-    index = batch["index"].numpy()[day] + store.splits["validation"][0]
-    stock = store.arrays["stock"].rows()[store.arrays["seats"].rows()[index, seat]]
-    date = store.arrays["dates"].rows()[index].astype("datetime64[D]")
-    truth, guess, names = target[day, seat], found[day, seat], store.facts["tickers"]
-    worst = np.abs(guess - truth).argsort()[: -WORST - 1 : -1]
-    rows = [(str(date[n]), names[stock[n]], float(truth[n]), float(guess[n])) for n in worst]
+    forecasts = collect(batch, predictions, project.store)
+    names = project.store.facts["tickers"]
+    kind = project.store.facts["target"]["kind"]
+
     figure = Figure(figsize=(11, 6.4), layout="constrained")
-    grid, often = figure.add_gridspec(DRAWN, 2, width_ratios=[1.6, 1]), np.bincount(stock).argsort()[::-1]
-    for place, number in enumerate(often[:DRAWN]):
-        axes, mine = figure.add_subplot(grid[place, 0]), stock == number
+    grid = figure.add_gridspec(DRAWN, 2, width_ratios=[1.6, 1])
+    most_often = np.bincount(forecasts.stock).argsort()[::-1]
+    for place, number in enumerate(most_often[:DRAWN]):
+        axes = figure.add_subplot(grid[place, 0])
         tidy(axes, names[number])
-        axes.plot(date[mine], truth[mine], ".-", color="0.4", linewidth=0.8, markersize=3, label="truth")
-        axes.plot(date[mine], guess[mine], color="C1", label="forecast")
-        axes.xaxis.set_major_formatter(ConciseDateFormatter(axes.xaxis.get_major_locator()))
+        draw_stock(axes, forecasts, number)
     figure.axes[0].legend(frameon=False, fontsize=8)
+
     axes = figure.add_subplot(grid[:, 1])
-    title = f"{store.facts['target']['kind']}: {len(truth):,} forecasts against truth"
+    title = f"{kind}: {len(forecasts.truth):,} forecasts against truth"
     tidy(axes, title, "truth", "forecast")
-    axes.scatter(truth, guess, s=6, alpha=0.3, linewidths=0)
-    axes.axline((truth.mean(), truth.mean()), slope=1, color="0.3", linewidth=1)
-    listed = table(f"Worst of {len(truth):,} forecasts", ("date", "stock", "truth", "forecast"), rows)
-    return {"forecasts": figure, "worst": "\n".join(listed)}
+    mean = forecasts.truth.mean()
+    axes.scatter(forecasts.truth, forecasts.guess, s=6, alpha=0.3, linewidths=0)
+    axes.axline((mean, mean), slope=1, color="0.3", linewidth=1)
+    return {"forecasts": figure, "worst": list_worst(forecasts, names)}
+
+
+def collect(batch: Batch, predictions: Batch, store: Store) -> Forecasts:
+    """The known targets of the first horizon."""
+    target = batch["target"][..., 0].numpy()  # (D, K)
+    prediction = predictions["prediction"][..., 0].numpy()
+    day, seat = np.nonzero(batch["listed"].numpy() & np.isfinite(target))  # (M,)
+    sample = batch["index"].numpy()[day] + store.splits["validation"][0]
+    row = store.arrays["seats"].rows()[sample, seat]
+    return Forecasts(
+        date=store.arrays["dates"].rows()[sample].astype("datetime64[D]"),
+        stock=store.arrays["stock"].rows()[row],
+        truth=target[day, seat],
+        guess=prediction[day, seat],
+    )
+
+
+def draw_stock(axes: Any, forecasts: Forecasts, number: int) -> None:
+    """Draw what one stock did over the days, and what the model said."""
+    mine = forecasts.stock == number
+    date = forecasts.date[mine]
+    truth = forecasts.truth[mine]
+    axes.plot(date, truth, ".-", color="0.4", linewidth=0.8, markersize=3, label="truth")
+    axes.plot(date, forecasts.guess[mine], color="C1", label="forecast")
+    axes.xaxis.set_major_formatter(ConciseDateFormatter(axes.xaxis.get_major_locator()))
+
+
+def list_worst(forecasts: Forecasts, names: list[str]) -> str:
+    """A table in Markdown of the forecasts that are farthest off."""
+    error = np.abs(forecasts.guess - forecasts.truth)
+    rows = []
+    for place in error.argsort()[: -WORST - 1 : -1]:
+        name = names[forecasts.stock[place]]
+        truth = float(forecasts.truth[place])
+        guess = float(forecasts.guess[place])
+        rows.append((str(forecasts.date[place]), name, truth, guess))
+    title = f"Worst of {len(error):,} forecasts"
+    return "\n".join(table(title, ("date", "stock", "truth", "forecast"), rows))

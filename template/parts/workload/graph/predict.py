@@ -1,10 +1,11 @@
-"""Predict with a trained run: for a split of the prepared data, or for new days of the same kind of files."""
+"""Predict with a trained run: for a split of the prepared data, or for new days of such files."""
 
 from __future__ import annotations
 
 import argparse
 import csv
 import io
+import math
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -13,11 +14,21 @@ from typing import TYPE_CHECKING, Any
 from ..engine.errors import UserError
 from ..engine.runs import find_run
 from ..splits import add_input
-from .evaluate import add_flags, collected, new_loader, open_run, output_path, predictions, write_output
+from .evaluate import (
+    add_flags,
+    collected,
+    new_loader,
+    open_run,
+    output_path,
+    predictions,
+    write_output,
+)
 from .prepare import long_enough, read_stocks
 
 if TYPE_CHECKING:
+    from ..dataset import Plan
     from ..engine.loader import Loader
+    from ..engine.store import Store
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,69 +38,92 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
-    """Writes `prediction` and `target` (n, P), `date` and `ticker` (n,), and the `horizons` (P,)."""
+    """Write `prediction` and `target` (n, P), `date` and `ticker` (n,), and `horizons` (P,)."""
     folder = find_run(arguments.run)
     output = output_path(arguments.output, folder / "predictions.npz", ".npz", ".csv")
     settings = load(folder / "config.resolved.yaml")
     project, step = open_run(folder, settings, arguments, needs_data=not arguments.input)
     with tempfile.TemporaryDirectory() as temporary:
         if arguments.input:
-            new_days(Path(arguments.input), vars(arguments), project.store.facts, Path(temporary))
+            new_days(Path(arguments.input), vars(arguments), project.store, Path(temporary))
             loader = new_loader(project, Path(temporary))
         else:
             loader = project.loader(arguments.split)
-        found = predict(project, loader)
-    found["horizons"] = [horizon["days"] for horizon in project.store.facts["target"]["horizons"]]
-    write_output(output, as_csv(found) if output.suffix == ".csv" else found)
-    print(f"{len(found['prediction']):,} predictions of step {step} written to {output}")
+        predicted = predict(project, loader)
+
+    horizons = project.store.facts["target"]["horizons"]
+    predicted["horizons"] = [horizon["days"] for horizon in horizons]
+    write_output(output, as_csv(predicted) if output.suffix == ".csv" else predicted)
+    print(f"{len(predicted['prediction']):,} predictions of step {step} written to {output}")
 
 
-def new_days(path: Path, flags: dict[str, Any], facts: dict[str, Any], folder: Path) -> None:
-    """Writes all days of new files as a store into `folder`, with the facts of the training data.
+def new_days(path: Path, flags: dict[str, Any], trained: Store, folder: Path) -> None:
+    """Write all days of new files as a store into `folder`, with the facts of the training data.
 
     Stocks that training had not are predicted too: no weight belongs to a stock.
     """
-    from ..dataset import Plan, panel
+    from ..dataset import panel
     from ..engine.store import StoreWriter
     from ..settings import WORKLOAD
 
-    horizons = tuple(horizon["days"] for horizon in facts["target"]["horizons"])
-    same = {name: facts[name] for name in Plan._fields if name not in ("target", "horizons")}
-    plan = Plan(target=facts["target"]["kind"], horizons=horizons, **same)
+    plan = plan_of_training(trained.facts)
     with StoreWriter(folder, WORKLOAD) as writer:
-        stocks, _ = long_enough(read_stocks(writer, path, flags)[0], plan.window)
+        stocks, _ = read_stocks(writer, path, flags, trained.source)
+        stocks, _ = long_enough(stocks, plan.window)
         if not stocks:
             remedy = "the new days need the ones before them"
             raise UserError(f"no stock has {plan.window} days with prices", str(path), remedy)
-        found = panel(writer, stocks, plan)
-        writer.facts = {**facts, "tickers": list(stocks)}
-        writer.splits = {"input": [0, len(found.dates)]}
+        made = panel(writer, stocks, plan)
+        writer.facts = {**trained.facts, "tickers": list(stocks)}
+        writer.splits = {"input": [0, len(made.dates)]}
+
+
+def plan_of_training(facts: dict[str, Any]) -> Plan:
+    """What `prepare` was asked for when it made the training data."""
+    from ..dataset import Plan
+
+    same = {name: facts[name] for name in Plan._fields if name not in ("target", "horizons")}
+    target = facts["target"]
+    horizons = tuple(horizon["days"] for horizon in target["horizons"])
+    return Plan(target=target["kind"], horizons=horizons, **same)
 
 
 def predict(project: Any, loader: Loader) -> dict[str, Any]:
-    """`prediction` and `target` (n, P), `date` and `ticker` (n,) of each stock on each day of the loader."""
+    """`prediction` and `target` (n, P), `date` and `ticker` (n,).
+
+    Of each stock on each day of the loader.
+    """
     import numpy as np
 
     samples: Any = loader.samples
     values = collected(predictions(project, loader), "target", "listed")
     listed = values.pop("listed")
     day, seat = np.nonzero(listed)
-    index = values.pop("index")[day]
-    dates = samples.store.arrays["dates"].rows()[samples.first + index].astype("datetime64[D]")
+    sample = values.pop("index")[day]
+    dates = samples.store.arrays["dates"].rows()[samples.first + sample]
+    stock = samples.stocks[samples.seats[sample, seat]]
     return {
-        "date": dates.astype("U10"),
-        "ticker": np.array(samples.facts["tickers"])[samples.stocks[samples.seats[index, seat]]],
+        "date": dates.astype("datetime64[D]").astype("U10"),
+        "ticker": np.array(samples.facts["tickers"])[stock],
         **{name: value[listed] for name, value in values.items()},
     }
 
 
-def as_csv(found: dict[str, Any]) -> bytes:
+def as_csv(predicted: dict[str, Any]) -> bytes:
     """Lines; a target that is not known yet is empty."""
+    names = ["date", "ticker"]
+    columns = [predicted["date"], predicted["ticker"]]
+    for place, days in enumerate(predicted["horizons"]):
+        for name in ("prediction", "target"):
+            names.append(f"{name} {days}")
+            columns.append([as_cell(value) for value in predicted[name][:, place]])
+
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    kinds = [(name, place) for place in range(len(found["horizons"])) for name in ("prediction", "target")]
-    writer.writerow(["date", "ticker", *(f"{name} {found['horizons'][place]}" for name, place in kinds)])
-    columns = [found[name][:, place] for name, place in kinds]
-    for date, ticker, *row in zip(found["date"], found["ticker"], *columns, strict=True):
-        writer.writerow([date, ticker, *("" if value != value else f"{value:.7g}" for value in row)])
+    writer.writerow(names)
+    writer.writerows(zip(*columns, strict=True))
     return text.getvalue().encode()
+
+
+def as_cell(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:.7g}"

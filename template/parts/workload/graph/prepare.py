@@ -14,15 +14,32 @@ from ..splits import add_input, conclude, destination, split_sizes
 if TYPE_CHECKING:
     import numpy as np
 
-    from ..dataset import Plan, Stock
+    from ..dataset import Panel, Plan, Stock
     from ..engine.store import StoreWriter
+    from ..tables import Block, Source
 
 PRICES = ("open", "high", "low", "close")
 # A day of a stock; of `date`, days since 1970.
 ROW = [("date", "i8"), ("prices", "f8", (4,)), ("adjusted", "f8"), ("volume", "f8")]
-NAMES = {"symbol": "ticker", "adjclose": "adjusted", "adjustedclose": "adjusted"}  # without blanks and _
-GAPS = [case(gap) for gap in ("na", "nan", "null", "none") for case in (str.lower, str.upper, str.title)] + [
-    "NaN"
+NAMES = {
+    "symbol": "ticker",
+    "adjclose": "adjusted",
+    "adjustedclose": "adjusted",
+}  # without blanks and _
+GAPS = [
+    "na",
+    "NA",
+    "Na",
+    "nan",
+    "NAN",
+    "Nan",
+    "null",
+    "NULL",
+    "Null",
+    "none",
+    "NONE",
+    "None",
+    "NaN",
 ]
 
 
@@ -30,11 +47,39 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `prepare`."""
     add = parser.add_argument
     add_input(parser, "a folder of one table per stock, or one long table")
-    add("--target", default="range", choices=["return", "range", "volatility"], help="(default: range)")
-    add("--horizons", default="1", metavar="DAYS", help="trading days ahead, such as 1,5,20 (default: 1)")
-    add("--window", type=int, default=20, metavar="DAYS", help="days that the model sees (default: 20)")
-    add("--neighbors", type=int, default=10, metavar="N", help="edges into each stock (default: 10)")
-    add("--refresh", type=int, default=30, metavar="DAYS", help="calendar days a graph lasts (default: 30)")
+    add(
+        "--target",
+        default="range",
+        choices=["return", "range", "volatility"],
+        help="(default: range)",
+    )
+    add(
+        "--horizons",
+        default="1",
+        metavar="DAYS",
+        help="trading days ahead, such as 1,5,20 (default: 1)",
+    )
+    add(
+        "--window",
+        type=int,
+        default=20,
+        metavar="DAYS",
+        help="days that the model sees (default: 20)",
+    )
+    add(
+        "--neighbors",
+        type=int,
+        default=10,
+        metavar="N",
+        help="edges into each stock (default: 10)",
+    )
+    add(
+        "--refresh",
+        type=int,
+        default=30,
+        metavar="DAYS",
+        help="calendar days a graph lasts (default: 30)",
+    )
     add(
         "--correlation-days",
         type=int,
@@ -51,7 +96,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
-    """Reads all prices, then makes features, targets and graphs."""
+    """Read all prices, then make features, targets and graphs."""
     from ..engine.store import StoreWriter
     from ..settings import WORKLOAD
 
@@ -63,43 +108,46 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
 
 
 def fill(writer: StoreWriter, plan: Plan, arguments: argparse.Namespace) -> None:
-    """Writes all stocks; prints what was found."""
+    """Write all stocks; print what was found."""
     from ..dataset import describe, panel, split_days
 
     path = Path(arguments.input)
     stocks, notes = read_stocks(writer, path, vars(arguments))
-    stocks, short = long_enough(stocks, plan.window)
+    stocks, num_short = long_enough(stocks, plan.window)
     if not stocks:
-        raise UserError(
-            f"no stock has {plan.window} days with prices", str(path), "choose a smaller --window"
-        )
-    found = panel(writer, stocks, plan)
+        what = f"no stock has {plan.window} days with prices"
+        raise UserError(what, str(path), "choose a smaller --window")
+    notes[f"stocks left out: fewer than {plan.window} days"] = num_short
+
+    made = panel(writer, stocks, plan)
     ahead = max(plan.horizons)
-    days = len(found.dates) - ahead  # the last ones have no target yet
-    sizes = split_sizes(arguments.split, days, "day")
-    names = ("train", "validation", "test")
-    for name, size in zip(names, sizes, strict=True):
-        if size <= ahead and (size or name != "test"):
+    num_days = len(made.dates) - ahead  # the last ones have no target yet
+    sizes = split_sizes(arguments.split, num_days, "day")
+    check_sizes(sizes, ahead, arguments.horizons)
+    splits = split_days(num_days, sizes, ahead)
+    facts = describe(made.arrays, list(stocks), plan, slice(*splits["train"]))
+    writer.facts = facts
+    writer.splits = splits
+    writer.source |= {"path": path.name, "stocks": len(stocks)}
+    report(made, facts, splits, notes)
+
+
+def check_sizes(sizes: list[int], ahead: int, horizons: str) -> None:
+    """Raises `UserError` for a split of days that is shorter than the longest horizon."""
+    for name, size in zip(("train", "validation", "test"), sizes, strict=True):
+        if name == "test" and not size:
+            continue
+        if size <= ahead:
             what = f"a horizon of {ahead} days is longer than the {name} split of {size} days"
-            raise UserError(what, f"--horizons {arguments.horizons}", "shorten it, or give --split more days")
-    splits = split_days(days, sizes, ahead)
-    facts = describe(found.arrays, list(stocks), plan, slice(*splits["train"]))
-    writer.facts, writer.splits = facts, splits
-    writer.source = {"path": path.name, "stocks": len(stocks)}
-    report(found, facts, splits, {**notes, f"stocks left out: fewer than {plan.window} days": short})
+            remedy = "shorten it, or give --split more days"
+            raise UserError(what, f"--horizons {horizons}", remedy)
 
 
 def plan_of(arguments: argparse.Namespace) -> Plan:
     """The flags, checked."""
     from ..dataset import Plan
 
-    try:
-        horizons = tuple(int(days) for days in arguments.horizons.split(","))
-    except ValueError:
-        horizons = ()
-    if not horizons or min(horizons) < 1 or len(set(horizons)) < len(horizons):
-        remedy = "give different whole numbers of trading days, such as 1,5"
-        raise UserError(f"'{arguments.horizons}' names no horizons", "--horizons", remedy)
+    horizons = read_horizons(arguments.horizons)
     least = {"window": 2, "neighbors": 1, "refresh": 1, "correlation_days": 3}
     given = {name: getattr(arguments, name) for name in least}
     for name, value in given.items():
@@ -110,25 +158,42 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
     return Plan(target=arguments.target, horizons=horizons, overlap=overlap, **given)
 
 
-def report(found: Any, facts: dict[str, Any], splits: dict[str, list[int]], notes: dict[str, int]) -> None:
+def read_horizons(text: str) -> tuple[int, ...]:
+    """The days of `--horizons`, such as 1,5."""
+    try:
+        horizons = tuple(int(days) for days in text.split(","))
+    except ValueError:
+        horizons = ()
+    if not horizons or min(horizons) < 1 or len(set(horizons)) < len(horizons):
+        remedy = "give different whole numbers of trading days, such as 1,5"
+        raise UserError(f"'{text}' names no horizons", "--horizons", remedy)
+    return horizons
+
+
+def report(
+    made: Panel, facts: dict[str, Any], splits: dict[str, list[int]], notes: dict[str, int]
+) -> None:
     """What was made of the files, and how often each thing was odd."""
-    seats, neighbors = found.arrays["seats"], found.arrays["neighbors"]
-    stocks = len(facts["tickers"])
-    lonely = int((neighbors[:, 0].reshape(-1, stocks) < 0).all(0).sum())  # the first ones are taken first
-    alone = int((seats[:, 1:2] < 0).all(1).sum())
-    print(f"{'stocks:':14}{stocks}, at most {seats.shape[1]} a day")
+    seats = made.arrays["seats"]
+    neighbors = made.arrays["neighbors"]
+    num_stocks = len(facts["tickers"])
+    print(f"{'stocks:':14}{num_stocks}, at most {seats.shape[1]} a day")
     for name, (first, last) in splits.items():
         if last > first:
-            period = f"{found.dates[first]} to {found.dates[last - 1]}"
+            period = f"{made.dates[first]} to {made.dates[last - 1]}"
             print(f"{name + ':':14}{last - first} days, {period}")
     edges = sum((column >= 0).mean() for column in neighbors.T)
-    print(f"{'graphs:':14}{len(neighbors) // stocks}, {edges:.1f} edges into a stock")
-    odd = {
+    print(f"{'graphs:':14}{len(neighbors) // num_stocks}, {edges:.1f} edges into a stock")
+
+    # Seats and neighbours are taken from the first one on.
+    alone = (seats[:, 1:2] < 0).all(1)
+    lonely = (neighbors[:, 0].reshape(-1, num_stocks) < 0).all(0)
+    counts = {
         **notes,
-        "days with a single stock, which has no neighbour": alone,
-        "stocks without a neighbour in any graph": lonely,
+        "days with a single stock, which has no neighbour": int(alone.sum()),
+        "stocks without a neighbour in any graph": int(lonely.sum()),
     }
-    for what, count in odd.items():
+    for what, count in counts.items():
         if count:
             print(f"{'note:':14}{what}: {count:,}")
 
@@ -139,58 +204,99 @@ def long_enough(stocks: dict[str, Stock], window: int) -> tuple[dict[str, Stock]
     return kept, len(stocks) - len(kept)
 
 
-def read_prices(path: Path, flags: dict[str, Any]) -> Iterator[tuple[np.ndarray, np.ndarray, list[str]]]:
-    """A table of prices, piece by piece: rows (n,) of `ROW`, places (n,) of their tickers, and those.
+def read_prices(source: Source) -> Iterator[tuple[np.ndarray, np.ndarray, list[str]]]:
+    """A table of prices in pieces: rows (n,) of `ROW`, places (n,) of their tickers, and those.
 
-    Without a column `ticker`, of the stock that the file is named as. Where a price is missing, so is the
-    adjusted one.
+    Without a column `ticker`, of the stock that the file is named as. Where a price is missing, so
+    is the adjusted one.
     """
-    import numpy as np
-
     from ..scaling import PIECE_ROWS
-    from ..tables import Source
 
-    source = Source(path, ("",), flags)
     source.gaps = (*source.missing, *GAPS)
     for block in source.blocks("reading"):
-        plain = [name.lower().replace(" ", "").replace("_", "") for name in block.table.column_names]
-        names = [NAMES.get(name, name) for name in plain]
-        for name in ("date", *PRICES, "volume"):
-            if names.count(name) != 1:
-                what = f"{names.count(name) or 'no'} column{'s' * (names.count(name) > 1)} '{name}'"
-                remedy = (
-                    "it needs date, open, high, low, close and volume, and may have ticker and adjusted close"
-                )
-                raise UserError(what, str(path), remedy)
-        column = dict(zip(names, block.table.column_names, strict=True))
-        date = block.convert(column["date"], days, "date", "write it as 2024-01-31")
-        name = path.name[:-3] if path.name.lower().endswith(".gz") else path.name
-        places, tickers = np.zeros(len(date), int), [name.rpartition(".")[0] or name]
-        if "ticker" in column:
-            places, tickers = block.texts(column["ticker"])
-            if (places < 0).any():
-                row = int((places < 0).argmax())
-                raise block.error(
-                    "a ticker is missing", row, column["ticker"], "fill it in, or remove the row"
-                )
-        numbers = {name: column[name] for name in (*PRICES, "volume", "adjusted") if name in column}
-        values = {name: block.numbers(cells, "mend the cell") for name, cells in numbers.items()}
+        column = find_columns(block.table.column_names, source.path)
+        date = dates(block, column["date"])
+        places, tickers = tickers_of(block, column, len(date), source.path)
+        values = {}
+        for name in (*PRICES, "volume", "adjusted"):
+            if name in column:
+                values[name] = block.numbers(column[name], "mend the cell")
+        values.setdefault("adjusted", values["close"])
+
         for first in range(0, len(date), PIECE_ROWS):
-            part = slice(first, first + PIECE_ROWS)
-            rows = np.empty(len(date[part]), ROW)
-            rows["date"], rows["volume"] = date[part], values["volume"][part]
-            for place, name in enumerate(PRICES):
-                rows["prices"][:, place] = values[name][part]
-            rows["adjusted"] = values.get("adjusted", values["close"])[part]
-            check(rows, path, block.first + first)
-            rows["adjusted"][np.isnan(rows["prices"]).any(1)] = np.nan
-            yield rows, places[part], tickers
+            piece = slice(first, first + PIECE_ROWS)
+            rows = as_rows(date, values, piece)
+            check(rows, source.path, block.first + first)
+            rows["adjusted"][missing_price(rows)] = float("nan")
+            yield rows, places[piece], tickers
 
 
-def days(column: Any) -> np.ndarray:
+def find_columns(written: list[str], path: Path) -> dict[str, str]:
+    """The column of each name that we know, by any of its spellings."""
+    plain = [name.lower().replace(" ", "").replace("_", "") for name in written]
+    names = [NAMES.get(name, name) for name in plain]
+    for name in ("date", *PRICES, "volume"):
+        count = names.count(name)
+        if count != 1:
+            what = f"{count or 'no'} column{'s' * (count > 1)} '{name}'"
+            needed = "it needs date, open, high, low, close and volume"
+            raise UserError(what, str(path), f"{needed}, and may have ticker and adjusted close")
+    return dict(zip(names, written, strict=True))
+
+
+def tickers_of(
+    block: Block, column: dict[str, str], num_rows: int, path: Path
+) -> tuple[np.ndarray, list[str]]:
+    """(n,) place of each row's ticker in a list, and the list."""
+    import numpy as np
+
+    if "ticker" not in column:
+        name = path.name[:-3] if path.name.lower().endswith(".gz") else path.name
+        return np.zeros(num_rows, int), [name.rpartition(".")[0] or name]
+
+    places, tickers = block.texts(column["ticker"])
+    if (places < 0).any():
+        row = int((places < 0).argmax())
+        remedy = "fill it in, or remove the row"
+        raise block.error("a ticker is missing", row, column["ticker"], remedy)
+    return places, tickers
+
+
+def as_rows(date: np.ndarray, values: dict[str, np.ndarray], piece: slice) -> np.ndarray:
+    """(n,) rows of `ROW` of a piece of the columns."""
+    import numpy as np
+
+    rows = np.empty(len(date[piece]), ROW)
+    rows["date"] = date[piece]
+    rows["volume"] = values["volume"][piece]
+    rows["adjusted"] = values["adjusted"][piece]
+    for place, name in enumerate(PRICES):
+        rows["prices"][:, place] = values[name][piece]
+    return rows
+
+
+def missing_price(rows: np.ndarray) -> np.ndarray:
+    """(n,) bool: whether a price is missing."""
+    import numpy as np
+
+    return np.isnan(rows["prices"]).any(1)
+
+
+def dates(block: Block, name: str) -> np.ndarray:
+    """(rows,) days since 1970. Raises `UserError` with the row of what is no date."""
+    time_format = block.time_format(name)
+    remedy = "write it as 2024-01-31, or see --time-format"
+    return block.convert(name, lambda column: days(column, time_format), "date", remedy)
+
+
+def days(column: Any, time_format: str) -> np.ndarray:
     """Days since 1970. Raises ArrowInvalid or ValueError for what is no date."""
     import pyarrow as pa
 
+    from ..formats import ISO, to_seconds
+
+    if time_format != ISO:
+        return to_seconds(column, time_format) // 86400
     if column.null_count or pa.types.is_integer(column.type):
         raise ValueError
     if pa.types.is_string(column.type):
@@ -199,8 +305,12 @@ def days(column: Any) -> np.ndarray:
 
 
 def check(rows: np.ndarray, path: Path, first: int) -> None:
-    """Raises `UserError` at the first of rows, from `first` on in their file, that no market makes."""
-    high, low = rows["prices"][:, 1:3].T
+    """Raises `UserError` at the first row that no market makes.
+
+    first: the number of rows before these in their file.
+    """
+    high = rows["prices"][:, 1]
+    low = rows["prices"][:, 2]
     impossible = {
         "a price is 0 or below": (rows["prices"] <= 0).any(1) | (rows["adjusted"] <= 0),
         "the high is below the low": high < low,
@@ -213,76 +323,141 @@ def check(rows: np.ndarray, path: Path, first: int) -> None:
 
 
 def read_stocks(
-    writer: StoreWriter, path: Path, flags: dict[str, Any]
+    writer: StoreWriter, path: Path, flags: dict[str, Any], known: dict[str, Any] | None = None
 ) -> tuple[dict[str, Stock], dict[str, int]]:
     """Stocks by ticker, in the order of their names, and counts of what was left out or filled in.
 
-    A folder has a file for each stock, named as the stock, unless the files have a column `ticker`. The rows
-    lie in arrays that `writer` has for the time being.
+    A folder has a file for each stock, named as the stock, unless the files have a column
+    `ticker`. The rows are in arrays that `writer` has until its end; how the files are written is
+    in its `source`. known: how earlier files were written.
     """
-    import numpy as np
-    from tqdm import tqdm
-
-    from ..dataset import Stock
     from ..tables import Source
 
-    halted = unknown = 0
-    tickers, starts, found = dict[str, int](), [0], dict[str, Stock]()
     files = Source(path, (), flags).files()
-    for file in tqdm(files, "files", disable=None):
-        earlier = len(tickers)
-        starts.append(starts[-1])
-        for rows, places, names in read_prices(file, flags):
-            numbers = [tickers.setdefault(name, len(tickers)) for name in names]
-            if min(numbers) < earlier:
-                name = names[int(np.argmin(numbers))]
-                raise UserError(f"{name} is in two files", str(file), "keep each stock in one file")
-            lost = np.isnan(rows["adjusted"])
-            halted += int(lost.sum())
-            unknown += int((np.isnan(rows["volume"]) & ~lost).sum())
-            starts[-1] += len(rows)
-            writer.append(".rows", rows, f"V{rows.itemsize}")
-            writer.append(".tickers", np.array(numbers, np.int32)[places])
-    stocks = by_stock(writer, len(tickers))
-    for name, number in sorted(tickers.items()):
-        rows = stocks[number].view(ROW)
-        order = rows["date"].argsort(kind="stable")
-        date = rows["date"][order]
-        if (same := date[1:] == date[:-1]).any():
-            last = order[1:][same].max()
-            row = np.flatnonzero(writer.appended(".tickers") == number)[last]
-            where = bisect(starts, row) - 1
-            what = f"{name} has two rows of {rows['date'][last].astype('M8[D]')}"
-            raise UserError(what, f"{files[where]}, row {row - starts[where] + 1}", "remove one of them")
-        order = order[~np.isnan(rows["adjusted"][order])]
-        stocks[number][: len(order)] = stocks[number][order]
-        if len(order):
-            date, *values = (rows[field][: len(order)] for field, *_ in ROW)
-            found[name] = Stock(date.view("M8[D]"), *values)
+    reading = Reading(writer, flags, known)
+    reading.read(files)
+    writer.source = reading.written or {}
+
+    stocks = {}
+    rows_of_stock = by_stock(writer, len(reading.tickers))
+    for name, number in sorted(reading.tickers.items()):
+        stored = rows_of_stock[number]
+        order = stored.view(ROW)["date"].argsort(kind="stable")
+        repeated = repeated_date(stored.view(ROW)["date"], order)
+        if repeated is not None:
+            date = stored.view(ROW)["date"][repeated].astype("M8[D]")
+            where = reading.place_of(number, repeated, files)
+            raise UserError(f"{name} has two rows of {date}", where, "remove one of them")
+        stock = sorted_stock(stored, order)
+        if stock is not None:
+            stocks[name] = stock
     notes = {
-        "rows left out: a price is missing": halted,
-        "rows without a volume, taken as the usual one": unknown,
+        "rows left out: a price is missing": reading.num_halted,
+        "rows without a volume, taken as the usual one": reading.num_without_volume,
     }
-    return found, notes
+    return stocks, notes
+
+
+class Reading:
+    """Writes the rows of files as they come, with the numbers of their tickers."""
+
+    def __init__(self, writer: StoreWriter, flags: dict[str, Any], known: dict[str, Any] | None):
+        self.writer = writer
+        self.flags = flags
+        self.written = known  # how the last file was written
+        self.tickers: dict[str, int] = {}  # in the order in which they came
+        self.starts = [0]  # the first row of each file, and the end of the last
+        self.num_halted = 0
+        self.num_without_volume = 0
+
+    def read(self, files: list[Path]) -> None:
+        from tqdm import tqdm
+
+        from ..tables import Source
+
+        for file in tqdm(files, "files", disable=None):
+            num_earlier = len(self.tickers)
+            self.starts.append(self.starts[-1])
+            source = Source(file, ("",), self.flags, self.written)
+            for rows, places, names in read_prices(source):
+                numbers = self._numbers(names, num_earlier, file)
+                self._write(rows, numbers[places])
+            self.written = source.written
+
+    def _numbers(self, names: list[str], num_earlier: int, file: Path) -> np.ndarray:
+        """The numbers of tickers; none may be one of the `num_earlier` of other files."""
+        import numpy as np
+
+        numbers = [self.tickers.setdefault(name, len(self.tickers)) for name in names]
+        if min(numbers) < num_earlier:
+            name = names[int(np.argmin(numbers))]
+            raise UserError(f"{name} is in two files", str(file), "keep each stock in one file")
+        return np.array(numbers, np.int32)
+
+    def _write(self, rows: np.ndarray, tickers: np.ndarray) -> None:
+        import numpy as np
+
+        is_halted = np.isnan(rows["adjusted"])
+        self.num_halted += int(is_halted.sum())
+        self.num_without_volume += int((np.isnan(rows["volume"]) & ~is_halted).sum())
+        self.starts[-1] += len(rows)
+        self.writer.append(".rows", rows, f"V{rows.itemsize}")
+        self.writer.append(".tickers", tickers)
+
+    def place_of(self, number: int, row_of_stock: int, files: list[Path]) -> str:
+        """The file and row of a stock's row."""
+        import numpy as np
+
+        row = np.flatnonzero(self.writer.appended(".tickers") == number)[row_of_stock]
+        file = bisect(self.starts, row) - 1
+        return f"{files[file]}, row {row - self.starts[file] + 1}"
+
+
+def repeated_date(dates: np.ndarray, order: np.ndarray) -> int | None:
+    """The last row whose date another one has, if any."""
+    in_order = dates[order]
+    is_repeated = in_order[1:] == in_order[:-1]
+    if not is_repeated.any():
+        return None
+    return order[1:][is_repeated].max()
+
+
+def sorted_stock(stored: np.ndarray, order: np.ndarray) -> Stock | None:
+    """The stock of these rows, sorted in place; None if each one lacks a price."""
+    import numpy as np
+
+    from ..dataset import Stock
+
+    rows = stored.view(ROW)
+    order = order[~np.isnan(rows["adjusted"][order])]
+    stored[: len(order)] = stored[order]
+    if not len(order):
+        return None
+    rows = rows[: len(order)]
+    return Stock(rows["date"].view("M8[D]"), rows["prices"], rows["adjusted"], rows["volume"])
 
 
 def by_stock(writer: StoreWriter, count: int) -> list[np.ndarray]:
-    """The rows that were read, of each of `count` stocks together, mapped, in the order of their file."""
+    """The rows that were read, each of `count` stocks together, mapped, in their files' order."""
     import numpy as np
 
     from ..scaling import BLOCK_ROWS
 
-    rows, tickers = writer.appended(".rows"), writer.appended(".tickers")
-    found = writer.create(".stocks", rows.shape, str(rows.dtype))
-    parts = [slice(first, first + BLOCK_ROWS) for first in range(0, len(rows), BLOCK_ROWS)]
+    rows = writer.appended(".rows")
+    tickers = writer.appended(".tickers")
+    grouped = writer.create(".stocks", rows.shape, str(rows.dtype))
+    blocks = [slice(first, first + BLOCK_ROWS) for first in range(0, len(rows), BLOCK_ROWS)]
     total = np.zeros(count, np.int64)
-    for part in parts:
-        total += np.bincount(tickers[part], minlength=count)
+    for block in blocks:
+        total += np.bincount(tickers[block], minlength=count)
+
     place = total.cumsum() - total  # where the next row of each stock goes
-    for part in parts:
-        which = tickers[part].astype(np.min_scalar_type(count))  # numpy sorts small ones in linear time
-        here, order = np.bincount(which, minlength=count), which.argsort(kind="stable")
+    for block in blocks:
+        # numpy sorts small numbers in linear time
+        small = tickers[block].astype(np.min_scalar_type(count))
+        order = small.argsort(kind="stable")
+        here = np.bincount(small, minlength=count)  # rows of each stock in the block
         to = np.repeat(place - (here.cumsum() - here), here) + np.arange(len(order))
-        found[to] = rows[part].take(order)
+        grouped[to] = rows[block].take(order)
         place += here
-    return np.split(np.asarray(found), place[:-1])
+    return np.split(np.asarray(grouped), place[:-1])

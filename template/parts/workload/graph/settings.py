@@ -1,4 +1,4 @@
-"""The settings of your model and of your data; change them together with model.py and dataset.py."""
+"""The settings of your model and of your data; change them with model.py and dataset.py."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ class Model(Section):
     width: int = Field(32, ge=1, description="units that stand for a stock; a multiple of heads")
     heads: int = Field(4, ge=1, description="heads of both attentions")
     temporal_layers: int = Field(2, ge=1, description="layers over the days of the window")
-    graph_layers: int = Field(1, ge=0, description="graph attention layers; 0 sees each stock alone")
+    graph_layers: int = Field(
+        1, ge=0, description="graph attention layers; 0 sees each stock alone"
+    )
     frequencies: int = Field(3, ge=0, description="frequencies told apart from the rest; 0 is off")
     dropout: float = Field(0.1, ge=0, lt=1, description="share of units dropped in training")
 
@@ -45,7 +47,8 @@ class GraphBuilder(Section):
     """Where graphs come from."""
 
     use_in_training: bool = Field(
-        False, description="rebuild the same graphs for each batch instead of reading those of `prepare`"
+        False,
+        description="rebuild the same graphs for each batch instead of reading those of `prepare`",
     )
 
 

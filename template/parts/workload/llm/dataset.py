@@ -1,9 +1,9 @@
 """What a sample is: a block of tokens, and the same block one token later as its targets.
 
-The store holds one array, `tokens` (N,), uint16 or uint32 by the vocabulary; the splits are ranges of
-it, and each document ends with the tokenizer's token `end`. Bytes of a text without byte 255, which UTF-8
-never has, are uint8, and 255 stands for `end`. Blocks are cut when they are read, so another
-`data.block_size` needs no new `prepare`.
+The store holds one array, `tokens` (N,), uint16 or uint32 by the vocabulary; the splits are ranges
+of it, and each document ends with the tokenizer's token `end`. Bytes of a text without byte 255,
+which UTF-8 never has, are uint8, and 255 stands for `end`. Blocks are cut when they are read, so
+another `data.block_size` needs no new `prepare`.
 
 Shapes: `B` blocks in a batch, `T` tokens of a block.
 """
@@ -13,7 +13,6 @@ from __future__ import annotations
 import random
 import sysconfig
 from collections.abc import Callable, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ IGNORE = -100
 
 SHORT_END = 255  # how `end` is stored in 8 bits
 BATCH = 2 << 20  # bytes of text whose pieces the cores tokenize together
-COUNTED = 32 << 20  # tokens of training text that the count model learns from; more hardly changes its figure
+COUNTED = 32 << 20  # tokens that the count model learns from; more hardly change its figure
 LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
 FEWEST = 20  # modules of the sample text, so that each split has one
 
@@ -48,7 +47,8 @@ class Samples:
 
     def __init__(self, store: Store, settings: Any, split: str):
         self.first, self.last = store.splits[split]
-        self.block, self.seed = settings.data.block_size, settings.reproducibility.seed
+        self.block = settings.data.block_size
+        self.seed = settings.reproducibility.seed
         self.random_start = settings.data.order == "random_start"
         count = self.last - self.first
         if 0 < count <= self.block:
@@ -63,11 +63,13 @@ class Samples:
 
     def typical(self) -> Batch:
         """One sample without content, for counting FLOPs."""
-        return dict.fromkeys(("tokens", "targets"), torch.zeros(1, self.block, dtype=torch.int64))
+        empty = torch.zeros(1, self.block, dtype=torch.int64)
+        return {"tokens": empty, "targets": empty}
 
     def __len__(self) -> int:
-        """Every token but the first is a target once, so that the last block may be a shorter one."""
-        return -(-max(self.last - self.first - 1, 0) // self.block)
+        """Every token but the first is a target once: the last block may be a shorter one."""
+        targets = max(self.last - self.first - 1, 0)
+        return -(-targets // self.block)
 
     def spans(self, indices: np.ndarray, epoch: int) -> dict[str, Spans]:
         """Rows i × T to i × T + T, both included: the last one is a target only."""
@@ -75,9 +77,11 @@ class Samples:
         starts = self.first + indices * self.block
         if self.training and self.random_start:
             shifts = shift(self.seed, epoch, indices) % np.uint64(self.block)
-            starts = np.minimum(starts + shifts.astype(np.int64), self.last - self.block - 1)
+            last_start = self.last - self.block - 1
+            starts = np.minimum(starts + shifts.astype(np.int64), last_start)
         starts = np.where(present, starts, 0)
-        lengths = np.where(present, np.minimum(self.last - starts, self.block + 1), 0)
+        lengths = np.minimum(self.last - starts, self.block + 1)
+        lengths = np.where(present, lengths, 0)
         return {"tokens": Spans(starts, lengths, self.block + 1)}
 
     def batch(self, rows: dict[str, Rows]) -> Batch:
@@ -92,13 +96,13 @@ class Samples:
 
 
 def shift(seed: int, epoch: int, indices: np.ndarray) -> np.ndarray:
-    """(B,) uint64 from (seed, epoch, index): splitmix64, the same for every loader and any worker."""
+    """(B,) uint64 from (seed, epoch, index), the same for every loader and worker: splitmix64."""
     with np.errstate(over="ignore"):
         factors = np.array([0x9E3779B97F4A7C15, 0xD1B54A32D192ED03], np.uint64)
         mixed = (np.array([seed, epoch], np.uint64) * factors).sum()
         value = indices.astype(np.uint64) * np.uint64(0xBF58476D1CE4E5B9) + mixed
-        for places, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-            value = (value ^ (value >> np.uint64(places))) * np.uint64(factor)
+        value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         return value ^ (value >> np.uint64(31))
 
 
@@ -110,24 +114,33 @@ def write(
     source: dict[str, Any],
     column: str = "text",
 ) -> StoreWriter:
-    """Tokenizes `files` one after the other into a store, a few pieces in memory at a time.
+    """Tokenize `files` one after the other into a store, a few pieces in memory at a time.
 
-    borders: from the token at which each file ends to the three tokens at which train, validation and
-    test end. column: of files whose rows are documents. Raises `UserError` with file and byte where a text
-    is not in the tokenizer's encoding.
+    borders: from the token at which each file ends to the three tokens at which train, validation
+    and test end. column: of files whose rows are documents. Raises `UserError` with file and byte
+    where a text is not in the tokenizer's encoding.
     """
     with StoreWriter(folder, WORKLOAD) as writer:
-        found = write_tokens(writer, tokenizer, files, column, "uint8") if tokenizer.kind == "byte" else None
-        if found:
+        written = None
+        if tokenizer.kind == "byte":
+            written = write_tokens(writer, tokenizer, files, column, "uint8")
+        if written is not None:
             writer.format = FORMAT
-        wide = "uint16" if tokenizer.end < 2**16 else "uint32"
-        ends, count = found or write_tokens(writer, tokenizer, files, column, wide) or ([], 0)
+        else:
+            dtype = "uint16" if tokenizer.end < 2**16 else "uint32"
+            written = write_tokens(writer, tokenizer, files, column, dtype)
+
+        ends, num_documents = written or ([], 0)
         train, validation, test = borders(np.array(ends))
-        writer.splits = {"train": [0, train], "validation": [train, validation], "test": [validation, test]}
+        writer.splits = {
+            "train": [0, train],
+            "validation": [train, validation],
+            "test": [validation, test],
+        }
         writer.source = source
         writer.facts = {
             "vocabulary": tokenizer.end + 1,
-            "documents": count,
+            "documents": num_documents,
             "tokenizer": tokenizer.facts(),
             "token_bytes": byte_counts(tokenizer),
         }
@@ -137,30 +150,63 @@ def write(
 def write_tokens(
     writer: StoreWriter, tokenizer: Tokenizer, files: Sequence[Path], column: str, dtype: str
 ) -> tuple[list[int], int] | None:
-    """Writes the tokens of all files: at which of them each ends, and how many documents there are.
+    """Write the tokens of all files; return where each ends, and how many documents there are.
 
     None, and nothing is written, where 8 bits are too few for a text.
     """
-    short = dtype == "uint8"
-    together = BATCH if isinstance(tokenizer, Pairs) else PIECE
-    end = np.array([min(tokenizer.end, SHORT_END) if short else tokenizer.end], dtype)
-    held, size, count, ends = list[Document](), 0, 0, list[int]()
+    pieces = Pieces(writer, tokenizer, dtype)
+    ends = []
     for path in files:
-        for document in chain(documents(path, column, cut=not short), [None]):
-            if document:
-                held.append(document)
-                size, count = size + len(document[2]), count + document[3]
-            if size >= together or not document:
-                parts = [end[:0]]
-                for tokens, (_, _, text, last) in zip(encoded(tokenizer, held), held, strict=True):
-                    if short and b"\xff" in text:
-                        writer.drop("tokens")
-                        return None
-                    parts += [tokens.astype(dtype, copy=False), end[: int(last)]]
-                writer.append("tokens", np.concatenate(parts))
-                held, size = [], 0
+        for document in documents(path, column, cut=not pieces.short):
+            pieces.hold(document)
+            if pieces.is_full and not pieces.write():
+                return None
+        if not pieces.write():
+            return None
         ends.append(writer.arrays["tokens"]["shape"][0])
-    return ends, count
+    return ends, pieces.num_documents
+
+
+class Pieces:
+    """Pieces of texts that are tokenized together."""
+
+    def __init__(self, writer: StoreWriter, tokenizer: Tokenizer, dtype: str):
+        self.writer = writer
+        self.tokenizer = tokenizer
+        self.dtype = dtype
+        self.short = dtype == "uint8"
+        self.full_size = BATCH if isinstance(tokenizer, Pairs) else PIECE
+        end = min(tokenizer.end, SHORT_END) if self.short else tokenizer.end
+        self.end = np.array([end], dtype)
+        self.num_documents = 0
+        self.held: list[Document] = []
+        self.size = 0  # bytes that are held
+
+    @property
+    def is_full(self) -> bool:
+        return self.size >= self.full_size
+
+    def hold(self, document: Document) -> None:
+        _, _, text, is_last = document
+        self.held.append(document)
+        self.size += len(text)
+        self.num_documents += is_last
+
+    def write(self) -> bool:
+        """Append the tokens of what is held; false, and none are left, where 8 bits are too few."""
+        parts = [self.end[:0]]
+        tokens_of_pieces = encoded(self.tokenizer, self.held)
+        for tokens, (_, _, text, is_last) in zip(tokens_of_pieces, self.held, strict=True):
+            if self.short and b"\xff" in text:
+                self.writer.drop("tokens")
+                return False
+            parts.append(tokens.astype(self.dtype, copy=False))
+            if is_last:
+                parts.append(self.end)
+        self.writer.append("tokens", np.concatenate(parts))
+        self.held = []
+        self.size = 0
+        return True
 
 
 def encoded(tokenizer: Tokenizer, held: list[Document]) -> list[np.ndarray]:
@@ -177,26 +223,33 @@ def encoded(tokenizer: Tokenizer, held: list[Document]) -> list[np.ndarray]:
 
 
 def synthesize(folder: Path, settings: Any) -> None:
-    """Writes the source text of this machine's Python standard library, without its tests: no download.
+    """Write the source text of this machine's Python standard library, without its tests.
 
-    The modules are shuffled, always in the same way, and a twentieth of them each validates and tests.
+    Nothing is downloaded. The modules are shuffled, always in the same way, and a twentieth of
+    them each validates and tests.
     """
     root = Path(sysconfig.get_path("stdlib"))
-    kept = [path for path in sorted(root.rglob("*.py")) if not LEFT_OUT & set(path.relative_to(root).parts)]
-    random.Random(0).shuffle(kept)
+    paths = sorted(root.rglob("*.py"))
+    paths = [path for path in paths if not LEFT_OUT & set(path.relative_to(root).parts)]
+    random.Random(0).shuffle(paths)
     files: list[Path] = []
     size = 0
-    for path in kept:
+    for path in paths:
         if size < settings.data.sample_mb * 1e6 or len(files) < FEWEST:
             files.append(path)
             size += path.stat().st_size
-    last = max(len(files) // 20, 1)
+
+    held_out = max(len(files) // 20, 1)
+
+    def borders(ends: np.ndarray) -> list[int]:
+        return ends[[-1 - 2 * held_out, -1 - held_out, -1]].tolist()
+
     source = {"kind": "synthetic", "text": "Python's standard library", "bytes": size}
-    write(folder, Byte(), files, lambda ends: ends[[-1 - 2 * last, -1 - last, -1]].tolist(), source)
+    write(folder, Byte(), files, borders, source)
 
 
 def finish(metrics: dict[str, float], store: Store, split: str) -> dict[str, float]:
-    """Adds `perplexity`, e to the mean loss of a token."""
+    """Add `perplexity`, e to the mean loss of a token."""
     return {**metrics, "perplexity": float(np.exp(metrics["loss"]))}
 
 
@@ -208,7 +261,8 @@ def naive(store: Store, split: str) -> float:
 def baselines(store: Store, settings: Any, split: str) -> dict[str, dict[str, float]]:
     """What one reaches by counting which byte follows which two, in the training text."""
     tokenizer = restore(store.facts["tokenizer"])
-    train, measured = (_symbols(store, tokenizer, name) for name in ("train", split))
+    train = _symbols(store, tokenizer, "train")
+    measured = _symbols(store, tokenizer, split)
     if len(measured) < 3:
         return {}
     return {"order-2 counts": {"bits_per_byte": order_2(train, measured)}}
@@ -217,12 +271,19 @@ def baselines(store: Store, settings: Any, split: str) -> dict[str, dict[str, fl
 def _symbols(store: Store, tokenizer: Tokenizer, split: str) -> np.ndarray:
     """(N,) bytes of a split's text as int64, 256 at the end of a document."""
     first, last = store.splits[split]
-    stored = np.asarray(store.arrays["tokens"].rows()[first : min(last, first + COUNTED)])
+    last = min(last, first + COUNTED)
+    stored = np.asarray(store.arrays["tokens"].rows()[first:last])
     tokens = stored.astype(np.int64)
     if tokenizer.kind == "byte":
-        return np.where(tokens == SHORT_END, Byte.end, tokens) if stored.dtype == np.uint8 else tokens
+        if stored.dtype == np.uint8:
+            tokens[tokens == SHORT_END] = Byte.end
+        return tokens
+
     parts = []
-    for document in np.split(tokens, np.flatnonzero(tokens == tokenizer.end) + 1):
-        parts.append(np.frombuffer(tokenizer.decode(document.tolist()), np.uint8).astype(np.int64))
-        parts.append(np.full(int((document[-1:] == tokenizer.end).sum()), 256))
+    ends = np.flatnonzero(tokens == tokenizer.end)
+    for document in np.split(tokens, ends + 1):
+        text = np.frombuffer(tokenizer.decode(document.tolist()), np.uint8)
+        parts.append(text.astype(np.int64))
+        num_ends = int((document[-1:] == tokenizer.end).sum())
+        parts.append(np.full(num_ends, 256))
     return np.concatenate(parts)

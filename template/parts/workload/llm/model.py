@@ -1,13 +1,14 @@
-"""A decoder-only transformer. Replace it with your own: `build_model` is all that the engine calls.
+"""A decoder-only transformer. Replace it with your own: `build_model` is all that is called.
 
-Shapes: `B` texts, `T` tokens, `C` width, `H` heads, `D` = C / H, `V` padded vocabulary, `N` = B × T targets.
+Shapes: `B` texts, `T` tokens, `C` width, `H` heads, `D` = C / H, `V` padded vocabulary, `N` = B × T
+targets.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,8 @@ from .dataset import IGNORE
 from .engine.errors import UserError
 from .engine.seams import Batch, Output
 
-PAD = 64  # the vocabulary becomes a multiple of it: tensor cores take whole tiles (nanoGPT: 25 % on A100)
+# The vocabulary becomes a multiple of it: tensor cores take whole tiles (nanoGPT: 25 % on A100).
+PAD = 64
 LOGITS_BYTES = 256 << 20  # float32 logits that a chunk of the loss may hold
 ROTARY_BASE = 10_000.0  # Su et al. 2021, section 3.2.2
 
@@ -25,13 +27,16 @@ ROTARY_BASE = 10_000.0  # Su et al. 2021, section 3.2.2
 def build_model(settings: Any, facts: dict[str, Any]) -> GPT:
     """Raises `UserError` where the settings do not fit the data or each other."""
     sizes = settings.model
-    if 0 < sizes.vocabulary < facts["vocabulary"]:
-        what = f"a vocabulary of {sizes.vocabulary} is smaller than the data's {facts['vocabulary']}"
+    known = facts["vocabulary"]
+    if 0 < sizes.vocabulary < known:
+        what = f"a vocabulary of {sizes.vocabulary} is smaller than the data's {known}"
         raise UserError(what, "model.vocabulary", "raise it, or set it to 0")
-    if sizes.positions == "learned" and settings.data.block_size > sizes.context:
-        what = f"a block of {settings.data.block_size} is longer than the table of {sizes.context} positions"
-        raise UserError(what, "data.block_size", "raise model.context, or use model.positions rotary")
-    return GPT(sizes, settings.data.block_size, facts)
+    block_size = settings.data.block_size
+    if sizes.positions == "learned" and block_size > sizes.context:
+        what = f"a block of {block_size} is longer than the table of {sizes.context} positions"
+        remedy = "raise model.context, or use model.positions rotary"
+        raise UserError(what, "data.block_size", remedy)
+    return GPT(sizes, block_size, facts)
 
 
 class Attention(nn.Module):
@@ -50,19 +55,27 @@ class Attention(nn.Module):
         query, key, value = qkv.unbind(2)  # each (B, T, H, D)
         if rotation is not None:
             query, key = rotate(qkv[:, :, :2], rotation).unbind(2)
-        query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)  # (B, H, T, D)
+        query = query.transpose(1, 2)  # (B, H, T, D)
+        key = key.transpose(1, 2)
+        value = value.transpose(1, 2)
         if cache is not None:
             key, value = cache.extend(key, value)
-        attend, dropout = functional.scaled_dot_product_attention, self.dropout if self.training else 0.0
-        mixed = attend(query, key, value, dropout_p=dropout, is_causal=time > 1)
+        dropout = self.dropout if self.training else 0.0
+        mixed = functional.scaled_dot_product_attention(
+            query, key, value, dropout_p=dropout, is_causal=time > 1
+        )
         return self.out(mixed.transpose(1, 2).reshape(batch, time, width))
 
 
 def rotate(x: Tensor, rotation: Tensor) -> Tensor:
-    """Turns each pair (d, d + D/2) of x (B, T, 2, H, D) by its angle; rotation (T, D/2, 2) is cos and sin."""
+    """Turn each pair (d, d + D/2) of x (B, T, 2, H, D) by its angle.
+
+    rotation (T, D/2, 2) is cos and sin.
+    """
     cos, sin = rotation[:, None, None].unbind(-1)  # (T, 1, 1, D/2)
     first, second = x.chunk(2, -1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).type_as(x)
+    turned = [first * cos - second * sin, second * cos + first * sin]
+    return torch.cat(turned, -1).type_as(x)
 
 
 class Block(nn.Module):
@@ -71,37 +84,50 @@ class Block(nn.Module):
     def __init__(self, sizes: Any):
         super().__init__()
         width = sizes.shape.width
-        self.attention_norm, self.hidden_norm = make_norm(sizes), make_norm(sizes)
+        self.attention_norm = make_norm(sizes)
+        self.hidden_norm = make_norm(sizes)
         self.attention = Attention(sizes)
         self.hidden = nn.Linear(width, 4 * width, bias=sizes.bias)
         self.out = nn.Linear(4 * width, width, bias=sizes.bias)
         self.dropout = sizes.dropout
 
     def forward(self, x: Tensor, rotation: Tensor | None, cache: Cache | None = None) -> Tensor:
-        x = x + self._dropped(self.attention(self.attention_norm(x), rotation, cache))
-        return x + self._dropped(self.out(functional.gelu(self.hidden(self.hidden_norm(x)))))
+        mixed = self.attention(self.attention_norm(x), rotation, cache)
+        x = x + self._dropped(mixed)
+        hidden = functional.gelu(self.hidden(self.hidden_norm(x)))
+        return x + self._dropped(self.out(hidden))
 
     def _dropped(self, x: Tensor) -> Tensor:
-        return functional.dropout(x, self.dropout, self.training) if self.dropout else x
+        if not self.dropout:
+            return x
+        return functional.dropout(x, self.dropout, self.training)
 
 
 def make_norm(sizes: Any) -> nn.Module:
     width = sizes.shape.width
-    return nn.RMSNorm(width) if sizes.norm == "rms" else nn.LayerNorm(width, bias=sizes.bias)
+    if sizes.norm == "rms":
+        return nn.RMSNorm(width)
+    return nn.LayerNorm(width, bias=sizes.bias)
 
 
 class Head(nn.Module):
-    """The last norm, and the loss over the vocabulary. Its weight, the embedding's, comes with each call."""
+    """The last norm, and the loss over the vocabulary by the embedding's weight."""
 
-    recomputes = False  # nothing comes between its forward and its backward: recomputation would gain nothing
+    # Nothing comes between its forward and its backward: recomputation would gain nothing.
+    recomputes = False
 
     def __init__(self, sizes: Any):
         super().__init__()
-        self.norm, self.chunked = make_norm(sizes), sizes.chunked_loss
+        self.norm = make_norm(sizes)
+        self.chunked = sizes.chunked_loss
 
     def forward(self, x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-        """The sum of cross-entropies, () float32, of x (B, T, C) by weight (V, C) against targets (B, T)."""
-        x, targets = self.norm(x).flatten(0, 1), targets.flatten()
+        """The sum of cross-entropies, () float32, of x (B, T, C) against targets (B, T).
+
+        weight: (V, C), the embedding's.
+        """
+        x = self.norm(x).flatten(0, 1)
+        targets = targets.flatten()
         rows = max(LOGITS_BYTES // (4 * len(weight)), 1)
         if self.chunked and len(x) > rows:
             return chunked_cross_entropy(x, weight, targets, rows)
@@ -112,36 +138,51 @@ class Head(nn.Module):
 class GPT(nn.Module):
     """Tokens to the loss of the tokens after them. Embedding and head share one weight."""
 
+    # What `layout: script` calls layers, for weights of its runs.
+    script_names: ClassVar = {"norm": "head.norm"}
+
     rotation: Tensor
     token_bytes: Tensor
 
     def __init__(self, sizes: Any, block_size: int, facts: dict[str, Any]):
         super().__init__()
         layers, heads, width = sizes.shape
-        self.block_size, self.vocabulary = block_size, facts["vocabulary"]
+        self.block_size = block_size
+        self.vocabulary = facts["vocabulary"]
         padded = -(-max(sizes.vocabulary, self.vocabulary) // PAD) * PAD
         self.embedding = nn.Embedding(padded, width)
-        self.positions = nn.Embedding(sizes.context, width) if sizes.positions == "learned" else None
+        self.positions: nn.Embedding | None = None
+        if sizes.positions == "learned":
+            self.positions = nn.Embedding(sizes.context, width)
         self.layers = nn.ModuleList(Block(sizes) for _ in range(layers))
         self.head = Head(sizes)
         self.dropout = sizes.dropout
-        self.register_buffer("rotation", rotation_table(block_size, width // heads), persistent=False)
-        self.register_buffer("token_bytes", torch.tensor(facts["token_bytes"]), persistent=False)
+        rotation = rotation_table(block_size, width // heads)
+        self.register_buffer("rotation", rotation, persistent=False)
+        token_bytes = torch.tensor(facts["token_bytes"])
+        self.register_buffer("token_bytes", token_bytes, persistent=False)
         self.apply(_initialize)
+        # Two to a block add up along the depth: GPT-2, section 2.3.
         for name, parameter in self.named_parameters():
-            if name.endswith("out.weight"):  # two to a block add up along the depth: GPT-2, section 2.3
+            if name.endswith("out.weight"):
                 nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * layers))
 
     def blocks(self) -> list[nn.Module]:
-        """The repeated layers and the head, for compiling, checkpointing and sharding one by one."""
+        """The layers and the head, for compiling, checkpointing and sharding one by one."""
         return [*self.layers, self.head]
 
     def hidden(self, tokens: Tensor, caches: Sequence[Cache] = ()) -> Tensor:
-        """(B, T, C) behind the last block, before the last norm; with caches, of tokens behind theirs."""
+        """(B, T, C) behind the last block, before the last norm.
+
+        caches: of each layer, if the tokens come behind those that it has seen.
+        """
         start = caches[0].length if caches else 0
         place = slice(start, start + tokens.shape[1])
-        x, rotation = self.embedding(tokens), self.rotation[place] if self.positions is None else None
-        if self.positions is not None:
+        x = self.embedding(tokens)
+        rotation = None
+        if self.positions is None:
+            rotation = self.rotation[place]
+        else:
             x = x + self.positions.weight[place]
         if self.dropout:
             x = functional.dropout(x, self.dropout, self.training)
@@ -162,8 +203,12 @@ class GPT(nn.Module):
         loss = total / weight.clamp(min=1)
         if self.training:
             return Output(loss, weight)
-        text = targets.masked_fill(~present, self.vocabulary - 1)  # the end of a document has no bytes
-        return Output(loss, weight, {"bits_per_byte": (total / math.log(2), self.token_bytes[text].sum())})
+
+        # The end of a document has no bytes.
+        text = targets.masked_fill(~present, self.vocabulary - 1)
+        num_bytes = self.token_bytes[text].sum()
+        metrics = {"bits_per_byte": (total / math.log(2), num_bytes)}
+        return Output(loss, weight, metrics)
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
         """`prediction` (B, T) int64, the likeliest next token at each place."""
@@ -173,29 +218,38 @@ class GPT(nn.Module):
     def generate(
         self, tokens: Tensor, count: int, temperature: float = 1.0, top_k: int = 0, seed: int = 0
     ) -> Tensor:
-        """Continues tokens (B, T) by `count` more: (B, T + count).
+        """Continue tokens (B, T) by `count` more: (B, T + count).
 
-        temperature: 0 takes the likeliest token. top_k: draws from so many likeliest tokens; 0 is from all.
-        The model sees `block_size` tokens. When they are full, it goes on from the newer half of them: the
-        caches are filled anew once in block_size / 2 tokens, and give what computing without them gives.
+        temperature: 0 takes the likeliest token. top_k: draws from so many likeliest tokens; 0 is
+        from all. The model sees `block_size` tokens. When they are full, it goes on from the newer
+        half of them: the caches are filled anew once in block_size / 2 tokens, and give what
+        computing without them gives.
         """
         random = torch.Generator(tokens.device).manual_seed(seed)
-        start, caches = max(tokens.shape[1] - self.block_size, 0), [Cache() for _ in self.layers]
+        start = max(tokens.shape[1] - self.block_size, 0)
+        caches = [Cache() for _ in self.layers]
         for _ in range(count):
             if tokens.shape[1] - start > self.block_size:
                 start = tokens.shape[1] - max(self.block_size // 2, 1)
                 caches = [Cache() for _ in self.layers]
-            with torch.compiler.set_stance("force_eager"):  # every length would be compiled for
-                logits = self.logits(tokens[:, start + caches[0].length :], caches)[:, -1].float()
-            if temperature == 0:
-                token = logits.argmax(-1, keepdim=True)
-            else:
-                if 0 < top_k < self.vocabulary:
-                    least = logits.topk(top_k).values[:, -1:]
-                    logits = logits.masked_fill(logits < least, -math.inf)
-                token = torch.multinomial((logits / temperature).softmax(-1), 1, generator=random)
+            unseen = tokens[:, start + caches[0].length :]
+            # Every length would be compiled for.
+            with torch.compiler.set_stance("force_eager"):
+                logits = self.logits(unseen, caches)[:, -1].float()
+            token = draw(logits, temperature, top_k, random)
             tokens = torch.cat([tokens, token], 1)
         return tokens
+
+
+def draw(logits: Tensor, temperature: float, top_k: int, random: torch.Generator) -> Tensor:
+    """(B, 1) a token by its logits (B, V)."""
+    if temperature == 0:
+        return logits.argmax(-1, keepdim=True)
+    if 0 < top_k < logits.shape[-1]:
+        least = logits.topk(top_k).values[:, -1:]
+        logits = logits.masked_fill(logits < least, -math.inf)
+    probabilities = (logits / temperature).softmax(-1)
+    return torch.multinomial(probabilities, 1, generator=random)
 
 
 class Cache:
@@ -203,13 +257,18 @@ class Cache:
 
     def __init__(self) -> None:
         self.length = 0
-        self._seen: list[tuple[Tensor, ...]] = []  # one pair
+        self._key: Tensor | None = None
+        self._value: Tensor | None = None
 
-    def extend(self, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
-        """Adds those of new tokens and returns all."""
+    def extend(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Add those of new tokens; return all."""
         self.length += key.shape[2]
-        self._seen = [tuple(torch.cat(parts, 2) for parts in zip(*self._seen, (key, value), strict=True))]
-        return self._seen[0]
+        if self._key is not None and self._value is not None:
+            key = torch.cat([self._key, key], 2)
+            value = torch.cat([self._value, value], 2)
+        self._key = key
+        self._value = value
+        return key, value
 
 
 def rotation_table(time: int, width: int) -> Tensor:
@@ -227,20 +286,23 @@ def _initialize(module: nn.Module) -> None:
 
 
 def chunked_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, rows: int) -> Tensor:
-    """The sum of cross-entropies, () float32, with the logits of `rows` targets in memory at a time.
+    """The sum of cross-entropies, () float32, with the logits of `rows` targets at a time.
 
-    x (N, C), weight (V, C), targets (N,). torch 2.13 has an operator for it. The compiler and the counter of
-    FLOPs cannot look into that one, so they get ours, and so does an older torch.
+    x (N, C), weight (V, C), targets (N,). torch 2.13 has an operator for it. The compiler and the
+    counter of FLOPs cannot look into that one, so they get ours, and so does an older torch.
     """
     device = x.device.type
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
-        x, weight = x.to(dtype), weight.to(dtype)
+        x = x.to(dtype)
+        weight = weight.to(dtype)
     looked_into = torch.compiler.is_compiling() or device == "meta"
     if hasattr(functional, "linear_cross_entropy") and not looked_into:
         options = nn.LinearCrossEntropyOptions(batch_chunk_size=rows, chunking_method=None)
-        given: dict[str, Any] = {"reduction": "sum", "ignore_index": IGNORE, "options": options}
-        return functional.linear_cross_entropy(x, weight, targets, **given).float()
+        total = functional.linear_cross_entropy(
+            x, weight, targets, reduction="sum", ignore_index=IGNORE, options=options
+        )
+        return total.float()
     return ChunkedCrossEntropy.apply(x, weight, targets, rows)
 
 
@@ -249,22 +311,27 @@ class ChunkedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(context: Any, x: Tensor, weight: Tensor, targets: Tensor, rows: int) -> Tensor:
-        total, x_gradient, weight_gradient = x.new_zeros((), dtype=torch.float32), [], None
-        for part, target in zip(x.split(rows), targets.split(rows), strict=True):
+        total = x.new_zeros((), dtype=torch.float32)
+        x_gradients = []
+        weight_gradient = None
+        for chunk, target in zip(x.split(rows), targets.split(rows), strict=True):
             present = (target != IGNORE)[:, None]
             index = target.clamp(min=0)[:, None]
-            logits = (part @ weight.t()).float()  # (rows, V)
+            logits = (chunk @ weight.t()).float()  # (rows, V)
             normalizer = logits.logsumexp(1, keepdim=True)
             total = total + ((normalizer - logits.gather(1, index)) * present).sum()
-            if any(context.needs_input_grad):
-                share = (logits - normalizer).exp()
-                share = share.scatter_add(1, index, share.new_full(index.shape, -1.0)) * present
-                share = share.to(x.dtype)
-                x_gradient.append(share @ weight)
-                product = (share.t() @ part).float()
-                weight_gradient = product if weight_gradient is None else weight_gradient + product
+            if not any(context.needs_input_grad):
+                continue
+
+            gradient = (logits - normalizer).exp()
+            minus_one = gradient.new_full(index.shape, -1.0)
+            gradient = gradient.scatter_add(1, index, minus_one) * present
+            gradient = gradient.to(x.dtype)
+            x_gradients.append(gradient @ weight)
+            product = (gradient.t() @ chunk).float()
+            weight_gradient = product if weight_gradient is None else weight_gradient + product
         if any(context.needs_input_grad):
-            context.save_for_backward(torch.cat(x_gradient), weight_gradient)
+            context.save_for_backward(torch.cat(x_gradients), weight_gradient)
         return total
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""The settings of your model and of your data; change them together with model.py and dataset.py."""
+"""The settings of your model and of your data; change them with model.py and dataset.py."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WORKLOAD = "llm"
 """What the data in a store are for; another project refuses them."""
 
 LEARNING_RATE = 1e-3
-"""Default of optimizer.learning_rate; it belongs to the model, so it stands here. 6e-4 suits `small`."""
+"""Default of optimizer.learning_rate; it belongs to the model. 6e-4 suits `small`."""
 
 
 class Data(LoaderSettings):
@@ -25,7 +25,9 @@ class Data(LoaderSettings):
     )
     block_size: int = Field(128, ge=1, description="tokens that the model sees at once in training")
     sample_mb: float = Field(
-        12.0, gt=0, description="MB of Python's own source text to train on where nothing was prepared"
+        12.0,
+        gt=0,
+        description="MB of Python's own source text to train on where nothing was prepared",
     )
 
 
@@ -50,28 +52,38 @@ class Model(Section):
     """A decoder-only transformer."""
 
     size: Literal["tiny", "small", "medium", "large"] = Field(
-        "tiny", description="tiny for a CPU; GPT-2's small 124M (its paper: 117M), medium 355M, large 774M"
+        "tiny",
+        description="tiny for a CPU; GPT-2's small 124M (its paper: 117M), medium 355M, large 774M",
     )
     layers: int = Field(0, ge=0, description="transformer blocks; 0 is the size's")
     heads: int = Field(0, ge=0, description="attention heads of a block; 0 is the size's")
     width: int = Field(0, ge=0, description="numbers that stand for a token; 0 is the size's")
     positions: Literal["rotary", "learned"] = Field(
-        "rotary", description="rotary knows no longest text; learned is GPT-2's table of model.context rows"
+        "rotary",
+        description="rotary knows no longest text; learned is GPT-2's table of model.context rows",
     )
-    context: int = Field(1024, ge=1, description="rows of a learned table; data.block_size may not exceed it")
-    norm: Literal["layer", "rms"] = Field("layer", description="LayerNorm, or RMSNorm without its mean")
+    context: int = Field(
+        1024, ge=1, description="rows of a learned table; data.block_size may not exceed it"
+    )
+    norm: Literal["layer", "rms"] = Field(
+        "layer", description="LayerNorm, or RMSNorm without its mean"
+    )
     bias: bool = Field(False, description="biases in linear layers and norms, as GPT-2 has them")
     dropout: float = Field(0.0, ge=0, lt=1, description="share of activations dropped in training")
     vocabulary: int = Field(
         0, ge=0, description="tokens the model tells apart; 0 is as many as the data have"
     )
-    chunked_loss: bool = Field(True, description="never hold the logits of a large vocabulary whole")
+    chunked_loss: bool = Field(
+        True, description="never hold the logits of a large vocabulary whole"
+    )
 
     @property
     def shape(self) -> Size:
         """The size with what `layers`, `heads` and `width` replace."""
         of_size = SIZES[self.size]
-        return Size(self.layers or of_size.layers, self.heads or of_size.heads, self.width or of_size.width)
+        return Size(
+            self.layers or of_size.layers, self.heads or of_size.heads, self.width or of_size.width
+        )
 
     def conflicts(self) -> Iterator[tuple[str, list[str], str]]:
         """Values that are fine alone and wrong together."""
@@ -85,7 +97,9 @@ class Model(Section):
 
 
 def _given(model: Model) -> list[str]:
-    return [f"model.{name}" for name in ("size", "heads", "width") if name in model.model_fields_set]
+    return [
+        f"model.{name}" for name in ("size", "heads", "width") if name in model.model_fields_set
+    ]
 
 
 class Sections(Section):

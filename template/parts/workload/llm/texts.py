@@ -1,4 +1,4 @@
-"""Texts from the files that people have: whole files, and rows of JSONL and Parquet; also gzipped."""
+"""Texts from whole files, and from rows of JSONL and Parquet; also gzipped."""
 
 from __future__ import annotations
 
@@ -30,16 +30,18 @@ def has_rows(path: Path) -> str:
 
 @contextmanager
 def opened(path: Path) -> Iterator[tuple[Any, Callable[[], Any]]]:
-    """A file, gzipped or not, and what moves its progress bar. Raises `UserError` where none is readable."""
+    """A file, gzipped or not, and what moves its progress bar.
+
+    Raises `UserError` where it cannot be read.
+    """
     try:
         size = path.stat().st_size
         bar = tqdm(None, path.name, size, unit="B", unit_scale=True, disable=None, leave=False)
         with open(path, "rb") as raw, bar:
-            packed = raw.peek(2)[:2] == b"\x1f\x8b"
-            yield (
-                gzip.GzipFile(fileobj=raw) if packed else raw,
-                lambda: bar.update(raw.tell() - bar.n),
-            )
+            file: Any = raw
+            if raw.peek(2)[:2] == b"\x1f\x8b":
+                file = gzip.GzipFile(fileobj=raw)
+            yield file, lambda: bar.update(raw.tell() - bar.n)
     except (EOFError, zlib.error, OSError) as error:
         raise UserError(f"cannot read the file ({error})", str(path), "check --input") from error
 
@@ -48,22 +50,26 @@ def blocks(path: Path) -> Iterator[tuple[int, bytes]]:
     """(offset, text) of a file, as it comes."""
     with opened(path) as (file, tick):
         offset = 0
-        while block := file.read(PIECE):
+        block = file.read(PIECE)
+        while block:
             yield offset, block
             offset += len(block)
             tick()
+            block = file.read(PIECE)
 
 
 def pieces(path: Path) -> Iterator[tuple[int, bytes]]:
-    """(offset, text) of a file in pieces that a tokenizer takes one by one as it would take all at once."""
-    offset, rest = 0, b""
+    """(offset, text) of a file in pieces that can be tokenized one by one, as all at once."""
+    offset = 0
+    unfinished = b""
     for _, block in blocks(path):
-        text = rest + block
+        text = unfinished + block
         cut = boundary(text)
         yield offset, text[:cut]
-        offset, rest = offset + cut, text[cut:]
-    if rest:
-        yield offset, rest
+        offset += cut
+        unfinished = text[cut:]
+    if unfinished:
+        yield offset, unfinished
 
 
 def decoded(document: Document) -> str:
@@ -73,62 +79,84 @@ def decoded(document: Document) -> str:
         return text.decode("utf-8")
     except UnicodeDecodeError as error:
         where = f"{where}, byte {offset + error.start}"
-        raise UserError("not UTF-8 text", where, "mend it, or use --tokenizer byte") from error
+        remedy = "mend it, or use --tokenizer byte"
+        raise UserError("not UTF-8 text", where, remedy) from error
 
 
 def documents(path: Path, column: str, cut: bool = True) -> Iterator[Document]:
     """The pieces of a file, or with `cut` false its blocks; a row that came before is left out."""
-    if not has_rows(path):
-        for offset, text in (pieces if cut else blocks)(path):
-            yield str(path), offset, text, False
-        yield str(path), 0, b"", True
+    if has_rows(path):
+        yield from _new_rows(path, column)
         return
-    seen, found = Seen(), rows(path, (column,), "name it by --column")
-    for batch in together((where, texts[0]) for where, texts in found):
+    read = pieces if cut else blocks
+    for offset, text in read(path):
+        yield str(path), offset, text, False
+    yield str(path), 0, b"", True
+
+
+def _new_rows(path: Path, column: str) -> Iterator[Document]:
+    seen = Seen()
+    read = rows(path, (column,), "name it by --column")
+    for batch in together((where, texts[0]) for where, texts in read):
         contents = [text.encode() for _, text in batch]
-        for (where, _), content, is_new in zip(batch, contents, seen.add(contents), strict=True):
-            if is_new:
+        is_new = seen.add(contents)
+        for (where, _), content, is_document in zip(batch, contents, is_new, strict=True):
+            if is_document:
                 yield where, 0, content, True
 
 
-def together(found: Iterable[tuple[str, ...]]) -> Iterator[list[tuple[str, ...]]]:
+def together(texts: Iterable[tuple[str, ...]]) -> Iterator[list[tuple[str, ...]]]:
     """A few rows of texts at a time."""
-    held, size = list[tuple[str, ...]](), 0
-    for row in found:
-        held.append(row)
+    batch = []
+    size = 0
+    for row in texts:
+        batch.append(row)
         size += sum(map(len, row))
-        if len(held) == TOGETHER or size >= 1 << 20:
-            yield held
-            held, size = [], 0
-    if held:
-        yield held
+        if len(batch) == TOGETHER or size >= 1 << 20:
+            yield batch
+            batch = []
+            size = 0
+    if batch:
+        yield batch
 
 
 class Seen:
     """Which texts came before, by 8 bytes of a hash each."""
 
     def __init__(self) -> None:
-        self._known: list[np.ndarray] = []  # sorted hashes, each array more than twice as long as the next
+        # Sorted hashes, each array more than twice as long as the next.
+        self._known: list[np.ndarray] = []
 
     def add(self, texts: Sequence[bytes]) -> list[bool]:
         """Whether each is new, also among these; from now on they are known."""
-        digests = b"".join(hashlib.blake2b(text, digest_size=8).digest() for text in texts)
-        fresh, first = np.unique(np.frombuffer(digests, np.uint64), return_index=True)
+        digests = [hashlib.blake2b(text, digest_size=8).digest() for text in texts]
+        hashes = np.frombuffer(b"".join(digests), np.uint64)
+        fresh, first = np.unique(hashes, return_index=True)
         for known in self._known:
-            is_new = known[np.searchsorted(known, fresh).clip(max=len(known) - 1)] != fresh
-            fresh, first = fresh[is_new], first[is_new]
-        places = {*first.tolist()}
-        while self._known and len(self._known[-1]) <= 2 * len(fresh):
-            fresh = np.concatenate([self._known.pop(), fresh])
-        if len(fresh):
-            fresh.sort()
-            self._known.append(fresh)
-        return [place in places for place in range(len(texts))]
+            nearest = np.searchsorted(known, fresh).clip(max=len(known) - 1)
+            is_new = known[nearest] != fresh
+            fresh = fresh[is_new]
+            first = first[is_new]
+        self._remember(fresh)
+
+        new_places = set(first.tolist())
+        return [place in new_places for place in range(len(texts))]
+
+    def _remember(self, hashes: np.ndarray) -> None:
+        """Add sorted hashes; arrays that are no longer much longer are merged with them."""
+        while self._known and len(self._known[-1]) <= 2 * len(hashes):
+            hashes = np.concatenate([self._known.pop(), hashes])
+        if len(hashes):
+            hashes.sort()
+            self._known.append(hashes)
 
 
 def boundary(text: bytes) -> int:
-    """Where to cut: before a line's end that follows a visible character, which no token crosses, as a token
-    of GPT-2's begins there whatever comes; without one at least between two characters of UTF-8."""
+    """Where to cut a text without cutting a token.
+
+    Before a line's end that follows a visible character: no token crosses it, as a token of
+    GPT-2's begins there whatever comes. Without one at least between two characters of UTF-8.
+    """
     end = text.rfind(b"\n")
     while end > 0 and not 32 < text[end - 1] < 127:
         end = text.rfind(b"\n", 0, end)
@@ -138,11 +166,19 @@ def boundary(text: bytes) -> int:
 def _unfinished(text: bytes) -> int:
     """Bytes at the end of `text` that begin a UTF-8 character and do not end it."""
     for length in range(1, min(len(text), 3) + 1):
-        if (byte := text[-length]) >= 0xC0:
-            return length if length < (2 if byte < 0xE0 else 3 if byte < 0xF0 else 4) else 0
+        byte = text[-length]
+        if byte >= 0xC0:  # the first byte of a character
+            return length if length < _utf8_length(byte) else 0
         if byte < 0x80:
-            break
+            return 0
     return 0
+
+
+def _utf8_length(byte: int) -> int:
+    """Bytes of the UTF-8 character that begins with this one, which is no ASCII."""
+    if byte < 0xE0:
+        return 2
+    return 3 if byte < 0xF0 else 4
 
 
 def lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -153,7 +189,8 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
             for number, line in enumerate(file, 1):
                 if number % 1000 == 0:
                     tick()
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+                encoding = "utf-8-sig" if number == 1 else "utf-8"
+                text = line.decode(encoding).rstrip("\r\n")
                 if text:
                     yield number, text
     except UnicodeDecodeError as error:
@@ -161,16 +198,27 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
         raise UserError("not UTF-8 text", where, "convert the file to UTF-8") from error
 
 
-def rows(path: Path, keys: tuple[str, ...], remedy: str) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """(where, texts under `keys`) of each row of a file of `ROWS`. Raises `UserError` for what is no text."""
-    read = _parquet(path, keys, remedy) if has_rows(path) == ".parquet" else _json(path, remedy)
+def rows(
+    path: Path, keys: tuple[str, ...], remedy: str, may_lack: tuple[str, ...] = ()
+) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """(where, texts under `keys`) of each row of a file of `ROWS`.
+
+    Raises `UserError` for what is no text. may_lack: those of the keys under which null or nothing
+    is an empty text.
+    """
+    is_parquet = has_rows(path) == ".parquet"
+    read = _parquet(path, keys, remedy) if is_parquet else _json(path, remedy)
     for where, row in read:
-        texts = tuple(row.get(key) for key in keys) if isinstance(row, dict) else ()
+        texts = []
+        if isinstance(row, dict):
+            for key in keys:
+                text = row.get(key)
+                texts.append("" if text is None and key in may_lack else text)
         if not texts or not all(isinstance(text, str) for text in texts):
-            kind = "JSON object" if has_rows(path) == ".jsonl" else "row"
+            kind = "row" if is_parquet else "JSON object"
             what = f"no {kind} with texts under {' and '.join(map(repr, keys))}"
             raise UserError(what, where, remedy)
-        yield where, texts
+        yield where, tuple(texts)
 
 
 def _json(path: Path, remedy: str) -> Iterator[tuple[str, object]]:
@@ -189,8 +237,10 @@ def _parquet(path: Path, keys: tuple[str, ...], remedy: str) -> Iterator[tuple[s
     number = 0
     try:
         file = parquet.ParquetFile(path)
-        if absent := [key for key in keys if key not in file.schema_arrow.names]:
-            has = f"it has {', '.join(file.schema_arrow.names[:20])}"
+        names = file.schema_arrow.names
+        absent = [key for key in keys if key not in names]
+        if absent:
+            has = f"it has {', '.join(names[:20])}"
             raise UserError(f"no column '{absent[0]}'", str(path), f"{has}; {remedy}")
         for batch in file.iter_batches(1024, columns=list(keys)):
             for row in batch.to_pylist():

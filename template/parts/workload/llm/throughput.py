@@ -1,8 +1,9 @@
-"""Tokens per second and MFU in the rows of metrics: the model's own arithmetic as a share of the GPU's peak.
+"""Tokens per second and MFU in the rows of metrics.
 
-FLOPs are counted, not estimated: matrix products and attention of one forward and backward, run by
-`torch.utils.flop_counter` on the meta device, where nothing is computed. Recomputed activations do not
-count, a causal mask halves nothing (PaLM, appendix B), and the peak is the dense one of `gpus.yml`.
+MFU is the model's own arithmetic as a share of the GPU's peak. FLOPs are counted, not estimated:
+matrix products and attention of one forward and backward, run by `torch.utils.flop_counter` on the
+meta device, where nothing is computed. Recomputed activations do not count, a causal mask halves
+nothing (PaLM, appendix B), and the peak is the dense one of `gpus.yml`.
 """
 
 from __future__ import annotations
@@ -21,18 +22,23 @@ if TYPE_CHECKING:
 
 
 class Hook:
-    """Adds them to the rows. FLOPs are counted for the first row, and only where the peak is known."""
+    """Adds them to the rows; FLOPs are counted for the first row, where the peak is known."""
 
     def start(self, run: Run) -> None:
         from ..model import build_model
 
-        project, samples = run.project, run.loader.samples
+        project = run.project
+        samples = run.loader.samples
         peak, why = peak_of(project.device, project.precision.name)
 
+        @cache
         def flops() -> float:
-            return count_flops(lambda: build_model(project.settings, project.store.facts), samples.typical())
+            def build() -> torch.nn.Module:
+                return build_model(project.settings, project.store.facts)
 
-        run.monitor.rates.append(partial(rates, tokens=samples.tokens, peak=peak, flops=cache(flops)))
+            return count_flops(build, samples.typical())
+
+        run.monitor.rates.append(partial(rates, tokens=samples.tokens, peak=peak, flops=flops))
         run.monitor.line(f"  {samples.tokens:,} tokens a sample; MFU {why}")
 
 
@@ -41,11 +47,13 @@ def rates(
 ) -> dict[str, float]:
     """Metrics of a training that takes so many samples a second on all devices together.
 
-    tokens: targets of a mean sample. peak: FLOP/s of a device; 0 where it is not known. flops: of forward and
-    backward of a sample.
+    tokens: targets of a mean sample. peak: FLOP/s of a device; 0 where it is not known. flops: of
+    forward and backward of a sample.
     """
-    found = {"tokens_per_second": samples_per_second * tokens}
-    return found | ({"mfu": samples_per_second * flops() / (peak * devices)} if peak else {})
+    metrics = {"tokens_per_second": samples_per_second * tokens}
+    if peak:
+        metrics["mfu"] = samples_per_second * flops() / (peak * devices)
+    return metrics
 
 
 def count_flops(build: Callable[[], Any], batch: Batch) -> float:
@@ -53,9 +61,12 @@ def count_flops(build: Callable[[], Any], batch: Batch) -> float:
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    first = {name: torch.empty_like(value[:1], device="meta") for name, value in batch.items()}
-    with torch.random.fork_rng(devices=[]), torch.device("meta"), FlopCounterMode(display=False) as counter:
-        build()(first).loss.backward()
+    sample = {}
+    for name, value in batch.items():
+        sample[name] = torch.empty_like(value[:1], device="meta")
+    counter = FlopCounterMode(display=False)
+    with torch.random.fork_rng(devices=[]), torch.device("meta"), counter:
+        build()(sample).loss.backward()
     return float(counter.get_total_flops())
 
 
@@ -70,6 +81,9 @@ def peak_of(device: torch.device, precision: str) -> tuple[float, str]:
     if precision == "fp8":
         return 0.0, "n/a: fp8 and bf16 layers have different peaks"
     gpu, why = match(card.name, card.sm_count, card.memory_gb)
-    if gpu is None or precision not in gpu.tflops:
-        return 0.0, f"n/a: {why if gpu is None else f'no published {precision} peak'}"
-    return gpu.tflops[precision] * 1e12, f"of {gpu.tflops[precision]:g} TFLOPS, {gpu.label} dense {precision}"
+    if gpu is None:
+        return 0.0, f"n/a: {why}"
+    if precision not in gpu.tflops:
+        return 0.0, f"n/a: no published {precision} peak"
+    tflops = gpu.tflops[precision]
+    return tflops * 1e12, f"of {tflops:g} TFLOPS, {gpu.label} dense {precision}"

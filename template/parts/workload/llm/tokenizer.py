@@ -1,6 +1,7 @@
-"""Text to token numbers and back. Each tokenizer is plain data in the manifest: a run needs no other file.
+"""Text to token numbers and back.
 
-All end a document with one more token of their own, `end`, which stands for no text.
+Each tokenizer is plain data in the manifest: a run needs no other file. All end a document with one
+more token of their own, `end`, which stands for no text.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from .bytepairs import Byte, Pairs, Tokenizer
 from .engine.errors import UserError
 
 GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
-"""How GPT-2 cuts text before it looks for pairs (openai/gpt-2, encoder.py; possessive form of tiktoken)."""
+"""How GPT-2 cuts text before it looks for pairs.
+
+From openai/gpt-2, encoder.py, in the possessive form of tiktoken.
+"""
 
 
 class Character:
@@ -26,7 +30,8 @@ class Character:
     kind = "char"
 
     def __init__(self, characters: str):
-        self.characters, self.end = characters, len(characters)
+        self.characters = characters
+        self.end = len(characters)
         codes = np.array(list(map(ord, characters)), np.int64)
         self._numbers = np.full(int(codes.max(initial=0)) + 1, -1, np.int64)
         self._numbers[codes] = np.arange(len(codes))
@@ -39,11 +44,13 @@ class Character:
         if (numbers < 0).any():
             unknown = decoded[int(np.argmax(numbers < 0))]
             what = f"character {unknown!r} is not in the vocabulary of the training text"
-            raise UserError(what, "tokenizer char", "leave it out, or prepare with --tokenizer byte")
+            remedy = "leave it out, or prepare with --tokenizer byte"
+            raise UserError(what, "tokenizer char", remedy)
         return numbers
 
     def decode(self, tokens: Sequence[int]) -> bytes:
-        return "".join(self.characters[token] for token in tokens if token < self.end).encode()
+        characters = [self.characters[token] for token in tokens if token < self.end]
+        return "".join(characters).encode()
 
     def facts(self) -> dict[str, Any]:
         return {"kind": self.kind, "characters": self.characters}
@@ -57,33 +64,43 @@ class Gpt2:
     def __init__(self, ranks: dict[bytes, int]):
         import tiktoken
 
-        self._ranks, self.end = ranks, len(ranks)
-        parts: dict[str, Any] = {"mergeable_ranks": ranks, "special_tokens": {"<|endoftext|>": self.end}}
-        self._encoding = tiktoken.Encoding("gpt2", pat_str=GPT2_PATTERN, **parts)
+        self._ranks = ranks
+        self.end = len(ranks)
+        self._encoding = tiktoken.Encoding(
+            "gpt2",
+            pat_str=GPT2_PATTERN,
+            mergeable_ranks=ranks,
+            special_tokens={"<|endoftext|>": self.end},
+        )
 
     @classmethod
     def fetch(cls) -> Gpt2:
-        """Loads the vocabulary once into TIKTOKEN_CACHE_DIR; tiktoken checks its sha256 each time."""
+        """Load the vocabulary once into TIKTOKEN_CACHE_DIR; tiktoken checks its sha256."""
         import tiktoken_ext.openai_public
 
-        folder = os.environ.setdefault("TIKTOKEN_CACHE_DIR", str(Path.home() / ".cache" / "tiktoken"))
+        default = str(Path.home() / ".cache" / "tiktoken")
+        folder = os.environ.setdefault("TIKTOKEN_CACHE_DIR", default)
         try:
             return cls(tiktoken_ext.openai_public.gpt2()["mergeable_ranks"])
-        except (OSError, ValueError) as error:  # requests' errors are OSErrors; a wrong hash is a ValueError
+        # The errors of requests are OSErrors; a wrong hash is a ValueError.
+        except (OSError, ValueError) as error:
             reason = str(error).partition("\n")[0][:120]
             what = f"GPT-2's vocabulary could not be loaded ({reason})"
             remedy = f"go online once, or fill the folder on another machine: {folder}"
             raise UserError(what, "--tokenizer gpt2", remedy) from error
 
     def encode(self, text: bytes) -> np.ndarray:
-        return np.array(self._encoding.encode_ordinary(text.decode("utf-8")), np.int64)
+        numbers = self._encoding.encode_ordinary(text.decode("utf-8"))
+        return np.array(numbers, np.int64)
 
     def decode(self, tokens: Sequence[int]) -> bytes:
-        return self._encoding.decode_bytes([int(token) for token in tokens if token < self.end])
+        numbers = [int(token) for token in tokens if token < self.end]
+        return self._encoding.decode_bytes(numbers)
 
     def facts(self) -> dict[str, Any]:
         ordered = sorted(self._ranks, key=self._ranks.__getitem__)
-        return {"kind": self.kind, "ranks": [base64.b64encode(pair).decode() for pair in ordered]}
+        ranks = [base64.b64encode(pair).decode() for pair in ordered]
+        return {"kind": self.kind, "ranks": ranks}
 
 
 def restore(facts: dict[str, Any]) -> Tokenizer:
@@ -93,10 +110,11 @@ def restore(facts: dict[str, Any]) -> Tokenizer:
     if facts["kind"] == "bpe":
         return Pairs(facts["definition"])
     if facts["kind"] == "gpt2":
-        return Gpt2({base64.b64decode(pair): rank for rank, pair in enumerate(facts["ranks"])})
+        pairs = [base64.b64decode(pair) for pair in facts["ranks"]]
+        return Gpt2({pair: rank for rank, pair in enumerate(pairs)})
     return Byte()
 
 
 def byte_counts(tokenizer: Tokenizer) -> list[int]:
-    """How many bytes of text each token stands for: bits per byte compare models of any vocabulary."""
+    """How many bytes each token stands for: bits per byte compare models of any vocabulary."""
     return [len(tokenizer.decode([token])) for token in range(tokenizer.end + 1)]

@@ -1,4 +1,4 @@
-"""The order `bucket`: samples of like length in a batch, so that little of it is padding."""
+"""The order `bucket`: samples of similar length share a batch, so that little of it is padding."""
 
 from __future__ import annotations
 
@@ -8,39 +8,47 @@ import numpy as np
 
 from .order import Order
 
-BATCHES = 64  # global batches in which samples are sorted by length: random enough, little padding
+BATCHES = 64  # batches (over all ranks) that are sorted together: random enough, little padding
 
 
 class Buckets(Order):
-    """Sorts pools of `BATCHES` shuffled batches by length, and shuffles the batches; evaluation sorts all.
+    """Sorts pools of `BATCHES` shuffled batches by length, then shuffles the batches.
 
-    lengths: (N,) of the samples.
+    Evaluation sorts all samples. lengths: (N,) of the samples.
     """
 
     by_width = True
     short_last = False
 
-    def __init__(self, *order: Any, lengths: np.ndarray):
-        super().__init__(*order)
+    def __init__(self, *order: Any, lengths: np.ndarray, **part: Any):
+        super().__init__(*order, **part)
         self._lengths = lengths[self.sample(np.arange(self.count))]
-        self._last: tuple[int, np.ndarray] | None = None  # epoch, (batches, slots)
+        self._epoch: int | None = None  # whose batches are kept
+        self._batches = np.empty((0, self.slots), np.int64)
 
-    def positions(self, epoch: int, rows: np.ndarray, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        if self._last is None or self._last[0] != epoch:
-            self._last = epoch, self._epoch(epoch)
-        positions = self._last[1][rows, slots]
+    def positions(
+        self, epoch: int, rows: np.ndarray, slots: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        if self._epoch != epoch:
+            self._batches = self._make_batches(epoch)
+            self._epoch = epoch
+        positions = self._batches[rows, slots]
         return positions, np.ones(positions.shape, bool)
 
-    def _epoch(self, epoch: int) -> np.ndarray:
-        """(batches, slots) int64 positions in `range(count)`, −1 where there is none."""
-        filled = np.full(len(self) * self.slots, -1, np.int64)
+    def _make_batches(self, epoch: int) -> np.ndarray:
+        """(batches, slots) int64 positions in `range(count)`, −1 for padding."""
+        padded = np.full(len(self) * self.slots, -1, np.int64)
         if not self.train:
-            filled[: self.count] = np.argsort(self._lengths, kind="stable")
-            return filled.reshape(-1, self.slots)
-        shuffled = np.random.default_rng([self.seed, epoch]).permutation(self.count)
-        pool = BATCHES * self.slots
-        for start in range(0, self.count, pool):
-            part = shuffled[start : start + pool]
-            filled[start : start + len(part)] = part[np.argsort(self._lengths[part], kind="stable")]
-        batches = filled.reshape(-1, self.slots)
-        return np.random.default_rng([self.seed, epoch, 1]).permutation(batches)
+            padded[: self.count] = np.argsort(self._lengths, kind="stable")
+            return padded.reshape(-1, self.slots)
+
+        random = np.random.default_rng([self.seed, epoch])
+        shuffled = random.permutation(self.count)
+        pool_size = BATCHES * self.slots
+        for start in range(0, self.count, pool_size):
+            pool = shuffled[start : start + pool_size]
+            by_length = np.argsort(self._lengths[pool], kind="stable")
+            padded[start : start + len(pool)] = pool[by_length]
+
+        random = np.random.default_rng([self.seed, epoch, 1])
+        return random.permutation(padded.reshape(-1, self.slots))

@@ -1,10 +1,12 @@
 """What a sample is: a pair of texts, a source and the target that is to be made from it.
 
 The store holds the tokens of all sources one after the other, `source` (N,), those of all targets,
-`target` (M,), where each pair begins in both, `offsets` (P + 1, 2), and how many bytes of text each target
-stands for, `target_bytes` (P,). Every text ends with the token `end`. Nothing is padded on the disk.
+`target` (M,), where each pair begins in both, `offsets` (P + 1, 2), and how many bytes of text each
+target stands for, `target_bytes` (P,). Every text ends with the token `end`. Nothing is padded on
+the disk.
 
-Shapes: `P` pairs, `B` pairs in a batch, `S` source and `T` target tokens of the longest in it, rounded up.
+Shapes: `P` pairs, `B` pairs in a batch, `S` source and `T` target tokens of the longest in it,
+rounded up.
 """
 
 from __future__ import annotations
@@ -34,9 +36,10 @@ IGNORE = -100
 """Target that is none; F.cross_entropy leaves it out by default."""
 
 SIDES = ("source", "target")
-MULTIPLE = {"fp8": 16}  # of padded lengths: rows of a matrix in fp8 come in 16s, other tensor cores like 8s
+# Of padded lengths: rows of a matrix in fp8 come in 16s, other tensor cores like 8s.
+MULTIPLE = {"fp8": 16}
 TOGETHER = 1024  # pairs that are written at a time
-COUNTED = 32 << 20  # target tokens that the count model learns from; more hardly changes its figure
+COUNTED = 32 << 20  # target tokens that the count model learns from; more hardly change it
 SAMPLE_LIMITS = (160, 64)  # bytes of a synthetic source and target
 LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
 
@@ -47,8 +50,9 @@ class Samples:
     training = False  # set by the loader's maker; evaluation also needs the bytes of each target
 
     def __init__(self, store: Store, settings: Any, split: str):
-        self.first, last = store.splits[split]
-        self.offsets = store.arrays["offsets"].rows()[self.first : last + 1]
+        first, last = store.splits[split]
+        self.first = first
+        self.offsets = store.arrays["offsets"].rows()[first : last + 1]
         self.start = store.facts["start"]
         self.multiple = MULTIPLE.get(settings.training.precision, 8)
 
@@ -62,12 +66,15 @@ class Samples:
     def likeness(self) -> np.ndarray:
         """(P,) a key by which neighbours have sources and targets of like length.
 
-        Sources by steps of 30 %, and inside a step the targets, upwards and downwards in turn: a quarter less
-        padding than by the sum of both where the two lengths have little to do with each other.
+        Sources by steps of 30 %, and inside a step the targets, upwards and downwards in turn: a
+        quarter less padding than by the sum of both where the two lengths have little to do with
+        each other.
         """
         source, target = np.diff(self.offsets, axis=0).T
-        step, most = np.ceil(np.log(source) / np.log(1.3)).astype(np.int64), int(target.max(initial=0))
-        return step * (most + 1) + np.where(step % 2, target, most - target)
+        step = np.ceil(np.log(source) / np.log(1.3)).astype(np.int64)
+        longest = int(target.max(initial=0))
+        inside = np.where(step % 2, target, longest - target)
+        return step * (longest + 1) + inside
 
     @property
     def tokens(self) -> int:
@@ -76,8 +83,15 @@ class Samples:
 
     def typical(self) -> Batch:
         """One sample of mean lengths, without content, for counting FLOPs."""
-        source, target = (torch.zeros(1, max(round(length), 1), dtype=torch.int64) for length in self._mean())
-        return {"source": source, "source_present": source == 0, "decoder_input": target, "targets": target}
+        source_length, target_length = (max(round(length), 1) for length in self._mean())
+        source = torch.zeros(1, source_length, dtype=torch.int64)
+        target = torch.zeros(1, target_length, dtype=torch.int64)
+        return {
+            "source": source,
+            "source_present": source == 0,
+            "decoder_input": target,
+            "targets": target,
+        }
 
     def _mean(self) -> np.ndarray:
         return (self.offsets[-1] - self.offsets[0]) / max(len(self), 1)
@@ -89,8 +103,11 @@ class Samples:
         lengths = (self.offsets[pair + 1] - starts) * present[:, None]
         spans = {}
         for side, name in enumerate(SIDES):
-            width = -(-max(int(lengths[:, side].max()), 1) // self.multiple) * self.multiple
-            spans[name] = Spans(starts[:, side].astype(np.int64), lengths[:, side].astype(np.int64), width)
+            longest = max(int(lengths[:, side].max()), 1)
+            width = -(-longest // self.multiple) * self.multiple
+            spans[name] = Spans(
+                starts[:, side].astype(np.int64), lengths[:, side].astype(np.int64), width
+            )
         if not self.training:
             spans["target_bytes"] = Spans(self.first + pair, present.astype(np.int64), 1)
         return spans
@@ -100,8 +117,10 @@ class Samples:
 
         A target behind the end is IGNORE. The decoder sees each target one place later, behind `start`.
         """
-        source, target = (rows[name].values.to(torch.int64) for name in SIDES)
-        place = torch.arange(max(source.shape[1], target.shape[1]), device=source.device)
+        source = rows["source"].values.to(torch.int64)
+        target = rows["target"].values.to(torch.int64)
+        longest = max(source.shape[1], target.shape[1])
+        place = torch.arange(longest, device=source.device)
         # An absent sample has one token too: attention over nothing would be nan.
         present = place[: source.shape[1]] < rows["source"].lengths.clamp(min=1)[:, None]
         behind = place[: target.shape[1]] >= rows["target"].lengths[:, None]
@@ -128,13 +147,17 @@ def tokenize(
     tokenizer: Tokenizer, source: str, target: str, limits: Sequence[int]
 ) -> tuple[Pair, list[bool]]:
     """A pair cut to at most `limits` tokens, `end` included; and which of its two sides were cut."""
-    sides, cut = [], []
+    sides = []
+    is_cut = []
     for text, limit in zip((source, target), limits, strict=True):
         tokens = tokenizer.encode(text.encode())
-        cut.append(len(tokens) >= limit)
+        is_cut.append(len(tokens) >= limit)
         sides.append(np.append(tokens[: limit - 1], tokenizer.end))
-    size = len(tokenizer.decode(sides[1][:-1].tolist()) if cut[1] else target.encode())
-    return Pair(sides[0], sides[1], size), cut
+
+    target_text = target.encode()
+    if is_cut[1]:
+        target_text = tokenizer.decode(sides[1][:-1].tolist())
+    return Pair(sides[0], sides[1], len(target_text)), is_cut
 
 
 def write(
@@ -144,69 +167,129 @@ def write(
     facts: dict[str, Any],
     source: dict[str, Any] | None = None,
 ) -> None:
-    """Writes pairs as a store. facts: `vocabulary`, `start` and what else `prepare` knows."""
+    """Write pairs as a store. facts: `vocabulary`, `start` and what else `prepare` knows."""
     with StoreWriter(folder, WORKLOAD) as writer:
         write_pairs(writer, tokenizer, splits, facts)
         writer.source = source or {}
 
 
 def write_pairs(
-    writer: StoreWriter, tokenizer: Tokenizer, splits: Mapping[str, Iterable[Pair]], facts: dict[str, Any]
+    writer: StoreWriter,
+    tokenizer: Tokenizer,
+    splits: Mapping[str, Iterable[Pair]],
+    facts: dict[str, Any],
 ) -> None:
-    """Writes the pairs of each split as they come, the longest target of the first one into the facts."""
-    dtype = np.dtype("uint16" if facts["vocabulary"] <= 2**16 else "uint32")
-    stop, count, longest = np.zeros((1, 2), np.int64), 0, 0
+    """Write the pairs of each split as they come; the facts tell the first split's longest target."""
+    writing = Writing(writer, np.dtype("uint16" if facts["vocabulary"] <= 2**16 else "uint32"))
+    longest = 0
     for split, pairs in splits.items():
-        first, pairs = count, iter(pairs)
-        while batch := list(islice(pairs, TOGETHER)):
-            lengths = np.array([(len(pair.source), len(pair.target)) for pair in batch])
-            stops = np.concatenate([stop, stop + np.cumsum(lengths, 0)])
-            for side, name in enumerate(SIDES):
-                writer.append(name, np.concatenate([pair[side] for pair in batch]).astype(dtype))
-            writer.append("offsets", stops[1:] if count else stops)
-            writer.append("target_bytes", np.array([pair.target_bytes for pair in batch], np.int32))
-            stop, count = stops[-1:], count + len(batch)
-            longest = longest if first else max(longest, int(lengths[:, 1].max()))
-        writer.splits[split] = [first, count]
-    writer.facts = {"longest": longest, **facts, "end": tokenizer.end, "tokenizer": tokenizer.facts()}
+        first = writing.count
+        for batch in batched(pairs):
+            writing.append(batch)
+            if first == 0:
+                longest = max(longest, *(len(pair.target) for pair in batch))
+        writer.splits[split] = [first, writing.count]
+    writer.facts = {
+        "longest": longest,
+        **facts,
+        "end": tokenizer.end,
+        "tokenizer": tokenizer.facts(),
+    }
+
+
+def batched(pairs: Iterable[Pair]) -> Iterator[list[Pair]]:
+    """Some pairs at a time."""
+    pairs = iter(pairs)
+    batch = list(islice(pairs, TOGETHER))
+    while batch:
+        yield batch
+        batch = list(islice(pairs, TOGETHER))
+
+
+class Writing:
+    """Writes pairs behind those that the arrays have."""
+
+    def __init__(self, writer: StoreWriter, dtype: np.dtype):
+        self.writer = writer
+        self.dtype = dtype
+        self.count = 0  # pairs so far
+        self.stop = np.zeros((1, 2), np.int64)  # where the last one ends in both arrays
+
+    def append(self, pairs: list[Pair]) -> None:
+        for side, name in enumerate(SIDES):
+            tokens = np.concatenate([pair[side] for pair in pairs])
+            self.writer.append(name, tokens.astype(self.dtype))
+
+        lengths = np.array([(len(pair.source), len(pair.target)) for pair in pairs])
+        stops = self.stop + np.cumsum(lengths, 0)
+        if self.count == 0:
+            stops = np.concatenate([self.stop, stops])
+        self.writer.append("offsets", stops)
+        target_bytes = np.array([pair.target_bytes for pair in pairs], np.int32)
+        self.writer.append("target_bytes", target_bytes)
+        self.stop = stops[-1:]
+        self.count += len(pairs)
 
 
 def synthesize(folder: Path, settings: Any) -> None:
-    """Writes docstrings of this machine's Python standard library: from the body to its summary line.
+    """Write docstrings of this machine's Python standard library: from the body to its summary line.
 
-    The modules are shuffled, always in the same way; a tenth of the pairs validates and a tenth tests.
+    The modules are shuffled, always in the same way; a tenth of the pairs validates and a tenth
+    tests.
     """
-    count, tokenizer, seen = settings.data.sample_pairs, Byte(), set()
-    pairs: list[Pair] = []
-    for body, summary in docstrings():
-        if len(pairs) < count and (body, summary) not in seen:
-            seen.add((body, summary))
-            pairs.append(tokenize(tokenizer, body, summary, SAMPLE_LIMITS)[0])
-        if len(pairs) == count:
-            break
+    tokenizer = Byte()
+    texts = islice(unique(docstrings()), settings.data.sample_pairs)
+    pairs = [tokenize(tokenizer, body, summary, SAMPLE_LIMITS)[0] for body, summary in texts]
     random.Random(0).shuffle(pairs)
     held = max(len(pairs) // 10, 1)
-    splits = {"train": pairs[2 * held :], "validation": pairs[held : 2 * held], "test": pairs[:held]}
-    facts = {"vocabulary": tokenizer.end + 1, "start": tokenizer.end, "prefix": "", "limits": SAMPLE_LIMITS}
-    write(folder, tokenizer, splits, facts, {"kind": "synthetic", "text": "Python's docstrings"})
+    splits = {
+        "train": pairs[2 * held :],
+        "validation": pairs[held : 2 * held],
+        "test": pairs[:held],
+    }
+    facts = {
+        "vocabulary": tokenizer.end + 1,
+        "start": tokenizer.end,
+        "prefix": "",
+        "limits": SAMPLE_LIMITS,
+    }
+    source = {"kind": "synthetic", "text": "Python's docstrings"}
+    write(folder, tokenizer, splits, facts, source)
+
+
+def unique(pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """Each pair where it comes for the first time."""
+    seen = set()
+    for pair in pairs:
+        if pair not in seen:
+            seen.add(pair)
+            yield pair
 
 
 def docstrings() -> Iterator[tuple[str, str]]:
     """(body, summary line) of each docstring of the standard library that has both."""
-    root = Path(sysconfig.get_path("stdlib"))
-    kept = [path for path in sorted(root.rglob("*.py")) if not LEFT_OUT & set(path.relative_to(root).parts)]
-    random.Random(0).shuffle(kept)
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    for path in kept:
+    for path in modules():
         try:
             tree = ast.parse(path.read_bytes())
         except (SyntaxError, ValueError):
             continue
         for node in ast.walk(tree):
-            text = ast.get_docstring(node) if isinstance(node, documented) else None
-            summary, _, body = (text or "").partition("\n\n")
+            if not isinstance(node, documented):
+                continue
+            docstring = ast.get_docstring(node) or ""
+            summary, _, body = docstring.partition("\n\n")
             if body.strip() and summary.strip():
                 yield " ".join(body.split()), " ".join(summary.split())
+
+
+def modules() -> list[Path]:
+    """The modules of the standard library without its tests, shuffled always in the same way."""
+    root = Path(sysconfig.get_path("stdlib"))
+    paths = sorted(root.rglob("*.py"))
+    paths = [path for path in paths if not LEFT_OUT & set(path.relative_to(root).parts)]
+    random.Random(0).shuffle(paths)
+    return paths
 
 
 def finish(metrics: dict[str, float], store: Store, split: str) -> dict[str, float]:
@@ -220,8 +303,12 @@ def naive(store: Store, split: str) -> float:
 
 
 def baselines(store: Store, settings: Any, split: str) -> dict[str, dict[str, float]]:
-    """What one reaches without the source: counts of which byte follows which two in the training targets."""
-    train, measured = (_bytes(store, name) for name in ("train", split))
+    """What one reaches without the source.
+
+    By counts of which byte follows which two in the training targets.
+    """
+    train = _bytes(store, "train")
+    measured = _bytes(store, split)
     if len(measured) < 3:
         return {}
     return {"order-2 counts": {"loss_per_byte": order_2(train, measured) * float(np.log(2))}}
@@ -229,13 +316,17 @@ def baselines(store: Store, settings: Any, split: str) -> dict[str, dict[str, fl
 
 def _bytes(store: Store, split: str) -> np.ndarray:
     """(N,) bytes of a split's targets as int64, 256 behind each."""
-    tokenizer, (first, last) = restore(store.facts["tokenizer"]), store.splits[split]
-    start, stop = store.arrays["offsets"].rows()[[first, last], 1].tolist()
-    tokens = np.asarray(store.arrays["target"].rows()[start : min(stop, start + COUNTED)]).astype(np.int64)
+    tokenizer = restore(store.facts["tokenizer"])
+    pairs = store.splits[split]
+    start, stop = store.arrays["offsets"].rows()[pairs, 1].tolist()
+    stored = store.arrays["target"].rows()[start : min(stop, start + COUNTED)]
+    tokens = np.asarray(stored).astype(np.int64)
     if tokenizer.kind == "byte":
         return tokens
-    parts = [np.zeros(0, np.int64)]
-    for target in np.split(tokens, np.flatnonzero(tokens == tokenizer.end) + 1)[:-1]:
-        text = np.frombuffer(tokenizer.decode(target[:-1].tolist()), np.uint8).astype(np.int64)
-        parts.append(np.append(text, 256))
-    return np.concatenate(parts)
+
+    texts = [np.zeros(0, np.int64)]
+    ends = np.flatnonzero(tokens == tokenizer.end)
+    for target in np.split(tokens, ends + 1)[:-1]:
+        text = np.frombuffer(tokenizer.decode(target[:-1].tolist()), np.uint8)
+        texts.append(np.append(text.astype(np.int64), 256))
+    return np.concatenate(texts)

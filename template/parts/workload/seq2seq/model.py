@@ -1,8 +1,9 @@
-"""T5 by `transformers`: its layers, weights and decoding. Replace it with your own: `build_model` is all that
-the engine calls.
+"""T5 by `transformers`: its layers, weights and decoding.
 
-Training runs the library's layers in a loop of its own, which adds mask and relative positions up once, not
-in every layer; a test compares it with the library's.
+Replace it with your own: `build_model` is all that the engine calls.
+
+Training runs the library's layers in a loop of its own, which adds mask and relative positions up
+once, not in every layer; a test compares it with the library's.
 
 Shapes: `B` pairs, `S` source and `T` target tokens, `C` width, `H` heads, `V` padded vocabulary.
 """
@@ -32,7 +33,8 @@ from .dataset import IGNORE
 from .engine.errors import UserError
 from .engine.seams import Batch, Output
 
-PAD = 64  # the vocabulary becomes a multiple of it: tensor cores take whole tiles (nanoGPT: 25 % on A100)
+# The vocabulary becomes a multiple of it: tensor cores take whole tiles (nanoGPT: 25 % on A100).
+PAD = 64
 ATTENTION = "one_bias"  # the name that the library knows `attend` by
 UNFUSED = {"cpu"}  # PyTorch's fused kernel has neither dropout nor a gradient of the bias there
 CONFIG = "config.json"
@@ -46,6 +48,7 @@ def build_model(settings: Any, facts: dict[str, Any]) -> Seq2Seq:
     if sizes.pretrained:
         return Seq2Seq(load_pretrained(sizes, facts), facts)
     size = sizes.shape
+    # The types of T5Config do not know these two.
     of_tokens = {"decoder_start_token_id": facts["start"], "eos_token_id": facts["end"]}
     config: Any = T5Config(
         vocab_size=-(-facts["vocabulary"] // PAD) * PAD,
@@ -64,11 +67,13 @@ def build_model(settings: Any, facts: dict[str, Any]) -> Seq2Seq:
 
 
 def load_pretrained(sizes: Any, facts: dict[str, Any]) -> T5ForConditionalGeneration:
-    """A T5 from a folder, or from the hub or its cache by name; its own sizes, float32, our dropout.
+    """A T5 from a folder, or from the hub or its cache by name; its own sizes, our dropout.
 
-    Weights are safetensors; a pickle only where `model.allow_pickle` says so, as loading it can run code.
+    Weights are float32, from safetensors; a pickle only where `model.allow_pickle` says so, as
+    loading it can run code.
     """
-    name, where = sizes.pretrained, f"model.pretrained {sizes.pretrained}"
+    name = sizes.pretrained
+    where = f"model.pretrained {name}"
     check_folder(Path(name), sizes.allow_pickle, where)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -79,27 +84,38 @@ def load_pretrained(sizes: Any, facts: dict[str, Any]) -> T5ForConditionalGenera
         check_fit(config, facts, where)
         if torch.get_default_device().type == "meta":  # to count FLOPs
             return library(config)
-        safe = None if sizes.allow_pickle else True
         model, report = library.from_pretrained(
-            name, config=config, use_safetensors=safe, dtype=torch.float32, output_loading_info=True
+            name,
+            config=config,
+            use_safetensors=None if sizes.allow_pickle else True,
+            dtype=torch.float32,
+            output_loading_info=True,
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         reason = " ".join(str(error).split())[:160]
-        remedy = (
-            "give a folder with a whole T5, or go online once; of weights in a pickle see model.allow_pickle"
-        )
-        raise UserError(f"the pretrained model cannot be loaded ({reason})", where, remedy) from error
-    if missing := sorted(report["missing_keys"]):
+        what = f"the pretrained model cannot be loaded ({reason})"
+        remedy = "give a folder with a whole T5, or go online once"
+        remedy += "; of weights in a pickle see model.allow_pickle"
+        raise UserError(what, where, remedy) from error
+
+    missing = sorted(report["missing_keys"])
+    if missing:
         what = f"the pretrained weights lack {len(missing)} of the model's, such as {missing[0]}"
         raise UserError(what, where, "give the whole checkpoint")
     return model
 
 
 def check_folder(folder: Path, allow_pickle: bool, where: str) -> None:
-    """Raises `UserError` where a file is missing, or the weights are a pickle that nobody allowed."""
-    names = {path.name for path in folder.iterdir()} if folder.is_dir() else {CONFIG, *WEIGHTS}
-    lacking = CONFIG if CONFIG not in names else WEIGHTS[0] if names.isdisjoint(WEIGHTS + PICKLES) else ""
-    if lacking:
+    """Raises `UserError` where a file is missing, or the weights are a pickle not allowed."""
+    if not folder.is_dir():
+        return
+    names = {path.name for path in folder.iterdir()}
+    lacking = None
+    if CONFIG not in names:
+        lacking = CONFIG
+    elif names.isdisjoint(WEIGHTS + PICKLES):
+        lacking = WEIGHTS[0]
+    if lacking is not None:
         what = f"the pretrained folder is incomplete: no {lacking}"
         raise UserError(what, where, "copy all of the model's files")
     if names.isdisjoint(WEIGHTS) and not allow_pickle:
@@ -109,25 +125,36 @@ def check_folder(folder: Path, allow_pickle: bool, where: str) -> None:
 
 
 def check_fit(config: Any, facts: dict[str, Any], where: str) -> None:
-    """Raises `UserError` where the checkpoint is no T5, or the data's token numbers are not its own."""
+    """Raises `UserError` for a checkpoint that is no T5, or has other token numbers than the data."""
     if config.model_type != "t5":
-        raise UserError(f"the pretrained model is a {config.model_type}, not a T5", where, "choose a T5")
-    theirs = (config.vocab_size, config.eos_token_id, getattr(config, "decoder_start_token_id", None))
+        what = f"the pretrained model is a {config.model_type}, not a T5"
+        raise UserError(what, where, "choose a T5")
+    start = getattr(config, "decoder_start_token_id", None)
+    theirs = (config.vocab_size, config.eos_token_id, start)
     ours = (facts["vocabulary"], facts["end"], facts["start"])
     if theirs != ours:
-        what = f"vocabulary, end and start are {ours} in the data and {theirs} in the pretrained model"
-        raise UserError(what, where, "prepare with --tokenizer pretrained and the same --pretrained")
+        numbers = f"{ours} in the data and {theirs} in the pretrained model"
+        remedy = "prepare with --tokenizer pretrained and the same --pretrained"
+        raise UserError(f"vocabulary, end and start are {numbers}", where, remedy)
 
 
 def attend(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **named: Any
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **named: Any,
 ) -> tuple[Tensor, None]:
-    """Attention with positions and mask as one bias; query (B, H, T, D) to (B, T, H, D). T5 scales nothing.
+    """Attention with positions and mask as one bias; query (B, H, T, D) to (B, T, H, D).
 
-    The library's decoding hands them over apart, our training already added up.
+    T5 scales nothing. The library's decoding hands them over apart, our training already added up.
     """
-    bias, dropout = named["position_bias"], named["dropout"]
-    bias = (bias if attention_mask is None else bias + attention_mask).to(query.dtype)
+    bias = named["position_bias"]
+    dropout = named["dropout"]
+    if attention_mask is not None:
+        bias = bias + attention_mask
+    bias = bias.to(query.dtype)
     if query.device.type in UNFUSED:
         weights = (query @ key.mT).add_(bias).softmax(-1)
         mixed = functional.dropout(weights, dropout) @ value
@@ -148,9 +175,11 @@ class Layer(T5Block):
     ragged = True  # batches have many lengths: compiled for any of them
 
     def apart(self) -> list[nn.Module]:
-        """The bias by relative positions: the first layer has it, and its stack computes it once for all."""
+        """The bias by relative positions: the first layer has it, computed once for all."""
         attention: Any = self.layer[0].SelfAttention
-        return [attention.relative_attention_bias] if attention.has_relative_attention_bias else []
+        if attention.has_relative_attention_bias:
+            return [attention.relative_attention_bias]
+        return []
 
 
 class Seq2Seq(nn.Module):
@@ -158,12 +187,10 @@ class Seq2Seq(nn.Module):
 
     def __init__(self, t5: Any, facts: dict[str, Any]):
         super().__init__()
-        self.t5, self.vocabulary, self.end, self.longest = (
-            t5,
-            facts["vocabulary"],
-            facts["end"],
-            facts["longest"],
-        )
+        self.t5 = t5
+        self.vocabulary = facts["vocabulary"]
+        self.end = facts["end"]
+        self.longest = facts["longest"]
         for layer in self.blocks():
             layer.__class__ = Layer
         unused = list(range(self.vocabulary, t5.config.vocab_size))  # what pads the vocabulary
@@ -190,9 +217,10 @@ class Seq2Seq(nn.Module):
         output = Output(total / weight.clamp(min=1), weight)
         if self.training:
             return output
+
         right = logits[..., : self.vocabulary].argmax(-1) == targets
         sample = present.any(1)
-        # Where every token is right after the ones before it, decoding greedily gives exactly these.
+        # Where every token is right after the ones before it, greedy decoding gives exactly these.
         exact = (right | ~present).all(1) & sample
         metrics = {
             "loss_per_byte": (total, batch["target_bytes"].sum()),
@@ -203,7 +231,8 @@ class Seq2Seq(nn.Module):
 
     def _encode(self, source: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
         """(B, S, C), and what keeps attention off the padding, (B, 1, 1, S)."""
-        stack, length = self.t5.encoder, source.shape[1]
+        stack = self.t5.encoder
+        length = source.shape[1]
         absent = ~present[:, None, None]
         bias = _positions(stack, length).masked_fill(absent, -math.inf)
         x = stack.dropout(stack.embed_tokens(source))
@@ -214,24 +243,29 @@ class Seq2Seq(nn.Module):
 
     def _decode(self, tokens: Tensor, memory: Tensor, closed: Tensor) -> Tensor:
         """Logits (B, T, V). No mask for padding: it lies behind all targets."""
-        stack, length = self.t5.decoder, tokens.shape[1]
+        stack = self.t5.decoder
+        length = tokens.shape[1]
         later = torch.ones(length, length, dtype=torch.bool, device=tokens.device).triu(1)
         bias = _positions(stack, length).masked_fill(later, -math.inf)
         x = stack.dropout(stack.embed_tokens(tokens))
         for layer in stack.block:
             x = layer(x, None, bias, memory, None, closed)[0]
         x = stack.dropout(stack.final_layer_norm(x))
-        return self.t5.lm_head(x * self.t5.model_dim**-0.5 if self.t5.config.scale_decoder_outputs else x)
+        if self.t5.config.scale_decoder_outputs:
+            x = x * self.t5.model_dim**-0.5
+        return self.t5.lm_head(x)
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
-        """`prediction` (B, longest training target) int64: the likeliest token after the true ones before it.
+        """`prediction` (B, longest training target) int64: the likeliest after the true tokens.
 
         `end` behind a target's own; `generate` needs no target.
         """
         memory, bias = self._encode(batch["source"], batch["source_present"])
-        found = self._decode(batch["decoder_input"], memory, bias)[..., : self.vocabulary].argmax(-1)
-        found = found.masked_fill(batch["targets"] == IGNORE, self.end)
-        return {"prediction": functional.pad(found, (0, self.longest - found.shape[1]), value=self.end)}
+        logits = self._decode(batch["decoder_input"], memory, bias)
+        tokens = logits[..., : self.vocabulary].argmax(-1)
+        tokens = tokens.masked_fill(batch["targets"] == IGNORE, self.end)
+        lacking = self.longest - tokens.shape[1]
+        return {"prediction": functional.pad(tokens, (0, lacking), value=self.end)}
 
     @torch.no_grad()
     def generate(self, source: Tensor, present: Tensor, longest: int, beams: int = 1) -> Tensor:

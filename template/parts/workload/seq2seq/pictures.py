@@ -1,6 +1,7 @@
-"""What a person wants to see of the model at an evaluation, for the report and the tracker. Yours to change.
+"""What a person wants to see of the model at an evaluation, for the report and the tracker.
 
-`pictures` gives texts in Markdown, or matplotlib's figures, by name; hooks/pictures.py says when.
+Yours to change. `pictures` gives texts in Markdown, or matplotlib's figures, by name;
+hooks/pictures.py says when.
 """
 
 from __future__ import annotations
@@ -22,14 +23,17 @@ PAIRS = 16  # of them
 
 
 def answer(project: Project, batch: Batch) -> Batch:
-    """`text` (PAIRS, longest) decoded greedily; of a sharded model the likeliest after the true ones.
+    """`text` (PAIRS, longest) decoded greedily.
 
-    Decoding ends elsewhere on each rank, and a sharded model needs all ranks for every token.
+    Of a sharded model the likeliest after the true ones: decoding ends elsewhere on each rank, and
+    a sharded model needs all ranks for every token.
     """
     model = project.model
     if project.distributed.forward_exchanges:
         return {"text": model.predict(batch)["prediction"][:PAIRS]}
-    return {"text": model.generate(batch["source"][:PAIRS], batch["source_present"][:PAIRS], model.longest)}
+    source = batch["source"][:PAIRS]
+    present = batch["source_present"][:PAIRS]
+    return {"text": model.generate(source, present, model.longest)}
 
 
 def pictures(batch: Batch, predictions: Batch, project: Project) -> dict[str, str]:
@@ -38,12 +42,17 @@ def pictures(batch: Batch, predictions: Batch, project: Project) -> dict[str, st
 
     def text(tokens: Tensor) -> str:
         numbers = tokens.tolist()
-        end = numbers.index(tokenizer.end) if tokenizer.end in numbers else len(numbers)
-        return tokenizer.decode(numbers[:end]).decode("utf-8", "replace")
+        if tokenizer.end in numbers:
+            numbers = numbers[: numbers.index(tokenizer.end)]
+        return tokenizer.decode(numbers).decode("utf-8", "replace")
 
-    sides = batch["source"], batch["targets"], predictions["text"]
-    pairs = [tuple(map(text, pair)) for pair in zip(*sides, strict=False)]
-    alike = [SequenceMatcher(None, target, made).ratio() for _, target, made in pairs]
-    rows = [(*pair, f"{share:.0%}") for share, pair in sorted(zip(alike, pairs, strict=True))]
-    header = "source", "target", "prediction", "alike"
-    return {"pairs": "\n".join(table("Pairs of the validation, the least alike first", header, rows))}
+    pairs = []
+    sides = zip(batch["source"], batch["targets"], predictions["text"], strict=False)
+    for source, target, prediction in sides:
+        texts = (text(source), text(target), text(prediction))
+        share = SequenceMatcher(None, texts[1], texts[2]).ratio()
+        pairs.append((share, texts))
+    rows = [(*texts, f"{share:.0%}") for share, texts in sorted(pairs)]
+    title = "Pairs of the validation, the least alike first"
+    lines = table(title, ("source", "target", "prediction", "alike"), rows)
+    return {"pairs": "\n".join(lines)}

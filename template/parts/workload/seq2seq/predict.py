@@ -25,19 +25,37 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `predict`."""
     add_flags(parser, ".tsv or .jsonl", "predictions.tsv")
     add = parser.add_argument
-    add("--input", metavar="FILE", help="sources: .tsv (what is behind a tab is left out), .jsonl or .txt")
+    add(
+        "--input",
+        metavar="FILE",
+        help="sources: .tsv (what is behind a tab is left out), .jsonl or .txt",
+    )
     add("--text", metavar="TEXT", help="one source; its prediction is printed")
     add("--source-key", default="source", metavar="NAME", help="of .jsonl (default: source)")
-    add("--beams", type=int, default=1, metavar="N", help="1 decodes greedily, more search (default: 1)")
-    add("--max-tokens", type=int, default=0, metavar="N", help="longest prediction (default: as in training)")
+    add(
+        "--beams",
+        type=int,
+        default=1,
+        metavar="N",
+        help="1 decodes greedily, more search (default: 1)",
+    )
+    add(
+        "--max-tokens",
+        type=int,
+        default=0,
+        metavar="N",
+        help="longest prediction (default: as in training)",
+    )
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
-    """Writes a line with source, prediction and, of a split, target for each pair, in their order."""
+    """Write a line with source, prediction and, of a split, target for each pair, in order."""
     folder = find_run(arguments.run)
     output = output_path(arguments.output, folder / "predictions.tsv", ".tsv", ".jsonl")
     if arguments.beams < 1 or arguments.max_tokens < 0:
-        raise UserError("not a number of beams or tokens", "--beams, --max-tokens", "give 1 or more")
+        what = "not a number of beams or tokens"
+        raise UserError(what, "--beams, --max-tokens", "give 1 or more")
+
     sources = read_sources(arguments)
     settings = load(folder / "config.resolved.yaml")
     project, step = open_run(folder, settings, arguments, needs_data=not sources)
@@ -54,7 +72,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     if arguments.text is not None:
         print(rows[0]["prediction"])
         return
-    as_line = as_tab if output.suffix == ".tsv" else lambda row: json.dumps(row, ensure_ascii=False)
+    as_line = as_tab if output.suffix == ".tsv" else as_json
     write_output(output, "".join(as_line(row) + "\n" for row in rows).encode())
     print(f"{len(rows):,} predictions of step {step} written to {output}")
 
@@ -66,43 +84,60 @@ def read_sources(arguments: argparse.Namespace) -> list[str]:
     if arguments.input is None:
         return []
     path = Path(arguments.input)
+    sources = []
     if has_rows(path):
-        found = [text for _, (text,) in rows(path, (arguments.source_key,), "name it by --source-key")]
+        for _, (text,) in rows(path, (arguments.source_key,), "name it by --source-key"):
+            sources.append(text)
     else:
-        is_tab = ".tsv" in path.suffixes[-2:]
-        found = [line.partition("\t")[0] if is_tab else line for _, line in lines(path)]
-    if not found:
+        has_targets = ".tsv" in path.suffixes[-2:]
+        for _, line in lines(path):
+            sources.append(line.partition("\t")[0] if has_targets else line)
+    if not sources:
         raise UserError("no source in it", str(path), "give a file that is not empty")
-    return found
+    return sources
 
 
 def new_sources(sources: list[str], trained: Store, folder: Path) -> None:
-    """Writes new sources as a store into `folder`, with the facts of the training data.
+    """Write new sources as a store into `folder`, with the facts of the training data.
 
-    Longer sources are cut, and what training had not is unknown, as `prepare` does where it is asked to.
-    Raises `UserError` for such symbols where it was not, and for sources without text.
+    Longer sources are cut, and what training had not is unknown, as `prepare` does where it is
+    asked to. Raises `UserError` for such symbols where it was not, and for sources without text.
     """
     from ..dataset import tokenize, write
     from ..tokenizer import restore
 
     facts = trained.facts
     tokenizer = restore(facts["tokenizer"])
-    if empty := sum(not text.strip() for text in sources):
-        what = f"{empty:,} of {len(sources):,} sources have no text"
+    num_empty = sum(not text.strip() for text in sources)
+    if num_empty:
+        what = f"{num_empty:,} of {len(sources):,} sources have no text"
         raise UserError(what, "--text, --input", "leave them out: a prediction would mean nothing")
-    unseen_in: Any = getattr(tokenizer, "unseen", lambda text: [])  # bytes and their pairs know every text
-    unseen = Counter(symbol for text in sources for symbol in unseen_in(text))
-    if unseen:
-        shown = ", ".join(repr(symbol) for symbol, _ in unseen.most_common(5))
-        what = f"{unseen.total():,} symbols are in no training pair ({shown})"
-        if not trained.source.get("unknown", True):
-            remedy = "leave them out, or prepare with --unknown and train"
-            raise UserError(what, "--text, --input", remedy)
-        print(f"note: {what}: to the model they are all one unknown symbol")
-    found = [tokenize(tokenizer, facts["prefix"] + text, "", facts["limits"]) for text in sources]
-    if long := sum(is_long for _, (is_long, _) in found):
-        print(f"note: {long:,} sources cut to {facts['limits'][0]:,} tokens")
-    write(folder, tokenizer, {"input": [pair for pair, _ in found]}, facts)
+    check_known(sources, tokenizer, trained)
+
+    pairs = []
+    num_cut = 0
+    for text in sources:
+        pair, (is_cut, _) = tokenize(tokenizer, facts["prefix"] + text, "", facts["limits"])
+        pairs.append(pair)
+        num_cut += is_cut
+    if num_cut:
+        print(f"note: {num_cut:,} sources cut to {facts['limits'][0]:,} tokens")
+    write(folder, tokenizer, {"input": pairs}, facts)
+
+
+def check_known(sources: list[str], tokenizer: Any, trained: Store) -> None:
+    """Print which symbols training had not. Raises `UserError` where it knows no such symbol."""
+    if not hasattr(tokenizer, "unseen"):  # bytes and their pairs know every text
+        return
+    unseen = Counter(symbol for text in sources for symbol in tokenizer.unseen(text))
+    if not unseen:
+        return
+    shown = ", ".join(repr(symbol) for symbol, _ in unseen.most_common(5))
+    what = f"{unseen.total():,} symbols are in no training pair ({shown})"
+    if not trained.source.get("unknown", True):
+        remedy = "leave them out, or prepare with --unknown and train"
+        raise UserError(what, "--text, --input", remedy)
+    print(f"note: {what}: to the model they are all one unknown symbol")
 
 
 def predict(project: Any, loader: Loader, arguments: argparse.Namespace) -> list[dict[str, str]]:
@@ -113,21 +148,27 @@ def predict(project: Any, loader: Loader, arguments: argparse.Namespace) -> list
     longest = arguments.max_tokens or project.store.facts["longest"]
 
     def text(tokens: list[int]) -> str:
-        end = tokens.index(tokenizer.end) if tokenizer.end in tokens else len(tokens)
-        return tokenizer.decode(tokens[:end]).decode("utf-8", "replace")
+        if tokenizer.end in tokens:
+            tokens = tokens[: tokens.index(tokenizer.end)]
+        return tokenizer.decode(tokens).decode("utf-8", "replace")
 
     def answer(batch: Batch) -> dict[str, Any]:
-        made = project.model.generate(batch["source"], batch["source_present"], longest, arguments.beams)
-        return {"prediction": made}
+        source = batch["source"]
+        present = batch["source_present"]
+        return {"prediction": project.model.generate(source, present, longest, arguments.beams)}
 
     rows: dict[int, dict[str, str]] = {}
-    for batch, found in predictions(project, loader, answer):
-        parts = {"source": batch["source"], **found, "target": batch["targets"]}
-        lists = {name: tokens.tolist() for name, tokens in parts.items()}
+    for batch, answered in predictions(project, loader, answer):
+        tensors = {"source": batch["source"], **answered, "target": batch["targets"]}
+        tokens = {name: tensor.tolist() for name, tensor in tensors.items()}
         for place, number in enumerate(batch["index"].tolist()):
             if number >= 0:
-                rows[number] = {name: text(tokens[place]) for name, tokens in lists.items()}
+                rows[number] = {name: text(lists[place]) for name, lists in tokens.items()}
     return [rows[number] for number in sorted(rows)]
+
+
+def as_json(row: dict[str, str]) -> str:
+    return json.dumps(row, ensure_ascii=False)
 
 
 def as_tab(row: dict[str, str]) -> str:

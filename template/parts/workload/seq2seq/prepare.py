@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from itertools import compress, pairwise
+from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
     from ..bytepairs import Tokenizer
     from ..dataset import Pair
-    from ..engine.store import StoreWriter
+    from ..engine.store import Store, StoreWriter
+
+    Made = tuple[Tokenizer, int, int]  # with the vocabulary and the token a decoder starts from
 
 BYTES = 257  # the smallest vocabulary of byte pairs: all bytes, and the end of a text
 TOGETHER = 1024  # pairs that are fetched at a time
@@ -38,8 +40,18 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--validation", metavar="FILE", help="pairs that validate; then --input is not split")
     add("--test", metavar="FILE", help="pairs that test, beside --validation")
-    add("--source-key", default="source", metavar="NAME", help="of .jsonl and .parquet (default: source)")
-    add("--target-key", default="target", metavar="NAME", help="of .jsonl and .parquet (default: target)")
+    add(
+        "--source-key",
+        default="source",
+        metavar="NAME",
+        help="of .jsonl and .parquet (default: source)",
+    )
+    add(
+        "--target-key",
+        default="target",
+        metavar="NAME",
+        help="of .jsonl and .parquet (default: target)",
+    )
     add("--prefix", default="", metavar="TEXT", help='before each source, such as "summarize: "')
     add(
         "--tokenizer",
@@ -48,58 +60,124 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="a token for each byte, char or word between spaces; byte pairs of these texts; those of"
         " --pretrained (default: byte)",
     )
-    add("--vocabulary", type=int, default=8192, metavar="N", help="tokens that bpe learns (default: 8192)")
+    add(
+        "--vocabulary",
+        type=int,
+        default=8192,
+        metavar="N",
+        help="tokens that bpe learns (default: 8192)",
+    )
     add("--pretrained", metavar="NAME", help="folder or hub name of the T5 whose tokenizer to take")
-    add("--unknown", action="store_true", help="one token for what training has not, instead of an error")
-    add("--max-source", type=int, default=512, metavar="N", help="tokens of a source (default: 512)")
-    add("--max-target", type=int, default=128, metavar="N", help="tokens of a target (default: 128)")
-    add("--too-long", choices=["cut", "skip", "refuse"], default="cut", help="longer ones (default: cut)")
+    add(
+        "--unknown",
+        action="store_true",
+        help="one token for what training has not, instead of an error",
+    )
+    add(
+        "--max-source", type=int, default=512, metavar="N", help="tokens of a source (default: 512)"
+    )
+    add(
+        "--max-target", type=int, default=128, metavar="N", help="tokens of a target (default: 128)"
+    )
+    add(
+        "--too-long",
+        choices=["cut", "skip", "refuse"],
+        default="cut",
+        help="longer ones (default: cut)",
+    )
     add(
         "--split",
         default="0.9,0.05,0.05",
         metavar="TRAIN,VALIDATION,TEST",
         help="shares that add up to 1, or numbers of pairs; test may be 0 (default: %(default)s)",
     )
-    add("--seed", type=int, default=0, metavar="N", help="of the shuffle before the split (default: 0)")
+    drop = "leave pairs without a target out; without it they are an error"
+    add("--drop-missing-targets", action="store_true", help=drop)
+    add(
+        "--seed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="of the shuffle before the split (default: 0)",
+    )
     add_dry_run(parser)
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
-    """Reads all pairs, learns the tokenizer from the training ones, writes tokens; says what was cut."""
-    from ..dataset import Samples, write_pairs
+    """Read all pairs, learn the tokenizer from the training ones, write tokens; say what was cut."""
     from ..engine.store import Store, StoreWriter
     from ..settings import WORKLOAD
 
     settings = load()
     check(arguments)
-    limits, counts = [arguments.max_source, arguments.max_target], Counter[str]()
-    given = pretrained_tokenizer(arguments.pretrained) if arguments.pretrained else None
+    given = None
+    if arguments.pretrained:
+        given = pretrained_tokenizer(arguments.pretrained)
     with destination(settings.data.path, arguments.dry_run) as folder:
         with StoreWriter(folder, WORKLOAD) as writer:
-            texts, copies = split_texts(writer, arguments)
-            tokenizer, vocabulary, start = given or make_tokenizer(arguments, texts["train"])
-            if arguments.tokenizer in ("char", "space") and not arguments.unknown:
-                check_known(tokenizer, texts)
-            splits: Any = {name: encode(arguments, tokenizer, name, texts[name], counts) for name in SPLITS}
-            facts = {"vocabulary": vocabulary, "start": start, "prefix": arguments.prefix, "limits": limits}
-            write_pairs(writer, tokenizer, splits, facts)
-            pairs = sum(map(len, texts.values()))
-            writer.source = {"file": Path(arguments.input).name, "pairs": pairs, "copies": copies}
-            writer.source["unknown"] = arguments.unknown or arguments.tokenizer not in ("char", "space")
+            lines = write_all(writer, arguments, given)
         store = Store.open(folder)
-        sizes = (f"{last - first:,} {split}" for split, (first, last) in store.splits.items())
-        lines = [("pairs", ", ".join(sizes))]
-        lines += [("left out", f"{copies:,} copies of other pairs")] if copies else []
-        action = {"cut": "cut", "skip": "left out, with its pair"}.get(arguments.too_long)
-        lines += [("too long", f"{count:,} {what}: {action}") for what, count in counts.items() if count]
-        lines.append(("vocabulary", f"{vocabulary:,} ({tokenizer.kind})"))
-        samples = Samples(store, settings, "train")
-        samples.offsets = samples.offsets[: PADDED + 1]
-        for kind in ("bucket", "full"):
-            shares = padding(samples, settings, kind)
-            lines.append(("padding", f"{shares[0]:.0%} of source, {shares[1]:.0%} of target, order {kind}"))
-        print("\n".join(f"{title + ':':14}{line}" for title, line in lines))
+        report(store, settings, lines)
         conclude(store, arguments.dry_run)
+
+
+def write_all(
+    writer: StoreWriter, arguments: argparse.Namespace, given: Made | None
+) -> list[tuple[str, str]]:
+    """Write all pairs; return what to print of them. given: the tokenizer, if not to be learnt."""
+    from ..dataset import write_pairs
+
+    texts, num_copies, num_without_target = split_texts(writer, arguments)
+    tokenizer, vocabulary, start = given or make_tokenizer(arguments, texts["train"])
+    has_symbols = arguments.tokenizer in ("char", "space")
+    if has_symbols and not arguments.unknown:
+        check_known(tokenizer, texts)
+
+    too_long = Counter[str]()
+    splits = {}
+    for name in SPLITS:
+        splits[name] = encode(arguments, tokenizer, name, texts[name], too_long)
+    facts = {
+        "vocabulary": vocabulary,
+        "start": start,
+        "prefix": arguments.prefix,
+        "limits": [arguments.max_source, arguments.max_target],
+    }
+    write_pairs(writer, tokenizer, splits, facts)
+    writer.source = {
+        "file": Path(arguments.input).name,
+        "pairs": sum(map(len, texts.values())),
+        "copies": num_copies,
+        "unknown": arguments.unknown or not has_symbols,
+    }
+
+    lines = []
+    if num_copies:
+        lines.append(("left out", f"{num_copies:,} copies of other pairs"))
+    if num_without_target:
+        lines.append(("left out", f"{num_without_target:,} pairs without a target"))
+    action = "cut" if arguments.too_long == "cut" else "left out, with its pair"
+    for side, count in too_long.items():
+        if count:
+            lines.append(("too long", f"{count:,} {side}: {action}"))
+    lines.append(("vocabulary", f"{vocabulary:,} ({tokenizer.kind})"))
+    return lines
+
+
+def report(store: Store, settings: Any, lines: list[tuple[str, str]]) -> None:
+    """Print what was made. lines: what only the writing knows."""
+    from ..dataset import Samples
+
+    sizes = [f"{last - first:,} {split}" for split, (first, last) in store.splits.items()]
+    lines = [("pairs", ", ".join(sizes)), *lines]
+    samples = Samples(store, settings, "train")
+    samples.offsets = samples.offsets[: PADDED + 1]
+    for kind in ("bucket", "full"):
+        source, target = padding(samples, settings, kind)
+        shares = f"{source:.0%} of source, {target:.0%} of target"
+        lines.append(("padding", f"{shares}, order {kind}"))
+    for title, line in lines:
+        print(f"{title + ':':14}{line}")
 
 
 def check(arguments: argparse.Namespace) -> None:
@@ -107,117 +185,183 @@ def check(arguments: argparse.Namespace) -> None:
     split_shares(arguments.split)
     if arguments.tokenizer == "bpe" and arguments.vocabulary <= BYTES:
         where = f"--vocabulary {arguments.vocabulary}"
-        raise UserError(f"byte pairs need a vocabulary above {BYTES}", where, "give more, such as 8192")
+        what = f"byte pairs need a vocabulary above {BYTES}"
+        raise UserError(what, where, "give more, such as 8192")
     if (arguments.tokenizer == "pretrained") != (arguments.pretrained is not None):
         what = "--tokenizer pretrained and --pretrained belong together"
-        raise UserError(what, "command line", "give both, such as --pretrained google-t5/t5-base, or none")
+        remedy = "give both, such as --pretrained google-t5/t5-base, or none"
+        raise UserError(what, "command line", remedy)
     if arguments.test and not arguments.validation:
-        raise UserError("a file to test and none to validate", "--test", "give --validation too")
+        what = "a file to test and none to validate"
+        raise UserError(what, "--test", "give --validation too")
     if min(arguments.max_source, arguments.max_target) < 2:
-        raise UserError("a text has a token and its end", "--max-source, --max-target", "give 2 or more")
+        where = "--max-source, --max-target"
+        raise UserError("a text has a token and its end", where, "give 2 or more")
     if arguments.seed < 0:
-        raise UserError(f"a seed cannot be {arguments.seed}", "--seed", "give a whole number from 0 on")
+        what = f"a seed cannot be {arguments.seed}"
+        raise UserError(what, "--seed", "give a whole number from 0 on")
 
 
 class Texts:
     """Pairs by their numbers, in a file that a writer has for the time being: not in memory."""
 
     def __init__(self, writer: StoreWriter, numbers: np.ndarray):
-        self._writer, self._numbers = writer, numbers
+        self._writer = writer
+        self._numbers = numbers
 
     def __len__(self) -> int:
         return len(self._numbers)
 
     def __iter__(self) -> Iterator[Text]:
-        content, stops = self._writer.appended(".texts").data, self._writer.appended(".stops")
+        content = self._writer.appended(".texts").data
+        stops = self._writer.appended(".stops")
         for first in range(0, len(self), TOGETHER):
             numbers = self._numbers[first : first + TOGETHER]
             starts = (stops[numbers - 1, 2] * (numbers > 0)).tolist()
-            for start, (source, target, where) in zip(starts, stops[numbers].tolist(), strict=True):
-                marks = pairwise([start, source, target, where])
-                one, other, place = (str(content[begin:end], "utf-8") for begin, end in marks)
-                yield one, other, place
+            for start, ends in zip(starts, stops[numbers].tolist(), strict=True):
+                borders = pairwise([start, *ends])
+                source, target, where = (str(content[begin:end], "utf-8") for begin, end in borders)
+                yield source, target, where
 
 
-def split_texts(writer: StoreWriter, arguments: argparse.Namespace) -> tuple[dict[str, Texts], int]:
-    """The pairs of each split, each pair once; and how many copies were left out.
+class Reading:
+    """Writes the texts of files as they come, each pair once, into arrays of a writer."""
+
+    def __init__(self, writer: StoreWriter, arguments: argparse.Namespace):
+        from ..texts import Seen
+
+        self.writer = writer
+        self.arguments = arguments
+        self.seen = Seen()
+        self.size = 0  # bytes of text so far
+        self.num_copies = 0
+        self.num_without_target = 0
+
+    def read(self, file: str) -> int:
+        """Return how many pairs the file has that came in no file before."""
+        from ..texts import together
+
+        num_kept = 0
+        for pairs in together(read_pairs(Path(file), self.arguments)):
+            complete = [pair for pair in pairs if pair[1].strip()]
+            self.num_without_target += len(pairs) - len(complete)
+            keys = [f"{len(source)} {source}{target}".encode() for source, target, _ in complete]
+            is_new = self.seen.add(keys)
+            new = [pair for pair, is_kept in zip(complete, is_new, strict=True) if is_kept]
+            self.num_copies += len(complete) - len(new)
+            num_kept += len(new)
+            if new:
+                self._write(new)
+        if not num_kept:
+            remedy = "give a file with pairs that the others have not"
+            raise UserError("no pair in it", file, remedy)
+        return num_kept
+
+    def _write(self, pairs: list[tuple[str, ...]]) -> None:
+        import numpy as np
+
+        texts = [text.encode() for pair in pairs for text in pair]
+        stops = self.size + np.cumsum([len(text) for text in texts]).reshape(-1, 3)
+        self.writer.append(".texts", np.frombuffer(b"".join(texts), np.uint8))
+        self.writer.append(".stops", stops)
+        self.size = int(stops[-1, 2])
+
+
+def split_texts(
+    writer: StoreWriter, arguments: argparse.Namespace
+) -> tuple[dict[str, Texts], int, int]:
+    """The pairs of each split, each once; how many copies were left out, how many had no target.
 
     A copy in another split would let a model pass by heart.
     """
     import numpy as np
 
-    from ..texts import Seen, together
+    reading = Reading(writer, arguments)
+    sizes = [reading.read(arguments.input)]
+    for file in (arguments.validation, arguments.test):
+        if file:
+            sizes.append(reading.read(file))
 
-    seen, count, size, marks = Seen(), 0, 0, [0]
-    for file in filter(None, (arguments.input, arguments.validation, arguments.test)):
-        kept, found = 0, read_pairs(Path(file), arguments.source_key, arguments.target_key)
-        for batch in together(found):
-            is_new = seen.add([f"{len(source)} {source}{target}".encode() for source, target, _ in batch])
-            parts = [part.encode() for text in compress(batch, is_new) for part in text]
-            if parts:
-                stops = size + np.cumsum([len(part) for part in parts]).reshape(-1, 3)
-                writer.append(".texts", np.frombuffer(b"".join(parts), np.uint8))
-                writer.append(".stops", stops)
-                size, kept = int(stops[-1, 2]), kept + len(stops)
-            count += len(batch)
-        if not kept:
-            raise UserError("no pair in it", file, "give a file with pairs that the others have not")
-        marks.append(marks[-1] + kept)
-    order = np.arange(marks[-1])
+    order = np.arange(sum(sizes))
     if not arguments.validation:
-        marks = np.cumsum([0, *split_sizes(arguments.split, len(order), "pair", rounded=1)]).tolist()
+        sizes = split_sizes(arguments.split, len(order), "pair", rounded=1)
         order = np.random.default_rng(arguments.seed).permutation(len(order))
-    numbers = [order[slice(*part)] for part in pairwise([*marks, marks[-1]])]
-    splits = {split: Texts(writer, part) for split, part in zip(SPLITS, numbers, strict=False)}
-    return splits, count - len(order)
+    borders = np.cumsum([0, *sizes]).tolist()
+    borders.append(borders[-1])  # a file to validate and none to test
+    splits = {}
+    for name, (first, last) in zip(SPLITS, pairwise(borders), strict=False):
+        splits[name] = Texts(writer, order[first:last])
+    return splits, reading.num_copies, reading.num_without_target
 
 
-def read_pairs(path: Path, *keys: str) -> Iterator[Text]:
-    """The pairs of a file. Raises `UserError`, with the line, for what is no pair."""
+def read_pairs(path: Path, arguments: argparse.Namespace) -> Iterator[Text]:
+    """The pairs of a file. Raises `UserError`, with the line, for what is no pair.
+
+    Targets may be empty where `--drop-missing-targets` says so.
+    """
+    for where, pair in read_rows(path, arguments):
+        if len(pair) != 2:
+            what = "no tab between source and target"
+            if len(pair) > 1:
+                what = f"{len(pair) - 1} tabs in a pair"
+            raise UserError(what, where, "write one pair a line: source, one tab, target")
+        source, target = pair
+        if not source.strip():
+            remedy = "fill it in, or take the line out"
+            raise UserError("the source is empty", where, remedy)
+        if not target.strip() and not arguments.drop_missing_targets:
+            remedy = "fill it in, or take the line out, or say --drop-missing-targets"
+            raise UserError("the target is empty", where, remedy)
+        yield source, target, where
+
+
+def read_rows(path: Path, arguments: argparse.Namespace) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """(where, texts) of each row or line."""
     from ..texts import has_rows, lines, rows
 
-    if not has_rows(path) and ".tsv" not in path.suffixes[-2:]:
+    if has_rows(path):
+        may_lack = (arguments.target_key,) if arguments.drop_missing_targets else ()
+        remedy = "mend it, or name the keys by --source-key and --target-key"
+        keys = (arguments.source_key, arguments.target_key)
+        yield from rows(path, keys, remedy, may_lack)
+    elif ".tsv" in path.suffixes[-2:]:
+        for number, line in lines(path):
+            yield f"{path}, line {number}", tuple(line.split("\t"))
+    else:
         what = "pairs come from .tsv or .jsonl, also .gz, or from .parquet"
         raise UserError(what, str(path), "rename or convert the file")
-    found: Iterable[tuple[str, tuple[str, ...]]]
-    if has_rows(path):
-        found = rows(path, keys, "mend it, or name the keys by --source-key and --target-key")
-    else:
-        found = ((f"{path}, line {number}", tuple(line.split("\t"))) for number, line in lines(path))
-    for where, pair in found:
-        if len(pair) != 2:
-            what = "no tab between source and target" if len(pair) == 1 else f"{len(pair) - 1} tabs in a pair"
-            raise UserError(what, where, "write one pair a line: source, one tab, target")
-        for name, text in zip(("source", "target"), pair, strict=True):
-            if not text.strip():
-                raise UserError(f"the {name} is empty", where, "fill it in, or take the line out")
-        yield pair[0], pair[1], where
 
 
 def encode(
-    arguments: argparse.Namespace, tokenizer: Tokenizer, split: str, texts: Texts, counts: Counter[str]
+    arguments: argparse.Namespace,
+    tokenizer: Tokenizer,
+    split: str,
+    texts: Texts,
+    too_long: Counter[str],
 ) -> Iterator[Pair]:
-    """The tokens of a split's pairs; `counts` learns what was too long."""
+    """The tokens of a split's pairs; `too_long` counts what was."""
     from tqdm import tqdm
 
     from ..dataset import tokenize
 
-    limits, kept = (arguments.max_source, arguments.max_target), 0
+    limits = (arguments.max_source, arguments.max_target)
+    num_kept = 0
     for source, target, where in tqdm(texts, split, unit="pair", leave=False, disable=None):
-        pair, long = tokenize(tokenizer, arguments.prefix + source, target, limits)
-        for side, limit, is_long in zip(("source", "target"), limits, long, strict=True):
-            counts[f"{side}s of {split}"] += is_long
-            if is_long and arguments.too_long == "refuse":
+        pair, is_long = tokenize(tokenizer, arguments.prefix + source, target, limits)
+        for side, limit, side_is_long in zip(("source", "target"), limits, is_long, strict=True):
+            too_long[f"{side}s of {split}"] += side_is_long
+            if side_is_long and arguments.too_long == "refuse":
                 remedy = f"raise --max-{side}, or use --too-long cut or skip"
                 raise UserError(f"a {side} of more than {limit} tokens", where, remedy)
-        if not any(long) or arguments.too_long == "cut":
-            kept += 1
+        if arguments.too_long == "cut" or not any(is_long):
+            num_kept += 1
             yield pair
-    if len(texts) and not kept:
-        raise UserError(f"every pair of {split} is too long", f"--too-long {arguments.too_long}", "use cut")
+    if len(texts) and not num_kept:
+        what = f"every pair of {split} is too long"
+        raise UserError(what, f"--too-long {arguments.too_long}", "use cut")
 
 
-def make_tokenizer(arguments: argparse.Namespace, train: Texts) -> tuple[Tokenizer, int, int]:
+def make_tokenizer(arguments: argparse.Namespace, train: Texts) -> Made:
     """The tokenizer that is asked for, its vocabulary, and the token that a decoder starts from.
 
     It is learnt from the training pairs alone.
@@ -225,16 +369,22 @@ def make_tokenizer(arguments: argparse.Namespace, train: Texts) -> tuple[Tokeniz
     from ..bytepairs import Byte, Pairs
     from ..tokenizer import Symbols
 
-    texts = (text for source, target, _ in train for text in (arguments.prefix + source, target))
-    tokenizer: Tokenizer = Byte()
-    if arguments.tokenizer == "bpe":
-        tokenizer = Pairs.learn(texts, arguments.vocabulary)
-    elif arguments.tokenizer != "byte":
-        tokenizer = Symbols.learn(arguments.tokenizer, texts)
+    def texts() -> Iterator[str]:
+        for source, target, _ in train:
+            yield arguments.prefix + source
+            yield target
+
+    tokenizer: Tokenizer
+    if arguments.tokenizer == "byte":
+        tokenizer = Byte()
+    elif arguments.tokenizer == "bpe":
+        tokenizer = Pairs.learn(texts(), arguments.vocabulary)
+    else:
+        tokenizer = Symbols.learn(arguments.tokenizer, texts())
     return tokenizer, tokenizer.end + 1, tokenizer.end
 
 
-def pretrained_tokenizer(name: str) -> tuple[Tokenizer, int, int]:
+def pretrained_tokenizer(name: str) -> Made:
     """Of a T5 in a folder or on the hub: `tokenizer.json` and the numbers in `config.json`."""
     from tokenizers import Tokenizer as Library
     from transformers import T5Config
@@ -244,23 +394,31 @@ def pretrained_tokenizer(name: str) -> tuple[Tokenizer, int, int]:
     folder = Path(name)
     try:
         config: Any = T5Config.from_pretrained(name)
-        local = folder.is_dir()
-        found = Library.from_file(str(folder / "tokenizer.json")) if local else Library.from_pretrained(name)
-        end, start, vocabulary = config.eos_token_id, config.decoder_start_token_id, config.vocab_size
+        if folder.is_dir():
+            library = Library.from_file(str(folder / "tokenizer.json"))
+        else:
+            library = Library.from_pretrained(name)
+        end = config.eos_token_id
+        start = config.decoder_start_token_id
+        vocabulary = config.vocab_size
     except Exception as error:  # of the hub's own classes, and of tokenizers' Rust
-        lacking = [file for file in ("config.json", "tokenizer.json") if not (folder / file).is_file()]
         reason = " ".join(str(error).split())[:160]
-        what = f"it has no {lacking[0]}" if folder.is_dir() and lacking else reason
+        if folder.is_dir():
+            for file in ("tokenizer.json", "config.json"):
+                if not (folder / file).is_file():
+                    reason = f"it has no {file}"
+        what = f"the tokenizer cannot be loaded ({reason})"
         remedy = "give a folder with all of the model's files, or go online once"
-        raise UserError(f"the tokenizer cannot be loaded ({what})", f"--pretrained {name}", remedy) from error
-    return Pretrained(found.to_str(), end), vocabulary, start
+        raise UserError(what, f"--pretrained {name}", remedy) from error
+    return Pretrained(library.to_str(), end), vocabulary, start
 
 
 def check_known(tokenizer: Any, texts: dict[str, Texts]) -> None:
     """Raises `UserError` for the first symbol that training has not."""
     for split in ("validation", "test"):
         for source, target, where in texts[split]:
-            if unseen := tokenizer.unseen(source) + tokenizer.unseen(target):
+            unseen = tokenizer.unseen(source) + tokenizer.unseen(target)
+            if unseen:
                 what = f"{split} has {unseen[0]!r}, which no training pair has"
                 remedy = "--unknown makes one token of all such symbols, --tokenizer byte knows all"
                 raise UserError(what, where, remedy)

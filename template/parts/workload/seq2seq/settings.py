@@ -1,4 +1,4 @@
-"""The settings of your model and of your data; change them together with model.py and dataset.py."""
+"""The settings of your model and of your data; change them with model.py and dataset.py."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WORKLOAD = "seq2seq"
 """What the data in a store are for; another project refuses them."""
 
 LEARNING_RATE = 1e-3
-"""Default of optimizer.learning_rate; it belongs to the model, so it stands here. For fresh weights."""
+"""Default of optimizer.learning_rate for fresh weights; it belongs to the model."""
 
 
 class Data(LoaderSettings):
@@ -20,10 +20,13 @@ class Data(LoaderSettings):
 
     batch_size: BatchSize = 16
     order: Literal["bucket", "full", "block", "time"] = Field(
-        "bucket", description="order of the training pairs; bucket puts pairs of like length into a batch"
+        "bucket",
+        description="order of the training pairs; bucket puts pairs of like length into a batch",
     )
     sample_pairs: int = Field(
-        2000, ge=20, description="docstrings of Python itself to train on where nothing was prepared"
+        2000,
+        ge=20,
+        description="docstrings of Python itself to train on where nothing was prepared",
     )
 
 
@@ -61,17 +64,24 @@ class Model(Section):
     )
     dropout: float = Field(0.1, ge=0, lt=1, description="share of activations dropped in training")
     pretrained: str = Field(
-        "", description="folder or hub name of a T5 to start from, with its own sizes; empty is fresh weights"
+        "",
+        description="folder or hub name of a T5 to start from, with its own sizes; empty is fresh weights",
     )
     allow_pickle: bool = Field(
-        False, description="also load pretrained weights from a pickle, which can run code of its author"
+        False,
+        description="also load pretrained weights from a pickle, which can run code of its author",
     )
 
     @property
     def shape(self) -> Size:
         """The size with what `layers`, `heads`, `width` and `hidden` replace."""
         size = SIZES[self.size]
-        given = {"layers": self.layers, "heads": self.heads, "width": self.width, "hidden": self.hidden}
+        given = {
+            "layers": self.layers,
+            "heads": self.heads,
+            "width": self.width,
+            "hidden": self.hidden,
+        }
         return size._replace(**{name: value for name, value in given.items() if value})
 
 

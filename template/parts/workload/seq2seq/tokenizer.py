@@ -1,6 +1,7 @@
-"""Text to token numbers and back. Each tokenizer is plain data in the manifest: a run needs no other file.
+"""Text to token numbers and back.
 
-All end a text with a token of their own, `end`, which stands for none of it.
+Each tokenizer is plain data in the manifest: a run needs no other file. All end a text with a token
+of their own, `end`, which stands for none of it.
 """
 
 from __future__ import annotations
@@ -20,27 +21,36 @@ class Symbols:
     """
 
     def __init__(self, kind: str, symbols: Sequence[str]):
-        self.kind, self.symbols = kind, list(symbols)
-        self.unknown, self.end = len(self.symbols), len(self.symbols) + 1
+        self.kind = kind
+        self.symbols = list(symbols)
+        self.unknown = len(self.symbols)
+        self.end = len(self.symbols) + 1
         self._numbers = {symbol: number for number, symbol in enumerate(self.symbols)}
 
     @classmethod
     def learn(cls, kind: str, texts: Iterable[str]) -> Symbols:
         """Knows every symbol of `texts`. kind: `char` or `space`."""
-        return cls(kind, sorted({symbol for text in texts for symbol in split(kind, text)}))
+        symbols = {symbol for text in texts for symbol in split(kind, text)}
+        return cls(kind, sorted(symbols))
 
     def encode(self, text: bytes) -> np.ndarray:
-        found = [self._numbers.get(symbol, self.unknown) for symbol in split(self.kind, text.decode())]
-        return np.array(found, np.int64)
+        symbols = split(self.kind, text.decode())
+        numbers = [self._numbers.get(symbol, self.unknown) for symbol in symbols]
+        return np.array(numbers, np.int64)
 
     def unseen(self, text: str) -> list[str]:
         """Symbols of `text` that become `unknown`."""
         return [symbol for symbol in split(self.kind, text) if symbol not in self._numbers]
 
     def decode(self, tokens: Sequence[int]) -> bytes:
-        known = (self.symbols[token] if token < self.unknown else "\ufffd" for token in tokens)
-        kept = [symbol for symbol, token in zip(known, tokens, strict=True) if token < self.end]
-        return ("" if self.kind == "char" else " ").join(kept).encode()
+        symbols = []
+        for token in tokens:
+            if token < self.unknown:
+                symbols.append(self.symbols[token])
+            elif token < self.end:
+                symbols.append("\ufffd")
+        between = "" if self.kind == "char" else " "
+        return between.join(symbols).encode()
 
     def facts(self) -> dict[str, Any]:
         return {"kind": self.kind, "symbols": self.symbols}
@@ -58,14 +68,17 @@ class Pretrained:
     def __init__(self, definition: str, end: int):
         import tokenizers
 
-        self._definition, self.end = definition, end
+        self._definition = definition
+        self.end = end
         self._tokenizer = tokenizers.Tokenizer.from_str(definition)
 
     def encode(self, text: bytes) -> np.ndarray:
-        return np.array(self._tokenizer.encode(text.decode(), add_special_tokens=False).ids, np.int64)
+        encoding = self._tokenizer.encode(text.decode(), add_special_tokens=False)
+        return np.array(encoding.ids, np.int64)
 
     def decode(self, tokens: Sequence[int]) -> bytes:
-        return self._tokenizer.decode(list(map(int, tokens)), skip_special_tokens=True).encode()
+        numbers = [int(token) for token in tokens]
+        return self._tokenizer.decode(numbers, skip_special_tokens=True).encode()
 
     def facts(self) -> dict[str, Any]:
         return {"kind": self.kind, "definition": self._definition, "end": self.end}

@@ -30,7 +30,9 @@ class Block(nn.Module):
 
 
 class Network(nn.Module):
-    """Columns to hidden units to outputs. The scaler is part of it: batches hold values as measured.
+    """Columns to hidden units to outputs.
+
+    The scaler is part of it: batches hold values as measured.
 
     A missing number counts as the column's mean; columns that had gaps in training also tell the
     network so, by an input that is 1 there. Categories share one embedding table; entry 0 of each
@@ -44,19 +46,24 @@ class Network(nn.Module):
 
     def __init__(self, settings: Any, facts: dict[str, Any], outputs: int):
         super().__init__()
-        sizes, columns = settings.model, facts["features"]
+        sizes = settings.model
+        columns = facts["features"]
         levels = [len(column["values"]) + 1 for column in facts["categories"]]
         gaps = [number for number, column in enumerate(columns) if column["missing"]]
         self.register_buffer("mean", torch.tensor([column["mean"] for column in columns]))
         self.register_buffer("std", torch.tensor([column["std"] for column in columns]))
         self.register_buffer("gaps", torch.tensor(gaps, dtype=torch.int64))
         self.register_buffer("offsets", torch.tensor([0, *levels[:-1]]).cumsum(0))
-        self.embedding = nn.Embedding(sum(levels), sizes.category_width) if levels else None
-        if self.embedding is not None:
+
+        self.embedding = None
+        if levels:
+            self.embedding = nn.Embedding(sum(levels), sizes.category_width)
             self.embedding.weight.data[self.offsets] = 0.0
         inputs = len(columns) + len(gaps) + len(levels) * sizes.category_width
         self.first = nn.Linear(inputs, sizes.width)
-        self.layers = nn.ModuleList(Block(sizes.width, sizes.dropout) for _ in range(sizes.depth - 1))
+        self.layers = nn.ModuleList()
+        for _ in range(sizes.depth - 1):
+            self.layers.append(Block(sizes.width, sizes.dropout))
         self.head = nn.Linear(sizes.width, outputs)
 
     def blocks(self) -> list[nn.Module]:
@@ -76,7 +83,8 @@ class Network(nn.Module):
         if self.embedding is not None:
             vectors = self.embedding(batch["categories"] + self.offsets)  # (B, C, category_width)
             parts.append(vectors.flatten(1))
-        x = functional.relu(self.first(torch.cat(parts, 1) if len(parts) > 1 else parts[0]))
+        inputs = torch.cat(parts, 1) if len(parts) > 1 else parts[0]
+        x = functional.relu(self.first(inputs))
         for layer in self.layers:
             x = layer(x)
         return self.head(x).float()
@@ -98,7 +106,8 @@ class Regression(Network):
         present = batch["present"]
         weight = present.sum(dtype=torch.float32)
         target = (batch["target"] - self.target_mean) / self.target_std
-        target = torch.where(present, target, prediction.detach())  # no error where the batch is filled up
+        # There is no error where the batch is filled up.
+        target = torch.where(present, target, prediction.detach())
         squares = functional.mse_loss(prediction, target, reduction="sum")
         loss = squares / weight.clamp(min=1)
         if self.training:
@@ -110,7 +119,8 @@ class Regression(Network):
             "mse_original": squares * self.target_std**2,
             "mae_original": absolute * self.target_std,
         }
-        return Output(loss, weight, {name: (value, weight) for name, value in sums.items()})
+        metrics = {name: (value, weight) for name, value in sums.items()}
+        return Output(loss, weight, metrics)
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
         """`prediction` (B,) in the target's own units."""
@@ -128,12 +138,15 @@ class Classification(Network):
         logits = self.outputs(batch)  # (B, K)
         present = batch["present"]
         weight = present.sum(dtype=torch.float32)
-        surprise = (functional.cross_entropy(logits, batch["target"], reduction="none") * present).sum()
+        surprises = functional.cross_entropy(logits, batch["target"], reduction="none")
+        surprise = (surprises * present).sum()
         loss = surprise / weight.clamp(min=1)
         if self.training:
             return Output(loss, weight)
-        hits = ((logits.argmax(1) == batch["target"]) & present).sum(dtype=torch.float32)
-        return Output(loss, weight, {"accuracy": (hits, weight), "log_loss": (surprise, weight)})
+        is_hit = (logits.argmax(1) == batch["target"]) & present
+        hits = is_hit.sum(dtype=torch.float32)
+        metrics = {"accuracy": (hits, weight), "log_loss": (surprise, weight)}
+        return Output(loss, weight, metrics)
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
         """`prediction` (B,) int64, the number of the likeliest class, and `probability` (B, K)."""
@@ -143,4 +156,6 @@ class Classification(Network):
 
 def build_model(settings: Any, facts: dict[str, Any]) -> nn.Module:
     """The network that fits the data's facts: their columns, scaler, categories and task."""
-    return (Regression if facts["task"] == "regression" else Classification)(settings, facts)
+    if facts["task"] == "regression":
+        return Regression(settings, facts)
+    return Classification(settings, facts)

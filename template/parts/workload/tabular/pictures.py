@@ -1,4 +1,4 @@
-"""What a person wants to see of the model at an evaluation, for the report and the tracker. Yours to change.
+"""Plots and tables of the model at an evaluation, for the report and the tracker. Yours to change.
 
 `pictures` gives figures, and texts in Markdown, by name; hooks/pictures.py says when.
 Shapes: `N` rows, `K` classes.
@@ -23,19 +23,40 @@ WRITTEN = 20  # classes whose counts still fit into the matrix
 
 
 def pictures(batch: Batch, predictions: Batch, project: Project) -> dict[str, Figure | str]:
-    """Predictions against truth, or the confusion matrix and figures of each class; and the worst rows."""
-    facts, columns = project.store.facts["target"], {"row of the split": batch["index"].numpy() + 1}
-    target, found = batch["target"].numpy(), predictions["prediction"].numpy()
-    if "classes" not in facts:
-        columns |= {"truth": target, "prediction": found, "error": found - target}
-        drawn: dict[str, Figure | str] = {"predictions": scatter(target, found, facts["name"])}
-        return drawn | {"worst": worst(np.abs(found - target), columns)}
-    names, counts = np.array(facts["classes"]), np.zeros((len(facts["classes"]),) * 2, int)
-    np.add.at(counts, (target, found), 1)
-    likely = predictions["probability"].numpy()[np.arange(len(target)), target]
-    columns |= {"truth": names[target], "prediction": names[found], "probability of the truth": likely}
-    drawn = {"confusion": confusion(counts, facts["classes"])}
-    return drawn | {"classes": classes(counts, facts["classes"]), "worst": worst(-likely, columns)}
+    """Predictions against truth, or the confusion matrix and the classes; and the worst rows."""
+    facts = project.store.facts["target"]
+    if "classes" in facts:
+        return _of_classes(batch, predictions, facts["classes"])
+    target = batch["target"].numpy()
+    found = predictions["prediction"].numpy()
+    columns = {
+        "row of the split": batch["index"].numpy() + 1,
+        "truth": target,
+        "prediction": found,
+        "error": found - target,
+    }
+    drawn: dict[str, Figure | str] = {"predictions": scatter(target, found, facts["name"])}
+    drawn["worst"] = worst(np.abs(found - target), columns)
+    return drawn
+
+
+def _of_classes(batch: Batch, predictions: Batch, names: list[str]) -> dict[str, Figure | str]:
+    target = batch["target"].numpy()
+    guesses = predictions["prediction"].numpy()
+    probability = predictions["probability"].numpy()[np.arange(len(target)), target]
+    counts = np.zeros((len(names), len(names)), int)
+    np.add.at(counts, (target, guesses), 1)
+    columns = {
+        "row of the split": batch["index"].numpy() + 1,
+        "truth": np.array(names)[target],
+        "prediction": np.array(names)[guesses],
+        "probability of the truth": probability,
+    }
+    return {
+        "confusion": confusion(counts, names),
+        "classes": classes(counts, names),
+        "worst": worst(-probability, columns),
+    }
 
 
 def scatter(target: np.ndarray, found: np.ndarray, name: str) -> Figure:
@@ -53,30 +74,41 @@ def scatter(target: np.ndarray, found: np.ndarray, name: str) -> Figure:
 def worst(error: np.ndarray, columns: dict[str, np.ndarray]) -> str:
     """The rows of the largest errors (N,), a table of the columns (N,)."""
     order = error.argsort()[: -WORST - 1 : -1]
-    rows = list(zip(*(values[order].tolist() for values in columns.values()), strict=True))
+    cells = [values[order].tolist() for values in columns.values()]
+    rows = list(zip(*cells, strict=True))
     return "\n".join(table(f"Worst of {len(error):,} rows", tuple(columns), rows))
 
 
 def classes(counts: np.ndarray, names: list[str]) -> str:
     """Precision, recall and F1 of each class, a table; counts (K, K) as of `confusion`."""
-    right, taken, true = counts.diagonal(), counts.sum(0), counts.sum(1)
-    figures = right / taken.clip(1), right / true.clip(1), 2 * right / (taken + true).clip(1), true
-    rows = list(zip(names, *(part.tolist() for part in figures), strict=True))
+    right = counts.diagonal()
+    taken = counts.sum(0)
+    true = counts.sum(1)
+    precision = right / taken.clip(1)
+    recall = right / true.clip(1)
+    f1 = 2 * right / (taken + true).clip(1)
+    figures = [values.tolist() for values in (precision, recall, f1, true)]
+    rows = list(zip(names, *figures, strict=True))
     return "\n".join(table("Classes", ("class", "precision", "recall", "F1", "rows"), rows))
 
 
 def confusion(counts: np.ndarray, names: list[str]) -> Figure:
-    """What the rows of each class were taken for, (K, K); the colour is the share of the true class."""
+    """What the rows of each class were taken for, (K, K), coloured by share of the true class."""
     size = min(3 + 0.45 * len(names), 11)
     figure = Figure(figsize=(size + 1, size), layout="constrained")
-    axes, shares = figure.subplots(), counts / counts.sum(1, keepdims=True).clip(1)
+    axes = figure.subplots()
+    shares = counts / counts.sum(1, keepdims=True).clip(1)
     tidy(axes, f"confusion matrix, {counts.sum():,} rows", "prediction", "truth")
     axes.grid(False)
-    figure.colorbar(axes.imshow(shares, cmap="Blues", vmin=0, vmax=1), shrink=0.8, label="share of the truth")
+    image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    figure.colorbar(image, shrink=0.8, label="share of the truth")
     axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
     axes.set_yticks(range(len(names)), names)
+    if len(names) > WRITTEN:
+        return figure
     for (truth, guess), count in np.ndenumerate(counts):
-        if count and len(names) <= WRITTEN:
+        if count:
             color = "white" if shares[truth, guess] > 0.5 else "0.2"
-            axes.text(guess, truth, f"{count:,}", ha="center", va="center", color=color, fontsize=8)
+            text = f"{count:,}"
+            axes.text(guess, truth, text, ha="center", va="center", color=color, fontsize=8)
     return figure

@@ -12,8 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from ..engine.runs import find_run
 from ..splits import add_input
-from .evaluate import add_flags, collected, new_loader, open_run, output_path, predictions, write_output
-from .prepare import MISSING, read_table
+from .evaluate import (
+    add_flags,
+    collected,
+    new_loader,
+    open_run,
+    output_path,
+    predictions,
+    write_output,
+)
+from .prepare import MISSING, Kinds, read_table
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,9 +36,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
-    """Writes `prediction` for each row, in the order of the rows, and `target` where it is known.
+    """Write `prediction` for each row, in the order of the rows, and `target` where it is known.
 
-    Classes are numbers, with `probability` (N, K) and their names `classes`; in CSV they stand by name.
+    Classes are numbers, with `probability` (N, K) and their names `classes`; in CSV they have
+    their names.
     """
     folder = find_run(arguments.run)
     output = output_path(arguments.output, folder / "predictions.npz", ".npz", ".csv")
@@ -45,42 +54,68 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
         found = collected(predictions(project, loader), "target")
     del found["index"]
     classes = project.store.facts["target"].get("classes")
-    arrays = {**found, "classes": classes} if classes else found
-    write_output(output, as_csv(found, classes) if output.suffix == ".csv" else arrays)
+    if output.suffix == ".csv":
+        write_output(output, as_csv(found, classes))
+    elif classes:
+        write_output(output, {**found, "classes": classes})
+    else:
+        write_output(output, found)
     print(f"{len(found['prediction']):,} predictions of step {step} written to {output}")
 
 
 def new_rows(path: Path, flags: dict[str, Any], trained: Store, folder: Path) -> None:
-    """Writes a table as a store into `folder`, with the facts and the dtype of the training data."""
+    """Write a table as a store into `folder`, with the facts and the dtype of the training data."""
     import numpy as np
 
     from ..dataset import write
     from ..engine.store import StoreWriter
     from ..tables import Source
 
-    facts, arrays, kinds = trained.facts, trained.arrays, {}
-    of = {f"{name} {part}": name for name, parts in facts.get("times", {}).items() for part in parts}
-    for name in (column["name"] for column in facts["features"]):
-        kinds[of.get(name, name)] = facts["times"][of[name]] if name in of else "number"
+    facts = trained.facts
+    arrays = trained.arrays
     known = {column["name"]: column["values"] for column in facts["categories"]}
+    dtype = arrays["features"].dtype if "features" in arrays else "float32"
     with StoreWriter(folder, trained.workload) as writer:
-        kinds |= dict.fromkeys(known, "category")
-        blocks = Source(path, MISSING, flags).blocks("reading")
-        table = read_table(writer, blocks, kinds, "", 0, known)
-        dtype = arrays["features"].dtype if "features" in arrays else "float32"
+        blocks = Source(path, MISSING, flags, trained.source).blocks("reading")
+        table = read_table(writer, blocks, _kinds(facts), "", 0, known)
         write(writer, table, facts, np.arange(len(table)), dtype)
         writer.splits = {"input": [0, len(table)]}
 
 
+def _kinds(facts: dict[str, Any]) -> Kinds:
+    """What the columns of the training data hold."""
+    times = facts.get("times", {})
+    time_of = {}  # a feature → the column of times that it is a part of
+    for name, parts in times.items():
+        for part in parts:
+            time_of[f"{name} {part}"] = name
+
+    kinds: Kinds = {}
+    for column in facts["features"]:
+        feature = column["name"]
+        if feature in time_of:
+            name = time_of[feature]
+            kinds[name] = times[name]
+        else:
+            kinds[feature] = "number"
+    for column in facts["categories"]:
+        kinds[column["name"]] = "category"
+    return kinds
+
+
 def as_csv(found: dict[str, np.ndarray], classes: list[str] | None) -> bytes:
     """Lines, `row` counting from 1; classes by name, with a column of probabilities for each."""
-    columns = {name: value.astype(str).tolist() for name, value in found.items() if value.ndim == 1}
+    columns = {name: array.astype(str).tolist() for name, array in found.items() if array.ndim == 1}
     if classes:
-        columns = {name: [classes[int(number)] for number in numbers] for name, numbers in columns.items()}
-        shares = found["probability"].T.astype(str).tolist()
-        columns |= {f"probability of {name}": share for name, share in zip(classes, shares, strict=True)}
+        for name, numbers in columns.items():
+            columns[name] = [classes[int(number)] for number in numbers]
+        probabilities = found["probability"].T.astype(str).tolist()
+        for name, cells in zip(classes, probabilities, strict=True):
+            columns[f"probability of {name}"] = cells
+
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["row", *columns])
-    writer.writerows(zip(range(1, len(found["prediction"]) + 1), *columns.values(), strict=True))
+    numbers_of_rows = range(1, len(found["prediction"]) + 1)
+    writer.writerows(zip(numbers_of_rows, *columns.values(), strict=True))
     return text.getvalue().encode()

@@ -1,4 +1,4 @@
-"""The settings of your model and of your data; change them together with model.py and dataset.py."""
+"""The settings of your model and your data; change them together with model.py and dataset.py."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WORKLOAD = "tabular"
 """What the data in a store are for; another project refuses them."""
 
 LEARNING_RATE = 1e-3
-"""Default of optimizer.learning_rate; it belongs to the model, so it stands here."""
+"""Default of optimizer.learning_rate; it belongs to the model, so it is here."""
 
 
 class Data(LoaderSettings):
@@ -29,7 +29,9 @@ class Model(Section):
 
     width: int = Field(64, ge=1, description="units in a hidden layer")
     depth: int = Field(3, ge=1, description="hidden layers; all but the first are residual blocks")
-    dropout: float = Field(0.1, ge=0, lt=1, description="share of a block's units dropped in training")
+    dropout: float = Field(
+        0.1, ge=0, lt=1, description="share of a block's units dropped in training"
+    )
     category_width: int = Field(8, ge=1, description="numbers that stand for one category")
 
 
@@ -42,4 +44,7 @@ class Sections(Section):
 
 OLDER = ("batch_size", "num_workers", "pin_memory", "prefetch_factor", "persistent_workers")
 ALIASES = {f"train.batch.{name}": f"data.{name}" for name in OLDER}
-"""Another spelling, of older projects, accepted in files and as flags → the setting. Yours to delete."""
+"""Another spelling, of older projects, accepted in files and as flags → the setting.
+
+Yours to delete.
+"""

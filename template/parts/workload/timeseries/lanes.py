@@ -1,4 +1,4 @@
-"""The order `lanes`: each row of a batch goes through a stretch of time of its own, and its state goes on."""
+"""The order `lanes`: each row of a batch follows its own stretch of time and carries its state."""
 
 from __future__ import annotations
 
@@ -10,19 +10,25 @@ from .order import Order
 
 
 class Lanes(Order):
-    """Each of the B × world rows has its own stretch of the samples, in steps of `stride`.
+    """Each row of a batch (over all ranks) has its own stretch of samples, in steps of `stride`.
 
-    Evaluation visits every sample: `stride` interleaved lanes of them, in turns of B × world. A fraction is
-    of the newest samples, as neighbours belong together.
+    Evaluation visits every sample: there are `stride` interleaved lanes, in turns of one batch over
+    all ranks. A fraction takes the newest samples, because neighbours belong together.
     """
 
     by_width = True
 
-    def __init__(self, *order: Any, stride: int):
-        super().__init__(*order)
+    def __init__(self, *order: Any, stride: int, **part: Any):
+        super().__init__(*order, **part)
         self.stride = max(stride, 1)
-        self._steps = max(self.count // self.stride, min(self.count, 1))  # samples of all training lanes
-        self._lanes = min(self.slots, self._steps) if self.train else min(self.stride, self.count)
+        # Samples of all training lanes.
+        self._steps = max(self.count // self.stride, min(self.count, 1))
+        self._lanes = min(self.stride, self.count)
+        if self.train:
+            self._lanes = self._steps
+        self.limit_batch(self._lanes)
+        if self.train:
+            self._lanes = min(self.slots, self._steps)
 
     def __len__(self) -> int:
         return int(self._turns()[-1])
@@ -31,24 +37,40 @@ class Lanes(Order):
         return positions + (self.length - self.count)
 
     def _turns(self) -> np.ndarray:
-        """(turns + 1,) the batches at which turns begin, and the last one ends; training has one turn."""
+        """(turns + 1,) batches at which turns begin and the last one ends; training has one."""
         if self.train:
             return np.array([0, -(-self._steps // max(self._lanes, 1))])
-        lanes = range(0, self._lanes, self.slots)  # the first one of a turn is the longest
-        return np.cumsum([0, *(-(-(self.count - lane) // self.stride) for lane in lanes)])
+        ends = [0]
+        for lane in range(0, self._lanes, self.slots):  # the first lane of a turn is the longest
+            steps = -(-(self.count - lane) // self.stride)
+            ends.append(ends[-1] + steps)
+        return np.array(ends)
 
-    def positions(self, epoch: int, rows: np.ndarray, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def positions(
+        self, epoch: int, rows: np.ndarray, slots: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
         turns = self._turns()
         turn = np.searchsorted(turns, rows, side="right") - 1
-        step, lane = rows - turns[turn], turn * self.slots + slots
+        step = rows - turns[turn]
+        lane = turn * self.slots + slots
         if self.train:
-            shortest, longer = divmod(self._steps, max(self._lanes, 1))
-            random, stride = np.random.default_rng([self.seed, epoch]), self.stride
-            offset = int(random.integers(stride)) if self.count >= stride else 0
-            positions = offset + stride * (lane * shortest + np.minimum(lane, longer) + step)
-            present = step < shortest + (lane < longer)
+            positions, present = self._train_positions(epoch, lane, step)
         else:
             positions = lane + self.stride * step
             present = positions < self.count
         present &= lane < self._lanes
-        return np.where(present, positions, -1), (step == 0) | ~present
+        fresh = (step == 0) | ~present
+        return np.where(present, positions, -1), fresh
+
+    def _train_positions(
+        self, epoch: int, lane: np.ndarray, step: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the positions, and whether the lane has that step: some are longer by one."""
+        shortest, longer = divmod(self._steps, max(self._lanes, 1))
+        random = np.random.default_rng([self.seed, epoch])
+        offset = 0
+        if self.count >= self.stride:
+            offset = int(random.integers(self.stride))
+        before = lane * shortest + np.minimum(lane, longer)  # steps of the lanes before this one
+        positions = offset + self.stride * (before + step)
+        return positions, step < shortest + (lane < longer)

@@ -1,13 +1,13 @@
-"""An LSTM forecaster for one or several time frames. Replace it with your own: `build_model` is all that
-the engine calls.
+"""An LSTM forecaster for one or several time frames.
+
+Replace it with your own: `build_model` is all that the engine calls.
 
 Shapes: `B` windows in a batch, `T` rows of history, `C` columns, `H` horizons, `G` target columns.
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -19,13 +19,17 @@ if TYPE_CHECKING:
     from .settings import Sections
 
 State = tuple[Tensor, Tensor]
+FLOAT32_ON_CPU = "the LSTM"  # says so at the start of a run in half precision
 
 
 class Encoder(nn.Module):
-    """The LSTM of one time frame. Recomputed if asked to, never compiled: that gains nothing for cuDNN's.
+    """The LSTM of one time frame.
 
-    Under bf16 torch's autocast casts cuDNN's RNNs to float16, whatever else it is set to (AutocastRNN.cpp):
-    the numbers inside are small enough for its range; losses, weights and the head do not pass through it.
+    Recomputed if asked to, never compiled: that gains nothing for cuDNN's.
+    Under bf16 torch's autocast casts cuDNN's RNNs to float16, whatever else it is set to
+    (AutocastRNN.cpp): the numbers inside are small enough for its range; losses, weights and the
+    head do not pass through it. On a CPU it computes in float32 under any precision, because few
+    CPUs have an LSTM in half precision.
     """
 
     def __init__(self, columns: int, width: int, depth: int):
@@ -33,73 +37,90 @@ class Encoder(nn.Module):
         self.lstm = nn.LSTM(columns, width, depth, batch_first=True)
 
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        """(B, T, C) and a state of twice (depth, B, width), to the last output (B, width) and a new state."""
-        with bfloat16_for_float16(x.device):
-            outputs, state = self.lstm(x, state)
+        """(B, T, C) to the last output (B, width) and a new state, twice (depth, B, width)."""
+        with torch.autocast("cpu", enabled=False):
+            outputs, state = self.lstm(x.float(), state)
         return outputs[:, -1].float(), state
 
 
-def bfloat16_for_float16(device: torch.device) -> AbstractContextManager[Any]:
-    """The CPU has no float16 LSTM; the loss scaling stays, so that such runs are tried there all the same."""
-    half = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.float16
-    return torch.autocast("cpu", torch.bfloat16) if half and device.type == "cpu" else nullcontext()
-
-
 class Forecaster(nn.Module):
-    """Frames to encoders to all horizons at once. The scalers are part of it: batches hold original units.
+    """Frames to encoders to all horizons at once.
 
-    A state is carried through the frames whose history is no longer than the step of a lane: a longer
-    one would meet the same rows twice.
+    The scalers are part of it: batches hold original units.
+
+    A state is carried through the frames whose history is no longer than the step of a lane: a
+    longer one would meet the same rows twice.
     """
+
+    # What `layout: script` calls layers, for weights of its runs.
+    script_names: ClassVar = {"lstm": "encoders.0.lstm", "linear": "line"}
 
     target_mean: Tensor  # (1, G)
     target_std: Tensor
 
     def __init__(self, settings: Sections, facts: dict[str, Any]):
         super().__init__()
-        sizes, frames = settings.model, facts["frames"]
+        sizes = settings.model
+        frames = facts["frames"]
         self.names = [frame["name"] for frame in frames]
-        self.targets, self.horizon = facts["targets"], facts["horizon"]  # columns of the first frame, rows
-        self.subtract, self.dropout = sizes.subtract_last, sizes.dropout
+        self.targets = facts["targets"]  # columns of the first frame
+        self.horizon = facts["horizon"]  # rows
+        self.subtract = sizes.subtract_last
+        self.dropout = sizes.dropout
         for frame in frames:
             self.register_buffer(f"mean_{frame['name']}", torch.tensor(frame["mean"]))
             self.register_buffer(f"std_{frame['name']}", torch.tensor(frame["std"]))
         self.register_buffer("target_mean", torch.tensor(facts["target_mean"]))
         self.register_buffer("target_std", torch.tensor(facts["target_std"]))
-        columns = [len(frame["mean"]) for frame in frames]
-        self.encoders = nn.ModuleList(Encoder(count, sizes.width, sizes.depth) for count in columns)
-        self.head = nn.Linear(sizes.width * len(columns), self.horizon * len(self.targets))
-        self.line = nn.Linear(frames[0]["history"], self.horizon) if sizes.linear_path else None
-        lengths = [frame["history"] * frame["step"] for frame in frames]
-        self.carried = [settings.data.order == "lanes" and length <= lengths[0] for length in lengths]
+
+        self.encoders = nn.ModuleList()
+        for frame in frames:
+            self.encoders.append(Encoder(len(frame["mean"]), sizes.width, sizes.depth))
+        self.head = nn.Linear(sizes.width * len(frames), self.horizon * len(self.targets))
+        self.line = None
+        if sizes.linear_path:
+            self.line = nn.Linear(frames[0]["history"], self.horizon)
+
+        seconds = [frame["history"] * frame["step"] for frame in frames]
+        self.carried = [False for _ in frames]
+        if settings.data.order == "lanes":
+            self.carried = [length <= seconds[0] for length in seconds]
 
     def blocks(self) -> list[nn.Module]:
         """The encoders, for recomputation and sharding one by one."""
         return list(self.encoders)
 
     def forecast(self, batch: Batch) -> tuple[Tensor, dict[str, State]]:
-        """(B, H, G) float32 in standard deviations, also under autocast, and the states to carry on."""
-        known: Any = batch.get("carry", {})
-        encoded, carry = [], dict[str, State]()
+        """(B, H, G) float32 in standard deviations, also under autocast; and states to carry."""
+        states: Any = batch.get("carry", {})
         frames = [self._standardised(name, batch[name]) for name in self.names]
-        for name, x, encoder, carried in zip(self.names, frames, self.encoders, self.carried, strict=True):
+        encoded = []
+        carry = dict[str, State]()
+        for place, (name, encoder) in enumerate(zip(self.names, self.encoders, strict=True)):
+            x = frames[place]
             if self.subtract:
                 x = x - x[:, -1:]  # (B, T, C)
-            output, state = encoder(x, _turned(known[name]) if name in known else None)
+            state = _turned(states[name]) if name in states else None
+            output, state = encoder(x, state)
             encoded.append(output)
-            if carried:
+            if self.carried[place]:
                 carry[name] = _turned(state)
         hidden = functional.dropout(torch.cat(encoded, 1), self.dropout, self.training)
         forecast = self.head(hidden).float().unflatten(1, (self.horizon, len(self.targets)))
+
         series = frames[0][:, :, self.targets]  # (B, T, G)
         last = series[:, -1:]
         if self.line is not None:
             change = self.line((series - last).transpose(1, 2))  # (B, G, H)
             forecast = forecast + change.float().transpose(1, 2)
-        return forecast + last if self.subtract else forecast, carry
+        if self.subtract:
+            forecast = forecast + last
+        return forecast, carry
 
     def _standardised(self, name: str, values: Tensor) -> Tensor:
-        return (values - getattr(self, f"mean_{name}")) / getattr(self, f"std_{name}")
+        mean = getattr(self, f"mean_{name}")
+        std = getattr(self, f"std_{name}")
+        return (values - mean) / std
 
     def forward(self, batch: Batch) -> Output:
         forecast, carry = self.forecast(batch)
@@ -117,18 +138,22 @@ class Forecaster(nn.Module):
             "mse_original": (squares * self.target_std**2).sum(),
             "mae_original": (error.abs() * self.target_std).sum(),
         }
-        return Output(loss, weight, {name: (value, weight) for name, value in sums.items()}, carry or None)
+        metrics = {name: (value, weight) for name, value in sums.items()}
+        return Output(loss, weight, metrics, carry or None)
 
     def predict(self, batch: Batch) -> dict[str, Any]:
-        """`prediction` (B, H, G) in the targets' own units, and `carry` where a state is carried on."""
+        """`prediction` (B, H, G) in the targets' own units, and `carry` if a state is carried."""
         forecast, carry = self.forecast(batch)
-        known: dict[str, Any] = {"carry": carry} if carry else {}
-        return known | {"prediction": forecast * self.target_std + self.target_mean}
+        outputs: dict[str, Any] = {}
+        if carry:
+            outputs["carry"] = carry
+        outputs["prediction"] = forecast * self.target_std + self.target_mean
+        return outputs
 
 
 def _turned(state: State) -> State:
-    """(depth, B, width) to (B, depth, width), so that the engine can mask lanes and shard; and back."""
-    hidden, cell = (part.float().transpose(0, 1).contiguous() for part in state)
+    """(depth, B, width) to (B, depth, width) and back: the engine masks lanes and shards by B."""
+    hidden, cell = (values.float().transpose(0, 1).contiguous() for values in state)
     return hidden, cell
 
 

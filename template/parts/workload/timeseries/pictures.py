@@ -1,7 +1,7 @@
-"""What a person wants to see of the model at an evaluation, for the report and the tracker. Yours to change.
+"""Plots of the model at an evaluation, for the report and the tracker. Yours to change.
 
-`pictures` gives figures, and texts in Markdown, by name; hooks/pictures.py says when. Of several targets they
-show the first. Shapes: `N` windows, `T` rows of history, `H` horizons.
+`pictures` gives figures, and texts in Markdown, by name; hooks/pictures.py says when. Of several
+targets they show the first. Shapes: `N` windows, `T` rows of history, `H` horizons.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from matplotlib.figure import Figure
 from .engine.report import tidy
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from .assemble import Project
     from .engine.seams import Batch
 
@@ -22,52 +24,75 @@ SAMPLES = 1000  # of the validation split, from its beginning
 
 def pictures(batch: Batch, predictions: Batch, project: Project) -> dict[str, Figure | str]:
     """Forecasts against truth, the worst two as well, and errors by horizon."""
-    facts, both = project.store.facts, (batch["target"], predictions["prediction"])
-    truth, forecast = (x.reshape(*x.shape[:2], -1)[..., 0].numpy() for x in both)
-    numbers, past, name = batch["index"].numpy(), np.zeros((len(truth), 0)), "target 0"
-    if "frames" in facts:  # a series, and no windows of which nobody knows where the target's history is
+    truth = _first_target(batch["target"])
+    forecast = _first_target(predictions["prediction"])
+    numbers = batch["index"].numpy()
+
+    # Windows of a file do not say where the target's history is; a series does.
+    facts = project.store.facts
+    past = np.zeros((len(truth), 0))
+    name = "target 0"
+    if "frames" in facts:
         column = facts["targets"][0]
-        past, name = batch[facts["frames"][0]["name"]][:, :, column].numpy(), facts["columns"][column]
+        past = batch[facts["frames"][0]["name"]][:, :, column].numpy()
+        name = facts["columns"][column]
     return {
         "forecasts": forecasts(truth, forecast, past, name, numbers),
         "errors": errors(truth, forecast, past),
     }
 
 
+def _first_target(values: Tensor) -> np.ndarray:
+    """(N, H) of (N, H) or (N, H, targets)."""
+    return values.reshape(*values.shape[:2], -1)[..., 0].numpy()
+
+
 def forecasts(
     truth: np.ndarray, forecast: np.ndarray, past: np.ndarray, name: str, numbers: np.ndarray
 ) -> Figure:
     """Two windows and the two worst ones: truth and forecast (N, H), the history (N, T)."""
+    num_windows, horizon = truth.shape
+    # The second worst window is apart from the first: they share no row of the horizon.
     worst = np.abs(forecast - truth).mean(1).argsort()[::-1]
-    apart = worst[np.abs(worst - worst[0]) >= truth.shape[1]]
-    chosen = {"": [0, len(truth) // 2], ", among the worst": [worst[0], *apart[:1]]}
-    figure, ahead = Figure(figsize=(11, 5.6), layout="constrained"), np.arange(1, truth.shape[1] + 1)
-    windows = [(n, why) for why, found in chosen.items() for n in found]
-    for axes, (n, why) in zip(figure.subplots(2, 2).flat, windows, strict=False):
-        tidy(axes, f"{name}, window {numbers[n]:,}{why}", "rows ahead")
+    is_apart = np.abs(worst - worst[0]) >= horizon
+    windows = [(0, ""), (num_windows // 2, "")]
+    for number in (worst[0], *worst[is_apart][:1]):
+        windows.append((number, ", among the worst"))
+
+    figure = Figure(figsize=(11, 5.6), layout="constrained")
+    ahead = np.arange(1, horizon + 1)
+    for axes, (number, why) in zip(figure.subplots(2, 2).flat, windows, strict=False):
+        tidy(axes, f"{name}, window {numbers[number]:,}{why}", "rows ahead")
         axes.locator_params(axis="x", integer=True)
         if past.size:
-            axes.plot(np.arange(1 - past.shape[1], 1), past[n], color="0.6", label="history")
-        axes.plot(ahead, truth[n], ".-", color="0.15", label="truth")
-        axes.plot(ahead, forecast[n], ".-", color="C1", label="forecast")
+            rows_back = np.arange(1 - past.shape[1], 1)
+            axes.plot(rows_back, past[number], color="0.6", label="history")
+        axes.plot(ahead, truth[number], ".-", color="0.15", label="truth")
+        axes.plot(ahead, forecast[number], ".-", color="C1", label="forecast")
     figure.axes[0].legend(frameon=False, fontsize=8)
     return figure
 
 
 def errors(truth: np.ndarray, forecast: np.ndarray, past: np.ndarray) -> Figure:
-    """How the error grows with the horizon, beside the last value's, and forecasts over truth."""
-    figure, ahead = Figure(figsize=(11, 4), layout="constrained"), np.arange(1, truth.shape[1] + 1)
+    """How the error grows with the horizon, next to the last value's, and forecasts over truth."""
+    figure = Figure(figsize=(11, 4), layout="constrained")
+    ahead = np.arange(1, truth.shape[1] + 1)
     left, right = figure.subplots(1, 2)
     tidy(left, f"mean absolute error by horizon, {len(truth):,} windows", "rows ahead")
-    left.plot(ahead, np.abs(forecast - truth).mean(0), ".-", color="C1", label="forecast")
+    error = np.abs(forecast - truth).mean(0)
+    left.plot(ahead, error, ".-", color="C1", label="forecast")
     if past.size:
-        left.plot(ahead, np.abs(past[:, -1:] - truth).mean(0), "--", color="0.5", label="last value repeated")
+        error = np.abs(past[:, -1:] - truth).mean(0)
+        left.plot(ahead, error, "--", color="0.5", label="last value repeated")
     left.set_ylim(bottom=0)
     left.locator_params(axis="x", integer=True)
     left.legend(frameon=False, fontsize=8)
+
     tidy(right, "forecast against truth", "truth", "forecast")
-    right.scatter(truth[:, 0], forecast[:, 0], s=8, alpha=0.4, linewidths=0, label=f"{ahead[0]} ahead")
-    right.scatter(truth[:, -1], forecast[:, -1], s=8, alpha=0.4, linewidths=0, label=f"{ahead[-1]} ahead")
+    for place in (0, -1):
+        label = f"{ahead[place]} ahead"
+        x = truth[:, place]
+        right.scatter(x, forecast[:, place], s=8, alpha=0.4, linewidths=0, label=label)
     right.axline((truth.mean(), truth.mean()), slope=1, color="0.3", linewidth=1)
     right.legend(frameon=False, fontsize=8)
     return figure

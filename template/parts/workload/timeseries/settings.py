@@ -1,4 +1,4 @@
-"""The settings of your model and of your data; change them together with model.py and dataset.py."""
+"""The settings of your model and your data; change them together with model.py and dataset.py."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WORKLOAD = "timeseries"
 """What the data in a store are for; another project refuses them."""
 
 LEARNING_RATE = 1e-3
-"""Default of optimizer.learning_rate; it belongs to the model, so it stands here."""
+"""Default of optimizer.learning_rate; it belongs to the model, so it is here."""
 
 
 class Data(LoaderSettings):
@@ -20,7 +20,8 @@ class Data(LoaderSettings):
 
     batch_size: BatchSize = 64
     order: Literal["time", "block", "full", "lanes"] = Field(
-        "full", description="order of the training windows; lanes carries the hidden state on through time"
+        "full",
+        description="order of the training windows; lanes carries the hidden state on through time",
     )
     stride: int = Field(
         0, ge=0, description="rows between samples of a lane; 0 is those of a window's history"
@@ -32,9 +33,15 @@ class Model(Section):
 
     width: int = Field(64, ge=1, description="hidden units of each LSTM")
     depth: int = Field(1, ge=1, description="layers of each LSTM")
-    dropout: float = Field(0.2, ge=0, lt=1, description="share of the units dropped before the last layer")
-    subtract_last: bool = Field(True, description="forecast the change against the last known value")
-    linear_path: bool = Field(True, description="add a linear map of the history, shared by all targets")
+    dropout: float = Field(
+        0.2, ge=0, lt=1, description="share of the units dropped before the last layer"
+    )
+    subtract_last: bool = Field(
+        True, description="forecast the change against the last known value"
+    )
+    linear_path: bool = Field(
+        True, description="add a linear map of the history, shared by all targets"
+    )
 
 
 class Sections(Section):
@@ -55,7 +62,10 @@ ALIASES = {
     "data.use_amp": "use_amp",
     "data.log_gpu_stats_every_n_batches": "monitor.every_steps",
 }
-"""Another spelling, of older projects, accepted in files and as flags → the setting. Yours to delete."""
+"""Another spelling, of older projects, accepted in files and as flags → the setting.
+
+Yours to delete.
+"""
 
 OBSOLETE = {
     "use_chunk_loader": "`copier update -d loader=chunk` decides",

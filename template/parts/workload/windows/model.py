@@ -5,7 +5,6 @@ Shapes: `B` windows in a batch, `T` rows of a window, `F` features, `H` horizons
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,12 +16,16 @@ from .engine.seams import Batch, Output
 if TYPE_CHECKING:
     from .settings import Sections
 
+FLOAT32_ON_CPU = "the LSTM"  # says so at the start of a run in half precision
+
 
 class Encoder(nn.Module):
     """The LSTM. Recomputed if asked to, never compiled: that gains nothing for cuDNN's.
 
-    Under bf16 torch's autocast casts cuDNN's RNNs to float16, whatever else it is set to (AutocastRNN.cpp):
-    the numbers inside are small enough for its range; losses, weights and the head do not pass through it.
+    Under bf16 torch's autocast casts cuDNN's RNNs to float16, whatever else it is set to
+    (AutocastRNN.cpp): the numbers inside are small enough for its range; losses, weights and the
+    head do not pass through it. On a CPU it computes in float32 under any precision, because few
+    CPUs have an LSTM in half precision.
     """
 
     def __init__(self, features: int, width: int, depth: int):
@@ -31,15 +34,9 @@ class Encoder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, F) to the last output (B, width)."""
-        with bfloat16_for_float16(x.device):
-            outputs, _ = self.lstm(x)
+        with torch.autocast("cpu", enabled=False):
+            outputs, _ = self.lstm(x.float())
         return outputs[:, -1].float()
-
-
-def bfloat16_for_float16(device: torch.device) -> AbstractContextManager[Any]:
-    """The CPU has no float16 LSTM; the loss scaling stays, so that such runs are tried there all the same."""
-    half = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.float16
-    return torch.autocast("cpu", torch.bfloat16) if half and device.type == "cpu" else nullcontext()
 
 
 class Forecaster(nn.Module):
@@ -66,13 +63,15 @@ class Forecaster(nn.Module):
     def forecast(self, batch: Batch) -> Tensor:
         """(B, H) float32 in standard deviations, also under autocast."""
         hidden = self.encoder((batch["features"] - self.mean) / self.std)
-        return self.head(functional.dropout(hidden, self.dropout, self.training)).float()
+        hidden = functional.dropout(hidden, self.dropout, self.training)
+        return self.head(hidden).float()
 
     def forward(self, batch: Batch) -> Output:
         present = batch["present"]
         target = (batch["target"] - self.target_mean) / self.target_std
         error = (self.forecast(batch) - target) * present[:, None]
-        squares, weight = error.square(), present.sum(dtype=torch.float32) * error.shape[1]
+        squares = error.square()
+        weight = present.sum(dtype=torch.float32) * error.shape[1]
         loss = squares.sum() / weight.clamp(min=1)
         if self.training:
             return Output(loss, weight)
@@ -82,11 +81,13 @@ class Forecaster(nn.Module):
             "mse_original": (squares * self.target_std**2).sum(),
             "mae_original": (error.abs() * self.target_std).sum(),
         }
-        return Output(loss, weight, {name: (value, weight) for name, value in sums.items()})
+        metrics = {name: (value, weight) for name, value in sums.items()}
+        return Output(loss, weight, metrics)
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
         """`prediction` (B, H) in the targets' own units."""
-        return {"prediction": self.forecast(batch) * self.target_std + self.target_mean}
+        forecast = self.forecast(batch)
+        return {"prediction": forecast * self.target_std + self.target_mean}
 
 
 def build_model(settings: Sections, facts: dict[str, Any]) -> nn.Module:

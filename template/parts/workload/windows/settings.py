@@ -1,4 +1,4 @@
-"""The settings of your model and of your data; change them together with model.py and dataset.py."""
+"""The settings of your model and your data; change them together with model.py and dataset.py."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ WORKLOAD = "windows"
 """What the data in a store are for; another project refuses them."""
 
 LEARNING_RATE = 1e-3
-"""Default of optimizer.learning_rate; it belongs to the model, so it stands here."""
+"""Default of optimizer.learning_rate; it belongs to the model, so it is here."""
 
 
 class Data(LoaderSettings):
     """Where the windows lie, in which order they come and how they reach the device."""
 
     batch_size: BatchSize = 64
-    order: Literal["time", "block", "full"] = Field("full", description="order of the training windows")
+    order: Literal["time", "block", "full"] = Field(
+        "full", description="order of the training windows"
+    )
 
 
 class Model(Section):
@@ -27,7 +29,9 @@ class Model(Section):
 
     width: int = Field(64, ge=1, description="hidden units of the LSTM")
     depth: int = Field(1, ge=1, description="layers of the LSTM")
-    dropout: float = Field(0.2, ge=0, lt=1, description="share of the units dropped before the last layer")
+    dropout: float = Field(
+        0.2, ge=0, lt=1, description="share of the units dropped before the last layer"
+    )
 
 
 class Sections(Section):
@@ -48,7 +52,10 @@ ALIASES = {
     "data.use_amp": "use_amp",
     "data.log_gpu_stats_every_n_batches": "monitor.every_steps",
 }
-"""Another spelling, of older projects, accepted in files and as flags → the setting. Yours to delete."""
+"""Another spelling, of older projects, accepted in files and as flags → the setting.
+
+Yours to delete.
+"""
 
 OBSOLETE = {
     "use_chunk_loader": "`copier update -d loader=chunk` decides",

@@ -1,7 +1,8 @@
-"""The settings: what exists, the defaults, the ranges. Defaults < config.yaml < environment < command line.
+"""The settings: what exists, the defaults, the ranges.
 
-This page, `settings.py` and each `Sections` of a file in `commands/` and `hooks/` are the whole schema. Read
-a value as `settings.training.precision`. Nothing here imports torch, numpy or h5py.
+Defaults < config.yaml < environment < command line. This page, `settings.py` and each `Sections` of
+a file in `commands/` and `hooks/` are the whole schema. Read a value as
+`settings.training.precision`. Nothing here imports torch, numpy or h5py.
 """
 
 from __future__ import annotations
@@ -25,9 +26,13 @@ from .settings import LEARNING_RATE, Sections
 class Optimizer(Section):
     """How weights change at each step."""
 
-    name: Literal["adamw", "adafactor", "muon"] = Field("adamw", description="adafactor takes less memory")
+    name: Literal["adamw", "adafactor", "muon"] = Field(
+        "adamw", description="adafactor takes less memory"
+    )
     learning_rate: float = Field(LEARNING_RATE, gt=0, le=1, description="peak learning rate")
-    weight_decay: float = Field(0.01, ge=0, le=1, description="decoupled weight decay, matrices only")
+    weight_decay: float = Field(
+        0.01, ge=0, le=1, description="decoupled weight decay, matrices only"
+    )
     beta1: float = Field(0.9, ge=0, lt=1, description="decay of the mean of gradients")
     beta2: float = Field(0.999, ge=0, lt=1, description="decay of the mean of squared gradients")
     epsilon: float = Field(1e-8, gt=0, le=1, description="added to the denominator")
@@ -38,8 +43,12 @@ class Schedule(Section):
     """How the learning rate moves over the run."""
 
     name: Literal["cosine", "onecycle", "linear", "constant"] = Field("cosine", description="shape")
-    warmup_steps: Annotated[int, Field(ge=0)] | Auto = Field("auto", description="steps up to the peak")
-    final_factor: float = Field(0.1, ge=0, le=1, description="last learning rate as a share of the peak")
+    warmup_steps: Annotated[int, Field(ge=0)] | Auto = Field(
+        "auto", description="steps up to the peak"
+    )
+    final_factor: float = Field(
+        0.1, ge=0, le=1, description="last learning rate as a share of the peak"
+    )
 
 
 Names = Annotated[tuple[str, ...], BeforeValidator(engine.separated)]
@@ -49,15 +58,27 @@ Precision = Literal["auto", "fp32", "tf32", "fp16", "bf16", "fp8"]
 class Training(Section):
     """How long, in which precision, and what a step is made of."""
 
-    precision: Precision = Field("auto", description="auto is bf16 from sm 8.0, fp16 on 7.x, else fp32")
-    fp8_emulation: bool = Field(False, description="round as fp8 does on any device, slowly, to test")
+    precision: Precision = Field(
+        "auto", description="auto is bf16 from sm 8.0, fp16 on 7.x, else fp32"
+    )
+    fp8_emulation: bool = Field(
+        False, description="round as fp8 does on any device, slowly, to test"
+    )
     epochs: int = Field(10, ge=1, description="passes over the training samples")
     max_steps: int = Field(0, ge=0, description="optimizer steps of the run; 0 goes by epochs")
-    gradient_accumulation_steps: int = Field(1, ge=1, description="micro-batches to an optimizer step")
+    gradient_accumulation_steps: int = Field(
+        1, ge=1, description="micro-batches to an optimizer step"
+    )
     gradient_clip: float = Field(1.0, ge=0, description="largest gradient norm; 0 is off")
-    gradient_checkpointing: bool = Field(False, description="recompute activations: less memory, more time")
-    cudnn_benchmark: bool = Field(False, description="time cuDNN's convolutions first; for fixed shapes only")
-    init_from: str = Field("", description="run, checkpoint, folder or file whose weights a new run takes")
+    gradient_checkpointing: bool = Field(
+        False, description="recompute activations: less memory, more time"
+    )
+    cudnn_benchmark: bool = Field(
+        False, description="time cuDNN's convolutions first; for fixed shapes only"
+    )
+    init_from: str = Field(
+        "", description="run, checkpoint, folder or file whose weights a new run takes"
+    )
     freeze: Names = Field((), description="names of weights that stay as they are, with * and ?")
 
 
@@ -67,9 +88,15 @@ CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotun
 class Compile(Section):
     """torch.compile, for each block of the model."""
 
-    enabled: bool | Auto = Field("auto", description="auto is on for GPUs from compute capability 8.0")
-    mode: CompileMode = Field("default", description="how long the compiler searches; CUDA graphs or not")
-    dynamic: bool | Auto = Field("auto", description="one kernel for many shapes; auto: after a change")
+    enabled: bool | Auto = Field(
+        "auto", description="auto is on for GPUs from compute capability 8.0"
+    )
+    mode: CompileMode = Field(
+        "default", description="how long the compiler searches; CUDA graphs or not"
+    )
+    dynamic: bool | Auto = Field(
+        "auto", description="one kernel for many shapes; auto: after a change"
+    )
     fullgraph: bool = Field(True, description="stop where the compiler would split a block")
 
 
@@ -77,8 +104,13 @@ class Evaluation(Section):
     """When the validation samples are measured."""
 
     every_steps: int = Field(0, ge=0, description="optimizer steps; 0 is at the end of each epoch")
-    patience: int = Field(0, ge=0, description="evaluations without a better loss before stopping; 0 is off")
+    patience: int = Field(
+        0, ge=0, description="evaluations without a better loss before stopping; 0 is off"
+    )
     batch_size: int = Field(0, ge=0, description="samples in a batch; 0 is data.batch_size")
+    fraction: float = Field(
+        1.0, gt=0, le=1, description="fraction of the validation samples measured"
+    )
 
 
 class Checkpoint(Section):
@@ -91,7 +123,9 @@ class Checkpoint(Section):
 class Monitor(Section):
     """What is printed and written while training."""
 
-    every_steps: int = Field(50, ge=1, description="optimizer steps between two lines and rows of metrics")
+    every_steps: int = Field(
+        50, ge=1, description="optimizer steps between two lines and rows of metrics"
+    )
     progress: bool | Auto = Field("auto", description="progress bar; auto is on in a terminal")
 
 
@@ -99,7 +133,9 @@ class Reproducibility(Section):
     """What makes two runs equal."""
 
     seed: int = Field(42, ge=0, lt=2**32, description="seed of every random generator")
-    deterministic: bool = Field(False, description="only operations that repeat bit for bit; slower")
+    deterministic: bool = Field(
+        False, description="only operations that repeat bit for bit; slower"
+    )
 
 
 class Phase(Section):
@@ -114,8 +150,9 @@ _plugged = [*engine.found("commands", "class Sections"), *engine.found("hooks", 
 _more = [module.Sections for module in _plugged]
 
 
-class Settings(*_more, TrackerSections, Sections):  # type: ignore[misc]  # bases known only when it runs
-    """Every setting of a run. Made by `load`, which also says where each value came from."""
+# Its bases are known only when it runs.
+class Settings(*_more, TrackerSections, Sections):  # type: ignore[misc]
+    """Every setting of a run, made by `load`, which also says where each value came from."""
 
     optimizer: Optimizer = defaults(Optimizer)
     schedule: Schedule = defaults(Schedule)
@@ -133,92 +170,116 @@ class Settings(*_more, TrackerSections, Sections):  # type: ignore[misc]  # base
 
     @property
     def origins(self) -> dict[str, str]:
-        """Where each value came from: `default`, `config.yaml`, `$SEED`, `--optimizer.learning_rate`."""
+        """Where each value came from: `default`, `config.yaml`, `$SEED`, `--data.path`."""
         return {key: self._origins.get(key, "default") for key in SETTINGS}
 
     @property
     def notes(self) -> list[str]:
-        """Lines a person should read, though nothing is wrong."""
+        """Lines that a person should read, though nothing is wrong."""
         return self._notes
 
     def value(self, key: str) -> Any:
-        """The value of a dotted key."""
+        """Return the value of a dotted key."""
         return attrgetter(key)(self)
 
     def resolved(self) -> dict[str, Any]:
-        """Every value as plain data; `load` of the same data gives the same settings.
+        """Return every value as plain data; `load` of the same data gives the same settings.
 
         Overrides of phases that the environment or a flag outranks are left out, else they would
         come back when the run is resumed.
         """
         tree = self.model_dump(mode="json")
         for number, phase in enumerate(tree["phases"], 1):
-            phase["overrides"] = {key: given.value for key, given in self._overlay(number).items()}
+            overlay = self._overlay(number)
+            phase["overrides"] = {key: given.value for key, given in overlay.items()}
         return tree
 
     def to_yaml(self) -> str:
         """`resolved()` as YAML, the origin of each value behind it as a comment."""
-        return "\n".join([*engine.annotated_yaml(self.resolved(), self.origins), ""])
+        lines = engine.annotated_yaml(self.resolved(), self.origins)
+        return "\n".join([*lines, ""])
 
     def changed(self) -> list[dict[str, Any]]:
-        """What differs from the defaults and where it came from, for `changed` of env.json."""
-        values = {key: self.value(key) for key in SETTINGS if key != "profiles"}
-        values["phases"] = tuple(self.resolved()["phases"])  # as data
-        return [
-            {"name": key, "value": value, "default": SETTINGS[key].default, "origin": self.origins[key]}
-            for key, value in values.items()
-            if value != SETTINGS[key].default
-        ]
+        """List what differs from the defaults and where it came from, for `changed` of env.json."""
+        rows = []
+        for key, setting in SETTINGS.items():
+            if key == "profiles":
+                continue
+            value = self.value(key)
+            if key == "phases":
+                value = tuple(self.resolved()["phases"])  # as data
+            if value != setting.default:
+                origin = self.origins[key]
+                row = {"name": key, "value": value, "default": setting.default, "origin": origin}
+                rows.append(row)
+        return rows
 
     def without_effect(self, keys: Iterable[str], why: str) -> list[str]:
-        """A note for each of `keys` that the environment or a flag sets in vain."""
-        given = [origin for key, origin in self.origins.items() if key in keys and outranks_files(origin)]
-        return [f"{origin} has no effect: {why}" for origin in given]
+        """Return a note for each of `keys` that the environment or a flag sets in vain."""
+        notes = []
+        for key, origin in self.origins.items():
+            if key in keys and outranks_files(origin):
+                notes.append(f"{origin} has no effect: {why}")
+        return notes
 
     def phase(self, number: int) -> Settings:
-        """The settings of phase `number`, counted from 1: its overrides, its steps as training.max_steps.
+        """Return the settings of phase `number`, counted from 1.
+
+        They hold its overrides, and its steps as training.max_steps.
 
         Raises:
             UserError: if there is no such phase, or its settings exclude each other.
         """
-        count, origin = len(self.phases), f"{self.origins['phases']} phase {number}"
+        count = len(self.phases)
         if not 1 <= number <= count:
-            raise UserError(f"there is no phase {number}", "--phase", f"the configuration has {count}")
-        return self.lasting(self.phases[number - 1].steps, origin, self._overlay(number))
+            what = f"there is no phase {number}"
+            raise UserError(what, "--phase", f"the configuration has {count}")
+        steps = self.phases[number - 1].steps
+        return self.lasting(steps, self._origin_of_phase(number), self._overlay(number))
 
     def lasting(self, steps: int, origin: str, overlay: Layer | None = None) -> Settings:
-        """These settings, with those of `overlay`, for so many optimizer steps."""
-        length = {"training.max_steps": Given(steps, origin)}
-        return _checked(sources(), self._layer() | (overlay or {}) | length, self.notes)
+        """Return these settings, with those of `overlay`, for so many optimizer steps."""
+        layer = self._layer() | (overlay or {})
+        layer["training.max_steps"] = Given(steps, origin)
+        return _checked(sources(), layer, self.notes)
 
     def _layer(self) -> Layer:
         return {key: Given(self.value(key), origin) for key, origin in self._origins.items()}
 
+    def _origin_of_phase(self, number: int) -> str:
+        return f"{self.origins['phases']} phase {number}"
+
     def _overlay(self, number: int) -> Layer:
-        """The overrides of phase `number` that neither the environment nor a flag outranks."""
-        given, phase = sources(), self.phases[number - 1]
-        tree = given.tree(phase.overrides, f"{self.origins['phases']} phase {number}")
-        overlay = _without_switches(given, tree, self._layer(), [])
-        return {key: value for key, value in overlay.items() if not outranks_files(self.origins[key])}
+        """Return the overrides of phase `number` that no environment name and no flag outranks."""
+        given = sources()
+        overrides = given.tree(self.phases[number - 1].overrides, self._origin_of_phase(number))
+        overlay = _without_switches(given, overrides, self._layer(), [])
+        return {
+            key: value for key, value in overlay.items() if not outranks_files(self.origins[key])
+        }
 
     def conflicts(self) -> Iterator[tuple[str, list[str], str]]:
-        """Values that are fine alone and wrong together."""
+        """Yield values that are fine alone and wrong together."""
         yield from super().conflicts()
-        graphs = self.compile.enabled and self.compile.mode in ("reduce-overhead", "max-autotune")
+        mode = self.compile.mode
+        graphs = self.compile.enabled and mode in ("reduce-overhead", "max-autotune")
         if graphs and self.training.gradient_accumulation_steps > 1:
             keys = ["compile.mode", "training.gradient_accumulation_steps"]
-            what = f"compile.mode {self.compile.mode} overwrites accumulated gradients (pytorch#169545)"
+            what = f"compile.mode {mode} overwrites accumulated gradients (pytorch#169545)"
             yield what, keys, f"set {keys[0]} to default or {keys[1]} to 1"
         if self.reproducibility.deterministic and self.training.cudnn_benchmark:
             keys = ["reproducibility.deterministic", "training.cudnn_benchmark"]
-            yield "cudnn_benchmark picks kernels by time, so runs differ", keys, "switch one of the two off"
+            what = "cudnn_benchmark picks kernels by time, so runs differ"
+            yield what, keys, "switch one of the two off"
 
 
 class Switches(Section):
     """Names that older projects have; each stands for a value of a setting."""
 
     use_amp: bool | None = Field(None, description="0 is fp32; 1 turns fp32 or tf32 into auto")
-    allow_unsafe_dataloader: bool | None = Field(None, description="0 reads without worker processes")
+    allow_unsafe_dataloader: bool | None = Field(
+        None, description="0 reads without worker processes"
+    )
 
 
 SETTINGS = engine.catalogue(Settings)
@@ -262,51 +323,82 @@ def load(
     resolved: bool = False,
     mistakes: Iterable[UserError] = (),
 ) -> Settings:
-    """The settings from a YAML file, one of its profiles, the environment and the command line.
+    """Return the settings from a YAML file, one of its profiles, the environment and the flags.
 
     Profiles and phases that this run does not use are checked too.
 
     Args:
-        resolved: `config` is the `config.resolved.yaml` of a run that goes on. Settings in it that this
-            project does not have any more, as of an extra that was taken away, are a note.
+        resolved: `config` is the `config.resolved.yaml` of a run that is resumed. Settings in it
+            that this project no longer has, as of an extra that was taken away, are a note.
         mistakes: what else is wrong, to be raised together with what is wrong here.
 
     Raises:
         UserErrors: every mistake in every source, one line each.
     """
-    given, environment = sources(tolerant=resolved), environment or {}
+    environment = environment or {}
+    given = sources(tolerant=resolved)
     given.mistakes += mistakes
     file = given.file(config) if config else {}
-    overlays: Layer = {key: file[key] for key in ("phases", "profiles") if key in file}
-    parts = given.build(Settings, overlays)
-    profiles = {name: given.tree(tree, f"{config} profile {name}") for name, tree in parts.profiles.items()}
-    phases = [given.tree(each.overrides, f"{config} phase {n}") for n, each in enumerate(parts.phases, 1)]
+    profiles, phases = _overlays(given, file, str(config))
     if profile is not None and profile not in profiles:
-        remedy = f"choose one of {', '.join(profiles)}" if profiles else "config.yaml has no `profiles:`"
+        choices = f"choose one of {', '.join(profiles)}"
+        remedy = choices if profiles else "config.yaml has no `profiles:`"
         given.mistake(f"unknown profile {profile!r}", "--profile", remedy)
-    # An empty name is an unset one: containers pass `SEED=` for a variable that nobody set.
-    names = [name for name in ENVIRONMENT if environment.get(name)]
-    named = [(ENVIRONMENT[name], environment[name], f"${name}") for name in names]
-    flags = [(key, text, f"--{key}") for key, text in overrides]
-    layers = [file, profiles.get(profile or "", {}), given.texts(named), given.texts(flags)]
-    for each in [*layers, *profiles.values(), *phases]:  # one by one: a stronger value hides a wrong one
-        given.build(Settings, _without_switches(given, each, {}, []))
+
+    # From the weakest to the strongest.
+    layers = [
+        file,
+        profiles.get(profile or "", {}),
+        given.texts(_named(environment)),
+        given.texts((key, text, f"--{key}") for key, text in overrides),
+    ]
+    # Each is checked alone: a stronger value would hide a wrong one.
+    for layer in [*layers, *profiles.values(), *phases]:
+        given.build(Settings, _without_switches(given, layer, {}, []))
+
     notes = list(dict.fromkeys([*_misspelt(environment), *given.notes]))
-    layer: Layer = {}
-    for stronger in layers:
-        layer |= _without_switches(given, stronger, layer, notes)
-    settings = _checked(given, layer, notes)
+    settings = _checked(given, _merged(given, layers, notes), notes)
     _same_model([settings.phase(number) for number in range(1, len(settings.phases) + 1)])
     return settings
 
 
 def sources(tolerant: bool = False) -> Sources:
-    """What turns people's words into settings: see there."""
+    """Make what turns people's words into settings: see there."""
     return Sources(SETTINGS | SWITCHES, ALIASES, HINTS, OBSOLETE, tolerant)
 
 
+def _overlays(given: Sources, file: Layer, config: str) -> tuple[dict[str, Layer], list[Layer]]:
+    """Return the profiles by name and the overrides of each phase."""
+    overlays: Layer = {key: file[key] for key in ("phases", "profiles") if key in file}
+    parts = given.build(Settings, overlays)
+    profiles = {}
+    for name, tree in parts.profiles.items():
+        profiles[name] = given.tree(tree, f"{config} profile {name}")
+    phases = []
+    for number, phase in enumerate(parts.phases, 1):
+        phases.append(given.tree(phase.overrides, f"{config} phase {number}"))
+    return profiles, phases
+
+
+def _named(environment: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+    """Yield (key, text, origin) of each environment name that is set."""
+    for name, key in ENVIRONMENT.items():
+        # An empty name is an unset one: containers pass `SEED=` for what nobody set.
+        text = environment.get(name)
+        if text:
+            yield key, text, f"${name}"
+
+
+def _merged(given: Sources, layers: list[Layer], notes: list[str]) -> Layer:
+    """Return all layers as one, from the weakest to the strongest."""
+    layer: Layer = {}
+    for stronger in layers:
+        layer |= _without_switches(given, stronger, layer, notes)
+    return layer
+
+
 def _checked(given: Sources, layer: Layer, notes: list[str]) -> Settings:
-    """Settings without a mistake and without a conflict."""
+    """Return settings without a mistake and without a conflict."""
     settings = given.build(Settings, layer)
     given.reject()
     origins = {key: value.origin for key, value in layer.items()}
@@ -314,31 +406,42 @@ def _checked(given: Sources, layer: Layer, notes: list[str]) -> Settings:
         where = dict.fromkeys(origins.get(key, "default") for key in keys)
         given.mistake(what, " and ".join(where), remedy)
     given.reject()
-    settings._origins, settings._notes = origins, notes
+    settings._origins = origins
+    settings._notes = notes
     return settings
 
 
 def _same_model(phases: list[Settings]) -> None:
-    """Raises `UserError` where a phase could not go on with the weights of the first."""
+    """Raise `UserError` where a phase could not continue with the weights of the first."""
     keys = [key for key in SETTINGS if key.startswith("model.") and not key.endswith("dropout")]
     keys.append("training.init_from")
     for key, phase in product(keys, phases[1:]):
-        if (value := phase.value(key)) != (first := phases[0].value(key)):
-            what, where = f"{key} is {value}, but {first} in phase 1", phase.origins["training.max_steps"]
-            raise UserError(what, where, "set it for all phases: each goes on with the same weights")
+        value = phase.value(key)
+        first = phases[0].value(key)
+        if value != first:
+            what = f"{key} is {value}, but {first} in phase 1"
+            where = phase.origins["training.max_steps"]
+            remedy = "set it for all phases: each goes on with the same weights"
+            raise UserError(what, where, remedy)
 
 
 def _without_switches(given: Sources, layer: Layer, below: Layer, notes: list[str]) -> Layer:
-    """Replaces the switches in `layer` by the settings that they stand for, given the weaker layers."""
+    """Replace the switches in `layer` by the settings that they stand for.
+
+    below: the weaker layers.
+    """
     asked = {key: value for key, value in layer.items() if key in SWITCHES}
     layer = {key: value for key, value in layer.items() if key not in SWITCHES}
     switches = given.build(Switches, asked)
+
     precision = (below | layer).get("training.precision", Given("auto", "default")).value
     if switches.use_amp is False:
         layer["training.precision"] = Given("fp32", asked["use_amp"].origin)
     elif switches.use_amp and precision in ("fp32", "tf32"):
-        layer["training.precision"] = Given("auto", asked["use_amp"].origin)
-        notes.append(f"{asked['use_amp'].origin} turns training.precision {precision} into auto")
+        origin = asked["use_amp"].origin
+        layer["training.precision"] = Given("auto", origin)
+        notes.append(f"{origin} turns training.precision {precision} into auto")
+
     if switches.allow_unsafe_dataloader is False:
         origin = asked["allow_unsafe_dataloader"].origin
         if "data.num_workers" in layer:
@@ -348,8 +451,11 @@ def _without_switches(given: Sources, layer: Layer, below: Layer, notes: list[st
 
 
 def _misspelt(environment: Mapping[str, str]) -> Iterator[str]:
-    """A note for each environment name that is almost one of ours, such as NUM_WORKER."""
+    """Yield a note for each environment name that is almost one of ours, such as NUM_WORKER."""
     for name in environment:
+        if name in ENVIRONMENT:
+            continue
         # 0.9 tells NUM_WORKER from SPEED, which is only one letter away from SEED too.
-        if name not in ENVIRONMENT and (meant := engine.near([name.upper()], ENVIRONMENT, 0.9)):
+        meant = engine.near([name.upper()], ENVIRONMENT, 0.9)
+        if meant:
             yield f"{name} is not a setting: environment: did you mean {meant}?"

@@ -1,4 +1,4 @@
-"""What every `prepare` needs: which rows train, a place for the data, and what to say at the end."""
+"""What every `prepare` needs: which rows train, a place for the data, what to print at the end."""
 
 from __future__ import annotations
 
@@ -18,45 +18,57 @@ if TYPE_CHECKING:
 
 
 def split_shares(split: str) -> tuple[list[float], bool]:
-    """`0.8,0.1,0.1` or three numbers, the last of which may be left out; and whether they are shares."""
+    """The numbers of `0.8,0.1,0.1`, or of three counts, and whether they are shares.
+
+    The last one may be left out.
+    """
     try:
-        parts = [float(part) for part in split.split(",")]
+        parts = [float(text) for text in split.split(",")]
         parts += [0.0] * (3 - len(parts))
-        shares = abs(sum(parts) - 1) < 1e-6
-        if len(parts) != 3 or any(part < 0 or not (shares or part.is_integer()) for part in parts):
+        are_shares = abs(sum(parts) - 1) < 1e-6
+        is_whole = are_shares or all(part.is_integer() for part in parts)
+        if len(parts) != 3 or min(parts) < 0 or not is_whole:
             raise ValueError
     except ValueError:
         remedy = "give three shares that add up to 1, such as 0.8,0.1,0.1, or three whole numbers"
         raise UserError(f"'{split}' splits nothing", "--split", remedy) from None
-    return parts, shares
+    return parts, are_shares
 
 
 def split_sizes(split: str, count: int, unit: str = "row", rounded: int = 0) -> list[int]:
-    """How many of `count` train, validate and test. rounded: which share is rounded, beside that of test."""
-    parts, shares = split_shares(split)
+    """How many of `count` train, validate and test.
+
+    rounded: which share is rounded, in addition to that of test.
+    """
+    parts, are_shares = split_shares(split)
     sizes = [int(part) for part in parts]
-    if shares:
+    if are_shares:
         sizes[2] = round(max(count, 0) * parts[2])
         sizes[rounded] = min(round(max(count, 0) * parts[rounded]), count - sizes[2])
         sizes[1 - rounded] = count - sizes[2] - sizes[rounded]
+
     for name, size in zip(("training", "validation"), sizes, strict=False):
         if size < 1:
             where = f"--split {split}, {count} {unit}s"
             raise UserError(f"no {unit} is left for {name}", where, "give it at least one")
     if sum(sizes) > count:
-        raise UserError(f"the split needs {sum(sizes)} {unit}s", f"--split {split}", f"there are {count}")
+        what = f"the split needs {sum(sizes)} {unit}s"
+        raise UserError(what, f"--split {split}", f"there are {count}")
     return sizes
 
 
 def borders(split: str, count: int) -> dict[str, list[int]]:
     """First and last + 1 row of each split of rows in the order of time; one may be empty."""
-    parts, shares = split_shares(split)
-    marks = [round(sum(parts[:place]) * (count if shares else 1)) for place in range(4)]
-    if shares:
+    parts, are_shares = split_shares(split)
+    unit = count if are_shares else 1
+    marks = [round(sum(parts[:place]) * unit) for place in range(4)]
+    if are_shares:
         marks[-1] = count
     if marks[-1] > count:
-        raise UserError(f"the split needs {marks[-1]} rows", f"--split {split}", f"there are {count}")
-    return dict(zip(("train", "validation", "test"), map(list, pairwise(marks)), strict=True))
+        what = f"the split needs {marks[-1]} rows"
+        raise UserError(what, f"--split {split}", f"there are {count}")
+    names = ("train", "validation", "test")
+    return {name: [first, last] for name, (first, last) in zip(names, pairwise(marks), strict=True)}
 
 
 @contextmanager
@@ -69,37 +81,60 @@ def destination(path: str, dry_run: bool) -> Iterator[Path]:
         yield Path(path)
 
 
-def conclude(data: Store | StoreWriter, dry_run: bool, columns: Iterable[tuple[str, ...]] = ()) -> None:
-    """Prints the columns, (name, type, lowest, highest, missing) each, and what to do with the data next."""
+def conclude(
+    data: Store | StoreWriter, dry_run: bool, columns: Iterable[tuple[str, ...]] = ()
+) -> None:
+    """Print the columns and what to do with the data next.
+
+    columns: (name, type, lowest, highest, missing) each.
+    """
     from .engine.loader import Loader
 
-    rows = list(columns)
-    for row in rows:
-        print("  {:24.24}{:>10}{:>14}{:>14}{:>10}".format(*row))
-    if constant := [row[0] for row in rows if row[1] == "constant"]:
-        print(f"note: one value in all training rows, which tells nothing: {', '.join(constant)}")
+    constant = []
+    for column in columns:
+        print("  {:24.24}{:>10}{:>14}{:>14}{:>10}".format(*column))
+        if column[1] == "constant":
+            constant.append(column[0])
+    if constant:
+        names = ", ".join(constant)
+        print(f"note: one value in all training rows, which tells nothing: {names}")
     first, last = data.splits.get("test", (0, 0))
     if first == last:
-        print("note: nothing is left to test: `evaluate` needs --split validation, which chose the best step")
+        remedy = "`evaluate` needs --split validation, which chose the best step"
+        print(f"note: nothing is left to test: {remedy}")
+
     size = sum(file["bytes"] for file in data.files.values()) / 1e9
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
-    fits = "any loader" if size < memory else "the loader `chunk`"
-    print(f"size:       {1e3 * size:,.1f} MB of data, {memory:,.0f} GB of memory: for {fits}")
+    loader = "any loader" if size < memory else "the loader `chunk`"
+    print(f"size:       {1e3 * size:,.1f} MB of data, {memory:,.0f} GB of memory: for {loader}")
     if size > memory and "chunk_size_gb" in Loader.WITHOUT_EFFECT:
-        print("note: this project has another one: copier update --defaults -r :current: -d loader=chunk")
-    print("written to: " + ("nowhere, by --dry-run" if dry_run else str(data.folder)))
-    print(f"next:       python -m {(__package__ or '').partition('.')[0]} train")
+        command = "copier update --defaults -r :current: -d loader=chunk"
+        print(f"note: this project has another one: {command}")
+    place = "nowhere, by --dry-run" if dry_run else str(data.folder)
+    print(f"written to: {place}")
+    package = (__package__ or "").partition(".")[0]
+    print(f"next:       python -m {package} train")
 
 
 def add_input(parser: argparse.ArgumentParser, title: str, required: bool = True) -> None:
     """Flags of what reads a table, of `prepare` and of `predict`."""
     add = parser.add_argument
-    kinds = f"{title}: CSV with a header line, also .gz; Parquet, Feather, Arrow; or a folder of them"
-    add("--input", required=required, metavar="PATH", help=kinds)
-    add("--delimiter", default=",", metavar="SIGN", help="between cells of a CSV, or `tab` (default: comma)")
-    add("--decimal", default=".", metavar="SIGN", help="in numbers of a CSV (default: .)")
-    add("--encoding", default="utf-8", metavar="NAME", help="of a CSV, such as latin-1 (default: utf-8)")
-    add("--missing", action="append", default=[], metavar="TEXT", help="a cell without a value; repeatable")
+    text = (
+        f"{title}: CSV with a header line, also .gz; Parquet, Feather, Arrow; or a folder of them"
+    )
+    add("--input", required=required, metavar="PATH", help=text)
+    default = "by its first rows" if required else "as in `prepare`"
+    text = f"between cells of a CSV, or `tab` (default: {default})"
+    add("--delimiter", metavar="SIGN", help=text)
+    add("--decimal", metavar="SIGN", help=f"in numbers of a CSV (default: {default})")
+    default = "utf-8" if required else "as in `prepare`"
+    add("--encoding", metavar="NAME", help=f"of a CSV, such as latin-1 (default: {default})")
+    text = "a cell without a value; repeatable"
+    add("--missing", action="append", metavar="TEXT", help=text)
+    text = (
+        "of times that are not ISO 8601, such as %%d.%%m.%%Y (default: the one that reads them all)"
+    )
+    add("--time-format", metavar="FORMAT", help=text)
     if required:
         add_dry_run(parser)
 

@@ -1,25 +1,76 @@
-"""Write the one page of a run: report.md with curves.png."""
+"""Summarize a run here and in its report.md with curves.png; or compare several, with --compare."""
 
 from __future__ import annotations
 
 import argparse
+import sys
+import webbrowser
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from ..engine.errors import UserError
-from ..engine.runs import find_run
+from ..engine.runs import RUNS, all_runs, find_run
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", nargs="?", metavar="RUN", help="name or folder of a run (default: the newest)")
+    add = parser.add_argument
+    add("run", nargs="?", metavar="RUN", help="name or folder of a run (default: the newest)")
+    several = f"compare these runs, or all of {RUNS}/: a table, {RUNS}/compare.md and compare.png"
+    add("--compare", nargs="*", metavar="RUN", help=several)
+    add("--open", action="store_true", help="show the page in the browser, if this machine has one")
 
 
 def run(arguments: argparse.Namespace, load: Any) -> None:
-    """Writes the page anew, also for a run that is still going; prints where it lies."""
-    from ..engine.report import write_report
+    """Write the page again, also of a run that is still training; print a summary and its path."""
+    from ..engine.report import print_lines
 
-    folder = find_run(arguments.run)
-    try:
+    if arguments.compare is None:
+        lines, page = one_run(arguments.run)
+    else:
+        names = [arguments.run, *arguments.compare] if arguments.run else arguments.compare
+        lines, page = several_runs(names)
+    print_lines([*lines, "", str(page)])
+    if arguments.open:
+        open_page(page)
+
+
+def one_run(name: str | None) -> tuple[list[str], Path]:
+    """Write a run's page; return the summary and the path of the page."""
+    from ..engine.report import read_run, summary, write_report
+
+    folder = find_run(name)
+    with writing(folder):
         write_report(folder)
+    return summary(read_run(folder)), folder / "report.md"
+
+
+def several_runs(names: list[str]) -> tuple[list[str], Path]:
+    """Compare these runs, or all; return the table and the path of the page."""
+    from ..engine.comparison import write_comparison
+
+    # `find_run` says what to do where there is no run at all.
+    folders = [find_run(name) for name in names] if names else all_runs() or [find_run()]
+    with writing(RUNS):
+        return write_comparison(folders, RUNS)
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Turn an error of writing into a `UserError`."""
+    try:
+        yield
     except OSError as error:
-        raise UserError(f"the report could not be written ({error.strerror})", str(folder)) from error
-    print(folder / "report.md")
+        what = f"the report could not be written ({error.strerror})"
+        raise UserError(what, str(folder)) from error
+
+
+def open_page(page: Path) -> None:
+    """Show the page in the browser; where there is none, the printed path has to do."""
+    try:
+        opened = webbrowser.open(page.resolve().as_uri())
+    except (OSError, webbrowser.Error):
+        opened = False
+    if not opened:
+        print("note: this machine has no browser to show the page", file=sys.stderr)

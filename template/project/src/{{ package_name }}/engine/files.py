@@ -1,4 +1,7 @@
-"""Writes that are whole or absent: a temporary name, fsync, rename, fsync of the folder."""
+"""Files that are written completely or not at all, and checksums of files.
+
+A write has a temporary name, fsync, rename, fsync of the folder.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,13 @@ from typing import Any, BinaryIO
 from .errors import UserError
 
 BLOCK_BYTES = 32 << 20
-"""Unit of the crc32 checksums: small enough to name the damaged place, large enough to cost nothing."""
+"""Unit of the crc32 checksums: small enough to locate damage, large enough to cost nothing."""
 
-PIECE_BYTES = 256 << 10  # read at a time where all of a file is: it stays in the processor's cache
+PIECE_BYTES = 256 << 10  # read at a time for a hash: it stays in the processor's cache
 
 
 def sync(path: Path) -> None:
-    """Makes a closed file, or what was renamed inside a folder, survive a power loss."""
+    """Make a closed file, or the names in a folder, survive a power loss."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -30,7 +33,7 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A binary file that takes the place of `path` only when the block ends without an exception."""
+    """Open a binary file that replaces `path` if the block ends without an exception."""
     temporary = path.with_name(f".{path.name}.partial")
     try:
         with open(temporary, "wb") as file:
@@ -45,45 +48,50 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replaces a text file atomically (UTF-8)."""
+    """Replace a text file atomically (UTF-8)."""
     with replacing(path) as file:
         file.write(text.encode())
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Objects with a whole number `step`, one a line; what a crash cut off or broke is left out."""
-    rows, lines = [], []
+    """Read records with an integer `step`, one a line; skip lines that a crash has damaged."""
+    lines: list[str] = []
     with suppress(OSError):
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    rows = []
     for line in lines:
         with suppress(ValueError):
-            rows.append(json.loads(line))
-    return [row for row in rows if isinstance(row, dict) and isinstance(row.get("step"), int)]
+            row = json.loads(line)
+            if isinstance(row, dict) and isinstance(row.get("step"), int):
+                rows.append(row)
+    return rows
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replaces a JSON file atomically."""
+    """Replace a JSON file atomically."""
     write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a file; empty where it is missing or cut off."""
-    content = None
+    """Read the object in a file; return an empty one if it is missing or damaged."""
     with suppress(OSError, ValueError):
         content = json.loads(path.read_text(encoding="utf-8"))
-    return content if isinstance(content, dict) else {}
+        if isinstance(content, dict):
+            return content
+    return {}
 
 
 def blocks(path: Path, size: int = BLOCK_BYTES) -> Iterator[memoryview]:
-    """A file's content block by block; each is gone when the next one comes."""
+    """Yield a file's content block by block; the next block replaces it in memory."""
     with open(path, "rb") as file:
-        buffer = memoryview(bytearray(min(size, os.fstat(file.fileno()).st_size)))
+        file_bytes = os.fstat(file.fileno()).st_size
+        buffer = memoryview(bytearray(min(size, file_bytes)))
         while count := file.readinto(buffer):
             yield buffer[:count]
 
 
 def sha256(path: Path) -> str:
-    """Digest of a file's content, about 1.3-2 GB/s on a core."""
+    """Hash a file's content, with about 1.3-2 GB/s on a core."""
     digest = hashlib.sha256()
     for block in blocks(path, PIECE_BYTES):
         digest.update(block)
@@ -91,8 +99,9 @@ def sha256(path: Path) -> str:
 
 
 def checksums(path: Path) -> dict[str, Any]:
-    """A file's size in bytes, its sha256 and the crc32 of each of its 32 MB blocks, in one pass."""
-    digest, crcs = hashlib.sha256(), list[int]()
+    """Return a file's size, its sha256 and the crc32 of each of its 32 MB blocks, in one pass."""
+    digest = hashlib.sha256()
+    crcs: list[int] = []
     for number, piece in enumerate(blocks(path, PIECE_BYTES)):
         digest.update(piece)
         if number % (BLOCK_BYTES // PIECE_BYTES) == 0:
@@ -102,12 +111,13 @@ def checksums(path: Path) -> dict[str, Any]:
 
 
 def writable_folder(folder: Path, remedy: str) -> Path:
-    """Creates `folder` if need be; one clear line where it cannot be written."""
+    """Create `folder` if necessary. Raises `UserError` if it cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / f".probe-{os.getpid()}"
         probe.touch()
         probe.unlink()
     except OSError as error:
-        raise UserError(f"cannot write into the folder ({error.strerror})", str(folder), remedy) from error
+        what = f"cannot write into the folder ({error.strerror})"
+        raise UserError(what, str(folder), remedy) from error
     return folder

@@ -1,6 +1,7 @@
-"""What makes the step fast apart from number formats: compile, recomputation, fused optimizer, memory, GC.
+"""What makes the step fast apart from number formats, and the learning rate.
 
-Each has its switch in `config.yaml`, and `describe` says at every start what is on and why. The learning
+That is compiling, activation checkpointing, the optimizer, memory and garbage collection. Each has
+its switch in `config.yaml`, and `describe` reports at every start what is on and why. The learning
 rate is a formula of the step: warm-up + cosine, OneCycle, linear, constant.
 """
 
@@ -10,6 +11,7 @@ import functools
 import gc
 import math
 import os
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,32 +31,40 @@ if TYPE_CHECKING:
 
 # Triton supports sm 8.0 and later; older cards run its kernels by luck (triton#10918).
 COMPILE_CAPABILITY = (8, 0)
-ONECYCLE_START = 1 / 25  # first learning rate over the peak (Smith & Topin 2018; PyTorch's OneCycleLR)
+ONECYCLE_START = 1 / 25  # first learning rate over the peak (Smith & Topin 2018; OneCycleLR)
 ONECYCLE_END = ONECYCLE_START / 1e4
 CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # modes that record them
 
 
 def set_deterministic(enabled: bool, cudnn_benchmark: bool) -> None:
-    """Strict mode: an operation without a deterministic form raises. Costs some percent of speed.
+    """Make an operation without a deterministic form raise; costs some percent of speed.
 
-    Never `warn_only`: a warning is not determinism. TF32 is deterministic and stays as `precision` says.
+    Never `warn_only`: a warning is not determinism. TF32 is deterministic and stays as `precision`
+    says.
     """
     if enabled:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS and cuDNN's LSTM ask for it
-    if enabled != torch.are_deterministic_algorithms_enabled():  # it loads the compiler: seconds of a start
+        # cuBLAS and cuDNN's LSTM require it.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    # Only if it changes: it loads the compiler, which takes seconds.
+    if enabled != torch.are_deterministic_algorithms_enabled():
         torch.use_deterministic_algorithms(enabled)
     torch.backends.cudnn.deterministic = enabled
-    # Tunes convolutions per shape: pays for fixed shapes only, and may pick another kernel in the next run.
+    # Tunes convolutions per shape: pays off for fixed shapes only, and may choose another kernel in
+    # the next run.
     torch.backends.cudnn.benchmark = cudnn_benchmark and not enabled
 
 
-def checkpoint_blocks(blocks: list[nn.Module]) -> None:
-    """Recomputes each block's activations in backward: about half of the memory for a fifth more time.
+# --- blocks
 
-    Off in evaluation. `training.gradient_checkpointing`.
+
+def checkpoint_blocks(blocks: list[nn.Module]) -> None:
+    """Compute each block's activations again in backward (`training.gradient_checkpointing`).
+
+    Takes about half of the memory and a fifth more time. Off in evaluation.
     """
     for block in blocks:
-        if getattr(block, "recomputes", True):  # not a head, whose backward follows its forward at once
+        # Not a head, whose backward follows its forward at once.
+        if getattr(block, "recomputes", True):
             block.forward = _recomputed(block.forward)
 
 
@@ -69,7 +79,7 @@ def _recomputed(forward: Any) -> Any:
 
 
 def compiles(settings: Settings, capability: Capability | None) -> tuple[bool, str]:
-    """Whether blocks are compiled on a GPU of this capability, or on a CPU for None, and why."""
+    """Whether blocks are compiled on a GPU of this capability (None: a CPU), and why."""
     if settings.compile.enabled != "auto":
         return settings.compile.enabled, "set by compile.enabled"
     if capability is None:
@@ -79,113 +89,182 @@ def compiles(settings: Settings, capability: Capability | None) -> tuple[bool, s
     return True, "auto: block by block"
 
 
-def compile_blocks(blocks: list[Any], settings: Settings, capability: Capability | None) -> tuple[str, str]:
-    """Compiles blocks in place, where `compiles` says so; returns how many and why, for `describe`.
+def compile_blocks(
+    blocks: list[Any], settings: Settings, capability: Capability | None
+) -> tuple[str, str]:
+    """Compile blocks in place if `compiles` says so; return how many and why, for `describe`.
 
-    Per block: a fifth of the whole model's compile time, and state_dict keys stay as they are. cuDNN's
-    RNNs are left alone: Dynamo breaks the graph there, and nothing is faster. Stock modules compile to
-    nothing in place, silently, hence `fullgraph`. A block that calls itself `ragged` has other shapes in
-    each batch: any shape from the start on, else torch gives up at the ninth that it compiles for.
+    Compiling per block takes a fifth of the whole model's compile time and keeps the keys of the
+    state_dict. A block with `ragged` has other shapes in each batch: it is compiled for any shape,
+    else torch gives up at the ninth shape.
     """
     enabled, why = compiles(settings, capability)
     if not enabled:
         return "off", why
-    options, skipped = settings.compile, []
+
+    options = settings.compile
+    skipped = []
     for block in blocks:
-        dynamic = getattr(block, "ragged", None) if options.dynamic == "auto" else options.dynamic
-        if any(isinstance(part, nn.RNNBase) for part in block.modules()):
-            skipped.append(f"{type(block).__name__} (an RNN)")
-        elif type(block).__module__.startswith("torch.nn"):
-            skipped.append(f"{type(block).__name__} (a stock module)")
-        else:
-            block.compile(mode=options.mode, dynamic=dynamic, fullgraph=options.fullgraph)
-            if options.mode in CUDA_GRAPHS:
-                _eager_without_gradient(block)
-    compiled = len(blocks) - len(skipped)
-    why += f"; left alone: {', '.join(skipped)}" if skipped else ""
-    return f"{compiled} blocks, mode {options.mode}" if compiled else "off", why
+        reason = _not_compiled(block)
+        if reason:
+            skipped.append(f"{type(block).__name__} ({reason})")
+            continue
+        dynamic: bool | str | None = options.dynamic
+        if dynamic == "auto":
+            dynamic = getattr(block, "ragged", None)
+        block.compile(mode=options.mode, dynamic=dynamic, fullgraph=options.fullgraph)
+        if options.mode in CUDA_GRAPHS:
+            _eager_without_gradient(block)
+
+    if skipped:
+        why += f"; left alone: {', '.join(skipped)}"
+    num_compiled = len(blocks) - len(skipped)
+    if num_compiled == 0:
+        return "off", why
+    return f"{num_compiled} blocks, mode {options.mode}", why
+
+
+def _not_compiled(block: nn.Module) -> str:
+    """Return why this block is not compiled; empty if it is."""
+    # Dynamo breaks the graph at cuDNN's RNNs, and nothing is faster.
+    if any(isinstance(module, nn.RNNBase) for module in block.modules()):
+        return "an RNN"
+    # Stock modules compile to nothing in place, silently; hence also `fullgraph`.
+    if type(block).__module__.startswith("torch.nn"):
+        return "a stock module"
+    return ""
 
 
 def _eager_without_gradient(block: Any) -> None:
-    """Where no backward follows, the graph of one block overwrites another's result (pytorch#152887)."""
-    compiled, eager = block._compiled_call_impl, block._call_impl
+    """Call it eagerly without gradients: graphs would overwrite results (pytorch#152887)."""
+    compiled = block._compiled_call_impl
+    eager = block._call_impl
 
     def call(*inputs: Any, **named: Any) -> Any:
-        return (compiled if torch.is_grad_enabled() else eager)(*inputs, **named)
+        if torch.is_grad_enabled():
+            return compiled(*inputs, **named)
+        return eager(*inputs, **named)
 
     block._compiled_call_impl = call
 
 
-class MuonAdamW(torch.optim.Optimizer):
-    """Muon (Jordan 2024) for its first group of matrices, AdamW for the others: torch's two as one.
+# --- the optimizer
 
-    Muon's update is the mean of gradients made orthogonal, in bfloat16, scaled to the size of AdamW's (Liu et
-    al. 2025), so that one learning rate and weight decay suit both. One average a matrix instead of two. Of
-    a sharded matrix, whose rows are exchanged, it is that of the whole.
+
+class MuonAdamW(torch.optim.Optimizer):
+    """Muon (Jordan 2024) for its first group, of matrices, and AdamW for the others.
+
+    Muon's update is the mean of gradients made orthogonal, in bfloat16, scaled to the size of
+    AdamW's (Liu et al. 2025), so that one learning rate and weight decay suit both. It keeps one
+    average per matrix instead of two. A sharded matrix, whose rows are exchanged, has the update of
+    the whole one.
     """
 
-    def __init__(self, matrices: list[Tensor], others: list[dict[str, Any]], decay: float, **options: Any):
-        rate = options["lr"]
-        muon = torch.optim.Muon(matrices, lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
-        self.parts = muon, torch.optim.AdamW(others, **options)
-        super().__init__([group for part in self.parts for group in part.param_groups], {})
+    def __init__(
+        self, matrices: list[Tensor], others: list[dict[str, Any]], decay: float, **options: Any
+    ):
+        muon = torch.optim.Muon(
+            matrices, lr=options["lr"], weight_decay=decay, adjust_lr_fn="match_rms_adamw"
+        )
+        adamw = torch.optim.AdamW(others, **options)
+        self.parts: tuple[torch.optim.Optimizer, torch.optim.Optimizer] = (muon, adamw)
+        super().__init__([*muon.param_groups, *adamw.param_groups], {})
 
     def step(self, closure: Any = None) -> Any:
-        """One step of both. Groups are handed on each time: loading a state puts new ones in their place."""
-        loss = closure() if closure is not None else None  # a framework's
-        for part, groups in zip(self.parts, (self.param_groups[:1], self.param_groups[1:]), strict=True):
-            part.param_groups, part.state = groups, self.state
+        """Make one step of both."""
+        loss = None
+        if closure is not None:  # a framework's
+            loss = closure()
+        # Each time, because loading a state puts new groups in their place.
+        muon, adamw = self.parts
+        muon.param_groups = self.param_groups[:1]
+        adamw.param_groups = self.param_groups[1:]
+        for part in self.parts:
+            part.state = self.state
             part.step()
         return loss
 
 
 def inner_matrices(model: Any) -> list[Tensor]:
-    """Trained weights (out, in) inside of blocks, for Muon: not those of embeddings and heads."""
-    embeddings = [part.weight for part in model.modules() if isinstance(part, nn.Embedding)]
-    apart = {id(weight) for weight in embeddings}
-    blocks = [block for block in model.blocks() if getattr(block, "recomputes", True)]
-    weights = {id(weight): weight for block in blocks for weight in block.parameters()}
-    return [w for key, w in weights.items() if key not in apart and w.dim() == 2 and w.requires_grad]
+    """Return the trained weights (out, in) in blocks, for Muon: no embeddings, no heads."""
+    embeddings = set()
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            embeddings.add(id(module.weight))
+
+    matrices: dict[int, Tensor] = {}  # by id: a weight may be in two blocks
+    for block in model.blocks():
+        if getattr(block, "recomputes", True):
+            for weight in block.parameters():
+                is_embedding = id(weight) in embeddings
+                if not is_embedding and weight.dim() == 2 and weight.requires_grad:
+                    matrices[id(weight)] = weight
+    return list(matrices.values())
 
 
 def make_optimizer(model: nn.Module, settings: Any) -> torch.optim.Optimizer:
-    """AdamW, Adafactor or Muon; weight decay on matrices only: biases and norms have no reason to shrink.
+    """Make AdamW, Adafactor or Muon. Raises `UserError` if Muon finds no matrix.
 
-    fused: one kernel for all parameters, on CUDA and CPU, which also takes fp16's overflow flag on the
-    device. Adafactor (Shazeer & Stern 2018) has none, and takes the learning rate relative to the size of
-    each weight; betas and epsilon have no effect on it. Raises `UserError` where Muon finds no matrix.
+    fused: one kernel for all parameters, on CUDA and CPU, which also takes fp16's overflow flag on
+    the device. Adafactor (Shazeer & Stern 2018) has none, and takes the learning rate relative to
+    the size of each weight; betas and epsilon have no effect on it.
     """
-    matrices = inner_matrices(model) if settings.name == "muon" else []
-    if settings.name == "muon" and not matrices:
-        remedy = "choose adamw, or name your layers in blocks()"
-        raise UserError("no block of the model has a matrix to train", "optimizer.name muon", remedy)
-    own = set(map(id, matrices))
-    trained = [p for p in model.parameters() if p.requires_grad and id(p) not in own]
-    groups = [
-        {"params": [p for p in trained if p.dim() >= 2], "weight_decay": settings.weight_decay},
-        {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
-    ]
-    groups = [group for group in groups if group["params"]]
+    matrices: list[Tensor] = []
+    if settings.name == "muon":
+        matrices = inner_matrices(model)
+        if not matrices:
+            what = "no block of the model has a matrix to train"
+            remedy = "choose adamw, or name your layers in blocks()"
+            raise UserError(what, "optimizer.name muon", remedy)
+
+    in_muon = set(map(id, matrices))
+    others = [weight for weight in model.parameters() if id(weight) not in in_muon]
+    groups = _decay_groups(others, settings.weight_decay)
     if settings.name == "adafactor":
         return torch.optim.Adafactor(groups, lr=settings.learning_rate)
-    betas, foreach = (settings.beta1, settings.beta2), None if settings.fused else False
-    options: dict[str, Any] = {"lr": settings.learning_rate, "betas": betas, "eps": settings.epsilon}
-    options |= {"fused": settings.fused, "foreach": foreach}
+    options: dict[str, Any] = {
+        "lr": settings.learning_rate,
+        "betas": (settings.beta1, settings.beta2),
+        "eps": settings.epsilon,
+        "fused": settings.fused,
+        "foreach": None if settings.fused else False,
+    }
     if matrices:
         return MuonAdamW(matrices, groups, settings.weight_decay, **options)
     return torch.optim.AdamW(groups, **options)
 
 
-def factor(schedule: ScheduleSettings, step: int, total: int) -> float:
-    """Learning rate of step `step` (from 0) over its peak, for a run of `total` steps.
+def _decay_groups(weights: Iterable[Tensor], decay: float) -> list[dict[str, Any]]:
+    """Group the trained weights: only matrices decay, biases and norms have no reason to shrink."""
+    trained = [weight for weight in weights if weight.requires_grad]
+    matrices = [weight for weight in trained if weight.dim() >= 2]
+    vectors = [weight for weight in trained if weight.dim() < 2]
+    groups = []
+    if matrices:
+        groups.append({"params": matrices, "weight_decay": decay})
+    if vectors:
+        groups.append({"params": vectors, "weight_decay": 0.0})
+    return groups
 
-    schedule: the settings. The warm-up is linear but for OneCycle; `auto` leaves a short run time to decay:
-    100 steps, or a tenth, and 30 % for OneCycle. The final factor is the end's; OneCycle has its own.
+
+# --- the learning rate
+
+
+def factor(schedule: ScheduleSettings, step: int, total: int) -> float:
+    """Return the learning rate of step `step` (from 0) over its peak, in a run of `total` steps.
+
+    The warm-up is linear except for OneCycle; `auto` leaves a short run time to decay: 100 steps or
+    a tenth, and 30 % for OneCycle. `final_factor` is that of the end; OneCycle has its own.
     """
-    name, given, final = schedule.name, schedule.warmup_steps, schedule.final_factor
-    warmup = 0 if given == "auto" else given
-    if given == "auto":
-        warmup = round(0.3 * total) if name == "onecycle" else min(100, total // 10)
+    name = schedule.name
+    final = schedule.final_factor
+    if schedule.warmup_steps != "auto":
+        warmup = schedule.warmup_steps
+    elif name == "onecycle":
+        warmup = round(0.3 * total)
+    else:
+        warmup = min(100, total // 10)
+
     if name == "onecycle":
         if step < warmup:
             return _cosine(ONECYCLE_START, 1.0, step / max(warmup - 1, 1))
@@ -205,19 +284,21 @@ def _cosine(start: float, end: float, passed: float) -> float:
 
 
 class Schedule:
-    """Scales the learning rate that each parameter group was made with; `total` steps is the run's length.
+    """Scales the learning rate that each parameter group was made with; the run has `total` steps.
 
-    learning_rate: what stands in rows, that of a group made with `optimizer.learning_rate`.
+    learning_rate: the value for metrics, that of a group made with `optimizer.learning_rate`.
     """
 
     def __init__(self, optimizer: Any, settings: Any, total: int):
         self.optimizer = optimizer  # not its groups: loading a state puts new ones in their place
-        self.settings, self.total = settings.schedule, total
-        self.peak = self.learning_rate = settings.optimizer.learning_rate
+        self.settings = settings.schedule
+        self.total = total
+        self.peak = settings.optimizer.learning_rate
+        self.learning_rate = self.peak
         self.peaks = [group["lr"] for group in optimizer.param_groups]
 
     def set(self, step: int) -> None:
-        """Prepares the optimizer for step number `step` (from 0)."""
+        """Prepare the optimizer for step number `step` (from 0)."""
         share = factor(self.settings, step, self.total)
         self.learning_rate = self.peak * share
         for group, peak in zip(self.optimizer.param_groups, self.peaks, strict=True):
@@ -227,36 +308,45 @@ class Schedule:
         return {"total": self.total, "name": self.settings.name}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Raises `UserError` where the run's length or schedule is another than the checkpoint's."""
-        if state != self.state_dict():
-            was, now = f"{state['name']} over {state['total']}", f"{self.settings.name} over {self.total}"
-            what = f"the schedule changed from {was} steps to {now}: a resumed run would not be the same"
-            remedy = "keep epochs, max_steps, batch size and schedule, or start a new run"
-            raise UserError(what, "--resume", remedy)
+        """Raises `UserError` if the checkpoint's schedule or length of the run is another one."""
+        if state == self.state_dict():
+            return
+        before = f"{state['name']} over {state['total']}"
+        now = f"{self.settings.name} over {self.total}"
+        change = f"the schedule changed from {before} steps to {now}"
+        what = f"{change}: a resumed run would not be the same"
+        remedy = "keep epochs, max_steps, batch size and schedule, or start a new run"
+        raise UserError(what, "--resume", remedy)
+
+
+# --- before and after the first step
 
 
 def dry_run(project: Project, loader: Any) -> float:
-    """One forward and backward before step 0, so that memory and compile errors show now, not at night.
+    """Run one batch forward and backward, so that memory and compile errors show at the start.
 
-    Leaves no trace: random state, buffers and gradients are put back. Returns the batch's weight. Raises
-    `UserError` for a model that breaks its contract, or has too little memory.
+    Random state, buffers and gradients are restored. Returns the total weight of the batch. Raises
+    `UserError` if the model breaks its contract, or memory is too small.
     """
     state = random_state()
     buffers = {name: buffer.clone() for name, buffer in project.model.named_buffers()}
     batches = loader.epoch(0)
     batch = next(batches)
-    held = averages(project.optimizer)
+    reserved = averages(project.optimizer)
     try:
         with project.precision.autocast():
-            output = project.model(batch)  # as it is: without the exchange of gradients
+            # The model itself, not wrapped: no gradients are exchanged.
+            output = project.model(batch)
         keeps(Output._fields, output, f"the {type(output).__name__} that forward returns")
         output.loss.backward(gradient=output.weight)
     except torch.cuda.OutOfMemoryError as error:
-        if project.distributed.forward_exchanges:  # the others wait inside it: ending ends them
+        # The other ranks would wait in the exchange: the end of this one ends them.
+        if project.distributed.forward_exchanges:
             raise
-        raise out_of_memory(project.settings) from error
-    del held
+        raise out_of_memory(project.settings, loader.order.batch_size) from error
+    del reserved
     batches.close()
+
     project.optimizer.zero_grad(set_to_none=True)
     with torch.no_grad():
         for name, buffer in project.model.named_buffers():
@@ -266,18 +356,22 @@ def dry_run(project: Project, loader: Any) -> float:
 
 
 def averages(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """As much memory as AdamW's two averages, or Muon's one, will take in the first step: what fits shows."""
-    held: list[Tensor] = []
+    """Reserve as much memory as the optimizer's averages will take in the first step."""
+    reserved: list[Tensor] = []
     for group in optimizer.param_groups:
-        count = 2 if "betas" in group else int("momentum" in group)
-        held += [torch.empty_like(parameter) for parameter in group["params"] * count]
-    return held
+        count = 0
+        if "betas" in group:  # AdamW
+            count = 2
+        elif "momentum" in group:  # Muon
+            count = 1
+        reserved += [torch.empty_like(parameter) for parameter in group["params"] * count]
+    return reserved
 
 
 def freeze_garbage() -> None:
-    """After the first step: the collector no longer walks over what lives as long as the run.
+    """Exclude what exists after the first step, and lives as long as the run, from collection.
 
-    Its pauses reach 500 ms in large projects (karpathy/nanochat, pytorch/torchtitan).
+    The collector's pauses reach 500 ms in large projects (karpathy/nanochat, pytorch/torchtitan).
     """
     gc.collect()
     gc.freeze()
@@ -286,30 +380,44 @@ def freeze_garbage() -> None:
 def describe(
     settings: Settings, distributed: Distributed, decided: dict[str, tuple[str, str]]
 ) -> list[dict[str, str]]:
-    """What is on and why: [{"name", "state", "why"}], printed at the start and kept in `env.json`.
+    """List what is on and why, for the start of a run and `env.json`.
 
-    decided: state and why of what only the building of the model could tell.
+    decided: state and reason of what was known only after building the model.
     """
-    training, backends, world = settings.training, torch.backends, distributed.world
-    accumulation = training.gradient_accumulation_steps
-    fused = settings.optimizer.fused and settings.optimizer.name != "adafactor"
-    pinned = settings.data.pin_memory and distributed.device.type == "cuda"
+    rows = decided | _backends(settings) | _loop(settings, distributed)
+    return [{"name": name, "state": state, "why": why} for name, (state, why) in rows.items()]
+
+
+def _backends(settings: Settings) -> dict[str, tuple[str, str]]:
+    backends = torch.backends
+    training = settings.training
     matmuls = f"float32 matmul precision is {torch.get_float32_matmul_precision()}"
-    samples = f"{settings.data.batch_size} × {accumulation} samples a step"
-    rows = decided | {
+    benchmark = "training.cudnn_benchmark, for convolutions"
+    fused = settings.optimizer.fused and settings.optimizer.name != "adafactor"
+    recomputation = _on(training.gradient_checkpointing)
+    return {
         "TF32 in matmuls": (_on(backends.cuda.matmul.allow_tf32), matmuls),
         "TF32 in cuDNN": (_on(backends.cudnn.allow_tf32), "follows the precision"),
-        "cuDNN benchmark": (_on(backends.cudnn.benchmark), "training.cudnn_benchmark, for convolutions"),
+        "cuDNN benchmark": (_on(backends.cudnn.benchmark), benchmark),
         "fused optimizer": (_on(fused), "optimizer.fused, AdamW only"),
-        "recomputation": (_on(training.gradient_checkpointing), "training.gradient_checkpointing"),
-        "processes": (str(world), "a device each"),
-        "accumulation": (str(accumulation), samples + (" and process" if world > 1 else "")),
-        "rest of an epoch": ("by its share", "its last samples, where they are fewer than a step has"),
-        "gradient clip": (str(training.gradient_clip or "off"), "training.gradient_clip"),
-        "pinned memory": (_on(pinned), "data.pin_memory, with CUDA only"),
-        "deterministic": (_on(settings.reproducibility.deterministic), "reproducibility.deterministic"),
+        "recomputation": (recomputation, "training.gradient_checkpointing"),
     }
-    return [{"name": name, "state": state, "why": why} for name, (state, why) in rows.items()]
+
+
+def _loop(settings: Settings, distributed: Distributed) -> dict[str, tuple[str, str]]:
+    accumulation = settings.training.gradient_accumulation_steps
+    incomplete = "its last samples, where they are fewer than a step has"
+    clip = settings.training.gradient_clip or "off"
+    pinned = settings.data.pin_memory and distributed.device.type == "cuda"
+    deterministic = _on(settings.reproducibility.deterministic)
+    return {
+        "processes": (str(distributed.world), "a device each"),
+        "accumulation": (str(accumulation), "training.gradient_accumulation_steps"),
+        "rest of an epoch": ("by its share", incomplete),
+        "gradient clip": (str(clip), "training.gradient_clip"),
+        "pinned memory": (_on(pinned), "data.pin_memory, with CUDA only"),
+        "deterministic": (deterministic, "reproducibility.deterministic"),
+    }
 
 
 def _on(value: bool) -> str:

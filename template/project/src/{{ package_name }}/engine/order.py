@@ -1,11 +1,12 @@
-"""Which sample when: a pure function of (seed, epoch, rank, world, lengths).
+"""The order of samples: a pure function of (seed, epoch, rank, world, lengths).
 
-There is no loader state to save. Position is the batch number, so resuming costs one call, and
-every loader, worker count and framework sees the same batches. `B` is the batch size of one rank.
+A loader has no state to save: the place in an epoch is the number of the batch, so resuming costs
+one call, and every loader, worker count and framework sees the same batches. `B` is the batch size
+of one rank.
 
-A shuffle is computed where it is asked for and held nowhere: an epoch of 10⁹ samples begins anywhere in
-0.03 s and 5 MB. A number takes 28 ns, in `block` 54 ns; from numpy's `permutation`, which makes all of them
-first, 37 ns of 10⁶ and 43 ns of 10⁷ (one core).
+Only the numbers that are needed are computed, and none is kept: an epoch of 10⁹ samples begins at
+any batch in 0.03 s and 5 MB. A number takes 28 ns, in `block` 54 ns; with numpy's `permutation`,
+which makes all of them first, 37 ns of 10⁶ and 43 ns of 10⁷ (one core).
 """
 
 from __future__ import annotations
@@ -15,16 +16,17 @@ from typing import Any
 
 import numpy as np
 
-RULE = 2  # of what follows from seed and epoch: a run keeps to the one that it began with
-TOGETHER = 1 << 16  # positions computed at once: numpy's overhead is small, and the arrays stay in the cache
+RULE = 2  # of what follows from seed and epoch: a run keeps the one that it began with
+TOGETHER = 1 << 16  # positions computed at once: little overhead, and they stay in the cache
+PADDED_BATCH = 256  # samples: a batch up to this size stays as it is, however few samples there are
 
 
 class Permutation:
-    """A permutation of `range(count)` that `seed` decides, computed at the places that are asked for.
+    """A permutation of `range(count)` made from `seed`, computed only at the places asked for.
 
-    A Feistel network (Luby, Rackoff 1988) over the bits of the largest number: half of them change by a hash
-    of the other half, in turns. That is one to one on a power of two below 2 × count; a value beyond `count`
-    goes through it again until it is one of them.
+    A Feistel network (Luby, Rackoff 1988) over the bits of the largest number: half of them change
+    by a hash of the other half, in turns. That is one to one on a power of two below 2 × count; a
+    value beyond `count` goes through it again until it is one of them.
     """
 
     def __init__(self, count: int, *seed: int):
@@ -37,7 +39,10 @@ class Permutation:
     def __call__(
         self, places: np.ndarray, tweak: np.ndarray | None = None, inverse: bool = False
     ) -> np.ndarray:
-        """(n,) int64 places to (n,) int64 values, or back. tweak: (n,) uint32, a permutation for each."""
+        """(n,) int64 places to (n,) int64 values, or back.
+
+        tweak: (n,) uint32, a permutation for each.
+        """
         values = self._network(places, tweak, inverse)
         outside = np.flatnonzero(values >= self.count)
         while outside.size:
@@ -69,97 +74,177 @@ def _hash(half: np.ndarray, key: np.ndarray, bits: int) -> np.ndarray:
 
 
 class Order:
-    """Batches of sample numbers for one rank; −1 fills up, so that all ranks run equally many full batches.
+    """Batches of sample numbers for one rank; −1 is padding, so that all ranks have full batches.
 
-    `data.order`: `time` as stored; `block` shuffles blocks of `data.shuffle_block` samples and inside them
-    (reads stay local); `full` and `random_start` a uniform permutation. Evaluation runs in time order. What
-    lays an epoch out in another way is a subclass, which a workload names in `Samples.orders`.
+    `data.order`: `time` as stored; `block` shuffles blocks of `data.shuffle_block` samples and the
+    samples in each (reads stay local); `full` and `random_start` are a uniform permutation.
+    Evaluation runs in the order of time. Another layout of an epoch is a subclass, which a workload
+    names in `Samples.orders`.
 
-    `data.fraction`: share of the samples that training sees, the same ones in every epoch and run.
+    `data.fraction`: the fraction of samples used in training, the same ones in every epoch and run.
+    `fraction` is such a fraction for an evaluation.
+
+    A batch is at most twice as large as all samples together (see `batch_limit`): a larger one would
+    be padding.
     """
 
-    by_width = False  # whether the layout of an epoch depends on how many samples a batch has
-    short_last = True  # whether the batch that is filled up is an epoch's last one
+    by_width = False  # whether the layout of an epoch depends on the number of samples in a batch
+    short_last = True  # whether the padded batch is the last one of an epoch
 
-    def __init__(self, length: int, settings: Any, rank: int = 0, world: int = 1, train: bool = True):
+    def __init__(
+        self,
+        length: int,
+        settings: Any,
+        rank: int = 0,
+        world: int = 1,
+        train: bool = True,
+        fraction: float = 1.0,
+    ):
         data = settings.data
-        self.kind, self.seed = data.order, settings.reproducibility.seed
+        self.kind = data.order
+        self.seed = settings.reproducibility.seed
         self.block: int = data.shuffle_block
-        self.batch_size: int = data.batch_size if train else settings.evaluation.batch_size or data.batch_size
-        self.length, self.rank, self.world, self.train = length, rank, world, train
-        self.count: int = max(1, round(length * data.fraction)) if length and train else length
+        self.length = length
+        self.rank = rank
+        self.world = world
+        self.train = train
+        if train:
+            fraction = data.fraction
+        self.count = 0
         """How many samples an epoch chooses from."""
+        if length:
+            self.count = max(1, round(length * fraction))
+        self.batch_size: int = data.batch_size
+        if not train and settings.evaluation.batch_size:
+            self.batch_size = settings.evaluation.batch_size
+        self.limit_batch(self.count)
+
+    def limit_batch(self, most: int) -> None:
+        """Make the batch smaller if no batch can have so many samples. most: of a global batch."""
+        limit = -(-batch_limit(most) // self.world)
+        self.batch_size = min(self.batch_size, limit)
 
     @property
     def slots(self) -> int:
-        """Rows of a global batch."""
+        """Samples of a batch over all ranks."""
         return self.batch_size * self.world
 
     def __len__(self) -> int:
-        """Batches an epoch, the same for every epoch and rank."""
+        """Number of batches in an epoch, the same for every epoch and rank."""
         return -(-self.count // self.slots)
 
     def share(self, epoch: int, first: int, last: int, accumulation: int) -> float:
-        """Samples of a step over batches [first, last), as a share of what `accumulation` full ones have.
+        """Return what fraction of a complete step's samples the batches [first, last) have.
 
-        Of all ranks. 1 where an epoch is a single step: then none has more.
+        A complete step has `accumulation` full batches on all ranks. If the epoch is a single step,
+        that step is a complete one.
         """
-        if len(self) <= accumulation or (self.short_last and last < len(self)):
+        if len(self) <= accumulation:
             return 1.0
-        positions, _ = self.positions(epoch, np.arange(first, last)[:, None], np.arange(self.slots))
-        return float((positions >= 0).sum()) / (accumulation * self.slots)
+        if self.short_last and last < len(self):
+            return 1.0
+        rows = np.arange(first, last)[:, None]
+        positions, _ = self.positions(epoch, rows, np.arange(self.slots))
+        num_samples = float((positions >= 0).sum())
+        return num_samples / (accumulation * self.slots)
 
     def sample(self, positions: np.ndarray) -> np.ndarray:
-        """int64 sample numbers at positions in `range(count)`, ascending; of a fraction evenly spaced."""
-        return positions if self.count == self.length else positions * self.length // self.count
+        """Return int64 sample numbers at positions in `range(count)`, both ascending.
+
+        A fraction takes evenly spaced samples.
+        """
+        if self.count == self.length:
+            return positions
+        return positions * self.length // self.count
 
     def first(self) -> np.ndarray:
-        """The numbers of as many samples as a batch has, at most."""
+        """Return the numbers of the first samples, as many as a batch has."""
         return self.sample(np.arange(min(self.batch_size, self.count)))
 
     def batches(self, number: int, start: int = 0) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """(B,) sample numbers and (B,) fresh of each batch of an epoch from `start` on, in little memory."""
-        some = max(1, TOGETHER // self.batch_size)
-        for first in range(start, len(self), some):
-            yield from zip(*self.numbers(number, first, first + some), strict=True)
+        """Yield (B,) sample numbers and (B,) fresh of each batch of an epoch, from `start` on."""
+        # Several batches at once, but not the epoch: it may not fit into memory.
+        group = max(1, TOGETHER // self.batch_size)
+        for first in range(start, len(self), group):
+            numbers, fresh = self.numbers(number, first, first + group)
+            yield from zip(numbers, fresh, strict=True)
 
     def numbers(self, epoch: int, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
-        """Batches [first, last) of an epoch, or as many of them as there are.
+        """Return batches [first, last) of an epoch, or as many of them as there are.
 
-        (batches, B) int64 sample numbers, and (batches, B) bool: whether a row starts without a state.
+        (batches, B) int64 sample numbers, and (batches, B) bool: whether a row starts without a
+        state.
         """
         rows = np.arange(first, min(last, len(self)))[:, None]
         slots = self.rank * self.batch_size + np.arange(self.batch_size)
         positions, fresh = self.positions(epoch, rows, slots)
-        return np.where(positions < 0, -1, self.sample(positions)), fresh
+        numbers = np.where(positions < 0, -1, self.sample(positions))
+        return numbers, fresh
 
-    def positions(self, epoch: int, rows: np.ndarray, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(rows, slots) int64 in `range(count)`, −1 where there is none; and (rows, slots) fresh."""
+    def positions(
+        self, epoch: int, rows: np.ndarray, slots: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return (rows, slots) int64 in `range(count)`, −1 for padding; and (rows, slots) fresh."""
         positions = rows * self.slots + slots
         positions[positions >= self.count] = -1
-        flat = positions.reshape(-1)  # a view
-        for start in range(0, len(flat) if self.train and self.kind != "time" else 0, TOGETHER):
-            part = flat[start : start + TOGETHER]
-            part[part >= 0] = self._shuffled(epoch, part[part >= 0])
+        if self.train and self.kind != "time":
+            flat = positions.reshape(-1)  # a view
+            for start in range(0, len(flat), TOGETHER):
+                piece = flat[start : start + TOGETHER]
+                is_sample = piece >= 0
+                piece[is_sample] = self._shuffled(epoch, piece[is_sample])
         return positions, np.ones(positions.shape, bool)
 
     def _shuffled(self, epoch: int, turns: np.ndarray) -> np.ndarray:
         """(n,) int64 turns in an epoch to positions in `range(count)`."""
         if self.kind != "block":
             return Permutation(self.count, self.seed, epoch)(turns)
-        size, last, short = self.block, (self.count - 1) // self.block, (self.count - 1) % self.block + 1
-        blocks = Permutation(last + 1, self.seed, epoch)
+
+        size = self.block
+        last_block = (self.count - 1) // size
+        last_size = (self.count - 1) % size + 1
+        blocks = Permutation(last_block + 1, self.seed, epoch)
+
         # As if the last block were as long as the others, wherever it comes.
-        end = blocks(np.array([last]), inverse=True)[0] * size + short
-        block, place = np.divmod(np.where(turns < end, turns, turns + (size - short)), size)
+        last_turn = blocks(np.array([last_block]), inverse=True)[0]
+        end = last_turn * size + last_size
+        stretched = np.where(turns < end, turns, turns + (size - last_size))
+        block, place = np.divmod(stretched, size)
         block = blocks(block)
+
         tweak = block.astype(np.uint32) * np.uint32(0x9E3779B9)
-        for chosen, limit in ((block < last, size), (block == last, short)):
-            place[chosen] = Permutation(limit, self.seed, epoch, 1)(place[chosen], tweak[chosen])
+        for chosen, limit in ((block < last_block, size), (block == last_block, last_size)):
+            inside = Permutation(limit, self.seed, epoch, 1)
+            place[chosen] = inside(place[chosen], tweak[chosen])
         return block * size + place
 
 
-def order_of(samples: Any, settings: Any, rank: int = 0, world: int = 1, train: bool = True) -> Order:
-    """The order that `data.order` names, the workload's own where it has one of that name."""
-    make: type[Order] = getattr(samples, "orders", {}).get(settings.data.order, Order)
-    return make(len(samples), settings, rank, world, train)
+def batch_limit(count: int) -> int:
+    """Return the largest global batch for so many samples: the next power of two.
+
+    A power of two does not depend on the number of processes, so that another number can resume a
+    run. Small batches are never limited: padding them is cheap, and keeps training and evaluation at
+    one shape.
+    """
+    return max(PADDED_BATCH, 1 << max(count - 1, 0).bit_length())
+
+
+def order_of(
+    samples: Any,
+    settings: Any,
+    rank: int = 0,
+    world: int = 1,
+    train: bool = True,
+    fraction: float = 1.0,
+) -> Order:
+    """Make the order that `data.order` names: the workload's own, if it has one of that name.
+
+    fraction: of the samples that an evaluation takes; always the same ones.
+    """
+    own_orders = getattr(samples, "orders", {})
+    make: type[Order] = own_orders.get(settings.data.order, Order)
+    # An order of your own needs no such argument until somebody asks for a fraction.
+    arguments: dict[str, Any] = {}
+    if fraction != 1:
+        arguments["fraction"] = fraction
+    return make(len(samples), settings, rank, world, train, **arguments)

@@ -1,63 +1,74 @@
-"""The step's arithmetic: fp32, tf32, fp16 with loss scaling, bf16, fp8; division, clipping, the update.
+"""The step's arithmetic: precision and loss scaling; division, clipping, the update.
 
-What each does, when it hurts, how to turn it off (`training.precision`):
-* tf32: matmuls on tensor cores with 10 bits of mantissa, about 3.3 digits; memory and reproducibility
-  are those of fp32. Peak 8x on A100, 1x on GeForce 30/40/50, none before sm 8.0.
+What each precision does, when it hurts, how to turn it off (`training.precision`):
+* tf32: matmuls on tensor cores with 10 bits of mantissa, about 3.3 digits; memory and
+  reproducibility are those of fp32. Peak 8x on A100, 1x on GeForce 30/40/50, none before sm 8.0.
 * bf16: same range as fp32, about 2.4 digits; no loss scaling. Emulated, thus slow, before sm 8.0.
-* fp16: same speed as bf16, narrow range; gradients are scaled, and a step that overflows is skipped.
-* fp8: bf16, and linear layers inside blocks multiply in fp8 (`engine/fp8.py`, only where it was chosen).
+* fp16: same speed as bf16, narrow range; gradients are scaled, and a step that overflows is
+  skipped.
+* fp8: bf16, and linear layers inside blocks multiply in fp8 (`engine/fp8.py`, only where it was
+  chosen).
 """
 
 from __future__ import annotations
 
 import math
+import time
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
+HALF = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
 SCALE = 65536.0  # GradScaler's own start for a mean loss; ours is a sum over `weight` targets
 
 
 class Precision:
     """Autocast, loss scaling and the guarded optimizer step of one resolved precision.
 
-    name: fp32 | tf32 | fp16 | bf16 | fp8 (`gpus.resolve_precision` has already turned `auto` into one).
+    name: fp32 | tf32 | fp16 | bf16 | fp8 (`gpus.resolve_precision` has turned `auto` into one).
     """
 
     def __init__(self, name: str, device: torch.device):
-        self.name, self.device = name, device
-        self.dtype = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.bfloat16}.get(name)
-        self.scaler = torch.amp.GradScaler(device.type, init_scale=SCALE) if name == "fp16" else None
+        self.name = name
+        self.device = device
+        self.dtype = HALF.get(name)
+        self.scaler: torch.amp.GradScaler | None = None
+        if name == "fp16":
+            self.scaler = torch.amp.GradScaler(device.type, init_scale=SCALE)
         self._skipped: Tensor | float = 0.0  # steps that overflowed; on the device
-        # In float32 matmuls, and in cuDNN's convolutions and RNNs, which use it even in "highest" by default.
-        # Two calls and no more: setting the newer `fp32_precision` flags as well makes later reads raise.
+        # In float32 matmuls, and in cuDNN's convolutions and RNNs, which use it even in "highest"
+        # by default. Two calls and no more: setting the newer `fp32_precision` flags as well makes
+        # later reads raise.
         tf32 = name == "tf32" or self.dtype is not None
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
         torch.backends.cudnn.allow_tf32 = tf32
 
     def autocast(self) -> Any:
-        """The forward's context; weights and the loss stay float32."""
+        """Return the forward's context; weights and the loss stay float32."""
         return torch.autocast(self.device.type, self.dtype) if self.dtype else nullcontext()
 
     def calibrate(self, weight: float) -> None:
-        """Fits the scale to gradients of a sum over `weight` targets; else the first ~10 steps overflow."""
+        """Fit the scale to gradients of a sum over `weight` targets.
+
+        Else the first ~10 steps overflow.
+        """
         if self.scaler is not None:
             exponent = math.ceil(math.log2(max(weight, 1.0)))
             self.scaler = torch.amp.GradScaler(self.device.type, init_scale=SCALE / 2**exponent)
 
     def scale(self, gradient: Tensor) -> Tensor:
-        """The gradient that backward starts from, times the loss scale."""
+        """Return the gradient that backward starts from, times the loss scale."""
         return gradient if self.scaler is None else self.scaler.scale(gradient)
 
     def step(self, optimizer: Any, clip: float, divisor: Tensor) -> Tensor:
-        """Unscales, divides by `divisor`, clips to the norm `clip` (0 = off), steps, clears. No host sync
-        when fused.
+        """Unscale, divide by `divisor`, clip to the norm `clip` (0 = off), step, clear.
 
-        `optimizer` may be a framework's wrapper with the real one at `.optimizer`: the wrapper's
-        `step()` keeps the framework's count, the real one gets the overflow flag.
-        Returns the norm before division and clipping, a scalar on the device.
+        There is no host sync when fused. `optimizer` may be a framework's wrapper with the real one
+        at `.optimizer`: the wrapper's `step()` keeps the framework's count, the real one gets the
+        overflow flag. Returns the norm before division and clipping, a scalar on the device.
         """
         raw = getattr(optimizer, "optimizer", optimizer)
         if self.scaler is not None:
@@ -67,10 +78,12 @@ class Precision:
         norm = torch.nn.utils.get_total_norm(gradients)
         if hasattr(norm, "full_tensor"):  # a sharded model's, as a DTensor
             norm = norm.full_tensor()
-        # One pass over the gradients for both: g / divisor, and g / norm * clip where that is smaller.
+
+        # One pass over the gradients for both: g / divisor, and g / norm * clip where that is
+        # smaller.
         whole = torch.maximum(divisor, norm / clip) if clip else divisor
-        own = [gradient.to_local() if hasattr(gradient, "to_local") else gradient for gradient in gradients]
-        torch._foreach_div_(own, whole)
+        torch._foreach_div_([own_part(gradient) for gradient in gradients], whole)
+
         if self.scaler is None:
             optimizer.step()
         else:
@@ -79,17 +92,18 @@ class Precision:
         return norm
 
     def _guarded(self, optimizer: Any, raw: Any) -> None:
-        """A step that an overflow skips: inside the fused kernel, or after one look at the flag.
+        """Step, unless there was an overflow.
 
-        `scaler.step()` does not see through a framework's wrapper, and would let the overflow into the
-        weights.
+        The fused kernel skips that by itself; else the flag is read once. `scaler.step()` does not
+        see through a framework's wrapper, and would let the overflow into the weights.
         """
         assert self.scaler is not None
         overflow = sum(self.scaler._found_inf_per_device(raw).values())
         self._skipped = self._skipped + (overflow > 0)
         fused = getattr(raw, "_step_supports_amp_scaling", False)
         if fused:
-            raw.grad_scale, raw.found_inf = None, overflow
+            raw.grad_scale = None
+            raw.found_inf = overflow
         elif overflow:  # host sync: the price of an unfused optimizer under fp16
             raw.zero_grad(set_to_none=True)  # no gradients, no update; a framework counts the step
         optimizer.step()
@@ -98,8 +112,9 @@ class Precision:
         self.scaler.update()
 
     def skipped(self) -> float:
-        """How many steps overflowed since the last call (host sync)."""
-        count, self._skipped = float(self._skipped), 0.0
+        """Return how many steps overflowed since the last call (host sync)."""
+        count = float(self._skipped)
+        self._skipped = 0.0
         return count
 
     def state_dict(self) -> dict[str, Any]:
@@ -112,8 +127,55 @@ class Precision:
             self._skipped = state.get("skipped", 0.0)
 
 
+def own_part(gradient: Any) -> Tensor:
+    """Return this rank's part of a sharded model's gradient; of another all of it."""
+    part: Tensor = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+    return part
+
+
+def cost_on_cpu(name: str, in_float32: str = "") -> str:
+    """Say what fp16, bf16 or fp8 costs on this CPU; an empty text for fp32 and tf32.
+
+    in_float32: the part of the model that computes in float32 all the same.
+    """
+    if name not in HALF:
+        return ""
+    name = "bf16" if name == "fp8" else name
+    ratio = half_against_float32(HALF[name])
+    digits = 0 if ratio >= 10 else 1
+    text = f"{name} on this CPU: a matrix product takes {ratio:.{digits}f}x as long as in fp32"
+    text += " (measured)"
+    if in_float32:
+        text += f"; {in_float32} computes in float32"
+    return text
+
+
+def half_against_float32(dtype: torch.dtype, tries: int = 3) -> float:
+    """Measure how many times as long as in float32 a linear layer takes in `dtype` on this CPU.
+
+    It runs under autocast, takes a few hundredths of a second, draws no random numbers and leaves
+    the threads as they are.
+    """
+    rows = 128
+    size = 256
+    inputs = torch.full((rows, size), 0.01)
+    weight = torch.full((size, size), 0.01)
+
+    def fastest(half: bool) -> float:
+        best = math.inf
+        with torch.no_grad(), torch.autocast("cpu", dtype, enabled=half):
+            functional.linear(inputs, weight)  # the first call prepares the kernel
+            for _ in range(tries):
+                begin = time.perf_counter()
+                functional.linear(inputs, weight)
+                best = min(best, time.perf_counter() - begin)
+        return best
+
+    return fastest(half=True) / fastest(half=False)
+
+
 def total(losses: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """() targets of all micro-batches of a group, from their (loss, targets)."""
+    """Return () targets of all micro-batches of a group, from their (loss, targets)."""
     if len(losses) == 1:
         return losses[0][1]
     return torch.stack([targets for _, targets in losses]).sum()

@@ -1,8 +1,8 @@
 """The types that parts exchange; each part knows these and nothing of its neighbours.
 
-A sample is a set of *spans of rows*: for each named array of the store a start and a length. That one
-notion covers a table row, a window of a series, a block of tokens, a ragged pair of texts and a day
-of a stock panel. Rows are stored once; nothing is copied per sample and no workload pads.
+A sample is a set of *spans of rows*: for each named array of the store a start and a length. That
+one notion covers a table row, a window of a series, a block of tokens, a ragged pair of texts and a
+day of a stock panel. Rows are stored once; nothing is copied per sample and no workload pads.
 
 Shapes: `B` samples in a batch, `K` spans of one sample in one array, `W` padded width of a span.
 """
@@ -18,10 +18,10 @@ from torch import Tensor
 from .errors import UserError
 
 Batch = dict[str, Tensor]
-"""What a model gets: every tensor has the batch as its first axis and lies on the device. It is
-valid until the next `next()` of its loader. `present` (B,) bool is False where the batch is filled up with
-rows that count for nothing; `index` (B,) int64 is the sample's number, −1 there; `fresh` (B,) bool is False
-where a carried state goes on."""
+"""What a model gets: every tensor has the batch as its first axis and is on the device. It is
+valid until the next `next()` of its loader. `present` (B,) bool is False in rows that are padding;
+`index` (B,) int64 is the sample's number, −1 there; `fresh` (B,) bool is False where a carried
+state continues."""
 
 
 class Spans(NamedTuple):
@@ -29,29 +29,34 @@ class Spans(NamedTuple):
 
     starts: np.ndarray  # (B,) or (B, K) int64, first row
     lengths: np.ndarray  # the same shape, int64, at most `width`
-    width: int  # padded length, the same for every batch of an epoch or as small as the batch allows
+    width: (
+        int  # padded length, the same for every batch of an epoch or as small as the batch allows
+    )
 
 
 class Rows(NamedTuple):
-    """The rows of one `Spans`, read by a loader in the stored dtype; behind `lengths` stand zeros."""
+    """The rows of one `Spans`, read by a loader in the stored dtype; zeros after `lengths`."""
 
     values: Tensor  # (B, W, *row) or (B, K, W, *row)
     lengths: Tensor  # (B,) or (B, K) int64
 
 
 class Output(NamedTuple):
-    """What a model's forward gives. A NamedTuple, because FSDP and DDP look for tensors inside it."""
+    """What a model's forward gives. A NamedTuple: FSDP and DDP look for tensors inside it."""
 
     loss: Tensor  # () float32: mean over `weight` targets; 0 where there is none
     weight: Tensor  # () float32: how many targets the loss is a mean of
     metrics: dict[str, tuple[Tensor, Tensor]] = {}  # noqa: RUF012 - name: (sum, count); () each
-    carry: Any = None  # tensors (batch axis first) that the next batch of the same lanes starts from
+    carry: Any = (
+        None  # tensors (batch axis first) that the next batch of the same lanes starts from
+    )
 
 
 class Samples(Protocol):
     """`dataset.Samples(store, settings, split)`: what a sample is. Host methods are pure numpy.
 
-    `training` is set to whether a loader takes the samples to train; `random_start` shifts only then.
+    `training` is set to whether a loader takes the samples to train; `random_start` shifts only
+    then.
     """
 
     training: bool
@@ -64,23 +69,26 @@ class Samples(Protocol):
     def batch(self, rows: dict[str, Rows]) -> Batch:
         """On the device: split, shift, cast, mask. The loader adds `index`, `present`, `fresh`."""
 
-    # Optional: `orders`, by value of `data.order` a subclass of Order, or what makes one from its arguments.
-    # Optional, for `hooks/throughput.py` where a workload counts in tokens: `tokens`, how many targets a mean
-    # sample has, and `typical()`, a batch of one such sample.
+    # Optional: `orders`, by value of `data.order` a subclass of Order, or what makes one from its
+    # arguments.
+    # Optional, for `hooks/throughput.py` where a workload counts in tokens: `tokens`, how many
+    # targets a mean sample has, and `typical()`, a batch of one such sample.
     # Optional: host(rows, indices, epoch) -> rows runs in the worker or reader thread: real CPU
     # work per sample, such as augmentation, seeded by (seed, epoch, index) alone.
 
 
 class Loader(Protocol):
-    """`Loader(samples, store, settings, order, device)`: the batches of an `order.Order` on the device."""
+    """`Loader(samples, store, settings, order, device)`: batches of an `Order`, on the device."""
 
-    stall_seconds: float  # how long `next()` waited so far for the GPU's earlier steps, and not for data
+    stall_seconds: (
+        float  # how long `next()` waited so far for the GPU's earlier steps, and not for data
+    )
 
     def __len__(self) -> int:
         """Batches an epoch, the same on every rank."""
 
     def epoch(self, number: int, start_batch: int = 0) -> Iterator[Batch]:
-        """The batches of epoch `number` from `start_batch` on; a pure function of seed and numbers."""
+        """Batches of epoch `number` from `start_batch` on; a pure function of seed and numbers."""
 
     def stats(self) -> dict[str, float]: ...
 
@@ -93,17 +101,19 @@ class Model(Protocol):
     def forward(self, batch: Batch) -> Output: ...
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
-        """Predictions in original units, batch first; and `carry`, as of forward, where it has one."""
+        """Predictions in original units, batch first; and `carry`, as of forward, if it has one."""
 
     def blocks(self) -> list[Any]:
         """The repeated layers, of own classes: compiled, checkpointed and sharded one by one.
 
-        A block may have `apart()`: parts of it that are called outside of its forward, sharded by themselves.
+        A block may have `apart()`: parts of it that are called outside of its forward, sharded by
+        themselves.
         """
 
 
 def keeps(names: Iterable[str], found: object, title: str) -> None:
-    """Raises `UserError` where what yours gives lacks one of `names`."""
-    if missing := [name for name in names if not hasattr(found, name)]:
+    """Raise `UserError` where what yours gives lacks one of `names`."""
+    missing = [name for name in names if not hasattr(found, name)]
+    if missing:
         what = f"{title} has no {' and no '.join(missing)}"
         raise UserError(what, "model.py", "its contract stands in engine/seams.py")

@@ -1,6 +1,7 @@
-"""Watchers of the training loop: each file here with a class `Hook` is one, found by its name alone.
+"""Hooks of the training loop: each file here with a class `Hook` is one, found by its name alone.
 
-Any of these methods, on every rank, in the order of the files' names; `run` is `engine.run.Run`:
+It has any of these methods. They run on every rank, in the order of the files' names; `run` is
+`engine.run.Run`:
 
     class Hook:
         trials = False  # leave it out of the short runs of benchmark and tune
@@ -12,15 +13,13 @@ Any of these methods, on every rank, in the order of the files' names; `run` is 
                 run.monitor.alert(run.progress.step, "loss", "the loss is above 100")
         def evaluating(self, run): ...  # a context manager around an evaluation
         def after_evaluation(self, run, metrics): ...  # what it adds to them stands in the row
-        def on_error(self, run, error): ...  # True: once more, from the newest checkpoint
         def state_dict(self): ...  # for checkpoints: plain values and tensors
         def load_state_dict(self, state): ...  # on resume, and from phase to phase
         def close(self, run): ...  # at the end, also after an error
 
-A method that reads a value from the GPU (`.item()`) makes it wait; what one rank alone finds ends the run by
-`run.fail(error)`. Settings of a hook are a `class Sections`, parts of report.md `def report(run: Path)`: see
-`watch.py` where the project has it, and `engine/config.py`.
+A method that reads a value from the GPU (`.item()`) makes it wait; what one rank alone finds ends
+the run by `run.fail(error)`. Settings of a hook are a `class Sections`, parts of report.md
+`def report(run: Path)`: see `watch.py` where the project has it, and `engine/config.py`.
 
-Each phase and each attempt has hooks of its own; `run.session.attempts` counts the attempts. On several ranks
-`on_error` hears what all of them see, and no crash of one.
+Each phase has hooks of its own.
 """

@@ -1,8 +1,8 @@
 """Pictures of what the model does, made at evaluations, for the report and the tracker.
 
-What they show stands in `pictures.py` beside `model.py`; without that file there are none. Rank 0 draws them.
-All together they take a fiftieth of the run's time, beside the first and the last. They draw no random number
-of the training, and end no run: what fails is one note.
+What they show is in `pictures.py` next to `model.py`; without that file there are none. Rank 0
+draws them. Apart from the first and the last they take a fiftieth of the run's time together. They
+draw no random number of the training, and end no run: what fails is one note.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 from ..engine.files import read_rows, replacing
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from ..assemble import Project
     from ..engine.run import Run
     from ..engine.seams import Batch
@@ -24,83 +26,124 @@ THERE = (Path(__file__).parents[1] / "pictures.py").exists()
 
 
 class Hook:
-    """Predicts some validation samples and draws them (host sync, at evaluations alone)."""
+    """What predicts some validation samples and draws them (host sync, at evaluations alone)."""
 
     trials = False
 
     def __init__(self) -> None:
-        self.begun, self.spent, self.draws = time.perf_counter(), 0.0, THERE
+        self.begun = time.perf_counter()
+        self.spent = 0.0
+        self.draws = THERE
 
     def after_evaluation(self, run: Run, metrics: dict[str, float]) -> None:
-        project, step, now = run.project, run.progress.step, time.perf_counter()
-        group, rare = project.distributed, self.spent <= SHARE * (now - self.begun)
-        due = group.gather(self.draws and (rare or step >= run.end))[0]  # by rank 0's clock
-        if not due or not (group.is_main or group.forward_exchanges):
+        now = time.perf_counter()
+        project = run.project
+        group = project.distributed
+        is_due = self.draws and (self._is_rare(now) or run.progress.step >= run.last_step)
+        is_due = group.gather(is_due)[0]  # by rank 0's clock
+        takes_part = group.is_main or group.forward_exchanges
+        if not is_due or not takes_part:
             return
+
         was_training = project.model.training
         project.model.eval()
         try:
-            files = draw(project, run.validation, run.folder / FOLDER)
-            if run.monitor.tracker is not None:
-                run.monitor.tracker.show(step, {f"validation/{file.stem}": file for file in files})
-            run.monitor.event(step, FOLDER, seconds=time.perf_counter() - now)
-        except Exception as error:  # of matplotlib, of a `pictures.py` for other data, of a full disk
+            self._draw(run, now)
+        except (
+            Exception
+        ) as error:  # of matplotlib, of a `pictures.py` for other data, of a full disk
             self.draws = False
             run.monitor.line(f"note: no more pictures: {type(error).__name__}: {error}")
         finally:
             project.model.train(was_training)
         self.spent += time.perf_counter() - now
 
+    def _is_rare(self, now: float) -> bool:
+        return self.spent <= SHARE * (now - self.begun)
+
+    def _draw(self, run: Run, begun: float) -> None:
+        step = run.progress.step
+        files = draw(run.project, run.validation, run.folder / FOLDER)
+        if run.monitor.tracker is not None:
+            run.monitor.tracker.show(step, {f"validation/{file.stem}": file for file in files})
+        run.monitor.event(step, FOLDER, seconds=time.perf_counter() - begun)
+
 
 def draw(project: Project, loader: Any, folder: Path) -> list[Path]:
-    """Writes what `pictures` gives: figures as .png, texts as .md. None on other ranks than 0."""
+    """Write what `pictures` gives: figures as .png, texts as .md. None on other ranks than 0."""
     from .. import pictures
 
-    batch, found = predicted(project, loader, pictures)
+    batch, answers = predicted(project, loader, pictures)
+    if not project.distributed.is_main:
+        return []
     files = []
-    drawn = pictures.pictures(batch, found, project) if project.distributed.is_main else {}
-    for name, picture in drawn.items():
+    for name, picture in pictures.pictures(batch, answers, project).items():
         folder.mkdir(exist_ok=True)
-        files.append(folder / f"{name}.{'md' if isinstance(picture, str) else 'png'}")
-        with replacing(files[-1]) as file:
-            file.write(picture.encode()) if isinstance(picture, str) else picture.savefig(file, dpi=110)
+        path = folder / f"{name}.{'md' if isinstance(picture, str) else 'png'}"
+        with replacing(path) as file:
+            if isinstance(picture, str):
+                file.write(picture.encode())
+            else:
+                picture.savefig(file, dpi=110)
+        files.append(path)
     return files
 
 
 def predicted(project: Project, loader: Any, pictures: Any) -> list[Batch]:
-    """The first `SAMPLES` samples of a loader, a batch at least, and what the model says of them; on the CPU.
+    """Return the first `SAMPLES` samples of a loader and what the model says of them, on the CPU.
 
-    `pictures.answer(project, batch)` says it where there is one, perhaps of a batch's first samples alone;
-    else the model's `predict`.
+    They are a batch at least. `pictures.answer(project, batch)` says it where there is one, perhaps
+    of a batch's first samples alone; else the model's `predict`.
     """
     import torch
 
     from ..engine.progress import RecurrentState
 
-    recurrent, count, parts = RecurrentState(), 0, []
+    recurrent = RecurrentState()
     answer = getattr(pictures, "answer", lambda project, batch: project.model.predict(batch))
+    count = 0
+    batches: list[Batch] = []
+    predictions: list[Batch] = []
     for batch in loader.epoch(0):
         recurrent.attach(batch)
         with torch.no_grad(), project.precision.autocast():
-            found = answer(project, batch)
-        recurrent.state = found.pop("carry", None)
+            prediction = answer(project, batch)
+        recurrent.state = prediction.pop("carry", None)
         batch.pop("carry", None)
-        there = batch["present"]
-        parts.append([{name: x[there[: len(x)]].cpu() for name, x in y.items()} for y in (batch, found)])
-        count += int(there.sum())
+
+        present = batch["present"]
+        batches.append(present_rows(batch, present))
+        predictions.append(present_rows(prediction, present))
+        count += int(present.sum())
         if count >= pictures.SAMPLES:
             break
-    return [{name: torch.cat([part[name] for part in y]) for name in y[0]} for y in zip(*parts, strict=True)]
+    return [joined(batches), joined(predictions)]
+
+
+def present_rows(batch: Batch, present: Tensor) -> Batch:
+    """Return the rows that are no padding, on the CPU."""
+    return {name: values[present[: len(values)]].cpu() for name, values in batch.items()}
+
+
+def joined(batches: list[Batch]) -> Batch:
+    """Return several batches as one."""
+    import torch
+
+    return {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
 
 
 def report(run: Path) -> list[str]:
-    """What was drawn last, for report.md."""
+    """Return what was drawn last, for report.md."""
     drawn = [row for row in read_rows(run / "events.jsonl") if row.get("event") == FOLDER]
-    files = sorted((run / FOLDER).glob("[!.]*"), key=lambda file: (file.suffix != ".png", file.name))
+    files = sorted(
+        (run / FOLDER).glob("[!.]*"), key=lambda file: (file.suffix != ".png", file.name)
+    )
     if not drawn or not files:
         return []
     lines = [f"## Pictures: validation at step {drawn[-1]['step']:,}"]
     for file in files:
-        text = file.suffix == ".md"
-        lines += ["", file.read_text(encoding="utf-8") if text else f"![{file.stem}]({FOLDER}/{file.name})"]
+        text = f"![{file.stem}]({FOLDER}/{file.name})"
+        if file.suffix == ".md":
+            text = file.read_text(encoding="utf-8")
+        lines += ["", text]
     return lines

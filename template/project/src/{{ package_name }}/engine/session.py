@@ -1,0 +1,207 @@
+"""One call of `train`, from the run's folder to the exit code: phases, status, report."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from .checkpoint import Checkpoint
+from .errors import NonFinite, UserError, explain
+from .files import write_text
+from .nonfinite import explain_non_finite
+from .progress import Progress
+from .report import write_report
+from .run import Run
+from .runs import amend, write_environment, write_status
+from .signals import Signals
+
+if TYPE_CHECKING:
+    from ..assemble import Project
+    from ..config import Settings
+    from .distributed import Distributed
+
+
+@dataclass
+class Session:
+    """One call of `train` on one run folder; a context manager."""
+
+    folder: Path
+    settings: Settings
+    assemble: Callable[[Settings], Project]
+    distributed: Distributed  # only rank 0 writes and prints
+    limit: int = 0  # stop this call after that step, whatever the length of the run
+    resumed: bool = False
+    trial: bool = False  # metrics only: no evaluation, no checkpoint, no report
+    changed: dict[str, object] = field(default_factory=dict)  # previous values on resume
+
+    def __post_init__(self) -> None:
+        self.is_main = self.distributed.is_main
+        self.progress = Progress()
+        self.signals = Signals(self.is_main)
+        self.notes = [*self.settings.notes]
+        self.phase_settings = self.settings
+        self.run: Run | None = None  # the current phase, once it is ready
+        self.closing = contextlib.ExitStack()  # what the current phase has open
+
+    def __enter__(self) -> Session:
+        self.signals.listen()
+        if self.is_main and not self.resumed:
+            write_text(self.folder / "config.resolved.yaml", self.settings.to_yaml())
+        return self
+
+    def __exit__(
+        self, kind: type | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.signals.restore()
+        self.closing.close()
+        explained = self._explain(error)
+        if self.is_main:
+            self._write_outcome(explained or error)
+        if explained is not None:
+            explained.reported = not self.is_main and isinstance(error, NonFinite)
+            raise explained from error
+
+    def _explain(self, error: BaseException | None) -> UserError | None:
+        """Return one line for an error that a setting can fix; None for any other."""
+        if isinstance(error, NonFinite) and self.run is not None:
+            return explain_non_finite(error, self.run)
+        order = None
+        if self.run is not None:
+            order = self.run.loader.order
+        return explain(error, self.phase_settings, order)
+
+    # --- phases
+
+    def train(self, fit: Callable[[Run], None], phase: int = 0) -> None:
+        """Train all phases, or only this one (from 1)."""
+        for run in self.phases(phase):
+            fit(run)
+
+    def phases(self, only: int = 0) -> Iterator[Run]:
+        """Yield each phase, ready to train; a run without phases is one of them.
+
+        only: this phase alone (from 1), from the checkpoint of the one before.
+        """
+        num_phases = len(self.settings.phases)
+        if self.resumed and num_phases:
+            checkpoint = Checkpoint(self.folder / "checkpoints", self.distributed)
+            self.progress.phase = checkpoint.peek("last").get("phase", 0)
+        first = self.progress.phase + 1
+        if 0 < only < first:
+            where = f"the run is in phase {first}"
+            raise UserError(f"phase {only} is finished", where, "--resume goes on with it")
+
+        for number in range(first, max(num_phases, 1) + 1):
+            run = self._begin_phase(number)
+            if number == only - 1 and not run.is_done:
+                where = f"step {self.progress.step} of {run.last_step}"
+                raise UserError(f"phase {number} is not finished", where, "resume it first")
+            yield run
+            if not run.is_done or number == only:
+                return
+            if number < num_phases:
+                self.closing.close()
+                self.progress.next_phase()
+
+    def _begin_phase(self, number: int) -> Run:
+        """Build, check one batch, restore, start."""
+        if self.settings.phases:
+            self.phase_settings = self.settings.phase(number)
+        run = Run(
+            self.folder,
+            self.assemble(self.phase_settings),
+            self.progress,
+            self.signals,
+            self.closing,
+            limit=self.limit,
+            trial=self.trial,
+        )
+        run.check_one_batch()
+        run.restore(self.resumed)
+        run.start()
+        self.run = run
+        self._introduce(run)
+        self.distributed.together(lambda: run.call_hooks("start"))
+        return run
+
+    def _introduce(self, run: Run) -> None:
+        """Print what is trained and how; write it to the run's folder."""
+        self.notes += run.notes
+        self.notes += run.project.remarks(run.loader, run.validation)
+        if self.resumed:
+            run.monitor.line(f"resumed at step {self.progress.step} of {run.last_step}")
+            self._amend_settings()
+        num_parameters = run.monitor.introduce(run.num_steps, run.global_batch_size, self.notes)
+        if not self.is_main:
+            return
+        write_environment(
+            self.folder,
+            run.project.device,
+            optimizations=run.project.optimizations,
+            changed=self.settings.changed(),
+            notes=self.notes,
+            parameters=num_parameters,
+        )
+        run.project.store.remember(self.folder)
+        write_status(self.folder, "running", "", self.progress.step, resumed=self.resumed)
+
+    def _amend_settings(self) -> None:
+        """Write the values that hold from here on into the run's settings."""
+        since = f"from step {self.progress.step} on"
+        for key, before in self.changed.items():
+            value = self.settings.value(key)
+            self.notes.append(f"{since} {key} is {value}; it was {before}")
+        if self.is_main and self.changed:
+            amend(self.folder, self.settings.to_yaml(), since)
+        self.changed = {}
+
+    # --- the outcome
+
+    @property
+    def exit_code(self) -> int:
+        """0, or 128 + the signal that ended the run (143 SIGTERM, 130 SIGINT)."""
+        if self.run is None or self.run.stop == 0:
+            return 0
+        return 128 + self.run.stop
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last phase has come to its end."""
+        last_phase = max(len(self.settings.phases) - 1, 0)
+        return self.progress.phase == last_phase and self.run is not None and self.run.is_done
+
+    def _write_outcome(self, error: BaseException | None) -> None:
+        """Write status and report; remove the folder after an error found before the start."""
+        has_started = self.resumed or (self.folder / "env.json").exists()
+        if isinstance(error, UserError) and not has_started:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            return
+        # A full disk must not hide the error.
+        with contextlib.suppress(OSError):
+            state, reason = self._outcome(error)
+            write_status(self.folder, state, reason, self.progress.step)
+            if not self.trial:
+                write_report(self.folder)
+
+    def _outcome(self, error: BaseException | None) -> tuple[str, str]:
+        """Return the state and the reason."""
+        if isinstance(error, UserError):
+            return "failed", str(error)
+        if error is not None and not isinstance(error, BrokenPipeError):
+            return "failed", f"{type(error).__name__}: {error}"
+
+        # `train | head` breaks the pipe: that is no failure.
+        state = "finished" if self.finished else "stopped"
+        if error is not None:
+            return state, f"{type(error).__name__}: {error}"
+        if self.run is not None and self.run.stop:
+            return state, signal.Signals(self.run.stop).name
+        if self.finished:
+            return state, ""
+        return state, "--max-steps or --phase"

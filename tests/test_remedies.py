@@ -1,0 +1,449 @@
+"""What goes wrong for a new user while training: too large, not finite, too long. Each has a line."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from importing import imported
+from rendering import render
+from running import losses, newest_run, one_error, rows, run
+from variants import choices
+
+TABULAR = render(workload="tabular")
+memory = imported(TABULAR, "engine.memory")
+nonfinite = imported(TABULAR, "engine.nonfinite")
+alerts = imported(TABULAR, "engine.alerts")
+train = imported(TABULAR, "commands.train")
+config = imported(TABULAR, "config")
+errors = imported(TABULAR, "engine.errors")
+
+
+# ---- a batch that is larger than the split, or than the memory --------------------------------------
+
+
+@pytest.mark.parametrize("framework", choices("framework"))
+@pytest.mark.first(1)
+def test_a_batch_larger_than_the_split_is_reduced_and_resumes(
+    framework: str, tmp_path: Path
+) -> None:
+    project = render(workload="tabular", framework=framework)
+    words = ("--data.batch_size", "100000000", "--training.max_steps", "3", "--model.width", "16")
+    words += ("--monitor.every_steps", "1", "--data.fraction", "0.1")
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    done = run(project, "train", *words, cwd=whole)
+    assert done.code == 0, done.err
+    assert "note: a batch of 2,048 samples: the training split has 1,400" in done.out
+    assert "3 steps of 2,048 samples" in done.out
+
+    assert run(project, "train", *words, "--max-steps", "1", cwd=parts).code == 0
+    again = run(project, "train", "--resume", cwd=parts)
+    assert again.code == 0, again.err
+    assert losses(parts) == losses(whole)
+
+
+def little_memory(size: int) -> Callable[[], None]:
+    """For `run(..., before=…)`: so many bytes are free."""
+
+    def place() -> None:
+        from my_training.engine import memory  # type: ignore[import-not-found]
+
+        memory.free_memory = lambda device: size
+
+    return place
+
+
+@pytest.mark.parametrize(
+    "free",
+    [
+        500_000,  # less than its rows
+        5_000_000,  # less than what forward keeps
+    ],
+)
+def test_a_batch_that_does_not_fit_is_an_error_before_the_first_step(
+    free: int, tmp_path: Path
+) -> None:
+    flags = ("--data.batch_size", "14000", "--model.width", "64")
+    refused = run(TABULAR, "train", *flags, cwd=tmp_path, before=little_memory(free))
+    line = one_error(
+        refused, "out of memory: a batch of 14,000 samples needs about .+ MB", "MB are free"
+    )
+    needed, left = (float(size) for size in re.findall(r"([\d.]+) MB", line))
+    assert needed > left == free / 1e6
+    suggested = int(re.search(r"--data.batch_size (\d+)", line)[1])
+    groups = int(re.search(r"gradient_accumulation_steps (\d+)", line)[1])
+    assert suggested * groups >= 14_000 > suggested * (groups - 1)
+    assert list((tmp_path / "runs").iterdir()) == []
+
+    smaller = (
+        "--data.batch_size",
+        str(suggested),
+        "--model.width",
+        "64",
+        "--training.max_steps",
+        "1",
+    )
+    smaller += ("--evaluation.batch_size", "64")
+    if free > 1_000_000:  # the rows alone do not say what a step needs
+        done = run(TABULAR, "train", *smaller, cwd=tmp_path, before=little_memory(free))
+        assert done.code == 0, done.err
+
+
+def test_a_batch_of_the_validation_that_does_not_fit_names_its_setting(tmp_path: Path) -> None:
+    flags = ("--data.batch_size", "8", "--evaluation.batch_size", "3000")
+    refused = run(TABULAR, "train", *flags, cwd=tmp_path, before=little_memory(100_000))
+    remedy = r": evaluation.batch_size: --evaluation.batch_size \d"
+    line = one_error(refused, "a batch of 3,000 samples", remedy)
+    assert "accumulation" not in line
+
+
+def test_the_measurement_of_a_small_batch_costs_no_bit_of_the_training(tmp_path: Path) -> None:
+    measured, plain = tmp_path / "measured", tmp_path / "plain"
+
+    def always() -> None:
+        from my_training.engine import memory  # type: ignore[import-not-found]
+
+        real = memory.kept_bytes
+
+        def kept_bytes(*arguments: Any) -> int:
+            Path("looked").write_text("")
+            return real(*arguments)
+
+        memory.WORTH_MEASURING, memory.kept_bytes = 0, kept_bytes
+
+    words = ("--training.max_steps", "8", "--monitor.every_steps", "1", "--model.dropout", "0.2")
+    assert run(TABULAR, "train", *words, cwd=measured, before=always).code == 0
+    assert run(TABULAR, "train", *words, cwd=plain).code == 0
+    assert (measured / "looked").exists()
+    assert not (plain / "looked").exists(), "an ordinary run needs no look"
+    assert losses(measured) == losses(plain)
+
+
+def test_forward_keeps_as_much_as_its_layers_say() -> None:
+    """Two samples more keep two rows more of each layer's input, and no weight twice."""
+    layers = torch.nn.Sequential(torch.nn.Linear(10, 100), torch.nn.Tanh(), torch.nn.Linear(100, 1))
+    model = lambda batch: SimpleNamespace(loss=layers(batch["x"]).sum())  # noqa: E731
+    precision = imported(TABULAR, "engine.precision").Precision("fp32", torch.device("cpu"))
+    project = SimpleNamespace(model=model, precision=precision)
+    two, four = (memory.kept_bytes(project, {"x": torch.ones(count, 10)}) for count in (2, 4))
+    assert four - two == 2 * 4 * (10 + 100)
+
+
+def test_free_memory_is_what_a_container_leaves_and_shared_by_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    monkeypatch.setattr(memory, "CGROUPS", tmp_path)
+    cpu = torch.device("cpu")
+    outside = memory.free_memory(cpu)
+    assert outside > 1 << 20
+    (tmp_path / "memory.max").write_text("1000000\n")
+    (tmp_path / "memory.current").write_text("700000\n")
+    (tmp_path / "memory.stat").write_text("anon 500000\ninactive_file 200000\n")
+    own = Path("/proc/self/cgroup").read_text().strip().rpartition(":")[2].lstrip("/")
+    (tmp_path / own).mkdir(parents=True, exist_ok=True)
+    assert memory.free_memory(cpu) == 500_000
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert memory.free_memory(cpu) == 250_000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory.free_memory(cpu) > 1 << 19, "no limit"
+
+
+# ---- a loss that is not finite -----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("data")
+    given = config.load(overrides=[("data.path", str(folder)), ("model.width", "16")])
+    imported(TABULAR, "dataset").synthesize(folder, given)
+    return given
+
+
+@pytest.fixture
+def failed(settings: Any) -> Any:
+    """A run of the tabular project as an explanation sees it."""
+    assemble = imported(TABULAR, "assemble")
+    group = imported(TABULAR, "engine.distributed").Distributed()
+    project = assemble.assemble(settings, group, assemble.open_store(settings))
+    return SimpleNamespace(
+        project=project, settings=settings, loader=project.loader("train", train=True)
+    )
+
+
+def spoil(
+    monkeypatch: pytest.MonkeyPatch, number: int, change: Callable[[dict, Any], None]
+) -> None:
+    """Changes one sample of every batch that has it."""
+    loader = imported(TABULAR, "engine.loader")
+    real = loader.deliver
+
+    def deliver(*arguments: Any) -> dict[str, Any]:
+        batch = real(*arguments)
+        change(batch, batch["index"] == number)
+        return batch
+
+    monkeypatch.setattr(loader, "deliver", deliver)
+
+
+def sample_in(failed: Any, epoch: int, batch: int) -> int:
+    return int(failed.loader.order.numbers(epoch, batch, batch + 1)[0][0, 5])
+
+
+def no_target(batch: dict, place: Any) -> None:
+    batch["target"][place] = math.nan
+
+
+def endless_feature(batch: dict, place: Any) -> None:
+    batch["features"][place, 2] = math.inf
+
+
+def huge_target(batch: dict, place: Any) -> None:
+    batch["target"][place] = 1e30
+
+
+@pytest.mark.parametrize("weights", ["fine", "broken"])
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (no_target, "'target' has nan: epoch 2"),
+        (endless_feature, r"'features' has inf in column 2 \(wind\): epoch 2"),
+        (huge_target, r"'target' reaches 1e\+30: epoch 2"),
+    ],
+)
+def test_a_bad_sample_is_named_whatever_the_weights_have_become(
+    change: Any, says: str, weights: str, failed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The synthetic table has empty cells, which are nan in a batch and no fault."""
+    number = sample_in(failed, 1, 8)
+    spoil(monkeypatch, number, change)
+    if weights == "broken":
+        with torch.no_grad():
+            for weight in failed.project.model.parameters():
+                weight.fill_(math.nan)
+    line = str(nonfinite.explain_non_finite(errors.NonFinite(9, 1, (7, 9)), failed))
+    assert re.search(says, line), line
+    assert f"training sample {number}: fix that sample" in line
+    assert "learning_rate" not in line
+
+
+def test_weights_that_broke_are_named_with_few_samples_and_advice(failed: Any) -> None:
+    with torch.no_grad():
+        failed.project.model.head.weight[0, 0] = math.inf
+    line = str(nonfinite.explain_non_finite(errors.NonFinite(9, 0, (8, 9)), failed))
+    assert "the loss of step 9 is not finite: the samples are fine, 1 of " in line
+    assert "such as head.weight: epoch 1, training samples " in line
+    assert line.endswith("lower optimizer.learning_rate (0.001)"), line
+    numbers = re.search(r"training samples ([\d, ]+) and (\d+) more", line)
+    assert len(numbers[1].split(", ")) + int(numbers[2]) == 32
+    assert len(numbers[1].split(", ")) == 4
+
+
+def test_large_weights_are_not_blamed_on_a_sample(failed: Any) -> None:
+    with torch.no_grad():
+        for weight in failed.project.model.parameters():
+            weight.mul_(1e12)
+    line = str(nonfinite.explain_non_finite(errors.NonFinite(9, 0, (8, 9)), failed))
+    assert "samples and weights are finite, so forward overflows" in line
+
+
+@pytest.mark.parametrize(
+    ("given", "precision", "expected"),
+    [
+        ((), "fp32", ["lower optimizer.learning_rate (0.001)"]),
+        (
+            ("training.gradient_clip=0",),
+            "fp32",
+            ["learning_rate (0.001)", "set training.gradient_clip 1"],
+        ),
+        (
+            ("training.gradient_clip=50",),
+            "fp32",
+            ["learning_rate (0.001)", "training.gradient_clip (50)"],
+        ),
+        (
+            ("schedule.warmup_steps=0",),
+            "fp32",
+            ["learning_rate (0.001)", "schedule.warmup_steps (0)"],
+        ),
+        ((), "bf16", ["learning_rate (0.001)", "set training.precision fp32 (bf16)"]),
+        ((), "fp16", ["set training.precision bf16 or fp32 (fp16)", "learning_rate (0.001)"]),
+    ],
+)
+def test_advice_fits_the_run(given: tuple[str, ...], precision: str, expected: list[str]) -> None:
+    found = nonfinite.advice(config.load(overrides=[tuple(x.split("=")) for x in given]), precision)
+    parts = found.split("; or ")
+    assert len(parts) == len(expected), found
+    for part, wanted in zip(parts, expected, strict=True):
+        assert wanted in part
+
+
+# ---- a run that is too long, an evaluation that is too long ------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (75.4, "0:01:15"),
+        (36 * 3600, "1 day, 12:00:00"),
+        (5 * 86400, "5 days"),
+        (200 * 86400, "7 months"),
+        (1e12, "31,710 years"),
+        (1e15, "31,709,792 years"),
+    ],
+)
+def test_a_time_is_in_a_unit_that_a_reader_knows(seconds: float, shown: str) -> None:
+    assert alerts.plain_duration(seconds) == shown
+
+
+def test_a_run_of_more_than_a_month_is_an_alert(tmp_path: Path) -> None:
+    words = ("--training.epochs", "1e9", "--max-steps", "3", "--monitor.every_steps", "1")
+    done = run(TABULAR, "train", *words, cwd=tmp_path)
+    assert done.code == 0, done.err
+    (alert,) = [line for line in done.out.splitlines() if line.startswith("alert: ")]
+    assert re.search(
+        r"another [\d,]+ years at this pace: lower training.epochs \(1,000,000,000\)", alert
+    )
+    assert alert.removeprefix("alert: ") in (newest_run(tmp_path) / "report.md").read_text()
+    assert alerts.long_run(29 * 86400, config.load()) is None
+    steps = config.load(overrides=[("training.max_steps", "70000000")])
+    assert "training.max_steps (70,000,000)" in alerts.long_run(1e8, steps)
+
+
+def pace(**known: float) -> Any:
+    return train.Pace(**{"step": 1.0, "evaluation": 10.0, "batches": 64, "epoch": 100} | known)
+
+
+@pytest.mark.parametrize(
+    ("left", "known", "words", "expected"),
+    [
+        (1100.0, {}, (), (990, 1.0)),  # 10 evaluations of 10 s
+        (90.0, {"evaluation": 52.0}, (), (68, 1 / 4)),  # one of 13 s
+        (1000.0, {}, ("evaluation.every_steps=10",), (798, 1 / 4)),
+        (
+            1000.0,
+            {"batches": 2},
+            ("evaluation.every_steps=10",),
+            (663, 1 / 2),
+        ),  # no less than a batch
+        (1000.0, {}, ("training.max_steps=6",), (6, 1.0)),
+        (-5.0, {}, (), (1, 1 / 64)),  # the trial has taken all of it
+        (100.0, {"evaluation": 0.0, "batches": 0}, (), (100, 1.0)),  # no validation split
+    ],
+)
+def test_evaluations_of_a_short_run_take_a_quarter_of_it(
+    left: float, known: dict, words: tuple[str, ...], expected: tuple[int, float]
+) -> None:
+    given = config.load(overrides=[tuple(x.split("=")) for x in words])
+    steps, fraction = train.plan(left, pace(**known), given)
+    assert (steps, fraction) == expected
+    every = given.evaluation.every_steps or 100
+    spent = math.ceil(steps / every) * fraction * pace(**known).evaluation
+    assert spent <= max(left, 0) / 4 or fraction * pace(**known).batches <= 1
+    assert steps * 1.0 + spent <= left or steps == 1
+
+
+def slow_evaluations() -> None:
+    from my_training.engine import evaluation  # type: ignore[import-not-found]
+
+    real = evaluation.seconds_of
+
+    def seconds_of(*arguments: Any) -> float:
+        assert real(*arguments) > 0
+        return 2000.0
+
+    evaluation.seconds_of = seconds_of
+
+
+@pytest.mark.parametrize("framework", choices("framework"))
+@pytest.mark.first(1)
+def test_a_short_run_measures_a_part_of_the_validation_and_says_so(
+    framework: str, tmp_path: Path
+) -> None:
+    project = render(workload="tabular", framework=framework)
+    words = ("--minutes", "100", "--data.batch_size", "64", "--training.max_steps", "4")
+    words += ("--evaluation.every_steps", "2", "--model.width", "16")
+    done = run(project, "train", *words, cwd=tmp_path, before=slow_evaluations)
+    assert done.code == 0, done.err
+    place = newest_run(tmp_path)
+    resolved = (place / "config.resolved.yaml").read_text()
+    fraction = re.search(r"^  fraction: (0\.\d+) +# --minutes 100$", resolved, re.MULTILINE)[1]
+    assert float(fraction) == 1 / 4, "two evaluations of 2,000 s would be too much of 6,000 s"
+    note = "validation on 1/4 of the split: "
+    assert f"note: {note}" in done.out
+    assert note in (place / "report.md").read_text()
+
+    measured = [row["loss"] for row in rows(tmp_path) if "split" in row]
+    assert len(measured) == 2
+    whole = tmp_path / "whole"
+    flags = (*words[2:], "--evaluation.fraction", fraction)
+    assert run(project, "train", *flags, "--max-steps", "2", cwd=whole).code == 0
+    assert run(project, "train", "--resume", cwd=whole).code == 0
+    assert [row["loss"] for row in rows(whole) if "split" in row] == measured
+
+    assert run(project, "evaluate", "--split", "validation", cwd=tmp_path).code == 0
+    evaluated = json.loads((place / "evaluation.json").read_text())["metrics"]["loss"]
+    assert evaluated not in measured, "of all samples"
+
+
+# ---- flags -------------------------------------------------------------------------------------------
+
+
+def test_dashes_and_underscores_are_the_same_in_flags(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRAINING_ROOT", ".")
+    main = imported(TABULAR, "__main__").main
+    words = (
+        "--data.batch-size",
+        "7",
+        "--optimizer.learning-rate=0.5",
+        "--max_steps",
+        "3",
+        "--print_config",
+    )
+    assert main(["train", *words]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"batch_size: 7 +# --data.batch_size$", shown, re.MULTILINE)
+    assert re.search(r"learning_rate: 0.5 +# --optimizer.learning_rate$", shown, re.MULTILINE)
+    assert main(["train", "--max_steps=-1"]) == 2
+    assert "no run has -1 steps" in capsys.readouterr().err
+
+
+def test_flags_are_written_as_their_command_declares_them() -> None:
+    module = imported(TABULAR, "__main__")
+    command = SimpleNamespace(__doc__="Fake.", arguments=lambda parser: declare(parser))
+
+    def declare(parser: Any) -> None:
+        parser.add_argument("--own_flag")
+        parser.add_argument("--other-flag")
+        parser.add_argument("rest", nargs="*")
+
+    parser = module.parser_of("fake", command)
+    words = [
+        "--own-flag",
+        "a_b-c",
+        "--other_flag=x-y_z",
+        "--no_such-flag",
+        "-n",
+        "--",
+        "--other_flag",
+    ]
+    expected = [
+        "--own_flag",
+        "a_b-c",
+        "--other-flag=x-y_z",
+        "--no_such-flag",
+        "-n",
+        "--",
+        "--other_flag",
+    ]
+    assert parser.as_declared(words) == expected
