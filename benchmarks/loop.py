@@ -310,9 +310,10 @@ def ours(framework: str, hook: str = "", **answers: Any) -> Callable[[Data, Path
                 precision=get("engine.precision").Precision("fp32", distributed.device),
             )  # fmt: skip
 
-        get("engine.run").check_memory = lambda *parts: (
-            None
-        )  # these batches have no rows to look at
+        phase: Any = get("engine.run")
+        assert hasattr(phase, "check_memory")
+        # These batches have no rows to look at.
+        phase.check_memory = lambda *parts: None
         folder.mkdir()
         seconds, found = 0.0, list[float]()
         # A trial: the other loops keep no checkpoint.

@@ -37,7 +37,7 @@ def measured(project: Path, folder: Path, workload: str, rehearse: bool) -> list
         from forking import forked_trials
         from running import run
 
-        words = ("benchmark", SWITCHES[0], *words, *SMALLEST)
+        words = ("benchmark", *words, *SMALLEST)
         done = run(project, *words, cwd=folder, before=forked_trials(project))
         assert done.code == 0, done.err
     else:
