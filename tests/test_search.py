@@ -469,9 +469,9 @@ def slower() -> None:
     engine = importlib.import_module(f"{PACKAGE}.engine.run")
     evaluate = engine.evaluate
 
-    def late(*parts: Any) -> Any:
+    def late(*parts: Any, **options: Any) -> Any:
         time.sleep(0.05)
-        return evaluate(*parts)
+        return evaluate(*parts, **options)
 
     engine.evaluate = late
 
