@@ -318,7 +318,7 @@ def test_a_run_of_more_than_a_month_is_an_alert(tmp_path: Path) -> None:
 
 
 def pace(**known: float) -> Any:
-    return train.Pace(**{"step": 1.0, "evaluation": 10.0, "batches": 64, "epoch": 100} | known)
+    return train.Pace(**{"step": 1.0, "evaluation": 10.0, "num_batches": 64, "steps_per_epoch": 100} | known)
 
 
 @pytest.mark.parametrize(

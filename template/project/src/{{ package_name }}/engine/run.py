@@ -20,7 +20,7 @@ from .tracker import Tracker
 from .weights import begin
 
 if TYPE_CHECKING:
-    from ..assemble import Project
+    from .project import Project
 
 FAILED = 255  # what the ranks agree on after one has called `fail`; no signal has this number
 
