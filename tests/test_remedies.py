@@ -376,7 +376,7 @@ def test_a_short_run_measures_a_part_of_the_validation_and_says_so(
     resolved = (place / "config.resolved.yaml").read_text()
     fraction = re.search(r"^  fraction: (0\.\d+) +# --minutes 100$", resolved, re.MULTILINE)[1]
     assert float(fraction) == 1 / 4, "two evaluations of 2,000 s would be too much of 6,000 s"
-    note = "validation on 1/4 of the split: "
+    note = "validation on 25.0% of the split: "
     assert f"note: {note}" in done.out
     assert note in (place / "report.md").read_text()
 
@@ -416,34 +416,3 @@ def test_dashes_and_underscores_are_the_same_in_flags(
     assert re.search(r"learning_rate: 0.5 +# --optimizer.learning_rate$", shown, re.MULTILINE)
     assert main(["train", "--max_steps=-1"]) == 2
     assert "no run has -1 steps" in capsys.readouterr().err
-
-
-def test_flags_are_written_as_their_command_declares_them() -> None:
-    module = imported(TABULAR, "__main__")
-    command = SimpleNamespace(__doc__="Fake.", arguments=lambda parser: declare(parser))
-
-    def declare(parser: Any) -> None:
-        parser.add_argument("--own_flag")
-        parser.add_argument("--other-flag")
-        parser.add_argument("rest", nargs="*")
-
-    parser = module.parser_of("fake", command)
-    words = [
-        "--own-flag",
-        "a_b-c",
-        "--other_flag=x-y_z",
-        "--no_such-flag",
-        "-n",
-        "--",
-        "--other_flag",
-    ]
-    expected = [
-        "--own_flag",
-        "a_b-c",
-        "--other-flag=x-y_z",
-        "--no_such-flag",
-        "-n",
-        "--",
-        "--other_flag",
-    ]
-    assert parser.as_declared(words) == expected

@@ -187,6 +187,6 @@ def test_a_new_user_gets_along_by_what_is_documented(workload: str, tmp_path: Pa
         command.split(), cwd=elsewhere, env=do.environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    assert f"data and runs are those of {project}" in done.stderr
+    assert f"settings, data and runs are those of {project}" in done.stderr
     assert f"runs/{run.name}: test split" in done.stdout
     assert not list(elsewhere.iterdir())

@@ -31,7 +31,7 @@ from .model import build_model
 from .settings import WORKLOAD
 
 if TYPE_CHECKING:
-    from .config import Settings
+    from .engine.config import Settings
     from .engine.distributed import Distributed
 
 

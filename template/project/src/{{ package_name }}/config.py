@@ -67,12 +67,10 @@ ALIASES = {
     "training.use_amp": "use_amp",
     "training.log_gpu_stats_every_n_batches": "monitor.every_steps",
 }
-for key in SETTINGS:
-    _section, _, _name = key.partition(".")
-    if _section == "data":
-        ALIASES[f"train.batch.{_name}"] = key
-        if f"training.{_name}" not in SETTINGS:
-            ALIASES[f"training.{_name}"] = key
+OF_DATA = ("batch_size", "num_workers", "pin_memory", "prefetch_factor", "persistent_workers")
+for _name in (*OF_DATA, "chunk_size_gb"):
+    ALIASES[f"train.batch.{_name}"] = f"data.{_name}"
+    ALIASES[f"training.{_name}"] = f"data.{_name}"
 
 OBSOLETE = {
     "use_chunk_loader": "`copier update -d loader=chunk` decides",

@@ -29,7 +29,8 @@ from ..engine.explanations import lacks_compiler, no_compiler
 from ..engine.runs import device_line, versions
 
 if TYPE_CHECKING:
-    from ..config import Settings, Training
+    from ..config import Settings
+    from ..engine.config import Training
 
 ANSWERS = Path(".copier-answers.yml")
 WHEELS = "https://download.pytorch.org/whl/"

@@ -19,8 +19,8 @@ from ..engine.runs import device_line, find_run
 if TYPE_CHECKING:
     import numpy as np
 
-    from ..assemble import Project
     from ..engine.loader import Loader
+    from ..engine.project import Project
     from ..engine.seams import Batch
     from ..engine.store import Store
 

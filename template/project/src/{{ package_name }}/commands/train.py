@@ -19,7 +19,7 @@ from ..engine.paths import typed_run
 from ..engine.runs import all_runs, find_run, held, new_run
 
 if TYPE_CHECKING:
-    from ..config import Settings
+    from ..engine.config import Settings
     from ..engine.distributed import Distributed
     from ..engine.project import Project
     from ..engine.run import Run

@@ -39,6 +39,7 @@ from .errors import UserError
 from .yaml_text import annotated_yaml
 
 S = TypeVar("S", bound="Section")
+SettingsT = TypeVar("SettingsT", bound="Settings")
 
 Conflicts = Iterator[tuple[str, list[str], str]]
 """Values that are fine alone and wrong together: what is wrong, their keys, what to do."""
@@ -290,7 +291,7 @@ class Settings(Section):
                 notes.append(f"{origin} has no effect: {why}")
         return notes
 
-    def phase(self, number: int) -> Settings:
+    def phase(self: SettingsT, number: int) -> SettingsT:
         """Return the settings of phase `number`, counted from 1.
 
         They hold its overrides, and its steps as training.max_steps. Raises `UserError` if there is
@@ -305,7 +306,9 @@ class Settings(Section):
         overrides = {key: Given(value, origin) for key, value in phase.overrides.items()}
         return self.lasting(phase.steps, origin, overrides)
 
-    def lasting(self, steps: int, origin: str, overrides: Layer | None = None) -> Settings:
+    def lasting(
+        self: SettingsT, steps: int, origin: str, overrides: Layer | None = None
+    ) -> SettingsT:
         """Return these settings, with those of `overrides`, for so many optimizer steps."""
         layer = {**(overrides or {}), "training.max_steps": Given(steps, origin)}
         tree = self.model_dump(exclude_unset=True)
