@@ -81,7 +81,6 @@ def assemble(
         optimization.checkpoint_blocks(model.blocks())
     decided["compile"] = optimization.compile_blocks(model.blocks(), settings, card.capability)  # 5
     wrapped = distributed.wrap(model, precision.dtype)  # 6
-    make_optimizer = partial(optimization.make_optimizer, model, settings.optimizer)  # 7
 
     # The same weights on every rank, but dropout of its own.
     if distributed.rank:
@@ -95,9 +94,14 @@ def assemble(
         wrapped,
         dataset,
         loader_class,
-        make_optimizer,
+        partial(make_optimizer, model, settings),  # 7
         optimization.describe(settings, distributed, decided),
     )
+
+
+def make_optimizer(model: Any, settings: Settings) -> torch.optim.Optimizer:
+    """Make the optimizer. It is called when a training begins: torch's load its compiler."""
+    return optimization.make_optimizer(model, settings.optimizer)
 
 
 def choose_precision(settings: Settings, device: torch.device, card: Card) -> tuple[str, str]:

@@ -47,7 +47,7 @@ class Project:
 
     @cached_property
     def optimizer(self) -> torch.optim.Optimizer:
-        """Made when a training asks: torch's optimizers load its compiler, which takes long."""
+        """Made when a training asks, as that takes long."""
         return self.make_optimizer()
 
     def loader(self, split: str, train: bool = False, fraction: float = 1.0) -> Loader:
