@@ -25,8 +25,9 @@ _repository = functools.cache(_template.get_repo)
 
 @contextlib.contextmanager
 def quickly() -> Iterator[None]:
-    """While open: libyaml reads YAML, each text of the template is read and compiled once for all renders,
-    text without a brace is taken as it is, and git is asked once about a template, not about every file."""
+    """While open: libyaml reads YAML, each text of the template is read and compiled once for all
+    renders, text without a brace is taken as it is, and git is asked once about a template, not
+    about every file."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_template, "get_repo", _repository)
         patch.setattr(Worker, "_render_string", _string)

@@ -1,4 +1,5 @@
-"""Renders the template as it stands in the working tree, by Copier's API, once per set of answers."""
+"""Renders the template as it stands in the working tree, by Copier's API, once per set of
+answers."""
 
 from __future__ import annotations
 
@@ -51,12 +52,14 @@ def copy_template(folder: Path) -> Path:
 
 @functools.cache
 def template() -> Path:
-    """The template as it stood when the tests began; no git repository, so that Copier need not clone it."""
+    """The template as it stood when the tests began; no git repository, so that Copier need not
+    clone it."""
     return copy_template(scratch() / "template")
 
 
 def render_into(folder: Path, *, source: Path | None = None, **answers: Any) -> Path:
-    """Renders a project into `folder`. Copier takes unknown answers silently, this raises KeyError."""
+    """Renders a project into `folder`. Copier takes unknown answers silently, this raises
+    KeyError."""
     unknown = set(answers) - set(questions())
     if unknown:
         raise KeyError(f"copier.yml asks no {sorted(unknown)}; it asks {list(questions())}")

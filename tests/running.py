@@ -1,4 +1,5 @@
-"""Runs a rendered project's commands as a person would, but forked from this process, where torch is loaded.
+"""Runs a rendered project's commands as a person would, but forked from this process, where torch
+is loaded.
 
 A fresh interpreter needs seconds to import torch and Lightning, a fork a tenth of one.
 """
@@ -49,7 +50,8 @@ PICTURES = (
     "FASTTRAIN_PICTURES"  # in the environment: runs draw their curves and what their models do
 )
 PAINT = matplotlib.figure.Figure.savefig
-# Drawing the picture of a short run takes three times as long as the run: figures are built, and not painted.
+# Drawing the picture of a short run takes three times as long as the run: figures are built, and
+# not painted.
 PICTURE = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 )
@@ -123,7 +125,8 @@ class Running:
         return newest.read_text().count("\n") if newest else 0
 
     def wait_for_rows(self, number: int) -> None:
-        """Waits until it has written so many rows; a command that never does is killed and fails the test."""
+        """Waits until it has written so many rows; a command that never does is killed and fails
+        the test."""
         self._until(lambda: self.rows() >= number, f"{number} rows", PATIENCE)
 
     def _until(self, met: Callable[[], Any], wanted: str, seconds: float) -> None:

@@ -19,8 +19,8 @@ from pathlib import Path
 COLUMNS, ROWS = 80, 30
 DEADLINE = 60  # seconds until a screen that does not come is a failure
 DOWN, ENTER, CLEAR = "\x1b[B", "\r", "\x15"
-# The sequences that prompt_toolkit writes to an xterm; all but the cursor's and the erasing ones are of no
-# consequence for the text.
+# The sequences that prompt_toolkit writes to an xterm; all but the cursor's and the erasing ones
+# are of no consequence for the text.
 SEQUENCE = re.compile(
     r"\x1b\[([?>]?)([\d;]*)([A-Za-z])|\x1b[=>78]|\x1b\].*?(?:\x07|\x1b\\)|\x1b[()]B", re.DOTALL
 )
@@ -118,7 +118,8 @@ class Terminal:
         os.write(self.descriptor, keys.encode())
 
     def until(self, what: str, there: Callable[[list[str]], bool]) -> list[str]:
-        """The lines of the screen as soon as `there` says so; fails, with the screen, where it never does."""
+        """The lines of the screen as soon as `there` says so; fails, with the screen, where it
+        never does."""
         end = time.monotonic() + DEADLINE
         while not there(lines := self.screen.lines()):
             assert time.monotonic() < end, f"no {what} on the screen:\n" + "\n".join(lines)

@@ -1,4 +1,5 @@
-"""What other people's projects and scripts rely on: names and values that may be added to, never taken away.
+"""What other people's projects and scripts rely on: names and values that may be added to, never
+taken away.
 
 python tests/test_api_snapshot.py    # writes api_snapshot.json anew, after something was added
 """

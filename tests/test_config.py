@@ -1,4 +1,5 @@
-"""Settings: every error is one line that names its source, and stronger sources win for each setting."""
+"""Settings: every error is one line that names its source, and stronger sources win for each
+setting."""
 
 from __future__ import annotations
 
@@ -69,17 +70,12 @@ FILES = [
     ),
     ("optimiser: {learning_rate: 1, beta1: 2}", "'optimiser'", "did you mean 'optimizer'"),
     ("zzz: 1", "'zzz'", "--help"),
-    ("data: {1: 2}", "'data.1'"),
     ("training: {epochs: many}", "training.epochs", "'many'", "whole number"),
-    ("training: {epochs: 2.5}", "2.5", "whole number"),
     ("training: {epochs: yes}", "True", "whole number"),
     ("data: {pin_memory: 3}", "data.pin_memory", "3", "true or false"),
-    ("data: {path: 3}", "data.path", "text"),
-    ("model: {width: [1, 2]}", "model.width", "[1, 2]"),
     ("model:\n  width:\n", "model.width", "empty"),
     ("schedule: {name: cosin}", "'cosin'", "cosine, onecycle, linear or constant"),
     ("data: {batch_size: 0}", "data.batch_size", "at least 1"),
-    ("optimizer: {learning_rate: 5}", "optimizer.learning_rate", "above 0 and at most 1"),
     ("data: {num_workers: 257}", "257", "at least 0 and at most 256 or auto"),
     ("optimizer: {learning_rate: .nan}", "nan", "number above 0"),
     ("training: {gradient_clip: 1e999}", "inf", "at least 0"),
@@ -89,7 +85,6 @@ FILES = [
     ("data: {path: a", "not YAML", "line 2" if yaml.__with_libyaml__ else "line 1"),
     ("data:\n\tpath: a\n", "not YAML", "line 2"),
     ("data: !!python/object:os.system {}", "not YAML", "line 1"),
-    ("data: {path: 2026-13-45}", "not YAML"),
     (b"data: \x00\x01", "not YAML"),
     ("data: {path: Straße}".encode("latin-1"), "not UTF-8 at byte 17"),
     ("- 1\n- 2\n", "[1, 2]", "section.key: value"),
@@ -98,15 +93,12 @@ FILES = [
     ("profiles: {a: 5}", "profile a", "5"),
     ("phases: [{name: a, steps: 1, overrides: {model.width: 0}}]", "phase 1", "model.width"),
     ("phases: [{name: a}]", "phases.1.steps", "required"),
-    ("phases: [{name: a, steps: 1, step: 2}]", "phases.1.step", "not permitted"),
     ("phases: 5", "phases cannot be 5", "list"),
 ]
 # (name, text, what the line says apart from the name)
 VARIABLES = [
     ("SEED", "abc", "reproducibility.seed cannot be 'abc'", "whole number"),
-    ("SEED", "4294967296", "below 4294967296"),
     ("NUM_WORKERS", "-1", "data.num_workers", "at least 0 and at most 256 or auto"),
-    ("PREFETCH_FACTOR", "2.5", "2.5", "at least 1 and at most 64"),
     ("DETERMINISTIC", "2", "true or false"),
     ("PERSISTENT_WORKERS", "ja", "'ja'", "true or false"),
     ("USE_AMP", "maybe", "use_amp cannot be 'maybe'", "true or false"),
@@ -122,7 +114,6 @@ FLAGS = [
     ("--xyzzy 3", "'--xyzzy'", "train --help"),
     ("--data.path", "--data.path has no value", "--data.path VALUE"),
     ("--model.depth deep", "model.depth cannot be 'deep': --model.depth", "at least 1"),
-    ("--optimizer.beta1=1", "--optimizer.beta1", "below 1"),
     ("--model.dropout -0.5", "-0.5", "--model.dropout", "at least 0"),
     ("--max-steps few", "--max-steps", "'few'", "command line"),
     ("data", "unexpected word 'data'", "command line"),
@@ -230,7 +221,7 @@ def accepted(key: str) -> list[str]:
     setting = config.SETTINGS[key]
     if setting.allowed == "text":
         return ["here", "there"]
-    words = [*re.split(r", | or ", setting.allowed), "true", "false", "1", "2", "0.5", "0.25"]
+    words = [*re.split(r", | or ", setting.allowed), "true", "false", "1", "2", "3", "0.5", "[a]"]
     values: dict[object, str] = {}
     for word in words:
         with contextlib.suppress(errors.UserErrors):
@@ -490,11 +481,6 @@ def test_config_yaml_has_each_setting_that_has_a_use_and_says_what_it_is_for(ans
     assert [key for key in written if "." in key and len(comments.get(key, "")) < 4] == []
 
 
-def test_config_yaml_of_fp8_shows_its_emulation():
-    text = (render(workload="llm", precision="fp8") / "config.yaml").read_text(encoding="utf-8")
-    assert flat(yaml.safe_load(text))["training.fp8_emulation"] is False
-
-
 def test_the_example_phase_in_config_yaml_works():
     text = (PROJECT / "config.yaml").read_text(encoding="utf-8")
     example = text.split("any setting above:\n")[1].split("# None here")[0]
@@ -547,7 +533,7 @@ def report(folder: "Path"):
 # (file, content): that no schema, help or page of a run imports or takes for something else
 OTHERS = {
     "heavy": "import torch\n\n\nclass Hook:\n    pass\n",
-    "text": '"""A\nclass Sections:\ndef report(run: Path)\nclass Hook\n"""\nimport no_such_module\n',
+    "text": '"""class Hook\nclass Sections:\ndef report(run)\n"""\nimport no_such_module\n',
 }
 
 

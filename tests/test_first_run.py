@@ -1,4 +1,5 @@
-"""A first run: it ends in the minutes that one has, repeats and resumes, and says early that it goes."""
+"""A first run: it ends in the minutes that one has, repeats and resumes, and says early that it
+goes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Hooks of one's own: every moment, a state that survives, another attempt; all frameworks, two ranks."""
+"""Hooks of one's own: every moment, a state that survives, another attempt; all frameworks, two
+ranks."""
 
 from __future__ import annotations
 

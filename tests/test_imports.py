@@ -133,7 +133,8 @@ def test_a_circle_is_found() -> None:
 
 @pytest.mark.parametrize("framework", choices("framework"))
 def test_the_loop_shows_the_algorithm(framework: str) -> None:
-    """Forward in autocast, backward, clip, step, schedule, log: in train.py, not in what it calls."""
+    """Forward in autocast, backward, clip, step, schedule, log: in train.py, not in what it
+    calls."""
     tree = ast.parse(
         (render(framework=framework) / "src/my_training/train.py").read_text(encoding="utf-8")
     )

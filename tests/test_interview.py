@@ -1,4 +1,5 @@
-"""The interview as a person sees it: each question, choice and refusal whole, at a terminal of 80 by 30."""
+"""The interview as a person sees it: each question, choice and refusal whole, at a terminal of 80
+by 30."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ FIRST = ("project_name", "package_name", "project_description", "workload", "lay
 
 
 def labels(question: str, family: str | None = None) -> list[str]:
-    """The choices of a question as copier.yml writes them, in their order; of GPUs those of one family."""
+    """The choices of a question as copier.yml writes them, in their order; of GPUs those of one
+    family."""
     if family is None:
         return list(offered(question))
     by_card = {card: label for label, card in offered(question).items()}
@@ -59,7 +61,8 @@ def down(interview: Terminal) -> list[str]:
 def chosen(
     interview: Terminal, question: str, number: int = 0, family: str | None = None
 ) -> list[str]:
-    """Holds that every choice of `question` can be scrolled to and read whole, and takes the `number`th.
+    """Holds that every choice of `question` can be scrolled to and read whole, and takes the
+    `number`th.
 
     Returns the lines of those that cannot be chosen.
     """

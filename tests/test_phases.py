@@ -100,7 +100,8 @@ def test_a_phase_waits_for_the_one_before(place: Path) -> None:
 
 
 def test_a_phase_trains_and_evaluates_on_data_of_its_own(tmp_path: Path) -> None:
-    """Two prepared tables, one after the other; resumed in each to the bit, and evaluated on the last one."""
+    """Two prepared tables, one after the other; resumed in each to the bit, and evaluated on the
+    last one."""
     project = render(workload="tabular")
     random = np.random.default_rng(0)
     a = random.normal(2, 1, 300)

@@ -16,14 +16,15 @@ from copier import run_copy
 from importing import imported
 from packaging.specifiers import SpecifierSet
 from rendering import REPOSITORY, render, render_into, template
-from variants import all_variants, choices, gpus, impossible
+from test_update import _clean_home, forked, run_copier  # noqa: F401  # a fixture
+from variants import all_variants, choices, gpus, impossible, values
 
-COPY = [sys.executable, "-m", "copier", "copy", "--defaults"]
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8")
 
 
 def refusal(folder: Path, **answers: object) -> str:
-    """The text with which Copier's API refuses `answers`; fails where it takes them or writes something."""
+    """The text with which Copier's API refuses `answers`; fails where it takes them or writes
+    something."""
     target = folder / "project"
     with pytest.raises(ValueError, match=r"Invalid choice|Validation error") as caught:
         render_into(target, **answers)
@@ -61,7 +62,8 @@ def test_impossible_precision_is_refused_with_its_reason(
 
 
 def test_possible_precisions_are_taken() -> None:
-    """By the variants that are rendered: each possible pair of GPU kind and precision is among them."""
+    """By the variants that are rendered: each possible pair of GPU kind and precision is among
+    them."""
     rendered = {
         (answers.get("gpu", "auto"), answers.get("precision", "auto")) for answers in all_variants()
     }
@@ -100,10 +102,10 @@ def test_capability_of_another_card_decides_as_the_table_does(
 
 def test_command_line_refuses_with_the_reason_last(tmp_path: Path) -> None:
     target = tmp_path / "project"
-    command = [*COPY, "-d", "gpu=v100", "-d", "precision=bf16", str(template()), str(target)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode != 0
-    assert done.stderr.strip().splitlines()[-1].endswith("V100 has no bf16; choose fp16")
+    words = ("copy", "--defaults", "-d", "gpu=v100", "-d", "precision=bf16")
+    code, said = forked("newest", (*words, str(template()), str(target)), tmp_path)
+    assert code != 0
+    assert said.strip().splitlines()[-1].endswith("V100 has no bf16; choose fp16")
     assert not target.exists()
 
 
@@ -114,27 +116,18 @@ def test_command_line_refuses_with_the_reason_last(tmp_path: Path) -> None:
     ("package_name", "reason"),
     [
         ("class", "keyword"),
-        ("None", "keyword"),
         ("json", "module of Python"),
-        ("tomllib", "module of Python"),
         ("torch", "a dependency"),
         ("Torch", "dependency"),  # the same folder on a Mac
         ("pyyaml", "dependency"),
-        ("nvidia_ml_py", "dependency"),
-        ("mlflow_skinny", "dependency"),
-        ("pre_commit", "dependency"),
         ("functorch", "dependency"),
         ("con", "device"),
-        ("Aux", "device"),
         ("x" * 61, "60 characters"),
         ("tests", "another folder's name"),
         ("3d", "a letter, then"),
-        ("my-training", "a letter, then"),
         ("my training", "a letter, then"),
-        ("_private", "a letter, then"),
         ("größe", "a letter, then"),
         ("name\n", "a letter, then"),
-        ("../up", "a letter, then"),
         ("", "a letter, then"),
     ],
 )
@@ -219,23 +212,11 @@ def test_nothing_needs_trust() -> None:
     assert not {"_tasks", "_migrations", "_jinja_extensions"} & set(settings)
 
 
-def test_questions_are_sentences_and_choices_say_what_they_mean() -> None:
-    settings = yaml.safe_load((REPOSITORY / "copier.yml").read_text(encoding="utf-8"))
-    for name, question in settings.items():
-        if name.startswith("_") or question.get("when") is False:
-            continue
-        assert "?" in question["help"], name
-        offered = question.get("choices", {})
-        for label, value in offered.items() if isinstance(offered, dict) else ():
-            value = value["value"] if isinstance(value, dict) else value
-            assert label.startswith(f"{value}: "), label
-
-
 def message_after_copying(project: Path, *options: str) -> list[str]:
     """The lines that Copier prints at the end."""
-    command = [*COPY, *options, str(template()), str(project)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return done.stderr[done.stderr.index("The project is ready") :].splitlines()
+    words = ("copy", "--defaults", *options, str(template()), str(project))
+    said = run_copier("newest", *words, cwd=project.parent)
+    return said[said.index("The project is ready") :].splitlines()
 
 
 LONG = "a folder of forty letters and some spaces"
@@ -254,6 +235,7 @@ def test_message_after_copying_gives_commands_that_work(
 ) -> None:
     """Each line fits a terminal of 80 columns, whatever the name and the place of the project."""
     project = tmp_path / folder
+    project.parent.mkdir(parents=True, exist_ok=True)
     names = ("-d", f"project_name={LONG * 3}", "-d", "package_name=mine")
     lines = message_after_copying(project, "-d", f"layout={layout}", *names)
     assert [line for line in lines if len(line) > 80] == []
@@ -391,5 +373,6 @@ def test_precision_of_a_row_is_the_precision_of_a_run() -> None:
         best = "bf16" if peaks["bf16"] else "fp16" if peaks["fp16"] else "fp32"
         capability = tuple(map(int, row["sm"].split(".")))
         assert table.resolve_precision("auto", capability, hip)[0] == best, key
-        text = (render(gpu=key) / "README.md").read_text(encoding="utf-8")
-        assert f"**{best}**" in text, key
+        if key in values("gpu"):  # one of each kind
+            text = (render(gpu=key) / "README.md").read_text(encoding="utf-8")
+            assert f"**{best}**" in text, key

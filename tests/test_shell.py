@@ -1,4 +1,5 @@
-"""The shells around the code: Makefile and tests of a rendered project, tools and documents of this one."""
+"""The shells around the code: Makefile and tests of a rendered project, tools and documents of this
+one."""
 
 from __future__ import annotations
 
@@ -76,7 +77,8 @@ class Machine:
         self.log.touch()
         self.programs = folder / "programs"
         self.programs.mkdir()
-        # The Python of an environment: it logs what pip installs, and offline no index of PyTorch answers.
+        # The Python of an environment: it logs what pip installs, and offline no index of PyTorch
+        # answers.
         pip = f"""#!/bin/sh
 shift 2
 case "$*" in uninstall*) ;; *) echo "$*" | sed 's/ --no-compile//' >> "{self.log}" ;; esac
@@ -313,15 +315,6 @@ def test_figures_of_the_documents() -> None:
     for question in (*structural(), "layout", "precision", "tracker", "extras"):
         (row,) = re.findall(rf"^\| {question} \| (.+?) \|", readme, flags=re.MULTILINE)
         assert set(choices(question)) <= set(re.findall(r"`(\w+)`", row)), question
-
-
-def test_continuous_integration_calls_the_command_of_the_readme() -> None:
-    script = REPOSITORY / ".ci/run"
-    assert os.access(script, os.X_OK)
-    assert "make test" in script.read_text(encoding="utf-8")
-    assert "make test" in (REPOSITORY / "README.md").read_text(encoding="utf-8")
-    shell(REPOSITORY, "bash", "-n", str(script))
-    assert shutil.which("make")
 
 
 def test_tables_of_the_figures_are_those_that_were_measured(tmp_path: Path) -> None:

@@ -172,7 +172,7 @@ REFUSED = {
         ("--config", "none.yaml"), says=("No such file", "none.yaml", "check --config")
     ),
     "YAML list": Odd(config="- data", says=("instead of settings", "config.yaml")),
-    "tabs": Odd(config="data:\n\tpath: x", says=("not YAML", "line 2", "mend that place")),
+    "tabs": Odd(config="data:\n\tpath: x", says=("not YAML", "line 2", "fix that line")),
     "duplicate key": Odd(
         config="data: {path: a, path: b}", says=("duplicate key 'path'", "line 1")
     ),

@@ -1,4 +1,5 @@
-"""`copier update` as users run it: a template of two released versions, projects under git, no --trust."""
+"""`copier update` as users run it: a template of two released versions, projects under git, no
+--trust."""
 
 from __future__ import annotations
 
@@ -104,7 +105,8 @@ def project(base: Path, tmp_path: Path) -> Path:
 
 
 def run_copier(which: str, *arguments: str, cwd: Path) -> str:
-    """By the command line, without a terminal to ask on. Fails where Copier does, or speaks of trust."""
+    """By the command line, without a terminal to ask on. Fails where Copier does, or speaks of
+    trust."""
     assert not COPIERS[which][0].endswith("copier") or LOWEST.exists(), "`make setup` installs it"
     code, said = (forked if which == "newest" else launched)(which, arguments, cwd)
     assert code == 0, said
@@ -204,13 +206,6 @@ def test_update_without_edits_is_a_fresh_copy(
     assert changed(project) == [], "the second update changes nothing"
 
 
-@every_copier_of_all
-def test_nothing_new_changes_nothing(upstream: Path, tmp_path: Path, copier: str) -> None:
-    project = copied(upstream, tmp_path / "project", NEW, copier)
-    run_copier(copier, "update", "--defaults", cwd=project)
-    assert changed(project) == []
-
-
 @every_copier
 def test_edits_survive(project: Path, copier: str) -> None:
     config = project / "config.yaml"
@@ -248,7 +243,8 @@ def test_edits_survive(project: Path, copier: str) -> None:
 def test_files_without_use_are_deleted_and_can_be_brought_back(
     upstream: Path, tmp_path: Path, copier: str
 ) -> None:
-    """What docs/update.md warns of: an edit goes with its file, and nothing but git's status says so."""
+    """What docs/update.md warns of: an edit goes with its file, and nothing but git's status says
+    so."""
     extras = ["benchmark", "profile"]
     project = copied(upstream, tmp_path / "project", which=copier, extras=extras)
     edited = project / "src/my_training/commands/benchmark.py"
@@ -330,7 +326,8 @@ def test_project_in_a_folder_of_a_repository(upstream: Path, tmp_path: Path) -> 
 
 
 def test_any_new_setting_merges_beside_any_edited_one(tmp_path: Path) -> None:
-    """Between two settings of config.yaml are an empty line and a comment: their edits never touch."""
+    """Between two settings of config.yaml are an empty line and a comment: their edits never
+    touch."""
     config = (render() / "config.yaml").read_text(encoding="utf-8")
     paragraphs = config.split("\n\n")
     setting = re.compile(r"^(  \w+): \S+$", re.MULTILINE)
@@ -361,7 +358,8 @@ def test_any_new_setting_merges_beside_any_edited_one(tmp_path: Path) -> None:
 
 
 def changes() -> list[dict[str, Any]]:
-    """Another answer to each question, together; then each answer worth rendering that is not the default."""
+    """Another answer to each question, together; then each answer worth rendering that is not the
+    default."""
     texts = {
         "project_name": "other name",
         "package_name": "other",
@@ -397,21 +395,10 @@ def test_changing_answers_is_a_fresh_copy(project: Path, data: dict[str, Any]) -
 def test_move_to_another_gpu(upstream: Path, tmp_path: Path, copier: str) -> None:
     """By the command that README and doctor give."""
     project = copied(upstream, tmp_path / "project", which=copier, gpu="v100")
-    readme, requirements = project / "README.md", project / "pyproject.toml"
-    assert "**fp16**" in readme.read_text(encoding="utf-8")
-    assert '"torch>=2.10,<2.15"' in requirements.read_text(encoding="utf-8")
-    assert "whl/cu126" in requirements.read_text(encoding="utf-8")
+    assert "**fp16**" in (project / "README.md").read_text(encoding="utf-8")
     run_copier(copier, *CHANGE, "gpu=h100", cwd=project)
-    assert "**bf16**" in readme.read_text(encoding="utf-8")
-    assert "**fp16**" not in readme.read_text(encoding="utf-8")
-    assert '"torch>=2.10"' in requirements.read_text(encoding="utf-8")
-    assert "whl/cu130" in requirements.read_text(encoding="utf-8")
-    assert {line[3:] for line in changed(project)} == {
-        ".copier-answers.yml",
-        "Makefile",
-        "README.md",
-        "pyproject.toml",
-    }
+    files = {line[3:] for line in changed(project)}
+    assert files == {".copier-answers.yml", "Makefile", "README.md", "pyproject.toml"}
     assert content(project) == content(render(gpu="h100"))
 
 
@@ -419,7 +406,8 @@ def test_move_to_another_gpu(upstream: Path, tmp_path: Path, copier: str) -> Non
 def test_move_to_a_gpu_without_the_chosen_precision(
     upstream: Path, tmp_path: Path, copier: str
 ) -> None:
-    """What the old card could and the new one cannot goes back to auto, and never stays behind unnoticed."""
+    """What the old card could and the new one cannot goes back to auto, and never stays behind
+    unnoticed."""
     assert impossible({"gpu": "v100", "precision": "bf16"})
     project = copied(upstream, tmp_path / "project", which=copier, gpu="h100", precision="bf16")
     run_copier(copier, *CHANGE, "gpu=v100", cwd=project)
@@ -431,14 +419,10 @@ def test_move_to_a_gpu_without_the_chosen_precision(
 def test_layout_changes_both_ways_and_what_is_not_asked_goes(
     upstream: Path, tmp_path: Path
 ) -> None:
-    """As docs/update.md says: the tree of the other layout goes with edits in it; files of one's own stay."""
+    """As docs/update.md says: the tree of the other layout goes with edits in it; files of one's
+    own stay."""
     chosen = {"workload": "llm", "gpu": "h100"}
-    answers = {
-        "loader": "dataloader",
-        "distributed": "ddp",
-        "tracker": "wandb",
-        "extras": ["watch"],
-    }
+    answers = {"distributed": "ddp", "tracker": "wandb", "extras": ["watch"]}
     project = copied(upstream, tmp_path / "project", **chosen, **answers)
     page = (REPOSITORY / "docs/update.md").read_text(encoding="utf-8")
     (project / "mine.py").write_text("MINE = True\n", encoding="utf-8")

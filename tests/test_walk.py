@@ -1,7 +1,7 @@
 """A new user's walk, from the interview to another card, by documented commands alone.
 
-Two things stand for what needs a network: `.venv` is a link to the environment of these tests, where
-`make setup` would make one, and PYTHONPATH names the package that it would install.
+Two things stand for what needs a network: `.venv` is a link to the environment of these tests,
+where `make setup` would make one, and PYTHONPATH names the package that it would install.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ OWN: dict[str, Callable[[Path], object]] = {
 
 
 class Walker:
-    """Runs commands in a shell at the project, if a document, its README or its first message has them."""
+    """Runs commands in a shell at the project, if a document, its README or its first message has
+    them."""
 
     def __init__(self, project: Path, screen: str) -> None:
         self.project, self.screen = project, screen
@@ -122,7 +123,8 @@ class Walker:
 
 
 def interview(workload: str, folder: Path) -> Walker:
-    """Answers one question and takes the default of all others; what stands on the screen is done next."""
+    """Answers one question and takes the default of all others; what stands on the screen is done
+    next."""
     upstream = commit(shutil.copytree(template(), folder / "fasttrain-template"), "1.0.0")
     copying = f"copier copy {SOURCE} myproj"
     assert any(copying in page.read_text(encoding="utf-8") for page in DOCUMENTS)

@@ -158,7 +158,8 @@ def test_a_state_is_dropped_at_an_epochs_end_and_survives_a_stop(framework: str,
 
 
 def restless() -> None:
-    """A model that draws from every generator and keeps running statistics, as dropout and BatchNorm do."""
+    """A model that draws from every generator and keeps running statistics, as dropout and
+    BatchNorm do."""
 
     def forward(model: Any, real: Any, batch: dict[str, Tensor]) -> Any:
         output = real(batch)
@@ -191,7 +192,8 @@ def restless_and_tried_thrice() -> None:
 @pytest.mark.parametrize("workload", choices("workload"))
 @pytest.mark.first(2)
 def test_the_dry_run_leaves_no_trace(workload: str, train) -> None:
-    """Random numbers, buffers, gradients, optimizer: however often it is done, the run is the same."""
+    """Random numbers, buffers, gradients, optimizer: however often it is done, the run is the
+    same."""
     once = train(before=restless, workload=workload)
     thrice = train(before=restless_and_tried_thrice, workload=workload)
     assert losses(once) == losses(thrice)

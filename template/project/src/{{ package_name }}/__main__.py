@@ -283,8 +283,7 @@ def settings_help() -> Iterator[str]:
 
     The meaning is the comment above it in the project's config.yaml.
     """
-    path = project_root() / CONFIG
-    meanings = comments(path) if path.exists() else {}
+    meanings = comments(project_root() / CONFIG)
     names = {key: name for name, key in ENVIRONMENT.items()}
     stronger = "a flag is stronger than the environment ($NAME), which is stronger than"
     yield f"settings: {stronger} {CONFIG}"

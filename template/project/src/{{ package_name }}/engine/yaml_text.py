@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -74,10 +75,13 @@ def annotated_yaml(
 
 def comments(path: Path) -> dict[str, str]:
     """Return the comment above each setting of a config.yaml, by dotted key."""
+    lines: list[str] = []
+    with suppress(OSError):
+        lines = path.read_text(encoding="utf-8-sig", errors="replace").splitlines()
     texts: dict[str, str] = {}
     section = ""
     above: list[str] = []
-    for line in path.read_text(encoding="utf-8-sig").splitlines():
+    for line in lines:
         name = line.strip().partition(":")[0]
         if name.startswith("#"):
             above.append(line.strip("# "))
