@@ -378,6 +378,19 @@ def test_phases_stand_between_file_and_environment():
             settings.phase(number)
 
 
+def test_phases_of_a_profile():
+    phases = "[{name: a, steps: 3, overrides: {model: {dropout: 0.3}}}]"
+    file = write(f"profiles: {{short: {{phases: {phases}}}}}")
+    (line,) = mistakes(
+        write(f"profiles: {{a: {{phases: {phases.replace('0.3', '3')}}}}}", "b"), "a"
+    )
+    assert "model.dropout cannot be 3: b profile a phase 1" in line
+    first = config.load(file, "short").phase(1)
+    assert first.model.dropout == 0.3
+    assert first.training.max_steps == 3
+    assert config.load(file).phases == ()
+
+
 def test_phases_have_the_same_model():
     """A later one would not take the weights of the first, hours after the start."""
     second = "{name: b, steps: 1, overrides: {model.width: 8, model.dropout: 0.3}}"

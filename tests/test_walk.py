@@ -156,7 +156,6 @@ def test_a_new_user_gets_along_by_what_is_documented(workload: str, tmp_path: Pa
 
     # Data of their own, by the three lines of the README, and a run that ends before its time.
     OWN[workload](project)
-    package = next((project / "src").iterdir()).name
     block = do.readme().partition("## Your data\n")[2].partition("\n    ")[2].partition("\n\n")[0]
     prepare, train, predict = (line.strip() for line in block.splitlines())
     assert "next: " in do(prepare)
@@ -166,7 +165,6 @@ def test_a_new_user_gets_along_by_what_is_documented(workload: str, tmp_path: Pa
     assert "stopped at step 3 of 6" in do("make train", "--max-steps 3")
     do("make evaluate")
     do(predict)
-    run = newest_run(project)
 
     # Another card and an extra, by the commands of the README.
     do("git add -A")
@@ -178,17 +176,6 @@ def test_a_new_user_gets_along_by_what_is_documented(workload: str, tmp_path: Pa
         r"copier update --defaults -r :current: -d 'extras=\[check\]'", do.readme()
     )
     do(extra)
-    assert (project / "src" / package / "commands/check.py").exists()
+    assert any(project.glob("src/*/commands/check.py"))
     assert do("git ls-files -u").strip() == ""
     assert "finished at step 6 of 6" in do("make train", "--resume")
-
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    command = f"python -m {package} evaluate"
-    done = subprocess.run(
-        command.split(), cwd=elsewhere, env=do.environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert f"settings, data and runs are those of {project}" in done.stderr
-    assert f"runs/{run.name}: test split" in done.stdout
-    assert not list(elsewhere.iterdir())

@@ -37,7 +37,6 @@ class Settings(engine.Settings, *_sections, TrackerSections, Sections):  # type:
 
 
 SETTINGS = catalogue(Settings)
-LISTS = ("phases", "profiles")  # they hold settings of their own
 
 # --- other names for settings
 
@@ -114,7 +113,7 @@ def load(
     given = sources(tolerant=resolved)
     given.mistakes += mistakes
     file = given.file(config) if config else {}
-    profiles, phases = _overlays(given, file, str(config))
+    profiles = _profiles(given, file, str(config))
     if profile is not None and profile not in profiles:
         remedy = "config.yaml has no `profiles:`"
         if profiles:
@@ -123,16 +122,17 @@ def load(
     by_environment = given.texts(_named(environment or {}))
     by_flags = given.texts((key, text, f"--{key}") for key, text in overrides)
 
-    # From the weakest to the strongest. Each is checked alone: a stronger value would hide a wrong
-    # one.
+    # From the weakest to the strongest.
     layers = [file, profiles.get(profile or "", {}), by_environment, by_flags]
+    merged: Layer = {}
+    for layer in layers:
+        merged |= layer
+    phases = _phases(given, merged)
+    # Each is checked alone: a stronger value would hide a wrong one.
     for layer in [*layers, *profiles.values(), *phases]:
         given.build(Settings, layer)
     given.reject()
 
-    merged: Layer = {}
-    for layer in layers:
-        merged |= layer
     if phases:
         merged["phases"] = _weakened(merged, phases)
     settings = given.build(Settings, merged)
@@ -156,16 +156,24 @@ def _named(environment: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
             yield key, text, f"${name}"
 
 
-def _overlays(given: Sources, file: Layer, config: str) -> tuple[dict[str, Layer], list[Layer]]:
-    """Return the settings in each profile, by name, and in each phase."""
-    outline = given.build(Settings, {key: file[key] for key in LISTS if key in file})
-    profiles = {}
-    for name, tree in outline.profiles.items():
-        profiles[name] = given.tree(tree, f"{config} profile {name}")
-    phases = []
-    for number, phase in enumerate(outline.phases, 1):
-        phases.append(given.tree(phase.overrides, f"{config} phase {number}"))
-    return profiles, phases
+def _profiles(given: Sources, file: Layer, config: str) -> dict[str, Layer]:
+    """Return the settings in each profile of a file, by name."""
+    trees = {}
+    if "profiles" in file:
+        trees = given.build(Settings, {"profiles": file["profiles"]}).profiles
+    return {name: given.tree(tree, f"{config} profile {name}") for name, tree in trees.items()}
+
+
+def _phases(given: Sources, merged: Layer) -> list[Layer]:
+    """Return the settings in each phase."""
+    if "phases" not in merged:
+        return []
+    phases = given.build(Settings, {"phases": merged["phases"]}).phases
+    origin = merged["phases"].origin
+    return [
+        given.tree(phase.overrides, f"{origin} phase {number}")
+        for number, phase in enumerate(phases, 1)
+    ]
 
 
 def _weakened(merged: Layer, overrides: list[Layer]) -> Given:
