@@ -13,7 +13,6 @@ from typing import Any
 
 import budget
 import pytest
-from link import link
 from rendering import REPOSITORY, copy_template, questions, render, render_into
 from test_update import _clean_home, commit, replace  # noqa: F401  # a fixture
 from variants import choices, gpus, structural
@@ -257,18 +256,6 @@ def test_hooks_go_into_a_repository_that_is_the_projects_own(where: str, tmp_pat
     said = shell(project, "sh", "-c", line.replace("$$", "$").replace("\\\n", " "))
     assert ("installed" in said.split()) == (where == ".")
     assert ("no hooks installed" in said) == (where != ".")
-
-
-def test_linked_parts_run_in_place(tmp_path: Path) -> None:
-    link(tmp_path, framework="lightning")
-    train = tmp_path / "src/my_training/train.py"
-    assert train.resolve() == REPOSITORY / "template/parts/framework/lightning.py"
-    command = [sys.executable, "-m", "my_training", "--help"]
-    environment = {**os.environ, "PYTHONPATH": "src", "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
-    )
-    assert "train" in done.stdout
 
 
 def test_code_is_counted_without_prose() -> None:

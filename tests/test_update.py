@@ -325,35 +325,6 @@ def test_project_in_a_folder_of_a_repository(upstream: Path, tmp_path: Path) -> 
     assert content(project) == content(fresh(upstream, tmp_path / "fresh"))
 
 
-def test_any_new_setting_merges_beside_any_edited_one(tmp_path: Path) -> None:
-    """Between two settings of config.yaml are an empty line and a comment: their edits never
-    touch."""
-    config = (render() / "config.yaml").read_text(encoding="utf-8")
-    paragraphs = config.split("\n\n")
-    setting = re.compile(r"^(  \w+): \S+$", re.MULTILINE)
-    edited = [number for number, text in enumerate(paragraphs) if setting.search(text)]
-    assert len(edited) > 40
-    old, mine, new = (tmp_path / name for name in ("old", "mine", "new"))
-    old.write_text(config, encoding="utf-8")
-    later = [
-        text + "\n\n  # A setting of the new version.\n  new_setting: 1"
-        if number in edited
-        else text
-        for number, text in enumerate(paragraphs)
-    ]
-    new.write_text("\n\n".join(later), encoding="utf-8")
-    for parity in (0, 1):  # every second one, so that each new setting has an edited neighbour
-        texts = [
-            setting.sub(r"\1: 12345", text) if number % 2 == parity else text
-            for number, text in enumerate(paragraphs)
-        ]
-        mine.write_text("\n\n".join(texts), encoding="utf-8")
-        command = ["git", "merge-file", "-p", mine, old, new]
-        merged = subprocess.run(command, capture_output=True, text=True)
-        assert merged.returncode == 0, merged.stdout
-        assert merged.stdout.count("new_setting: 1") == len(edited)
-
-
 # ---- other answers -----------------------------------------------------------------------------
 
 
