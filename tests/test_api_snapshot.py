@@ -56,7 +56,7 @@ def current() -> dict[str, Any]:
         project = render(**answers, extras=list(choices("extras")))
         config = imported(project, "config")
         names["config"] |= config.SETTINGS.keys()
-        names["environment"] |= {*config.ENVIRONMENT, imported(project, "engine.paths").ROOT}
+        names["environment"] |= {*config.ENVIRONMENT, imported(project, "engine.runs").ROOT}
         names["aliases"] |= {*config.ALIASES, *config.OBSOLETE}
         names["profiles"] |= config.load(project / "config.yaml").profiles.keys()
         makefile = (project / "Makefile").read_text(encoding="utf-8")

@@ -714,7 +714,7 @@ def test_words_after_two_dashes_are_no_flags():
 
 
 def test_typed_paths_hold_from_where_they_were_typed(folder, monkeypatch):
-    paths = imported(PROJECT, "engine.paths")
+    paths = imported(PROJECT, "engine.runs")
     (folder / "runs/one").mkdir(parents=True)
     monkeypatch.setenv("TRAINING_ROOT", str(PROJECT))
     assert paths.typed_path("data.csv") == str(folder / "data.csv")

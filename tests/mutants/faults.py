@@ -1345,14 +1345,14 @@ MEASURING = (
 SETTINGS = (
     Fault(
         "a project is looked for where one stands",
-        "engine/paths.py",
+        "engine/runs.py",
         'next(above, ".")',
         '"."',
         "test_surroundings.py::test_what_a_person_names_is_meant_from_where_they_stand",
     ),
     Fault(
         "what a person names is looked for in the project",
-        "engine/paths.py",
+        "engine/runs.py",
         "word if is_here else os.path.abspath(word)",
         "word",
         "test_surroundings.py::test_what_a_person_names_is_meant_from_where_they_stand",

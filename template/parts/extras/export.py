@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from ..dataset import Samples
 from ..engine.errors import UserError
 from ..engine.files import replacing, write_json, write_text
-from ..engine.paths import typed_path, typed_run
-from ..engine.runs import find_run
+from ..engine.runs import find_run, typed_path, typed_run
 from ..model import build_model
 from .evaluate import add_weights, open_run, table
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..engine.errors import UserError
-from ..engine.paths import typed_path, typed_run
-from ..engine.runs import find_run
+from ..engine.runs import find_run, typed_path, typed_run
 from .evaluate import add_weights, open_run, write_output
 
 COLDEST = 1e-3  # logits over less leave the range of fp32, and 0 says the same

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
-from ..engine.paths import typed_path
-from ..engine.runs import find_run
+from ..engine.runs import find_run, typed_path
 from ..texts import has_rows, lines, rows
 from .evaluate import add_flags, new_loader, open_run, output_path, predictions, write_output
 

@@ -21,8 +21,7 @@ from typing import Any, NoReturn
 from .config import ENVIRONMENT, SETTINGS, SWITCHES, Settings, load, sources
 from .engine.errors import UserError, UserErrors
 from .engine.explanations import explain
-from .engine.paths import ROOT, project_root, typed_path
-from .engine.runs import prepare_process
+from .engine.runs import ROOT, prepare_process, project_root, typed_path
 from .engine.sources import near
 from .engine.yaml_text import comments
 

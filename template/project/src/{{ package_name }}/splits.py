@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .engine.errors import UserError
-from .engine.paths import typed_path
+from .engine.runs import typed_path
 
 if TYPE_CHECKING:
     from .engine.store import Store, StoreWriter

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
 from ..engine.files import replacing, write_json
-from ..engine.paths import typed_path, typed_run
 from ..engine.plugins import discover
-from ..engine.runs import device_line, find_run
+from ..engine.runs import device_line, find_run, typed_path, typed_run
 
 if TYPE_CHECKING:
     import numpy as np

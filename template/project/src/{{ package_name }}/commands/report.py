@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..engine.errors import UserError
-from ..engine.paths import typed_run
-from ..engine.runs import RUNS, all_runs, find_run
+from ..engine.runs import RUNS, all_runs, find_run, typed_run
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..engine.config import Given
 from ..engine.errors import UserError
-from ..engine.paths import typed_run
-from ..engine.runs import all_runs, find_run, held, new_run
+from ..engine.runs import all_runs, find_run, held, new_run, typed_run
 
 if TYPE_CHECKING:
     from ..engine.config import Settings
