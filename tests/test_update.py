@@ -136,8 +136,10 @@ def forked(which: str, arguments: tuple[str, ...], cwd: Path) -> tuple[int, str]
                 sys.stdin, sys.stdout, sys.stderr = nothing, nothing, said
                 with quickly():
                     code = CopierApp.run(["copier", *arguments], exit=False)[1]
-                said.flush()
+            except ValueError as error:  # a refusal
+                print(error, file=said)
             finally:
+                said.flush()
                 os._exit(code)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         said.seek(0)

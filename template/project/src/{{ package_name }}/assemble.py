@@ -71,7 +71,8 @@ def assemble(
     precision = Precision(name, device)
     decided = {"precision": (name, why)}  # of each optimization: state and why
 
-    model: Any = build_model(settings, store.facts).to(device)  # 1
+    all_settings: Any = settings  # with the sections of the workload
+    model: Any = build_model(all_settings, store.facts).to(device)  # 1
     keeps(("predict", "blocks"), model, f"the model {type(model).__name__}")
     if name == "fp8":  # 2
         decided["fp8"] = convert_to_fp8(model, training.fp8_emulation)
