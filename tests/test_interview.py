@@ -122,8 +122,10 @@ def test_each_question_choice_and_refusal_is_read_whole(
 def test_each_reason_fits_behind_its_choice_for_every_card_and_workload() -> None:
     """As long as copier.yml writes them; the two that a screen showed are not all."""
     titles = {label.split(":")[0]: label for name in REFUSING for label in labels(name)}
-    names = [row["label"] for row in gpus().values()]
-    reasons = [("bf16", f"{name} has no bf16; choose fp16") for name in names]
+    reasons = []
+    for row in gpus().values():
+        missing = [name for name in ("tf32", "bf16", "fp8") if row["tflops"][name] is None]
+        reasons += [(name, f"{row['label']} has no {name}; choose fp16") for name in missing]
     for workload in choices("workload"):
         reasons.append(("fp8", f"{workload} has no large products; choose auto"))
         reasons.append(("fsdp", f"{workload} fits one GPU; choose ddp"))
