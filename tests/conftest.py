@@ -1,4 +1,5 @@
-"""One folder of rendered projects for all processes of a test session; failures are shown as they happen."""
+"""One folder of rendered projects for all processes of a test session; failures are shown as they
+happen."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ FOLDER = pytest.StashKey[str]()
 
 
 class Terminal:
-    """Failures at once, for whoever reads what is left of a suite that was ended; then a table of faults."""
+    """Failures at once, for whoever reads what is left of a suite that was ended; then a table of
+    faults."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.plugins = config.pluginmanager

@@ -1,4 +1,5 @@
-"""Trials of `benchmark` and `tune`, and files, as forks of the test's own process, where torch is loaded."""
+"""Trials of `benchmark` and `tune`, and files, as forks of the test's own process, where torch is
+loaded."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ Before = Callable[[dict[str, Any]], Any]
 
 
 def forked_trials(project: Path, before: Before | None = None) -> Callable[[], None]:
-    """For `run(..., before=forked_trials(project))`. before: called with a trial's settings, in it."""
+    """For `run(..., before=forked_trials(project))`. before: called with a trial's settings, in
+    it."""
 
     def put() -> None:
         kept: list[Any] = []
@@ -41,7 +43,8 @@ def forked_trials(project: Path, before: Before | None = None) -> Callable[[], N
 
 
 def forked_trainings(project: Path, before: Callable[[], Any] | None = None) -> Callable[[], None]:
-    """The same for the trainings of a search; before: called in each of them first, and in the command."""
+    """The same for the trainings of a search; before: called in each of them first, and in the
+    command."""
 
     def put() -> None:
         kept: list[Any] = []

@@ -1,7 +1,9 @@
-"""Commands of rendered projects in an interpreter of its own, whose environment is there before torch loads.
+"""Commands of rendered projects in an interpreter of its own, whose environment is there before
+torch loads.
 
-What torch and oneDNN read once, such as the instructions that they may use, cannot be changed in a fork.
-One interpreter runs all commands of an environment, each in a fork, because loading torch takes seconds.
+What torch and oneDNN read once, such as the instructions that they may use, cannot be changed in a
+fork. One interpreter runs all commands of an environment, each in a fork, because loading torch
+takes seconds.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ class Result(NamedTuple):
 
 
 def run_in(environment: Mapping[str, str | None], commands: Sequence[Command]) -> list[Result]:
-    """Runs the commands one after the other. environment: added to this one; None removes a name."""
+    """Runs the commands one after the other. environment: added to this one; None removes a
+    name."""
     names = {**os.environ, **environment}
     kept = {name: value for name, value in names.items() if value is not None}
     listed = [

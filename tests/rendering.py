@@ -1,31 +1,24 @@
-"""Renders the template as it stands in the working tree, by Copier's API, once per set of answers."""
+"""Renders the template as it stands in the working tree, by Copier's API, once per set of
+answers."""
 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import fcntl
 import functools
 import hashlib
 import os
-import pickle
 import shutil
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jinja2
-import pytest
 import yaml
-from copier import _template, run_copy
-from copier._main import Worker
+from copier import run_copy
+from quick_copier import quickly
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-ORIGIN = Path(
-    os.environ.get("FASTTRAIN_TEMPLATE", REPOSITORY)
-)  # another one with a fault: see mutants/
-TEMPLATE = ("copier.yml", "template")
+ORIGIN = Path(os.environ.get("FASTTRAIN_TEMPLATE", REPOSITORY))  # with a fault: see mutants/
 RENDERS = "FASTTRAIN_RENDERS"  # folder of projects that all processes of a test session share
 DEFAULTS = {"project_name": "my-training"}
 
@@ -51,76 +44,24 @@ def scratch() -> Path:
 
 def copy_template(folder: Path) -> Path:
     """Copies the template's own files into `folder`, without what Python leaves beside them."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in TEMPLATE:
-        source = ORIGIN / name
-        if source.is_dir():
-            shutil.copytree(
-                source, folder / name, ignore=shutil.ignore_patterns("__pycache__", ".*_cache")
-            )
-        else:
-            shutil.copy2(source, folder / name)
+    ignored = shutil.ignore_patterns("__pycache__", ".*_cache")
+    shutil.copytree(ORIGIN / "template", folder / "template", ignore=ignored)
+    shutil.copy2(ORIGIN / "copier.yml", folder)
     return folder
 
 
 @functools.cache
 def template() -> Path:
-    """The template as it stood when the tests began; no git repository, so that Copier need not clone it."""
+    """The template as it stood when the tests began; no git repository, so that Copier need not
+    clone it."""
     return copy_template(scratch() / "template")
 
 
-@contextlib.contextmanager
-def quickly() -> Iterator[None]:
-    """While open: libyaml reads YAML, each text of the template is read and compiled once for all renders,
-    text without a brace is taken as it is, and git is asked once about a template, not about every file."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_template, "get_repo", _repository)
-        patch.setattr(Worker, "_render_string", _string)
-        patch.setattr(
-            Worker, "answers_relpath", property(lambda worker: worker.template.answers_relpath)
-        )
-        patch.setattr(yaml, "SafeLoader", getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-        patch.setattr(yaml, "safe_load", _load)
-        patch.setattr(jinja2.Environment, "compile", _compile)
-        patch.setattr(Worker, "_sync_git_index_executable_bit", lambda *_: None, raising=False)
-        yield
-
-
-def _load(source: Any) -> Any:
-    return (
-        pickle.loads(_parsed(source))
-        if isinstance(source, str)
-        else yaml.load(source, yaml.SafeLoader)
-    )
-
-
-@functools.cache
-def _parsed(text: str) -> bytes:
-    return pickle.dumps(yaml.load(text, yaml.SafeLoader))
-
-
-def _string(worker: Worker, text: str, extra_context: Any = None) -> str:
-    return _STRING(worker, text, extra_context) if "{" in text else text
-
-
-def _compile(
-    environment: Any, source: Any, name: Any = None, filename: Any = None, *more: Any
-) -> Any:
-    # Not by the filename, which is another one in each copy of the template.
-    key = (type(environment), environment.keep_trailing_newline, str(source), name, *more)
-    if key not in compiled:
-        compiled[key] = _COMPILE(environment, source, name, filename, *more)
-    return compiled[key]
-
-
-compiled: dict[Any, Any] = {}
-_COMPILE, _STRING = jinja2.Environment.compile, Worker._render_string
-_repository = functools.cache(_template.get_repo)
-
-
 def render_into(folder: Path, *, source: Path | None = None, **answers: Any) -> Path:
-    """Renders a project into `folder`. Copier takes unknown answers silently, this raises KeyError."""
-    if unknown := set(answers) - set(questions()):
+    """Renders a project into `folder`. Copier takes unknown answers silently, this raises
+    KeyError."""
+    unknown = set(answers) - set(questions())
+    if unknown:
         raise KeyError(f"copier.yml asks no {sorted(unknown)}; it asks {list(questions())}")
     with quickly():
         run_copy(
@@ -136,9 +77,9 @@ def render_into(folder: Path, *, source: Path | None = None, **answers: Any) -> 
 
 @functools.cache
 def _render(answers: tuple[tuple[str, Any], ...]) -> Path:
-    given: dict[str, Any] = {
-        name: list(value) if isinstance(value, tuple) else value for name, value in answers
-    }
+    given: dict[str, Any] = {}
+    for name, value in answers:
+        given[name] = list(value) if isinstance(value, tuple) else value
     if RENDERS not in os.environ or ORIGIN != REPOSITORY:
         return render_into(Path(tempfile.mkdtemp(prefix="render-", dir=scratch())), **given)
     shared = Path(os.environ[RENDERS]) / hashlib.sha256(repr(answers).encode()).hexdigest()[:16]
@@ -155,11 +96,7 @@ def render(**answers: Any) -> Path:
 
     The folder is shared by all tests of a session: read it, or copy it before changing it.
     """
-    return _render(
-        tuple(
-            sorted(
-                (name, tuple(value) if isinstance(value, list) else value)
-                for name, value in answers.items()
-            )
-        )
-    )
+    pairs = []
+    for name, value in sorted(answers.items()):
+        pairs.append((name, tuple(value) if isinstance(value, list) else value))
+    return _render(tuple(pairs))

@@ -1,4 +1,5 @@
-"""Runs a rendered project's commands as a person would, but forked from this process, where torch is loaded.
+"""Runs a rendered project's commands as a person would, but forked from this process, where torch
+is loaded.
 
 A fresh interpreter needs seconds to import torch and Lightning, a fork a tenth of one.
 """
@@ -24,12 +25,10 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a test needs no network, nor waits for one
-os.environ.setdefault(
-    "TRAINING_ROOT", "."
-)  # verbs of a shared project work in the folder given to each
-os.environ.setdefault(
-    "OMP_NUM_THREADS", "1"
-)  # a child of a fork cannot use its parent's pool of threads
+# Commands of a shared project work in the folder given to each.
+os.environ.setdefault("TRAINING_ROOT", ".")
+# A child of a fork cannot use its parent's pool of threads.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import accelerate  # noqa: F401 - what a child would otherwise import for itself, every time
 import lightning  # noqa: F401
@@ -51,13 +50,11 @@ PICTURES = (
     "FASTTRAIN_PICTURES"  # in the environment: runs draw their curves and what their models do
 )
 PAINT = matplotlib.figure.Figure.savefig
-# Drawing the picture of a short run takes three times as long as the run: figures are built, and not painted.
+# Drawing the picture of a short run takes three times as long as the run: figures are built, and
+# not painted.
 PICTURE = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 )
-ENVIRONMENT = ("DETERMINISTIC", "SEED", "USE_AMP", "NUM_WORKERS", "PIN_MEMORY", "PREFETCH_FACTOR")
-
-
 PATIENCE = 300.0  # seconds until what waits gives up: a slow machine is no fault
 
 
@@ -114,9 +111,8 @@ class Running:
             return bool(pid)
 
         self._until(over, "end", seconds)
-        return Result(
-            os.waitstatus_to_exitcode(ended[0]), self._out.read_text(), self._err.read_text()
-        )
+        code = os.waitstatus_to_exitcode(ended[0])
+        return Result(code, self._out.read_text(), self._err.read_text())
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -124,13 +120,13 @@ class Running:
 
     def rows(self) -> int:
         """Rows of metrics written so far by the newest run."""
-        found = sorted(
-            self.folder.glob("runs/*/metrics.jsonl"), key=lambda path: path.stat().st_mtime
-        )
-        return found[-1].read_text().count("\n") if found else 0
+        files = self.folder.glob("runs/*/metrics.jsonl")
+        newest = max(files, key=lambda path: path.stat().st_mtime, default=None)
+        return newest.read_text().count("\n") if newest else 0
 
     def wait_for_rows(self, number: int) -> None:
-        """Waits until it has written so many rows; a command that never does is killed and fails the test."""
+        """Waits until it has written so many rows; a command that never does is killed and fails
+        the test."""
         self._until(lambda: self.rows() >= number, f"{number} rows", PATIENCE)
 
     def _until(self, met: Callable[[], Any], wanted: str, seconds: float) -> None:
@@ -154,13 +150,11 @@ def _child(
 ) -> int:
     os.chdir(folder)
     for path, number in ((out, 1), (err, 2)):
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(handle, number)
-    sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(
-            number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
-        )
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    sys.stdout = os.fdopen(1, "w", buffering=1)
+    sys.stderr = os.fdopen(2, "w", buffering=1)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # tqdm's own lock is shared with every fork: one killed inside it would hang all later ones.
     tqdm.tqdm.set_lock(threading.RLock())
     matplotlib.figure.Figure.savefig = unpainted  # type: ignore[assignment,method-assign]

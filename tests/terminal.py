@@ -19,8 +19,8 @@ from pathlib import Path
 COLUMNS, ROWS = 80, 30
 DEADLINE = 60  # seconds until a screen that does not come is a failure
 DOWN, ENTER, CLEAR = "\x1b[B", "\r", "\x15"
-# The sequences that prompt_toolkit writes to an xterm; all but the cursor's and the erasing ones are of no
-# consequence for the text.
+# The sequences that prompt_toolkit writes to an xterm; all but the cursor's and the erasing ones
+# are of no consequence for the text.
 SEQUENCE = re.compile(
     r"\x1b\[([?>]?)([\d;]*)([A-Za-z])|\x1b[=>78]|\x1b\].*?(?:\x07|\x1b\\)|\x1b[()]B", re.DOTALL
 )
@@ -37,10 +37,12 @@ class Screen:
         """Shows `text`; returns an unfinished sequence at its end, for the next time."""
         while text:
             if text[0] == "\x1b":
-                if not (found := SEQUENCE.match(text)):
+                sequence = SEQUENCE.match(text)
+                if sequence is None:
                     return text
-                self.obey(found[3] or "", found[2] or "", found[1] or "")
-                text = text[found.end() :]
+                private, arguments, command = sequence.groups("")
+                self.obey(command, arguments, private)
+                text = text[sequence.end() :]
                 continue
             self.put(text[0])
             text = text[1:]
@@ -52,7 +54,8 @@ class Screen:
         elif character == "\n":
             self.row += 1
             if self.row == ROWS:
-                self.cells, self.row = [*self.cells[1:], [" "] * COLUMNS], ROWS - 1
+                self.cells = [*self.cells[1:], [" "] * COLUMNS]
+                self.row = ROWS - 1
         elif character == "\b":
             self.column = max(0, self.column - 1)
         elif character >= " " and not unicodedata.combining(character):
@@ -71,9 +74,8 @@ class Screen:
         if command in "AB":
             self.row = min(max(self.row + (count if command == "B" else -count), 0), ROWS - 1)
         elif command in "CD":
-            self.column = min(
-                max(self.column + (count if command == "C" else -count), 0), COLUMNS - 1
-            )
+            step = count if command == "C" else -count
+            self.column = min(max(self.column + step, 0), COLUMNS - 1)
         elif command == "H":
             self.row, self.column = count - 1, (numbers[1] or 1) - 1 if len(numbers) > 1 else 0
         elif command in "JK":
@@ -92,7 +94,8 @@ class Terminal:
     """`command` in `folder`, at a screen of 80 by 30; close it by leaving the `with` block."""
 
     def __init__(self, command: list[str], folder: Path) -> None:
-        self.screen, self.unread, self.seen = Screen(), "", ""
+        self.screen = Screen()
+        self.unread = ""
         self.folder = folder
         self.process, self.descriptor = pty.fork()
         if self.process == 0:
@@ -115,7 +118,8 @@ class Terminal:
         os.write(self.descriptor, keys.encode())
 
     def until(self, what: str, there: Callable[[list[str]], bool]) -> list[str]:
-        """The lines of the screen as soon as `there` says so; fails, with the screen, where it never does."""
+        """The lines of the screen as soon as `there` says so; fails, with the screen, where it
+        never does."""
         end = time.monotonic() + DEADLINE
         while not there(lines := self.screen.lines()):
             assert time.monotonic() < end, f"no {what} on the screen:\n" + "\n".join(lines)

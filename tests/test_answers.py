@@ -154,9 +154,9 @@ def test_columns_of_a_table_keep_apart_and_so_do_states_and_reasons(tmp_path: Pa
     ],
 )
 def test_without_a_compiler_the_remedy_is_to_install_one(said: str) -> None:
-    errors = imported(render(), "engine.errors")
+    explanations = imported(render(), "engine.explanations")
     kind = type("BackendCompilerFailed", (Exception,), {"__module__": "torch._dynamo.exc"})
-    line = str(errors.explain(kind(said), None, None))
+    line = str(explanations.explain(kind(said)))
     assert "no working compiler" in line
     assert "install one" in line
     assert "fullgraph" not in line
@@ -164,7 +164,7 @@ def test_without_a_compiler_the_remedy_is_to_install_one(said: str) -> None:
 
 def test_a_layer_that_this_cpu_lacks_in_half_precision_has_a_remedy() -> None:
     said = "could not create a primitive descriptor for the LSTM forward propagation primitive. Run workload"
-    line = str(imported(render(), "engine.errors").explain(RuntimeError(said), None, None))
+    line = str(imported(render(), "engine.explanations").explain(RuntimeError(said)))
     assert line.startswith("this CPU cannot compute a layer")
     assert "training.precision: choose fp32" in line
 

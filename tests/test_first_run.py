@@ -1,4 +1,5 @@
-"""A first run: it ends in the minutes that one has, repeats and resumes, and says early that it goes."""
+"""A first run: it ends in the minutes that one has, repeats and resumes, and says early that it
+goes."""
 
 from __future__ import annotations
 
@@ -66,20 +67,15 @@ def test_minutes_that_make_no_sense_are_one_line(
 
 def test_minutes_of_phases_are_refused(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("phases:\n  - {name: one, steps: 5}\n")
-    one_error(
-        run(render(workload="tabular"), "train", "--minutes", "1", cwd=tmp_path),
-        "its own number of steps",
-    )
+    done = run(render(workload="tabular"), "train", "--minutes", "1", cwd=tmp_path)
+    one_error(done, "its own number of steps")
 
 
 def test_the_measured_steps_leave_nothing_behind(tmp_path: Path) -> None:
     project = render(workload="tabular", tracker="tensorboard")
     assert run(project, "train", "--minutes", "0.003", *LONG, "--name", "a", cwd=tmp_path).code == 0
-    assert {path.name for path in tmp_path.iterdir() if path.name[0] != "."} == {
-        "config.yaml",
-        "data",
-        "runs",
-    }
+    left = {path.name for path in tmp_path.iterdir() if path.name[0] != "."}
+    assert left == {"config.yaml", "data", "runs"}
     assert len(list((tmp_path / "runs/a").glob("**/events.out.tfevents.*"))) == 1
 
 

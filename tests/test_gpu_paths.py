@@ -427,7 +427,7 @@ def test_memory_that_a_library_lacks_is_memory(
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1 << 30, 8 << 30))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA L4")
     given = imported(render(), "config").load(None, None, [], {})
-    found = module("engine.errors", "memmap").explain(RuntimeError(said), given, None)
+    found = module("engine.explanations", "memmap").explain(RuntimeError(said), given, None)
     assert (
         found is not None and str(found).startswith("out of GPU memory: NVIDIA L4, 1.0 of 8.0")
     ) is gpu

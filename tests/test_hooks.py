@@ -1,4 +1,5 @@
-"""Hooks of one's own: every moment, a state that survives, another attempt; all frameworks, two ranks."""
+"""Hooks of one's own: every moment, a state that survives, another attempt; all frameworks, two
+ranks."""
 
 from __future__ import annotations
 
@@ -121,15 +122,16 @@ def test_every_moment_comes_once_and_in_order(
     framework: str, hooked, place: Path, plain: Path
 ) -> None:
     accumulation = ("--training.gradient_accumulation_steps", "2", "--data.batch_size", "64")
-    result = run(
-        hooked("count", COUNT, framework=framework), "train", *WORDS, *accumulation, cwd=place
-    )
+    counting = hooked("count", COUNT, framework=framework)
+    result = run(counting, "train", *WORDS, *accumulation, cwd=place)
     assert result.code == 0, result.err[-2000:]
-    total, found = losses(place)[-1][0], moments(place)
+    total = losses(place)[-1][0]
+    found = moments(place)
     assert total == losses(plain)[-1][0], "the same number of steps"
     assert found[0] == ("start", 0)
     assert found[-1] == ("close", total)
-    expected, ends = [], [step for step, _ in evaluations(place)]
+    expected = []
+    ends = [step for step, _ in evaluations(place)]
     for step in range(1, total + 1):
         expected += [("before_step", step - 1), ("after_step", step)]
         if step in ends:
@@ -168,7 +170,8 @@ def test_a_state_goes_on_from_phase_to_phase(hooked, place: Path) -> None:
 def test_a_checkpoint_without_a_state_and_a_state_without_a_hook_are_a_note_each(
     hooked, place: Path, plain: Path
 ) -> None:
-    without, counting = render(workload="tabular"), hooked("count", COUNT)
+    without = render(workload="tabular")
+    counting = hooked("count", COUNT)
     assert run(without, "train", *WORDS, "--max-steps", "4", cwd=place).code == 0
     result = run(counting, "train", "--resume", "--max-steps", "9", cwd=place)
     assert result.out.count("note: hook count starts fresh: the checkpoint has no state of it") == 1
@@ -181,9 +184,8 @@ def test_a_checkpoint_without_a_state_and_a_state_without_a_hook_are_a_note_each
 def test_a_state_that_could_not_be_read_back_is_refused_before_it_is_written(
     hooked, place: Path
 ) -> None:
-    source = COUNT.replace(
-        '"evaluations": self.evaluations}', '"where": __import__("pathlib").Path()}'
-    )
+    path = '"where": __import__("pathlib").Path()}'
+    source = COUNT.replace('"evaluations": self.evaluations}', path)
     result = run(hooked("count", source), "train", *WORDS, cwd=place)
     one_error(result, "a hook's state holds a PosixPath", "count", "plain values and tensors")
 
@@ -197,10 +199,8 @@ def test_a_hook_that_fails_ends_the_run_after_the_next_step(
 ) -> None:
     failed = run(hooked("bad", failing(12, FAILS), framework=framework), "train", *WORDS, cwd=place)
     one_error(failed, "on purpose")
-    assert (
-        run(render(workload="tabular", framework=framework), "train", "--resume", cwd=place).code
-        == 0
-    )
+    healthy = render(workload="tabular", framework=framework)
+    assert run(healthy, "train", "--resume", cwd=place).code == 0
     assert losses(place) == losses(plain)
     assert weights(place) == weights(plain)
 

@@ -1,4 +1,4 @@
-"""Who imports whom in rendered projects, and what each framework's loop shows."""
+"""Who imports whom in rendered projects, for types too, and what each framework's loop shows."""
 
 from __future__ import annotations
 
@@ -11,40 +11,23 @@ import pytest
 from rendering import render
 from variants import Answers, choices, name, pairwise
 
-YOURS = {"model", "dataset", "settings", "pictures", "train", "assemble", "config"}
 EXTRAS = list(choices("extras"))
 # Modules of the core's own folders that only an extra brings.
 OF_EXTRAS = {
     "commands": ("benchmark", "check", "estimate", "export", "profile", "tune"),
     "hooks": ("ema", "watch", "guard"),
 }
+SLOW = {"pyarrow", "matplotlib", "pandas", "h5py"}
+"""What reads tables, draws or reads HDF5 is loaded where that is done."""
 
 every_project = pytest.mark.parametrize(
     "answers", pairwise("workload", "loader", "framework", "distributed"), ids=name
 )
+Edges = dict[str, set[str]]
 
 
 def package_of(answers: Answers) -> Path:
     return render(**answers, extras=EXTRAS) / "src/my_training"
-
-
-def runtime(
-    tree: ast.AST, inside: bool = False
-) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
-    """Imports that run, and whether they stand in a function; none below `if TYPE_CHECKING`."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            yield node, inside
-        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            continue
-        else:
-            yield from runtime(node, inside or isinstance(node, ast.FunctionDef | ast.Lambda))
-
-
-@functools.cache
-def imports_of(source: str) -> list[tuple[ast.Import | ast.ImportFrom, bool]]:
-    """The same of a file's text, which most projects share."""
-    return list(runtime(ast.parse(source)))
 
 
 def modules(package: Path) -> dict[str, Path]:
@@ -53,25 +36,45 @@ def modules(package: Path) -> dict[str, Path]:
     return {".".join(path.relative_to(package).with_suffix("").parts): path for path in files}
 
 
+def at_start(tree: ast.AST) -> Iterator[ast.AST]:
+    """What a module's import runs: nothing in functions, nor below `if TYPE_CHECKING`."""
+    for node in ast.iter_child_nodes(tree):
+        is_typing = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        if not is_typing and not isinstance(node, ast.FunctionDef | ast.Lambda):
+            yield node
+            yield from at_start(node)
+
+
 @functools.cache
-def graph(package: Path) -> dict[str, dict[str, bool]]:
-    """Each module's imports of the same package; True where one of them is at the top level."""
-    known, found = modules(package), {}
+def imports_of(source: str, starting: bool) -> list[tuple[int, str]]:
+    """(level, dotted name) of each import: all of them, or those that run at the start."""
+    tree = ast.parse(source)
+    imports = []
+    for node in at_start(tree) if starting else ast.walk(tree):
+        if isinstance(node, ast.Import):
+            imports += [(0, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = [node.module] if node.module else []
+            imports.append((node.level, ".".join(base)))
+            imports += [(node.level, ".".join([*base, alias.name])) for alias in node.names]
+    return imports
+
+
+@functools.cache
+def graph(package: Path, starting: bool = False) -> Edges:
+    """Each module's imports of the same package, those inside functions and for types included."""
+    known = modules(package)
+    edges: Edges = {}
     for module, path in known.items():
-        imports: dict[str, bool] = {}
-        for node, inside in imports_of(path.read_text(encoding="utf-8")):
-            if not isinstance(node, ast.ImportFrom) or not node.level:
-                continue
-            parent = module.split(".")[: -node.level]
-            base = [*parent, *(node.module.split(".") if node.module else ())]
-            for target in (base, *([*base, alias.name] for alias in node.names)):
-                if (other := ".".join(target)) in known:
-                    imports[other] = imports.get(other, False) or not inside
-        found[module] = imports
-    return found
+        edges[module] = set()
+        for level, imported in imports_of(path.read_text(encoding="utf-8"), starting):
+            target = ".".join([*module.split(".")[:-level], imported])
+            if level and target in known:
+                edges[module].add(target)
+    return edges
 
 
-def cycle(edges: dict[str, set[str]]) -> list[str]:
+def cycle(edges: Edges) -> list[str]:
     """Modules of a circle, first to last; empty where there is none."""
     done: set[str] = set()
 
@@ -81,81 +84,45 @@ def cycle(edges: dict[str, set[str]]) -> list[str]:
         if module in done:
             return []
         done.add(module)
-        return next(
-            filter(None, (walk(other, [*way, module]) for other in sorted(edges[module]))), []
-        )
+        ways = (walk(other, [*way, module]) for other in sorted(edges[module]))
+        return next(filter(None, ways), [])
 
     return next(filter(None, (walk(module, []) for module in edges)), [])
 
 
 def of_an_extra(module: str) -> bool:
-    folder, _, rest = module.partition(".")
-    return folder == "measure" or rest in OF_EXTRAS.get(folder, ())
+    folder, _, inside = module.partition(".")
+    return folder == "measure" or inside in OF_EXTRAS.get(folder, ())
 
 
 @every_project
-def test_no_module_imports_itself_through_others(answers: Answers) -> None:
-    imports = graph(package_of(answers))
-    top = {
-        module: {other for other, is_top in found.items() if is_top}
-        for module, found in imports.items()
-    }
-    assert cycle(top) == [], "at the top level"
-    assert cycle({module: set(found) for module, found in imports.items()}) == [], (
-        "also inside functions"
-    )
-
-
-@every_project
-def test_the_engine_knows_nothing_of_yours_and_no_verb(answers: Answers) -> None:
-    for module, imports in graph(package_of(answers)).items():
+def test_imports_lead_down_and_in_no_circle(answers: Answers) -> None:
+    """The engine knows nothing above it, the core no extra; not even their types."""
+    edges = graph(package_of(answers))
+    assert cycle(edges) == []
+    extras = {f"{folder}.{inside}" for folder, names in OF_EXTRAS.items() for inside in names}
+    assert extras <= edges.keys()
+    for module, imports in edges.items():
         if module.startswith("engine."):
-            wrong = [
-                o
-                for o in imports
-                if o in YOURS or o.split(".")[0] in ("commands", "hooks", "measure")
-            ]
-            assert wrong == [], module
-
-
-@every_project
-def test_the_core_imports_no_extra(answers: Answers) -> None:
-    package = package_of(answers)
-    assert {f"{folder}.{name}" for folder, names in OF_EXTRAS.items() for name in names} <= modules(
-        package
-    ).keys()
-    for module, imports in graph(package).items():
+            assert [other for other in imports if not other.startswith("engine.")] == [], module
         if not of_an_extra(module):
             assert [other for other in imports if of_an_extra(other)] == [], module
-
-
-SLOW = {"pyarrow", "matplotlib", "pandas", "h5py"}
-"""What reads tables, draws or reads HDF5 is loaded where that is done."""
 
 
 @pytest.mark.parametrize("workload", choices("workload"))
 def test_a_training_starts_without_what_it_does_not_use(workload: str) -> None:
     package = render(workload=workload) / "src/my_training"
-    imports, paths = graph(package), modules(package)
-    reached, waiting = set(), ["commands.train", "train", "assemble"]
+    edges = graph(package, starting=True)
+    paths = modules(package)
+    reached = set()
+    waiting = ["commands.train", "train", "assemble"]
     while waiting:
-        reached.add(module := waiting.pop())
-        waiting += [
-            other for other, is_top in imports[module].items() if is_top and other not in reached
-        ]
+        module = waiting.pop()
+        reached.add(module)
+        waiting += edges[module] - reached
     for module in reached:
-        nodes = [
-            node for node, inside in imports_of(paths[module].read_text("utf-8")) if not inside
-        ]
-        names = [
-            alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names
-        ]
-        names += [
-            str(node.module)
-            for node in nodes
-            if isinstance(node, ast.ImportFrom) and not node.level
-        ]
-        slow = SLOW.intersection(name.partition(".")[0] for name in names)
+        imports = imports_of(paths[module].read_text(encoding="utf-8"), True)
+        slow = SLOW & {imported.partition(".")[0] for level, imported in imports if not level}
         assert slow <= ({"h5py"} if workload == "windows" else set()), module
 
 
@@ -166,7 +133,8 @@ def test_a_circle_is_found() -> None:
 
 @pytest.mark.parametrize("framework", choices("framework"))
 def test_the_loop_shows_the_algorithm(framework: str) -> None:
-    """Forward in autocast, backward, clip, step, schedule, log: in train.py, not in what it calls."""
+    """Forward in autocast, backward, clip, step, schedule, log: in train.py, not in what it
+    calls."""
     tree = ast.parse(
         (render(framework=framework) / "src/my_training/train.py").read_text(encoding="utf-8")
     )

@@ -1,4 +1,5 @@
-"""A run belongs to one process; a closed output and a library that does not load end in one line."""
+"""A run belongs to one process; a closed output and a library that does not load end in one
+line."""
 
 from __future__ import annotations
 

@@ -318,7 +318,8 @@ def test_a_run_of_more_than_a_month_is_an_alert(tmp_path: Path) -> None:
 
 
 def pace(**known: float) -> Any:
-    return train.Pace(**{"step": 1.0, "evaluation": 10.0, "batches": 64, "epoch": 100} | known)
+    usual = {"step": 1.0, "evaluation": 10.0, "num_batches": 64, "steps_per_epoch": 100}
+    return train.Pace(**usual | known)
 
 
 @pytest.mark.parametrize(
@@ -327,15 +328,11 @@ def pace(**known: float) -> Any:
         (1100.0, {}, (), (990, 1.0)),  # 10 evaluations of 10 s
         (90.0, {"evaluation": 52.0}, (), (68, 1 / 4)),  # one of 13 s
         (1000.0, {}, ("evaluation.every_steps=10",), (798, 1 / 4)),
-        (
-            1000.0,
-            {"batches": 2},
-            ("evaluation.every_steps=10",),
-            (663, 1 / 2),
-        ),  # no less than a batch
+        # no less than a batch
+        (1000.0, {"num_batches": 2}, ("evaluation.every_steps=10",), (663, 1 / 2)),
         (1000.0, {}, ("training.max_steps=6",), (6, 1.0)),
         (-5.0, {}, (), (1, 1 / 64)),  # the trial has taken all of it
-        (100.0, {"evaluation": 0.0, "batches": 0}, (), (100, 1.0)),  # no validation split
+        (100.0, {"evaluation": 0.0, "num_batches": 0}, (), (100, 1.0)),  # no validation split
     ],
 )
 def test_evaluations_of_a_short_run_take_a_quarter_of_it(
@@ -346,7 +343,7 @@ def test_evaluations_of_a_short_run_take_a_quarter_of_it(
     assert (steps, fraction) == expected
     every = given.evaluation.every_steps or 100
     spent = math.ceil(steps / every) * fraction * pace(**known).evaluation
-    assert spent <= max(left, 0) / 4 or fraction * pace(**known).batches <= 1
+    assert spent <= max(left, 0) / 4 or fraction * pace(**known).num_batches <= 1
     assert steps * 1.0 + spent <= left or steps == 1
 
 
@@ -376,7 +373,7 @@ def test_a_short_run_measures_a_part_of_the_validation_and_says_so(
     resolved = (place / "config.resolved.yaml").read_text()
     fraction = re.search(r"^  fraction: (0\.\d+) +# --minutes 100$", resolved, re.MULTILINE)[1]
     assert float(fraction) == 1 / 4, "two evaluations of 2,000 s would be too much of 6,000 s"
-    note = "validation on 1/4 of the split: "
+    note = "validation on 25.0% of the split: "
     assert f"note: {note}" in done.out
     assert note in (place / "report.md").read_text()
 
@@ -416,34 +413,3 @@ def test_dashes_and_underscores_are_the_same_in_flags(
     assert re.search(r"learning_rate: 0.5 +# --optimizer.learning_rate$", shown, re.MULTILINE)
     assert main(["train", "--max_steps=-1"]) == 2
     assert "no run has -1 steps" in capsys.readouterr().err
-
-
-def test_flags_are_written_as_their_command_declares_them() -> None:
-    module = imported(TABULAR, "__main__")
-    command = SimpleNamespace(__doc__="Fake.", arguments=lambda parser: declare(parser))
-
-    def declare(parser: Any) -> None:
-        parser.add_argument("--own_flag")
-        parser.add_argument("--other-flag")
-        parser.add_argument("rest", nargs="*")
-
-    parser = module.parser_of("fake", command)
-    words = [
-        "--own-flag",
-        "a_b-c",
-        "--other_flag=x-y_z",
-        "--no_such-flag",
-        "-n",
-        "--",
-        "--other_flag",
-    ]
-    expected = [
-        "--own_flag",
-        "a_b-c",
-        "--other-flag=x-y_z",
-        "--no_such-flag",
-        "-n",
-        "--",
-        "--other_flag",
-    ]
-    assert parser.as_declared(words) == expected

@@ -1,4 +1,5 @@
-"""The shells around the code: Makefile and tests of a rendered project, tools and documents of this one."""
+"""The shells around the code: Makefile and tests of a rendered project, tools and documents of this
+one."""
 
 from __future__ import annotations
 
@@ -12,21 +13,14 @@ from typing import Any
 
 import budget
 import pytest
-from link import link
 from rendering import REPOSITORY, copy_template, questions, render, render_into
 from test_update import _clean_home, commit, replace  # noqa: F401  # a fixture
-from variants import choices, gpus
+from variants import choices, gpus, structural
 
 # The environment of the tests, found by name as a user's active one is.
 SHELL = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-for inherited in (
-    "ARGS",
-    "MAKEFLAGS",
-    "MAKELEVEL",
-    "MAKEOVERRIDES",
-    "MFLAGS",
-):  # of the `make test` around it
-    SHELL.pop(inherited, None)
+for inherited in ("ARGS", "MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "MFLAGS"):
+    SHELL.pop(inherited, None)  # of the `make test` around it
 
 
 def shell(folder: Path, *command: str) -> str:
@@ -52,6 +46,11 @@ def test_own_tests_of_a_project_pass(
     assert "passed" in shell(project, "make", *targets)
 
 
+def targets_of(project: Path) -> list[str]:
+    makefile = (project / "Makefile").read_text(encoding="utf-8")
+    return re.findall(r"^([a-z-]+):", makefile, flags=re.MULTILINE)
+
+
 def test_targets_of_a_project(tmp_path: Path) -> None:
     """The README's first three commands; set-up as far as it goes without an index of packages."""
     project = render_into(tmp_path / "project")
@@ -60,17 +59,11 @@ def test_targets_of_a_project(tmp_path: Path) -> None:
     baseline = shell(project, "make", "--dry-run", "train-baseline", short).split()
     assert baseline[-6:] == ["train", "--no-optimize", *short.partition("=")[2].split()]
     assert "r2" in shell(project, "make", "evaluate")
-    (newest,) = (
-        project / line
-        for line in shell(project, "make", "report").splitlines()
-        if line.startswith("runs/")
-    )
-    assert newest.read_text(encoding="utf-8").startswith("# ")
+    reported = shell(project, "make", "report").splitlines()
+    (page,) = (line for line in reported if line.startswith("runs/"))
+    assert (project / page).read_text(encoding="utf-8").startswith("# ")
     listed = shell(project, "make")
-    targets = re.findall(
-        r"^([a-z-]+):", (project / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE
-    )
-    assert [line.split()[0] for line in listed.splitlines()] == targets
+    assert [line.split()[0] for line in listed.splitlines()] == targets_of(project)
 
 
 class Machine:
@@ -83,7 +76,8 @@ class Machine:
         self.log.touch()
         self.programs = folder / "programs"
         self.programs.mkdir()
-        # The Python of an environment: it logs what pip installs, and offline no index of PyTorch answers.
+        # The Python of an environment: it logs what pip installs, and offline no index of PyTorch
+        # answers.
         pip = f"""#!/bin/sh
 shift 2
 case "$*" in uninstall*) ;; *) echo "$*" | sed 's/ --no-compile//' >> "{self.log}" ;; esac
@@ -131,42 +125,40 @@ def shell_of(folder: Path, **answers: Any) -> Path:
 WHEELS = "https://download.pytorch.org/whl"
 
 
-@pytest.mark.parametrize(
-    ("gpu", "arguments"),
-    [
-        ("auto", "torch>=2.10"),
-        ("v100", f"torch>=2.10,<2.15 --index-url {WHEELS}/cu126"),
-        ("h100", f"torch>=2.10 --index-url {WHEELS}/cu130"),
-        ("cpu", f"torch>=2.10 --index-url {WHEELS}/cpu"),
-    ],
-)
+CPU = f" --index-url {WHEELS}/cpu --no-deps"
+# (answers, machine, words of make, how pip takes torch, the vendor whose driver is missed)
+SET_UPS: list[tuple[dict[str, Any], dict[str, Any], str, str, str]] = [
+    ({}, {"driver": True}, "", "torch>=2.10", ""),
+    ({"gpu": "v100"}, {"driver": True}, "", f"torch>=2.10,<2.15 --index-url {WHEELS}/cu126", ""),
+    ({"gpu": "h100"}, {"driver": True}, "", f"torch>=2.10 --index-url {WHEELS}/cu130", ""),
+    ({"gpu": "cpu"}, {"driver": True}, "", f"torch>=2.10 --index-url {WHEELS}/cpu", ""),
+    ({}, {}, "TORCH=torch==2.13.0", f"torch==2.13.0{CPU}", "NVIDIA"),
+    ({"gpu": "h100"}, {}, "", f"torch>=2.10{CPU}", "NVIDIA"),
+    ({"gpu": "mi300x"}, {}, "", f"torch>=2.10{CPU}", "AMD"),
+    ({}, {}, "TORCH_INDEX=gpu", "torch>=2.10", ""),
+    ({"gpu": "h100"}, {}, "TORCH_INDEX=gpu", f"torch>=2.10 --index-url {WHEELS}/cu130", ""),
+    ({}, {}, "TORCH_INDEX=https://own/simple", "torch>=2.10 --index-url https://own/simple", ""),
+    # On macOS there is one build; what sets a container or a cluster's job up needs no driver.
+    ({"gpu": "h100"}, {"system": "Darwin"}, "", "torch>=2.10", ""),
+    ({"extras": ["slurm"]}, {}, "", "torch>=2.10", ""),
+    ({"extras": ["docker"], "gpu": "h100"}, {}, "", f"torch>=2.10 --index-url {WHEELS}/cu130", ""),
+]
+
+
+@pytest.mark.parametrize(("answers", "machine", "words", "torch", "missed"), SET_UPS, ids=str)
 def test_set_up_takes_torch_from_where_the_card_has_it(
-    gpu: str, arguments: str, tmp_path: Path
+    answers: dict[str, Any],
+    machine: dict[str, Any],
+    words: str,
+    torch: str,
+    missed: str,
+    tmp_path: Path,
 ) -> None:
-    project = shell_of(tmp_path / "project", gpu=gpu)
-    version = arguments.split()[0]
-    installed, said = Machine(tmp_path, driver=True).set_up(project)
-    assert installed == [f"install {arguments}", f"install {version} --editable .[dev]"]
-    assert said == []
-
-
-@pytest.mark.parametrize("gpu", ["auto", "h100", "mi300x"])
-def test_set_up_without_a_driver_takes_the_cpu_build_and_says_so(gpu: str, tmp_path: Path) -> None:
-    project = shell_of(tmp_path / "project", gpu=gpu)
-    machine = Machine(tmp_path)
-    installed, said = machine.set_up(project, "TORCH=torch==2.13.0")
-    vendor = "AMD" if gpu == "mi300x" else "NVIDIA"
-    undo = "make setup TORCH_INDEX=gpu"
-    assert said == [f"No {vendor} driver: using PyTorch for CPUs. To undo: {undo}"]
-    assert installed == [
-        f"install torch==2.13.0 --index-url {WHEELS}/cpu --no-deps",
-        "install torch==2.13.0 --editable .[dev]",
-    ]
-
-    installed, said = machine.set_up(project, undo.split()[-1])
-    assert said == []
-    assert f"{WHEELS}/cpu" not in installed[0]
-    assert (WHEELS in installed[0]) == (gpu != "auto")
+    project = shell_of(tmp_path / "project", **answers)
+    installed, said = Machine(tmp_path, **machine).set_up(project, *words.split())
+    assert installed == [f"install {torch}", f"install {torch.split()[0]} --editable .[dev]"]
+    line = f"No {missed} driver: using PyTorch for CPUs. To undo: make setup TORCH_INDEX=gpu"
+    assert said == ([line] if missed else [])
 
 
 def test_set_up_replaces_a_build_from_another_index(tmp_path: Path) -> None:
@@ -189,33 +181,6 @@ def test_set_up_replaces_a_build_from_another_index(tmp_path: Path) -> None:
     assert removed()
 
 
-@pytest.mark.parametrize(
-    ("answers", "machine", "index"),
-    [
-        ({}, {"system": "Darwin"}, ""),
-        ({"gpu": "h100"}, {"system": "Darwin"}, ""),
-        ({"extras": ["slurm"]}, {}, ""),
-        ({"extras": ["docker"], "gpu": "h100"}, {}, f" --index-url {WHEELS}/cu130"),
-    ],
-    ids=str,
-)
-def test_set_up_without_a_driver_takes_the_usual_build(
-    answers: dict[str, Any], machine: dict[str, Any], index: str, tmp_path: Path
-) -> None:
-    """On macOS there is no other; the machine that sets a container or a cluster's job up needs no driver."""
-    project = shell_of(tmp_path / "project", **answers)
-    installed, said = Machine(tmp_path, **machine).set_up(project)
-    assert installed[0] == f"install torch>=2.10{index}"
-    assert said == []
-
-
-def test_set_up_takes_the_index_that_is_given(tmp_path: Path) -> None:
-    project = shell_of(tmp_path / "project")
-    installed, said = Machine(tmp_path).set_up(project, "TORCH_INDEX=https://localhost/simple")
-    assert installed[0] == "install torch>=2.10 --index-url https://localhost/simple"
-    assert said == []
-
-
 def test_set_up_goes_on_where_the_cpu_builds_cannot_be_reached(tmp_path: Path) -> None:
     project = shell_of(tmp_path / "project")
     installed, said = Machine(tmp_path, offline=True).set_up(project)
@@ -228,13 +193,11 @@ def test_targets_before_set_up_say_so_in_one_line(tmp_path: Path) -> None:
     bare = tmp_path / "bare"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
     environment = {**SHELL, "PATH": f"{bare / 'bin'}{os.pathsep}{os.environ['PATH']}"}
-    makefile = (project / "Makefile").read_text(encoding="utf-8")
-    targets = set(re.findall(r"^([a-z-]+):", makefile, flags=re.MULTILINE)) - {"help", "setup"}
+    targets = set(targets_of(project)) - {"help", "setup"}
     assert {"try", "train-gpus", "test", "lint", "doctor", "tune"} <= targets
     for target in targets:
-        done = subprocess.run(
-            ["make", target], cwd=project, env=environment, capture_output=True, text=True
-        )
+        command = ["make", target]
+        done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True)
         assert done.returncode == 2, target
         assert done.stdout == "", target
         (line,) = done.stderr.splitlines()
@@ -283,12 +246,8 @@ def test_hooks_go_into_a_repository_that_is_the_projects_own(where: str, tmp_pat
     """Inside a larger one they would take the place of the root's."""
     project = render_into(tmp_path / where, extras=["pre_commit"])
     shell(tmp_path, "git", "init", "--quiet")
-    recipe = (
-        (project / "Makefile")
-        .read_text(encoding="utf-8")
-        .partition("\nsetup:")[2]
-        .partition("\n\n")[0]
-    )
+    makefile = (project / "Makefile").read_text(encoding="utf-8")
+    recipe = makefile.partition("\nsetup:")[2].partition("\n\n")[0]
     (line,) = re.findall(r"@(if .*?; fi)$", recipe, flags=re.DOTALL | re.MULTILINE)
     hook = project / ".venv/bin/pre-commit"
     hook.parent.mkdir(parents=True)
@@ -297,18 +256,6 @@ def test_hooks_go_into_a_repository_that_is_the_projects_own(where: str, tmp_pat
     said = shell(project, "sh", "-c", line.replace("$$", "$").replace("\\\n", " "))
     assert ("installed" in said.split()) == (where == ".")
     assert ("no hooks installed" in said) == (where != ".")
-
-
-def test_linked_parts_run_in_place(tmp_path: Path) -> None:
-    link(tmp_path, framework="lightning")
-    train = tmp_path / "src/my_training/train.py"
-    assert train.resolve() == REPOSITORY / "template/parts/framework/lightning.py"
-    command = [sys.executable, "-m", "my_training", "--help"]
-    environment = {**os.environ, "PYTHONPATH": "src", "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
-    )
-    assert "train" in done.stdout
 
 
 def test_code_is_counted_without_prose() -> None:
@@ -330,11 +277,7 @@ def test_code_is_counted_without_prose() -> None:
 
 
 def documents() -> list[Path]:
-    return [
-        REPOSITORY / "README.md",
-        REPOSITORY / "CHANGELOG.md",
-        *sorted((REPOSITORY / "docs").rglob("*.md")),
-    ]
+    return [*REPOSITORY.glob("*.md"), *sorted((REPOSITORY / "docs").rglob("*.md"))]
 
 
 @pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
@@ -353,33 +296,12 @@ def test_package_indexes_are_named_by_no_document() -> None:
 def test_figures_of_the_documents() -> None:
     readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
     assert f" {len(gpus())} cards " in readme
-    asked = [
-        question for question in questions().values() if "gpu ==" not in str(question.get("when"))
-    ]
-    assert f"asks {len(asked)} questions" in (REPOSITORY / "docs/start.md").read_text(
-        encoding="utf-8"
-    )
-    for question in (
-        "workload",
-        "layout",
-        "precision",
-        "loader",
-        "framework",
-        "distributed",
-        "tracker",
-        "extras",
-    ):
+    asked = [each for each in questions().values() if "gpu ==" not in str(each.get("when"))]
+    start = (REPOSITORY / "docs/start.md").read_text(encoding="utf-8")
+    assert f"asks {len(asked)} questions" in start
+    for question in (*structural(), "layout", "precision", "tracker", "extras"):
         (row,) = re.findall(rf"^\| {question} \| (.+?) \|", readme, flags=re.MULTILINE)
         assert set(choices(question)) <= set(re.findall(r"`(\w+)`", row)), question
-
-
-def test_continuous_integration_calls_the_command_of_the_readme() -> None:
-    script = REPOSITORY / ".ci/run"
-    assert os.access(script, os.X_OK)
-    assert "make test" in script.read_text(encoding="utf-8")
-    assert "make test" in (REPOSITORY / "README.md").read_text(encoding="utf-8")
-    shell(REPOSITORY, "bash", "-n", str(script))
-    assert shutil.which("make")
 
 
 def test_tables_of_the_figures_are_those_that_were_measured(tmp_path: Path) -> None:
@@ -392,6 +314,5 @@ def test_tables_of_the_figures_are_those_that_were_measured(tmp_path: Path) -> N
     assert kept
     for figures in kept:
         page = figures.with_suffix(".md").name
-        assert (tmp_path / "docs/benchmarks" / page).read_text() == figures.with_suffix(
-            ".md"
-        ).read_text()
+        made = (tmp_path / "docs/benchmarks" / page).read_text()
+        assert made == figures.with_suffix(".md").read_text()

@@ -1,7 +1,7 @@
 """A new user's walk, from the interview to another card, by documented commands alone.
 
-Two things stand for what needs a network: `.venv` is a link to the environment of these tests, where
-`make setup` would make one, and PYTHONPATH names the package that it would install.
+Two things stand for what needs a network: `.venv` is a link to the environment of these tests,
+where `make setup` would make one, and PYTHONPATH names the package that it would install.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ OWN: dict[str, Callable[[Path], object]] = {
 
 
 class Walker:
-    """Runs commands in a shell at the project, if a document, its README or its first message has them."""
+    """Runs commands in a shell at the project, if a document, its README or its first message has
+    them."""
 
     def __init__(self, project: Path, screen: str) -> None:
         self.project, self.screen = project, screen
@@ -122,7 +123,8 @@ class Walker:
 
 
 def interview(workload: str, folder: Path) -> Walker:
-    """Answers one question and takes the default of all others; what stands on the screen is done next."""
+    """Answers one question and takes the default of all others; what stands on the screen is done
+    next."""
     upstream = commit(shutil.copytree(template(), folder / "fasttrain-template"), "1.0.0")
     copying = f"copier copy {SOURCE} myproj"
     assert any(copying in page.read_text(encoding="utf-8") for page in DOCUMENTS)
@@ -154,7 +156,6 @@ def test_a_new_user_gets_along_by_what_is_documented(workload: str, tmp_path: Pa
 
     # Data of their own, by the three lines of the README, and a run that ends before its time.
     OWN[workload](project)
-    package = next((project / "src").iterdir()).name
     block = do.readme().partition("## Your data\n")[2].partition("\n    ")[2].partition("\n\n")[0]
     prepare, train, predict = (line.strip() for line in block.splitlines())
     assert "next: " in do(prepare)
@@ -164,7 +165,6 @@ def test_a_new_user_gets_along_by_what_is_documented(workload: str, tmp_path: Pa
     assert "stopped at step 3 of 6" in do("make train", "--max-steps 3")
     do("make evaluate")
     do(predict)
-    run = newest_run(project)
 
     # Another card and an extra, by the commands of the README.
     do("git add -A")
@@ -176,17 +176,6 @@ def test_a_new_user_gets_along_by_what_is_documented(workload: str, tmp_path: Pa
         r"copier update --defaults -r :current: -d 'extras=\[check\]'", do.readme()
     )
     do(extra)
-    assert (project / "src" / package / "commands/check.py").exists()
+    assert any(project.glob("src/*/commands/check.py"))
     assert do("git ls-files -u").strip() == ""
     assert "finished at step 6 of 6" in do("make train", "--resume")
-
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    command = f"python -m {package} evaluate"
-    done = subprocess.run(
-        command.split(), cwd=elsewhere, env=do.environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert f"data and runs are those of {project}" in done.stderr
-    assert f"runs/{run.name}: test split" in done.stdout
-    assert not list(elsewhere.iterdir())

@@ -2,9 +2,10 @@
 
     full        none: `make test-all` alone
     first(n)    the first n cases
-    cover(n)    so many cases that each combination of values of any n parameters occurs: 1 is every value,
-                2 every pair, 3 every triple; a set of answers is a parameter for each question; with names
-                these count alone, and the others vary as they may
+    cover(n)    so many cases that each combination of values of any n parameters occurs: 1 is every
+    value,
+                2 every pair, 3 every triple; a set of answers is a parameter for each question;
+                with names these count alone, and the others vary as they may
 
 The others get the mark `full`; `make test-all` runs all of them.
 """

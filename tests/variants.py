@@ -1,4 +1,5 @@
-"""Which projects can be asked for, derived from copier.yml and the tables; nothing is listed twice."""
+"""Which projects can be asked for, derived from copier.yml and the tables; nothing is listed
+twice."""
 
 from __future__ import annotations
 
@@ -17,8 +18,9 @@ Answers = dict[str, Any]
 LARGE_PRODUCTS = ("llm", "seq2seq")  # workloads that fp8 and fsdp are offered for
 SCRIPTS = tuple(sorted(path.name for path in (REPOSITORY / "template/parts/script").iterdir()))
 
-# These change few lines, or files that no other file knows, so they vary pairwise with the rest. Every other
-# question with choices is structural: all combinations are rendered. Tier B trains all precisions.
+# These change few lines, or files that no other file knows, so they vary pairwise with the rest.
+# Every other question with choices is structural: all combinations are rendered. Tier B trains all
+# precisions.
 PAIRWISE = ("precision", "gpu", "tracker", "extras")
 LAYOUT = "layout"  # decides whether most of the others are asked at all: see `scripts`
 DRAWS = 40  # candidates for each answer set of a pairwise cover
@@ -61,14 +63,15 @@ def choices(question: str) -> tuple[Any, ...]:
 
 
 def structural() -> tuple[str, ...]:
-    """Questions whose answers decide whole files, in asking order; those that are not saved decide none."""
+    """Questions whose answers decide whole files, in asking order; those that are not saved decide
+    none."""
     asked = [name for name, question in questions().items() if not question.get("secret")]
     return tuple(name for name in asked if choices(name) and name not in (*PAIRWISE, LAYOUT))
 
 
 def values(question: str) -> list[Any]:
-    """What is worth rendering: of GPUs one of each kind, of extras none, each alone and all (they do not
-    know each other), of the rest every choice."""
+    """What is worth rendering: of GPUs one of each kind, of extras none, each alone and all (they
+    do not know each other), of the rest every choice."""
     if question == "gpu":
         kinds = {str(kind(gpu)): gpu for gpu in reversed(choices("gpu"))}
         return list(reversed(kinds.values()))
@@ -91,7 +94,8 @@ def kind(gpu: str) -> object:
 
 
 def impossible(answers: Mapping[str, Any]) -> bool:
-    """Whether the chosen GPU cannot compute in the chosen precision, or the workload gains nothing by it."""
+    """Whether the chosen GPU cannot compute in the chosen precision, or the workload gains nothing
+    by it."""
     precision, gpu = answers.get("precision", "auto"), answers.get("gpu", "auto")
     if answers.get(LAYOUT) == "script" and (
         precision == "fp8" or answers.get("workload") not in SCRIPTS
@@ -121,9 +125,11 @@ def products(*names: str) -> list[Answers]:
 
 
 def pairwise(*names: str) -> list[Answers]:
-    """A small set of possible answers in which each possible pair of answers to two questions occurs.
+    """A small set of possible answers in which each possible pair of answers to two questions
+    occurs.
 
-    Greedy: of some random answers around a missing pair, those with most missing pairs. The same each time.
+    Greedy: of some random answers around a missing pair, those with most missing pairs. The same
+    each time.
     """
     offered, draw, chosen = {question: values(question) for question in names}, random.Random(0), []
     missing: dict[Any, Answers] = {}

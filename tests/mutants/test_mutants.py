@@ -24,7 +24,8 @@ import pytest
 import running  # noqa: F401
 import safetensors.torch  # noqa: F401
 from faults import FAMILIES, FAULTS, LOOP, PRECISION, Fault
-from rendering import REPOSITORY, compiled, copy_template
+from quick_copier import COMPILED
+from rendering import REPOSITORY, copy_template
 
 TESTS = REPOSITORY / "tests"
 # One failing example is enough: no shorter one is looked for.
@@ -88,7 +89,7 @@ def _child(test: str, template: Path, folder: Path, log: Path) -> int:
         file = getattr(module, "__file__", None)
         if name.startswith("rendered_") or (file and Path(file).is_relative_to(TESTS)):
             del sys.modules[name]
-    importlib.import_module("rendering").compiled.update(compiled)
+    importlib.import_module("quick_copier").COMPILED.update(COMPILED)
     options = [
         "-xq",
         "--tb=line",

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from tqdm import tqdm
 
-from ..engine.errors import UserError, gpu_memory
+from ..engine.errors import UserError
+from ..engine.explanations import missing_memory
 from ..engine.gpus import Capability
 from ..engine.optimization import compiles
 from .profiling import PRODUCTS, synchronize
@@ -168,7 +169,7 @@ def compared(
 
 def reason(error: Exception) -> str:
     """Why a setting could not be tried, in a line. Raises the error again where no setting makes it."""
-    if gpu_memory(error) or isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+    if missing_memory(error):
         return "too little memory"
     if isinstance(error, (UserError, ValueError, RuntimeError)):
         return str(error).strip().partition("\n")[0]

@@ -16,8 +16,8 @@ from tqdm import tqdm
 
 from .. import dataset
 from ..assemble import open_store
-from ..engine.config import found
 from ..engine.optimization import make_optimizer
+from ..engine.plugins import discover
 from ..engine.precision import Precision
 from ..engine.progress import seed_everything
 from ..engine.rows import deliver, gather, mapped, stored_dtype
@@ -94,7 +94,7 @@ class Bench:
             array = self.store.arrays[name]
             if array.offset is None:  # packed: HDF5 alone can read it
                 starts, lengths = np.ravel(spans.starts), np.ravel(spans.lengths)
-                packed = found("engine", "class Hdf5Array")[0].Hdf5Array(**vars(array))
+                packed = discover("engine", "Hdf5Array")[0].Hdf5Array(**vars(array))
                 pieces = [packed.read(a, a + n) for a, n in zip(starts, lengths, strict=True)]
                 source = torch.from_numpy(np.concatenate(pieces))
                 spans = spans._replace(

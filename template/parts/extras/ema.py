@@ -14,9 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import Field
-
-from ..engine.config import Section, defaults
+from ..engine.config import Decay, Natural, Positive, Section, defaults
 from ..engine.errors import UserError
 from ..engine.files import read_rows
 from ..engine.report import losses, numbers, table
@@ -33,11 +31,9 @@ WEIGHTS = "averaged"
 class Ema(Section):
     """The averaged weights."""
 
-    decay: float = Field(
-        0.999, ge=0, lt=1, description="share of the average that an update leaves"
-    )
-    start_step: int = Field(0, ge=0, description="step of the phase from which on it averages")
-    every_steps: int = Field(1, ge=1, description="optimizer steps between two updates")
+    decay: Decay = 0.999
+    start_step: Natural = 0
+    every_steps: Positive = 1
 
 
 class Sections(Section):

@@ -12,10 +12,11 @@ import yaml
 from pydantic import Field
 
 from ..engine import gpus
-from ..engine.config import Section, defaults, near
+from ..engine.config import Section, defaults
 from ..engine.errors import UserError
 from ..engine.files import read_rows
 from ..engine.report import read_metrics, spent
+from ..engine.sources import near
 
 if TYPE_CHECKING:
     from ..config import Settings
@@ -25,9 +26,7 @@ if TYPE_CHECKING:
 class Price(Section):
     """What the machine costs."""
 
-    price_per_hour: float = Field(
-        0.0, ge=0, description="of the machine, in any currency; 0 is none"
-    )
+    price_per_hour: float = Field(0.0, ge=0)
 
 
 class Sections(Section):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..dataset import Samples
 from ..engine.errors import UserError
 from ..engine.files import replacing, write_json, write_text
-from ..engine.runs import find_run
+from ..engine.runs import find_run, typed_path, typed_run
 from ..model import build_model
 from .evaluate import add_weights, open_run, table
 
@@ -86,10 +86,12 @@ class Predictor(nn.Module):
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `export`."""
     add = parser.add_argument
-    add("--run", metavar="RUN", help="name or path of the run (default: the newest)")
+    add(
+        "--run", type=typed_run, metavar="RUN", help="name or path of the run (default: the newest)"
+    )
     add("--checkpoint", choices=["best", "last"], default="best", help="(default: best)")
     add_weights(parser)
-    add("--output", metavar="FOLDER", help="(default: export in the run folder)")
+    add("--output", type=typed_path, metavar="FOLDER", help="(default: export in the run folder)")
     int8 = "weights in int8 too, and what that costs on a held-out split"
     add("--int8", action="store_true", help=int8)
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from optuna import Study
     from optuna.trial import Trial
 
-    from ..config import Settings
+    from ..engine.config import Settings
     from ..engine.run import Run
 
 JOURNAL = "journal.log"

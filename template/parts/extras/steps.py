@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..assemble import Project, assemble, open_store
+from ..assemble import assemble, open_store
 from ..engine.distributed import Distributed
 from ..engine.progress import RecurrentState
+from ..engine.project import Project
 from ..engine.seams import Batch
 
 if TYPE_CHECKING:

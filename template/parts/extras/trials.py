@@ -25,7 +25,7 @@ from ..engine.gpus import Card, this_card
 from ..engine.report import read_metrics
 
 if TYPE_CHECKING:
-    from ..config import Settings
+    from ..engine.config import Settings
 
 SOURCE = Path(__file__).absolute().parents[2]
 WINDOW = 5  # steps between two readings of a GPU's clock: each waits for the GPU to finish

@@ -64,9 +64,7 @@ Sample = dict[str, float]
 class Watch(Section):
     """The machine, watched while a run trains."""
 
-    every_seconds: float = Field(
-        10.0, ge=0, description="between rows of system.csv, or alerts; 0 is off"
-    )
+    every_seconds: float = Field(10.0, ge=0)
 
 
 class Sections(Section):

@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
-
 from .config import Auto, Section, defaults
 from .errors import UserError
 
@@ -21,13 +19,8 @@ SECRET = re.compile("KEY|TOKEN|PASSWORD|SECRET|UR[IL]")
 class Options(Section):
     """Where a tracking server keeps the runs."""
 
-    project: str = Field(
-        "", description="name that the runs stand under; empty is the package's name"
-    )
-    offline: bool | Auto = Field(
-        "auto",
-        description="nothing leaves this machine; auto is where the environment names no server",
-    )
+    project: str = ""
+    offline: bool | Auto = "auto"
 
 
 class ServerSections(Section):

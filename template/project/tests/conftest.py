@@ -1,4 +1,5 @@
-"""Finds the one package under `src/`, and trains it in a folder of its own; the GPU stays out of it."""
+"""Finds the one package under `src/`, and trains it in a folder of its own; the GPU stays out of
+it."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ def module(name: str) -> ModuleType:
 
 @pytest.fixture
 def run() -> Callable[..., str]:
-    """`run("train", "--resume")`: a command in the current folder; fails with its output, or returns it."""
+    """`run("train", "--resume")`: a command in the current folder; fails with its output, or
+    returns it."""
 
     def run(*words: str) -> str:
         environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "CUDA_VISIBLE_DEVICES": ""}

@@ -1,4 +1,5 @@
-"""What must stay true whatever you put into model.py and dataset.py. All of it runs on synthetic data."""
+"""What must stay true whatever you put into model.py and dataset.py. All of it runs on synthetic
+data."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ def test_an_epoch_has_each_sample_once(train: bool) -> None:
 
 
 def test_what_fills_a_batch_up_changes_no_loss() -> None:
-    """Rows that fill a batch up are no samples: a loss that forgets `batch["present"]` is wrong, silently."""
+    """Rows that fill a batch up are no samples: a loss that forgets `batch["present"]` is wrong,
+    silently."""
     settings = module("config").load(CONFIG)
     store = module("assemble").open_store(settings)
     samples = module("dataset").Samples(store, settings, "validation")

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from .engine.report import table, tidy
 
 if TYPE_CHECKING:
-    from .assemble import Project
+    from .engine.project import Project
     from .engine.seams import Batch
     from .engine.store import Store
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from pydantic import Field
-
-from .engine.config import BatchSize, LoaderSettings, Section, defaults
+from .engine.config import BatchSize, Decay, LoaderSettings, Natural, Positive, Section, defaults
 
 WORKLOAD = "graph"
 """What the data in a store are for; another project refuses them."""
@@ -20,22 +18,18 @@ class Data(LoaderSettings):
     """Where the days lie, in which order they come and how they reach the device."""
 
     batch_size: BatchSize = 8
-    order: Literal["time", "block", "full"] = Field(
-        "full", description="order of the training days; evaluation always runs in time order"
-    )
+    order: Literal["time", "block", "full"] = "full"
 
 
 class Model(Section):
     """Temporal fusion for each stock, then graph attention over the stocks of a day."""
 
-    width: int = Field(32, ge=1, description="units that stand for a stock; a multiple of heads")
-    heads: int = Field(4, ge=1, description="heads of both attentions")
-    temporal_layers: int = Field(2, ge=1, description="layers over the days of the window")
-    graph_layers: int = Field(
-        1, ge=0, description="graph attention layers; 0 sees each stock alone"
-    )
-    frequencies: int = Field(3, ge=0, description="frequencies told apart from the rest; 0 is off")
-    dropout: float = Field(0.1, ge=0, lt=1, description="share of units dropped in training")
+    width: Positive = 32
+    heads: Positive = 4
+    temporal_layers: Positive = 2
+    graph_layers: Natural = 1
+    frequencies: Natural = 3
+    dropout: Decay = 0.1
 
     def conflicts(self) -> Iterator[tuple[str, list[str], str]]:
         if self.width % self.heads:
@@ -46,10 +40,7 @@ class Model(Section):
 class GraphBuilder(Section):
     """Where graphs come from."""
 
-    use_in_training: bool = Field(
-        False,
-        description="rebuild the same graphs for each batch instead of reading those of `prepare`",
-    )
+    use_in_training: bool = False
 
 
 class Sections(Section):

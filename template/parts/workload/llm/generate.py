@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..engine.errors import UserError
-from ..engine.runs import find_run
+from ..engine.runs import find_run, typed_path, typed_run
 from .evaluate import add_weights, open_run, write_output
 
 COLDEST = 1e-3  # logits over less leave the range of fp32, and 0 says the same
@@ -29,10 +29,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--seed", type=int, default=0, metavar="N", help="the same seed, the same text (default: 0)"
     )
-    add("--run", metavar="RUN", help="name or path of the run (default: the newest)")
+    add(
+        "--run", type=typed_run, metavar="RUN", help="name or path of the run (default: the newest)"
+    )
     add("--checkpoint", choices=["best", "last"], default="best", help="(default: best)")
     add_weights(parser)
-    add("--output", metavar="FILE", help="write the text there too")
+    add("--output", type=typed_path, metavar="FILE", help="write the text there too")
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:

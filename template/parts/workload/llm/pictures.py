@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from .tokenizer import restore
 
 if TYPE_CHECKING:
-    from .assemble import Project
+    from .engine.project import Project
     from .engine.seams import Batch
 
 SAMPLES = 1  # at least: one batch

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
+from ..engine.runs import typed_path
 from ..splits import add_dry_run, conclude, destination, split_shares, split_sizes
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--input",
         required=True,
+        type=typed_path,
         metavar="PATH",
         help="text, .jsonl (also .gz) or .parquet; or a folder of them",
     )

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import Field
 
-from .engine.config import BatchSize, LoaderSettings, Section, defaults
+from .engine.config import BatchSize, Decay, LoaderSettings, Natural, Positive, Section, defaults
 
 WORKLOAD = "llm"
 """What the data in a store are for; another project refuses them."""
@@ -20,15 +20,9 @@ class Data(LoaderSettings):
     """Where the tokens lie, how they are cut into blocks and how those reach the device."""
 
     batch_size: BatchSize = 32
-    order: Literal["time", "block", "full", "random_start"] = Field(
-        "full", description="order of the training blocks; evaluation always runs in time order"
-    )
-    block_size: int = Field(128, ge=1, description="tokens that the model sees at once in training")
-    sample_mb: float = Field(
-        12.0,
-        gt=0,
-        description="MB of Python's own source text to train on where nothing was prepared",
-    )
+    order: Literal["time", "block", "full", "random_start"] = "full"
+    block_size: Positive = 128
+    sample_mb: float = Field(12.0, gt=0)
 
 
 class Size(NamedTuple):
@@ -51,31 +45,17 @@ SIZES = {
 class Model(Section):
     """A decoder-only transformer."""
 
-    size: Literal["tiny", "small", "medium", "large"] = Field(
-        "tiny",
-        description="tiny for a CPU; GPT-2's small 124M (its paper: 117M), medium 355M, large 774M",
-    )
-    layers: int = Field(0, ge=0, description="transformer blocks; 0 is the size's")
-    heads: int = Field(0, ge=0, description="attention heads of a block; 0 is the size's")
-    width: int = Field(0, ge=0, description="numbers that stand for a token; 0 is the size's")
-    positions: Literal["rotary", "learned"] = Field(
-        "rotary",
-        description="rotary knows no longest text; learned is GPT-2's table of model.context rows",
-    )
-    context: int = Field(
-        1024, ge=1, description="rows of a learned table; data.block_size may not exceed it"
-    )
-    norm: Literal["layer", "rms"] = Field(
-        "layer", description="LayerNorm, or RMSNorm without its mean"
-    )
-    bias: bool = Field(False, description="biases in linear layers and norms, as GPT-2 has them")
-    dropout: float = Field(0.0, ge=0, lt=1, description="share of activations dropped in training")
-    vocabulary: int = Field(
-        0, ge=0, description="tokens the model tells apart; 0 is as many as the data have"
-    )
-    chunked_loss: bool = Field(
-        True, description="never hold the logits of a large vocabulary whole"
-    )
+    size: Literal["tiny", "small", "medium", "large"] = "tiny"
+    layers: Natural = 0
+    heads: Natural = 0
+    width: Natural = 0
+    positions: Literal["rotary", "learned"] = "rotary"
+    context: Positive = 1024
+    norm: Literal["layer", "rms"] = "layer"
+    bias: bool = False
+    dropout: Decay = 0.0
+    vocabulary: Natural = 0
+    chunked_loss: bool = True
 
     @property
     def shape(self) -> Size:

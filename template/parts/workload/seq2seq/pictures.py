@@ -15,7 +15,7 @@ from .tokenizer import restore
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .assemble import Project
+    from .engine.project import Project
     from .engine.seams import Batch
 
 SAMPLES = 1  # at least: one batch

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
-from ..engine.runs import find_run
+from ..engine.runs import find_run, typed_path
 from ..texts import has_rows, lines, rows
 from .evaluate import add_flags, new_loader, open_run, output_path, predictions, write_output
 
@@ -27,6 +27,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "--input",
+        type=typed_path,
         metavar="FILE",
         help="sources: .tsv (what is behind a tab is left out), .jsonl or .txt",
     )

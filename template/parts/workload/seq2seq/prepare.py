@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
+from ..engine.runs import typed_path
 from ..splits import add_dry_run, conclude, destination, split_shares, split_sizes
 
 if TYPE_CHECKING:
@@ -35,11 +36,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--input",
         required=True,
+        type=typed_path,
         metavar="FILE",
         help="pairs: .tsv (source TAB target), .jsonl (also .gz), .parquet",
     )
-    add("--validation", metavar="FILE", help="pairs that validate; then --input is not split")
-    add("--test", metavar="FILE", help="pairs that test, beside --validation")
+    add(
+        "--validation",
+        type=typed_path,
+        metavar="FILE",
+        help="pairs that validate; then --input is not split",
+    )
+    add("--test", type=typed_path, metavar="FILE", help="pairs that test, beside --validation")
     add(
         "--source-key",
         default="source",

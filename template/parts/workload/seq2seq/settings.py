@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import Field
 
-from .engine.config import BatchSize, LoaderSettings, Section, defaults
+from .engine.config import BatchSize, Decay, LoaderSettings, Natural, Section, defaults
 
 WORKLOAD = "seq2seq"
 """What the data in a store are for; another project refuses them."""
@@ -19,15 +19,8 @@ class Data(LoaderSettings):
     """Where the pairs lie, in which order they come and how they reach the device."""
 
     batch_size: BatchSize = 16
-    order: Literal["bucket", "full", "block", "time"] = Field(
-        "bucket",
-        description="order of the training pairs; bucket puts pairs of like length into a batch",
-    )
-    sample_pairs: int = Field(
-        2000,
-        ge=20,
-        description="docstrings of Python itself to train on where nothing was prepared",
-    )
+    order: Literal["bucket", "full", "block", "time"] = "bucket"
+    sample_pairs: int = Field(2000, ge=20)
 
 
 class Size(NamedTuple):
@@ -52,25 +45,15 @@ SIZES = {
 class Model(Section):
     """A T5: encoder, decoder, relative positions."""
 
-    size: Literal["tiny", "small", "base", "large"] = Field(
-        "tiny", description="tiny for a CPU; T5's small 60M, base 223M, large 738M"
-    )
-    layers: int = Field(0, ge=0, description="of the encoder and of the decoder; 0 is the size's")
-    heads: int = Field(0, ge=0, description="attention heads of a layer; 0 is the size's")
-    width: int = Field(0, ge=0, description="numbers that stand for a token; 0 is the size's")
-    hidden: int = Field(0, ge=0, description="units of a hidden layer; 0 is the size's")
-    feed_forward: Literal["relu", "gated-gelu"] = Field(
-        "relu", description="hidden layers of T5, or those of T5 v1.1"
-    )
-    dropout: float = Field(0.1, ge=0, lt=1, description="share of activations dropped in training")
-    pretrained: str = Field(
-        "",
-        description="folder or hub name of a T5 to start from, with its own sizes; empty is fresh weights",
-    )
-    allow_pickle: bool = Field(
-        False,
-        description="also load pretrained weights from a pickle, which can run code of its author",
-    )
+    size: Literal["tiny", "small", "base", "large"] = "tiny"
+    layers: Natural = 0
+    heads: Natural = 0
+    width: Natural = 0
+    hidden: Natural = 0
+    feed_forward: Literal["relu", "gated-gelu"] = "relu"
+    dropout: Decay = 0.1
+    pretrained: str = ""
+    allow_pickle: bool = False
 
     @property
     def shape(self) -> Size:

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from .engine.report import table, tidy
 
 if TYPE_CHECKING:
-    from .assemble import Project
+    from .engine.project import Project
     from .engine.seams import Batch
 
 SAMPLES = 2000  # of the validation split, from its beginning

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
-
-from .engine.config import BatchSize, LoaderSettings, Section, defaults
+from .engine.config import BatchSize, Decay, LoaderSettings, Positive, Section, defaults
 
 WORKLOAD = "tabular"
 """What the data in a store are for; another project refuses them."""
@@ -19,20 +17,16 @@ class Data(LoaderSettings):
     """Where the rows lie, in which order they come and how they reach the device."""
 
     batch_size: BatchSize = 32
-    order: Literal["time", "block", "full"] = Field(
-        "full", description="order of the training samples; evaluation always runs in time order"
-    )
+    order: Literal["time", "block", "full"] = "full"
 
 
 class Model(Section):
     """A multi-layer perceptron with residual blocks."""
 
-    width: int = Field(64, ge=1, description="units in a hidden layer")
-    depth: int = Field(3, ge=1, description="hidden layers; all but the first are residual blocks")
-    dropout: float = Field(
-        0.1, ge=0, lt=1, description="share of a block's units dropped in training"
-    )
-    category_width: int = Field(8, ge=1, description="numbers that stand for one category")
+    width: Positive = 64
+    depth: Positive = 3
+    dropout: Decay = 0.1
+    category_width: Positive = 8
 
 
 class Sections(Section):
@@ -40,11 +34,3 @@ class Sections(Section):
 
     data: Data = defaults(Data)
     model: Model = defaults(Model)
-
-
-OLDER = ("batch_size", "num_workers", "pin_memory", "prefetch_factor", "persistent_workers")
-ALIASES = {f"train.batch.{name}": f"data.{name}" for name in OLDER}
-"""Another spelling, of older projects, accepted in files and as flags → the setting.
-
-Yours to delete.
-"""

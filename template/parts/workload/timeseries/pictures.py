@@ -16,7 +16,7 @@ from .engine.report import tidy
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .assemble import Project
+    from .engine.project import Project
     from .engine.seams import Batch
 
 SAMPLES = 1000  # of the validation split, from its beginning

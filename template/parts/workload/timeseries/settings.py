@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
-
-from .engine.config import BatchSize, LoaderSettings, Section, defaults
+from .engine.config import BatchSize, Decay, LoaderSettings, Natural, Positive, Section, defaults
 
 WORKLOAD = "timeseries"
 """What the data in a store are for; another project refuses them."""
@@ -19,29 +17,18 @@ class Data(LoaderSettings):
     """Where the series lie, in which order the windows come and how they reach the device."""
 
     batch_size: BatchSize = 64
-    order: Literal["time", "block", "full", "lanes"] = Field(
-        "full",
-        description="order of the training windows; lanes carries the hidden state on through time",
-    )
-    stride: int = Field(
-        0, ge=0, description="rows between samples of a lane; 0 is those of a window's history"
-    )
+    order: Literal["time", "block", "full", "lanes"] = "full"
+    stride: Natural = 0
 
 
 class Model(Section):
     """An LSTM for each time frame, and one linear layer from their last outputs to all horizons."""
 
-    width: int = Field(64, ge=1, description="hidden units of each LSTM")
-    depth: int = Field(1, ge=1, description="layers of each LSTM")
-    dropout: float = Field(
-        0.2, ge=0, lt=1, description="share of the units dropped before the last layer"
-    )
-    subtract_last: bool = Field(
-        True, description="forecast the change against the last known value"
-    )
-    linear_path: bool = Field(
-        True, description="add a linear map of the history, shared by all targets"
-    )
+    width: Positive = 64
+    depth: Positive = 1
+    dropout: Decay = 0.2
+    subtract_last: bool = True
+    linear_path: bool = True
 
 
 class Sections(Section):
@@ -49,26 +36,3 @@ class Sections(Section):
 
     data: Data = defaults(Data)
     model: Model = defaults(Model)
-
-
-ALIASES = {
-    "training.batch_size": "data.batch_size",
-    "training.chunk_size_gb": "data.chunk_size_gb",
-    "training.num_workers": "data.num_workers",
-    "training.pin_memory": "data.pin_memory",
-    "training.use_amp": "use_amp",
-    "training.log_gpu_stats_every_n_batches": "monitor.every_steps",
-    "data.gradient_accumulation_steps": "training.gradient_accumulation_steps",
-    "data.use_amp": "use_amp",
-    "data.log_gpu_stats_every_n_batches": "monitor.every_steps",
-}
-"""Another spelling, of older projects, accepted in files and as flags → the setting.
-
-Yours to delete.
-"""
-
-OBSOLETE = {
-    "use_chunk_loader": "`copier update -d loader=chunk` decides",
-    "empty_cache_every_n_epochs": "emptying the GPU's cache takes time and frees nothing live",
-}
-"""Names that do nothing any more → why."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
+from ..engine.runs import typed_path
 from ..splits import add_dry_run, borders, conclude, destination
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `prepare`."""
     add = parser.add_argument
     text = "HDF5 with features (N, T, F) and targets (N, H)"
-    add("--input", required=True, metavar="FILE", help=text)
+    add("--input", required=True, type=typed_path, metavar="FILE", help=text)
     text = "their names (default: %(default)s)"
     add("--datasets", default="features,targets", metavar="NAMES", help=text)
     text = "shares that add up to 1, or numbers of rows; test may be 0 (default: %(default)s)"
@@ -123,7 +124,9 @@ def shift(features: Array) -> int:
 
 def add_new(parser: argparse.ArgumentParser) -> None:
     """Flags of `predict` for new data."""
-    parser.add_argument("--input", metavar="FILE", help="HDF5 with new features (N, T, F)")
+    parser.add_argument(
+        "--input", type=typed_path, metavar="FILE", help="HDF5 with new features (N, T, F)"
+    )
 
 
 def new_store(path: Path, flags: dict[str, Any], trained: Store, folder: Path) -> None:

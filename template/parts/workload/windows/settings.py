@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
-
-from .engine.config import BatchSize, LoaderSettings, Section, defaults
+from .engine.config import BatchSize, Decay, LoaderSettings, Positive, Section, defaults
 
 WORKLOAD = "windows"
 """What the data in a store are for; another project refuses them."""
@@ -19,19 +17,15 @@ class Data(LoaderSettings):
     """Where the windows lie, in which order they come and how they reach the device."""
 
     batch_size: BatchSize = 64
-    order: Literal["time", "block", "full"] = Field(
-        "full", description="order of the training windows"
-    )
+    order: Literal["time", "block", "full"] = "full"
 
 
 class Model(Section):
     """An LSTM, and one linear layer from its last output to all horizons."""
 
-    width: int = Field(64, ge=1, description="hidden units of the LSTM")
-    depth: int = Field(1, ge=1, description="layers of the LSTM")
-    dropout: float = Field(
-        0.2, ge=0, lt=1, description="share of the units dropped before the last layer"
-    )
+    width: Positive = 64
+    depth: Positive = 1
+    dropout: Decay = 0.2
 
 
 class Sections(Section):
@@ -39,26 +33,3 @@ class Sections(Section):
 
     data: Data = defaults(Data)
     model: Model = defaults(Model)
-
-
-ALIASES = {
-    "training.batch_size": "data.batch_size",
-    "training.chunk_size_gb": "data.chunk_size_gb",
-    "training.num_workers": "data.num_workers",
-    "training.pin_memory": "data.pin_memory",
-    "training.use_amp": "use_amp",
-    "training.log_gpu_stats_every_n_batches": "monitor.every_steps",
-    "data.gradient_accumulation_steps": "training.gradient_accumulation_steps",
-    "data.use_amp": "use_amp",
-    "data.log_gpu_stats_every_n_batches": "monitor.every_steps",
-}
-"""Another spelling, of older projects, accepted in files and as flags → the setting.
-
-Yours to delete.
-"""
-
-OBSOLETE = {
-    "use_chunk_loader": "`copier update -d loader=chunk` decides",
-    "empty_cache_every_n_epochs": "emptying the GPU's cache takes time and frees nothing live",
-}
-"""Names that do nothing any more → why."""

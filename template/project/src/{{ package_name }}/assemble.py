@@ -8,9 +8,7 @@ model's.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-from functools import cached_property
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +17,13 @@ import torch
 from . import dataset
 from . import model as own_model
 from .engine import optimization
-from .engine.config import found
 from .engine.errors import UserError
 from .engine.gpus import Card, resolve_precision, this_card
 from .engine.loader import Loader
-from .engine.order import Order, order_of
+from .engine.plugins import discover
 from .engine.precision import Precision, cost_on_cpu
 from .engine.progress import seed_everything
+from .engine.project import Project
 from .engine.seams import keeps
 from .engine.store import MANIFEST, SYNTHETIC, Store
 from .engine.weights import freeze
@@ -33,97 +31,8 @@ from .model import build_model
 from .settings import WORKLOAD
 
 if TYPE_CHECKING:
-    from .config import Settings
+    from .engine.config import Settings
     from .engine.distributed import Distributed
-
-
-@dataclass
-class Project:
-    """Everything that a command works with.
-
-    `model` has the weights; `wrapped` is what a step calls.
-    """
-
-    settings: Settings
-    store: Store
-    distributed: Distributed
-    precision: Precision
-    model: Any
-    wrapped: Any
-    optimizations: list[dict[str, str]]  # what is on and why
-    loader_class: type[Loader] = Loader
-
-    @property
-    def device(self) -> torch.device:
-        return self.distributed.device
-
-    @cached_property
-    def optimizer(self) -> torch.optim.Optimizer:  # 7
-        """Made when a training asks: torch's optimizers load its compiler, which takes long."""
-        return optimization.make_optimizer(self.model, self.settings.optimizer)
-
-    def loader(self, split: str, train: bool = False, fraction: float = 1.0) -> Loader:
-        """Return batches of a split; all in time order, or in training order with `train`.
-
-        fraction: of the samples, without `train`; always the same ones. Raises `UserError` where
-        the split has no samples.
-        """
-        samples: Any = dataset.Samples(self.store, self.settings, split)
-        samples.training = train
-        if not len(samples):
-            what = f"the {split} split has no samples"
-            raise UserError(what, str(self.store.folder), "prepare with another --split")
-        rank = self.distributed.rank
-        world = self.distributed.world
-        order = order_of(samples, self.settings, rank, world, train, fraction)
-        return self.loader_class(samples, self.store, self.settings, order, self.device)
-
-    def finish(self, metrics: dict[str, float], split: str) -> dict[str, float]:
-        """Add what no sum over samples gives, such as `r2`."""
-        finish = getattr(dataset, "finish", lambda metrics, *_: metrics)
-        return dict(finish(metrics, self.store, split))
-
-    def naive(self, split: str) -> float:
-        """Return the loss of a split without a model; inf where `dataset.py` does not say it."""
-        return float(getattr(dataset, "naive", lambda *_: math.inf)(self.store, split))
-
-    def remarks(self, loader: Loader, validation: Loader | None) -> list[str]:
-        """Return what a person should know of a training, though nothing is wrong."""
-        remarks = []
-        store = self.store
-        order = loader.order
-        if store.source.get("kind") == SYNTHETIC:
-            what = store.source.get("text", "synthetic data")
-            remarks.append(f"{what} in {store.folder}; `prepare` takes your own")
-        if order.slots > order.count:
-            remarks.append(larger_than_split(order, self.settings.data.batch_size))
-        if validation is not None and validation.order.count < validation.order.length:
-            remarks.append(part_of_validation(validation.order))
-        unused = [f"data.{name}" for name in loader.WITHOUT_EFFECT]
-        why = "this project's loader has no use for it"
-        return remarks + self.settings.without_effect(unused, why)
-
-
-def larger_than_split(order: Order, asked: int) -> str:
-    """Say what becomes of a batch that is larger than the training split.
-
-    asked: `data.batch_size`.
-    """
-    note = f"a batch of {order.slots:,} samples: the training split has {order.count:,}"
-    note += ", the rest is padding"
-    if order.batch_size < asked:
-        note += f"; data.batch_size {asked:,} was reduced"
-    return note
-
-
-def part_of_validation(order: Order) -> str:
-    """Say which part of the validation split training measures."""
-    ratio = order.length / order.count
-    part = f"{1 / ratio:.0%}"
-    if abs(ratio - round(ratio)) < 0.05 * ratio:
-        part = f"1/{ratio:.0f}"
-    counts = f"{order.count:,} of {order.length:,} samples, the same ones each time"
-    return f"validation on {part} of the split: {counts}; `evaluate` measures all"
 
 
 def open_store(settings: Settings, synthetic: bool = True) -> Store:
@@ -162,7 +71,8 @@ def assemble(
     precision = Precision(name, device)
     decided = {"precision": (name, why)}  # of each optimization: state and why
 
-    model: Any = build_model(settings, store.facts).to(device)  # 1
+    all_settings: Any = settings  # with the sections of the workload
+    model: Any = build_model(all_settings, store.facts).to(device)  # 1
     keeps(("predict", "blocks"), model, f"the model {type(model).__name__}")
     if name == "fp8":  # 2
         decided["fp8"] = convert_to_fp8(model, training.fp8_emulation)
@@ -176,8 +86,23 @@ def assemble(
     # The same weights on every rank, but dropout of its own.
     if distributed.rank:
         seed_everything((seed + distributed.rank) % 2**32)
-    described = optimization.describe(settings, distributed, decided)
-    return Project(settings, store, distributed, precision, model, wrapped, described, loader_class)
+    return Project(
+        settings,
+        store,
+        distributed,
+        precision,
+        model,
+        wrapped,
+        dataset,
+        loader_class,
+        partial(make_optimizer, model, settings),  # 7
+        optimization.describe(settings, distributed, decided),
+    )
+
+
+def make_optimizer(model: Any, settings: Settings) -> torch.optim.Optimizer:
+    """Make the optimizer. It is called when a training begins: torch's load its compiler."""
+    return optimization.make_optimizer(model, settings.optimizer)
 
 
 def choose_precision(settings: Settings, device: torch.device, card: Card) -> tuple[str, str]:
@@ -194,8 +119,7 @@ def choose_precision(settings: Settings, device: torch.device, card: Card) -> tu
 
 def convert_to_fp8(model: Any, emulate: bool) -> tuple[str, str]:
     """Let layers of the model multiply in fp8. Raises `UserError` where the code is missing."""
-    parts = found("engine", "def convert(")
-    if not parts:
-        remedy = "choose auto, or `copier update -d precision=fp8`"
-        raise UserError("this project was made without fp8", "training.precision fp8", remedy)
-    return f"{parts[0].convert(model, emulate)} layers", parts[0].WHEN
+    for module in discover("engine", "convert"):
+        return f"{module.convert(model, emulate)} layers", module.WHEN
+    remedy = "choose auto, or `copier update -d precision=fp8`"
+    raise UserError("this project was made without fp8", "training.precision fp8", remedy)

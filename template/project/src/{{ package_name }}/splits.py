@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .engine.errors import UserError
+from .engine.runs import typed_path
 
 if TYPE_CHECKING:
     from .engine.store import Store, StoreWriter
@@ -122,7 +123,7 @@ def add_input(parser: argparse.ArgumentParser, title: str, required: bool = True
     text = (
         f"{title}: CSV with a header line, also .gz; Parquet, Feather, Arrow; or a folder of them"
     )
-    add("--input", required=required, metavar="PATH", help=text)
+    add("--input", required=required, type=typed_path, metavar="PATH", help=text)
     default = "by its first rows" if required else "as in `prepare`"
     text = f"between cells of a CSV, or `tab` (default: {default})"
     add("--delimiter", metavar="SIGN", help=text)

@@ -24,11 +24,13 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from ..engine import gpus
-from ..engine.errors import UserError, lacks_compiler, no_compiler
+from ..engine.errors import UserError
+from ..engine.explanations import lacks_compiler, no_compiler
 from ..engine.runs import device_line, versions
 
 if TYPE_CHECKING:
-    from ..config import Settings, Training
+    from ..config import Settings
+    from ..engine.config import Training
 
 ANSWERS = Path(".copier-answers.yml")
 WHEELS = "https://download.pytorch.org/whl/"

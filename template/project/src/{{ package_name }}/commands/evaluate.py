@@ -10,16 +10,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from ..engine.config import found as plugged
 from ..engine.errors import UserError
 from ..engine.files import replacing, write_json
-from ..engine.runs import device_line, find_run
+from ..engine.plugins import discover
+from ..engine.runs import device_line, find_run, typed_path, typed_run
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from ..assemble import Project
     from ..engine.loader import Loader
+    from ..engine.project import Project
     from ..engine.seams import Batch
     from ..engine.store import Store
 
@@ -30,7 +30,9 @@ CONDITIONS = ("precision", "TF32 in matmuls", "TF32 in cuDNN", "cuDNN benchmark"
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags that this verb, and each that predicts, has."""
     add = parser.add_argument
-    add("--run", metavar="RUN", help="name or path of the run (default: the newest)")
+    add(
+        "--run", type=typed_run, metavar="RUN", help="name or path of the run (default: the newest)"
+    )
     add("--checkpoint", choices=["best", "last"], default="best", help="(default: best)")
     add_weights(parser)
     add("--split", choices=["train", "validation", "test"], default="test", help="(default: test)")
@@ -88,7 +90,7 @@ def conditions(project: Project) -> str:
 
 def averages() -> dict[str, Any]:
     """Return hooks that keep other weights than the trained ones, by their name for `--weights`."""
-    return {hook.WEIGHTS: hook for hook in plugged("hooks", "WEIGHTS = ")}
+    return {hook.WEIGHTS: hook for hook in discover("hooks", "WEIGHTS")}
 
 
 def add_weights(parser: argparse.ArgumentParser) -> None:
@@ -188,7 +190,7 @@ def add_flags(parser: argparse.ArgumentParser, endings: str, default: str) -> No
     """Add `--output` and the flags of `evaluate`, for a verb that writes predictions."""
     arguments(parser)
     meaning = f"{endings} (default: {default} of the run)"
-    parser.add_argument("--output", metavar="FILE", help=meaning)
+    parser.add_argument("--output", type=typed_path, metavar="FILE", help=meaning)
 
 
 def output_path(output: str | None, default: Path, *endings: str) -> Path:

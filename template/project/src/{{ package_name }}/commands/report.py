@@ -11,14 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from ..engine.errors import UserError
-from ..engine.runs import RUNS, all_runs, find_run
+from ..engine.runs import RUNS, all_runs, find_run, typed_run
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("run", nargs="?", metavar="RUN", help="name or folder of a run (default: the newest)")
+    add(
+        "run",
+        nargs="?",
+        type=typed_run,
+        metavar="RUN",
+        help="name or folder of a run (default: the newest)",
+    )
     several = f"compare these runs, or all of {RUNS}/: a table, {RUNS}/compare.md and compare.png"
-    add("--compare", nargs="*", metavar="RUN", help=several)
+    add("--compare", nargs="*", type=typed_run, metavar="RUN", help=several)
     add("--open", action="store_true", help="show the page in the browser, if this machine has one")
 
 

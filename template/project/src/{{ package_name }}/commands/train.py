@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import gc
 import io
+import math
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, redirect_stdout
@@ -12,14 +13,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..engine.config import Given, Layer
+from ..engine.config import Given
 from ..engine.errors import UserError
-from ..engine.runs import all_runs, find_run, held, new_run
+from ..engine.runs import all_runs, find_run, held, new_run, typed_run
 
 if TYPE_CHECKING:
-    from ..assemble import Project
-    from ..config import Settings
+    from ..engine.config import Settings
     from ..engine.distributed import Distributed
+    from ..engine.project import Project
     from ..engine.run import Run
     from ..engine.session import Session
 
@@ -32,10 +33,10 @@ EVALUATION_SHARE = 1 / 4  # of the time that `--minutes` gives: the most that ev
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that only this verb has."""
+    """Add the flags that only this command has."""
     add = parser.add_argument
     resume = "go on with a run and its settings; the newest one without a name"
-    add("--resume", nargs="?", const="", metavar="RUN", help=resume)
+    add("--resume", nargs="?", const="", type=typed_run, metavar="RUN", help=resume)
     add("--name", help="name of the new run (default: date and time)")
     stop = "stop this call after step N; the schedule keeps its length"
     stop += " (training.max_steps changes that)"
@@ -82,9 +83,7 @@ def resumed_folder(arguments: argparse.Namespace, load: Callable[..., Settings])
         load().phase(arguments.phase)
 
     # A later phase continues the newest run.
-    if arguments.resume is None and arguments.phase > 1:
-        arguments.resume = ""
-    if arguments.resume is None:
+    if arguments.resume is None and arguments.phase <= 1:
         return None
     return find_run(arguments.resume)
 
@@ -103,7 +102,7 @@ def train(
     def build(settings: Settings) -> Project:
         return assemble(settings, distributed, open_store(settings))
 
-    # Before the run's folder: a mistake leaves nothing behind. Rank 0 makes what others wait for.
+    # Before the run's folder: an error leaves nothing behind. Rank 0 makes what others wait for.
     distributed.together(lambda: open_store(settings), main_first=True)
     if arguments.minutes is not None and resumed is None:
         settings = within(arguments.minutes, settings, build, distributed)
@@ -160,18 +159,28 @@ def changes(folder: Path, settings: Settings) -> dict[str, object]:
     before = load(folder / "config.resolved.yaml", resolved=True)
     changed = {}
     for key, origin in settings.origins.items():
-        if "." not in key:
-            continue
         old = before.value(key)
-        if settings.value(key) == old:
+        section, dot, name = key.partition(".")
+        if not dot or settings.value(key) == old:
             continue
-        section, _, name = key.partition(".")
         is_fixed = section in ("data", "model") and name not in FREE
         if key == "reproducibility.seed" or is_fixed:
             what = f"{key} was {old}, and would be {settings.value(key)}"
             raise UserError(what, origin, "keep it, or start a new run")
         changed[key] = old
     return changed
+
+
+# --- train --minutes
+
+
+class Pace(NamedTuple):
+    """How fast a run goes here, on its slowest rank."""
+
+    step: float  # seconds
+    evaluation: float  # seconds of a whole one
+    num_batches: int  # of an evaluation
+    steps_per_epoch: int
 
 
 def within(
@@ -190,14 +199,18 @@ def within(
         raise UserError("each phase has its own number of steps", "--minutes", "take it out")
     begun = time.perf_counter()
     pace = measure_pace(settings, build, distributed)
-    left = 60 * minutes - (time.perf_counter() - begun)
-    left = min(distributed.gather(left))  # then all ranks plan the same
-    steps, fraction = plan(left, pace, settings)
-    overlay = overlay_of(fraction, minutes, settings)
-
+    seconds = 60 * minutes - (time.perf_counter() - begun)
+    seconds = min(distributed.gather(seconds))  # then all ranks plan the same
+    steps, fraction = plan(seconds, pace, settings)
     gc.unfreeze()
     gc.collect()  # what the trial held
-    return settings.lasting(steps, f"--minutes {minutes:g}", overlay)
+
+    origin = f"--minutes {minutes:g}"
+    overrides = {}
+    if fraction < 1:
+        value = fraction * settings.evaluation.fraction
+        overrides["evaluation.fraction"] = Given(value, origin)
+    return settings.lasting(steps, origin, overrides)
 
 
 def measure_pace(
@@ -208,71 +221,51 @@ def measure_pace(
     from ..train import fit
 
     trial = settings.lasting(MEASURED, "--minutes")
-    with ExitStack() as closing:
-        folder = Path(closing.enter_context(TemporaryDirectory()))
-        closing.enter_context(redirect_stdout(io.StringIO()))
-        session = Session(folder, trial, build, distributed, trial=True)
-        closing.enter_context(session)
+    with (
+        TemporaryDirectory() as folder,
+        redirect_stdout(io.StringIO()),
+        Session(Path(folder), trial, build, distributed, trial=True) as session,
+    ):
         session.train(fit)
         run = session.run
         if run is None or session.exit_code or run.monitor.row is None:
             raise SystemExit(session.exit_code)
-        return pace_of(run)
+        return pace_of(run, run.monitor.row["step_ms"] / 1000)
 
 
-class Pace(NamedTuple):
-    """How fast a run goes here."""
-
-    step: float  # seconds
-    evaluation: float  # seconds of a whole one
-    batches: int  # of an evaluation
-    epoch: int  # optimizer steps
-
-
-def pace_of(run: Run) -> Pace:
-    """Return what a few steps and a few batches of the validation took, on the slowest rank."""
+def pace_of(run: Run, step: float) -> Pace:
+    """Measure a few batches of the validation split. step: seconds that one takes."""
     from ..engine.evaluation import seconds_of
 
     project = run.project
     gather = project.distributed.gather
-    batches = 0
+    num_batches = 0
     evaluation = 0.0
     if run.validation is not None:
-        batches = len(run.validation)
+        num_batches = len(run.validation)
         evaluation = seconds_of(
             project.wrapped, run.validation, project.precision, project.distributed
         )
-    row = run.monitor.row or {}
-    step = max(gather(row["step_ms"] / 1000))
-    evaluation = max(gather(evaluation))
-    steps_per_epoch = -(-len(run.loader) // run.accumulation)
-    return Pace(step, evaluation, batches, steps_per_epoch)
+    steps_per_epoch = math.ceil(len(run.loader) / run.accumulation)
+    return Pace(max(gather(step)), max(gather(evaluation)), num_batches, steps_per_epoch)
 
 
-def plan(left: float, pace: Pace, settings: Settings) -> tuple[int, float]:
-    """Return the steps, and the fraction of the validation samples, that take `left` seconds.
+def plan(seconds: float, pace: Pace, settings: Settings) -> tuple[int, float]:
+    """Return the steps, and the fraction of the validation samples, that take so many seconds.
 
     Each evaluation measures a half of the samples, a quarter and so on, at least a batch, until
     evaluations take no more than `EVALUATION_SHARE` of the time. The steps are no more than the
     settings say.
     """
-    most = settings.training.max_steps or settings.training.epochs * pace.epoch
-    every = settings.evaluation.every_steps or pace.epoch
+    most = settings.training.max_steps or settings.training.epochs * pace.steps_per_epoch
+    every = settings.evaluation.every_steps or pace.steps_per_epoch
     fraction = 1.0
     while True:
         evaluation = fraction * pace.evaluation
         # One evaluation at the end; the others come every so many steps.
-        fitting = (left - evaluation) / (pace.step + evaluation / every)
+        fitting = (seconds - evaluation) / (pace.step + evaluation / every)
         steps = int(max(1, min(fitting, most)))
-        spent = -(-steps // every) * evaluation
-        if spent <= EVALUATION_SHARE * left or fraction * pace.batches <= 1:
+        spent = math.ceil(steps / every) * evaluation
+        if spent <= EVALUATION_SHARE * seconds or fraction * pace.num_batches <= 1:
             return steps, fraction
         fraction /= 2
-
-
-def overlay_of(fraction: float, minutes: float, settings: Settings) -> Layer:
-    """Return the setting for evaluations of a part of the split; none for the whole."""
-    if fraction == 1:
-        return {}
-    value = fraction * settings.evaluation.fraction
-    return {"evaluation.fraction": Given(value, f"--minutes {minutes:g}")}

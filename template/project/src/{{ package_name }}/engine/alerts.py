@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..config import Settings
+    from .config import Settings
     from .progress import Progress
 
 WAIT_FRACTION = 0.15  # of the time, above which waiting for data is an alert

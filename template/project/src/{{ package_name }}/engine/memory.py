@@ -25,9 +25,9 @@ from .rows import deliver, gather, mapped, stored_dtype
 from .seams import Batch, Rows
 
 if TYPE_CHECKING:
-    from ..assemble import Project
-    from ..config import Settings
+    from .config import Settings
     from .order import Order
+    from .project import Project
 
 CPU = torch.device("cpu")
 LOOKED_AT = 64  # samples, evenly spaced

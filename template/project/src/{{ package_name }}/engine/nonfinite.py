@@ -14,8 +14,8 @@ from .errors import NonFinite, UserError
 from .seams import Batch
 
 if TYPE_CHECKING:
-    from ..assemble import Project
-    from ..config import Settings
+    from .config import Settings
+    from .project import Project
     from .run import Run
 
 SHOWN = 4  # numbers of samples in an error

@@ -18,16 +18,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from .errors import UserError, out_of_memory
+from .errors import UserError
+from .explanations import out_of_memory
 from .progress import random_state, set_random_state
 from .seams import Output, keeps
 
 if TYPE_CHECKING:
-    from ..assemble import Project
-    from ..config import Schedule as ScheduleSettings
-    from ..config import Settings
+    from .config import Schedule as ScheduleSettings
+    from .config import Settings
     from .distributed import Distributed
     from .gpus import Capability
+    from .project import Project
 
 # Triton supports sm 8.0 and later; older cards run its kernels by luck (triton#10918).
 COMPILE_CAPABILITY = (8, 0)
@@ -343,7 +344,8 @@ def dry_run(project: Project, loader: Any) -> float:
         # The other ranks would wait in the exchange: the end of this one ends them.
         if project.distributed.forward_exchanges:
             raise
-        raise out_of_memory(project.settings, loader.order.batch_size) from error
+        size = loader.order.batch_size
+        raise out_of_memory("GPU memory", project.settings, size) from error
     del reserved
     batches.close()
 

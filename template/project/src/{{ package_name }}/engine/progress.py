@@ -13,13 +13,12 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from .config import found
 from .errors import UserError
+from .plugins import discover
 
 if TYPE_CHECKING:
     from .distributed import Distributed
     from .order import Order
-    from .run import Run
     from .seams import Batch, Output
 
 State = Any
@@ -203,7 +202,7 @@ class Hooks:
 
     def __init__(self, trial: bool, notes: list[str]):
         self.all: dict[str, Any] = {}
-        for module in found("hooks", "class Hook"):
+        for module in discover("hooks", "Hook"):
             hook = module.Hook()
             if not trial or getattr(hook, "trials", True):
                 self.all[module.__name__.rpartition(".")[2]] = hook
@@ -213,7 +212,7 @@ class Hooks:
                 self.with_state[name] = hook
         self.notes = notes
 
-    def tell(self, moment: str, run: Run, *facts: object) -> list[Any]:
+    def tell(self, moment: str, run: object, *facts: object) -> list[Any]:
         """Call this method of each hook that has it, in the order of names; return the results."""
         methods = [getattr(hook, moment, None) for hook in self.all.values()]
         return [method(run, *facts) for method in methods if method is not None]

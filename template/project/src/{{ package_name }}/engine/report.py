@@ -10,12 +10,14 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
+from inspect import signature
 from itertools import accumulate
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .files import read_json, read_rows, replacing, write_text
+from .plugins import discover
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -57,8 +59,6 @@ PANELS = {
 }
 COLUMNS = 3  # of panels
 NO_METRICS = ("step", "split", "loss", "seconds", "time")  # of an evaluation's row
-# How commands and hooks with a part of the page declare it.
-REPORTS = "def report(run: Path) -> list[str]:"
 COLORS = {"training": "C0", "validation": "C1"}
 ASIDE: dict[str, Any] = {"loc": "right", "fontsize": 8, "color": "0.4"}  # of a panel's title
 MARKED_POINTS = 50  # a curve of more has no markers
@@ -210,10 +210,9 @@ def markdown(sections: list[list[str]]) -> str:
 
 def parts_of_extras(folder: Path) -> list[list[str]]:
     """Return what each hook and command with a function `report(run)` adds to the page."""
-    from .config import found
-
-    modules = [*found("hooks", REPORTS), *found("commands", REPORTS)]
-    return [module.report(folder) for module in modules]
+    modules = [*discover("hooks", "report"), *discover("commands", "report")]
+    functions = [module.report for module in modules]
+    return [lines_of(folder) for lines_of in functions if len(signature(lines_of).parameters) == 1]
 
 
 def summary(record: Record) -> list[str]:

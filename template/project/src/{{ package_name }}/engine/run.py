@@ -20,7 +20,7 @@ from .tracker import Tracker
 from .weights import begin
 
 if TYPE_CHECKING:
-    from ..assemble import Project
+    from .project import Project
 
 FAILED = 255  # what the ranks agree on after one has called `fail`; no signal has this number
 
@@ -114,7 +114,8 @@ class Run:
     # --- before the first step
 
     def check_one_batch(self) -> None:
-        """Run one batch forward and backward: errors and too little memory show before the start."""
+        """Run one batch forward and backward: errors and too little memory show before the
+        start."""
         distributed = self.project.distributed
         distributed.together(lambda: check_memory(self.project, self.loader, self.validation))
         total_weight = distributed.together(lambda: dry_run(self.project, self.loader))

@@ -1,4 +1,4 @@
-"""The folders of runs, `runs/<name>/`, and the environment of a run: device, versions, commit."""
+"""The folders of a project and of its runs; the environment of a run: device, versions, commit."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from .gpus import this_card
 if TYPE_CHECKING:
     import torch
 
+ROOT = "TRAINING_ROOT"  # the environment's name for another folder than the project's
+SOURCE = Path(__file__).parents[2]
 RUNS = Path("runs")
 # Any of these marks a folder as a run, however early it died.
 MARKS = ("config.resolved.yaml", "status.json", "env.json", "metrics.jsonl", "checkpoints")
@@ -37,6 +39,32 @@ def prepare_process() -> None:
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         os.environ.setdefault(name, value)
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+
+
+def project_root() -> Path:
+    """Return the folder of settings, data, runs and the commit.
+
+    It is the folder of pyproject.toml above the package, or the current directory where there is
+    none, as for a package that was installed elsewhere.
+    """
+    above = (path for path in (SOURCE, SOURCE.parent) if (path / "pyproject.toml").exists())
+    return Path(os.environ.get(ROOT) or next(above, ".")).absolute()
+
+
+def typed_path(word: str) -> str:
+    """Make a path absolute if commands run elsewhere: the `type=` of an argument that is a path."""
+    root = project_root()
+    is_here = not root.is_dir() or root.samefile(Path.cwd())
+    return word if is_here else os.path.abspath(word)
+
+
+def typed_run(word: str) -> str:
+    """Do the same for a run, which is a name or a path."""
+    is_path = os.sep in word and os.path.isdir(word)
+    return typed_path(word) if is_path else word
+
+
+# --- runs
 
 
 def is_run(folder: Path) -> bool:

@@ -12,7 +12,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from .checkpoint import Checkpoint
-from .errors import NonFinite, UserError, explain
+from .errors import NonFinite, UserError
+from .explanations import explain
 from .files import write_text
 from .nonfinite import explain_non_finite
 from .progress import Progress
@@ -22,9 +23,9 @@ from .runs import amend, write_environment, write_status
 from .signals import Signals
 
 if TYPE_CHECKING:
-    from ..assemble import Project
-    from ..config import Settings
+    from .config import Settings
     from .distributed import Distributed
+    from .project import Project
 
 
 @dataclass

@@ -20,8 +20,8 @@ from .files import sha256
 from .runs import RUNS
 
 if TYPE_CHECKING:
-    from ..assemble import Project
     from .distributed import Distributed
+    from .project import Project
 
 INIT_FROM = "training.init_from"
 Shapes = dict[str, tuple[int, ...]]

@@ -18,8 +18,9 @@ It has any of these methods. They run on every rank, in the order of the files' 
         def close(self, run): ...  # at the end, also after an error
 
 A method that reads a value from the GPU (`.item()`) makes it wait; what one rank alone finds ends
-the run by `run.fail(error)`. Settings of a hook are a `class Sections`, parts of report.md
-`def report(run: Path)`: see `watch.py` where the project has it, and `engine/config.py`.
+the run by `run.fail(error)`. Settings of a hook are a class `Sections`, its lines of report.md a
+function `report(run)`, which gets the run's folder: `watch.py` has both, in projects with it.
+`engine/plugins.py` finds them. The comment above a setting in config.yaml is its help.
 
 Each phase has hooks of its own.
 """

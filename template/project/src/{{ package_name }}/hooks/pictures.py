@@ -16,7 +16,7 @@ from ..engine.files import read_rows, replacing
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..assemble import Project
+    from ..engine.project import Project
     from ..engine.run import Run
     from ..engine.seams import Batch
 

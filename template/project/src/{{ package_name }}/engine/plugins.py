@@ -1,0 +1,40 @@
+"""What the files of a folder define: commands, hooks, and parts that only some projects have.
+
+Files are parsed, not imported: an import could load torch, which takes seconds.
+"""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+PACKAGE = Path(__file__).parents[1]
+
+
+@cache
+def discover(folder: str, name: str) -> list[ModuleType]:
+    """Return the modules of a folder that define `name`, in the order of their names.
+
+    discover("hooks", "Hook"): only modules that define it are imported.
+    """
+    modules = []
+    for file in sorted((PACKAGE / folder).glob("[!_]*.py")):
+        source = file.read_text(encoding="utf-8")
+        if name in source and name in definitions(source):
+            modules.append(import_module(f"..{folder}.{file.stem}", __package__))
+    return modules
+
+
+def definitions(source: str) -> set[str]:
+    """Return the names of classes, functions and variables at the top level of a module."""
+    names = set()
+    for statement in ast.parse(source).body:
+        if isinstance(statement, ast.ClassDef | ast.FunctionDef):
+            names.add(statement.name)
+        elif isinstance(statement, ast.Assign | ast.AnnAssign):
+            stored = [node for node in ast.walk(statement) if isinstance(node, ast.Name)]
+            names |= {node.id for node in stored if isinstance(node.ctx, ast.Store)}
+    return names

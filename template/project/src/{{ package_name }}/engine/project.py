@@ -1,0 +1,114 @@
+"""A project: the model, the data and what trains them, as every command gets it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from .errors import UserError
+from .order import Order, order_of
+from .store import SYNTHETIC
+
+if TYPE_CHECKING:
+    import torch
+
+    from .config import Settings
+    from .distributed import Distributed
+    from .loader import Loader
+    from .precision import Precision
+    from .store import Store
+
+
+@dataclass
+class Project:
+    """Everything that a command works with. `assemble` builds it.
+
+    `model` has the weights; `wrapped` is what a step calls. `dataset` is the workload's module.
+    """
+
+    settings: Settings
+    store: Store
+    distributed: Distributed
+    precision: Precision
+    model: Any
+    wrapped: Any
+    dataset: ModuleType
+    loader_class: type[Loader]
+    make_optimizer: Callable[[], torch.optim.Optimizer]
+    optimizations: list[dict[str, str]]  # what is on and why
+
+    @property
+    def device(self) -> torch.device:
+        return self.distributed.device
+
+    @cached_property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """Made when a training asks, as that takes long."""
+        return self.make_optimizer()
+
+    def loader(self, split: str, train: bool = False, fraction: float = 1.0) -> Loader:
+        """Return batches of a split; all in time order, or in training order with `train`.
+
+        fraction: of the samples, without `train`; always the same ones. Raises `UserError` where
+        the split has no samples.
+        """
+        samples: Any = self.dataset.Samples(self.store, self.settings, split)
+        samples.training = train
+        if not len(samples):
+            what = f"the {split} split has no samples"
+            raise UserError(what, str(self.store.folder), "prepare with another --split")
+        rank = self.distributed.rank
+        world = self.distributed.world
+        order = order_of(samples, self.settings, rank, world, train, fraction)
+        return self.loader_class(samples, self.store, self.settings, order, self.device)
+
+    def finish(self, metrics: dict[str, float], split: str) -> dict[str, float]:
+        """Add what no sum over samples gives, such as `r2`."""
+        if hasattr(self.dataset, "finish"):
+            metrics = dict(self.dataset.finish(metrics, self.store, split))
+        return metrics
+
+    def naive(self, split: str) -> float:
+        """Return the loss of a split without a model; inf where `dataset.py` does not say it."""
+        if hasattr(self.dataset, "naive"):
+            return float(self.dataset.naive(self.store, split))
+        return math.inf
+
+    def remarks(self, loader: Loader, validation: Loader | None) -> list[str]:
+        """Return what a person should know of a training, though nothing is wrong."""
+        remarks = []
+        order = loader.order
+        source = self.store.source
+        if source.get("kind") == SYNTHETIC:
+            what = source.get("text", "synthetic data")
+            remarks.append(f"{what} in {self.store.folder}; `prepare` takes your own")
+        if order.slots > order.count:
+            remarks.append(larger_than_split(order, self.settings.data.batch_size))
+        if validation is not None and validation.order.count < validation.order.length:
+            remarks.append(part_of_validation(validation.order))
+        unused = [f"data.{name}" for name in loader.WITHOUT_EFFECT]
+        why = "this project's loader has no use for it"
+        return remarks + self.settings.without_effect(unused, why)
+
+
+def larger_than_split(order: Order, asked: int) -> str:
+    """Say what becomes of a batch that is larger than the training split.
+
+    asked: `data.batch_size`.
+    """
+    note = f"a batch of {order.slots:,} samples: the training split has {order.count:,}"
+    note += ", the rest is padding"
+    if order.batch_size < asked:
+        note += f"; data.batch_size {asked:,} was reduced"
+    return note
+
+
+def part_of_validation(order: Order) -> str:
+    """Say which part of the validation split training measures."""
+    part = order.count / order.length
+    counts = f"{order.count:,} of {order.length:,} samples, the same ones each time"
+    return f"validation on {part:.1%} of the split: {counts}; `evaluate` measures all"

@@ -1,0 +1,93 @@
+"""YAML as people write it: read, and written with the origin of each value."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+# libyaml is ten times as fast, where PyYAML was built with it.
+class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """YAML in which a key written twice is an error, where PyYAML would silently take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            if key.value in seen:
+                problem = f"duplicate key {key.value!r}"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+            seen.add(key.value)
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        return mapping
+
+
+class Dumper(yaml.SafeDumper):
+    """What writes as `Loader` reads."""
+
+
+# `1e-3` is a text for PyYAML.
+FLOAT = "tag:yaml.org,2002:float"
+EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
+yaml.add_implicit_resolver(FLOAT, EXPONENT, list("-+.0123456789"), Loader, Dumper)
+
+
+def parse(text: str) -> object:
+    """Read a document. Raises `yaml.YAMLError`, or `ValueError` for a date that does not exist."""
+    return Loader(text).get_single_data()
+
+
+def parse_scalar(text: str) -> object:
+    """Read a value of the environment or the command line as YAML (JSON is YAML too)."""
+    try:
+        return parse(text)
+    except (yaml.YAMLError, ValueError):
+        return text
+
+
+def annotated_yaml(
+    tree: Mapping[str, Any], origins: Mapping[str, str], prefix: str = ""
+) -> list[str]:
+    """Return nested settings as lines of YAML, each with its origin behind it as a comment."""
+    lines = []
+    for name, value in tree.items():
+        origin = origins.get(prefix + name)
+        if origin is None:
+            inner = annotated_yaml(value, origins, f"{prefix}{name}.")
+            lines += [f"{name}:", *(f"  {line}" for line in inner)]
+            continue
+        text = yaml.dump(
+            {name: value}, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=10**6
+        )
+        body = text.splitlines()
+        # A comment inside a text of two lines would be text.
+        place = -1 if isinstance(value, str) else 0
+        body[place] = f"{body[place]:<42}  # {origin}"
+        lines += body
+    return lines
+
+
+def comments(path: Path) -> dict[str, str]:
+    """Return the comment above each setting of a config.yaml, by dotted key."""
+    lines: list[str] = []
+    with suppress(OSError):
+        lines = path.read_text(encoding="utf-8-sig", errors="replace").splitlines()
+    texts: dict[str, str] = {}
+    section = ""
+    above: list[str] = []
+    for line in lines:
+        name = line.strip().partition(":")[0]
+        if name.startswith("#"):
+            above.append(line.strip("# "))
+            continue
+        if name and not line.startswith(" "):
+            section = name
+        texts.setdefault(f"{section}.{name}", " ".join(above))
+        above = []
+    return texts
