@@ -16,7 +16,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import test_loaders
 import torch
@@ -218,33 +217,6 @@ def test_a_pinned_buffer_is_not_filled_before_the_copy_out_of_it(
     gpu.main.record_event().synchronize()
     assert len(copied) == 2 * (4 + len(loader))
     assert all(copied)
-
-
-class OnCard(Tensor):
-    """A tensor that calls itself a GPU's."""
-
-    is_cuda = True
-
-
-def test_ragged_rows_are_gathered_with_two_numbers_a_span(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The driver may wait for the stream with more than 64 kB of ordinary memory."""
-    part = module("engine.resident")
-    random = np.random.default_rng(3)
-    source = torch.from_numpy(random.normal(size=(400, 2, 3)))
-    lengths = random.integers(0, 40, (5, 3))
-    starts = np.where(lengths > 0, random.integers(0, 360, (5, 3)), 0)
-    spans = module("engine.seams").Spans(starts, lengths, 40)
-    expected = part.rows.gather(source, spans)
-    sizes = []
-
-    def count(source: Tensor, values: np.ndarray) -> Tensor:
-        sizes.append(values.nbytes)
-        return torch.from_numpy(values)
-
-    monkeypatch.setattr(part.rows, "on_device", count)
-    gathered = part.gather(source.as_subclass(OnCard), spans)
-    assert gathered.as_subclass(Tensor).equal(expected)
-    assert sum(sizes) <= 16 * starts.size
 
 
 def test_random_numbers_come_back_on_another_number_of_cards(

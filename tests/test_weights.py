@@ -122,14 +122,6 @@ def test_what_fits_is_taken_and_the_rest_is_named(place: Path) -> None:
     assert line.removeprefix("note: ") in environment["notes"]
 
 
-def test_tied_weights_need_one_of_their_names(tmp_path: Path) -> None:
-    project = render(workload="llm")
-    words = ("train", *TINY["llm"], "--training.max_steps", "2")
-    assert run(project, *words, "--name", "tied", cwd=tmp_path).code == 0
-    line = note(run(project, *words, FROM, "tied", cwd=tmp_path))
-    assert "new: nothing; left: nothing" in line
-
-
 def test_weights_that_are_missing_or_do_not_fit_are_one_line(place: Path) -> None:
     spare = {"spare": torch.zeros(2)}
     save_file(spare, place / "other.safetensors")

@@ -787,7 +787,7 @@ RUNS = (
         "other data are no obstacle",
         "engine/checkpoint.py",
         "if saved_value != value:",
-        'if saved_value is None:',
+        "if saved_value is None:",
         CHECKPOINT + "test_other_facts_are_refused_before_anything_is_loaded",
     ),
 )

@@ -129,12 +129,10 @@ class Checkpoint:
             return write()
         except OSError as error:
             shutil.rmtree(self.partial, ignore_errors=True)
-            tensors = self.parts["model"].state_dict().values()
-            needed = sum(tensor.nbytes for tensor in tensors) / 1e6
-            free = shutil.disk_usage(self.folder).free / 1e6
             reason = error.strerror or error
             what = f"the checkpoint of step {step} could not be written ({reason})"
-            where = f"{self.folder} ({free:,.1f} MB free, the weights alone need {needed:,.1f} MB)"
+            free = shutil.disk_usage(self.folder).free / 1e6
+            where = f"{self.folder} ({free:,.1f} MB free)"
             remedy = "free some space; the checkpoints before it are whole"
             raise DiskFull(what, where, remedy) from error
 
