@@ -116,7 +116,7 @@ def test_two_ranks_train_stop_resume_and_evaluate_as_one(cell: dict[str, str], p
     assert_close(folder, workload, place)
     (made,) = (folder / "runs").iterdir()
     assert json.loads((made / "status.json").read_text())["resumes"] == [11]
-    assert len(rows(folder)) == STEPS + len(measured(folder)), "one rank writes"
+    assert len(list(rows(folder))) == STEPS + len(measured(folder)), "one rank writes"
 
     words = ("evaluate", "--split", "validation", "--checkpoint", "last")
     results = run_ranks(project, *words, cwd=folder)

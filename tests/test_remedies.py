@@ -107,14 +107,22 @@ def test_a_batch_of_the_validation_that_does_not_fit_names_its_setting(tmp_path:
 def test_the_measurement_of_a_small_batch_costs_no_bit_of_the_training(tmp_path: Path) -> None:
     measured, plain = tmp_path / "measured", tmp_path / "plain"
 
-    def skip() -> None:
+    def always() -> None:
         from my_training.engine import memory  # type: ignore[import-not-found]
 
-        memory.kept_bytes = lambda *_: 0
+        real = memory.kept_bytes
+
+        def kept_bytes(*arguments: Any) -> int:
+            Path("looked").write_text("")
+            return real(*arguments)
+
+        memory.WORTH_MEASURING, memory.kept_bytes = 0, kept_bytes
 
     words = ("--training.max_steps", "8", "--monitor.every_steps", "1", "--model.dropout", "0.2")
-    assert run(TABULAR, "train", *words, cwd=measured).code == 0
-    assert run(TABULAR, "train", *words, cwd=plain, before=skip).code == 0
+    assert run(TABULAR, "train", *words, cwd=measured, before=always).code == 0
+    assert run(TABULAR, "train", *words, cwd=plain).code == 0
+    assert (measured / "looked").exists()
+    assert not (plain / "looked").exists(), "an ordinary run needs no look"
     assert losses(measured) == losses(plain)
 
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 CPU = torch.device("cpu")
 NUM_PROBES = 64  # samples, evenly spaced, whose rows are counted
 EXTRA_BYTES = 64  # of a sample, for what an order computes and the masks of a batch
+WORTH_MEASURING = 1 / 16  # of the free memory, for a guess that exceeds the truth as a rule
 SMALL_BATCHES = (2, 4)  # samples; the difference of what forward keeps is that of two samples
 USABLE = 0.8  # of the free memory, for the batch size that an error suggests
 CGROUPS = Path("/sys/fs/cgroup")
@@ -109,7 +110,14 @@ def _check_forward(project: Project, loader: Any, batch: Batch, reserved: list[T
     is_compiled, _ = compiles(project.settings, None)
     if project.device.type != "cpu" or project.distributed.forward_exchanges or is_compiled:
         return
-    gradients = [weight for weight in project.model.parameters() if weight.requires_grad]
+    weights = list(project.model.parameters())
+    sample_bytes = row_bytes(project, loader)
+    outputs = sum(weight.shape[0] for weight in weights if weight.dim() > 1)
+    guess = 4 * outputs * sample_bytes * loader.order.batch_size
+    if guess < WORTH_MEASURING * free_memory(CPU):
+        return
+
+    gradients = [weight for weight in weights if weight.requires_grad]
     fixed = sum(tensor.nbytes for tensor in [*gradients, *reserved])
     fewer, more = SMALL_BATCHES
     kept = []
@@ -117,8 +125,8 @@ def _check_forward(project: Project, loader: Any, batch: Batch, reserved: list[T
         same_sample = [0] * count
         small_batch = {name: values[same_sample] for name, values in batch.items()}
         kept.append(kept_bytes(project, small_batch))
-    size = max(kept[1] - kept[0], 0) // (more - fewer) + row_bytes(project, loader)
-    _check(project.settings, loader.order, fixed, size, CPU)
+    sample_bytes += max(kept[1] - kept[0], 0) // (more - fewer)
+    _check(project.settings, loader.order, fixed, sample_bytes, CPU)
 
 
 def kept_bytes(project: Project, batch: Batch) -> int:
