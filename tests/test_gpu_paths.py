@@ -21,7 +21,7 @@ import test_loaders
 import torch
 from importing import imported
 from rendering import REPOSITORY, render
-from test_loaders import Pages, Windows, assert_equal, delivered, make, module, settings
+from test_loaders import Pages, assert_equal, delivered, make, module, settings
 from torch import Tensor
 
 folder = test_loaders.folder  # its fixture
@@ -206,7 +206,7 @@ def test_a_pinned_buffer_is_not_filled_before_the_copy_out_of_it(
         return deliver(samples, rows, *more)
 
     monkeypatch.setattr(part, "deliver", deliver_later)
-    loader = make("memmap", Windows, folder, settings("full"))
+    loader = make("memmap", Pages, folder, settings("full"))
     loader.pin = True
     for _ in range(4):
         batches = loader.epoch(0)
