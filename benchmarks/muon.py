@@ -61,7 +61,9 @@ def train(folder: Path, name: str, rate: float, seed: int, steps: int) -> Curve:
         "monitor.every_steps": EVERY,
     }
     words = [word for key, value in flags.items() for word in (f"--{key}", str(value))]
-    done = run(render(workload="llm"), "train", "--name", title, *words, cwd=folder)
+    done = run(
+        render(workload="llm", extras=["muon"]), "train", "--name", title, *words, cwd=folder
+    )
     assert done.code == 0, done.err
     rows = map(json.loads, (folder / "runs" / title / "metrics.jsonl").read_text().splitlines())
     curve, passed = Curve(), 0.0

@@ -1,26 +1,28 @@
-"""Weights that a run starts from, `training.init_from`, and those that it leaves alone, `training.freeze`."""
+"""Weights that a run starts from, `training.init_from`, and freezes, `training.freeze`."""
 
 from __future__ import annotations
 
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import yaml
 from ranks import run_ranks
 from rendering import REPOSITORY, render
-from running import documented, losses, newest_run, one_error, run, weights
+from running import Result, documented, losses, newest_run, one_error, run, weights
 from safetensors.torch import load_file, save_file
 from test_tier_b import TINY
 from variants import choices
 
 WORDS = (
     *("--data.batch_size", "128", "--model.width", "16", "--schedule.warmup_steps", "2"),
-    *("--data.fraction", "0.1", "--training.max_steps", "12", "--monitor.every_steps", "1"),
+    *("--data.fraction", "0.1", "--training.max_steps", "8", "--monitor.every_steps", "1"),
 )
 STILL = ("--optimizer.learning_rate", "1e-30")  # a step that changes no weight
+FROM = "--training.init_from"
 every_framework = pytest.mark.parametrize("framework", choices("framework"))
 
 
@@ -33,16 +35,32 @@ def tensors(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(last(folder) / "model.safetensors")
 
 
-def note(out: str) -> str:
-    (line,) = [line for line in out.splitlines() if line.startswith("note: weights of ")]
+def assert_tensors(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    for name, tensor in expected.items():
+        assert torch.equal(actual[name], tensor), name
+
+
+def note(result: Result) -> str:
+    assert result.code == 0, result.err[-2000:]
+    (line,) = (line for line in result.out.splitlines() if line.startswith("note: weights of "))
     return line
+
+
+def train(place: Path, *words: str, **answers: Any) -> Result:
+    return run(render(workload="tabular", **answers), "train", *words, cwd=place)
+
+
+def write_phases(place: Path, *phases: dict[str, Any]) -> None:
+    config = yaml.safe_load((render(workload="tabular") / "config.yaml").read_text())
+    config["phases"] = list(phases)
+    (place / "config.yaml").write_text(yaml.safe_dump(config))
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run called `source`, and its synthetic data."""
     folder = tmp_path_factory.mktemp("trained")
-    result = run(render(workload="tabular"), "train", "--name", "source", *WORDS, cwd=folder)
+    result = train(folder, "--name", "source", *WORDS)
     assert result.code == 0, result.err[-2000:]
     return folder
 
@@ -57,175 +75,129 @@ def place(trained: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("what", ["run", "path of a run", "checkpoint", "folder", "file"])
 @pytest.mark.cover(1)
 def test_a_new_run_starts_from_weights_anywhere(framework: str, what: str, place: Path) -> None:
-    wanted, source = tensors(place), place / "runs/source"
+    expected = tensors(place)
     checkpoint = last(place)
     (place / "elsewhere").mkdir()
     shutil.copy(checkpoint / "model.safetensors", place / "elsewhere/whatever.safetensors")
-    places = {"run": "source", "path of a run": source, "checkpoint": checkpoint}
-    places |= {"folder": "elsewhere", "file": "elsewhere/whatever.safetensors"}
-    words = (
-        *WORDS,
-        *STILL,
-        "--reproducibility.seed",
-        "7",
-        "--training.init_from",
-        str(places[what]),
-    )
-    project = render(workload="tabular", framework=framework)
-    result = run(project, "train", *words, "--max-steps", "1", cwd=place)
-    assert result.code == 0, result.err[-2000:]
-    assert "new: nothing; left: nothing" in note(result.out)
-    found = tensors(place)
+    sources = {
+        "run": "source",
+        "path of a run": place / "runs/source",
+        "checkpoint": checkpoint,
+        "folder": "elsewhere",
+        "file": "elsewhere/whatever.safetensors",
+    }
+    words = (*WORDS, *STILL, "--reproducibility.seed", "7", FROM, str(sources[what]))
+    result = train(place, *words, "--max-steps", "1", framework=framework)
+    assert "new: nothing; left: nothing" in note(result)
     assert newest_run(place).name != "source"
-    assert all(torch.equal(found[name], weight) for name, weight in wanted.items())
-    assert "init_from" in (newest_run(place) / "config.resolved.yaml").read_text()
+    assert_tensors(tensors(place), expected)
 
 
-def test_the_best_checkpoint_is_taken_and_hashes_are_looked_at(place: Path) -> None:
+def test_the_best_checkpoint_is_taken_and_hashes_are_compared(place: Path) -> None:
     checkpoints = place / "runs/source/checkpoints"
     best = json.loads((checkpoints / "best.json").read_text())["checkpoint"]
-    words = (*WORDS, "--max-steps", "1", "--training.init_from", "source")
-    result = run(render(workload="tabular"), "train", *words, cwd=place)
-    assert f"{best}: " in note(result.out)
+    words = (*WORDS, "--max-steps", "1", FROM)
+    assert f"{best}: " in note(train(place, *words, "source"))
     file = checkpoints / best / "model.safetensors"
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
-    result = run(render(workload="tabular"), "train", *words, cwd=place)
+    result = train(place, *words, "source")
     assert f"note: skipped a damaged checkpoint: {best} (" in result.out
-    assert f"{best}: " not in note(result.out), "the newest that is whole"
-    words = (*words, "--training.init_from", str(checkpoints / best))
-    one_error(
-        run(render(workload="tabular"), "train", *words, cwd=place), "no valid checkpoint", "sha256"
-    )
+    assert f"{best}: " not in note(result), "the newest that is whole"
+    one_error(train(place, *words, str(checkpoints / best)), "no valid checkpoint", "sha256")
 
 
 def test_what_fits_is_taken_and_the_rest_is_named(place: Path) -> None:
-    wanted = tensors(place)
-    source = {**wanted, "head.weight": torch.zeros(3, 16), "spare": torch.zeros(2)}
-    save_file(source, place / "other.safetensors")
-    words = (*WORDS, *STILL, "--model.depth", "4", "--training.init_from", "other.safetensors")
-    result = run(render(workload="tabular"), "train", *words, cwd=place)
-    line = note(result.out)
+    expected = tensors(place)
+    others = {"head.weight": torch.zeros(3, 16), "spare": torch.zeros(2)}
+    save_file(expected | others, place / "other.safetensors")
+    line = note(train(place, *WORDS, *STILL, "--model.depth", "4", FROM, "other.safetensors"))
     assert "new: layers.2.linear.weight 16×16, layers.2.linear.bias 16, head.weight 1×16; " in line
     assert line.endswith("left: head.weight 3×16, spare 2")
-    found = tensors(place)
-    assert torch.equal(found["first.weight"], wanted["first.weight"])
-    assert found["head.weight"].shape == (1, 16)
-    assert (
-        line.removeprefix("note: ")
-        in json.loads((newest_run(place) / "env.json").read_text())["notes"]
-    )
+    started = tensors(place)
+    assert torch.equal(started["first.weight"], expected["first.weight"])
+    assert started["head.weight"].shape == (1, 16)
+    environment = json.loads((newest_run(place) / "env.json").read_text())
+    assert line.removeprefix("note: ") in environment["notes"]
 
 
-def test_tied_weights_need_one_of_their_names(tmp_path: Path) -> None:
-    project, words = render(workload="llm"), (*TINY["llm"], "--training.max_steps", "2")
-    assert run(project, "train", *words, "--name", "tied", cwd=tmp_path).code == 0
-    result = run(project, "train", *words, "--training.init_from", "tied", cwd=tmp_path)
-    assert "new: nothing; left: nothing" in note(result.out)
-
-
-def test_weights_that_are_not_there_or_do_not_fit_are_one_line(place: Path) -> None:
-    project = render(workload="tabular")
-
-    def refused(source: str, *parts: str) -> None:
-        one_error(run(project, "train", *WORDS, "--training.init_from", source, cwd=place), *parts)
-        assert [path.name for path in (place / "runs").iterdir()] == ["source"], (
-            "nothing is left of it"
-        )
-
-    refused("nowhere", "there are no weights: training.init_from nowhere: give a run")
-    save_file({"spare": torch.zeros(2)}, place / "other.safetensors")
-    refused(
-        "other.safetensors",
-        "no weight fits this model",
-        "it has spare 2; the model has .* and .* more",
-    )
+def test_weights_that_are_missing_or_do_not_fit_are_one_line(place: Path) -> None:
+    spare = {"spare": torch.zeros(2)}
+    save_file(spare, place / "other.safetensors")
     (place / "broken.safetensors").write_bytes(b"no weights at all")
-    refused("broken.safetensors", "cannot read the weights")
     (place / "two").mkdir()
     for name in "ab":
-        save_file({"spare": torch.zeros(2)}, place / f"two/{name}.safetensors")
-    refused("two", "two files have a tensor 'spare'", "one file")
+        save_file(spare, place / f"two/{name}.safetensors")
+    expected = {
+        "nowhere": "there are no weights: training.init_from nowhere: give a run",
+        "other.safetensors": "no weight fits .* it has spare 2; the model has .* and .* more",
+        "broken.safetensors": "cannot read the weights",
+        "two": "two files have a tensor 'spare'.* one file",
+    }
+    for source, pattern in expected.items():
+        one_error(train(place, *WORDS, FROM, source), pattern)
+    assert [path.name for path in (place / "runs").iterdir()] == ["source"]
 
 
 @every_framework
 @pytest.mark.first(1)
-def test_a_resumed_run_goes_on_from_its_own_weights(framework: str, place: Path) -> None:
-    project, words = (
-        render(workload="tabular", framework=framework),
-        (*WORDS, "--training.init_from", "source"),
-    )
-    assert run(project, "train", *words, cwd=place).code == 0
-    whole = losses(place), weights(place)
-    assert run(project, "train", *words, "--max-steps", "5", cwd=place).code == 0
+def test_a_resumed_run_continues_from_its_own_weights(framework: str, place: Path) -> None:
+    words = (*WORDS, FROM, "source")
+    assert train(place, *words, framework=framework).code == 0
+    expected = (losses(place), weights(place))
+    assert train(place, *words, "--max-steps", "5", framework=framework).code == 0
     shutil.rmtree(place / "runs/source")  # it is not needed any more
-    result = run(project, "train", "--resume", "--training.init_from", "other", cwd=place)
+    result = train(place, "--resume", FROM, "other", framework=framework)
     assert "note: --training.init_from has no effect" in result.out
-    assert (losses(place), weights(place)) == whole
+    assert (losses(place), weights(place)) == expected
 
 
 def test_a_run_that_died_before_its_first_checkpoint_starts_from_them_again(place: Path) -> None:
-    project, words = render(workload="tabular"), (*WORDS, "--training.init_from", "source")
-    assert run(project, "train", *words, cwd=place).code == 0
-    whole = losses(place)
+    assert train(place, *WORDS, FROM, "source").code == 0
+    expected = losses(place)
     shutil.rmtree(newest_run(place) / "checkpoints")
-    assert "tensors fit" in note(run(project, "train", "--resume", cwd=place).out)
-    assert losses(place) == whole
+    assert "tensors fit" in note(train(place, "--resume"))
+    assert losses(place) == expected
 
 
 @every_framework
 @pytest.mark.first(1)
 def test_frozen_weights_stay_and_a_phase_trains_them(framework: str, place: Path) -> None:
-    """No update, no weight decay, nothing in the optimizer; over the border of phases bit for bit."""
-    project, start = render(workload="tabular", framework=framework), tensors(place)
-    phases = [
-        {
-            "name": "head",
-            "steps": 5,
-            "overrides": {"training.freeze": ["first.*", "layers.0.*", "*.bias"]},
-        },
-        {"name": "all", "steps": 5},
-    ]
-    config = yaml.safe_load((project / "config.yaml").read_text()) | {"phases": phases}
-    (place / "config.yaml").write_text(yaml.safe_dump(config))
-    words = (*WORDS, "--training.init_from", "source", "--optimizer.weight_decay", "0.5")
-    result = run(project, "train", *words, "--phase", "1", cwd=place)
+    """No update, no weight decay, nothing in the optimizer; over phases bit for bit."""
+    start = tensors(place)
+    frozen = {"training.freeze": ["first.*", "layers.0.*", "*.bias"]}
+    head = {"name": "head", "steps": 4, "overrides": frozen}
+    write_phases(place, head, {"name": "all", "steps": 4})
+    words = (*WORDS, FROM, "source", "--optimizer.weight_decay", "0.5")
+    result = train(place, *words, "--phase", "1", framework=framework)
     assert result.code == 0, result.err[-2000:]
     assert "training.freeze: " in result.out
-    found = tensors(place)
-    moved = {name for name in found if not torch.equal(found[name], start[name])}
+    trained = tensors(place)
+    moved = {name for name in trained if not torch.equal(trained[name], start[name])}
     assert moved == {"embedding.weight", "layers.1.linear.weight", "head.weight"}
     state = torch.load(last(place) / "state.pt", weights_only=True)["optimizer"]["state"]
     assert len(state) == len(moved)
-    assert run(project, "train", "--resume", cwd=place).code == 0
-    whole = losses(place), weights(place)
+
+    assert train(place, "--resume", framework=framework).code == 0
+    expected = (losses(place), weights(place))
     assert not torch.equal(tensors(place)["first.weight"], start["first.weight"])
-    for number, stop in enumerate((3, 5, 8, 10)):
-        more = words if number == 0 else ("--resume",)
-        assert run(project, "train", *more, "--max-steps", str(stop), cwd=place).code == 0
-    assert (losses(place), weights(place)) == whole
+    for stop in ("2", "4", "6", "8"):
+        assert train(place, *words, "--max-steps", stop, framework=framework).code == 0
+        words = ("--resume",)
+    assert (losses(place), weights(place)) == expected
 
 
-def test_a_pattern_that_fits_nothing_and_one_that_fits_all_are_one_line(place: Path) -> None:
-    project = render(workload="tabular")
-    for given, parts in {
-        "first.*, lost.*": ("no weight's name fits 'lost.*'", "training.freeze", "first.weight"),
-        "*": ("every weight is frozen", "training.freeze"),
-    }.items():
-        one_error(run(project, "train", *WORDS, "--training.freeze", given, cwd=place), *parts)
-
-
-def test_phases_start_from_the_same_weights(place: Path) -> None:
-    phases = [{"name": name, "steps": 2} for name in "ab"]
-    phases[1]["overrides"] = {"training.init_from": "source"}
-    config = yaml.safe_load((render(workload="tabular") / "config.yaml").read_text()) | {
-        "phases": phases
-    }
-    (place / "config.yaml").write_text(yaml.safe_dump(config))
-    one_error(
-        run(render(workload="tabular"), "train", cwd=place), "training.init_from is source", "phase"
+def test_wrong_patterns_and_phases_are_one_line(place: Path) -> None:
+    unknown = train(place, *WORDS, "--training.freeze", "first.*, lost.*")
+    one_error(unknown, "no weight's name fits 'lost.*'", "training.freeze", "first.weight")
+    every = train(place, *WORDS, "--training.freeze", "*")
+    one_error(every, "every weight is frozen", "training.freeze")
+    overrides = {"training.init_from": "source"}
+    write_phases(
+        place, {"name": "a", "steps": 2}, {"name": "b", "steps": 2, "overrides": overrides}
     )
+    one_error(train(place), "training.init_from is source", "phase")
 
 
 @pytest.mark.parametrize("distributed", ["fsdp", "ddp"])
@@ -234,35 +206,24 @@ def test_two_ranks_start_from_whole_and_from_sharded_weights(
     distributed: str, tmp_path: Path
 ) -> None:
     """And one process from what two have saved, with averages that start there, too."""
-    project = render(workload="llm", distributed=distributed, extras=["ema"])
-    words = (*TINY["llm"], "--training.precision", "fp32", "--training.max_steps", "3", *STILL)
-    assert run(project, "train", *words, "--name", "one", cwd=tmp_path).code == 0
-    wanted = tensors(tmp_path)
-    source = "one"
-    for name in ("two", "three"):
-        more = (
-            *words,
-            "--reproducibility.seed",
-            "7",
-            "--training.init_from",
-            source,
-            "--name",
-            name,
-        )
-        more = (*more, "--data.batch_size", "4", "--training.freeze", "layers.0.*")
-        results = run_ranks(project, "train", *more, cwd=tmp_path)
-        assert [result.code for result in results] == [0, 0], results[0].err[-2000:]
-        assert "new: nothing; left: nothing" in note(results[0].out)
-        source = name
-    more = ("--reproducibility.seed", "7", "--training.init_from", "three", "--name", "four")
-    result = run(render(workload="llm", extras=["ema"]), "train", *words, *more, cwd=tmp_path)
+    answers = {"workload": "llm", "extras": ["ema"]}
+    words = ("train", *TINY["llm"], "--training.precision", "fp32", *STILL)
+    words = (*words, "--training.max_steps", "2", "--evaluation.every_steps", "100")
+    result = run(render(**answers), *words, "--name", "one", cwd=tmp_path)
     assert result.code == 0, result.err[-2000:]
-    found = tensors(tmp_path)
-    assert all(torch.equal(found[name], weight) for name, weight in wanted.items())
-    averages = torch.load(last(tmp_path) / "state.pt", weights_only=True)["hooks"]["ema"][
-        "averages"
-    ]
-    assert all(torch.equal(average, wanted[name]) for name, average in averages.items())
+    expected = tensors(tmp_path)
+    words = (*words, "--reproducibility.seed", "7", FROM)
+    ranks = ("--data.batch_size", "4", "--training.freeze", "layers.0.*", "--name")
+    project = render(**answers, distributed=distributed)
+    for source, name in (("one", "two"), ("two", "three")):
+        first, second = run_ranks(project, *words, source, *ranks, name, cwd=tmp_path)
+        assert "new: nothing; left: nothing" in note(first)
+        assert second.code == 0
+    result = run(render(**answers), *words, "three", "--name", "four", cwd=tmp_path)
+    assert result.code == 0, result.err[-2000:]
+    assert_tensors(tensors(tmp_path), expected)
+    state = torch.load(last(tmp_path) / "state.pt", weights_only=True)
+    assert_tensors(expected, state["hooks"]["ema"]["averages"])
 
 
 def test_the_pages_commands_work(tmp_path: Path) -> None:
@@ -270,8 +231,7 @@ def test_the_pages_commands_work(tmp_path: Path) -> None:
     for words in documented(page):
         result = run(render(workload="tabular"), *words, cwd=tmp_path)
         assert result.code == 0, result.err
-    narrow = [
-        "third" if word == "second" else word for word in (*words, "--model.category_width", "4")
-    ]
-    partly = note(run(render(workload="tabular"), *narrow, cwd=tmp_path).out)
-    assert partly.removeprefix("note: ") in " ".join(page.read_text(encoding="utf-8").split())
+    narrow = ["third" if word == "second" else word for word in words]
+    line = note(train(tmp_path, *narrow[1:], "--model.category_width", "4"))
+    text = " ".join(page.read_text(encoding="utf-8").split())
+    assert line.removeprefix("note: ") in text

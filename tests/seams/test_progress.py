@@ -12,27 +12,25 @@ from fakes import OneOf, engine
 SLOTS = 8
 
 
-def ranks_of(world: int, rank: int, batch: int, kind: str = "lanes", accumulation: int = 1) -> Any:
+def ranks_of(world: int, rank: int, batch: int, kind: str = "lanes") -> Any:
     """The part of a checkpoint of process `rank`, with a batch of `batch` samples."""
     module = engine("progress")
     by_width = kind in ("lanes", "bucket")
     order = SimpleNamespace(kind=kind, by_width=by_width, slots=batch * world, batch_size=batch)
     recurrent = module.RecurrentState()
-    return module.Ranks(
-        OneOf(world, rank), module.Progress(batch=6), recurrent, order, accumulation
-    )
+    return module.Ranks(OneOf(world, rank), module.Progress(batch=6), recurrent, order)
 
 
-def saved(world: int, accumulation: int = 1) -> dict[str, Any]:
+def saved(world: int) -> dict[str, Any]:
     """By `world` processes; a lane's state is its number."""
     random = engine("progress").random_state()
     lanes = torch.arange(SLOTS).chunk(world)
     carries = [{"layers": [(part.clone(), part[:, None] * 10)]} for part in lanes]
     ranks = [{"random": random, "carry": carry} for carry in carries]
-    return {"ranks": ranks, "slots": SLOTS, "accumulation": accumulation}
+    return {"ranks": ranks, "slots": SLOTS}
 
 
-@pytest.mark.parametrize("before", [1, 2, 4])
+@pytest.mark.parametrize("before", [1, 2])
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_carried_states_find_their_lanes(before: int, world: int) -> None:
     for rank, lanes in enumerate(torch.arange(SLOTS).chunk(world)):
@@ -45,14 +43,14 @@ def test_carried_states_find_their_lanes(before: int, world: int) -> None:
 
 
 def test_smaller_batches_go_on_from_the_same_sample() -> None:
-    ranks = ranks_of(2, 1, 2, "full", accumulation=2)  # 4 at once instead of 8
+    ranks = ranks_of(2, 1, 2, "full")  # 4 at once instead of 8
     ranks.load_state_dict(saved(2))
     assert ranks.progress.batch == 12
 
 
 @pytest.mark.parametrize("kind", ["lanes", "bucket"])
 def test_orders_that_depend_on_the_width_keep_it_inside_an_epoch(kind: str) -> None:
-    ranks = ranks_of(2, 1, 2, kind, accumulation=2)
+    ranks = ranks_of(2, 1, 2, kind)
     with pytest.raises(engine("errors").UserError, match=rf"order {kind} .* 8 wide"):
         ranks.load_state_dict(saved(2))
     ranks.progress.batch = 0

@@ -39,50 +39,46 @@ def schedule(
 
 
 def rates(made: Any, steps: int) -> list[float]:
-    found = []
+    rates = []
     for step in range(steps):
         made.set(step)
-        (rate,) = {group["lr"] for group in made.optimizer.param_groups}
-        assert rate == made.learning_rate
-        found.append(rate)
-    return found
+        assert {group["lr"] for group in made.optimizer.param_groups} == {made.learning_rate}
+        rates.append(made.learning_rate)
+    return rates
 
 
 def torch_rates(scheduler: Any, steps: int) -> list[float]:
-    found = []
+    rates = []
     for _ in range(steps):
-        found.append(scheduler.get_last_lr()[0])
+        rates.append(scheduler.get_last_lr()[0])
         scheduler.optimizer.step()
         scheduler.step()
-    return found
+    return rates
 
 
-@pytest.mark.parametrize(
-    ("total", "warmup"), [(100, "auto"), (100, 30), (1000, "auto"), (40, 10), (200, 50)]
-)
+@pytest.mark.parametrize(("total", "warmup"), [(100, "auto"), (1000, "auto"), (40, 10)])
 def test_onecycle_is_that_of_torch(total: int, warmup: int | str) -> None:
     share = 0.3 if warmup == "auto" else warmup / total
     reference = lr_scheduler.OneCycleLR(optimizer(), PEAK, total_steps=total, pct_start=share)
-    assert rates(schedule("onecycle", total, warmup), total) == pytest.approx(
-        [*torch_rates(reference, total - 1), reference.get_last_lr()[0]]
-    )
+    expected = [*torch_rates(reference, total - 1), reference.get_last_lr()[0]]
+    assert rates(schedule("onecycle", total, warmup), total) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("warmup", [0, 1, 25])
 @pytest.mark.parametrize("final", [0.0, 0.1, 1.0])
 @pytest.mark.parametrize("name", ["cosine", "linear", "constant"])
 def test_warmup_then_decay_are_those_of_torch(name: str, warmup: int, final: float) -> None:
-    total, decay = 120, 120 - warmup
+    decay = 120 - warmup
     made = optimizer()
-    after = {
-        "cosine": lambda: lr_scheduler.CosineAnnealingLR(made, decay, eta_min=final * PEAK),
-        "linear": lambda: lr_scheduler.LinearLR(made, 1.0, final, total_iters=decay),
-        "constant": lambda: lr_scheduler.ConstantLR(made, 1.0),
-    }[name]()
-    wanted = [PEAK * (step + 1) / warmup for step in range(warmup)] + torch_rates(after, decay + 1)
-    assert rates(schedule(name, total, warmup, final), total + 1) == pytest.approx(
-        wanted, abs=1e-12
-    )
+    after: Any = lr_scheduler.ConstantLR(made, 1.0)
+    if name == "cosine":
+        after = lr_scheduler.CosineAnnealingLR(made, decay, eta_min=final * PEAK)
+    elif name == "linear":
+        after = lr_scheduler.LinearLR(made, 1.0, final, total_iters=decay)
+    expected = [PEAK * (step + 1) / warmup for step in range(warmup)]
+    expected += torch_rates(after, decay + 1)
+    made_rates = rates(schedule(name, 120, warmup, final), 121)
+    assert made_rates == pytest.approx(expected, abs=1e-12)
 
 
 @given(
@@ -114,11 +110,3 @@ def test_a_loaded_optimizer_is_still_the_one_that_is_set() -> None:
     target.load_state_dict(optimizer().state_dict())
     made.set(5)
     assert {group["lr"] for group in target.param_groups} == {made.learning_rate} != {PEAK}
-
-
-def test_another_length_or_schedule_is_refused() -> None:
-    made = schedule("cosine", 100)
-    made.load_state_dict(schedule("cosine", 100).state_dict())
-    for other in (schedule("cosine", 101), schedule("linear", 100)):
-        with pytest.raises(engine("errors").UserError, match="schedule changed"):
-            made.load_state_dict(other.state_dict())

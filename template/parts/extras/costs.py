@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from ..engine.gpus import Gpu
-from ..engine.optimization import checkpoint_blocks, inner_matrices
+from ..engine.optimization import checkpoint_blocks, muon
 from ..engine.seams import Batch
 
 aten = torch.ops.aten
@@ -207,7 +207,7 @@ def _optimizer_bytes(model: Any, optimizer: str, parameters: int) -> int:
     if optimizer == "adafactor":
         return sum(_adafactor_bytes(weight) for weight in model.parameters())
     if optimizer == "muon":
-        in_muon = sum(weight.numel() for weight in inner_matrices(model))
+        in_muon = sum(weight.numel() for weight in muon().inner_matrices(model))
         return 8 * parameters - 4 * in_muon
     return 0
 

@@ -15,7 +15,6 @@ import json
 import os
 import re
 import shutil
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -33,16 +32,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Manifest = dict[str, Any]
-"""Describes a checkpoint: step, facts, rules, aliases, sha256, shards; once read, its `path`."""
+"""Describes a checkpoint: step, facts, aliases, sha256, shards; once read, its `path`."""
 
-FORMAT = 2  # 1 had no rules, and its format was not part of the seal
+FORMAT = 1
 MODEL = "model.safetensors"
 STATE = "state.pt"
 MANIFEST = "manifest.json"
 BEST = "best.json"
 SHARD = "shard-{:05}.safetensors"  # the rows of one rank, if the model is sharded
-NAME = re.compile(r"step-(\d{8})")
-JUST_WRITTEN = 2.0  # seconds in which a file could change again and keep its modification time
+NAME = re.compile(r"step-\d{8}")
 
 
 class DiskFull(UserError):
@@ -61,9 +59,7 @@ class Checkpoint:
     """Saves and restores the parts of a run: `model` and everything else that has a state.
 
     keep: how many of the newest stay, in addition to the best one. facts: plain values stored in
-    the manifest and compared on loading (data, settings that must not change). rules: numbers of
-    the rules by which the run computes what it does not store, such as the order of samples; a
-    checkpoint that does not name one followed rule 1.
+    the manifest, which must be the same on resume, such as the data and the schedule.
     """
 
     def __init__(
@@ -72,7 +68,6 @@ class Checkpoint:
         distributed: Distributed,
         keep: int = 2,
         facts: dict[str, Any] | None = None,
-        rules: dict[str, int] | None = None,
         **parts: Part,
     ):
         self.folder = folder
@@ -80,7 +75,6 @@ class Checkpoint:
         self.distributed = distributed
         self.keep = max(keep, 2)
         self.facts = facts or {}
-        self.rules = rules or {}
         self.parts = parts
         self.skipped: list[str] = []
 
@@ -98,7 +92,6 @@ class Checkpoint:
             "format": FORMAT,
             "step": step,
             "facts": self.facts,
-            "rules": self.rules,
             "sha256": {},
             "shards": {},
         }
@@ -136,12 +129,10 @@ class Checkpoint:
             return write()
         except OSError as error:
             shutil.rmtree(self.partial, ignore_errors=True)
-            tensors = self.parts["model"].state_dict().values()
-            needed = sum(tensor.nbytes for tensor in tensors) / 1e6
-            free = shutil.disk_usage(self.folder).free / 1e6
             reason = error.strerror or error
             what = f"the checkpoint of step {step} could not be written ({reason})"
-            where = f"{self.folder} ({free:,.1f} MB free, the weights alone need {needed:,.1f} MB)"
+            free = shutil.disk_usage(self.folder).free / 1e6
+            where = f"{self.folder} ({free:,.1f} MB free)"
             remedy = "free some space; the checkpoints before it are whole"
             raise DiskFull(what, where, remedy) from error
 
@@ -189,57 +180,40 @@ class Checkpoint:
             return str(name)
         return None
 
-    def load(self, which: str = "last", **same: list[Any]) -> Manifest | None:
+    def load(self, which: str = "last") -> Manifest | None:
         """Restore all parts from the newest valid checkpoint, or the best; None if there is none.
 
-        same: by the name of a fact, the values that older versions gave to the same thing. Raises
-        `UserError` if facts or rules differ, or if no checkpoint is valid.
+        Raises `UserError` if facts differ, or if no checkpoint is valid.
         """
         manifest = self.find(which)
         if manifest is None:
             return None
-        self._check_rules(manifest)
-        self._check_facts(manifest, same)
-        return self._restore(manifest, _read_state(manifest["path"]), self.parts)
-
-    def _check_rules(self, manifest: Manifest) -> None:
-        for name, rule in self.rules.items():
-            saved_rule = manifest["rules"].get(name, 1)
-            if saved_rule != rule:
-                what = f"the run follows rule {saved_rule} of the {name}, this version rule {rule}"
-                remedy = "end it with the version that began it, or start a new run"
-                raise UserError(what, str(manifest["path"]), remedy)
-
-    def _check_facts(self, manifest: Manifest, same: dict[str, list[Any]]) -> None:
         for name, value in self.facts.items():
             saved_value = manifest["facts"].get(name)
-            if saved_value not in same.get(name, [value]):
-                what = f"the checkpoint was made with {name} {saved_value!r}, now it is {value!r}"
-                remedy = "go back to that, or start a new run"
+            if saved_value != value:
+                what = f"{name} was {saved_value} in the checkpoint and is {value} now"
+                remedy = "change it back, or start a new run"
                 raise UserError(what, str(manifest["path"]), remedy)
+        self._restore(manifest, list(self.parts))
+        return manifest
 
     def load_model(
         self,
         which: str = "best",
-        fits: Callable[[dict[str, Any]], None] = lambda facts: None,
+        fits: Callable[[dict[str, Any]], None] | None = None,
         also: Sequence[str] = (),
     ) -> Manifest | None:
         """Restore the weights alone, for evaluation, prediction or the next phase.
 
-        Rules are not compared. fits: called first with the checkpoint's facts, to refuse it. also:
-        other parts to restore.
+        fits: called first with the checkpoint's facts, to refuse it. also: other parts to restore.
         """
         manifest = self.find(which)
         if manifest is None:
             return None
-        fits(manifest["facts"])
-
-        state: dict[str, Any] = {}
-        if also:
-            saved = _read_state(manifest["path"])
-            state = {name: saved[name] for name in also if name in saved}
-        parts = {name: self.parts[name] for name in (*also, "model")}
-        return self._restore(manifest, state, parts)
+        if fits is not None:
+            fits(manifest["facts"])
+        self._restore(manifest, [*also, "model"])
+        return manifest
 
     def peek(self, which: str = "best") -> dict[str, Any]:
         """Return the facts of that checkpoint without loading it; empty if there is none."""
@@ -272,33 +246,34 @@ class Checkpoint:
             raise UserError("no valid checkpoint", "; ".join(self.skipped), remedy)
         return manifest
 
-    def _restore(
-        self, manifest: Manifest, state: dict[str, Any], parts: dict[str, Part]
-    ) -> Manifest:
-        """Restore `parts` in their order, and the model last."""
+    def _restore(self, manifest: Manifest, names: list[str]) -> None:
+        """Restore these parts in their order, and the model last."""
         path = manifest["path"]
-        tensors = load_tensors((path / MODEL).read_bytes())
+        state: dict[str, Any] = {"model": load_tensors((path / MODEL).read_bytes())}
         for alias, name in manifest["aliases"].items():
-            tensors[alias] = tensors[name]
-        state["model"] = tensors
+            state["model"][alias] = state["model"][name]
+        others = [name for name in names if name != "model"]
+        if others:
+            # A checkpoint from elsewhere cannot run code (needs torch >= 2.10, CVE-2026-24747).
+            saved = torch.load(path / STATE, map_location="cpu", weights_only=True)
+            for name in others:
+                state[name] = saved[name]
         shards = {}
         for key, shape in manifest["shards"].items():
             if key.split("/")[0] in state:
                 shards[key] = shape
         self.distributed.give_shards(state, path, shards)
 
-        for name, part in parts.items():
-            if name != "model":
-                part.load_state_dict(state.get(name, {}))  # older versions had fewer parts
+        for name in others:
+            self.parts[name].load_state_dict(state[name])
         try:
-            parts["model"].load_state_dict(tensors)
+            self.parts["model"].load_state_dict(state["model"])
         except RuntimeError as error:
             # PyTorch prints a page of names: the first one is enough.
             first = " ".join(str(error).split("\n\t")[1:2]).strip()
             what = f"the checkpoint does not fit the model ({first})"
             remedy = "keep the model's settings, or start a new run"
             raise UserError(what, str(path), remedy) from error
-        return manifest
 
 
 def folders(folder: Path) -> list[Path]:
@@ -320,41 +295,22 @@ def _first_valid(paths: list[Path]) -> tuple[Manifest | None, list[str]]:
     return None, skipped
 
 
-_verified: dict[Path, object] = {}
-
-
 def _verify(path: Path) -> Manifest:
     """Return the manifest of a checkpoint whose files match their hashes.
 
-    Files that this process has verified and that have not changed since are not read again. Raises
-    ValueError or OSError if the checkpoint is damaged, `UserError` if a later version made it.
+    Raises ValueError or OSError if the checkpoint is damaged, `UserError` if another version of the
+    code made it.
     """
     manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-    seal = manifest.pop("seal", None)
-    number = manifest.get("format", 1)
-    if number == 1:
-        manifest.pop("format", None)
-    if seal != _seal(manifest):
+    if manifest.pop("seal", None) != _seal(manifest):
         raise ValueError(f"{MANIFEST} does not match its seal")
-    if number > FORMAT:
-        what = f"the checkpoint has format {number}, this version reads 1 to {FORMAT}"
-        raise UserError(what, str(path), "use the version that made it, or a later one")
-
-    status = [(path / name).stat() for name in manifest["sha256"]]
-    files = [(file.st_ino, file.st_size, file.st_mtime_ns) for file in status]
-    if _verified.get(path) != (seal, files):
-        for name, expected in manifest["sha256"].items():
-            if sha256(path / name) != expected:
-                raise ValueError(f"{name} does not match its sha256")
-        if all(time.time() - file.st_mtime > JUST_WRITTEN for file in status):
-            _verified[path] = (seal, files)
-    return {"rules": {}, **manifest, "path": path}
-
-
-def _read_state(path: Path) -> dict[str, Any]:
-    # A checkpoint from elsewhere cannot run code (needs torch >= 2.10, CVE-2026-24747).
-    state: dict[str, Any] = torch.load(path / STATE, map_location="cpu", weights_only=True)
-    return state
+    if manifest["format"] != FORMAT:
+        what = f"the checkpoint has format {manifest['format']}, this version reads {FORMAT}"
+        raise UserError(what, str(path), "use the version that made it")
+    for name, expected in manifest["sha256"].items():
+        if sha256(path / name) != expected:
+            raise ValueError(f"{name} does not match its sha256")
+    return {**manifest, "path": path}
 
 
 def _empty(folder: Path) -> None:

@@ -27,7 +27,7 @@ Capability = tuple[int, int]
 
 @dataclass(frozen=True)
 class Gpu:
-    """One row of the table; the comment at its beginning explains the columns."""
+    """One line of the table; the comment at its beginning explains the columns."""
 
     key: str  # as in the answer `gpu`
     label: str
@@ -39,9 +39,6 @@ class Gpu:
     tflops: dict[str, float]  # dense peaks; absent: not in the hardware, or never published
     torch: str  # releases with code for it, as pip writes a range
     wheel: str  # their folder in PyTorch's wheel index
-    triton: bool  # whether Triton supports it, and with it torch.compile
-    source: str
-    unverified: list[str]  # cells without a vendor's document
 
 
 class Card(NamedTuple):
@@ -84,19 +81,14 @@ def this_card(device: torch.device | None = None) -> Card:
 @cache
 def table() -> dict[str, Gpu]:
     """Return every row by its key. Raises `UserError` if the table is not readable."""
-    # libyaml, if PyYAML was built with it, is eight times as fast.
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    gpus = {}
     try:
+        # libyaml, if PyYAML was built with it, is ten times as fast.
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
         rows = yaml.load(TABLE.read_text(encoding="utf-8"), loader)
-        for key, row in rows.items():
-            peaks = row["tflops"].items()
-            row["tflops"] = {name: peak for name, peak in peaks if peak is not None}
-            gpus[key] = Gpu(key, **row)
-    except (yaml.YAMLError, AttributeError, KeyError, TypeError) as error:
+        return {key: Gpu(key, **row) for key, row in rows.items()}
+    except (yaml.YAMLError, AttributeError, TypeError) as error:
         what = f"GPU table is not readable ({error})"
         raise UserError(what, str(TABLE), "restore the file") from error
-    return gpus
 
 
 def match(

@@ -12,6 +12,7 @@ import gc
 import math
 import os
 from collections.abc import Iterable
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,16 +20,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from .errors import UserError
-from .explanations import out_of_memory
-from .progress import random_state, set_random_state
-from .seams import Output, keeps
 
 if TYPE_CHECKING:
     from .config import Schedule as ScheduleSettings
     from .config import Settings
     from .distributed import Distributed
     from .gpus import Capability
-    from .project import Project
 
 # Triton supports sm 8.0 and later; older cards run its kernels by luck (triton#10918).
 COMPILE_CAPABILITY = (8, 0)
@@ -152,77 +149,13 @@ def _eager_without_gradient(block: Any) -> None:
 # --- the optimizer
 
 
-class MuonAdamW(torch.optim.Optimizer):
-    """Muon (Jordan 2024) for its first group, of matrices, and AdamW for the others.
-
-    Muon's update is the mean of gradients made orthogonal, in bfloat16, scaled to the size of
-    AdamW's (Liu et al. 2025), so that one learning rate and weight decay suit both. It keeps one
-    average per matrix instead of two. A sharded matrix, whose rows are exchanged, has the update of
-    the whole one.
-    """
-
-    def __init__(
-        self, matrices: list[Tensor], others: list[dict[str, Any]], decay: float, **options: Any
-    ):
-        muon = torch.optim.Muon(
-            matrices, lr=options["lr"], weight_decay=decay, adjust_lr_fn="match_rms_adamw"
-        )
-        adamw = torch.optim.AdamW(others, **options)
-        self.parts: tuple[torch.optim.Optimizer, torch.optim.Optimizer] = (muon, adamw)
-        super().__init__([*muon.param_groups, *adamw.param_groups], {})
-
-    def step(self, closure: Any = None) -> Any:
-        """Make one step of both."""
-        loss = None
-        if closure is not None:  # a framework's
-            loss = closure()
-        # Each time, because loading a state puts new groups in their place.
-        muon, adamw = self.parts
-        muon.param_groups = self.param_groups[:1]
-        adamw.param_groups = self.param_groups[1:]
-        for part in self.parts:
-            part.state = self.state
-            part.step()
-        return loss
-
-
-def inner_matrices(model: Any) -> list[Tensor]:
-    """Return the trained weights (out, in) in blocks, for Muon: no embeddings, no heads."""
-    embeddings = set()
-    for module in model.modules():
-        if isinstance(module, nn.Embedding):
-            embeddings.add(id(module.weight))
-
-    matrices: dict[int, Tensor] = {}  # by id: a weight may be in two blocks
-    for block in model.blocks():
-        if getattr(block, "recomputes", True):
-            for weight in block.parameters():
-                is_embedding = id(weight) in embeddings
-                if not is_embedding and weight.dim() == 2 and weight.requires_grad:
-                    matrices[id(weight)] = weight
-    return list(matrices.values())
-
-
 def make_optimizer(model: nn.Module, settings: Any) -> torch.optim.Optimizer:
-    """Make AdamW, Adafactor or Muon. Raises `UserError` if Muon finds no matrix.
+    """Make AdamW, Adafactor, or Muon where the project has it.
 
     fused: one kernel for all parameters, on CUDA and CPU, which also takes fp16's overflow flag on
     the device. Adafactor (Shazeer & Stern 2018) has none, and takes the learning rate relative to
     the size of each weight; betas and epsilon have no effect on it.
     """
-    matrices: list[Tensor] = []
-    if settings.name == "muon":
-        matrices = inner_matrices(model)
-        if not matrices:
-            what = "no block of the model has a matrix to train"
-            remedy = "choose adamw, or name your layers in blocks()"
-            raise UserError(what, "optimizer.name muon", remedy)
-
-    in_muon = set(map(id, matrices))
-    others = [weight for weight in model.parameters() if id(weight) not in in_muon]
-    groups = _decay_groups(others, settings.weight_decay)
-    if settings.name == "adafactor":
-        return torch.optim.Adafactor(groups, lr=settings.learning_rate)
     options: dict[str, Any] = {
         "lr": settings.learning_rate,
         "betas": (settings.beta1, settings.beta2),
@@ -230,12 +163,26 @@ def make_optimizer(model: nn.Module, settings: Any) -> torch.optim.Optimizer:
         "fused": settings.fused,
         "foreach": None if settings.fused else False,
     }
-    if matrices:
-        return MuonAdamW(matrices, groups, settings.weight_decay, **options)
+    if settings.name == "muon":
+        made: torch.optim.Optimizer = muon().make_optimizer(model, settings.weight_decay, options)
+        return made
+    groups = decay_groups(model.parameters(), settings.weight_decay)
+    if settings.name == "adafactor":
+        return torch.optim.Adafactor(groups, lr=settings.learning_rate)
     return torch.optim.AdamW(groups, **options)
 
 
-def _decay_groups(weights: Iterable[Tensor], decay: float) -> list[dict[str, Any]]:
+def muon() -> Any:
+    """Return the module of the extra `muon`. Raises `UserError` if the project was made without."""
+    try:
+        return import_module(".muon", __package__)
+    except ModuleNotFoundError as error:
+        what = "this project was made without muon"
+        remedy = "choose adamw, or add the extra muon with `copier update`"
+        raise UserError(what, "optimizer.name muon", remedy) from error
+
+
+def decay_groups(weights: Iterable[Tensor], decay: float) -> list[dict[str, Any]]:
     """Group the trained weights: only matrices decay, biases and norms have no reason to shrink."""
     trained = [weight for weight in weights if weight.requires_grad]
     matrices = [weight for weight in trained if weight.dim() >= 2]
@@ -305,69 +252,8 @@ class Schedule:
         for group, peak in zip(self.optimizer.param_groups, self.peaks, strict=True):
             group["lr"] = peak * share
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"total": self.total, "name": self.settings.name}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Raises `UserError` if the checkpoint's schedule or length of the run is another one."""
-        if state == self.state_dict():
-            return
-        before = f"{state['name']} over {state['total']}"
-        now = f"{self.settings.name} over {self.total}"
-        change = f"the schedule changed from {before} steps to {now}"
-        what = f"{change}: a resumed run would not be the same"
-        remedy = "keep epochs, max_steps, batch size and schedule, or start a new run"
-        raise UserError(what, "--resume", remedy)
-
-
-# --- before and after the first step
-
-
-def dry_run(project: Project, loader: Any) -> float:
-    """Run one batch forward and backward, so that memory and compile errors show at the start.
-
-    Random state, buffers and gradients are restored. Returns the total weight of the batch. Raises
-    `UserError` if the model breaks its contract, or memory is too small.
-    """
-    state = random_state()
-    buffers = {name: buffer.clone() for name, buffer in project.model.named_buffers()}
-    batches = loader.epoch(0)
-    batch = next(batches)
-    reserved = averages(project.optimizer)
-    try:
-        with project.precision.autocast():
-            # The model itself, not wrapped: no gradients are exchanged.
-            output = project.model(batch)
-        keeps(Output._fields, output, f"the {type(output).__name__} that forward returns")
-        output.loss.backward(gradient=output.weight)
-    except torch.cuda.OutOfMemoryError as error:
-        # The other ranks would wait in the exchange: the end of this one ends them.
-        if project.distributed.forward_exchanges:
-            raise
-        size = loader.order.batch_size
-        raise out_of_memory("GPU memory", project.settings, size) from error
-    del reserved
-    batches.close()
-
-    project.optimizer.zero_grad(set_to_none=True)
-    with torch.no_grad():
-        for name, buffer in project.model.named_buffers():
-            buffer.copy_(buffers[name])
-    set_random_state(state)
-    return float(output.weight)
-
-
-def averages(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Reserve as much memory as the optimizer's averages will take in the first step."""
-    reserved: list[Tensor] = []
-    for group in optimizer.param_groups:
-        count = 0
-        if "betas" in group:  # AdamW
-            count = 2
-        elif "momentum" in group:  # Muon
-            count = 1
-        reserved += [torch.empty_like(parameter) for parameter in group["params"] * count]
-    return reserved
+# --- the garbage collector, and what is on
 
 
 def freeze_garbage() -> None:

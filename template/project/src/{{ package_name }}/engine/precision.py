@@ -13,13 +13,15 @@ What each precision does, when it hurts, how to turn it off (`training.precision
 from __future__ import annotations
 
 import math
-import time
+import timeit
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from .weights import own
 
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
 SCALE = 65536.0  # GradScaler's own start for a mean loss; ours is a sum over `weight` targets
@@ -82,7 +84,7 @@ class Precision:
         # One pass over the gradients for both: g / divisor, and g / norm * clip where that is
         # smaller.
         whole = torch.maximum(divisor, norm / clip) if clip else divisor
-        torch._foreach_div_([own_part(gradient) for gradient in gradients], whole)
+        torch._foreach_div_([own(gradient) for gradient in gradients], whole)
 
         if self.scaler is None:
             optimizer.step()
@@ -124,13 +126,7 @@ class Precision:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self.scaler is not None and state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])
-            self._skipped = state.get("skipped", 0.0)
-
-
-def own_part(gradient: Any) -> Tensor:
-    """Return this rank's part of a sharded model's gradient; of another all of it."""
-    part: Tensor = gradient.to_local() if hasattr(gradient, "to_local") else gradient
-    return part
+            self._skipped = state["skipped"]
 
 
 def cost_on_cpu(name: str, in_float32: str = "") -> str:
@@ -142,36 +138,25 @@ def cost_on_cpu(name: str, in_float32: str = "") -> str:
         return ""
     name = "bf16" if name == "fp8" else name
     ratio = half_against_float32(HALF[name])
-    digits = 0 if ratio >= 10 else 1
-    text = f"{name} on this CPU: a matrix product takes {ratio:.{digits}f}x as long as in fp32"
-    text += " (measured)"
+    text = f"{name} on this CPU: a matrix product takes {ratio:.1f}x as long as in fp32 (measured)"
     if in_float32:
         text += f"; {in_float32} computes in float32"
     return text
 
 
-def half_against_float32(dtype: torch.dtype, tries: int = 3) -> float:
+def half_against_float32(dtype: torch.dtype) -> float:
     """Measure how many times as long as in float32 a linear layer takes in `dtype` on this CPU.
 
-    It runs under autocast, takes a few hundredths of a second, draws no random numbers and leaves
-    the threads as they are.
+    It takes a few hundredths of a second, and draws no random numbers.
     """
-    rows = 128
-    size = 256
-    inputs = torch.full((rows, size), 0.01)
-    weight = torch.full((size, size), 0.01)
-
-    def fastest(half: bool) -> float:
-        best = math.inf
+    inputs = torch.full((128, 256), 0.01)
+    weight = torch.full((256, 256), 0.01)
+    seconds = []
+    for half in (True, False):
         with torch.no_grad(), torch.autocast("cpu", dtype, enabled=half):
-            functional.linear(inputs, weight)  # the first call prepares the kernel
-            for _ in range(tries):
-                begin = time.perf_counter()
-                functional.linear(inputs, weight)
-                best = min(best, time.perf_counter() - begin)
-        return best
-
-    return fastest(half=True) / fastest(half=False)
+            times = timeit.repeat(lambda: functional.linear(inputs, weight), number=1, repeat=4)
+        seconds.append(min(times))  # the first call prepares the kernel
+    return seconds[0] / seconds[1]
 
 
 def total(losses: list[tuple[Tensor, Tensor]]) -> Tensor:

@@ -131,20 +131,18 @@ class Ranks:
     progress: Progress
     recurrent: RecurrentState
     order: Order
-    accumulation: int
 
     def state_dict(self) -> dict[str, Any]:
         """Gather the states of all ranks; call it on every rank."""
         carry = each(Tensor.cpu, self.recurrent.state)
         ranks = self.distributed.gather({"random": random_state(), "carry": carry})
-        return {"ranks": ranks, "slots": self.order.slots, "accumulation": self.accumulation}
+        return {"ranks": ranks, "slots": self.order.slots}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore this rank's states; the progress must be restored before.
 
         Raises `UserError` if this run has no such place.
         """
-        self._check_step(state)
         if state["slots"] != self.order.slots and self.progress.batch:
             self._convert_batch(state["slots"])
         self._load_carry(state)
@@ -154,18 +152,6 @@ class Ranks:
             set_random_state(ranks[self.distributed.rank]["random"])
         else:
             seed_everything((torch.initial_seed() + self.progress.step) % 2**32)
-
-    def _check_step(self, state: dict[str, Any]) -> None:
-        """Refuse a checkpoint whose steps had another number of samples."""
-        saved = state["slots"] * state["accumulation"]
-        current = self.order.slots * self.accumulation
-        if saved == current:
-            return
-        world = self.distributed.world
-        before = f"a step had {saved} samples (on {len(state['ranks'])} processes)"
-        what = f"{before}, and would have {current} on {world}"
-        factors = f"data.batch_size × gradient_accumulation_steps × {world} processes"
-        raise UserError(what, "--resume", f"{factors} must be {saved}")
 
     def _convert_batch(self, slots: int) -> None:
         """Find the place inside an epoch, whose batches had `slots` samples over all ranks."""
@@ -259,16 +245,14 @@ def random_state() -> dict[str, Any]:
 
     Of CUDA's generators it has that of the device in use.
     """
-    version, internal, python_gauss = random.getstate()
-    numpy_state = cast(Any, np.random.get_state(legacy=True))
-    name, keys, position, has_gauss, gauss = numpy_state
-    keys = torch.from_numpy(keys.astype(np.int64))
-    cuda = []
+    version, internal, gauss = random.getstate()
+    name, keys, *others = cast(Any, np.random.get_state())
+    cuda = None
     if torch.cuda.is_available():
-        cuda.append(torch.cuda.get_rng_state())
+        cuda = torch.cuda.get_rng_state()
     return {
-        "python": [version, list(internal), python_gauss],
-        "numpy": [name, keys, position, has_gauss, gauss],
+        "python": [version, list(internal), gauss],
+        "numpy": [name, torch.from_numpy(keys.astype(np.int64)), *others],
         "torch": torch.get_rng_state(),
         "cuda": cuda,
     }
@@ -276,14 +260,10 @@ def random_state() -> dict[str, Any]:
 
 def set_random_state(state: dict[str, Any]) -> None:
     """Restore the generators."""
-    version, internal, python_gauss = state["python"]
-    random.setstate((version, tuple(internal), python_gauss))
-    name, keys, position, has_gauss, gauss = state["numpy"]
-    keys = keys.numpy().astype(np.uint32)
-    np.random.set_state((name, keys, position, has_gauss, gauss))
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    name, keys, *others = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), *others))
     torch.set_rng_state(state["torch"])
-    if torch.cuda.is_available():
-        # Older versions saved the states of all devices: they fit only the same number of devices.
-        saved = state["cuda"]
-        if len(saved) in (1, torch.cuda.device_count()):
-            torch.cuda.set_rng_state(saved[torch.cuda.current_device() % len(saved)])
+    if torch.cuda.is_available() and state["cuda"] is not None:
+        torch.cuda.set_rng_state(state["cuda"])

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from .checkpoint import Checkpoint, DiskFull
 from .errors import UserError
 from .evaluation import evaluate, timed
-from .memory import check_memory
+from .memory import check_rows, dry_run
 from .monitor import Monitor
-from .optimization import Schedule, dry_run, freeze_garbage
+from .optimization import Schedule, freeze_garbage
 from .order import RULE as ORDER_RULE
 from .progress import Hooks, Progress, Ranks, RecurrentState
 from .signals import Signals
@@ -89,25 +89,23 @@ class Run:
         parts = {
             "model": project.model,
             "optimizer": project.optimizer,
-            "schedule": self.schedule,
             "precision": project.precision,
             "progress": self.progress,
             "hooks": self.hooks,
             "rows": self.monitor,
-            "ranks": Ranks(
-                project.distributed,
-                self.progress,
-                self.recurrent,
-                self.loader.order,
-                self.accumulation,
-            ),
+            "ranks": Ranks(project.distributed, self.progress, self.recurrent, self.loader.order),
         }
         return Checkpoint(
             self.folder / "checkpoints",
             project.distributed,
             self.settings.checkpoint.keep,
-            facts={"data": project.store.fingerprint, "phase": self.progress.phase},
-            rules={"order": ORDER_RULE},
+            facts={
+                "data": project.store.fingerprint,
+                "phase": self.progress.phase,
+                "order rule": ORDER_RULE,
+                "samples a step": self.global_batch_size,
+                "schedule": f"{self.settings.schedule.name} over {self.num_steps} steps",
+            },
             **parts,
         )
 
@@ -117,7 +115,8 @@ class Run:
         """Run one batch forward and backward: errors and too little memory show before the
         start."""
         distributed = self.project.distributed
-        distributed.together(lambda: check_memory(self.project, self.loader, self.validation))
+        loaders = [loader for loader in (self.loader, self.validation) if loader is not None]
+        distributed.together(lambda: check_rows(self.project, loaders))
         total_weight = distributed.together(lambda: dry_run(self.project, self.loader))
         self.project.precision.calibrate(max(distributed.gather(total_weight)))
 
@@ -135,7 +134,7 @@ class Run:
 
         checkpoint = None
         if resumed:
-            checkpoint = self.checkpoint.load("last", data=self.project.store.fingerprints)
+            checkpoint = self.checkpoint.load("last")
         for name in self.checkpoint.skipped:
             self.notes.append(f"skipped a damaged checkpoint: {name}")
         if checkpoint is not None:
