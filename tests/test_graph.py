@@ -381,7 +381,7 @@ def test_rows_of_a_stock_come_together_over_blocks_and_files(
 ) -> None:
     """Days of all stocks in any order, in two files of many blocks; a day that is there twice is named."""
     for name in ("tables", "scaling"):
-        monkeypatch.setattr(module(name), "BLOCK_ROWS", 97)
+        monkeypatch.setattr(module(f"prepare.{name}"), "BLOCK_ROWS", 97)
     table, random = prices(), np.random.default_rng(0)
     for file, names in (("a", NAMES[:3]), ("b", NAMES[3:])):
         rows = [

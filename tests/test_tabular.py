@@ -308,7 +308,7 @@ def test_every_row_is_in_one_split_and_whole(tmp_path: Path) -> None:
     ],
 )
 def test_split_sizes(split: str, count: int, expected: list[int]) -> None:
-    sizes = module("splits").split_sizes(split, count)
+    sizes = module("prepare.splits").split_sizes(split, count)
     assert sum(sizes) == (count if "." in split else 3)
     assert np.abs(np.subtract(sizes, expected)).max() <= 1
     if count < 100:
@@ -376,7 +376,7 @@ def test_classes_have_names_and_numbers(tmp_path: Path) -> None:
 
 
 def test_classes_of_digits_are_in_the_order_of_numbers_however_long() -> None:
-    by_number = module("dataset")._by_number
+    by_number = module("prepare.rows")._by_number
     values = ["cat", "+3", "-10", "-2", "0", "00", "007", "7", "10", "9", "1.5", "12", "2"]
     expected = sorted(values, key=lambda value: (int(value) if value.isdecimal() else -1, value))
     assert sorted(values, key=by_number) == expected

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
-from ..splits import add_dry_run, conclude, destination, split_shares, split_sizes
+from ..prepare.splits import add_dry_run, conclude, destination, split_shares, split_sizes
 
 if TYPE_CHECKING:
     import numpy as np

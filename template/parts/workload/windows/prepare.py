@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
-from ..splits import add_dry_run, borders, conclude, destination
+from ..prepare.splits import add_dry_run, borders, conclude, destination
 
 if TYPE_CHECKING:
     from ..engine.store import Array, Store

@@ -134,7 +134,7 @@ class Run:
 
         checkpoint = None
         if resumed:
-            checkpoint = self.checkpoint.load("last", data=self.project.store.fingerprints)
+            checkpoint = self.checkpoint.load("last", data=[self.project.store.fingerprint])
         for name in self.checkpoint.skipped:
             self.notes.append(f"skipped a damaged checkpoint: {name}")
         if checkpoint is not None:
