@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -31,52 +30,45 @@ Kinds = dict[str, Any]
 
 
 def survey(
-    blocks: Iterable[Block],
-    target: str,
-    task: str,
-    categories: list[str],
-    drop: list[str],
-    parts: list[str],
+    block: Block, target: str, task: str, categories: list[str], drop: list[str], parts: list[str]
 ) -> Kinds:
-    """What each column to keep holds, by some blocks or all.
+    """What each column to keep holds, by the first block.
 
-    A column is numeric if most of the cells that are not missing are numbers. categories: columns
-    whose numbers are names. parts: of times that are to be kept.
+    categories: columns whose numbers are names. parts: of times that are to be kept.
     """
-    numbers = Counter[str]()
-    texts = Counter[str]()
-    for block in blocks:
-        header = block.table.column_names
-        path = block.source.path
-        for name in [target, *categories, *drop]:
-            place_of(name, header, path)
-        names = [name for name in header if name not in drop]
-        for name in names:
-            values, is_known = block.parse(name)
-            is_text = is_known & (values == TEXT)
-            texts[name] += int(is_text.sum())
-            numbers[name] += int(is_known.sum() - is_text.sum())
-
+    header = block.table.column_names
+    for name in [target, *categories, *drop]:
+        place_of(name, header, block.source.path)
+    names = [name for name in header if name not in drop]
     if target not in names:
         raise UserError("the target cannot be dropped", f"--drop '{target}'")
     if len(names) == 1:
         what = "no column besides the target"
-        raise UserError(what, str(path), "a model needs something to go by")
+        raise UserError(what, str(block.source.path), "a model needs something to go by")
 
     kinds: Kinds = {}
     for name in names:
-        known = numbers[name] + texts[name]
         if name == target:
             kinds[name] = "number" if task == "regression" else "category"
         elif name in categories:
             kinds[name] = "category"
-        elif parts and texts[name] and is_time(block, name):
-            kinds[name] = parts
-        elif texts[name] and numbers[name] < MOSTLY * known:
-            kinds[name] = "category"
         else:
-            kinds[name] = "number"
+            kinds[name] = kind_of(block, name, parts)
+    if parts and parts not in kinds.values():
+        remedy = "write them as 2024-01-31, or say how they are written by --time-format"
+        raise UserError("no column of times", f"{block.source.path}, --time-features", remedy)
     return kinds
+
+
+def kind_of(block: Block, name: str, parts: list[str]) -> Any:
+    """A column is numeric if most of the cells that are not missing are numbers."""
+    values, is_known = block.parse(name)
+    texts = is_known & (values == TEXT)
+    if parts and texts.any() and is_time(block, name):
+        return parts
+    if texts.sum() > MOSTLY * is_known.sum():
+        return "category"
+    return "number"
 
 
 def read_table(
@@ -95,23 +87,19 @@ def read_table(
     `UserError` that names row and column for a cell that does not belong there.
     """
     columns = Columns(kinds, target, limit, known)
-    for name in columns.groups:
-        writer.drop(name)
     num_rows = 0
     for block in blocks:
-        arrays = columns.read(block)
-        if target:
-            has_target = columns.has_target(block, arrays[-1], drop_missing)
-            arrays = [array[has_target] for array in arrays]
-        for name, array in zip(columns.groups, arrays, strict=True):
-            writer.append(name, array)
+        numbers, codes, has_target = columns.read(block)
+        if target and not drop_missing and not has_target.all():
+            remedy = "fill it in, remove the row, or say --drop-missing-targets"
+            raise block.error("the target is missing", int(has_target.argmin()), target, remedy)
+        writer.append(".numbers", numbers[has_target])
+        writer.append(".codes", codes[has_target])
         num_rows = block.first + len(block.table)
 
     columns.print_notes()
-    levels = columns.levels()
-    classes = levels.pop(target, None)
-    arrays = [writer.appended(name) for name in columns.groups]
-    return Table(kinds, *arrays, levels, target, classes, num_rows)
+    arrays = [writer.appended(name) for name in (".numbers", ".codes")]
+    return Table(kinds, *arrays, columns.levels(), target, num_rows)
 
 
 class Columns:
@@ -124,45 +112,35 @@ class Columns:
         self.limit = limit
         self.is_learning = known is None
         self.rounded = set[str]()  # columns of whole numbers that float32 rounds
-        is_class = kinds.get(target) == "category"
-        self.groups = {
-            ".features": np.float32,
-            ".categories": np.int32,
-            ".target": np.int32 if is_class else np.float32,
-        }
         self.codes: dict[str, dict[str, int]] = {}  # of the cells, by category
         for name, kind in kinds.items():
             if kind == "category":
                 cells = (known or {}).get(name, [])
                 self.codes[name] = {cell: code for code, cell in enumerate(cells, 1)}
 
-    def read(self, block: Block) -> list[np.ndarray]:
-        """Features (rows, F) float32, categories (rows, C) int32 and the target (rows, 0 or 1)."""
-        columns: dict[str, list[np.ndarray]] = {name: [] for name in self.groups}
+    def read(self, block: Block) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Numbers (rows, columns), codes (rows, categories); and whether each row has a target."""
+        numbers = []
+        codes = []
+        has_target = np.ones(len(block.table), bool)
         for name, kind in self.kinds.items():
             place_of(name, block.table.column_names, block.source.path)
-            group = ".categories" if kind == "category" else ".features"
-            if name == self.target:
-                group = ".target"
             if kind == "category":
-                columns[group].append(self._category(block, name))
+                codes.append(self._category(block, name))
+                is_known = codes[-1] > 0
             elif kind == "number":
-                columns[group].append(self._number(block, name))
+                numbers.append(self._number(block, name))
+                is_known = ~np.isnan(numbers[-1])
             else:
-                columns[group] += time_features(block, name, kind)
+                numbers += time_features(block, name, kind)
+            if name == self.target:
+                has_target = is_known
         rows = len(block.table)
-        return [side_by_side(columns[name], rows, dtype) for name, dtype in self.groups.items()]
-
-    def has_target(self, block: Block, target: np.ndarray, may_miss: bool) -> np.ndarray:
-        """(rows,) whether the target is known. Raises `UserError` where it must be."""
-        has_target = ~np.isnan(target[:, 0])
-        if self.target in self.codes:
-            has_target = target[:, 0] > 0
-        if not may_miss and not has_target.all():
-            remedy = "fill it in, remove the row, or say --drop-missing-targets"
-            row = int(has_target.argmin())
-            raise block.error("the target is missing", row, self.target, remedy)
-        return has_target
+        return (
+            side_by_side(numbers, rows, np.float32),
+            side_by_side(codes, rows, np.int32),
+            has_target,
+        )
 
     def _category(self, block: Block, name: str) -> np.ndarray:
         """(rows,) codes; 0 for a missing cell, and for values that training has not seen."""

@@ -22,65 +22,36 @@ Facts = dict[str, Any]
 
 @dataclass(frozen=True)
 class Table:
-    """Rows in the order of their file, in memory or mapped.
+    """Rows in the order of their file, in memory or mapped; the target is a column like others.
 
     A code is 0 where a cell is missing, else the place of its value plus 1.
     """
 
     kinds: dict[str, Any]  # of all columns, see `columns.py`
-    features: np.ndarray  # (N, F) float32
-    categories: np.ndarray  # (N, C) int32
-    targets: np.ndarray  # (N, 1) float32, or int32 codes of classes
+    numbers: np.ndarray  # (N, columns) float32
+    codes: np.ndarray  # (N, categories) int32
     levels: dict[str, list[str]]  # values of each category
     target: str = ""  # none in rows to predict
-    classes: list[str] | None = None
     rows_read: int = 0  # also those without a target, which are left out
 
     def __len__(self) -> int:
-        return len(self.features)
+        return len(self.numbers)
 
-
-def feature_names(kinds: dict[str, Any], target: str) -> list[str]:
-    """The names of the features: columns of numbers, and parts of times."""
-    names = []
-    for name, kind in kinds.items():
-        if isinstance(kind, list):
-            names += [f"{name} {part}" for part in kind]
-        elif kind == "number" and name != target:
-            names.append(name)
-    return names
+    @property
+    def names(self) -> list[str]:
+        """The names of the numbers: columns, and parts of times."""
+        names = []
+        for name, kind in self.kinds.items():
+            if isinstance(kind, list):
+                names += [f"{name} {part}" for part in kind]
+            elif kind == "number":
+                names.append(name)
+        return names
 
 
 def _slices(num_rows: int, size: int) -> Iterator[slice]:
     for start in range(0, num_rows, size):
         yield slice(start, start + size)
-
-
-# --- facts
-
-
-class _Counts:
-    """Scales and counts of the training rows."""
-
-    def __init__(self, table: Table):
-        self.table = table
-        self.features = Scaler(table.features.shape[1])
-        self.target = Scaler(1)  # of a regression
-        self.classes = np.zeros(len(table.classes or ()) + 1, np.int64)
-        self.levels = [np.zeros(len(values) + 1, np.int64) for values in table.levels.values()]
-
-    def add(self, numbers: np.ndarray) -> None:
-        """numbers: of rows that come next."""
-        targets = self.table.targets.take(numbers, 0)
-        self.features.add(self.table.features.take(numbers, 0))
-        for counts, codes in zip(
-            self.levels, self.table.categories.take(numbers, 0).T, strict=True
-        ):
-            counts += np.bincount(codes, minlength=len(counts))
-        if self.table.classes:
-            self.classes += np.bincount(targets[:, 0], minlength=len(self.classes))
-        else:
-            self.target.add(targets)
 
 
 def describe(table: Table, train: np.ndarray) -> tuple[Facts, list[tuple[str, ...]]]:
@@ -90,64 +61,62 @@ def describe(table: Table, train: np.ndarray) -> tuple[Facts, list[tuple[str, ..
     values; those that no training row has are left out. Raises `UserError` for a column without any
     value and for a class that no training row has.
     """
-    counts = _Counts(table)
+    scaler = Scaler(len(table.names))
+    counts = {name: np.zeros(len(values) + 1, int) for name, values in table.levels.items()}
     for block in _slices(len(table), BLOCK_ROWS):
-        counts.add(block.start + np.flatnonzero(train[block]))
+        rows = block.start + np.flatnonzero(train[block])
+        scaler.add(table.numbers.take(rows, 0))
+        for count, codes in zip(counts.values(), table.codes.take(rows, 0).T, strict=True):
+            count += np.bincount(codes, minlength=len(count))
 
-    names = feature_names(table.kinds, table.target)
-    for name, count in zip(names, counts.features.count, strict=True):
-        if not count:
-            remedy = f"leave it out with --drop '{name}'"
-            raise UserError("no training row has a value", f"column '{name}'", remedy)
+    features = _scales(table.names, scaler)
     categories = []
-    for (name, values), of_values in zip(table.levels.items(), counts.levels, strict=True):
-        categories.append({"name": name, "values": _known(values, of_values)})
+    for name, values in table.levels.items():
+        categories.append({"name": name, "values": _known(values, counts[name])})
     facts: Facts = {
-        "task": "classification" if table.classes else "regression",
-        "target": _describe_target(counts),
-        "features": _scales(names, counts.features),
-        "categories": categories,
+        "task": "classification" if table.target in table.levels else "regression",
+        "features": [fact for fact in features if fact["name"] != table.target],
+        "categories": [fact for fact in categories if fact["name"] != table.target],
         "columns": {name: kind for name, kind in table.kinds.items() if name != table.target},
     }
-    return facts, _lines(counts, names)
-
-
-def _describe_target(counts: _Counts) -> Facts:
-    table = counts.table
-    if not table.classes:
-        return _scales([table.target], counts.target)[0]
-    classes = _known(table.classes, counts.classes)
-    for name in table.classes:
-        if name not in classes:
-            what = f"class '{name}' is in no training row"
-            remedy = "leave its rows out, or try another --seed"
-            raise UserError(what, f"column '{table.target}'", remedy)
-    codes = [table.classes.index(value) + 1 for value in classes]
-    return {"name": table.target, "classes": classes, "counts": counts.classes[codes].tolist()}
-
-
-def _lines(counts: _Counts, names: list[str]) -> list[tuple[str, ...]]:
-    """(name, type, lowest, highest, missing) of each column."""
-    table = counts.table
-    lines = counts.features.columns(names)
-    if counts.target.rows:
-        lines += counts.target.columns([table.target])
-    categories = [*zip(table.levels, counts.levels, strict=True), (table.target, counts.classes)]
-    for name, of_values in categories:
-        if len(of_values) > 1:
-            missing = f"{of_values[0] / max(of_values.sum(), 1):.1%}"
-            num_values = (of_values[1:] > 0).sum()
-            lines.append((name, "category", "", f"{num_values} values", missing))
-    return lines
+    (target,) = [fact for fact in features + categories if fact["name"] == table.target]
+    if facts["task"] == "classification":
+        target = _describe_classes(table, target["values"], counts[table.target])
+    return facts | {"target": target}, scaler.columns(table.names) + _lines(counts)
 
 
 def _scales(names: list[str], scaler: Scaler) -> list[Facts]:
     """Name, mean, standard deviation and number of missing values of each column."""
     mean, std = scaler.scale()
-    missing = (scaler.rows - scaler.count).astype(int)
-    keys = ("name", "mean", "std", "missing")
-    columns = zip(names, mean.tolist(), std.tolist(), missing.tolist(), strict=True)
-    return [dict(zip(keys, column, strict=True)) for column in columns]
+    facts = []
+    for place, name in enumerate(names):
+        missing = scaler.rows - int(scaler.count[place])
+        if missing == scaler.rows:
+            remedy = f"leave it out with --drop '{name}'"
+            raise UserError("no training row has a value", f"column '{name}'", remedy)
+        scale = {"mean": float(mean[place]), "std": float(std[place])}
+        facts.append({"name": name, **scale, "missing": missing})
+    return facts
+
+
+def _describe_classes(table: Table, classes: list[str], counts: np.ndarray) -> Facts:
+    values = table.levels[table.target]
+    for name in values:
+        if name not in classes:
+            what = f"class '{name}' is in no training row"
+            remedy = "leave its rows out, or try another --seed"
+            raise UserError(what, f"column '{table.target}'", remedy)
+    codes = [values.index(name) + 1 for name in classes]
+    return {"name": table.target, "classes": classes, "counts": counts[codes].tolist()}
+
+
+def _lines(counts: dict[str, np.ndarray]) -> list[tuple[str, ...]]:
+    """(name, type, lowest, highest, missing) of each category."""
+    lines = []
+    for name, count in counts.items():
+        missing = f"{count[0] / max(count.sum(), 1):.1%}"
+        lines.append((name, "category", "", f"{(count[1:] > 0).sum()} values", missing))
+    return lines
 
 
 def _known(values: list[str], counts: np.ndarray) -> list[str]:
@@ -164,34 +133,33 @@ def _by_number(value: str) -> tuple[int, str, str]:
     return (len(digits), digits, value)
 
 
-# --- arrays
-
-
 def write(writer: StoreWriter, table: Table, facts: Facts, order: np.ndarray) -> None:
     """Write rows of a table, by their numbers in `order`, in the codes of `facts`."""
+    is_target = np.array([name == table.target for name in table.names], bool)
     mean = np.float32([column["mean"] for column in facts["features"]])
     had_gaps = np.array([column["missing"] > 0 for column in facts["features"]], bool)
-    codes = []
-    for column in facts["categories"]:
-        codes.append(_renumber(table.levels[column["name"]], column["values"]))
-    class_codes = _renumber(table.classes or [], facts["target"].get("classes", []))
+    known = {column["name"]: column["values"] for column in facts["categories"]}
+    known[table.target] = facts["target"].get("classes", [])
 
     for piece in _slices(len(order), PIECE_ROWS):
-        numbers = order[piece]
+        numbers = table.numbers.take(order[piece], 0)
         if facts["features"]:
-            values = table.features.take(numbers, 0)
+            values = numbers[:, ~is_target]
             # A gap in a column that had none in training becomes the mean.
             values = np.where(np.isnan(values) & ~had_gaps, mean, values)
             writer.append("features", values)
+        if is_target.any():
+            writer.append("target", numbers[:, is_target][:, 0])
+
+        codes = {}
+        columns = table.codes.take(order[piece], 0).T
+        for (name, values), column in zip(table.levels.items(), columns, strict=True):
+            codes[name] = _renumber(values, known[name])[column]
+        classes = codes.pop(table.target, None)
         if codes:
-            columns = table.categories.take(numbers, 0).T
-            renumbered = [new[old] for new, old in zip(codes, columns, strict=True)]
-            writer.append("categories", np.stack(renumbered, 1))
-        if table.target:
-            targets = table.targets.take(numbers)
-            if table.classes:
-                targets = class_codes[targets].astype(np.int64) - 1
-            writer.append("target", targets)
+            writer.append("categories", np.stack(list(codes.values()), 1))
+        if classes is not None:
+            writer.append("target", classes.astype(np.int64) - 1)
     writer.facts = facts
 
 

@@ -41,7 +41,7 @@ from .times import (
 
 BLOCK_CELLS = 4 << 20  # of a block of a wide table, which has fewer rows
 FLOAT32_MAX = 3.4e38
-TEXT = -np.inf  # in place of the number of a cell that is none
+TEXT = np.finfo(np.float64).min  # in place of the number of a cell that is none
 STRING = pa.string()
 FLOAT = pa.float64()
 KINDS = {".parquet": "parquet", ".pq": "parquet", ".feather": "feather", ".arrow": "feather"}
@@ -82,8 +82,6 @@ class Source:
         self.given = {name for name in STYLE if flags.get(name) is not None}
         self.style.update({name: flags[name] for name in self.given})
         self.missing = [*missing, *self.style["missing"]]
-        self._knows_decimal = "decimal" in known
-        self._is_guessed = False
 
         self.formats = [ISO, *FORMATS]  # of times
         self.time_formats: dict[str, str] = dict(known.get("time_formats", {}))  # by column
@@ -152,9 +150,7 @@ class Source:
 
     def _csv_batches(self, path: Path) -> Iterator[pa.RecordBatch]:
         """A CSV, in which every cell is a text."""
-        if not self._is_guessed:
-            self._guess_style(path)
-            self._is_guessed = True
+        self._guess_style(path)
         read = csv.ReadOptions(use_threads=False, encoding=self.style["encoding"])
         parse = csv.ParseOptions(delimiter=self.style["delimiter"], newlines_in_values=True)
         with open_file(path) as file:
@@ -181,7 +177,7 @@ class Source:
         if "delimiter" not in self.given:
             self.style["delimiter"] = guess_delimiter(sample, expected["delimiter"])
         is_other = self.style["delimiter"] != expected["delimiter"]
-        if "decimal" not in self.given and (is_other or not self._knows_decimal):
+        if "decimal" not in self.given and (is_other or expected["decimal"] == "."):
             self.style["decimal"] = guess_decimal(sample, self.style["delimiter"])
         if self.style != expected:
             name = _name_of(self.style["delimiter"])

@@ -111,10 +111,9 @@ def synthesize(folder: Path, settings: Any) -> None:
     soil[random.random(count) < 0.02] = 0
     names = ["sun", "rain", "wind", "slope", "height", "noise"]
     table = Table(
-        kinds=dict.fromkeys(names, "number") | {"soil": "category"},
-        features=(20 + 5 * x).astype(np.float32),
-        categories=soil[:, None],
-        targets=target[:, None].astype(np.float32),
+        kinds={**dict.fromkeys(names, "number"), "yield": "number", "soil": "category"},
+        numbers=np.column_stack([20 + 5 * x, target]).astype(np.float32),
+        codes=soil[:, None],
         levels={"soil": ["clay", "loam", "peat", "sand"]},
         target="yield",
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,9 +13,7 @@ from ..prepare.splits import add_input, borders, conclude, destination
 
 if TYPE_CHECKING:
     from ..engine.store import StoreWriter
-    from ..prepare.columns import Kinds
     from ..prepare.rows import Table
-    from ..prepare.tables import Block, Source
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,21 +46,26 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Read the file once, learn from the training rows, then write all of them."""
     from ..engine.store import StoreWriter
-    from ..prepare.columns import MISSING
+    from ..prepare.columns import MISSING, read_table, survey
     from ..prepare.tables import Source
     from ..settings import WORKLOAD
 
     if arguments.seed < 0:
         what = f"a seed cannot be {arguments.seed}"
         raise UserError(what, "--seed", "give a whole number from 0 on")
+    parts = time_parts(arguments.time_features)
     source = Source(Path(arguments.input), MISSING, vars(arguments))
     blocks = source.blocks("reading")
     first = next(blocks)
-    kinds = find_kinds([first], arguments)
+    target = arguments.target
+    kinds = survey(first, target, arguments.task, arguments.category, arguments.drop, parts)
 
     with destination(load().data.path, arguments.dry_run) as folder:
         with StoreWriter(folder, WORKLOAD) as writer:
-            table = read_surely(writer, source, chain([first], blocks), kinds, arguments)
+            blocks = chain([first], blocks)
+            may_drop = arguments.drop_missing_targets
+            limit = arguments.max_levels
+            table = read_table(writer, blocks, kinds, target, limit, drop_missing=may_drop)
             columns = fill(writer, table, arguments)
             writer.source = {
                 "file": source.path.name,
@@ -74,20 +77,6 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
         conclude(writer, arguments.dry_run, columns)
 
 
-def find_kinds(blocks: Iterable[Block], arguments: argparse.Namespace) -> Kinds:
-    """What each column to keep holds, by some blocks or all."""
-    from ..prepare.columns import survey
-
-    return survey(
-        blocks,
-        arguments.target,
-        arguments.task,
-        arguments.category,
-        arguments.drop,
-        time_parts(arguments.time_features),
-    )
-
-
 def time_parts(given: str) -> list[str]:
     """The names of `--time-features`."""
     from ..prepare.columns import TIMES
@@ -97,36 +86,6 @@ def time_parts(given: str) -> list[str]:
         what = f"'{given}' is no part of a time"
         raise UserError(what, "--time-features", f"take of {','.join(TIMES)}")
     return parts
-
-
-def read_surely(
-    writer: StoreWriter,
-    source: Source,
-    blocks: Iterable[Block],
-    kinds: Kinds,
-    arguments: argparse.Namespace,
-) -> Table:
-    """The table; where the first block was wrong about its columns, by what all blocks say."""
-    from ..prepare.columns import read_table
-
-    target = arguments.target
-    limit = arguments.max_levels
-    may_drop = arguments.drop_missing_targets
-    try:
-        table = read_table(writer, blocks, kinds, target, limit, drop_missing=may_drop)
-    except UserError:
-        first_kinds = kinds
-        kinds = find_kinds(source.blocks("checking"), arguments)
-        if kinds == first_kinds:
-            raise
-        blocks = source.blocks("reading")
-        table = read_table(writer, blocks, kinds, target, limit, drop_missing=may_drop)
-
-    parts = time_parts(arguments.time_features)
-    if parts and parts not in kinds.values():
-        remedy = "write them as 2024-01-31, or say how they are written by --time-format"
-        raise UserError("no column of times", f"{source.path}, --time-features", remedy)
-    return table
 
 
 def fill(writer: StoreWriter, table: Table, arguments: argparse.Namespace) -> list[tuple[str, ...]]:
@@ -167,7 +126,8 @@ def check(
         what = f"the target is {target['mean']:g} in every training row"
         print(f"note: {what}, so there is nothing to learn")
 
-    for name, cells in table.levels.items():
+    for name in facts["columns"]:
+        cells = table.levels.get(name, [])
         if name not in arguments.category and has_commas(cells):
             remedy = f"{COMMAS}, or --category '{name}'"
             raise UserError(f"'{cells[0]}' is not a number", f"{path}, column '{name}'", remedy)
