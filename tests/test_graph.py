@@ -284,7 +284,7 @@ BAD = {
     ),
     "no column": ({"ant": ANT.replace("close", "last")}, (), ["no column 'close'", "ant.csv"]),
     "ragged": ({"ant": ANT + "2030-01-01,1\n"}, (), ["2 cells where the header has 6", "row 221"]),
-    "empty": ({"ant": ""}, (), ["the file is empty", "ant.csv"]),
+    "empty": ({"ant": ""}, (), ["no rows under the header", "ant.csv"]),
     "header only": ({"ant": HEADER}, (), ["no rows under the header", "ant.csv"]),
     "window": ({}, ("--window", "300"), ["no stock has 300 days", "--window"]),
     "window of one": ({}, ("--window", "1"), ["1 is too few", "--window", "at least 2"]),

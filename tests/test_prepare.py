@@ -114,8 +114,8 @@ REFUSED: dict[str, tuple[str | bytes, str, str]] = {
     "a workbook": (b"PK\3\4" + bytes(99), "", "a workbook, .*: .*export it"),
     "an open quote": (with_column() + '1,2,"red,3\n4,5,green,6\n', "", "opened and never closed"),
     "an open quote at the end": (with_column() + '1,2,red,"3\n4,5,6,7\n', "", "quote is opened"),
-    "empty": ("", "", "no rows under a header line"),
-    "a header alone": ("size,price\n", "", "no rows under a header line"),
+    "empty": ("", "", "no rows under the header"),
+    "a header alone": ("size,price\n", "", "no rows under the header"),
     "one row": ("size,price\n1,2\n", "", "no row is left for validation: .*1 rows"),
     "only the target": ("price\n1\n2\n3\n", "", "no column besides the target"),
     "no target column": (

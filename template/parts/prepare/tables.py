@@ -7,7 +7,7 @@ rows, and an error names file, row, column and cell.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyarrow import csv, dataset
+from pyarrow import csv, ipc, parquet
 from tqdm import tqdm
 
 from ..engine.errors import UserError
@@ -44,8 +44,9 @@ FLOAT32_MAX = 3.4e38
 TEXT = np.finfo(np.float64).min  # in place of the number of a cell that is none
 STRING = pa.string()
 FLOAT = pa.float64()
-KINDS = {".parquet": "parquet", ".pq": "parquet", ".feather": "feather", ".arrow": "feather"}
-ENDINGS = {".csv", ".tsv", *KINDS}  # of the files of a folder
+PARQUET = {".parquet", ".pq"}
+ARROW = {".feather", ".arrow"}
+ENDINGS = {".csv", ".tsv"} | PARQUET | ARROW  # of the files of a folder
 # How a CSV is written, unless flags or its first rows say otherwise.
 STYLE: dict[str, Any] = {"delimiter": ",", "decimal": ".", "encoding": "utf-8", "missing": []}
 # What others write for a missing cell.
@@ -127,7 +128,7 @@ class Source:
         if waiting:
             yield Block(self, starts, first, waiting)
         elif not first:
-            raise UserError("no rows under a header line", str(self.path), "check --input")
+            raise UserError("no rows under the header", str(self.path), "check --input")
 
     def _tables(self, path: Path) -> Iterator[pa.Table]:
         """A file in pieces, with the stripped names of its columns."""
@@ -135,18 +136,21 @@ class Source:
             for batch in self._batches(path):
                 names = [name.strip() for name in batch.schema.names]
                 self._check_names(names, path)
-                columns = [_normalized(column, self.missing) for column in batch.columns]
+                columns = [_plain(column) for column in batch.columns]
                 yield pa.Table.from_arrays(columns, names)
         except UNREADABLE as error:
             raise self._explain(error, path) from error
 
     def _batches(self, path: Path) -> Iterator[pa.RecordBatch]:
-        kind = KINDS.get(path.suffix.lower())
-        if not kind:
-            return self._csv_batches(path)
-        file = dataset.dataset(path, format=kind)
-        size = rows_at_once(len(file.schema))
-        return file.to_batches(batch_size=size, batch_readahead=1, use_threads=False)
+        ending = path.suffix.lower()
+        if ending in PARQUET:
+            file = parquet.ParquetFile(path, pre_buffer=False)
+            size = rows_at_once(file.metadata.num_columns)
+            return file.iter_batches(size, use_threads=False)
+        if ending in ARROW:
+            reader = ipc.open_file(pa.OSFile(str(path)))
+            return map(reader.get_batch, range(reader.num_record_batches))
+        return self._csv_batches(path)
 
     def _csv_batches(self, path: Path) -> Iterator[pa.RecordBatch]:
         """A CSV, in which every cell is a text."""
@@ -156,7 +160,10 @@ class Source:
         with open_file(path) as file:
             names = csv.open_csv(file, read, parse).schema.names
 
-        convert = csv.ConvertOptions(column_types=dict.fromkeys(names, STRING))
+        types = dict.fromkeys(names, STRING)
+        convert = csv.ConvertOptions(
+            column_types=types, null_values=self.missing, strings_can_be_null=True
+        )
         last_batch = None
         with open_file(path) as file:
             for batch in csv.open_csv(file, read, parse, convert):
@@ -213,7 +220,7 @@ class Source:
             remedy = "name its encoding, such as --encoding latin-1"
             return UserError(f"not {self.style['encoding'].upper()} text", str(path), remedy)
         if "Empty CSV" in text:
-            return UserError("no rows under a header line", str(path), "check --input")
+            return UserError("no rows under the header", str(path), "check --input")
         what = f"cannot read the file ({text})".partition("\n")[0]
         return UserError(what, str(path), "check --input and --encoding, or fetch the file again")
 
@@ -238,8 +245,8 @@ def _join(waiting: pa.Table | None, table: pa.Table, path: Path, first_path: Pat
         raise UserError(what, str(path), "write them alike") from error
 
 
-def _normalized(column: Any, missing: Sequence[str]) -> Any:
-    """The same values as texts, numbers or times; null where one is missing.
+def _plain(column: pa.Array) -> pa.Array:
+    """The same values as texts, numbers or times.
 
     What is none of these, such as a list, stays as it is: `Block.column` refuses it.
     """
@@ -250,16 +257,9 @@ def _normalized(column: Any, missing: Sequence[str]) -> Any:
         return column
     if pa.types.is_timestamp(kind):
         return column.cast(SECONDS, safe=False)
-    if pa.types.is_floating(kind):
-        numbers = column.cast(FLOAT)
-        if "nan" in missing:
-            return pc.if_else(pc.is_nan(numbers), None, numbers)
-        return numbers
-    try:
-        texts = pc.ascii_trim_whitespace(column.cast(STRING))
-    except pa.ArrowException:
-        return column
-    return pc.if_else(pc.is_in(texts, pa.array(missing, STRING)), None, texts)
+    with suppress(pa.ArrowException):
+        return column.cast(FLOAT if pa.types.is_floating(kind) else STRING)
+    return column
 
 
 def place_of(name: str, names: list[str], path: Path) -> int:
@@ -288,45 +288,50 @@ class Block(NamedTuple):
         return UserError(what, f"{path}, row {row - start + 1}, column '{column}'", remedy)
 
     def column(self, name: str, gaps: tuple[str, ...] = ()) -> pa.ChunkedArray:
-        """Texts, numbers or times. Raises `UserError` for a column of anything else.
+        """Stripped texts, numbers or times; null where one is missing.
 
-        gaps: cells that are missing in addition to those of the source.
+        gaps: cells that are missing in addition to those of the source. Raises `UserError` for a
+        column of anything else.
         """
         column = self.table[name]
-        is_plain = pa.types.is_primitive(column.type) or column.type == STRING
-        if not is_plain:
+        missing = [*self.source.missing, *gaps]
+        if column.type == STRING:
+            texts = pc.ascii_trim_whitespace(column)
+            return pc.if_else(pc.is_in(texts, pa.array(missing)), None, texts)
+        if column.type == FLOAT and "nan" in missing:
+            return pc.if_else(pc.is_nan(column), None, column)
+        if not pa.types.is_primitive(column.type):
             where = f"{self.source.path}, column '{name}'"
             remedy = f"store one number, text or time a cell, or --drop '{name}'"
             raise UserError(f"cells of type {column.type}", where, remedy)
-        return _normalized(column, gaps) if gaps else column
+        return column
 
     # --- numbers
 
     def parse(self, name: str, gaps: tuple[str, ...] = ()) -> tuple[np.ndarray, np.ndarray]:
         """(rows,) float64, `TEXT` where a cell is no number; and whether each cell has a value."""
-        column = self.column(name, gaps)
-        if pa.types.is_temporal(column.type):
-            values = np.full(len(column), TEXT)
-        elif column.type == STRING:
-            values = self._parse_texts(column)
-        else:
-            values = column.cast(FLOAT, safe=False).to_numpy()
-        return values, column.is_valid().to_numpy()
-
-    def _parse_texts(self, column: pa.ChunkedArray) -> np.ndarray:
         decimal = self.source.style["decimal"]
-        if decimal != ".":
+        column = self.table[name]
+        if column.type != STRING or decimal != "." or gaps:
+            column = self.column(name, gaps)
+        if decimal != "." and column.type == STRING:
             # A point is no decimal mark then.
             without_points = pc.replace_substring(column, ".", "x")
             column = pc.replace_substring(without_points, decimal, ".")
+        if pa.types.is_temporal(column.type):
+            return np.full(len(column), TEXT), column.is_valid().to_numpy()
         with suppress(pa.ArrowInvalid):
-            return column.cast(FLOAT).to_numpy()
+            numbers = column.cast(FLOAT, safe=False)
+            return numbers.to_numpy(), numbers.is_valid().to_numpy()
 
         # Some are texts. Python reads each different cell once.
+        column = self.column(name, gaps)
         encoded = column.combine_chunks().dictionary_encode()
-        numbers = [number(cell) for cell in encoded.dictionary.to_pylist()]
-        numbers.append(np.nan)  # for the index -1
-        return np.array(numbers)[encoded.indices.fill_null(-1).to_numpy()]
+        cells = encoded.dictionary.to_pylist()
+        values = [number(cell, decimal) for cell in cells]
+        values.append(np.nan)  # for the index -1
+        places = encoded.indices.fill_null(-1).to_numpy()
+        return np.array(values)[places], column.is_valid().to_numpy()
 
     def numbers(self, name: str, remedy: str, gaps: tuple[str, ...] = ()) -> np.ndarray:
         """(rows,) float64, NaN where a cell is missing.
@@ -394,8 +399,10 @@ def _first_wrong(column: pa.ChunkedArray, time_format: str) -> int:
     return row
 
 
-def number(cell: str) -> float:
+def number(cell: str, decimal: str = ".") -> float:
     """A cell's number, or `TEXT`."""
+    if decimal != ".":
+        cell = cell.replace(".", "x").replace(decimal, ".")
     try:
         return float(cell.replace("_", "x"))  # Python reads 1_2 as 12
     except ValueError:

@@ -24,6 +24,7 @@ CLOCKS = ["", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p"]
 FORMATS = [date + clock for date in re.split(r"[|\n]", DATES.strip()) for clock in CLOCKS]
 
 ISO_CELL = r"^(\d{4}-\d\d-\d\d.*|-?\d+)$"
+FIRST_CELLS = 64  # a format that reads none of them is not tried on the others
 SECONDS = pa.timestamp("s")
 ISO_TYPES = (SECONDS, pa.timestamp("us"), pa.timestamp("us", "UTC"), pa.int64())
 EXAMPLE = datetime(2024, 1, 31)
@@ -43,15 +44,22 @@ def best_formats(cells: pa.Array, formats: list[str]) -> list[str]:
     """The formats that read most of the cells (different texts), and at least half of them."""
     counts = {}
     for time_format in formats:
-        if time_format == ISO:
-            is_read = pc.match_substring_regex(cells, ISO_CELL)
-            counts[time_format] = pc.sum(is_read).as_py() or 0
-        else:
-            counts[time_format] = len(cells) - read_format(cells, time_format).null_count
+        counts[time_format] = count_read(cells[:FIRST_CELLS], time_format)
+        if counts[time_format]:
+            counts[time_format] = count_read(cells, time_format)
+        if counts[time_format] == len(cells) and time_format == ISO:
+            break
     most = max(counts.values())
     if 2 * most < len(cells):
         return []
-    return [time_format for time_format in formats if counts[time_format] == most]
+    return [time_format for time_format, count in counts.items() if count == most]
+
+
+def count_read(cells: pa.Array, time_format: str) -> int:
+    """How many of the cells a format reads."""
+    if time_format == ISO:
+        return pc.sum(pc.match_substring_regex(cells, ISO_CELL)).as_py() or 0
+    return len(cells) - read_format(cells, time_format).null_count
 
 
 def choose_format(cells: pa.Array, formats: list[str], where: str) -> str:
