@@ -124,7 +124,7 @@ REFUSED: dict[str, tuple[str | bytes, str, str]] = {
         "no column 'price': .*did you mean 'prise'",
     ),
     "two columns of a name": (with_column().replace("age", "size"), "", "two columns are named"),
-    "no name": (with_column().replace("age", ""), "", "column 2 has no name: .*index=False"),
+    "no name": (with_column().replace("age", ""), "", "no name of column 2: .*index=False"),
     "a folder without tables": ("", "--input empty", "file in the folder: .*empty"),
     "no such file": ("", "--input other.csv", "No such file.*other.csv"),
     "cut gzip": (

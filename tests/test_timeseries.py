@@ -407,7 +407,7 @@ def test_gaps_empty_cells_and_constant_columns_are_said_and_trained(tmp_path: Pa
     del rows[300:340]
     out = prepared(tmp_path, "timeseries", "\n".join(rows), "--fill last").out
     assert "1 gaps in time, the longest of 41 steps after row 299" in out
-    assert re.search(r"column 'noise': \d+ empty cells", out)
+    assert re.search(r"note: \d+ empty cells filled with the last value", out)
     assert "note: one value in all training rows, which tells nothing: noise" in out
     done(tmp_path, *SMALL)
     assert all(np.isfinite(float.fromhex(loss)) for _, loss in losses(tmp_path))

@@ -61,7 +61,7 @@ def read_series(
     remedy = "fix it" if only else "fix it, or see --drop"
     last_time = np.empty(0, np.int64)
     last_values = np.full(len(names), np.nan)
-    empty_cells = np.zeros(len(names), int)
+    num_empty = 0
 
     for block in chain([first], blocks):
         values = np.stack([block.numbers(name, remedy) for name in names], 1)
@@ -69,7 +69,7 @@ def read_series(
         if is_empty.any():
             if fill:
                 values = fill_gaps(values, last_values)
-                empty_cells += is_empty.sum(0)
+                num_empty += int(is_empty.sum())
             check_gaps(block, names, values, fill)
         times = read_times(block, time, last_time)
         writer.append(".values", values.astype(np.float32))
@@ -77,11 +77,9 @@ def read_series(
         last_time = times[-1:]
         last_values = values[-1]
 
+    if num_empty:
+        print(f"note: {num_empty:,} empty cells filled with the last value")
     times = writer.appended(".times")
-    for name, count in zip(names, empty_cells.tolist(), strict=True):
-        if count:
-            cells = f"{count:,} empty cells ({count / len(times):.1%})"
-            print(f"note: column '{name}': {cells} filled with the last value")
     return Series(names, times, writer.appended(".values"), find_step(times))
 
 

@@ -201,10 +201,11 @@ class Source:
 
         remedy = "name it; from pandas, export with index=False"
         for place, name in enumerate(names):
-            if not name:
-                raise UserError(f"column {place + 1} has no name", where, remedy)
-            if name in names[:place]:
-                raise UserError(f"two columns are named '{name}'", where, remedy)
+            if not name or name in names[:place]:
+                what = (
+                    f"two columns are named '{name}'" if name else f"no name of column {place + 1}"
+                )
+                raise UserError(what, where, remedy)
 
     def _explain(self, error: Exception, path: Path) -> UserError:
         """The line for a file that cannot be read."""
@@ -297,7 +298,7 @@ class Block(NamedTuple):
         missing = [*self.source.missing, *gaps]
         if column.type == STRING:
             texts = pc.ascii_trim_whitespace(column)
-            return pc.if_else(pc.is_in(texts, pa.array(missing)), None, texts)
+            return pc.if_else(pc.is_in(texts, pa.array(missing, STRING)), None, texts)
         if column.type == FLOAT and "nan" in missing:
             return pc.if_else(pc.is_nan(column), None, column)
         if not pa.types.is_primitive(column.type):

@@ -124,13 +124,10 @@ def baselines(store: Store, settings: Sections, split: str) -> dict[str, dict[st
 
 def _error_sums(error: np.ndarray, scale: np.ndarray) -> list[float]:
     """Sums of `METRICS`."""
-    original = error * scale
-    return [
-        (error**2).sum(),
-        abs(error).sum(),
-        (original**2).sum(),
-        abs(original).sum(),
-    ]
+    sums = []
+    for values in (error, error * scale):
+        sums += [np.square(values).sum(), np.abs(values).sum()]
+    return sums
 
 
 def naive(store: Store, split: str) -> float:

@@ -99,14 +99,13 @@ class Store:
 
         self.folder = path.parent
         self.manifest = manifest
-        self.workload: str = manifest["workload"]
-        self.facts: dict[str, Any] = manifest["facts"]
-        self.splits: dict[str, list[int]] = manifest["splits"]
-        self.source: dict[str, Any] = manifest["source"]
-        self.files: dict[str, Any] = manifest["files"]
-        self.arrays: dict[str, Array] = {}
-        for name, entry in manifest["arrays"].items():
-            self.arrays[name] = _array(self.folder, name, **entry)
+        self.workload = manifest["workload"]
+        self.facts = manifest["facts"]
+        self.splits = manifest["splits"]
+        self.source = manifest["source"]
+        self.files = manifest["files"]
+        arrays = manifest["arrays"].items()
+        self.arrays = {name: _array(self.folder, name, **entry) for name, entry in arrays}
 
         # The same bytes with other targets, class names or characters are other data.
         hashes = [entry["sha256"] for entry in self.files.values()]
