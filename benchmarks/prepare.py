@@ -226,7 +226,7 @@ def child(what: str, path: Path, *words: str) -> tuple[float, int]:
         for name in ("dataset", "commands.prepare", "engine.loader"):
             importlib.import_module(f"my_training.{name}")
         with contextlib.suppress(ImportError):  # text that stays bytes is no table
-            importlib.import_module("my_training.tables")
+            importlib.import_module("my_training.prepare.tables")
         command = importlib.import_module("my_training.__main__").main
 
         def work() -> None:

@@ -396,8 +396,7 @@ def test_a_notebook_goes_on(tmp_path: Path) -> None:
     names = ("dataset.py", "model.py", "commands/prepare.py")
     changes = {**dict(zip(names, files, strict=True)), "commands/predict.py": OWN_DATA[3]}
     project, start = changed(tmp_path, "tabular", changes), "digits.safetensors"
-    for name in ("tables", "formats", "readers"):
-        (project / f"src/my_training/{name}.py").unlink()
+    shutil.rmtree(project / "src/my_training/prepare")
     only_setting(
         project,
         'width: int = Field(16, ge=1, description="channels")',

@@ -284,7 +284,7 @@ BAD = {
     ),
     "no column": ({"ant": ANT.replace("close", "last")}, (), ["no column 'close'", "ant.csv"]),
     "ragged": ({"ant": ANT + "2030-01-01,1\n"}, (), ["2 cells where the header has 6", "row 221"]),
-    "empty": ({"ant": ""}, (), ["the file is empty", "ant.csv"]),
+    "empty": ({"ant": ""}, (), ["no rows under the header", "ant.csv"]),
     "header only": ({"ant": HEADER}, (), ["no rows under the header", "ant.csv"]),
     "window": ({}, ("--window", "300"), ["no stock has 300 days", "--window"]),
     "window of one": ({}, ("--window", "1"), ["1 is too few", "--window", "at least 2"]),
@@ -381,7 +381,7 @@ def test_rows_of_a_stock_come_together_over_blocks_and_files(
 ) -> None:
     """Days of all stocks in any order, in two files of many blocks; a day that is there twice is named."""
     for name in ("tables", "scaling"):
-        monkeypatch.setattr(module(name), "BLOCK_ROWS", 97)
+        monkeypatch.setattr(module(f"prepare.{name}"), "BLOCK_ROWS", 97)
     table, random = prices(), np.random.default_rng(0)
     for file, names in (("a", NAMES[:3]), ("b", NAMES[3:])):
         rows = [

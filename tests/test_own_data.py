@@ -28,8 +28,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     package = project / "src/my_training"
     for name, text in zip(FILES, CODE, strict=True):
         (package / name).write_text(text, encoding="utf-8")
-    for name in ("tables", "formats", "readers", "scaling", "pictures"):
-        (package / f"{name}.py").unlink()
+    shutil.rmtree(package / "prepare")
+    (package / "pictures.py").unlink()
     settings = package / "settings.py"
     new, count = re.subn(
         r"class Model\(Section\):.*?\n\n\n", SECTION + "\n\n", settings.read_text(), flags=re.DOTALL

@@ -1,4 +1,4 @@
-"""The workload `timeseries`: what becomes of a CSV file, that no window sees the future, states."""
+"""The workload `timeseries`: what becomes of a table, that no window sees the future, states."""
 
 from __future__ import annotations
 
@@ -15,91 +15,63 @@ import numpy as np
 import pytest
 import torch
 from importing import imported
+from made_up import files_of, lines, prepare, prepared, written
+from made_up import store as opened_store
 from rendering import REPOSITORY, render
-from running import Result, losses, newest_run, one_error, run
+from running import losses, newest_run, one_error, run
 
-PREPARE = ("prepare", "--input", "series.csv", "--history", "24", "--horizon", "6")
 SMALL = (
+    "train",
     *("--model.width", "8", "--data.batch_size", "32", "--training.max_steps", "20"),
-    *(
-        "--schedule.warmup_steps",
-        "2",
-        "--monitor.every_steps",
-        "1",
-        "--evaluation.every_steps",
-        "20",
-    ),
+    *("--schedule.warmup_steps", "2", "--monitor.every_steps", "1"),
+    *("--evaluation.every_steps", "20"),
 )
-
-
-def project(**answers: str) -> Path:
-    return render(**{"workload": "timeseries"} | answers)
+LANES = ("--data.order", "lanes", "--data.batch_size", "4")
 
 
 def module(name: str) -> Any:
-    return imported(project(), name)
-
-
-def values(count: int = 1000, seed: int = 0) -> np.ndarray:
-    """(count, 3): a daily wave, a random walk, noise."""
-    random, hours = np.random.default_rng(seed), np.arange(count)
-    wave = 20 + 5 * np.sin(2 * np.pi * hours / 24) + random.normal(0, 0.3, count)
-    return np.stack([wave, random.normal(0, 1, count).cumsum(), random.normal(0, 1, count)], 1)
-
-
-def times(count: int = 1000) -> list[str]:
-    start = np.datetime64("2020-01-01T00:00:00")
-    return [str(start + np.timedelta64(hour, "h")).replace("T", " ") for hour in range(count)]
-
-
-def text(
-    table: np.ndarray | None = None, stamps: list[str] | None = None, names: str = "wave,walk,noise"
-) -> str:
-    table = values() if table is None else table
-    rows = zip(stamps or times(len(table)), table.tolist(), strict=True)
-    return (
-        "\n".join(
-            [f"date,{names}", *(f"{stamp}," + ",".join(map(repr, row)) for stamp, row in rows)]
-        )
-        + "\n"
-    )
-
-
-def prepare(
-    folder: Path, content: str | bytes, *flags: str, words: tuple[str, ...] = PREPARE
-) -> Result:
-    folder.mkdir(parents=True, exist_ok=True)
-    content = content.encode() if isinstance(content, str) else content
-    (folder / "series.csv").write_bytes(content)
-    return run(project(), *words, *flags, cwd=folder)
+    return imported(render(workload="timeseries"), name)
 
 
 def store(folder: Path) -> Any:
-    return module("engine.store").Store.open(folder / "data")
+    return opened_store(folder, "timeseries")
+
+
+def done(folder: Path, *words: str) -> str:
+    result = run(render(workload="timeseries"), *words, cwd=folder)
+    assert result.code == 0, result.err
+    return result.out
+
+
+def values(count: int = 1000) -> np.ndarray:
+    """(count, 3): a daily wave, a random walk, noise."""
+    random = np.random.default_rng(0)
+    wave = 20 + 5 * np.sin(2 * np.pi * np.arange(count) / 24) + random.normal(0, 0.3, count)
+    return np.stack([wave, random.normal(0, 1, count).cumsum(), random.normal(0, 1, count)], 1)
+
+
+def text(table: np.ndarray, names: str = "wave,walk,noise") -> str:
+    """A CSV with a time for each hour."""
+    hours = np.datetime64("2020-01-01T00:00:00") + np.arange(len(table)) * np.timedelta64(1, "h")
+    times = [str(hour).replace("T", " ") for hour in hours]
+    columns = dict(zip(names.split(","), table.T.tolist(), strict=True))
+    return lines({"date": times, **columns})
 
 
 def windows(folder: Path, split: str) -> list[dict[str, torch.Tensor]]:
     """Every window of a split, one by one, through a loader."""
-    data = {
-        "order": "time",
-        "batch_size": 1,
-        "fraction": 1.0,
-        "shuffle_block": 1,
-        "stride": 0,
-        "pin_memory": False,
-    }
-    given = SimpleNamespace(
-        data=SimpleNamespace(**data, chunk_size_gb="auto", resident="auto"),
-        evaluation=SimpleNamespace(batch_size=0),
-        reproducibility=SimpleNamespace(seed=0),
-    )
+    words = {"order": "time", "batch_size": "1", "path": str(folder / "data")}
+    overrides = [(f"data.{name}", value) for name, value in words.items()]
+    settings = module("config").load(None, None, overrides, {})
     opened = store(folder)
-    samples = module("dataset").Samples(opened, given, split)
-    order = module("engine.order").order_of(samples, given, train=False)
-    loader = module("engine.loader").Loader(samples, opened, given, order, torch.device("cpu"))
-    found = [{name: value.clone() for name, value in batch.items()} for batch in loader.epoch(0)]
+    samples = module("dataset").Samples(opened, settings, split)
+    order = module("engine.order").order_of(samples, settings, train=False)
+    loader = module("engine.loader").Loader(samples, opened, settings, order, torch.device("cpu"))
+    batches = []
+    for batch in loader.epoch(0):
+        batches.append({name: value.clone() for name, value in batch.items()})
     loader.close()
-    return found
+    return batches
 
 
 # ---- splits and windows --------------------------------------------------------------------------
@@ -108,42 +80,33 @@ def windows(folder: Path, split: str) -> list[dict[str, torch.Tensor]]:
 def test_a_window_belongs_to_the_split_that_holds_all_its_targets(tmp_path: Path) -> None:
     """The published protocol of ETTh2: 2,857 windows of 2,880 test rows; histories reach over the border."""
     table = values(14_500)
-    words = (
-        "prepare",
-        "--input",
-        "series.csv",
-        "--history",
-        "96",
-        "--horizon",
-        "24",
-        "--split",
-        "8640,2880,2880",
-    )
-    result = prepare(tmp_path, text(table), words=words)
-    assert result.code == 0, result.err
-    assert "8,521 train, 2,857 validation, 2,857 test" in result.out
+    flags = "--history 96 --horizon 24 --split 8640,2880,2880"
+    out = prepared(tmp_path, "timeseries", text(table), flags).out
+    assert "8,521 train, 2,857 validation, 2,857 test" in out
     found = windows(tmp_path, "test")
     assert len(found) == 2857
     table = table.astype(np.float32)
     for number in (0, 1, 2856):
         first = 8640 + 2880 + number
-        np.testing.assert_array_equal(found[number]["rows"][0].numpy(), table[first - 96 : first])
-        np.testing.assert_array_equal(found[number]["target"][0].numpy(), table[first : first + 24])
+        np.testing.assert_array_equal(found[number]["rows"][0], table[first - 96 : first])
+        np.testing.assert_array_equal(found[number]["target"][0], table[first : first + 24])
 
 
 def test_facts_come_from_the_training_rows_and_targets_may_be_chosen(tmp_path: Path) -> None:
-    packed = gzip.compress(text().encode())
-    assert prepare(tmp_path, packed, "--targets", "walk,wave", "--split", "600,200,200").code == 0
-    facts, train = store(tmp_path).facts, values()[:600].astype(np.float32)
+    packed = gzip.compress(text(values()).encode())
+    prepared(tmp_path, "timeseries", packed, "--targets walk,wave --split 600,200,200")
+    facts = store(tmp_path).facts
+    train = values()[:600].astype(np.float32)
+    std = train.std(0, dtype=np.float64)
     np.testing.assert_allclose(facts["frames"][0]["mean"], train.mean(0, np.float64))
-    np.testing.assert_allclose(facts["frames"][0]["std"], train.std(0, dtype=np.float64))
-    np.testing.assert_allclose(facts["target_std"], [train[:, [1, 0]].std(0, dtype=np.float64)])
+    np.testing.assert_allclose(facts["frames"][0]["std"], std)
+    np.testing.assert_allclose(facts["target_std"], [std[[1, 0]]])
     assert windows(tmp_path, "validation")[0]["target"].shape == (1, 6, 2)
 
 
 # ---- the future ----------------------------------------------------------------------------------
 
-FRAMES = ("--frames", "H1,H4,D1", "--history", "24,12,5")
+FRAMES = "--frames H1,H4,D1 --history 24,12,5"
 
 
 def test_noise_behind_the_training_border_changes_neither_scaler_nor_losses(tmp_path: Path) -> None:
@@ -152,9 +115,8 @@ def test_noise_behind_the_training_border_changes_neither_scaler_nor_losses(tmp_
     found = []
     for name, table in (("as_it_is", values()), ("noisy", noisy)):
         folder = tmp_path / name
-        assert prepare(folder, text(table), *FRAMES, "--split", "700,150,150").code == 0
-        result = run(project(), "train", *SMALL, cwd=folder)
-        assert result.code == 0, result.err
+        prepared(folder, "timeseries", text(table), f"{FRAMES} --split 700,150,150")
+        done(folder, *SMALL)
         found.append((store(folder).facts, losses(folder)))
     assert found[0] == found[1]
     assert len(found[0][1]) == 20
@@ -165,12 +127,13 @@ def test_a_window_sees_no_open_bar(tmp_path: Path) -> None:
 
     The row is the last hour of both a bar of four hours and one of a day: they close with it, not before.
     """
-    table, row = values(600), 407
-    changed = table.copy()
-    changed[row:] += 1e6
+    row = 407
+    before = values(600)
+    after = before.copy()
+    after[row:] += 1e6
     histories = []
-    for name, content in (("before", table), ("after", changed)):
-        assert prepare(tmp_path / name, text(content), *FRAMES, "--split", "0.5,0.5,0").code == 0
+    for name, table in (("before", before), ("after", after)):
+        prepared(tmp_path / name, "timeseries", text(table), f"{FRAMES} --split 0.5,0.5,0")
         first = store(tmp_path / name).splits["validation"][0]
         histories.append(windows(tmp_path / name, "validation")[: row - first + 1])
     assert len(histories[0]) == 108
@@ -182,48 +145,36 @@ def test_a_window_sees_no_open_bar(tmp_path: Path) -> None:
 
 def test_bars_are_as_a_slow_reading_makes_them(tmp_path: Path) -> None:
     """Open, high, low, close and volume by their names; a bar at its hour, the newest one that has closed."""
-    random = np.random.default_rng(3)
-    names, table = "Open,High,Low,Close,Volume,Other", random.normal(size=(500, 6))
-    assert (
-        prepare(
-            tmp_path, text(table, names=names), "--frames", "H1,H4", "--aggregate", "Other=max"
-        ).code
-        == 0
-    )
+    table = np.random.default_rng(3).normal(size=(500, 6))
+    content = text(table, names="Open,High,Low,Close,Volume,Other")
+    prepared(tmp_path, "timeseries", content, "--frames H1,H4 --aggregate Other=max")
     table = table.astype(np.float32)
+    reach = store(tmp_path).facts["reach"]
     for number, window in enumerate(windows(tmp_path, "train")):
-        known = store(tmp_path).facts["reach"] + number  # rows 0 to known − 1 have closed
+        known = reach + number  # rows 0 to known − 1 have closed
         first = known // 4 * 4 - 24 * 4
-        for place, bar in enumerate(window["H4"][0].numpy()):
-            rows = table[first + 4 * place : first + 4 * place + 4]
-            expected = [
-                rows[0, 0],
-                rows[:, 1].max(),
-                rows[:, 2].min(),
-                rows[-1, 3],
-                rows[:, 4].sum(),
-                rows[:, 5].max(),
-            ]
-            np.testing.assert_allclose(bar, expected, rtol=1e-5, atol=1e-6)
+        bars = table[first : first + 24 * 4].reshape(24, 4, 6)
+        expected = [
+            bars[:, 0, 0],
+            bars[:, :, 1].max(1),
+            bars[:, :, 2].min(1),
+            bars[:, -1, 3],
+            bars[:, :, 4].sum(1),
+            bars[:, :, 5].max(1),
+        ]
+        np.testing.assert_allclose(window["H4"][0], np.stack(expected, 1), rtol=1e-5, atol=1e-6)
 
 
 # ---- the model -----------------------------------------------------------------------------------
 
 
 def model(order: str = "time", frames: int = 1, **sizes: Any) -> Any:
-    given = {
-        "width": 8,
-        "depth": 2,
-        "dropout": 0.0,
-        "subtract_last": True,
-        "linear_path": True,
-    } | sizes
-    settings = SimpleNamespace(model=SimpleNamespace(**given), data=SimpleNamespace(order=order))
-    names, facts = ("H1", "H4")[:frames], {"horizon": 6, "targets": [0, 2]}
-    facts["frames"] = [
-        {"name": name, "history": 24, "step": step, "mean": [0.0] * 3, "std": [1.0] * 3}
-        for name, step in zip(names, (3600, 14400), strict=False)
-    ]
+    given = {"width": 8, "depth": 2, "dropout": 0.0, "subtract_last": True, "linear_path": True}
+    data = SimpleNamespace(order=order)
+    settings = SimpleNamespace(model=SimpleNamespace(**given | sizes), data=data)
+    scale = {"history": 24, "mean": [0.0] * 3, "std": [1.0] * 3}
+    known = [{"name": "H1", "step": 3600, **scale}, {"name": "H4", "step": 14400, **scale}]
+    facts: dict[str, Any] = {"horizon": 6, "targets": [0, 2], "frames": known[:frames]}
     facts |= {"target_mean": [[0.0, 0.0]], "target_std": [[1.0, 1.0]]}
     torch.manual_seed(0)
     return module("model").build_model(settings, facts)
@@ -231,12 +182,15 @@ def model(order: str = "time", frames: int = 1, **sizes: Any) -> Any:
 
 def batch(rows: int = 4, length: int = 24) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
-    found = {
+    everywhere = torch.ones(rows, dtype=torch.bool)
+    return {
         "H1": torch.randn(rows, length, 3, generator=generator),
         "H4": torch.randn(rows, 24, 3, generator=generator),
+        "target": torch.randn(rows, 6, 2, generator=generator),
+        "index": torch.arange(rows),
+        "present": everywhere,
+        "fresh": everywhere,
     }
-    found |= {"target": torch.randn(rows, 6, 2, generator=generator), "index": torch.arange(rows)}
-    return found | dict.fromkeys(("present", "fresh"), torch.ones(rows, dtype=torch.bool))
 
 
 def test_a_level_added_to_the_series_is_added_to_the_forecast() -> None:
@@ -247,26 +201,23 @@ def test_a_level_added_to_the_series_is_added_to_the_forecast() -> None:
     torch.testing.assert_close(difference, torch.full_like(difference, 100), rtol=1e-4, atol=1e-3)
 
 
-def test_filled_up_rows_weigh_nothing() -> None:
-    forecaster, whole = model().eval(), batch()
-    part = {name: value[:3] for name, value in whole.items()}
-    filled = whole | {"present": torch.tensor([True, True, True, False])}
-    expected, found = forecaster(part), forecaster(filled)
-    torch.testing.assert_close(found.loss, expected.loss)
-    assert found.weight == expected.weight == 3 * 6 * 2
+def test_padding_rows_weigh_nothing() -> None:
+    forecaster = model().eval()
+    whole = batch()
+    expected = forecaster({name: value[:3] for name, value in whole.items()})
+    padded = forecaster(whole | {"present": torch.tensor([True, True, True, False])})
+    torch.testing.assert_close(padded.loss, expected.loss)
+    assert padded.weight == expected.weight == 3 * 6 * 2
 
 
 def test_a_carried_state_is_that_of_one_long_window() -> None:
     """Two windows, one behind the other in a lane, end in the state of a window of both."""
-    forecaster, long = (
-        model("lanes", subtract_last=False, linear_path=False).eval(),
-        batch(length=48),
-    )
+    forecaster = model("lanes", subtract_last=False, linear_path=False).eval()
+    long = batch(length=48)
     first = forecaster(long | {"H1": long["H1"][:, :24]})
     carry = {name: tuple(part.detach() for part in state) for name, state in first.carry.items()}
     second = forecaster(long | {"H1": long["H1"][:, 24:], "carry": carry})
-    whole = forecaster(long)
-    torch.testing.assert_close(second.loss, whole.loss)
+    torch.testing.assert_close(second.loss, forecaster(long).loss)
     assert second.carry["H1"][0].shape == (4, 2, 8)  # lanes first
 
 
@@ -278,248 +229,187 @@ def test_only_frames_that_a_lane_passes_once_are_carried() -> None:
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.first(1)
 def test_lanes_train_and_resume(precision: str, tmp_path: Path) -> None:
-    for folder in (tmp_path / "whole", tmp_path / "parts"):
-        assert prepare(folder, text()).code == 0
-    words = (
-        "train",
-        *SMALL,
-        "--data.order",
-        "lanes",
-        "--data.batch_size",
-        "4",
-        "--training.precision",
-        precision,
-    )
-    assert run(project(), *words, cwd=tmp_path / "whole").code == 0
-    assert run(project(), *words, "--max-steps", "9", cwd=tmp_path / "parts").code == 0
-    assert run(project(), "train", "--resume", cwd=tmp_path / "parts").code == 0
+    words = (*SMALL, *LANES, "--training.precision", precision)
+    for name, stop in (("whole", ()), ("parts", ("--max-steps", "9"))):
+        prepared(tmp_path / name, "timeseries", text(values()))
+        done(tmp_path / name, *words, *stop)
+    done(tmp_path / "parts", "train", "--resume")
     assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
 
 
 def test_recomputation_changes_nothing_and_the_lstm_is_not_compiled(tmp_path: Path) -> None:
     found = []
-    for name, flags in (
-        ("plain", ()),
-        ("recomputed", ("--training.gradient_checkpointing", "true")),
-    ):
-        assert prepare(tmp_path / name, text(), *FRAMES).code == 0
-        result = run(
-            project(), "train", *SMALL, *flags, "--compile.enabled", "true", cwd=tmp_path / name
-        )
-        assert result.code == 0, result.err
-        assert "Encoder (an RNN)" in result.out
-        found.append(losses(tmp_path / name))
+    for flag in ("false", "true"):
+        folder = tmp_path / flag
+        prepared(folder, "timeseries", text(values()), FRAMES)
+        words = ("--training.gradient_checkpointing", flag, "--compile.enabled", "true")
+        assert "Encoder (an RNN)" in done(folder, *SMALL, *words)
+        found.append(losses(folder))
     assert found[0] == found[1]
 
 
 def test_learns_what_shuffled_targets_do_not_have(tmp_path: Path) -> None:
     shuffled = values()
     np.random.default_rng(0).shuffle(shuffled)
-    last = {}
+    last = []
     for name, table in (("wave", values()), ("shuffled", shuffled)):
-        assert prepare(tmp_path / name, text(table), "--targets", "wave").code == 0
-        words = ("train", *SMALL, "--training.max_steps", "60", "--optimizer.learning_rate", "0.01")
-        assert run(project(), *words, cwd=tmp_path / name).code == 0
+        prepared(tmp_path / name, "timeseries", text(table), "--targets wave")
+        words = ("--training.max_steps", "60", "--optimizer.learning_rate", "0.01")
+        done(tmp_path / name, *SMALL, *words)
         found = [float.fromhex(loss) for _, loss in losses(tmp_path / name)]
-        last[name] = np.mean(found[-5:]) / found[0]
-    assert last["wave"] < 0.25
-    assert last["shuffled"] > 0.4  # of repeating the last value, which the model begins with
+        last.append(np.mean(found[-5:]) / found[0])
+    assert last[0] < 0.25
+    assert last[1] > 0.4  # of repeating the last value, which the model begins with
 
 
 # ---- evaluate and predict ------------------------------------------------------------------------
 
 
+def evaluation(folder: Path) -> dict[str, Any]:
+    done(folder, "evaluate")
+    return json.loads((newest_run(folder) / "evaluation.json").read_text())
+
+
 def test_baselines_are_as_a_slow_reading_makes_them(tmp_path: Path) -> None:
-    assert prepare(tmp_path, text(), "--targets", "wave,noise", "--split", "700,150,150").code == 0
-    assert run(project(), "train", *SMALL, cwd=tmp_path).code == 0
-    result = run(project(), "evaluate", cwd=tmp_path)
-    assert result.code == 0, result.err
-    evaluation = json.loads((newest_run(tmp_path) / "evaluation.json").read_text())
+    prepared(tmp_path, "timeseries", text(values()), "--targets wave,noise --split 700,150,150")
+    found = module("dataset").baselines(store(tmp_path), None, "test")
     table = values().astype(np.float32).astype(np.float64)[:, [0, 2]]
     table = (table - table[:700].mean(0)) / table[:700].std(0)
     starts = range(850, 1000 - 6 + 1)
     ahead = np.stack([table[start : start + 6] for start in starts])
     repeated = np.stack([table[start - 1 : start] for start in starts])
-    assert evaluation["baselines"]["repeat_last"]["mse"] == pytest.approx(
-        ((ahead - repeated) ** 2).mean(), rel=1e-4
-    )
-    assert evaluation["baselines"]["linear"]["mse"] < evaluation["baselines"]["repeat_last"]["mse"]
-    assert set(evaluation["metrics"]) == {
-        "loss",
-        "mse",
-        "mae",
-        "mse_original",
-        "mae_original",
-        "r2",
-    }
+    expected = ((ahead - repeated) ** 2).mean()
+    assert found["repeat_last"]["mse"] == pytest.approx(expected, rel=1e-4)
+    assert found["linear"]["mse"] < expected
+    assert set(found["linear"]) == {"mse", "mae", "mse_original", "mae_original", "r2"}
+
+
+def predicted(folder: Path, *words: str) -> dict[str, np.ndarray]:
+    done(folder, "predict", *words, "--output", "p.npz")
+    with np.load(folder / "p.npz") as file:
+        return dict(file)
 
 
 def test_predicts_a_split_and_what_comes_after_new_data(tmp_path: Path) -> None:
-    assert prepare(tmp_path, text(), *FRAMES).code == 0
-    assert run(project(), "train", *SMALL, cwd=tmp_path).code == 0
-    result = run(project(), "predict", "--output", "split.npz", cwd=tmp_path)
-    assert result.code == 0, result.err
-    split = np.load(tmp_path / "split.npz")
+    prepared(tmp_path, "timeseries", text(values()), FRAMES)
+    done(tmp_path, *SMALL)
+    split = predicted(tmp_path)
     assert split["prediction"].shape == split["target"].shape == (145, 6, 3)
-    (tmp_path / "new.csv").write_text(text(values()[:900]))
-    result = run(project(), "predict", "--input", "new.csv", "--output", "new.npz", cwd=tmp_path)
-    assert result.code == 0, result.err
-    new = np.load(tmp_path / "new.npz")
+    written(tmp_path, text(values()[:900]), "new.csv")
+    new = predicted(tmp_path, "--input", "new.csv")
     hour = np.datetime64("2020-01-01T00", "s").astype(np.int64) + 3600 * 899
     assert new["time"][-1] == hour  # the last window begins behind the file's last row
     place = int(np.flatnonzero(new["time"] == split["time"][0])[0])
-    np.testing.assert_allclose(
-        new["prediction"][place:][:40], split["prediction"][:40], rtol=1e-5, atol=1e-5
-    )
-    for content, parts in (
-        (text(values()[:1]), ["1 rows are shorter than a window of 24: .*new.csv"]),
-        (text(values()[:23]), ["23 rows are shorter than a window of 24: .*new.csv"]),
-        (text(values()[:50]).replace("00:00,", "00:00,x"), ["is not a number", "mend it$"]),
+    found = new["prediction"][place:][:40]
+    np.testing.assert_allclose(found, split["prediction"][:40], rtol=1e-5, atol=1e-5)
+
+    project = render(workload="timeseries")
+    for content, says in (
+        (text(values()[:1]), "rows are shorter than a history of 24"),
+        (text(values()[:23]), "23 rows are shorter than a history of 24"),
+        (text(values()[:50]).replace("00:00,", "00:00,x"), "is not a number.*fix it$"),
     ):
-        (tmp_path / "new.csv").write_text(content)
-        one_error(run(project(), "predict", "--input", "new.csv", cwd=tmp_path), *parts)
-    for name in ("split.png", "new.png"):
-        assert (tmp_path / name).read_bytes()[1:4] == b"PNG"
+        written(tmp_path, content, "new.csv")
+        one_error(run(project, "predict", "--input", "new.csv", cwd=tmp_path), says)
 
 
 def test_forecasts_of_lanes_are_those_that_are_scored(tmp_path: Path) -> None:
-    assert prepare(tmp_path, text(), "--history", "3").code == 0
-    words = ("train", *SMALL, "--data.order", "lanes", "--data.batch_size", "4")
-    assert run(project(), *words, cwd=tmp_path).code == 0
-    assert run(project(), "evaluate", cwd=tmp_path).code == 0
-    assert run(project(), "predict", cwd=tmp_path).code == 0
-    evaluation = json.loads((newest_run(tmp_path) / "evaluation.json").read_text())
-    found = np.load(newest_run(tmp_path) / "predictions.npz")
+    prepared(tmp_path, "timeseries", text(values()), "--history 3")
+    done(tmp_path, *SMALL, *LANES)
+    metrics = evaluation(tmp_path)["metrics"]
+    assert set(metrics) == {"loss", "mse", "mae", "mse_original", "mae_original", "r2"}
+    found = predicted(tmp_path)
     error = np.square(found["prediction"].astype(np.float64) - found["target"]).mean()
-    assert error == pytest.approx(evaluation["metrics"]["mse_original"], rel=1e-5)
+    assert error == pytest.approx(metrics["mse_original"], rel=1e-5)
 
 
-# ---- storing -------------------------------------------------------------------------------------
+# ---- bad input -----------------------------------------------------------------------------------
 
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_halves_take_half_the_space_and_say_what_they_cost(dtype: str, tmp_path: Path) -> None:
-    table = values() + np.array([0, 5000, 0])
-    assert prepare(tmp_path / "whole", text(table)).code == 0
-    result = prepare(tmp_path / "half", text(table), "--dtype", dtype)
-    assert result.code == 0, result.err
-    error = float(result.out.split("rounding:")[1].split()[0])
-    assert error < {"float16": 4e-4, "bfloat16": 3e-3}[dtype]
-    whole, half = store(tmp_path / "whole").arrays["rows"], store(tmp_path / "half").arrays["rows"]
-    assert half.row_bytes * 2 == whole.row_bytes
-    expected, found = (
-        windows(tmp_path / name, "test")[5]["rows"][0].numpy() for name in ("whole", "half")
-    )
-    np.testing.assert_allclose(found, expected, atol=10 * error * table.std(0).max())
-    assert run(project(), "train", *SMALL, cwd=tmp_path / "half").code == 0
-
-
-# ---- bad input: CSV ------------------------------------------------------------------------------
-
-LINES = text().splitlines()
+GOOD = text(values())
+LINES = GOOD.splitlines()
+FOUR = "2020-01-01 04:00:00"  # the time of line 5
 
 
 def with_line(number: int, line: str) -> str:
     return "\n".join([*LINES[:number], line, *LINES[number + 1 :]]) + "\n"
 
 
-def swapped(first: int, second: int) -> str:
-    lines = list(LINES)
-    lines[first], lines[second] = lines[second], lines[first]
-    return "\n".join(lines) + "\n"
-
-
-BAD = {
-    "swapped rows": (swapped(10, 11), ["time goes back", "row 11"]),
-    "repeated time": (
+# name: content, flags, the error
+BAD: dict[str, tuple[str | bytes, str, str]] = {
+    "rows that go back": (with_line(11, LINES[3]), "", "time goes back: .*02:00:00': .*row 11"),
+    "a time twice": (
         with_line(20, LINES[19]),
-        ["same time twice", "row 20", "2020-01-01 18:00:00"],
+        "",
+        "same time twice: '2020-01-01 18:00:00': .*row 20",
     ),
-    "empty cell": (
-        with_line(5, "2020-01-01 04:00:00,1,,3"),
-        ["empty cell", "row 5, column 'walk'", "--fill last"],
+    "an empty cell": (
+        with_line(5, f"{FOUR},1,,3"),
+        "",
+        "an empty cell: .*row 5, column 'walk': --fill last",
     ),
-    "text": (
-        with_line(5, "2020-01-01 04:00:00,1,x,3"),
-        ["'x' is not a number", "row 5, column 'walk'"],
+    "nothing to fill with": (
+        with_line(1, ",".join(["2019", "1,,3"])),
+        "--fill last",
+        "row 1, column",
     ),
-    "infinite": (with_line(5, "2020-01-01 04:00:00,1,inf,3"), ["finite", "row 5"]),
-    "no time": (with_line(5, "soon,1,2,3"), ["not a time", "column 'date'"]),
-    "long time": (
-        text(stamps=[str(10**18 + row) for row in range(999)] + ["9" * 30]),
-        ["not a time", "'date'"],
+    "a text": (with_line(5, f"{FOUR},1,x,3"), "", "'x' is not a number: .*row 5, column 'walk'"),
+    "infinity": (with_line(5, f"{FOUR},1,inf,3"), "", "finite number: .*row 5"),
+    "no time": (with_line(5, "soon,1,2,3"), "", "'soon' is not a time: .*row 5, column 'date'"),
+    "an empty time": (with_line(5, ",1,2,3"), "", "a time is missing: .*row 5, column 'date'"),
+    "a long time": (
+        with_line(999, "9" * 30 + ",1,2,3"),
+        "--time-column date",
+        "not a time: .*'date'",
     ),
-    "ragged": (
-        with_line(5, "2020-01-01 04:00:00,1,2"),
-        ["3 cells where the header has 4", "row 5"],
+    "a short row": (with_line(5, f"{FOUR},1,2"), "", "3 cells where the header has 4: .*row 5"),
+    "too short": (text(values(29)), "", "0 training and 0 validation windows"),
+    "no rows": (LINES[0] + "\n", "", "no rows"),
+    "a torn gzip": (gzip.compress(GOOD.encode())[:2000], "", "cannot read the file.*Truncated"),
+    "another target": (GOOD, "--targets wav", "no column 'wav': .*did you mean 'wave'"),
+    "too large a split": (GOOD, "--split 900,90,90", "needs 1080 rows: .*there are 1000"),
+    "frames in another order": (GOOD, "--frames H4,H1", "H1: .*finest first"),
+    "too fine a frame": (GOOD, "--frames M30", "M30: .*3600 s apart"),
+    "no frame": (GOOD, "--frames X1", "no time frame 'X1'"),
+    "too many histories": (GOOD, "--frames H1,H4 --history 1,2,3", "--history: .*2 for H1, H4"),
+    "too long a history": (
+        GOOD,
+        "--frames H1,D1 --history 24,900",
+        "41 rows are shorter than a history of 900: time frame 'D1'",
     ),
-    "too short": (text(values(29)), ["29 rows are shorter than one window of 24 \\+ 6"]),
-    "no rows": (LINES[0] + "\n", ["no rows"]),
-    "empty": ("", ["the file is empty"]),
-    "twice": ("date,a,a\n1,2,3\n", ["two columns are named 'a'"]),
-    "binary": (b"\xff\xfe\x00", ["UTF-16", "--encoding"]),
-    "torn gzip": (gzip.compress(text().encode())[:2000], ["cannot read the file", "Truncated"]),
+    "no rule": (GOOD, "--frames H1,D1 --aggregate wave=mean", "no rule 'mean'"),
+    "a split without training": (GOOD, "--split 0,0.5,0.5", "no row is left for training"),
+    "a split without windows": (
+        GOOD,
+        "--frames H1,D1 --history 12,1 --split 20,280,300",
+        "0 training and 271 validation windows",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_csv_is_one_line(name: str, tmp_path: Path) -> None:
-    content, parts = BAD[name]
-    one_error(prepare(tmp_path, content), *parts)
-    assert not (tmp_path / "data/manifest.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("flags", "parts"),
-    [
-        (("--targets", "wav"), ["no column 'wav'", "did you mean 'wave'"]),
-        (("--split", "980,10,10"), ["0 validation windows|5 validation windows|validation"]),
-        (("--split", "900,90,90"), ["the split needs 1080 rows", "there are 1000"]),
-        (("--frames", "H4,H1"), ["H1", "finest first"]),
-        (("--frames", "M30"), ["M30", "3600 s apart"]),
-        (("--frames", "X1"), ["no time frame 'X1'"]),
-        (("--frames", "H1,H4", "--history", "1,2,3"), ["--history", "2 for H1, H4"]),
-        (("--frames", "H1,D1", "--history", "24,900"), ["41 bars of D1"]),
-        (("--frames", "H1,D1", "--aggregate", "wave=mean"), ["no rule 'mean'"]),
-        (("--split", "0,0.5,0.5"), ["0 training and 471 validation windows"]),
-        (
-            ("--frames", "H1,D1", "--history", "12,1", "--split", "20,280,300"),
-            ["0 training and 271 valid"],
-        ),
-    ],
-)
-def test_flags_that_do_not_fit_the_file_are_one_line(
-    flags: tuple[str, ...], parts: list[str], tmp_path: Path
+def test_bad_input_is_one_line_and_leaves_the_data_that_were_there(
+    name: str, tmp_path: Path
 ) -> None:
-    result = prepare(tmp_path, text(), *flags)
-    if flags == ("--split", "980,10,10"):
-        assert result.code == 0  # 5 windows each: short, not wrong
-        return
-    one_error(result, *parts)
-
-
-def test_a_refused_prepare_leaves_the_data_that_were_there(tmp_path: Path) -> None:
-    assert prepare(tmp_path, text()).code == 0
-    before = {path.name: path.read_bytes() for path in (tmp_path / "data").iterdir()}
-    refused = prepare(tmp_path, text(), "--split", "0.99,0.005,0.005", "--history", "24")
-    one_error(refused, "0 validation windows", "--split 0.99,0.005,0.005")
-    assert {path.name: path.read_bytes() for path in (tmp_path / "data").iterdir()} == before
+    content, flags, says = BAD[name]
+    written(tmp_path / "data", "{}", "manifest.json")
+    path = written(tmp_path, content)
+    one_error(prepare(tmp_path, "timeseries", path, flags), says)
+    assert files_of(tmp_path / "data") == {"manifest.json": b"{}"}
 
 
 def test_gaps_empty_cells_and_constant_columns_are_said_and_trained(tmp_path: Path) -> None:
     table = values()
     table[:, 2] = 7
-    lines = text(table).splitlines()
+    rows = text(table).splitlines()
     random = np.random.default_rng(0)
     for number in random.choice(np.arange(2, 900), 10, replace=False):  # 1 %
-        lines[number] = lines[number].rpartition(",")[0] + ","
-    del lines[300:340]
-    result = prepare(tmp_path, "\n".join(lines), "--fill", "last")
-    assert result.code == 0, result.err
-    assert "1 gaps in time, the longest of 41 steps after row 299" in result.out
-    assert "empty cells" in result.out
-    assert "noise" in result.out.split("note: one value in all training rows")[1].splitlines()[0]
-    assert run(project(), "train", *SMALL, cwd=tmp_path).code == 0
+        rows[number] = rows[number].rpartition(",")[0] + ","
+    del rows[300:340]
+    out = prepared(tmp_path, "timeseries", "\n".join(rows), "--fill last").out
+    assert "1 gaps in time, the longest of 41 steps after row 299" in out
+    assert re.search(r"note: \d+ empty cells filled with the last value", out)
+    assert "note: one value in all training rows, which tells nothing: noise" in out
+    done(tmp_path, *SMALL)
     assert all(np.isfinite(float.fromhex(loss)) for _, loss in losses(tmp_path))
 
 
@@ -530,13 +420,10 @@ DOCUMENT = (REPOSITORY / "docs/timeseries.md").read_text(encoding="utf-8")
 
 @pytest.mark.full
 def test_documented_commands_run_and_beat_repeating_the_last_value(tmp_path: Path) -> None:
-    python, shell = (
-        re.search(rf"```{kind}\n(.*?)```", DOCUMENT, re.DOTALL)[1] for kind in ("python", "sh")
-    )
+    python, shell = re.findall(r"```(?:python|sh)\n(.*?)```", DOCUMENT, re.DOTALL)[:2]
     subprocess.run([sys.executable, "-c", python], cwd=tmp_path, check=True)
     for line in shell.splitlines():
-        result = run(project(), *line.split()[3:], cwd=tmp_path)
-        assert result.code == 0, result.err
-    evaluation = json.loads((newest_run(tmp_path) / "evaluation.json").read_text())
-    assert evaluation["metrics"]["mse"] < 0.5 * evaluation["baselines"]["repeat_last"]["mse"]
+        done(tmp_path, *line.split()[3:])
+    found = json.loads((newest_run(tmp_path) / "evaluation.json").read_text())
+    assert found["metrics"]["mse"] < 0.5 * found["baselines"]["repeat_last"]["mse"]
     assert np.load(tmp_path / "forecast.npz")["prediction"].shape[1:] == (24, 2)

@@ -15,22 +15,19 @@ import numpy as np
 import pytest
 import torch
 from importing import imported
+from made_up import files_of
 from rendering import REPOSITORY, render
 from running import losses, newest_run, one_error, run
 from variants import choices
 
 PREPARE = ("prepare", "--input", "windows.h5")
 SMALL = (
+    "train",
     *("--model.width", "8", "--data.batch_size", "32", "--training.max_steps", "20"),
-    *(
-        "--schedule.warmup_steps",
-        "2",
-        "--monitor.every_steps",
-        "1",
-        "--evaluation.every_steps",
-        "20",
-    ),
+    *("--schedule.warmup_steps", "2", "--monitor.every_steps", "1"),
+    *("--evaluation.every_steps", "20"),
 )
+SAID = "note: one value in all training rows, which tells nothing: "
 
 
 def project(**answers: str) -> Path:
@@ -39,6 +36,17 @@ def project(**answers: str) -> Path:
 
 def module(name: str) -> Any:
     return imported(project(), name)
+
+
+def done(folder: Path, *words: str, **answers: str) -> str:
+    result = run(project(**answers), *words, cwd=folder)
+    assert result.code == 0, result.err
+    return result.out
+
+
+def refused(folder: Path, *words: str) -> Any:
+    """What a command said that must not go on."""
+    return run(project(), *words, cwd=folder)
 
 
 def values(count: int) -> np.ndarray:
@@ -60,9 +68,11 @@ def batches(folder: Path, split: str) -> list[dict[str, torch.Tensor]]:
     samples = module("dataset").Samples(opened, given, split)
     order = module("engine.order").order_of(samples, given, train=False)
     loader = module("engine.loader").Loader(samples, opened, given, order, torch.device("cpu"))
-    found = [{name: value.clone() for name, value in batch.items()} for batch in loader.epoch(0)]
+    batches = []
+    for batch in loader.epoch(0):
+        batches.append({name: value.clone() for name, value in batch.items()})
     loader.close()
-    return found
+    return batches
 
 
 # ---- HDF5 as it is -------------------------------------------------------------------------------
@@ -87,11 +97,8 @@ def hdf5(folder: Path, count: int = 400, **datasets: Any) -> Path:
 
 def test_hdf5_is_read_as_it_is(tmp_path: Path) -> None:
     path = hdf5(tmp_path)
-    result = run(project(), *PREPARE, "--split", "280,60,60", cwd=tmp_path)
-    assert result.code == 0, result.err
-    assert (
-        "2 steps later, 9 left out at each border" in result.out
-    )  # (16 + 3) ÷ 2, rounded up, less 1
+    out = done(tmp_path, *PREPARE, "--split", "280,60,60")
+    assert "2 steps later, 9 left out at each border" in out  # (16 + 3) ÷ 2, rounded up, less 1
     opened = store(tmp_path)
     assert opened.arrays["features"].path == path
     assert opened.splits == {"train": [0, 271], "validation": [280, 331], "test": [340, 400]}
@@ -103,37 +110,27 @@ def test_hdf5_is_read_as_it_is(tmp_path: Path) -> None:
         train = file["features"][:271].reshape(-1, 3).astype(np.float64)
     np.testing.assert_allclose(opened.facts["mean"], train.mean(0), rtol=1e-9)
     np.testing.assert_allclose(opened.facts["std"], train.std(0), rtol=1e-9)
-    assert run(project(), "train", *SMALL, cwd=tmp_path).code == 0
-    evaluated = run(project(), "evaluate", cwd=tmp_path)
-    assert evaluated.code == 0, evaluated.err
-    assert "linear" in evaluated.out
-    predicted = run(
-        project(), "predict", "--input", "windows.h5", "--output", "new.npz", cwd=tmp_path
-    )
-    assert predicted.code == 0, predicted.err
+    done(tmp_path, *SMALL)
+    assert "linear" in done(tmp_path, "evaluate")
+    done(tmp_path, "predict", "--input", "windows.h5", "--output", "new.npz")
     assert np.load(tmp_path / "new.npz")["prediction"].shape == (400, 3)
+    hdf5(tmp_path / "new", features=np.ones((400, 15, 3)))
+    other = refused(tmp_path, "predict", "--input", "new/windows.h5")
+    one_error(other, "windows of \\(15, 3\\) where the model was trained on \\(16, 3\\)")
 
 
 def test_columns_that_never_change_are_said(tmp_path: Path) -> None:
     features = np.random.default_rng(0).normal(size=(400, 16, 3)).astype(np.float32)
-    features[..., 1], features[:280, :, 2] = 0.1, -7
+    features[..., 1] = 0.1
+    features[:280, :, 2] = -7
     hdf5(tmp_path, features=features)
-    result = run(project(), *PREPARE, cwd=tmp_path)
-    said = "note: one value in all training rows, which tells nothing: "
-    assert [line for line in result.out.splitlines() if said in line] == [f"{said}1, 2 of features"]
+    out = done(tmp_path, *PREPARE)
+    assert [line for line in out.splitlines() if SAID in line] == [f"{SAID}1, 2 of features"]
+    assert "overlap:    none" in out
+    borders = {"train": [0, 280], "validation": [280, 340], "test": [340, 400]}
+    assert store(tmp_path).splits == borders
     hdf5(tmp_path, targets=np.ones((400, 2), np.float32))
-    assert f"{said}0, 1 of targets" in run(project(), *PREPARE, cwd=tmp_path).out
-
-
-def test_rows_that_do_not_overlap_leave_no_gap(tmp_path: Path) -> None:
-    hdf5(tmp_path, features=np.random.default_rng(0).normal(size=(400, 16, 3)))
-    result = run(project(), *PREPARE, cwd=tmp_path)
-    assert "overlap:    none" in result.out
-    assert store(tmp_path).splits == {
-        "train": [0, 280],
-        "validation": [280, 340],
-        "test": [340, 400],
-    }
+    assert f"{SAID}0, 1 of targets" in done(tmp_path, *PREPARE)
 
 
 @pytest.mark.parametrize(
@@ -149,35 +146,23 @@ def test_rows_that_do_not_overlap_leave_no_gap(tmp_path: Path) -> None:
 def test_packed_hdf5_trains_alike_with_a_note_of_its_cost(
     layout: dict[str, Any], tmp_path: Path
 ) -> None:
-    plain = hdf5(tmp_path / "plain")
-    with h5py.File(plain) as file:
+    with h5py.File(hdf5(tmp_path / "plain")) as file:
         hdf5(tmp_path / "packed", features={"data": file["features"][:], **layout})
+    is_slow = layout.get("chunks") != (7, 16, 3)  # whole rows are read as they are
     for name in ("plain", "packed"):
-        result = run(project(), *PREPARE, cwd=tmp_path / name)
-        assert result.code == 0, result.err
-        slow = name == "packed" and layout.get("chunks") != (
-            7,
-            16,
-            3,
-        )  # whole rows are read as they are
-        assert ("note: " in result.out) == slow
-        result = run(project(), "train", *SMALL, cwd=tmp_path / name)
-        assert result.code == 0, result.err
+        out = done(tmp_path / name, *PREPARE)
+        assert ("note: " in out) == (is_slow and name == "packed")
+        done(tmp_path / name, *SMALL)
     assert losses(tmp_path / "plain") == losses(tmp_path / "packed")
-    refused = run(project(loader="memmap"), "train", *SMALL, cwd=tmp_path / "packed")
-    one_error(refused, "cannot be mapped", "windows.h5", "loader chunk")
+    mapped = run(project(loader="memmap"), *SMALL, cwd=tmp_path / "packed")
+    one_error(mapped, "cannot be mapped", "windows.h5", "loader chunk")
 
 
 def test_auto_chunks_are_named_with_their_cost(tmp_path: Path) -> None:
     wide = np.random.default_rng(0).normal(size=(256, 90, 40))
-    hdf5(
-        tmp_path,
-        features={"data": wide, "chunks": (64, 10, 5)},
-        targets=np.zeros((256, 2)) + np.arange(256)[:, None],
-    )
-    result = run(project(), *PREPARE, cwd=tmp_path)
-    assert result.code == 0, result.err
-    assert "one row touches 72 of them, 1.8 MB" in result.out
+    targets = np.zeros((256, 2)) + np.arange(256)[:, None]
+    hdf5(tmp_path, features={"data": wide, "chunks": (64, 10, 5)}, targets=targets)
+    assert "one row touches 72 of them, 1.8 MB" in done(tmp_path, *PREPARE)
 
 
 BAD_HDF5 = {
@@ -207,21 +192,21 @@ BAD_HDF5 = {
 def test_bad_hdf5_is_one_line(name: str, tmp_path: Path) -> None:
     datasets, parts = BAD_HDF5[name]
     hdf5(tmp_path, **datasets)
-    one_error(run(project(), *PREPARE, cwd=tmp_path), *parts)
+    one_error(refused(tmp_path, *PREPARE), *parts)
 
 
 def test_a_file_that_is_no_hdf5_cut_missing_or_locked_is_one_line(tmp_path: Path) -> None:
-    one_error(run(project(), *PREPARE, cwd=tmp_path), "there is no such file")
+    one_error(refused(tmp_path, *PREPARE), "there is no such file")
     path = hdf5(tmp_path)
     writer = "import h5py, sys; f = h5py.File(sys.argv[1], 'a'); print('open', flush=True); sys.stdin.read()"
     command = [sys.executable, "-c", writer, str(path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"open\n"
-        one_error(run(project(), *PREPARE, cwd=tmp_path), "another process is writing")
+        one_error(refused(tmp_path, *PREPARE), "another process is writing")
     path.write_bytes(path.read_bytes()[:20_000])
-    one_error(run(project(), *PREPARE, cwd=tmp_path), "cut short")
+    one_error(refused(tmp_path, *PREPARE), "cut short")
     path.write_text("date,a\n1,2\n")
-    one_error(run(project(), *PREPARE, cwd=tmp_path), "not an HDF5 file")
+    one_error(refused(tmp_path, *PREPARE), "not an HDF5 file")
 
 
 def test_a_filter_that_is_not_installed_is_named(tmp_path: Path) -> None:
@@ -236,44 +221,40 @@ def test_a_filter_that_is_not_installed_is_named(tmp_path: Path) -> None:
             h5py.h5d.create(file.id, b"features", h5py.h5t.NATIVE_FLOAT, space, properties)
         )
         dataset[...] = 1
-    one_error(run(project(), *PREPARE, cwd=tmp_path), "filter 32015", "hdf5plugin")
+    one_error(refused(tmp_path, *PREPARE), "filter 32015", "hdf5plugin")
 
 
 def test_halves_take_half_the_space_and_say_what_they_cost(tmp_path: Path) -> None:
-    hdf5(tmp_path / "whole")
-    hdf5(tmp_path / "half")
-    assert run(project(), *PREPARE, cwd=tmp_path / "whole").code == 0
-    result = run(project(), *PREPARE, "--dtype", "float16", cwd=tmp_path / "half")
-    assert result.code == 0, result.err
-    error = float(result.out.split("rounding:")[1].split()[0])
+    for name, flags in (("whole", ()), ("half", ("--dtype", "float16"))):
+        hdf5(tmp_path / name)
+        out = done(tmp_path / name, *PREPARE, *flags)
+    error = float(out.split("rounding:")[1].split()[0])
     assert 0 < error < 4e-4
-    whole, half = store(tmp_path / "whole"), store(tmp_path / "half")
+    whole = store(tmp_path / "whole")
+    half = store(tmp_path / "half")
     assert half.arrays["features"].row_bytes * 2 == whole.arrays["features"].row_bytes
-    scale = max(whole.facts["std"])
     one, other = (batches(tmp_path / name, "test")[5] for name in ("whole", "half"))
-    np.testing.assert_allclose(other["features"], one["features"], atol=10 * error * scale)
+    margin = 10 * error * max(whole.facts["std"])
+    np.testing.assert_allclose(other["features"], one["features"], atol=margin)
     assert other["target"].equal(one["target"])
-    assert run(project(), "train", *SMALL, cwd=tmp_path / "half").code == 0
+    done(tmp_path / "half", *SMALL)
 
 
 def test_a_refused_prepare_leaves_the_data_that_were_there(tmp_path: Path) -> None:
     hdf5(tmp_path)
-    assert run(project(), *PREPARE, cwd=tmp_path).code == 0
-    before = {path.name: path.read_bytes() for path in (tmp_path / "data").iterdir()}
-    refused = run(project(), *PREPARE, "--split", "0.99,0.005,0.005", cwd=tmp_path)
-    one_error(refused, "0 validation windows", "--split 0.99,0.005,0.005")
-    assert {path.name: path.read_bytes() for path in (tmp_path / "data").iterdir()} == before
+    done(tmp_path, *PREPARE)
+    before = files_of(tmp_path / "data")
+    one_error(refused(tmp_path, *PREPARE, "--purge", "999"), "0 training .* windows", "--purge")
+    assert files_of(tmp_path / "data") == before
 
 
 def test_baselines_are_as_a_slow_reading_makes_them(tmp_path: Path) -> None:
     """The mean of the training targets, and least squares on a window's last row."""
     path = hdf5(tmp_path)
-    assert run(project(), *PREPARE, "--split", "280,60,60", cwd=tmp_path).code == 0
+    done(tmp_path, *PREPARE, "--split", "280,60,60")
     with h5py.File(path) as file:
-        last, targets = (
-            file["features"][:, -1].astype(np.float64),
-            file["targets"][:].astype(np.float64),
-        )
+        last = file["features"][:, -1].astype(np.float64)
+        targets = file["targets"][:].astype(np.float64)
     train = targets[:271]
     targets = (targets - train.mean(0)) / train.std(0)
     inputs = np.pad(last, ((0, 0), (0, 1)), constant_values=1)
@@ -282,15 +263,6 @@ def test_baselines_are_as_a_slow_reading_makes_them(tmp_path: Path) -> None:
     assert found["mean"]["mse"] == pytest.approx((targets[340:] ** 2).mean(), rel=1e-4)
     expected = ((inputs[340:] @ solution - targets[340:]) ** 2).mean()
     assert found["linear"]["mse"] == pytest.approx(expected, rel=1e-3)
-
-
-def test_new_windows_of_another_shape_are_one_line(tmp_path: Path) -> None:
-    hdf5(tmp_path)
-    assert run(project(), *PREPARE, cwd=tmp_path).code == 0
-    assert run(project(), "train", *SMALL, "--max-steps", "1", cwd=tmp_path).code == 0
-    hdf5(tmp_path / "new", features=np.ones((400, 15, 3)))
-    refused = run(project(), "predict", "--input", "new/windows.h5", cwd=tmp_path)
-    one_error(refused, "windows of \\(15, 3\\) where the model was trained on \\(16, 3\\)")
 
 
 def little_memory() -> None:
@@ -311,39 +283,25 @@ def test_data_beyond_memory_are_for_the_chunk_loader(loader: str, tmp_path: Path
 # ---- checksums -----------------------------------------------------------------------------------
 
 
-def flip(path: Path, place: int) -> None:
-    content = bytearray(path.read_bytes())
-    content[place] ^= 1
-    path.write_bytes(content)
-
-
 def test_a_flipped_bit_is_found_and_named(tmp_path: Path) -> None:
     path = hdf5(tmp_path)
-    assert run(project(), *PREPARE, cwd=tmp_path).code == 0
-    verify, opened = module("engine.store").verify, store(tmp_path)
+    done(tmp_path, *PREPARE)
+    verify = module("engine.store").verify
+    opened = store(tmp_path)
     assert verify(opened) == 0  # compared when it was opened, and known to be good
     assert verify(opened, again=True) >= path.stat().st_size
-    flip(path, opened.arrays["features"].offset + 100)
-    error = module("engine.errors").UserError
-    with pytest.raises(error, match=r"damaged: .*windows\.h5, block 1 of 32 MB: copy"):
+    content = bytearray(path.read_bytes())
+    content[opened.arrays["features"].offset + 100] ^= 1
+    path.write_bytes(content)
+    says = r"damaged: .*windows\.h5, block 1 of 32 MB: copy"
+    with pytest.raises(module("engine.errors").UserError, match=says):
         verify(opened)
-    one_error(
-        run(project(), "train", *SMALL, "--training.max_steps", "400", cwd=tmp_path),
-        "damaged",
-        "block 1 of 32 MB",
-    )
-    doctor = run(project(), "doctor", "--verify", cwd=tmp_path)
+    one_error(refused(tmp_path, *SMALL), says)
+    doctor = refused(tmp_path, "doctor", "--verify")
     assert doctor.code == 1
     assert "failed   checksums    the stored data are damaged" in doctor.out
-
-
-def test_a_file_that_changed_its_size_since_prepare_is_named(tmp_path: Path) -> None:
-    path = hdf5(tmp_path)
-    assert run(project(), *PREPARE, cwd=tmp_path).code == 0
-    path.write_bytes(path.read_bytes() + b"x")
-    one_error(
-        run(project(), "train", *SMALL, cwd=tmp_path), "bytes where the manifest says", "windows.h5"
-    )
+    path.write_bytes(content + b"x")
+    one_error(refused(tmp_path, *SMALL), "bytes where the manifest says", "windows.h5")
 
 
 # ---- ChunkDataLoader -----------------------------------------------------------------------------
@@ -353,49 +311,41 @@ def chunk_loader(path: Path, **given: Any) -> Any:
     return module("engine.loader").ChunkDataLoader(path, 32, device="cpu", **given)
 
 
-def test_chunk_data_loader_by_itself(tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", ["auto", 40e-6])
+def test_chunk_data_loader_by_itself(size: Any, tmp_path: Path) -> None:
     path = hdf5(tmp_path)
+    with chunk_loader(path, chunk_size_gb=size) as loader:
+        found = [(features.clone(), targets.clone()) for features, targets in loader]
+        assert len(loader) == len(found) == 13
     with h5py.File(path) as file:
-        features, targets = (
-            torch.from_numpy(file["features"][:]),
-            torch.from_numpy(file["targets"][:]),
-        )
-    for size in ("auto", 40e-6):
-        with chunk_loader(path, chunk_size_gb=size) as loader:
-            found = [(x.clone(), y.clone()) for x, y in loader]
-            assert len(loader) == len(found) == 13
-        assert torch.cat([x for x, _ in found]).equal(features)
-        assert torch.cat([y for _, y in found]).equal(targets)
-        with chunk_loader(path, chunk_size_gb=size, shuffle=True, drop_last=True) as loader:
-            epochs = [[y.clone() for _, y in loader] for _ in range(2)]
-        assert [len(epoch) for epoch in epochs] == [12, 12]
-        assert not epochs[0][0].equal(epochs[1][0])
+        for place, name in enumerate(("features", "targets")):
+            whole = torch.cat([batch[place] for batch in found])
+            assert whole.equal(torch.from_numpy(file[name][:]))
+    with chunk_loader(path, chunk_size_gb=size, shuffle=True, drop_last=True) as loader:
+        epochs = [[targets.clone() for _, targets in loader] for _ in range(2)]
+    assert [len(epoch) for epoch in epochs] == [12, 12]
+    assert not epochs[0][0].equal(epochs[1][0])
 
 
-def test_chunk_data_loader_goes_on_with_the_next_batch(tmp_path: Path) -> None:
+def test_chunk_data_loader_resumes_with_the_next_batch(tmp_path: Path) -> None:
     path = hdf5(tmp_path)
     with chunk_loader(path, shuffle=True) as loader:
-        whole = [y.clone() for _ in range(2) for _, y in loader]
+        whole = [targets.clone() for _ in range(2) for _, targets in loader]
     with chunk_loader(path, shuffle=True) as loader:
-        part = []
-        for _, y in loader:
-            part.append(y.clone())
-            state = loader.state_dict()
-            if len(part) == 5:
-                break
+        stream = iter(loader)
+        parts = [next(stream)[1].clone() for _ in range(5)]
+        state = loader.state_dict()
     with chunk_loader(path, shuffle=True) as loader:
         loader.load_state_dict(state)
-        part += [y.clone() for _ in range(2) for _, y in loader]
-    assert len(part) == len(whole)
-    assert all(one.equal(other) for one, other in zip(part, whole, strict=True))
+        parts += [targets.clone() for _ in range(2) for _, targets in loader]
+    assert len(parts) == len(whole)
+    assert torch.cat(parts).equal(torch.cat(whole))
 
 
 def test_chunk_data_loader_refuses_unequal_rows(tmp_path: Path) -> None:
     path = hdf5(tmp_path, targets=np.ones((7, 2)))
-    with pytest.raises(
-        module("engine.errors").UserError,
-        match="unequal numbers of rows: 'features' 400, 'targets' 7",
-    ):
+    says = "unequal numbers of rows: 'features' 400, 'targets' 7"
+    with pytest.raises(module("engine.errors").UserError, match=says):
         chunk_loader(path)
 
 
@@ -406,13 +356,10 @@ DOCUMENT = (REPOSITORY / "docs/windows.md").read_text(encoding="utf-8")
 
 @pytest.mark.full
 def test_documented_commands_run_and_beat_the_linear_map(tmp_path: Path) -> None:
-    python, shell = (
-        re.search(rf"```{kind}\n(.*?)```", DOCUMENT, re.DOTALL)[1] for kind in ("python", "sh")
-    )
+    python, shell = re.findall(r"```(?:python|sh)\n(.*?)```", DOCUMENT, re.DOTALL)[:2]
     subprocess.run([sys.executable, "-c", python], cwd=tmp_path, check=True)
     for line in shell.splitlines():
-        result = run(project(), *line.split()[3:], cwd=tmp_path)
-        assert result.code == 0, result.err
+        done(tmp_path, *line.split()[3:])
     evaluation = json.loads((newest_run(tmp_path) / "evaluation.json").read_text())
     assert evaluation["metrics"]["mse"] < 0.9 * evaluation["baselines"]["linear"]["mse"]
     assert np.load(tmp_path / "forecast.npz")["prediction"].shape == (8000, 6)

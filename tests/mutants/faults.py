@@ -688,16 +688,9 @@ RUNS = (
     Fault(
         "other facts are the same data",
         "engine/store.py",
-        "content.append(self.facts)",
-        "content.append({})",
+        "[hashes, self.splits, self.facts]",
+        "[hashes, self.splits, {}]",
         STORE + "test_the_same_bytes_under_other_facts_are_other_data",
-    ),
-    Fault(
-        "old data get the fingerprint of today",
-        "engine/store.py",
-        'if "rule" in manifest else [2, 1]',
-        'if "rule" in manifest else [2]',
-        STORE + "test_a_store_of_format_1_is_read_and_known_by_both_rules_of_its_time",
     ),
     Fault(
         "the manifest comes before its files",
@@ -882,15 +875,15 @@ WORKLOADS = (
     ),
     Fault(
         "split borders are swapped",
-        "parts/workload/tabular/prepare.py",
-        'names = ("train", "validation", "test")',
-        'names = ("test", "validation", "train")',
+        "prepare/splits.py",
+        'SPLITS = ("train", "validation", "test")',
+        'SPLITS = ("test", "validation", "train")',
         "test_tabular.py::test_every_row_is_in_one_split_and_whole",
     ),
     Fault(
         "the scaler has seen validation and test",
         "parts/workload/tabular/prepare.py",
-        "train[order[: sizes[0]]] = True",
+        'train[order[: splits["train"][1]]] = True',
         "train[:] = True",
         "test_tabular.py::test_facts_come_from_the_training_rows_alone",
     ),
@@ -904,13 +897,13 @@ WORKLOADS = (
     Fault(
         "the history holds the first target",
         "parts/workload/timeseries/dataset.py",
-        "batch = values | {name: both[:, :history]}",
-        "batch = values | {name: both[:, 1 : history + 1]}",
+        "batch[name] = both[:, :history]",
+        "batch[name] = both[:, 1 : history + 1]",
         "test_timeseries.py::test_a_window_belongs_to_the_split_that_holds_all_its_targets",
     ),
     Fault(
         "the series' scaler has seen validation and test",
-        "parts/workload/timeseries/dataset.py",
+        "parts/prepare/frames.py",
         "bars.blocks(num_closed)",
         "bars.blocks()",
         "test_timeseries.py::test_noise_behind_the_training_border_changes_neither_scaler_nor_losses",
@@ -938,9 +931,9 @@ WORKLOADS = (
     ),
     Fault(
         "a row is written with the target of another",
-        "parts/workload/tabular/dataset.py",
-        "            target = targets[:, 0]\n",
-        "            target = targets[::-1, 0]\n",
+        "parts/prepare/rows.py",
+        "numbers[:, is_target][:, 0]",
+        "numbers[::-1, is_target][:, 0]",
         "test_tabular.py::test_every_row_is_in_one_split_and_whole",
     ),
     Fault(

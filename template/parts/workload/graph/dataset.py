@@ -21,7 +21,7 @@ from torch import Tensor
 from .engine.errors import UserError
 from .engine.seams import Batch, Rows, Spans
 from .engine.store import Store, StoreWriter
-from .scaling import Scaler
+from .prepare.scaling import Scaler
 from .settings import WORKLOAD
 
 FEATURES = ("return", "range", "body", "size", "volume", "week", "month")

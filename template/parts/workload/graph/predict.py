@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
 from ..engine.runs import find_run
-from ..splits import add_input
+from ..prepare.splits import add_input
 from .evaluate import (
     add_flags,
     collected,

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
-from ..splits import add_input, conclude, destination, split_sizes
+from ..prepare.splits import add_input, conclude, destination, split_sizes
 
 if TYPE_CHECKING:
     import numpy as np
 
     from ..dataset import Panel, Plan, Stock
     from ..engine.store import StoreWriter
-    from ..tables import Block, Source
+    from ..prepare.tables import Block, Source
 
 PRICES = ("open", "high", "low", "close")
 # A day of a stock; of `date`, days since 1970.
@@ -26,7 +26,7 @@ NAMES = {
     "adjclose": "adjusted",
     "adjustedclose": "adjusted",
 }  # without blanks and _
-GAPS = [
+GAPS = (
     "na",
     "NA",
     "Na",
@@ -40,7 +40,7 @@ GAPS = [
     "NONE",
     "None",
     "NaN",
-]
+)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -210,9 +210,8 @@ def read_prices(source: Source) -> Iterator[tuple[np.ndarray, np.ndarray, list[s
     Without a column `ticker`, of the stock that the file is named as. Where a price is missing, so
     is the adjusted one.
     """
-    from ..scaling import PIECE_ROWS
+    from ..prepare.scaling import PIECE_ROWS
 
-    source.gaps = (*source.missing, *GAPS)
     for block in source.blocks("reading"):
         column = find_columns(block.table.column_names, source.path)
         date = dates(block, column["date"])
@@ -220,7 +219,7 @@ def read_prices(source: Source) -> Iterator[tuple[np.ndarray, np.ndarray, list[s
         values = {}
         for name in (*PRICES, "volume", "adjusted"):
             if name in column:
-                values[name] = block.numbers(column[name], "mend the cell")
+                values[name] = block.numbers(column[name], "mend the cell", GAPS)
         values.setdefault("adjusted", values["close"])
 
         for first in range(0, len(date), PIECE_ROWS):
@@ -250,11 +249,13 @@ def tickers_of(
     """(n,) place of each row's ticker in a list, and the list."""
     import numpy as np
 
+    from ..prepare.categories import read_texts
+
     if "ticker" not in column:
         name = path.name[:-3] if path.name.lower().endswith(".gz") else path.name
         return np.zeros(num_rows, int), [name.rpartition(".")[0] or name]
 
-    places, tickers = block.texts(column["ticker"])
+    places, tickers = read_texts(block, column["ticker"])
     if (places < 0).any():
         row = int((places < 0).argmax())
         remedy = "fill it in, or remove the row"
@@ -284,24 +285,14 @@ def missing_price(rows: np.ndarray) -> np.ndarray:
 
 def dates(block: Block, name: str) -> np.ndarray:
     """(rows,) days since 1970. Raises `UserError` with the row of what is no date."""
-    time_format = block.time_format(name)
-    remedy = "write it as 2024-01-31, or see --time-format"
-    return block.convert(name, lambda column: days(column, time_format), "date", remedy)
-
-
-def days(column: Any, time_format: str) -> np.ndarray:
-    """Days since 1970. Raises ArrowInvalid or ValueError for what is no date."""
-    import pyarrow as pa
-
-    from ..formats import ISO, to_seconds
-
-    if time_format != ISO:
-        return to_seconds(column, time_format) // 86400
-    if column.null_count or pa.types.is_integer(column.type):
-        raise ValueError
-    if pa.types.is_string(column.type):
-        column = pa.compute.utf8_trim_whitespace(column)
-    return column.cast(pa.date32()).cast(pa.int32()).to_numpy()
+    seconds, is_known = block.times(name)
+    is_date = is_known & (seconds % 86400 == 0)
+    if not is_date.all():
+        row = int(is_date.argmin())
+        cell = block.column(name)[row].as_py() or ""
+        remedy = "write it as 2024-01-31, or see --time-format"
+        raise block.error(f"'{cell}' is not a date", row, name, remedy)
+    return seconds // 86400
 
 
 def check(rows: np.ndarray, path: Path, first: int) -> None:
@@ -331,7 +322,7 @@ def read_stocks(
     `ticker`. The rows are in arrays that `writer` has until its end; how the files are written is
     in its `source`. known: how earlier files were written.
     """
-    from ..tables import Source
+    from ..prepare.tables import Source
 
     files = Source(path, (), flags).files()
     reading = Reading(writer, flags, known)
@@ -373,7 +364,7 @@ class Reading:
     def read(self, files: list[Path]) -> None:
         from tqdm import tqdm
 
-        from ..tables import Source
+        from ..prepare.tables import Source
 
         for file in tqdm(files, "files", disable=None):
             num_earlier = len(self.tickers)
@@ -441,7 +432,7 @@ def by_stock(writer: StoreWriter, count: int) -> list[np.ndarray]:
     """The rows that were read, each of `count` stocks together, mapped, in their files' order."""
     import numpy as np
 
-    from ..scaling import BLOCK_ROWS
+    from ..prepare.scaling import BLOCK_ROWS
 
     rows = writer.appended(".rows")
     tickers = writer.appended(".tickers")

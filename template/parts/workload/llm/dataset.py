@@ -23,7 +23,7 @@ from .bytepairs import Byte, Pairs, Tokenizer
 from .counts import order_2
 from .engine.errors import UserError
 from .engine.seams import Batch, Rows, Spans
-from .engine.store import FORMAT, Store, StoreWriter
+from .engine.store import Store, StoreWriter
 from .settings import WORKLOAD
 from .texts import PIECE, Document, decoded, documents
 from .tokenizer import byte_counts, restore
@@ -124,9 +124,7 @@ def write(
         written = None
         if tokenizer.kind == "byte":
             written = write_tokens(writer, tokenizer, files, column, "uint8")
-        if written is not None:
-            writer.format = FORMAT
-        else:
+        if written is None:
             dtype = "uint16" if tokenizer.end < 2**16 else "uint32"
             written = write_tokens(writer, tokenizer, files, column, dtype)
 

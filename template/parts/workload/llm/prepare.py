@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
 from ..engine.runs import typed_path
-from ..splits import add_dry_run, conclude, destination, split_shares, split_sizes
+from ..prepare.splits import add_dry_run, conclude, destination, split_shares, split_sizes
 
 if TYPE_CHECKING:
     import numpy as np

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..engine.runs import find_run
-from ..splits import add_input
+from ..prepare.splits import add_input
 from .evaluate import (
     add_flags,
     collected,
@@ -21,7 +21,6 @@ from .evaluate import (
     predictions,
     write_output,
 )
-from .prepare import MISSING, Kinds, read_table
 
 if TYPE_CHECKING:
     import numpy as np
@@ -51,71 +50,49 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
             loader = new_loader(project, Path(temporary))
         else:
             loader = project.loader(arguments.split)
-        found = collected(predictions(project, loader), "target")
-    del found["index"]
+        rows = collected(predictions(project, loader), "target")
+    del rows["index"]
     classes = project.store.facts["target"].get("classes")
     if output.suffix == ".csv":
-        write_output(output, as_csv(found, classes))
+        write_output(output, as_csv(rows, classes))
     elif classes:
-        write_output(output, {**found, "classes": classes})
+        write_output(output, {**rows, "classes": classes})
     else:
-        write_output(output, found)
-    print(f"{len(found['prediction']):,} predictions of step {step} written to {output}")
+        write_output(output, rows)
+    print(f"{len(rows['prediction']):,} predictions of step {step} written to {output}")
 
 
 def new_rows(path: Path, flags: dict[str, Any], trained: Store, folder: Path) -> None:
-    """Write a table as a store into `folder`, with the facts and the dtype of the training data."""
+    """Write a table as a store into `folder`, with the facts of the training data."""
     import numpy as np
 
-    from ..dataset import write
     from ..engine.store import StoreWriter
-    from ..tables import Source
+    from ..prepare.columns import MISSING, read_table
+    from ..prepare.rows import write
+    from ..prepare.tables import Source
 
     facts = trained.facts
-    arrays = trained.arrays
     known = {column["name"]: column["values"] for column in facts["categories"]}
-    dtype = arrays["features"].dtype if "features" in arrays else "float32"
     with StoreWriter(folder, trained.workload) as writer:
         blocks = Source(path, MISSING, flags, trained.source).blocks("reading")
-        table = read_table(writer, blocks, _kinds(facts), "", 0, known)
-        write(writer, table, facts, np.arange(len(table)), dtype)
+        table = read_table(writer, blocks, facts["columns"], known=known)
+        write(writer, table, facts, np.arange(len(table)))
         writer.splits = {"input": [0, len(table)]}
 
 
-def _kinds(facts: dict[str, Any]) -> Kinds:
-    """What the columns of the training data hold."""
-    times = facts.get("times", {})
-    time_of = {}  # a feature → the column of times that it is a part of
-    for name, parts in times.items():
-        for part in parts:
-            time_of[f"{name} {part}"] = name
-
-    kinds: Kinds = {}
-    for column in facts["features"]:
-        feature = column["name"]
-        if feature in time_of:
-            name = time_of[feature]
-            kinds[name] = times[name]
-        else:
-            kinds[feature] = "number"
-    for column in facts["categories"]:
-        kinds[column["name"]] = "category"
-    return kinds
-
-
-def as_csv(found: dict[str, np.ndarray], classes: list[str] | None) -> bytes:
+def as_csv(rows: dict[str, np.ndarray], classes: list[str] | None) -> bytes:
     """Lines, `row` counting from 1; classes by name, with a column of probabilities for each."""
-    columns = {name: array.astype(str).tolist() for name, array in found.items() if array.ndim == 1}
+    columns = {name: array.astype(str).tolist() for name, array in rows.items() if array.ndim == 1}
     if classes:
         for name, numbers in columns.items():
             columns[name] = [classes[int(number)] for number in numbers]
-        probabilities = found["probability"].T.astype(str).tolist()
+        probabilities = rows["probability"].T.astype(str).tolist()
         for name, cells in zip(classes, probabilities, strict=True):
             columns[f"probability of {name}"] = cells
 
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["row", *columns])
-    numbers_of_rows = range(1, len(found["prediction"]) + 1)
+    numbers_of_rows = range(1, len(rows["prediction"]) + 1)
     writer.writerows(zip(numbers_of_rows, *columns.values(), strict=True))
     return text.getvalue().encode()

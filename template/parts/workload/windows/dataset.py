@@ -35,8 +35,6 @@ class Samples:
     See `engine.seams.Samples`.
     """
 
-    title = "target 0"  # of a plot
-
     def __init__(self, store: Store, settings: Sections | None, split: str):
         self.store = store
         self.first, last = store.splits[split]
@@ -67,10 +65,6 @@ class Samples:
         if "targets" in rows:
             batch["target"] = rows["targets"].values[:, 0].float()
         return batch
-
-    def history(self, index: int) -> np.ndarray | None:
-        """(T,) before the first target, for a plot; None: nobody knows which feature that is."""
-        return None
 
 
 def write_windows(
@@ -226,13 +220,10 @@ def baselines(store: Store, settings: Sections, split: str) -> dict[str, dict[st
 
 def _error_sums(error: np.ndarray, scale: np.ndarray) -> list[float]:
     """Sums of `METRICS`."""
-    original = error * scale
-    return [
-        (error**2).sum(),
-        abs(error).sum(),
-        (original**2).sum(),
-        abs(original).sum(),
-    ]
+    sums = []
+    for values in (error, error * scale):
+        sums += [np.square(values).sum(), np.abs(values).sum()]
+    return sums
 
 
 def naive(store: Store, split: str) -> float:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
 from ..engine.runs import typed_path
-from ..splits import add_dry_run, borders, conclude, destination
+from ..prepare.splits import add_dry_run, borders, conclude, destination
 
 if TYPE_CHECKING:
     from ..engine.store import Array, Store

@@ -147,7 +147,7 @@ def load_weights(folder: Path, project: Project, which: str, weights: str) -> in
     )
 
     def fits(facts: dict[str, Any]) -> None:
-        if facts["data"] not in store.fingerprints:
+        if facts["data"] != store.fingerprint:
             what = "the run was trained on other data than these"
             remedy = "name the run's data with --data.path, or prepare the same once more"
             raise UserError(what, str(store.folder), remedy)

@@ -25,19 +25,11 @@ import numpy as np
 from .errors import UserError
 from .files import BLOCK_BYTES, blocks, checksums, read_json, sync, writable_folder, write_json
 
-FORMAT = 3
-"""Format of the manifest. Format 1 has all arrays in one HDF5 file, also at offsets: it is still
-read. Only tokens of 8 bits, where a document ends with byte 255, have format 3; all else is written
-as 2."""
-
-RULE = 2
-"""Rule of the fingerprint. What a fingerprint is made of changes only under a new number, and a
-store keeps the rule that it was prepared with: otherwise a run would refuse its own data."""
-
+FORMAT = 3  # goes up when the manifest, an array or the fingerprint means something else
 MANIFEST = "manifest.json"
 VERIFIED = "verified.json"
 REMEMBERED = "data.json"
-OURS = re.compile(r"store-(.+-)?[0-9a-f]{12}\.(npy|h5)")
+OURS = re.compile(r"store-.+-[0-9a-f]{12}\.npy")
 SMALL_BYTES = 64 << 20  # up to here, comparing all checksums takes less time than importing torch
 AGAIN = "run `prepare` again"
 SYNTHETIC = "synthetic"  # the kind of data that a training makes where nothing was prepared, and their folder
@@ -101,29 +93,24 @@ class Store:
     def __init__(self, path: Path, manifest: dict[str, Any]):
         """Raises `UserError` if this project cannot read the manifest, whose file is `path`."""
         number = manifest.get("format")
-        if not isinstance(number, int):
-            raise UserError("unreadable manifest", str(path), AGAIN)
-        rule = manifest.get("rule", 1)
-        if number > FORMAT or rule > RULE:
-            known = f"this project knows {FORMAT} and {RULE}"
-            what = f"the data are of format {number}, rule {rule}; {known}"
-            raise UserError(what, str(path), "`copier update` the project, or " + AGAIN)
+        if number != FORMAT:
+            what = f"the data are of format {number}, this project reads {FORMAT}"
+            raise UserError(what, str(path), AGAIN)
 
         self.folder = path.parent
         self.manifest = manifest
-        self.workload: str = manifest["workload"]
-        self.facts: dict[str, Any] = manifest["facts"]
-        self.splits: dict[str, list[int]] = manifest["splits"]
-        self.source: dict[str, Any] = manifest["source"]
-        self.files: dict[str, Any] = manifest["files"]
-        self.arrays: dict[str, Array] = {}
-        for name, entry in manifest["arrays"].items():
-            self.arrays[name] = _array(self.folder, name, **entry)
+        self.workload = manifest["workload"]
+        self.facts = manifest["facts"]
+        self.splits = manifest["splits"]
+        self.source = manifest["source"]
+        self.files = manifest["files"]
+        arrays = manifest["arrays"].items()
+        self.arrays = {name: _array(self.folder, name, **entry) for name, entry in arrays}
 
-        # Manifests of format 1 do not name their rule: runs know such data by either.
-        rules = [manifest["rule"]] if "rule" in manifest else [2, 1]
-        self.fingerprints = [self._fingerprint(rule) for rule in rules]
-        self.fingerprint = self.fingerprints[0]
+        # The same bytes with other targets, class names or characters are other data.
+        hashes = [entry["sha256"] for entry in self.files.values()]
+        content = json.dumps([hashes, self.splits, self.facts], sort_keys=True)
+        self.fingerprint = hashlib.sha256(content.encode()).hexdigest()[:16]
 
     @property
     def again(self) -> str:
@@ -131,15 +118,6 @@ class Store:
         if self.source.get("kind") == SYNTHETIC:
             return f"remove {self.folder}: `train` makes the synthetic data again"
         return AGAIN
-
-    def _fingerprint(self, rule: int) -> str:
-        hashes = [entry["sha256"] for entry in self.files.values()]
-        content: list[Any] = [hashes, self.splits]
-        if rule > 1:
-            # The same bytes with other targets, class names or characters are other data.
-            content.append(self.facts)
-        text = json.dumps(content, sort_keys=rule > 1)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @classmethod
     def open(cls, folder: str | Path, workload: str | None = None) -> Store:
@@ -192,7 +170,7 @@ class Store:
         path = run / REMEMBERED
         stores = [cls(path, manifest) for manifest in read_json(path).values()]
         for store in reversed(stores):
-            if fingerprint is None or fingerprint in store.fingerprints:
+            if fingerprint is None or fingerprint == store.fingerprint:
                 return store
         return None
 
@@ -258,7 +236,6 @@ class StoreWriter:
     def __init__(self, folder: str | Path, workload: str):
         self.folder = Path(folder)
         self.workload = workload
-        self.format = 2
         self.facts: dict[str, Any] = {}
         self.splits: dict[str, list[int]] = {}
         self.source: dict[str, Any] = {}
@@ -352,7 +329,7 @@ class StoreWriter:
                 self._commit_array(name, entry)
         sync(self.folder)
 
-        manifest = {"format": self.format, "rule": RULE}
+        manifest: dict[str, Any] = {"format": FORMAT}
         for field in ("workload", "source", "facts", "splits", "arrays", "files"):
             manifest[field] = getattr(self, field)
         write_json(self.folder / MANIFEST, manifest)

@@ -5,17 +5,19 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .engine.errors import UserError
-from .engine.runs import typed_path
+from ..engine.errors import UserError
+from ..engine.runs import typed_path
 
 if TYPE_CHECKING:
-    from .engine.store import Store, StoreWriter
+    from ..engine.store import Store, StoreWriter
+
+SPLITS = ("train", "validation", "test")
 
 
 def split_shares(split: str) -> tuple[list[float], bool]:
@@ -59,17 +61,9 @@ def split_sizes(split: str, count: int, unit: str = "row", rounded: int = 0) -> 
 
 
 def borders(split: str, count: int) -> dict[str, list[int]]:
-    """First and last + 1 row of each split of rows in the order of time; one may be empty."""
-    parts, are_shares = split_shares(split)
-    unit = count if are_shares else 1
-    marks = [round(sum(parts[:place]) * unit) for place in range(4)]
-    if are_shares:
-        marks[-1] = count
-    if marks[-1] > count:
-        what = f"the split needs {marks[-1]} rows"
-        raise UserError(what, f"--split {split}", f"there are {count}")
-    names = ("train", "validation", "test")
-    return {name: [first, last] for name, (first, last) in zip(names, pairwise(marks), strict=True)}
+    """First and last + 1 row of each split of rows that are in order."""
+    ends = accumulate(split_sizes(split, count), initial=0)
+    return dict(zip(SPLITS, map(list, pairwise(ends)), strict=True))
 
 
 @contextmanager
@@ -83,19 +77,15 @@ def destination(path: str, dry_run: bool) -> Iterator[Path]:
 
 
 def conclude(
-    data: Store | StoreWriter, dry_run: bool, columns: Iterable[tuple[str, ...]] = ()
+    data: Store | StoreWriter, dry_run: bool, columns: Sequence[tuple[str, ...]] = ()
 ) -> None:
     """Print the columns and what to do with the data next.
 
     columns: (name, type, lowest, highest, missing) each.
     """
-    from .engine.loader import Loader
-
-    constant = []
     for column in columns:
         print("  {:24.24}{:>10}{:>14}{:>14}{:>10}".format(*column))
-        if column[1] == "constant":
-            constant.append(column[0])
+    constant = [column[0] for column in columns if column[1] == "constant"]
     if constant:
         names = ", ".join(constant)
         print(f"note: one value in all training rows, which tells nothing: {names}")
@@ -103,18 +93,30 @@ def conclude(
     if first == last:
         remedy = "`evaluate` needs --split validation, which chose the best step"
         print(f"note: nothing is left to test: {remedy}")
-
-    size = sum(file["bytes"] for file in data.files.values()) / 1e9
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
-    loader = "any loader" if size < memory else "the loader `chunk`"
-    print(f"size:       {1e3 * size:,.1f} MB of data, {memory:,.0f} GB of memory: for {loader}")
-    if size > memory and "chunk_size_gb" in Loader.WITHOUT_EFFECT:
-        command = "copier update --defaults -r :current: -d loader=chunk"
-        print(f"note: this project has another one: {command}")
-    place = "nowhere, by --dry-run" if dry_run else str(data.folder)
-    print(f"written to: {place}")
+    print_size(sum(file["bytes"] for file in data.files.values()))
+    print(f"written to: {'nowhere, by --dry-run' if dry_run else data.folder}")
     package = (__package__ or "").partition(".")[0]
     print(f"next:       python -m {package} train")
+
+
+def print_size(size: int) -> None:
+    """Print the size of the data, and which loader is for more than fit into memory."""
+    from ..engine.loader import Loader
+
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    print(f"size:       {size / 1e6:,.1f} MB of data, {memory / 1e9:,.0f} GB of memory")
+    if size > memory and "chunk_size_gb" in Loader.WITHOUT_EFFECT:
+        command = "copier update --defaults -r :current: -d loader=chunk"
+        print(f"note: the data are larger than memory, which is for another loader: {command}")
+
+
+def sign(text: str) -> str:
+    """A single character, or the one that is named `tab`."""
+    if text == "tab":
+        return "\t"
+    if len(text) != 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is not one character, such as ';'")
+    return text
 
 
 def add_input(parser: argparse.ArgumentParser, title: str, required: bool = True) -> None:
@@ -126,15 +128,14 @@ def add_input(parser: argparse.ArgumentParser, title: str, required: bool = True
     add("--input", required=required, type=typed_path, metavar="PATH", help=text)
     default = "by its first rows" if required else "as in `prepare`"
     text = f"between cells of a CSV, or `tab` (default: {default})"
-    add("--delimiter", metavar="SIGN", help=text)
-    add("--decimal", metavar="SIGN", help=f"in numbers of a CSV (default: {default})")
+    add("--delimiter", type=sign, metavar="SIGN", help=text)
+    text = f"in numbers of a CSV (default: {default})"
+    add("--decimal", type=sign, metavar="SIGN", help=text)
     default = "utf-8" if required else "as in `prepare`"
     add("--encoding", metavar="NAME", help=f"of a CSV, such as latin-1 (default: {default})")
     text = "a cell without a value; repeatable"
     add("--missing", action="append", metavar="TEXT", help=text)
-    text = (
-        "of times that are not ISO 8601, such as %%d.%%m.%%Y (default: the one that reads them all)"
-    )
+    text = "of times, such as %%d.%%m.%%Y (default: ISO 8601, or the one that reads them all)"
     add("--time-format", metavar="FORMAT", help=text)
     if required:
         add_dry_run(parser)

@@ -1,0 +1,215 @@
+"""What the columns of a table hold (numbers, categories, times), and their values as arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..engine.errors import UserError
+from .categories import is_time, read_texts
+from .rows import Table
+from .tables import COMMAS, TEXT, has_commas, place_of
+
+if TYPE_CHECKING:
+    from ..engine.store import StoreWriter
+    from .tables import Block
+
+MISSING = ("", "NA")
+NO_TARGET = ("nan", "NaN")  # further cells without a target
+OTHERWISE = (
+    "fix the cell, leave it empty where the value is missing, or prepare with --category or --drop"
+)
+TARGET = "fix the cell, or use --task classification"
+MOSTLY = 0.5  # a column with this share of numbers is numeric, and a text in it an error
+EXACT = 1 << 24  # float32 tells whole numbers apart up to here
+TIMES = ("hour", "weekday", "month")
+Kinds = dict[str, Any]
+"""What a column holds: `number`, `category`, or the parts of a time that are to be kept."""
+
+
+def survey(
+    block: Block, target: str, task: str, categories: list[str], drop: list[str], parts: list[str]
+) -> Kinds:
+    """What each column to keep holds, by the first block.
+
+    categories: columns whose numbers are names. parts: of times that are to be kept.
+    """
+    header = block.table.column_names
+    for name in [target, *categories, *drop]:
+        place_of(name, header, block.source.path)
+    names = [name for name in header if name not in drop]
+    if target not in names:
+        raise UserError("the target cannot be dropped", f"--drop '{target}'")
+    if len(names) == 1:
+        what = "no column besides the target"
+        raise UserError(what, str(block.source.path), "a model needs something to go by")
+
+    kinds: Kinds = {}
+    for name in names:
+        if name == target:
+            kinds[name] = "number" if task == "regression" else "category"
+        elif name in categories:
+            kinds[name] = "category"
+        else:
+            kinds[name] = kind_of(block, name, parts)
+    if parts and parts not in kinds.values():
+        remedy = "write them as 2024-01-31, or say how they are written by --time-format"
+        raise UserError("no column of times", f"{block.source.path}, --time-features", remedy)
+    return kinds
+
+
+def kind_of(block: Block, name: str, parts: list[str]) -> Any:
+    """A column is numeric if most of the cells that are not missing are numbers."""
+    values, is_known = block.parse(name)
+    texts = is_known & (values == TEXT)
+    if parts and texts.any() and is_time(block, name):
+        return parts
+    if texts.sum() > MOSTLY * is_known.sum():
+        return "category"
+    return "number"
+
+
+def read_table(
+    writer: StoreWriter,
+    blocks: Iterable[Block],
+    kinds: Kinds,
+    target: str = "",
+    limit: int = 0,
+    known: dict[str, list[str]] | None = None,
+    drop_missing: bool = False,
+) -> Table:
+    """The columns of `kinds` as arrays that `writer` has until its end.
+
+    limit: how many values a category may have. known: the values that earlier data had in
+    categories, in the order of their codes. drop_missing: leaves rows without a target out. Raises
+    `UserError` that names row and column for a cell that does not belong there.
+    """
+    columns = Columns(kinds, target, limit, known)
+    num_rows = 0
+    for block in blocks:
+        numbers, codes, has_target = columns.read(block)
+        if target and not drop_missing and not has_target.all():
+            remedy = "fill it in, remove the row, or say --drop-missing-targets"
+            raise block.error("the target is missing", int(has_target.argmin()), target, remedy)
+        writer.append(".numbers", numbers[has_target])
+        writer.append(".codes", codes[has_target])
+        num_rows = block.first + len(block.table)
+
+    columns.print_notes()
+    arrays = [writer.appended(name) for name in (".numbers", ".codes")]
+    return Table(kinds, *arrays, columns.levels(), target, num_rows)
+
+
+class Columns:
+    """Reads the columns of a table from its blocks; knows the values of its categories so far."""
+
+    def __init__(self, kinds: Kinds, target: str, limit: int, known: dict[str, list[str]] | None):
+        """As of `read_table`."""
+        self.kinds = kinds
+        self.target = target
+        self.limit = limit
+        self.is_learning = known is None
+        self.rounded = set[str]()  # columns of whole numbers that float32 rounds
+        self.codes: dict[str, dict[str, int]] = {}  # of the cells, by category
+        for name, kind in kinds.items():
+            if kind == "category":
+                cells = (known or {}).get(name, [])
+                self.codes[name] = {cell: code for code, cell in enumerate(cells, 1)}
+
+    def read(self, block: Block) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Numbers (rows, columns), codes (rows, categories); and whether each row has a target."""
+        numbers = []
+        codes = []
+        has_target = np.ones(len(block.table), bool)
+        for name, kind in self.kinds.items():
+            place_of(name, block.table.column_names, block.source.path)
+            if kind == "category":
+                codes.append(self._category(block, name))
+                is_known = codes[-1] > 0
+            elif kind == "number":
+                numbers.append(self._number(block, name))
+                is_known = ~np.isnan(numbers[-1])
+            else:
+                numbers += time_features(block, name, kind)
+            if name == self.target:
+                has_target = is_known
+        rows = len(block.table)
+        return (
+            side_by_side(numbers, rows, np.float32),
+            side_by_side(codes, rows, np.int32),
+            has_target,
+        )
+
+    def _category(self, block: Block, name: str) -> np.ndarray:
+        """(rows,) codes; 0 for a missing cell, and for values that training has not seen."""
+        places, cells = read_texts(block, name, self._gaps(name))
+        codes = self.codes[name]
+        for cell in cells:
+            codes.setdefault(cell, len(codes) + 1 if self.is_learning else 0)
+        if self.is_learning and len(codes) > self.limit:
+            self._refuse_levels(block, name)
+        return np.array([*(codes[cell] for cell in cells), 0], np.int32)[places]
+
+    def _refuse_levels(self, block: Block, name: str) -> None:
+        remedy = f"leave it out with --drop '{name}', or raise --max-levels"
+        if has_commas(list(self.codes[name])):
+            remedy = f"{COMMAS}; {remedy}"
+        elif is_time(block, name):
+            remedy += "; of times, see --time-features"
+        what = f"more than {self.limit} different values in a category"
+        raise UserError(what, f"{block.source.path}, column '{name}'", remedy)
+
+    def _number(self, block: Block, name: str) -> np.ndarray:
+        remedy = TARGET if name == self.target else OTHERWISE
+        values = block.numbers(name, remedy, self._gaps(name))
+        large = values[np.abs(values) > EXACT]
+        if ((large == large // 1) & (large != np.float32(large))).any():
+            self.rounded.add(name)
+        return values
+
+    def _gaps(self, name: str) -> tuple[str, ...]:
+        return NO_TARGET if name == self.target else ()
+
+    def levels(self) -> dict[str, list[str]]:
+        """The values of each category, in the order of their codes."""
+        levels = {}
+        for name, codes in self.codes.items():
+            levels[name] = [cell for cell, code in codes.items() if code]
+        return levels
+
+    def print_notes(self) -> None:
+        """Print a note for each column that may not be meant so."""
+        for name in self.rounded:
+            what = "whole numbers beyond 2^24, which float32 rounds"
+            print(f"note: column '{name}' has {what}: --category '{name}' or --drop '{name}'?")
+        for name, codes in self.codes.items():
+            unknown = [cell for cell, code in codes.items() if not code]
+            if unknown:
+                what = f"values that training had not, such as '{unknown[0]}'"
+                print(f"note: column '{name}' has {what}")
+
+
+def side_by_side(columns: list[np.ndarray], rows: int, dtype: Any) -> np.ndarray:
+    """(rows, columns) of columns (rows,)."""
+    values = np.empty((rows, len(columns)), dtype)
+    for place, column in enumerate(columns):
+        values[:, place] = column
+    return values
+
+
+def time_features(block: Block, name: str, parts: list[str]) -> list[np.ndarray]:
+    """(rows,) for each part of a column of times; NaN where a cell is missing."""
+    seconds, is_known = block.times(name)
+    return [np.where(is_known, part_of(part, seconds), np.nan) for part in parts]
+
+
+def part_of(part: str, seconds: np.ndarray) -> np.ndarray:
+    """The hour from 0, the weekday from 0 (Monday) or the month from 1, of seconds since 1970."""
+    if part == "hour":
+        return seconds // 3600 % 24
+    if part == "weekday":
+        return (seconds // 86400 + 3) % 7
+    months = seconds.astype("datetime64[s]").astype("datetime64[M]")
+    return months.astype(int) % 12 + 1

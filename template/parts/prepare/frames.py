@@ -1,0 +1,183 @@
+"""Time frames: a series resampled into bars, what a model must know of them, and their arrays.
+
+The store has an array for each frame, (rows, C), oldest first; the first frame has the targets.
+For each further frame `<name>.closed` says how many of its bars have closed at each row of the
+first: no window sees a bar before its end.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..engine.errors import UserError
+from ..engine.store import StoreWriter
+from .scaling import Scaler
+from .series import Series
+
+UNITS = {"S": 1, "M": 60, "H": 3600, "D": 86400, "W": 604800}
+RULES = ("first", "max", "min", "last", "sum")
+# The rules of columns with these names; all others have `last`.
+BY_NAME = {"open": "first", "high": "max", "low": "min", "close": "last", "volume": "sum"}
+REDUCE = {"max": np.maximum, "min": np.minimum, "sum": np.add}
+Splits = dict[str, list[int]]
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Bars of a time frame, and how many of them a window has."""
+
+    name: str
+    bars: Series
+    history: int
+
+
+# --- resampling
+
+
+def make_frames(
+    series: Series, names: list[str], histories: list[int], rules: dict[str, str]
+) -> list[Frame]:
+    """A frame for each name, the finest first; `rows` are those of the series as they are.
+
+    rules: how a column is resampled, where its name does not say it.
+    """
+    frames = []
+    finer_step = 0  # of the frame before
+    for name, history in zip(names, histories, strict=True):
+        step = series.step if name == "rows" else seconds(name)
+        if step < series.step or step <= finer_step or step % series.step:
+            remedy = f"rows are {series.step} s apart; name the finest first"
+            raise UserError(f"a frame of {step} s does not fit here", f"--frames {name}", remedy)
+        bars = resample(series, step, rules)
+        if len(bars) < history:
+            what = f"{len(bars)} rows are shorter than a history of {history}"
+            raise UserError(what, f"time frame '{name}'", "give more rows, or a smaller --history")
+        frames.append(Frame(name, bars, history))
+        finer_step = step
+    return frames
+
+
+def seconds(name: str) -> int:
+    """`M15` is 900: a letter of S, M, H, D, W and a number."""
+    match = re.fullmatch(r"([SMHDW])(\d+)", name.upper())
+    if not match or not int(match[2]):
+        raise UserError(f"no time frame '{name}'", "--frames", "such as M1, M15, H4, D1")
+    return UNITS[match[1]] * int(match[2])
+
+
+def resample(series: Series, step: int, rules: dict[str, str]) -> Series:
+    """Bars of `step` seconds, each with the time of its beginning; only bars that the data close."""
+    if step == series.step:
+        return series
+    bar_of_row = series.times // step
+    begins = np.flatnonzero(np.diff(bar_of_row, prepend=bar_of_row[0] - 1))
+    times = bar_of_row[begins] * step
+    columns = []
+    for name, column in zip(series.names, series.values.T, strict=True):
+        rule = rules.get(name) or BY_NAME.get(name.lower(), "last")
+        columns.append(_reduce(column, begins, rule))
+    is_closed = times + step <= series.times[-1] + series.step
+    return Series(series.names, times[is_closed], np.stack(columns, 1)[is_closed], step)
+
+
+def _reduce(column: np.ndarray, begins: np.ndarray, rule: str) -> np.ndarray:
+    """(bars,) of a column (n,): begins (bars,) are the first rows of the bars."""
+    if rule in REDUCE:
+        return REDUCE[rule].reduceat(column, begins)
+    if rule == "first":
+        return column[begins]
+    return column[np.append(begins[1:], len(column)) - 1]
+
+
+# --- what a window may know
+
+
+def count_closed(bars: Series, base: Series, times: np.ndarray) -> np.ndarray:
+    """How many bars have closed at rows of the first frame: these are known when they close."""
+    return np.searchsorted(bars.times, times + base.step - bars.step, "right")
+
+
+def find_reach(frames: list[Frame]) -> int:
+    """The first row whose past fills a window in all frames."""
+    base = frames[0].bars
+    reach = 0
+    for frame in frames:
+        # The bar that completes the history, and the row at which it closes.
+        ends = frame.bars.times[frame.history - 1 : frame.history] + frame.bars.step - base.step
+        if not len(ends):
+            return len(base)
+        reach = max(reach, int(np.searchsorted(base.times, ends[0])) + 1)
+    return reach
+
+
+# --- facts and arrays
+
+
+def describe(
+    frames: list[Frame], splits: Splits, targets: list[int], horizon: int, where: str = ""
+) -> tuple[dict[str, Any], list[tuple[str, ...]]]:
+    """The facts that a model is built from, and a line for each column.
+
+    Scales are of the training rows alone. The first frame has the targets (columns) and the splits
+    (rows). Raises `UserError`, with `where`, where no window fits into training or validation.
+    """
+    check_splits(splits, find_reach(frames), horizon, where)
+    base = frames[0].bars
+    scaled = []
+    columns = []
+    for frame in frames:
+        scaler = learn_scale(frame.bars, base, splits["train"][1])
+        mean, std = scaler.scale()
+        fact = {"name": frame.name, "history": frame.history, "step": frame.bars.step}
+        scaled.append({**fact, "mean": mean.tolist(), "std": std.tolist()})
+        columns.append(scaler.columns(base.names))
+
+    facts = {
+        "columns": base.names,
+        "targets": targets,
+        "horizon": horizon,
+        "frames": scaled,
+        "target_mean": [[scaled[0]["mean"][place] for place in targets]],
+        "target_std": [[scaled[0]["std"][place] for place in targets]],
+    }
+    return facts, columns[0]
+
+
+def check_splits(splits: Splits, reach: int, horizon: int, where: str) -> None:
+    """Raise `UserError` where no window fits into training or validation."""
+    counts = []
+    for first, last in splits.values():
+        counts.append(max(last - horizon - max(first, reach) + 1, 0))
+    if not (counts[0] and counts[1]):
+        what = f"{counts[0]} training and {counts[1]} validation windows fit into the split"
+        raise UserError(what, where, "give it more rows, or take a smaller --history")
+
+
+def learn_scale(bars: Series, base: Series, border: int) -> Scaler:
+    """The scale of the bars that have closed before row `border` of the first frame."""
+    scaler = Scaler(len(base.names))
+    last_time = base.times[border - 1 : border]
+    num_closed = int(count_closed(bars, base, last_time)[0])
+    for _, values in bars.blocks(num_closed):
+        scaler.add(values)
+    return scaler
+
+
+def write_frames(
+    writer: StoreWriter, frames: list[Frame], splits: Splits, facts: dict[str, Any]
+) -> None:
+    """Write frames with facts that `describe` has found, in these data or in earlier ones."""
+    base = frames[0].bars
+    for frame in frames:
+        for _, values in frame.bars.blocks():
+            writer.append(frame.name, values)
+    for times, _ in base.blocks():
+        writer.append("time", times)
+        for frame in frames[1:]:
+            writer.append(f"{frame.name}.closed", count_closed(frame.bars, base, times))
+    writer.facts = {**facts, "reach": find_reach(frames)}
+    writer.splits = splits

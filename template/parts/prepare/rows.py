@@ -1,0 +1,170 @@
+"""The rows of a table: what a model must know of them, and their arrays in the store.
+
+The store holds `features` (N, F) in the columns' own units, NaN where a cell was empty;
+`categories` (N, C) int32, where 0 is missing or unknown; and `target` (N,), float32 or the int64
+number of a class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..engine.errors import UserError
+from ..engine.store import StoreWriter
+from .scaling import BLOCK_ROWS, PIECE_ROWS, Scaler
+
+Facts = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows in the order of their file, in memory or mapped; the target is a column like others.
+
+    A code is 0 where a cell is missing, else the place of its value plus 1.
+    """
+
+    kinds: dict[str, Any]  # of all columns, see `columns.py`
+    numbers: np.ndarray  # (N, columns) float32
+    codes: np.ndarray  # (N, categories) int32
+    levels: dict[str, list[str]]  # values of each category
+    target: str = ""  # none in rows to predict
+    rows_read: int = 0  # also those without a target, which are left out
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the numbers: columns, and parts of times."""
+        names = []
+        for name, kind in self.kinds.items():
+            if isinstance(kind, list):
+                names += [f"{name} {part}" for part in kind]
+            elif kind == "number":
+                names.append(name)
+        return names
+
+
+def _slices(num_rows: int, size: int) -> Iterator[slice]:
+    for start in range(0, num_rows, size):
+        yield slice(start, start + size)
+
+
+def describe(table: Table, train: np.ndarray) -> tuple[Facts, list[tuple[str, ...]]]:
+    """The facts that a model is built from, and a line for each column.
+
+    They are of the rows `train` (N,) bool alone. Categories are numbered in the order of their
+    values; those that no training row has are left out. Raises `UserError` for a column without any
+    value and for a class that no training row has.
+    """
+    scaler = Scaler(len(table.names))
+    counts = {name: np.zeros(len(values) + 1, int) for name, values in table.levels.items()}
+    for block in _slices(len(table), BLOCK_ROWS):
+        rows = block.start + np.flatnonzero(train[block])
+        scaler.add(table.numbers.take(rows, 0))
+        for count, codes in zip(counts.values(), table.codes.take(rows, 0).T, strict=True):
+            count += np.bincount(codes, minlength=len(count))
+
+    features = _scales(table.names, scaler)
+    categories = []
+    for name, values in table.levels.items():
+        categories.append({"name": name, "values": _known(values, counts[name])})
+    facts: Facts = {
+        "task": "classification" if table.target in table.levels else "regression",
+        "features": [fact for fact in features if fact["name"] != table.target],
+        "categories": [fact for fact in categories if fact["name"] != table.target],
+        "columns": {name: kind for name, kind in table.kinds.items() if name != table.target},
+    }
+    (target,) = [fact for fact in features + categories if fact["name"] == table.target]
+    if facts["task"] == "classification":
+        target = _describe_classes(table, target["values"], counts[table.target])
+    return facts | {"target": target}, scaler.columns(table.names) + _lines(counts)
+
+
+def _scales(names: list[str], scaler: Scaler) -> list[Facts]:
+    """Name, mean, standard deviation and number of missing values of each column."""
+    mean, std = scaler.scale()
+    facts = []
+    for place, name in enumerate(names):
+        missing = scaler.rows - int(scaler.count[place])
+        if missing == scaler.rows:
+            remedy = f"leave it out with --drop '{name}'"
+            raise UserError("no training row has a value", f"column '{name}'", remedy)
+        scale = {"mean": float(mean[place]), "std": float(std[place])}
+        facts.append({"name": name, **scale, "missing": missing})
+    return facts
+
+
+def _describe_classes(table: Table, classes: list[str], counts: np.ndarray) -> Facts:
+    values = table.levels[table.target]
+    for name in values:
+        if name not in classes:
+            what = f"class '{name}' is in no training row"
+            remedy = "leave its rows out, or try another --seed"
+            raise UserError(what, f"column '{table.target}'", remedy)
+    codes = [values.index(name) + 1 for name in classes]
+    return {"name": table.target, "classes": classes, "counts": counts[codes].tolist()}
+
+
+def _lines(counts: dict[str, np.ndarray]) -> list[tuple[str, ...]]:
+    """(name, type, lowest, highest, missing) of each category."""
+    lines = []
+    for name, count in counts.items():
+        missing = f"{count[0] / max(count.sum(), 1):.1%}"
+        lines.append((name, "category", "", f"{(count[1:] > 0).sum()} values", missing))
+    return lines
+
+
+def _known(values: list[str], counts: np.ndarray) -> list[str]:
+    """The values that training rows have, in their order."""
+    known = [value for value, count in zip(values, counts[1:], strict=True) if count]
+    return sorted(known, key=_by_number)
+
+
+def _by_number(value: str) -> tuple[int, str, str]:
+    """Sorts 2 before 10, without int(), which refuses more than 4,300 digits."""
+    if not value.isdecimal():
+        return (-1, "", value)
+    digits = value.lstrip("0")
+    return (len(digits), digits, value)
+
+
+def write(writer: StoreWriter, table: Table, facts: Facts, order: np.ndarray) -> None:
+    """Write rows of a table, by their numbers in `order`, in the codes of `facts`."""
+    is_target = np.array([name == table.target for name in table.names], bool)
+    mean = np.float32([column["mean"] for column in facts["features"]])
+    had_gaps = np.array([column["missing"] > 0 for column in facts["features"]], bool)
+    known = {column["name"]: column["values"] for column in facts["categories"]}
+    known[table.target] = facts["target"].get("classes", [])
+
+    for piece in _slices(len(order), PIECE_ROWS):
+        numbers = table.numbers.take(order[piece], 0)
+        if facts["features"]:
+            values = numbers[:, ~is_target]
+            # A gap in a column that had none in training becomes the mean.
+            values = np.where(np.isnan(values) & ~had_gaps, mean, values)
+            writer.append("features", values)
+        if is_target.any():
+            writer.append("target", numbers[:, is_target][:, 0])
+
+        codes = {}
+        columns = table.codes.take(order[piece], 0).T
+        for (name, values), column in zip(table.levels.items(), columns, strict=True):
+            codes[name] = _renumber(values, known[name])[column]
+        classes = codes.pop(table.target, None)
+        if codes:
+            writer.append("categories", np.stack(list(codes.values()), 1))
+        if classes is not None:
+            writer.append("target", classes.astype(np.int64) - 1)
+    writer.facts = facts
+
+
+def _renumber(values: list[str], known: list[str]) -> np.ndarray:
+    """Codes of a table → those of the facts, 0 for what training has not."""
+    code_of = {value: code for code, value in enumerate(known, 1)}
+    codes = [code_of.get(value, 0) for value in values]
+    return np.array([0, *codes], np.int32)

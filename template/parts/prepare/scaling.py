@@ -1,0 +1,69 @@
+"""The scale of each column, learnt in blocks of rows.
+
+Without pyarrow, which reads tables (`tables.py`): a training starts without loading it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+# Sums are taken over blocks, so that results do not depend on how a file is cut.
+BLOCK_ROWS = 65_536
+# Rows that are put together or written at a time: they stay in the processor's cache.
+PIECE_ROWS = 16_384
+
+
+class Scaler:
+    """Mean, spread and range by column of rows that come in blocks; NaN is missing.
+
+    Merges the sums of blocks as in Chan et al. 1983.
+    """
+
+    def __init__(self, columns: int):
+        self.rows = 0
+        self.count = np.zeros(columns)
+        self.mean = np.zeros(columns)
+        self.squares = np.zeros(columns)
+        self.low = np.full(columns, np.inf)
+        self.high = np.full(columns, -np.inf)
+
+    def add(self, values: np.ndarray) -> None:
+        """values (n, columns)."""
+        by_column = np.array(values.T, np.float64, order="C")  # numpy sums along memory fast
+        self.rows += len(values)
+        self.low = np.fmin(self.low, np.fmin.reduce(by_column, 1, initial=np.inf))
+        self.high = np.fmax(self.high, np.fmax.reduce(by_column, 1, initial=-np.inf))
+
+        is_missing = np.isnan(by_column)
+        known = len(values) - is_missing.sum(1)
+        by_column[is_missing] = 0
+        mean = by_column.sum(1) / np.maximum(known, 1)
+        by_column -= mean[:, None]
+        by_column[is_missing] = 0
+        self._merge(known, mean, np.square(by_column).sum(1))
+
+    def _merge(self, known: np.ndarray, mean: np.ndarray, squares: np.ndarray) -> None:
+        """Add a block's count of values, mean and sum of squares, (columns,) each."""
+        share = known / np.maximum(self.count + known, 1)
+        apart = mean - self.mean
+        self.squares += squares + apart**2 * self.count * share
+        self.mean = self.mean + apart * share
+        self.count = self.count + known
+
+    def scale(self) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and standard deviation; of a constant column its value, and 1."""
+        spread = np.sqrt(self.squares / np.maximum(self.count, 1))
+        is_constant = self.low == self.high
+        is_tiny = spread < np.finfo(np.float32).tiny
+        std = np.where(is_constant | is_tiny, 1.0, spread)
+        mean = np.where(is_constant, self.low, self.mean)
+        return mean, std
+
+    def columns(self, names: list[str]) -> list[tuple[str, ...]]:
+        """What `splits.conclude` prints of them."""
+        missing = 1 - self.count / max(self.rows, 1)
+        lines: list[tuple[str, ...]] = []
+        for name, low, high, fraction in zip(names, self.low, self.high, missing, strict=True):
+            kind = "constant" if low == high else "number"
+            lines.append((name, kind, f"{low:.6g}", f"{high:.6g}", f"{fraction:.1%}"))
+        return lines

@@ -1,0 +1,417 @@
+"""Tables in blocks of rows, from CSV, Parquet, Feather and Arrow files, or folders of them.
+
+A cell of a CSV file stays a text until its number is asked for: types do not depend on the first
+rows, and an error names file, row, column and cell.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import csv, ipc, parquet
+from tqdm import tqdm
+
+from ..engine.errors import UserError
+from .csv_style import (
+    DELIMITERS,
+    NAMES,
+    guess_decimal,
+    guess_delimiter,
+    is_binary,
+    open_file,
+    read_sample,
+)
+from .scaling import BLOCK_ROWS
+from .times import (
+    FORMATS,
+    ISO,
+    SECONDS,
+    check_time_format,
+    choose_format,
+    to_seconds,
+)
+
+BLOCK_CELLS = 4 << 20  # of a block of a wide table, which has fewer rows
+FLOAT32_MAX = 3.4e38
+TEXT = np.finfo(np.float64).min  # in place of the number of a cell that is none
+STRING = pa.string()
+FLOAT = pa.float64()
+PARQUET = {".parquet", ".pq"}
+ARROW = {".feather", ".arrow"}
+ENDINGS = {".csv", ".tsv"} | PARQUET | ARROW  # of the files of a folder
+# How a CSV is written, unless flags or its first rows say otherwise.
+STYLE: dict[str, Any] = {"delimiter": ",", "decimal": ".", "encoding": "utf-8", "missing": []}
+# What others write for a missing cell.
+GAPS = {"nan", "none", "null", "n/a", "na", "#n/a", "-", "?"}
+UNREADABLE = (OSError, EOFError, pa.ArrowException, UnicodeError, LookupError)
+RAGGED = re.compile(r"Row #(\d+): Expected (\d+) columns, got (\d+): (.*)", re.DOTALL)
+OPEN_QUOTE = "a quote is opened and never closed"
+COMMAS = "take commas of thousands out, or say --decimal , for decimal ones"
+
+
+def rows_at_once(num_columns: int) -> int:
+    """How many rows a block has."""
+    return max(min(BLOCK_ROWS, BLOCK_CELLS // num_columns), 1)
+
+
+class Source:
+    """A table in a file, or in files of a folder that have the same columns."""
+
+    def __init__(
+        self,
+        path: Path,
+        missing: tuple[str, ...],
+        flags: dict[str, Any],
+        known: dict[str, Any] | None = None,
+    ):
+        """missing: cells without a value, in addition to those of the flags.
+
+        flags: those of `add_input`, None where one is not given. known: what `written` was for
+        earlier files of this kind.
+        """
+        known = known or {}
+        self.path = path
+        self.style = {name: known.get(name, default) for name, default in STYLE.items()}
+        self.given = {name for name in STYLE if flags.get(name) is not None}
+        self.style.update({name: flags[name] for name in self.given})
+        self.missing = [*missing, *self.style["missing"]]
+
+        self.formats = [ISO, *FORMATS]  # of times
+        self.time_formats: dict[str, str] = dict(known.get("time_formats", {}))  # by column
+        time_format = flags.get("time_format")
+        if time_format is not None:
+            check_time_format(time_format)
+            self.formats = [time_format, ISO]
+            self.time_formats = {}
+
+    @property
+    def written(self) -> dict[str, Any]:
+        """How the files that were read are written, for `known` of later ones."""
+        formats = {name: text for name, text in self.time_formats.items() if text != ISO}
+        return {**self.style, "time_formats": formats}
+
+    def files(self) -> list[Path]:
+        """The file, or those of the folder in the order of their names."""
+        if not self.path.is_dir():
+            return [self.path]
+        paths = [path for path in self.path.iterdir() if ENDINGS & {*path.suffixes[-2:]}]
+        if not paths:
+            what = f"no {', '.join(sorted(ENDINGS))} or .csv.gz file in the folder"
+            raise UserError(what, str(self.path), "point --input at the data")
+        return sorted(paths)
+
+    def blocks(self, title: str) -> Iterator[Block]:
+        """Every row, block by block. Raises `UserError`, with the row, for what is no table."""
+        files = self.files()
+        starts: list[tuple[int, Path]] = []  # the first row of each file
+        first = 0  # row of the next block
+        waiting: Any = None  # rows that are in no block yet
+        with tqdm(desc=title, unit=" rows", unit_scale=True, leave=False, disable=None) as bar:
+            for path in files:
+                starts.append((first + len(waiting or ()), path))
+                for table in self._tables(path):
+                    waiting = _join(waiting, table, path, files[0])
+                    bar.update(len(table))
+                    size = rows_at_once(waiting.num_columns)
+                    while len(waiting) >= size:
+                        yield Block(self, starts, first, waiting.slice(0, size))
+                        waiting = waiting.slice(size)
+                        first += size
+        if waiting:
+            yield Block(self, starts, first, waiting)
+        elif not first:
+            raise UserError("no rows under the header", str(self.path), "check --input")
+
+    def _tables(self, path: Path) -> Iterator[pa.Table]:
+        """A file in pieces, with the stripped names of its columns."""
+        try:
+            for batch in self._batches(path):
+                names = [name.strip() for name in batch.schema.names]
+                self._check_names(names, path)
+                columns = [_plain(column) for column in batch.columns]
+                yield pa.Table.from_arrays(columns, names)
+        except UNREADABLE as error:
+            raise self._explain(error, path) from error
+
+    def _batches(self, path: Path) -> Iterator[pa.RecordBatch]:
+        ending = path.suffix.lower()
+        if ending in PARQUET:
+            file = parquet.ParquetFile(path, pre_buffer=False)
+            size = rows_at_once(file.metadata.num_columns)
+            return file.iter_batches(size, use_threads=False)
+        if ending in ARROW:
+            reader = ipc.open_file(pa.OSFile(str(path)))
+            return map(reader.get_batch, range(reader.num_record_batches))
+        return self._csv_batches(path)
+
+    def _csv_batches(self, path: Path) -> Iterator[pa.RecordBatch]:
+        """A CSV, in which every cell is a text."""
+        self._guess_style(path)
+        read = csv.ReadOptions(use_threads=False, encoding=self.style["encoding"])
+        parse = csv.ParseOptions(delimiter=self.style["delimiter"], newlines_in_values=True)
+        with open_file(path) as file:
+            names = csv.open_csv(file, read, parse).schema.names
+
+        types = dict.fromkeys(names, STRING)
+        convert = csv.ConvertOptions(
+            column_types=types, null_values=self.missing, strings_can_be_null=True
+        )
+        last_batch = None
+        with open_file(path) as file:
+            for batch in csv.open_csv(file, read, parse, convert):
+                yield batch
+                last_batch = batch
+        if last_batch and str(last_batch.column(-1)[-1]).endswith("\n"):
+            raise pa.ArrowInvalid(OPEN_QUOTE)
+
+    def _guess_style(self, path: Path) -> None:
+        """Take what the first rows show, and print it where it is not what was expected."""
+        sample = read_sample(path, self.style["encoding"])
+        if is_binary(sample):
+            what = "a workbook, a picture or another binary file, where a table is expected"
+            remedy = "export it as CSV or Parquet; of a text in UTF-16, say --encoding utf-16"
+            raise UserError(what, str(path), remedy)
+
+        expected = self.style.copy()
+        if "delimiter" not in self.given:
+            self.style["delimiter"] = guess_delimiter(sample, expected["delimiter"])
+        is_other = self.style["delimiter"] != expected["delimiter"]
+        if "decimal" not in self.given and (is_other or expected["decimal"] == "."):
+            self.style["decimal"] = guess_decimal(sample, self.style["delimiter"])
+        if self.style != expected:
+            name = _name_of(self.style["delimiter"])
+            flags = f"--delimiter {name} --decimal {self.style['decimal']}"
+            print(f"note: {flags} found in the first rows of {path}")
+
+    def _check_names(self, names: list[str], path: Path) -> None:
+        """Raise `UserError` for columns that cannot be told apart."""
+        where = f"{path}, line 1"
+        others = [mark for mark in DELIMITERS if mark in names[0]]
+        if len(names) == 1 and others:
+            what = f"no {_name_of(self.style['delimiter'])} between the names"
+            raise UserError(what, where, f"say --delimiter {_name_of(others[0])}")
+
+        remedy = "name it; from pandas, export with index=False"
+        for place, name in enumerate(names):
+            if not name or name in names[:place]:
+                what = (
+                    f"two columns are named '{name}'" if name else f"no name of column {place + 1}"
+                )
+                raise UserError(what, where, remedy)
+
+    def _explain(self, error: Exception, path: Path) -> UserError:
+        """The line for a file that cannot be read."""
+        text = str(error)
+        ragged = RAGGED.search(text)
+        if ragged:
+            what = f"{ragged[3]} cells where the header has {ragged[2]}"
+            if ragged[4].count('"') % 2:
+                what = OPEN_QUOTE
+            where = f"{path}, row {int(ragged[1]) - 1}"
+            return UserError(what, where, "fix the line, or see --delimiter")
+        if isinstance(error, UnicodeError) or "invalid UTF8" in text:
+            remedy = "name its encoding, such as --encoding latin-1"
+            return UserError(f"not {self.style['encoding'].upper()} text", str(path), remedy)
+        if "Empty CSV" in text:
+            return UserError("no rows under the header", str(path), "check --input")
+        what = f"cannot read the file ({text})".partition("\n")[0]
+        return UserError(what, str(path), "check --input and --encoding, or fetch the file again")
+
+
+def _name_of(delimiter: str) -> str:
+    """A delimiter as `--delimiter` takes it."""
+    return NAMES.get(delimiter, repr(delimiter))
+
+
+def _join(waiting: pa.Table | None, table: pa.Table, path: Path, first_path: Path) -> pa.Table:
+    """The waiting rows and those of a table of `path`, in the order of the first columns."""
+    if waiting is None:
+        return table
+    if {*waiting.column_names} != {*table.column_names}:
+        what = f"other columns than in {first_path.name}"
+        raise UserError(what, str(path), "give them the same")
+    tables = [waiting, table.select(waiting.column_names)]
+    try:
+        return pa.concat_tables(tables, promote_options="permissive")
+    except pa.ArrowException as error:
+        what = f"other types of columns than in {first_path.name} ({error})"
+        raise UserError(what, str(path), "write them alike") from error
+
+
+def _plain(column: pa.Array) -> pa.Array:
+    """The same values as texts, numbers or times.
+
+    What is none of these, such as a list, stays as it is: `Block.column` refuses it.
+    """
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    kind = column.type
+    if pa.types.is_integer(kind) or pa.types.is_date(kind):
+        return column
+    if pa.types.is_timestamp(kind):
+        return column.cast(SECONDS, safe=False)
+    with suppress(pa.ArrowException):
+        return column.cast(FLOAT if pa.types.is_floating(kind) else STRING)
+    return column
+
+
+def place_of(name: str, names: list[str], path: Path) -> int:
+    """Where a column is; raises `UserError` where it is not there, with the one probably meant."""
+    if name in names:
+        return names.index(name)
+    likely = get_close_matches(name, names, 1)
+    hint = f"it has {', '.join(names[:20])}"
+    if likely:
+        hint = f"did you mean '{likely[0]}'?"
+    raise UserError(f"no column '{name}'", str(path), hint)
+
+
+class Block(NamedTuple):
+    """Rows of a table."""
+
+    source: Source
+    starts: list[tuple[int, Path]]  # first row of each file
+    first: int
+    table: pa.Table
+
+    def error(self, what: str, row: int, column: str, remedy: str) -> UserError:
+        """An error in a cell of this block; rows count from 1 in their file, without the header."""
+        row += self.first
+        start, path = [file for file in self.starts if file[0] <= row][-1]
+        return UserError(what, f"{path}, row {row - start + 1}, column '{column}'", remedy)
+
+    def column(self, name: str, gaps: tuple[str, ...] = ()) -> pa.ChunkedArray:
+        """Stripped texts, numbers or times; null where one is missing.
+
+        gaps: cells that are missing in addition to those of the source. Raises `UserError` for a
+        column of anything else.
+        """
+        column = self.table[name]
+        missing = [*self.source.missing, *gaps]
+        if column.type == STRING:
+            texts = pc.ascii_trim_whitespace(column)
+            return pc.if_else(pc.is_in(texts, pa.array(missing, STRING)), None, texts)
+        if column.type == FLOAT and "nan" in missing:
+            return pc.if_else(pc.is_nan(column), None, column)
+        if not pa.types.is_primitive(column.type):
+            where = f"{self.source.path}, column '{name}'"
+            remedy = f"store one number, text or time a cell, or --drop '{name}'"
+            raise UserError(f"cells of type {column.type}", where, remedy)
+        return column
+
+    # --- numbers
+
+    def parse(self, name: str, gaps: tuple[str, ...] = ()) -> tuple[np.ndarray, np.ndarray]:
+        """(rows,) float64, `TEXT` where a cell is no number; and whether each cell has a value."""
+        decimal = self.source.style["decimal"]
+        column = self.table[name]
+        if column.type != STRING or decimal != "." or gaps:
+            column = self.column(name, gaps)
+        if decimal != "." and column.type == STRING:
+            # A point is no decimal mark then.
+            without_points = pc.replace_substring(column, ".", "x")
+            column = pc.replace_substring(without_points, decimal, ".")
+        if pa.types.is_temporal(column.type):
+            return np.full(len(column), TEXT), column.is_valid().to_numpy()
+        with suppress(pa.ArrowInvalid):
+            numbers = column.cast(FLOAT, safe=False)
+            return numbers.to_numpy(), numbers.is_valid().to_numpy()
+
+        # Some are texts. Python reads each different cell once.
+        column = self.column(name, gaps)
+        encoded = column.combine_chunks().dictionary_encode()
+        cells = encoded.dictionary.to_pylist()
+        values = [number(cell, decimal) for cell in cells]
+        values.append(np.nan)  # for the index -1
+        places = encoded.indices.fill_null(-1).to_numpy()
+        return np.array(values)[places], column.is_valid().to_numpy()
+
+    def numbers(self, name: str, remedy: str, gaps: tuple[str, ...] = ()) -> np.ndarray:
+        """(rows,) float64, NaN where a cell is missing.
+
+        Raises `UserError` for a cell that is no number of float32. gaps: as of `column`.
+        """
+        values, is_known = self.parse(name, gaps)
+        is_wrong = is_known & ~(np.abs(values) < FLOAT32_MAX)
+        if is_wrong.any():
+            row = int(is_wrong.argmax())
+            raise self._number_error(name, row, values[row], remedy)
+        return np.where(is_known, values, np.nan)
+
+    def _number_error(self, name: str, row: int, value: float, remedy: str) -> UserError:
+        """The error for a cell of which `numbers` makes no number."""
+        cell = str(self.column(name)[row])
+        if cell.lower() in GAPS:
+            remedy = f"fix the cell, or say --missing '{cell}'"
+        elif self.source.style["decimal"] != "." and number(cell) != TEXT:
+            remedy = "write it like the others, or say --decimal ."
+        elif has_commas([cell]):
+            remedy = COMMAS
+        expected = "number" if value == TEXT else "finite number"
+        return self.error(f"{cell!r} is not a {expected}", row, name, remedy)
+
+    # --- times
+
+    def times(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """(rows,) int64 seconds since 1970, or whole numbers; and whether each cell has a value.
+
+        Raises `UserError` for a cell that is neither.
+        """
+        time_format = self.time_format(name)
+        column = self.column(name)
+        try:
+            seconds = to_seconds(column, time_format)
+        except (pa.ArrowException, ValueError) as error:
+            row = _first_wrong(column, time_format)
+            remedy = "write it as 2016-07-01 00:00:00, or see --time-format"
+            if time_format != ISO:
+                remedy = f"other times here are '{time_format}'; fix it, or see --time-format"
+            raise self.error(f"'{column[row]}' is not a time", row, name, remedy) from error
+        return seconds.fill_null(0).to_numpy(), seconds.is_valid().to_numpy()
+
+    def time_format(self, name: str) -> str:
+        """The format of a column's times, found by the first block that asks; `ISO` for no format.
+
+        Raises `UserError` where its times could be read in two ways.
+        """
+        known = self.source.time_formats
+        column = self.column(name)
+        if name not in known and column.type == STRING:
+            cells = column.unique().drop_null()
+            where = f"{self.source.path}, column '{name}'"
+            known[name] = choose_format(cells, self.source.formats, where)
+        return known.get(name, ISO)
+
+
+def _first_wrong(column: pa.ChunkedArray, time_format: str) -> int:
+    for row in range(len(column)):
+        try:
+            to_seconds(column.slice(row, 1), time_format)
+        except (pa.ArrowException, ValueError):
+            break
+    return row
+
+
+def number(cell: str, decimal: str = ".") -> float:
+    """A cell's number, or `TEXT`."""
+    if decimal != ".":
+        cell = cell.replace(".", "x").replace(decimal, ".")
+    try:
+        return float(cell.replace("_", "x"))  # Python reads 1_2 as 12
+    except ValueError:
+        return TEXT
+
+
+def has_commas(cells: list[str]) -> bool:
+    """Whether all cells are numbers but for commas, of thousands or decimal ones, in some."""
+    if not any("," in cell for cell in cells):
+        return False
+    return all(number(cell.replace(",", "")) != TEXT for cell in cells)

@@ -1,0 +1,1 @@
+"""What `commands/prepare.py` needs: reading tables, learning scales, splitting rows."""
