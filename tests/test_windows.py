@@ -334,7 +334,7 @@ def test_a_flipped_bit_is_found_and_named(tmp_path: Path) -> None:
     )
     doctor = run(project(), "doctor", "--verify", cwd=tmp_path)
     assert doctor.code == 1
-    assert "failed   checksums    the stored data are damaged" in doctor.out
+    assert "failed   data         the stored data are damaged" in doctor.out
 
 
 def test_a_file_that_changed_its_size_since_prepare_is_named(tmp_path: Path) -> None:
