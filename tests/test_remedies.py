@@ -125,16 +125,6 @@ def test_the_measurement_of_a_small_batch_costs_no_bit_of_the_training(tmp_path:
     assert losses(measured) == losses(plain)
 
 
-def test_forward_keeps_as_much_as_its_layers_say() -> None:
-    """Two samples more keep two rows more of each layer's input, and no weight twice."""
-    layers = torch.nn.Sequential(torch.nn.Linear(10, 100), torch.nn.Tanh(), torch.nn.Linear(100, 1))
-    model = lambda batch: SimpleNamespace(loss=layers(batch["x"]).sum())  # noqa: E731
-    precision = imported(TABULAR, "engine.precision").Precision("fp32", torch.device("cpu"))
-    project = SimpleNamespace(model=model, precision=precision)
-    two, four = (memory.kept_bytes(project, {"x": torch.ones(count, 10)}) for count in (2, 4))
-    assert four - two == 2 * 4 * (10 + 100)
-
-
 def test_free_memory_is_what_a_container_leaves_and_shared_by_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -316,11 +316,3 @@ def test_a_run_that_fails_is_marked_so(place: Path) -> None:
     _, only = mlflow_run(place)
     assert only.info.status == "FAILED"
     assert only.data.metrics["train/loss"] > 0
-
-
-@pytest.mark.parametrize("tracker", ["none", "tensorboard"])
-def test_a_project_without_a_server_has_no_settings_of_one(tracker: str, place: Path) -> None:
-    refused = train(place, tracker, "--tracker.offline", "true")
-    one_error(refused, "unknown setting 'tracker.offline'")
-    config = render(workload="tabular", tracker=tracker) / "config.yaml"
-    assert "tracker" not in yaml.safe_load(config.read_text())

@@ -53,7 +53,7 @@ PICTURES = (
     Fault(
         "pictures leave the model as it evaluates",
         "hooks/pictures.py",
-        "project.model.train(was_training)",
+        "model.train(was_training)",
         "pass",
         "test_pictures.py::test_pictures_cost_no_bit_of_the_training[seldom]",
     ),
@@ -709,7 +709,7 @@ RUNS = (
     Fault(
         "predictions for new rows need the prepared data",
         "commands/evaluate.py",
-        "None if needs_data else Store.remembered(folder, data)",
+        'None if needs_data else Store.remembered(folder, facts["data"])',
         "None",
         "test_llm.py::test_it_learns_and_says_how_well",
     ),

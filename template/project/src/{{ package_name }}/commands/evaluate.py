@@ -64,10 +64,9 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     tracker.close()
 
     count = loader.order.count
-    on = {row["name"]: row["state"] for row in project.optimizations}
-    print(
-        f"{device_line(project.device)}, {', '.join(f'{name} {on[name]}' for name in CONDITIONS)}"
-    )
+    state = {row["name"]: row["state"] for row in project.optimizations}
+    conditions = ", ".join(f"{name} {state[name]}" for name in CONDITIONS)
+    print(f"{device_line(project.device)}, {conditions}")
     print(f"{folder}: {split} split, checkpoint of step {step}")
     print(f"{count:,} samples in {seconds:.1f} s, {count / seconds:,.0f} samples/s")
     print(table({"model": metrics, **baselines}))
@@ -105,13 +104,20 @@ def open_run(
 
     distributed = Distributed()
     which = arguments.checkpoint
-    data = None
+    facts = Checkpoint(folder / "checkpoints", distributed).peek(which)
+    if not facts:
+        what = "the run has no checkpoint yet"
+        raise UserError(what, str(folder), "train it further with --resume")
     if settings.phases:  # a phase may have had other data, another block size
-        facts = Checkpoint(folder / "checkpoints", distributed).peek(which)
-        data = facts.get("data")
-        settings = settings.phase(facts.get("phase", 0) + 1)
-    store = None if needs_data else Store.remembered(folder, data)
-    project = assemble(settings, distributed, store or open_store(settings))
+        settings = settings.phase(facts["phase"] + 1)
+    store = None if needs_data else Store.remembered(folder, facts["data"])
+    store = store or open_store(settings)
+    if facts["data"] not in store.fingerprints:
+        what = "the run was trained on other data than these"
+        remedy = "name the run's data with --data.path, or prepare the same once more"
+        raise UserError(what, str(store.folder), remedy)
+
+    project = assemble(settings, distributed, store)
     step = load_weights(folder, project, which, getattr(arguments, "weights", "trained"))
     project.model.eval()
     return project, step
@@ -121,27 +127,14 @@ def load_weights(folder: Path, project: Project, which: str, weights: str) -> in
     """Load a checkpoint's weights, or those that a hook keeps there; return its step."""
     from ..engine.checkpoint import Checkpoint
 
-    store = project.store
     averaged = averages().get(weights)
     states: dict[str, Any] = {}
-    hooks: Any = SimpleNamespace(load_state_dict=states.update)
-    checkpoint = Checkpoint(
-        folder / "checkpoints", project.distributed, model=project.model, hooks=hooks
-    )
-
-    def fits(facts: dict[str, Any]) -> None:
-        if facts["data"] not in store.fingerprints:
-            what = "the run was trained on other data than these"
-            remedy = "name the run's data with --data.path, or prepare the same once more"
-            raise UserError(what, str(store.folder), remedy)
-
-    loaded = checkpoint.load_model(which, fits, also=("hooks",) if averaged else ())
+    parts = {"model": project.model, "hooks": SimpleNamespace(load_state_dict=states.update)}
+    checkpoint = Checkpoint(folder / "checkpoints", project.distributed, **parts)
+    loaded: Any = checkpoint.load_model(which, also=("hooks",) if averaged else ())
     if project.distributed.is_main:
         for skipped in checkpoint.skipped:
             print(f"note: skipped a damaged checkpoint: {skipped}")
-    if loaded is None:
-        what = "the run has no checkpoint yet"
-        raise UserError(what, str(folder), "train it further with --resume")
     if averaged is not None:
         averaged.use(project.model, states)
     step: int = loaded["step"]
