@@ -119,7 +119,7 @@ def test_verbs_take_the_averages(place: Path, whole: Path) -> None:
     assert (place / "trained.csv").read_text() != (place / "averaged.csv").read_text()
     exported = load_file(place / "averaged/model.safetensors")
     assert all(torch.equal(exported[name], average) for name, average in saved(whole).items())
-    assert "Losses of the averaged weights" in (newest_run(whole) / "report.md").read_text()
+    assert "loss_averaged" in (newest_run(whole) / "report.md").read_text()
 
 
 def test_a_checkpoint_without_averages_is_refused_and_gone_on_with(place: Path) -> None:

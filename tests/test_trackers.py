@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from shlex import split
 from typing import Any
 
 import mlflow  # what each child would otherwise import for itself
@@ -16,31 +17,15 @@ import wandb  # noqa: F401
 import yaml
 from ranks import start_ranks
 from rendering import REPOSITORY, render
-from running import Result, losses, newest_run, one_error, rows, run, start
+from running import PICTURES, Result, losses, newest_run, one_error, rows, run, start
 from variants import choices
 
 TRACKERS = choices("tracker")[1:]
 SERVERS = tuple(tracker for tracker in TRACKERS if tracker != "tensorboard")
-OPTIONS = (
-    *(
-        "--data.batch_size",
-        "128",
-        "--model.width",
-        "16",
-        "--model.depth",
-        "2",
-        "--monitor.every_steps",
-        "2",
-    ),
-    *(
-        "--training.max_steps",
-        "40",
-        "--schedule.warmup_steps",
-        "5",
-        "--evaluation.every_steps",
-        "20",
-    ),
-    *("--checkpoint.every_steps", "10"),
+OPTIONS = split(
+    "--data.batch_size 128 --model.width 16 --model.depth 2 --monitor.every_steps 2"
+    " --training.max_steps 40 --schedule.warmup_steps 5 --evaluation.every_steps 20"
+    " --checkpoint.every_steps 10"
 )
 SECRET = "f00dfacef00dfacef00dfacef00dfacef00dface"  # 40 characters, as a key of W&B has
 NOWHERE = "127.0.0.1:9"  # nobody listens there
@@ -77,75 +62,68 @@ def place(reference: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
     return tmp_path
 
 
-def train(
-    place: Path, tracker: str, *words: str, before: Callable[[], Any] | None = None
-) -> Result:
-    words = words or OPTIONS
-    return run(
-        render(workload="tabular", tracker=tracker), "train", *words, cwd=place, before=before
-    )
+def train(place: Path, tracker: str, *words: str, before: Any = None) -> Result:
+    project = render(workload="tabular", tracker=tracker)
+    return run(project, "train", *(words or OPTIONS), cwd=place, before=before)
 
 
 # ---- what a tracker has, by its own library ----------------------------------------------------
 
 
+DRAWN = {
+    "tensorboard": [],  # its own test: test_pictures.py
+    "wandb": ["images/validation/predictions_40_*", "html/validation/worst_40_*"],
+    "mlflow": ["*predictions+step+40+*", "validation/worst/step-00000040.md"],
+}
 Series = dict[str, list[tuple[int, float]]]
 
 
 def tracked(place: Path, tracker: str) -> tuple[dict[str, str], Series]:
     """Configuration and (step, value) by name of the one tracked run."""
-    return {"tensorboard": from_tensorboard, "wandb": from_wandb, "mlflow": from_mlflow}[tracker](
-        place
-    )
+    readers = {"tensorboard": from_tensorboard, "wandb": from_wandb, "mlflow": from_mlflow}
+    return readers[tracker](place)
 
 
 def from_tensorboard(place: Path) -> tuple[dict[str, str], Series]:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    accumulator = EventAccumulator(
-        str(newest_run(place) / "tensorboard"), {"scalars": 0, "tensors": 0}
-    )
+    folder = str(newest_run(place) / "tensorboard")
+    accumulator = EventAccumulator(folder, {"scalars": 0, "tensors": 0})
     accumulator.Reload()
-    series = {
-        name: [(event.step, event.value) for event in accumulator.Scalars(name)]
-        for name in accumulator.Tags()["scalars"]
-    }
+    series = {}
+    for name in accumulator.Tags()["scalars"]:
+        series[name] = [(event.step, event.value) for event in accumulator.Scalars(name)]
     (text,) = accumulator.Tensors("config/text_summary")
-    config = yaml.safe_load(text.tensor_proto.string_val[0])
-    return {f"{section}.{name}": str(value) for section, name, value in flat(config)}, series
+    return flat(yaml.safe_load(text.tensor_proto.string_val[0])), series
 
 
-def flat(config: dict[str, Any]) -> Iterator[tuple[str, str, Any]]:
+def flat(config: dict[str, Any]) -> dict[str, str]:
+    """Values by dotted key."""
+    settings = {}
     for section, values in config.items():
         if isinstance(values, dict):
-            yield from ((section, name, value) for name, value in values.items())
+            settings |= {f"{section}.{name}": str(value) for name, value in values.items()}
+    return settings
 
 
 def from_wandb(place: Path) -> tuple[dict[str, str], Series]:
     """All offline parts of the run, as `wandb sync` would send them."""
     config: dict[str, str] = {}
     series: Series = {}
-    files = sorted(
-        newest_run(place).glob("wandb/offline-run-*/run-*.wandb"),
-        key=lambda path: path.stat().st_mtime,
-    )
+    files = list(newest_run(place).glob("wandb/offline-run-*/run-*.wandb"))
+    files.sort(key=lambda path: path.stat().st_mtime)
     assert len({path.name for path in files}) == 1, "one identity, whatever number of parts"
     for record in (record for path in files for record in wandb_records(path)):
         if record.HasField("run"):
             assert record.run.display_name == newest_run(place).name
-            assert record.run.project == "my_training"
-            given = {
-                update.key: json.loads(update.value_json) for update in record.run.config.update
-            }
-            config |= {f"{section}.{name}": str(value) for section, name, value in flat(given)}
-        for step, items in (
-            (record.history.step.num, record.history.item),
-            (-1, record.summary.update),
-        ):
-            for item in items:
-                name = item.key or "/".join(item.nested_key)
-                if name[0] != "_":
-                    series.setdefault(name, []).append((step, json.loads(item.value_json)))
+            updates = record.run.config.update
+            config |= flat({update.key: json.loads(update.value_json) for update in updates})
+        history = [(record.history.step.num, item) for item in record.history.item]
+        history += [(-1, item) for item in record.summary.update]
+        for step, item in history:
+            name = item.key or "/".join(item.nested_key)
+            if name[0] != "_":
+                series.setdefault(name, []).append((step, json.loads(item.value_json)))
     return config, series
 
 
@@ -153,7 +131,9 @@ def wandb_records(path: Path) -> Iterator[Any]:
     """Records of a .wandb file: 7 bytes, then LevelDB's log format with blocks of 32 KiB."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    content, position, whole = path.read_bytes(), 7, b""
+    content = path.read_bytes()
+    position = 7
+    whole = b""
     while position + 7 <= len(content):
         if 32768 - position % 32768 < 7:
             position += 32768 - position % 32768
@@ -166,20 +146,22 @@ def wandb_records(path: Path) -> Iterator[Any]:
             whole = b""
 
 
-def from_mlflow(place: Path) -> tuple[dict[str, str], Series]:
+def mlflow_run(place: Path) -> tuple[mlflow.MlflowClient, Any]:
     client = mlflow.MlflowClient(f"sqlite:///{place / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("my_training")
-    (found,) = client.search_runs([experiment.experiment_id])
-    assert found.info.run_name == newest_run(place).name
-    assert found.info.status == "FINISHED"
-    series = {
-        name: [
-            (metric.step, metric.value)
-            for metric in client.get_metric_history(found.info.run_id, name)
-        ]
-        for name in found.data.metrics
-    }
-    return found.data.params, series
+    (only,) = client.search_runs([experiment.experiment_id])
+    return client, only
+
+
+def from_mlflow(place: Path) -> tuple[dict[str, str], Series]:
+    client, only = mlflow_run(place)
+    assert only.info.run_name == newest_run(place).name
+    assert only.info.status == "FINISHED"
+    series = {}
+    for name in only.data.metrics:
+        history = client.get_metric_history(only.info.run_id, name)
+        series[name] = [(metric.step, metric.value) for metric in history]
+    return only.data.params, series
 
 
 def secrets_in(place: Path) -> list[str]:
@@ -196,7 +178,7 @@ def secrets_in(place: Path) -> list[str]:
 def test_a_run_its_resume_and_its_evaluation_arrive_and_no_secret_does(
     tracker: str, place: Path, reference: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in KEYS.items():
+    for name, value in {**KEYS, PICTURES: "1"}.items():
         monkeypatch.setenv(name, value)
     offline = ("--tracker.offline", "true") if tracker in SERVERS else ()
     assert train(place, tracker, *OPTIONS, *offline, "--max-steps", "16").code == 0
@@ -210,23 +192,21 @@ def test_a_run_its_resume_and_its_evaluation_arrive_and_no_secret_does(
     config, series = tracked(place, tracker)
     assert config["model.depth"] == "2"
     assert float(config["optimizer.learning_rate"]) == 1e-3
-    written = [(row.get("split", "train"), row) for row in rows(place)]
     for group in ("train", "validation"):
-        expected = [(row["step"], row["loss"]) for split, row in written if split == group]
-        assert [step for step, _ in expected] == (
-            [1, *range(2, 41, 2)] if group == "train" else [20, 40]
-        )
-        found = [point for point in series[f"{group}/loss"] if point[0] >= 0]
-        assert [step for step, _ in found] == [step for step, _ in expected]
-        assert [value for _, value in found] == pytest.approx(
-            [value for _, value in expected], rel=1e-6
-        )
+        written = [row for row in rows(place) if row.get("split", "train") == group]
+        points = [point for point in series[f"{group}/loss"] if point[0] >= 0]
+        assert [step for step, _ in points] == [row["step"] for row in written]
+        expected = [row["loss"] for row in written]
+        assert [value for _, value in points] == pytest.approx(expected, rel=1e-6)
     assert {"train/learning_rate", "train/samples_per_second", "train/gradient_norm"} <= set(series)
     evaluation = json.loads((newest_run(place) / "evaluation.json").read_text())
     for name, value in evaluation["metrics"].items():
         assert series[f"test/{name}"][-1][1] == pytest.approx(value, rel=1e-6)
 
     assert secrets_in(place) == []
+    files = [path for path in place.rglob("*") if path.is_file()]
+    for pattern in DRAWN[tracker]:
+        assert any(path.match(pattern) for path in files), files
 
 
 def test_rows_that_come_again_after_a_kill_are_drawn_once(place: Path, reference: Path) -> None:
@@ -243,19 +223,17 @@ def test_rows_that_come_again_after_a_kill_are_drawn_once(place: Path, reference
 
 def break_midway() -> None:
     """Every library's way of taking numbers raises from the third time on, with a key in its message."""
-    count = iter(range(10**6))
-
-    def breaking(real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **named: Any) -> Any:
-            if next(count) > 2:
-                raise ConnectionError(f"lost http://somebody:{SECRET}@{NOWHERE}")
-            return real(*arguments, **named)
-
-        return call
-
     from my_training.engine.tracker import Tracker  # type: ignore[import-not-found]
 
-    Tracker.send = breaking(Tracker.send)
+    count = iter(range(10**6))
+    real = Tracker.send
+
+    def send(*arguments: Any) -> None:
+        if next(count) > 2:
+            raise ConnectionError(f"lost http://somebody:{SECRET}@{NOWHERE}")
+        real(*arguments)
+
+    Tracker.send = send
 
 
 @pytest.mark.parametrize("tracker", TRACKERS)
@@ -280,13 +258,11 @@ def test_no_server_is_one_line_before_training_and_a_note_after_it(
     tracker: str, place: Path, reference: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     online = ("--tracker.offline", "false")
-    nothing = {"wandb": "WANDB_API_KEY is not set", "mlflow": "MLFLOW_TRACKING_URI is not set"}[
-        tracker
-    ]
-    line = one_error(train(place, tracker, *OPTIONS, *online), nothing, "--tracker.offline true")
-    assert (
-        line in (REPOSITORY / "docs/trackers.md").read_text(encoding="utf-8") or tracker != "wandb"
-    )
+    missing = {"wandb": "WANDB_API_KEY", "mlflow": "MLFLOW_TRACKING_URI"}[tracker]
+    line = one_error(train(place, tracker, *OPTIONS, *online), f"{missing} is not set")
+    assert line.endswith("--tracker.offline true")
+    documented = (REPOSITORY / "docs/trackers.md").read_text(encoding="utf-8")
+    assert line in documented or tracker != "wandb"
     assert not list((place / "runs").iterdir())
 
     for name, value in (KEYS | AWAY[tracker]).items():
@@ -296,9 +272,8 @@ def test_no_server_is_one_line_before_training_and_a_note_after_it(
     assert SECRET not in refused.out + refused.err
     assert not list((place / "runs").iterdir())
 
-    assert (
-        train(place, tracker, *OPTIONS, "--tracker.offline", "true", "--max-steps", "10").code == 0
-    )
+    begun = train(place, tracker, *OPTIONS, "--tracker.offline", "true", "--max-steps", "10")
+    assert begun.code == 0
     resumed = train(place, tracker, "--resume", *online)
     assert resumed.code == 0, resumed.err
     assert resumed.out.count("note: the tracker cannot be opened") == 1
@@ -319,14 +294,11 @@ def test_no_server_ends_all_ranks_with_one_line(place: Path) -> None:
 @pytest.mark.first(1)
 def test_phases_are_one_tracked_run(tracker: str, place: Path) -> None:
     """Each phase has its own settings, and what a server has of them cannot be changed."""
-    config = yaml.safe_load(
-        (render(workload="tabular", tracker=tracker) / "config.yaml").read_text()
-    )
-    phases = [
-        {"name": "first", "steps": 6, "overrides": {"data.batch_size": 64}},
-        {"name": "second", "steps": 6, "overrides": {"optimizer.learning_rate": 1e-4}},
-    ]
-    (place / "config.yaml").write_text(yaml.safe_dump(config | {"phases": phases}))
+    config = (render(workload="tabular", tracker=tracker) / "config.yaml").read_text()
+    first = {"name": "first", "steps": 6, "overrides": {"data.batch_size": 64}}
+    second = {"name": "second", "steps": 6, "overrides": {"optimizer.learning_rate": 1e-4}}
+    phases = {"phases": [first, second]}
+    (place / "config.yaml").write_text(yaml.safe_dump(yaml.safe_load(config) | phases))
     done = train(place, tracker, "--model.width", "16", "--monitor.every_steps", "2")
     assert done.code == 0, done.err
     assert "tracker failed" not in done.out
@@ -341,18 +313,6 @@ def test_a_run_that_fails_is_marked_so(place: Path) -> None:
         Run.evaluate = lambda self: 1 / 0
 
     assert train(place, "mlflow", before=poison).code == 1
-    client = mlflow.MlflowClient(f"sqlite:///{place / 'mlflow.db'}")
-    experiment = client.get_experiment_by_name("my_training")
-    (found,) = client.search_runs([experiment.experiment_id])
-    assert found.info.status == "FAILED"
-    assert found.data.metrics["train/loss"] > 0
-
-
-def test_a_project_without_a_server_has_no_settings_of_one(place: Path) -> None:
-    for tracker in ("none", "tensorboard"):
-        one_error(
-            train(place, tracker, "--tracker.offline", "true"), "unknown setting 'tracker.offline'"
-        )
-        assert "tracker" not in yaml.safe_load(
-            (render(workload="tabular", tracker=tracker) / "config.yaml").read_text()
-        )
+    _, only = mlflow_run(place)
+    assert only.info.status == "FAILED"
+    assert only.data.metrics["train/loss"] > 0

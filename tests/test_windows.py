@@ -299,9 +299,16 @@ def test_a_flipped_bit_is_found_and_named(tmp_path: Path) -> None:
     one_error(refused(tmp_path, *SMALL), says)
     doctor = refused(tmp_path, "doctor", "--verify")
     assert doctor.code == 1
-    assert "failed   checksums    the stored data are damaged" in doctor.out
-    path.write_bytes(content + b"x")
-    one_error(refused(tmp_path, *SMALL), "bytes where the manifest says", "windows.h5")
+    assert "failed   data         the stored data are damaged" in doctor.out
+
+
+def test_a_file_that_changed_its_size_since_prepare_is_named(tmp_path: Path) -> None:
+    path = hdf5(tmp_path)
+    assert run(project(), *PREPARE, cwd=tmp_path).code == 0
+    path.write_bytes(path.read_bytes() + b"x")
+    one_error(
+        run(project(), "train", *SMALL, cwd=tmp_path), "bytes where the manifest says", "windows.h5"
+    )
 
 
 # ---- ChunkDataLoader -----------------------------------------------------------------------------

@@ -157,5 +157,5 @@ def test_out_of_memory_names_the_ladder(tmp_path: Path) -> None:
 
 
 def test_doctor_knows_the_card(tmp_path: Path) -> None:
-    state = json.loads(train(tmp_path, "doctor", "--json").stdout)
-    assert state["ok"], state
+    said = train(tmp_path, "doctor").stdout
+    assert torch.cuda.get_device_name() in said

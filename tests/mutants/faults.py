@@ -53,7 +53,7 @@ PICTURES = (
     Fault(
         "pictures leave the model as it evaluates",
         "hooks/pictures.py",
-        "project.model.train(was_training)",
+        "model.train(was_training)",
         "pass",
         "test_pictures.py::test_pictures_cost_no_bit_of_the_training[seldom]",
     ),
@@ -62,11 +62,11 @@ PICTURES = (
         "engine/report.py",
         "if step >= border]",
         "]",
-        "test_report.py::test_the_first_values_flatten_no_curve_and_the_best_is_named",
+        "test_report.py::test_the_first_values_flatten_no_curve_and_the_baseline_is_on_the_axis",
     ),
     Fault(
         "a loss that begins above the naive one is an alert",
-        "engine/alerts.py",
+        "hooks/alerts.py",
         "elif must_beat_baseline and not",
         "elif not",
         "test_pictures.py::test_what_an_alert_of_divergence_is",
@@ -702,8 +702,8 @@ RUNS = (
     Fault(
         "predictions for new rows need the prepared data",
         "commands/evaluate.py",
-        "if store is None or needs_data:",
-        "if True:",
+        'None if needs_data else Store.remembered(folder, facts["data"])',
+        "None",
         "test_llm.py::test_it_learns_and_says_how_well",
     ),
     Fault(
@@ -1129,17 +1129,17 @@ MACHINE = (
     ),
     Fault(
         "one slow row is a slow loader",
-        "engine/alerts.py",
+        "hooks/alerts.py",
         "if self.seconds < WAIT_SECONDS:",
         "if self.seconds < 0:",
-        "test_watch.py::test_waiting_for_data_is_judged_over_a_stretch[4-raise data.num_workers (4), then]",
+        "test_watch.py::test_waiting_for_data_is_judged_over_a_stretch",
     ),
     Fault(
         "the first row counts as slow",
-        "engine/monitor.py",
+        "hooks/alerts.py",
         "if self.row is not None:",
         "if True:",
-        "test_watch.py::test_waiting_for_data_is_judged_over_a_stretch[4-raise data.num_workers (4), then]",
+        "test_watch.py::test_waiting_for_data_is_judged_over_a_stretch",
     ),
     Fault(
         "the roof of one card for two",

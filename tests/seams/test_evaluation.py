@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -47,7 +46,8 @@ class Squares(nn.Module):
     def forward(self, batch: dict[str, Tensor]) -> Any:
         if self.training:
             self.passes += 1
-        x, present = self.dropout(batch["x"]), batch["present"]
+        x = self.dropout(batch["x"])
+        present = batch["present"]
         even = present & (batch["index"] % 2 == 0)
         weight = present.sum(dtype=torch.float32)
         total = torch.where(present, x.square(), 0.0).sum()
@@ -69,15 +69,13 @@ def numbered(values: np.ndarray, batch: int) -> list[dict[str, Tensor]]:
     x = np.full(full, np.nan, np.float32)
     x[: len(values)] = values
     index = np.where(np.arange(full) < len(values), np.arange(full), -1)
-    return [
-        {
-            "x": torch.from_numpy(x[start : start + batch]),
-            "index": torch.from_numpy(index[start : start + batch]),
-            "present": torch.from_numpy(index[start : start + batch] >= 0),
-            "fresh": torch.ones(batch, dtype=torch.bool),
-        }
-        for start in range(0, full, batch)
-    ]
+    batches = []
+    for rows in np.split(np.arange(full), range(batch, full, batch)):
+        numbers = torch.from_numpy(index[rows])
+        fresh = torch.ones(batch, dtype=torch.bool)
+        one = {"x": torch.from_numpy(x[rows]), "index": numbers}
+        batches.append(one | {"present": numbers >= 0, "fresh": fresh})
+    return batches
 
 
 def test_sums_equal_a_direct_computation_in_float64() -> None:
@@ -93,9 +91,8 @@ def test_sums_equal_a_direct_computation_in_float64() -> None:
 
 def test_ranks_are_added_before_the_division() -> None:
     values = np.arange(20, dtype=np.float32)
-    both = OneOf(
-        world=2, total=lambda sums: sums + torch.tensor([[0.0, 10.0], [30.0, 10.0], [0.0, 0.0]])
-    )
+    other = torch.tensor([[0.0, 10.0], [30.0, 10.0], [0.0, 0.0]])
+    both = OneOf(world=2, total=lambda sums: sums + other)
     found = evaluate(Squares(), Batches(numbered(values, 8)), both)
     assert found["loss"] == pytest.approx((values**2).sum() / 30)
     assert found["all"] == pytest.approx((values.sum() + 30) / 30)
@@ -111,16 +108,17 @@ def test_without_any_target_nothing_is_divided_by_zero() -> None:
 @pytest.mark.parametrize("end", ["whole", "stopped", "broken"])
 def test_no_trace_is_left(training: bool, end: str) -> None:
     """Whether it ends, is stopped by a signal or breaks: mode, buffers, gradients, random numbers."""
-    model, before = Squares().train(training), torch.get_rng_state()
-    batches, asked = numbered(np.ones(40, np.float32), 8), iter(range(100))
+    model = Squares().train(training)
+    before = torch.get_rng_state()
+    batches = numbered(np.ones(40, np.float32), 8)
+    asked = iter(range(100))
     if end == "broken":
         batches[2]["index"] = None
         with pytest.raises(TypeError):
             evaluate(model, Batches(batches))
     else:
-        found = evaluate(
-            model, Batches(batches), stop=lambda: end == "stopped" and next(asked) == 3
-        )
+        stop = lambda: end == "stopped" and next(asked) == 3  # noqa: E731
+        found = evaluate(model, Batches(batches), stop=stop)
         assert (found is None) == (end == "stopped")
         assert found is None or found["all"] == 1.0, "dropout was off"
     assert model.training is training
@@ -148,9 +146,7 @@ def test_carried_states_meet_their_own_lanes(loader: str, tmp_path: Any) -> None
     made = make_loader(loader, samples, store, settings(batch_size=3, order="lanes"), train=False)
     found = evaluate(Summing(), made)
     x = store.arrays["one"].rows()[:COUNT].astype(np.float64)
-    running = np.concatenate(
-        [np.cumsum(x[lane :: samples.stride]) for lane in range(samples.stride)]
-    )
-    assert math.isclose(found["sum"], running.mean(), rel_tol=1e-6)
-    assert math.isclose(found["loss"], running.mean(), rel_tol=1e-6)
+    lanes = [np.cumsum(x[lane :: samples.stride]) for lane in range(samples.stride)]
+    mean = pytest.approx(np.concatenate(lanes).mean(), rel=1e-6)
+    assert (found["sum"], found["loss"]) == (mean, mean)
     made.close()

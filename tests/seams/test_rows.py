@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
+from shlex import split
 from types import SimpleNamespace
 
 import pytest
@@ -15,27 +15,10 @@ from running import losses, rows, run
 from test_session import replace_forward
 from variants import choices
 
-WORDS = (
-    *(
-        "--data.batch_size",
-        "64",
-        "--model.width",
-        "16",
-        "--model.dropout",
-        "0",
-        "--schedule.warmup_steps",
-        "2",
-    ),
-    *(
-        "--data.fraction",
-        "0.1",
-        "--training.max_steps",
-        "23",
-        "--training.gradient_accumulation_steps",
-        "2",
-    ),
+WORDS = split(
+    "--data.batch_size 64 --model.width 16 --model.dropout 0 --schedule.warmup_steps 2"
+    " --data.fraction 0.1 --training.max_steps 23 --training.gradient_accumulation_steps 2"
 )
-every_framework = pytest.mark.parametrize("framework", choices("framework"))
 
 
 def measuring() -> None:
@@ -71,48 +54,35 @@ def training(folder: Path) -> list[dict]:
     return [row for row in rows(folder) if "split" not in row]
 
 
-def means(single: Path, every: int) -> Callable[[str], list[float]]:
-    """By hand, from the rows of single steps: groups have unequally many targets."""
-    found = training(single)
-    ends = sorted({1, 2, 5, 10, 20, *range(every, len(found), every), len(found)})
-    stretches = [found[start:end] for start, end in zip([0, *ends], ends, strict=False)]
-
-    def of(name: str) -> list[float]:
-        weights = [[row["targets"] for row in stretch] for stretch in stretches]
-        values = [[row[name] for row in stretch] for stretch in stretches]
-        pairs = zip(values, weights, strict=True)
-        return [sum(map(float.__mul__, v, w)) / sum(w) for v, w in pairs]
-
-    return of
+def mean(rows: list[dict], name: str) -> float:
+    """By hand: groups have unequally many targets."""
+    return sum(row[name] * row["targets"] for row in rows) / sum(row["targets"] for row in rows)
 
 
-@every_framework
+@pytest.mark.parametrize("framework", choices("framework"))
 @pytest.mark.first(1)
 def test_a_row_is_the_mean_over_its_steps_wherever_a_run_stops(
     framework: str, place: Path, single: Path
 ) -> None:
-    project, every = render(workload="tabular", framework=framework), ("--monitor.every_steps", "5")
+    project = render(workload="tabular", framework=framework)
+    every = ("--monitor.every_steps", "5")
     assert run(project, "train", *WORDS, *every, cwd=place, before=measuring).code == 0
-    whole, wanted = training(place), means(single, 5)
-    assert [row["step"] for row in whole] == [1, 2, 5, 10, 15, 20, 23]
-    assert len({row["targets"] for row in training(single)}) > 1, "an epoch's last group is smaller"
-    for name in ("loss", "half"):
-        assert [row[name] for row in whole] == pytest.approx(wanted(name), rel=1e-6)
-        assert [row["half"] for row in whole] == pytest.approx(
-            [row["loss"] / 2 for row in whole], rel=1e-6
-        )
+    whole = training(place)
+    steps = training(single)
+    assert len({row["targets"] for row in steps}) > 1, "an epoch's last group is smaller"
+    ends = [1, 2, 5, 10, 15, 20, 23]
+    assert [row["step"] for row in whole] == ends
+    for row, first, end in zip(whole, [0, *ends], ends, strict=False):
+        for name in ("loss", "half"):
+            assert row[name] == pytest.approx(mean(steps[first:end], name), rel=1e-6)
+        assert row["half"] == pytest.approx(row["loss"] / 2, rel=1e-6)
 
-    for words in (
-        (*WORDS, *every, "--max-steps", "7"),
-        ("--resume", "--max-steps", "13"),
-        ("--resume",),
-    ):
+    begun = (*WORDS, *every, "--max-steps", "7")
+    for words in (begun, ("--resume", "--max-steps", "13"), ("--resume",)):
         assert run(project, "train", *words, cwd=place, before=measuring).code == 0
-    assert losses(place) == [(row["step"], float(row["loss"]).hex()) for row in whole]
-    again = training(place)
-    assert [(row["half"], row["targets"]) for row in again] == [
-        (row["half"], row["targets"]) for row in whole
-    ]
+    for row, again in zip(whole, training(place), strict=True):
+        for name in ("loss", "half", "targets"):
+            assert row[name] == again[name]
 
 
 def test_a_row_of_two_ranks_is_resumed_by_two_and_by_one(place: Path) -> None:
@@ -120,10 +90,8 @@ def test_a_row_of_two_ranks_is_resumed_by_two_and_by_one(place: Path) -> None:
     words = (*WORDS, "--data.batch_size", "32", "--monitor.every_steps", "5")
     assert all(result.code == 0 for result in run_ranks(project, "train", *words, cwd=place))
     whole = losses(place)
-    for stop in (("--max-steps", "7"), ("--resume", "--max-steps", "14")):
-        results = run_ranks(
-            project, "train", *(words if stop[0] == "--max-steps" else ()), *stop, cwd=place
-        )
+    for parts in ((*words, "--max-steps", "7"), ("--resume", "--max-steps", "14")):
+        results = run_ranks(project, "train", *parts, cwd=place)
         assert all(result.code == 0 for result in results), results[0].err[-2000:]
     batch = ("--data.batch_size", "64")
     assert run(project, "train", "--resume", *batch, cwd=place).code == 0
@@ -136,7 +104,8 @@ def test_a_row_of_two_ranks_is_resumed_by_two_and_by_one(place: Path) -> None:
 
 
 def test_each_group_keeps_its_own_rate() -> None:
-    first, second = torch.zeros(1, requires_grad=True), torch.zeros(2, requires_grad=True)
+    first = torch.zeros(1, requires_grad=True)
+    second = torch.zeros(2, requires_grad=True)
     groups = [{"params": [first], "lr": 1e-3}, {"params": [second], "lr": 1e-4}]
     settings = SimpleNamespace(
         schedule=SimpleNamespace(name="linear", warmup_steps=2, final_factor=0.0),

@@ -11,13 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..engine.config import Decay, Natural, Positive, Section, defaults
 from ..engine.errors import UserError
-from ..engine.files import read_rows
-from ..engine.report import losses, numbers, table
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -132,10 +129,3 @@ def use(model: nn.Module, states: dict[str, Any]) -> None:
 
     for name, parameter in model.named_parameters():
         fill(parameter, states["ema"]["averages"][name])
-
-
-def report(run: Path) -> list[str]:
-    """Make a table of the losses of the averaged weights for report.md."""
-    rows = [row for row in read_rows(run / "metrics.jsonl") if "split" in row]
-    series = {"validation": numbers(rows, f"loss_{WEIGHTS}")}
-    return table("Losses of the averaged weights", ("", "loss", "step"), losses(series))

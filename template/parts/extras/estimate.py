@@ -14,8 +14,7 @@ from pydantic import Field
 from ..engine import gpus
 from ..engine.config import Section, defaults
 from ..engine.errors import UserError
-from ..engine.files import read_rows
-from ..engine.report import read_metrics, spent
+from ..engine.record import numbers, read_run
 from ..engine.sources import near
 
 if TYPE_CHECKING:
@@ -203,10 +202,20 @@ def report(run: Path) -> list[str]:
         price = settings["estimate"]["price_per_hour"]
     except (OSError, yaml.YAMLError, KeyError, TypeError):
         return []  # a run of before this command was added, or a damaged file
-    training, evaluations = read_metrics(run / "metrics.jsonl")
-    events = read_rows(run / "events.jsonl")
-    seconds = sum(part for _, part, _ in spent(training, evaluations, events))
+    seconds = seconds_spent(run)
     if not price or not seconds:
         return []
     money = f"{seconds / 3600 * price:,.4g} at {price:g} an hour"
     return ["## Money", "", f"{money}: training, evaluations and checkpoints."]
+
+
+def seconds_spent(run: Path) -> float:
+    """Return what training, evaluations and checkpoints of a run took, without pauses."""
+    record = read_run(run)
+    seconds = 0.0
+    previous = 0
+    for step, step_ms in numbers(record.history, "step_ms"):
+        seconds += max(step - previous, 0) * step_ms / 1000
+        previous = step
+    timed = [*record.evaluations, *record.of_kind("checkpoint")]
+    return seconds + sum(row.get("seconds", 0) for row in timed)

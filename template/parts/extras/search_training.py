@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
 from ..engine.files import write_json
-from ..engine.report import read_metrics
+from ..engine.record import read_metrics
 from ..engine.runs import held
 from .trials import SETTINGS, SOURCE
 

@@ -22,7 +22,7 @@ import yaml
 from ..engine.errors import UserError
 from ..engine.files import read_json
 from ..engine.gpus import Card, this_card
-from ..engine.report import read_metrics
+from ..engine.record import read_metrics
 
 if TYPE_CHECKING:
     from ..engine.config import Settings

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from ..engine.config import Section, defaults
-from ..engine.report import Row, show, table
+from ..engine.record import Row
+from ..engine.report import show, table
 
 if TYPE_CHECKING:
     import torch

@@ -28,15 +28,15 @@ def pictures(batch: Batch, predictions: Batch, project: Project) -> dict[str, Fi
     if "classes" in facts:
         return _of_classes(batch, predictions, facts["classes"])
     target = batch["target"].numpy()
-    found = predictions["prediction"].numpy()
+    prediction = predictions["prediction"].numpy()
     columns = {
         "row of the split": batch["index"].numpy() + 1,
         "truth": target,
-        "prediction": found,
-        "error": found - target,
+        "prediction": prediction,
+        "error": prediction - target,
     }
-    drawn: dict[str, Figure | str] = {"predictions": scatter(target, found, facts["name"])}
-    drawn["worst"] = worst(np.abs(found - target), columns)
+    drawn: dict[str, Figure | str] = {"predictions": scatter(target, prediction, facts["name"])}
+    drawn["worst"] = worst(np.abs(prediction - target), columns)
     return drawn
 
 
@@ -59,15 +59,15 @@ def _of_classes(batch: Batch, predictions: Batch, names: list[str]) -> dict[str,
     }
 
 
-def scatter(target: np.ndarray, found: np.ndarray, name: str) -> Figure:
+def scatter(target: np.ndarray, prediction: np.ndarray, name: str) -> Figure:
     """Predictions over truth, and how errors are spread; both (N,)."""
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     tidy(left, f"{name}: prediction against truth, {len(target):,} rows", "truth", "prediction")
-    left.scatter(target, found, s=8, alpha=0.35, linewidths=0)
+    left.scatter(target, prediction, s=8, alpha=0.35, linewidths=0)
     left.axline((target.mean(), target.mean()), slope=1, color="0.3", linewidth=1)
     tidy(right, "errors", "prediction less truth", "rows")
-    right.hist(found - target, bins=50, color="C1")
+    right.hist(prediction - target, bins=50, color="C1")
     return figure
 
 
@@ -93,22 +93,18 @@ def classes(counts: np.ndarray, names: list[str]) -> str:
 
 
 def confusion(counts: np.ndarray, names: list[str]) -> Figure:
-    """What the rows of each class were taken for, (K, K), coloured by share of the true class."""
+    """What the rows of each class were taken for, (K, K), coloured by fraction of the true class."""
     size = min(3 + 0.45 * len(names), 11)
     figure = Figure(figsize=(size + 1, size), layout="constrained")
     axes = figure.subplots()
-    shares = counts / counts.sum(1, keepdims=True).clip(1)
+    fractions = counts / counts.sum(1, keepdims=True).clip(1)
     tidy(axes, f"confusion matrix, {counts.sum():,} rows", "prediction", "truth")
     axes.grid(False)
-    image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-    figure.colorbar(image, shrink=0.8, label="share of the truth")
+    image = axes.imshow(fractions, cmap="Blues", vmin=0, vmax=1)
+    figure.colorbar(image, shrink=0.8, label="fraction of the truth")
     axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
     axes.set_yticks(range(len(names)), names)
-    if len(names) > WRITTEN:
-        return figure
-    for (truth, guess), count in np.ndenumerate(counts):
-        if count:
-            color = "white" if shares[truth, guess] > 0.5 else "0.2"
-            text = f"{count:,}"
-            axes.text(guess, truth, text, ha="center", va="center", color=color, fontsize=8)
+    if len(names) <= WRITTEN:
+        for (truth, guess), count in np.ndenumerate(counts):
+            axes.text(guess, truth, f"{count:,}", ha="center", va="center", color="C1")
     return figure

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from ..engine.loader import Loader
     from ..engine.project import Project
     from ..engine.seams import Batch
-    from ..engine.store import Store
 
 # What is printed of the optimizations.
 CONDITIONS = ("precision", "TF32 in matmuls", "TF32 in cuDNN", "cuDNN benchmark", "deterministic")
@@ -46,6 +45,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
 
     from .. import dataset
     from ..engine.evaluation import evaluate, timed
+    from ..engine.tracker import Tracker
 
     project, step = open_run(folder, settings, arguments)
     loader = project.loader(split)
@@ -60,32 +60,18 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     baselines = dataset.baselines(project.store, project.settings, split)
     result = {"split": split, "step": step, "metrics": metrics, "baselines": baselines}
     write_json(folder / "evaluation.json", result)
-    track(folder, project, step, {f"{split}/{name}": value for name, value in metrics.items()})
+    tracker = Tracker(folder, project.settings)
+    tracker.open()
+    tracker.log(step, {f"{split}/{name}": value for name, value in metrics.items()})
+    tracker.close()
 
     count = loader.order.count
-    print(conditions(project))
+    state = {row["name"]: row["state"] for row in project.optimizations}
+    conditions = ", ".join(f"{name} {state[name]}" for name in CONDITIONS)
+    print(f"{device_line(project.device)}, {conditions}")
     print(f"{folder}: {split} split, checkpoint of step {step}")
     print(f"{count:,} samples in {seconds:.1f} s, {count / seconds:,.0f} samples/s")
     print(table({"model": metrics, **baselines}))
-
-
-def track(folder: Path, project: Project, step: int, metrics: dict[str, float]) -> None:
-    """Log metrics to the tracker's part of the run."""
-    from ..engine.tracker import Tracker
-
-    tracker = Tracker(folder, project.settings)
-    tracker.open()
-    tracker.log(step, metrics)
-    tracker.close()
-
-
-def conditions(project: Project) -> str:
-    """Name the device, and what of torch's state changes the numbers."""
-    states = []
-    for row in project.optimizations:
-        if row["name"] in CONDITIONS:
-            states.append(f"{row['name']} {row['state']}")
-    return f"{device_line(project.device)}, {', '.join(states)}"
 
 
 def averages() -> dict[str, Any]:
@@ -113,21 +99,26 @@ def open_run(
     data: facts, no rows. Raises `UserError` where the run has no valid checkpoint, or was trained
     on other data than there are now.
     """
-    from ..assemble import assemble
+    from ..assemble import assemble, open_store
     from ..engine.checkpoint import Checkpoint
     from ..engine.distributed import Distributed
     from ..engine.store import Store
 
     distributed = Distributed()
     which = arguments.checkpoint
-    data = None
+    facts = Checkpoint(folder / "checkpoints", distributed).peek(which)
+    if not facts:
+        what = "the run has no checkpoint yet"
+        raise UserError(what, str(folder), "train it further with --resume")
     if settings.phases:  # a phase may have had other data, another block size
-        facts = Checkpoint(folder / "checkpoints", distributed).peek(which)
-        data = facts.get("data")
-        settings = settings.phase(facts.get("phase", 0) + 1)
-    store = Store.remembered(folder, data)  # None of runs of older versions
-    if store is None or needs_data:
-        store = _data_of(folder, settings, store)
+        settings = settings.phase(facts["phase"] + 1)
+    store = None if needs_data else Store.remembered(folder, facts["data"])
+    store = store or open_store(settings)
+    if facts["data"] not in store.fingerprints:
+        what = "the run was trained on other data than these"
+        remedy = "name the run's data with --data.path, or prepare the same once more"
+        raise UserError(what, str(store.folder), remedy)
+
     project = assemble(settings, distributed, store)
     step = load_weights(folder, project, which, getattr(arguments, "weights", "trained"))
     project.model.eval()
@@ -138,49 +129,18 @@ def load_weights(folder: Path, project: Project, which: str, weights: str) -> in
     """Load a checkpoint's weights, or those that a hook keeps there; return its step."""
     from ..engine.checkpoint import Checkpoint
 
-    store = project.store
     averaged = averages().get(weights)
     states: dict[str, Any] = {}
-    hooks: Any = SimpleNamespace(load_state_dict=states.update)
-    checkpoint = Checkpoint(
-        folder / "checkpoints", project.distributed, model=project.model, hooks=hooks
-    )
-
-    def fits(facts: dict[str, Any]) -> None:
-        if facts["data"] != store.fingerprint:
-            what = "the run was trained on other data than these"
-            remedy = "name the run's data with --data.path, or prepare the same once more"
-            raise UserError(what, str(store.folder), remedy)
-
-    loaded = checkpoint.load_model(which, fits, also=("hooks",) if averaged else ())
+    parts = {"model": project.model, "hooks": SimpleNamespace(load_state_dict=states.update)}
+    checkpoint = Checkpoint(folder / "checkpoints", project.distributed, **parts)
+    loaded: Any = checkpoint.load_model(which, also=("hooks",) if averaged else ())
     if project.distributed.is_main:
         for skipped in checkpoint.skipped:
             print(f"note: skipped a damaged checkpoint: {skipped}")
-    if loaded is None:
-        what = "the run has no checkpoint yet"
-        raise UserError(what, str(folder), "train it further with --resume")
     if averaged is not None:
         averaged.use(project.model, states)
     step: int = loaded["step"]
     return step
-
-
-def _data_of(folder: Path, settings: Any, remembered: Store | None) -> Store:
-    """Return the data that a run needs.
-
-    Raises `UserError` where there are none, with what makes them again.
-    """
-    from ..assemble import open_store
-    from ..engine.store import MANIFEST, SYNTHETIC
-
-    place = Path(settings.data.path)
-    was_synthetic = remembered is not None and remembered.source.get("kind") == SYNTHETIC
-    is_there = any((data / MANIFEST).exists() for data in (place, place / SYNTHETIC))
-    if was_synthetic and not is_there:
-        what = "the synthetic data of the run are gone"
-        remedy = f"`train --resume {folder.name}` makes them again"
-        raise UserError(what, str(place / SYNTHETIC), remedy)
-    return open_store(settings, synthetic=False)
 
 
 # --- what the verbs that predict have in common
@@ -229,28 +189,19 @@ def new_loader(project: Project, folder: Path) -> Loader:
 def predictions(
     project: Any, loader: Loader, answer: Callable[[Batch], dict[str, Any]] | None = None
 ) -> Iterator[tuple[Batch, dict[str, Any]]]:
-    """Yield each batch of the loader, and what `answer` (else the model's `predict`) makes of it.
-
-    States are carried as in evaluation. The next batch may reuse the memory of this one.
-    """
-    import torch
+    """Yield what `engine.evaluation.predictions` does, with a progress bar; close the loader."""
     from tqdm import tqdm
 
-    from ..engine.progress import RecurrentState
+    from ..engine import evaluation
 
-    recurrent = RecurrentState()
-    predict = answer or project.model.predict
-    bar = tqdm(loader.epoch(0), "predicting", len(loader), leave=False, disable=None)
-    for batch in bar:
-        recurrent.attach(batch)
-        with torch.no_grad(), project.precision.autocast():
-            predicted = predict(batch)
-        recurrent.state = predicted.pop("carry", None)
-        yield batch, predicted
+    batches = evaluation.predictions(project, loader, answer)
+    yield from tqdm(batches, "predicting", len(loader), leave=False, disable=None)
     loader.close()
 
 
-def collected(passed: Iterable[tuple[Batch, dict[str, Any]]], *names: str) -> dict[str, np.ndarray]:
+def collected(
+    predicted: Iterable[tuple[Batch, dict[str, Any]]], *names: str
+) -> dict[str, np.ndarray]:
     """Return what was predicted for every sample, and `names` of the batches.
 
     Arrays are (N, …), in the order of the samples.
@@ -258,29 +209,18 @@ def collected(passed: Iterable[tuple[Batch, dict[str, Any]]], *names: str) -> di
     import torch
 
     parts: dict[str, list[Any]] = defaultdict(list)
-    for batch, predicted in passed:
-        kept = {name: batch[name] for name in ("index", *names) if name in batch}
-        for name, value in (predicted | kept).items():
-            parts[name].append(value.to("cpu", copy=True))
-    values = {name: torch.cat(tensors).numpy() for name, tensors in parts.items()}
-
-    index = values["index"]
-    order = index.argsort(kind="stable")  # lanes visit samples in another order
-    order = order[index[order] >= 0]
-    return {name: value[order] for name, value in values.items()}
+    for batch, values in predicted:
+        present = batch["index"] >= 0
+        known = {name: batch[name] for name in ("index", *names) if name in batch}
+        for name, value in (values | known).items():
+            parts[name].append(value[present].cpu())
+    arrays = {name: torch.cat(tensors).numpy() for name, tensors in parts.items()}
+    order = arrays["index"].argsort(kind="stable")  # lanes visit samples in another order
+    return {name: array[order] for name, array in arrays.items()}
 
 
 def table(rows: dict[str, dict[str, float]]) -> str:
     """Show metrics next to each other, a line for each row."""
-    names = list(dict.fromkeys(name for values in rows.values() for name in values))
-    widths = {name: max(16, len(name) + 2) for name in names}
-    first = max(map(len, rows)) + 2
-    header = [f"{name:>{widths[name]}}" for name in names]
-    lines = [" " * first + "".join(header)]
-    for row, values in rows.items():
-        line = f"{row:<{first}}"
-        for name in names:
-            cell = f"{values[name]:.5g}" if name in values else "-"
-            line += f"{cell:>{widths[name]}}"
-        lines.append(line)
-    return "\n".join(lines)
+    from ..engine.report import aligned, side_by_side
+
+    return "\n".join(aligned(*side_by_side(rows)))

@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 import webbrowser
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,24 +30,28 @@ def run(arguments: argparse.Namespace, load: Any) -> None:
     """Write the page again, also of a run that is still training; print a summary and its path."""
     from ..engine.report import print_lines
 
-    if arguments.compare is None:
-        lines, page = one_run(arguments.run)
-    else:
-        names = [arguments.run, *arguments.compare] if arguments.run else arguments.compare
-        lines, page = several_runs(names)
+    try:
+        if arguments.compare is None:
+            lines, page = one_run(arguments.run)
+        else:
+            lines, page = several_runs([*filter(None, [arguments.run]), *arguments.compare])
+    except OSError as error:
+        what = f"the report could not be written ({error.strerror})"
+        raise UserError(what, str(error.filename)) from error
     print_lines([*lines, "", str(page)])
-    if arguments.open:
-        open_page(page)
+    if arguments.open and not webbrowser.open(page.resolve().as_uri()):
+        print("note: this machine has no browser to show the page", file=sys.stderr)
 
 
 def one_run(name: str | None) -> tuple[list[str], Path]:
     """Write a run's page; return the summary and the path of the page."""
-    from ..engine.report import read_run, summary, write_report
+    from ..engine.record import read_run
+    from ..engine.report import summary, write_report
 
     folder = find_run(name)
-    with writing(folder):
-        write_report(folder)
-    return summary(read_run(folder)), folder / "report.md"
+    write_report(folder)
+    lines = [("run", folder.name), *summary(read_run(folder))]
+    return [f"{name:<11}{text}" for name, text in lines], folder / "report.md"
 
 
 def several_runs(names: list[str]) -> tuple[list[str], Path]:
@@ -58,25 +60,4 @@ def several_runs(names: list[str]) -> tuple[list[str], Path]:
 
     # `find_run` says what to do where there is no run at all.
     folders = [find_run(name) for name in names] if names else all_runs() or [find_run()]
-    with writing(RUNS):
-        return write_comparison(folders, RUNS)
-
-
-@contextmanager
-def writing(folder: Path) -> Iterator[None]:
-    """Turn an error of writing into a `UserError`."""
-    try:
-        yield
-    except OSError as error:
-        what = f"the report could not be written ({error.strerror})"
-        raise UserError(what, str(folder)) from error
-
-
-def open_page(page: Path) -> None:
-    """Show the page in the browser; where there is none, the printed path has to do."""
-    try:
-        opened = webbrowser.open(page.resolve().as_uri())
-    except (OSError, webbrowser.Error):
-        opened = False
-    if not opened:
-        print("note: this machine has no browser to show the page", file=sys.stderr)
+    return write_comparison(folders, RUNS)

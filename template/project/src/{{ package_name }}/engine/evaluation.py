@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from itertools import islice
 from typing import Any
 
@@ -14,23 +13,29 @@ from tqdm import tqdm
 
 from .precision import Precision
 from .progress import RecurrentState
-from .seams import Output
+from .seams import Batch, Output
 
 TIMED_BATCHES = 2
 
 
 def evaluate(
-    model: Any, loader: Any, precision: Precision, distributed: Any, stop: Callable[[], bool] = bool
+    model: Any,
+    loader: Any,
+    precision: Precision,
+    distributed: Any,
+    stop: Callable[[], bool] = bool,
+    limit: int | None = None,
 ) -> dict[str, float] | None:
     """Return metrics by name, each the sum over its own denominator, and `loss` per target.
 
-    None when `stop()` said so. One host sync, at the end. Draws no random number: training
-    continues as it was.
+    None when `stop()` said so. limit: batches, fewer than all. One host sync, at the end. Draws no
+    random number: training continues as it was.
     """
     totals: dict[str, Tensor] = {}  # by metric: (sum, count)
     recurrent = RecurrentState()
     was_training = model.training
-    bar = tqdm(loader.epoch(0), "evaluating", len(loader), leave=False, disable=None, unit="batch")
+    batches = islice(loader.epoch(0), limit)
+    bar = tqdm(batches, "evaluating", len(loader), leave=False, disable=None, unit="batch")
     model.eval()
     try:
         with torch.no_grad():
@@ -60,20 +65,21 @@ def add_output(totals: dict[str, Tensor], output: Output) -> None:
         totals[name] = totals[name] + value if name in totals else value
 
 
-class FirstBatches:
-    """A loader of the first few batches of another."""
+def predictions(
+    project: Any, loader: Any, answer: Callable[[Batch], Batch] | None = None
+) -> Iterator[tuple[Batch, Batch]]:
+    """Yield each batch of a loader, and what `answer` (else the model's `predict`) makes of it.
 
-    def __init__(self, loader: Any, count: int):
-        self.loader = loader
-        self.count = min(count, len(loader))
-
-    def __len__(self) -> int:
-        return self.count
-
-    def epoch(self, number: int) -> Iterator[Any]:
-        """Yield its batches; the other loader's epoch ends with them."""
-        with closing(self.loader.epoch(number)) as batches:
-            yield from islice(batches, self.count)
+    States are carried as in evaluation. The next batch may reuse the memory of this one.
+    """
+    recurrent = RecurrentState()
+    predict = answer or project.model.predict
+    for batch in loader.epoch(0):
+        recurrent.attach(batch)
+        with torch.no_grad(), project.precision.autocast():
+            predicted = predict(batch)
+        recurrent.state = predicted.pop("carry", None)
+        yield batch, predicted
 
 
 def seconds_of(model: Any, loader: Any, precision: Precision, distributed: Any) -> float:
@@ -81,10 +87,10 @@ def seconds_of(model: Any, loader: Any, precision: Precision, distributed: Any) 
 
     The first one is not timed: it may compile.
     """
-    few = FirstBatches(loader, TIMED_BATCHES)
-    evaluate(model, FirstBatches(loader, 1), precision, distributed)
-    _, seconds = timed(lambda: evaluate(model, few, precision, distributed))
-    return seconds / len(few) * len(loader)
+    count = min(TIMED_BATCHES, len(loader))
+    evaluate(model, loader, precision, distributed, limit=1)
+    _, seconds = timed(lambda: evaluate(model, loader, precision, distributed, limit=count))
+    return seconds / count * len(loader)
 
 
 def timed(function: Callable[[], Any]) -> tuple[Any, float]:

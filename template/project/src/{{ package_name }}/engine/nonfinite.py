@@ -1,4 +1,4 @@
-"""Why a loss became nan or inf: the samples of that step first, then the weights, then the run's settings.
+"""Why a loss became nan or inf: a sample of that step, the weights, or the run's settings.
 
 The run is over when this is asked, so its weights may be changed.
 """
@@ -23,33 +23,42 @@ NARROW = ("fp16", "fp8")  # precisions that overflow where fp32 does not
 
 
 def explain_non_finite(error: NonFinite, run: Run) -> UserError:
-    """The error with its cause, as far as it shows, and a remedy that fits the run."""
+    """Return the error with its cause, as far as it shows, and a remedy that fits the run."""
     order = run.loader.order
     order.rank = error.rank  # of the process where it happened
     numbers = order.numbers(error.epoch, *error.batches)[0].ravel()
-    where = f"epoch {error.epoch + 1}, {_listed(numbers[numbers >= 0].tolist())}"
+    numbers = numbers[numbers >= 0].tolist()
+    weights = list(run.project.model.named_parameters())
+    broken = [name for name, weight in weights if not _is_finite(weight)]
 
-    broken = broken_weights(run.project.model)
     try:
-        found = bad_sample(run.project, error)
+        sample = bad_sample(run.project, error)
     except Exception:  # a look that fails must not hide the error
-        found = None
-    if found is not None:
-        number, why = found
-        where = f"epoch {error.epoch + 1}, training sample {number}"
-        return UserError(
-            f"{error}: {why}", where, "fix that sample, or what dataset.py makes of it"
-        )
-    if broken:
-        count = sum(1 for _ in run.project.model.parameters())
-        why = f"the samples are fine, {len(broken)} of {count} weights are not finite, such as {broken[0]}"
-        return UserError(f"{error}: {why}", where, advice(run.settings, run.project.precision.name))
+        sample = None
+    epoch = f"epoch {error.epoch + 1}"
+    if sample is not None:
+        number, why = sample
+        remedy = "fix that sample, or what dataset.py makes of it"
+        return UserError(f"{error}: {why}", f"{epoch}, training sample {number}", remedy)
+
     why = "samples and weights are finite, so forward overflows"
+    if broken:
+        count = f"{len(broken)} of {len(weights)} weights are not finite"
+        why = f"the samples are fine, {count}, such as {broken[0]}"
+    where = f"{epoch}, training samples {', '.join(map(str, numbers[:SHOWN]))}"
+    if len(numbers) > SHOWN:
+        where += f" and {len(numbers) - SHOWN:,} more"
     return UserError(f"{error}: {why}", where, advice(run.settings, run.project.precision.name))
 
 
+def _is_finite(weight: Any) -> bool:
+    """Whether a weight is; of a sharded one the part that is here."""
+    here = weight.to_local() if hasattr(weight, "to_local") else weight
+    return bool(here.isfinite().all())
+
+
 def advice(settings: Settings, precision: str) -> str:
-    """What to change in this run, best first. precision: the one in use, never `auto`."""
+    """Say what to change in this run, best first. precision: the one in use, never `auto`."""
     remedies = [f"lower optimizer.learning_rate ({settings.optimizer.learning_rate:g})"]
     clip = settings.training.gradient_clip
     if not clip:
@@ -66,33 +75,24 @@ def advice(settings: Settings, precision: str) -> str:
     return "; or ".join(remedies)
 
 
-def broken_weights(model: Any) -> list[str]:
-    """Names of the weights with a nan or inf; of a sharded one by the part that is here."""
-    broken = []
-    for name, weight in model.named_parameters():
-        here = weight.to_local() if hasattr(weight, "to_local") else weight
-        if not here.isfinite().all():
-            broken.append(name)
-    return broken
-
-
 def bad_sample(project: Project, error: NonFinite) -> tuple[int, str] | None:
-    """The number of a sample whose own loss is not finite, and why; None where the samples are fine.
+    """Return a sample whose own loss is not finite, and why; None where the samples are fine.
 
-    The weights are made small and finite for it: what they have become says nothing about the samples.
+    The weights are made small and finite for it: what they have become says nothing about the
+    samples.
     """
     if project.distributed.forward_exchanges:  # another rank may not take part
         return None
     loader: Any = project.loader("train", train=True)
     loader.order.rank = error.rank
-    first, last = error.batches
+    first, end = error.batches
     tame(project.model)
     project.model.eval()
     try:
-        for batch in islice(loader.epoch(error.epoch, first), last - first):
-            row = bad_row(project, batch)
-            if row is not None:
-                return int(batch["index"][row]), _reason(project, taken(batch, row, row + 1))
+        for batch in islice(loader.epoch(error.epoch, first), end - first):
+            if not loss_is_finite(project, batch):
+                sample = first_bad(project, batch)
+                return int(sample["index"]), cause(project, sample)
     finally:
         loader.close()
     return None
@@ -100,9 +100,10 @@ def bad_sample(project: Project, error: NonFinite) -> tuple[int, str] | None:
 
 @torch.no_grad()
 def tame(model: Any) -> None:
-    """Make weights and buffers finite, in place, and so small that no layer's output outgrows its input.
+    """Make weights and buffers finite, in place, and so small that no layer's output grows.
 
-    A loss that overflows nevertheless is the fault of a sample. No weight becomes 0, which would hide values.
+    A loss that overflows nevertheless is the fault of a sample. No weight becomes 0, which would
+    hide values.
     """
     for weight in model.parameters():
         inputs = weight[0].numel() if weight.dim() > 1 else 1
@@ -113,27 +114,8 @@ def tame(model: Any) -> None:
             buffer.nan_to_num_(0.0, 0.0, 0.0)
 
 
-def bad_row(project: Project, batch: Batch) -> int | None:
-    """A row of the batch whose loss is not finite, found by halves; None where the loss is."""
-    first, last = 0, len(batch["index"])
-    if is_finite(project, batch):
-        return None
-    while last - first > 1:
-        middle = (first + last) // 2
-        if is_finite(project, taken(batch, first, middle)):
-            first = middle
-        else:
-            last = middle
-    return first
-
-
-def taken(batch: Batch, first: int, last: int) -> Batch:
-    """Some rows of a batch."""
-    return {name: values[first:last] for name, values in batch.items()}
-
-
 @torch.no_grad()
-def is_finite(project: Project, batch: Batch) -> bool:
+def loss_is_finite(project: Project, batch: Batch) -> bool:
     """Whether the loss of a batch is, in float32 and without what is compiled."""
     with (
         torch.compiler.set_stance("force_eager"),
@@ -142,46 +124,39 @@ def is_finite(project: Project, batch: Batch) -> bool:
         return bool(project.model(dict(batch)).loss.isfinite())
 
 
-def _reason(project: Project, sample: Batch) -> str:
-    """What is wrong with a sample, a batch of one: the array and the place that make its loss bad."""
+def first_bad(project: Project, batch: Batch) -> Batch:
+    """Return a sample of a bad batch whose loss is not finite, as a batch of one."""
+    while len(batch["index"]) > 1:
+        middle = len(batch["index"]) // 2
+        half = {name: values[:middle] for name, values in batch.items()}
+        if loss_is_finite(project, half):
+            half = {name: values[middle:] for name, values in batch.items()}
+        batch = half
+    return batch
+
+
+def cause(project: Project, sample: Batch) -> str:
+    """Name the array that makes the loss of a sample bad, and its place."""
     broken = [name for name, values in sample.items() if not values.isfinite().all()]
+    # A nan may be no fault, such as an empty cell: the loss is finite without that of another.
     for name in broken:
-        others = {
-            other: sample[other].nan_to_num(0.0, 0.0, 0.0) for other in broken if other != name
-        }
-        if not is_finite(project, sample | others):
-            return _place(project, name, sample[name][0])
+        mended = {name: sample[name].nan_to_num(0.0, 0.0, 0.0)}
+        if loss_is_finite(project, sample | mended):
+            return place(project, name, sample[name][0])
     if broken:
-        return _place(project, broken[0], sample[broken[0]][0])
-    name, most = max(_largest(sample).items(), key=lambda pair: pair[1], default=("", 0.0))
-    return f"a sample's values are finite, and its loss is not: '{name}' reaches {most:.3g}"
+        return place(project, broken[0], sample[broken[0]][0])
+    return "its values are finite, and its loss is not"
 
 
-def _largest(sample: Batch) -> dict[str, float]:
-    """The largest absolute value of each array of floats."""
-    floats = {name: values for name, values in sample.items() if values.is_floating_point()}
-    return {name: float(values.abs().max()) for name, values in floats.items() if values.numel()}
-
-
-def _place(project: Project, name: str, values: torch.Tensor) -> str:
-    """`'features' has nan in column 3 (price)`. values: of one sample."""
-    places = (~values.isfinite()).nonzero()
-    place = places[0].tolist()
-    shown = f"'{name}' has {float(values[tuple(place)])}"
-    if not place:
-        return shown
-    facts = project.store.facts
-    columns = facts.get(name, facts.get("columns"))
-    if not isinstance(columns, list) or len(columns) != values.shape[-1]:
-        return f"{shown} in column {place[-1]}"
-    column = columns[place[-1]]
-    title = column.get("name", "") if isinstance(column, dict) else column
-    return f"{shown} in column {place[-1]} ({title})"
-
-
-def _listed(numbers: list[int]) -> str:
-    """`training samples 384, 385, 386, 387 and 124 more`."""
-    text = f"training samples {', '.join(map(str, numbers[:SHOWN]))}"
-    if len(numbers) > SHOWN:
-        text += f" and {len(numbers) - SHOWN:,} more"
+def place(project: Project, name: str, values: torch.Tensor) -> str:
+    """Return `'features' has nan in column 3 (price)`. values: of one sample."""
+    index = tuple((~values.isfinite()).nonzero()[0].tolist())
+    text = f"'{name}' has {float(values[index])}"
+    if not index:
+        return text
+    text += f" in column {index[-1]}"
+    columns = project.store.facts.get(name, project.store.facts.get("columns"))
+    if isinstance(columns, list) and len(columns) == values.shape[-1]:
+        column = columns[index[-1]]
+        text += f" ({column.get('name', '') if isinstance(column, dict) else column})"
     return text

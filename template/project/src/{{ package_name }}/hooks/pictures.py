@@ -8,6 +8,7 @@ draw no random number of the training, and end no run: what fails is one note.
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,43 +38,36 @@ class Hook:
 
     def after_evaluation(self, run: Run, metrics: dict[str, float]) -> None:
         now = time.perf_counter()
-        project = run.project
-        group = project.distributed
-        is_due = self.draws and (self._is_rare(now) or run.progress.step >= run.last_step)
-        is_due = group.gather(is_due)[0]  # by rank 0's clock
+        group = run.project.distributed
+        is_rare = self.spent <= SHARE * (now - self.begun)
+        is_last = run.progress.step >= run.last_step
+        is_due = group.gather(self.draws and (is_rare or is_last))[0]  # by rank 0's clock
         takes_part = group.is_main or group.forward_exchanges
         if not is_due or not takes_part:
             return
 
-        was_training = project.model.training
-        project.model.eval()
+        model = run.project.model
+        was_training = model.training
+        model.eval()
         try:
-            self._draw(run, now)
-        except (
-            Exception
-        ) as error:  # of matplotlib, of a `pictures.py` for other data, of a full disk
+            files = draw(run.project, run.validation, run.folder / FOLDER)
+        except Exception as error:  # of matplotlib, a `pictures.py` for other data, a full disk
             self.draws = False
             run.monitor.line(f"note: no more pictures: {type(error).__name__}: {error}")
+            return
         finally:
-            project.model.train(was_training)
-        self.spent += time.perf_counter() - now
-
-    def _is_rare(self, now: float) -> bool:
-        return self.spent <= SHARE * (now - self.begun)
-
-    def _draw(self, run: Run, begun: float) -> None:
-        step = run.progress.step
-        files = draw(run.project, run.validation, run.folder / FOLDER)
-        if run.monitor.tracker is not None:
-            run.monitor.tracker.show(step, {f"validation/{file.stem}": file for file in files})
-        run.monitor.event(step, FOLDER, seconds=time.perf_counter() - begun)
+            model.train(was_training)
+        seconds = time.perf_counter() - now
+        self.spent += seconds
+        run.monitor.show(run.progress.step, files)
+        run.monitor.event(run.progress.step, FOLDER, seconds=seconds)
 
 
 def draw(project: Project, loader: Any, folder: Path) -> list[Path]:
     """Write what `pictures` gives: figures as .png, texts as .md. None on other ranks than 0."""
     from .. import pictures
 
-    batch, answers = predicted(project, loader, pictures)
+    batch, answers = predict_some(project, loader, pictures)
     if not project.distributed.is_main:
         return []
     files = []
@@ -89,35 +83,29 @@ def draw(project: Project, loader: Any, folder: Path) -> list[Path]:
     return files
 
 
-def predicted(project: Project, loader: Any, pictures: Any) -> list[Batch]:
+def predict_some(project: Project, loader: Any, pictures: Any) -> list[Batch]:
     """Return the first `SAMPLES` samples of a loader and what the model says of them, on the CPU.
 
     They are a batch at least. `pictures.answer(project, batch)` says it where there is one, perhaps
     of a batch's first samples alone; else the model's `predict`.
     """
-    import torch
+    from ..engine.evaluation import predictions
 
-    from ..engine.progress import RecurrentState
-
-    recurrent = RecurrentState()
-    answer = getattr(pictures, "answer", lambda project, batch: project.model.predict(batch))
+    answer = None
+    if hasattr(pictures, "answer"):
+        answer = partial(pictures.answer, project)
     count = 0
     batches: list[Batch] = []
-    predictions: list[Batch] = []
-    for batch in loader.epoch(0):
-        recurrent.attach(batch)
-        with torch.no_grad(), project.precision.autocast():
-            prediction = answer(project, batch)
-        recurrent.state = prediction.pop("carry", None)
+    answers: list[Batch] = []
+    for batch, predicted in predictions(project, loader, answer):
         batch.pop("carry", None)
-
         present = batch["present"]
         batches.append(present_rows(batch, present))
-        predictions.append(present_rows(prediction, present))
+        answers.append(present_rows(predicted, present))
         count += int(present.sum())
         if count >= pictures.SAMPLES:
             break
-    return [joined(batches), joined(predictions)]
+    return [joined(batches), joined(answers)]
 
 
 def present_rows(batch: Batch, present: Tensor) -> Batch:
@@ -135,15 +123,11 @@ def joined(batches: list[Batch]) -> Batch:
 def report(run: Path) -> list[str]:
     """Return what was drawn last, for report.md."""
     drawn = [row for row in read_rows(run / "events.jsonl") if row.get("event") == FOLDER]
-    files = sorted(
-        (run / FOLDER).glob("[!.]*"), key=lambda file: (file.suffix != ".png", file.name)
-    )
-    if not drawn or not files:
+    if not drawn:
         return []
     lines = [f"## Pictures: validation at step {drawn[-1]['step']:,}"]
-    for file in files:
-        text = f"![{file.stem}]({FOLDER}/{file.name})"
-        if file.suffix == ".md":
-            text = file.read_text(encoding="utf-8")
-        lines += ["", text]
+    for file in sorted((run / FOLDER).glob("*.png")):
+        lines += ["", f"![{file.stem}]({FOLDER}/{file.name})"]
+    for file in sorted((run / FOLDER).glob("*.md")):
+        lines += ["", file.read_text(encoding="utf-8")]
     return lines

@@ -1,0 +1,114 @@
+"""What a run left in its folder, read without torch.
+
+A run that crashed, was killed or is still training can be read too: what is missing or cut off is
+left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .files import read_json, read_rows
+
+Row = dict[str, Any]
+Series = list[tuple[int, float]]
+"""(step, value) of the rows that have a finite number."""
+
+NO_METRICS = ("step", "split", "loss", "seconds", "time")  # of an evaluation's row
+
+
+@dataclass
+class Record:
+    """The files of a run; empty where they are missing or damaged."""
+
+    folder: Path
+    history: list[Row]
+    evaluations: list[Row]
+    events: list[Row]
+    environment: Row
+    status: Row
+    result: Row  # of the last `evaluate`
+
+    @property
+    def name(self) -> str:
+        return self.folder.resolve().name
+
+    @property
+    def state(self) -> str:
+        """How the run ended, in a word or two."""
+        state: str = self.status.get("state", "running")
+        return "running or killed" if state == "running" else state
+
+    @property
+    def step(self) -> int:
+        """The last known step: the status of a killed run is as old as its start."""
+        logged = [row["step"] for row in self.history]
+        return max([self.status.get("step", 0), *logged])
+
+    @property
+    def seconds(self) -> float | None:
+        """From the start to the last entry of its logs, with the pauses before a resume."""
+        started: float | None = self.environment.get("started")
+        rows = [*self.history, *self.evaluations, *self.events]
+        if started is None or not rows:
+            return None
+        last: float = max(row.get("time", 0) for row in rows)
+        return max(last - started, 0)
+
+    @property
+    def best(self) -> Row:
+        """The evaluation with the lowest loss; empty if no loss is finite."""
+        finite = [row for row in self.evaluations if numbers([row], "loss")]
+        return min(finite, key=lambda row: row["loss"], default={})
+
+    @property
+    def baseline(self) -> float | None:
+        """The loss without a model, if the run measured it."""
+        losses = [row["loss"] for row in self.of_kind("naive")]
+        return losses[0] if losses else None
+
+    @property
+    def metrics(self) -> list[str]:
+        """The names of what evaluations measured in addition to the loss."""
+        names = dict.fromkeys(name for row in self.evaluations for name in row)
+        return [name for name in names if name not in NO_METRICS]
+
+    def of_kind(self, kind: str) -> list[Row]:
+        """Return the events of one kind: alert, checkpoint, pictures, naive."""
+        return [row for row in self.events if row.get("event") == kind]
+
+
+def read_run(folder: Path) -> Record:
+    """Read what a training left in the folder of its run."""
+    history, evaluations = read_metrics(folder / "metrics.jsonl")
+    return Record(
+        folder,
+        history,
+        evaluations,
+        events=read_rows(folder / "events.jsonl"),
+        environment=read_json(folder / "env.json"),
+        status=read_json(folder / "status.json"),
+        result=read_json(folder / "evaluation.json"),
+    )
+
+
+def read_metrics(path: Path) -> tuple[list[Row], list[Row]]:
+    """Return (training steps, evaluations)."""
+    rows = read_rows(path)
+    steps = [row for row in rows if "split" not in row]
+    evaluations = [row for row in rows if "split" in row]
+    return steps, evaluations
+
+
+def numbers(rows: Iterable[Row], name: str) -> Series:
+    """Return (step, value) of the rows that have a finite number of this name."""
+    series = []
+    for row in rows:
+        value = row.get(name)
+        if isinstance(value, int | float) and math.isfinite(value):
+            series.append((row["step"], value))
+    return series
