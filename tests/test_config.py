@@ -221,7 +221,17 @@ def accepted(key: str) -> list[str]:
     setting = config.SETTINGS[key]
     if setting.allowed == "text":
         return ["here", "there"]
-    words = [*re.split(r", | or ", setting.allowed), "true", "false", "1", "2", "3", "0.5", "0.25", "[a]"]
+    words = [
+        *re.split(r", | or ", setting.allowed),
+        "true",
+        "false",
+        "1",
+        "2",
+        "3",
+        "0.5",
+        "0.25",
+        "[a]",
+    ]
     values: dict[object, str] = {}
     for word in words:
         with contextlib.suppress(errors.UserErrors):
