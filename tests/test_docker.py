@@ -15,7 +15,7 @@ import pytest
 import yaml
 from packaging.specifiers import SpecifierSet
 from rendering import REPOSITORY, render, render_into
-from running import run
+from running import documented, run
 from variants import gpus
 
 if sys.version_info >= (3, 11):
@@ -146,12 +146,7 @@ def test_the_guide_says_what_the_files_say() -> None:
 
 @pytest.mark.full
 def test_the_commands_of_the_guide(tmp_path: Path) -> None:
-    guide = (REPOSITORY / "docs/rented-gpu.md").read_text(encoding="utf-8")
-    commands = [
-        shlex.split(line.removeprefix("python -m my_training "))
-        for block in re.findall(r"```sh\n(.*?)```", guide, re.DOTALL)
-        for line in block.splitlines()
-    ]
+    commands = documented(REPOSITORY / "docs/rented-gpu.md")
     assert [words[0] for words in commands] == ["doctor", "train", "train", "train"]
     for words in commands[1:]:
         result = run(project(), *words, cwd=tmp_path)

@@ -91,12 +91,12 @@ def test_each_weight_has_the_step_of_its_own_kind() -> None:
 @pytest.mark.first(1)
 def test_it_learns_and_resumes_bit_for_bit(framework: str, tmp_path: Path) -> None:
     project = render(workload="llm", framework=framework, extras=["muon"])
-    words = (*TINY["llm"], *MUON, "--training.max_steps", "20")
+    words = (*TINY["llm"], *MUON, "--training.max_steps", "8")
     assert run(project, "train", *words, cwd=tmp_path).code == 0
     curve = [float.fromhex(loss) for _, loss in losses(tmp_path)]
     expected = (losses(tmp_path), weights(tmp_path))
-    assert curve[-1] < 0.9 * curve[0]
-    assert run(project, "train", *words, "--max-steps", "7", cwd=tmp_path).code == 0
+    assert curve[-1] < curve[0]
+    assert run(project, "train", *words, "--max-steps", "3", cwd=tmp_path).code == 0
     assert run(project, "train", "--resume", cwd=tmp_path).code == 0
     assert (losses(tmp_path), weights(tmp_path)) == expected
 
@@ -106,10 +106,10 @@ def test_it_learns_and_resumes_bit_for_bit(framework: str, tmp_path: Path) -> No
 def test_two_ranks_make_the_steps_of_one(distributed: str, tmp_path: Path) -> None:
     """Up to the rounding of bfloat16; one process resumes with the state of both."""
     project = render(workload="llm", distributed=distributed, extras=["muon"])
-    words = (*TINY["llm"], *MUON, "--training.max_steps", "6", "--model.dropout", "0")
+    words = (*TINY["llm"], *MUON, "--training.max_steps", "4", "--model.dropout", "0")
     assert run(project, "train", *words, cwd=tmp_path).code == 0
     alone = [float.fromhex(loss) for _, loss in losses(tmp_path) + evaluations(tmp_path)]
-    words = (*words, "--data.batch_size", "4", "--max-steps", "4")
+    words = (*words, "--data.batch_size", "4", "--max-steps", "2")
     results = run_ranks(project, "train", *words, cwd=tmp_path)
     assert [result.code for result in results] == [0, 0], results[0].err[-2000:]
     assert run(project, "train", "--resume", "--data.batch_size", "8", cwd=tmp_path).code == 0

@@ -60,7 +60,7 @@ def write_phases(place: Path, *phases: dict[str, Any]) -> None:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run called `source`, and its synthetic data."""
     folder = tmp_path_factory.mktemp("trained")
-    result = train(folder, "--name", "source", *WORDS)
+    result = train(folder, "--name", "source", *WORDS, "--checkpoint.every_steps", "4")
     assert result.code == 0, result.err[-2000:]
     return folder
 

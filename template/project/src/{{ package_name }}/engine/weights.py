@@ -95,7 +95,7 @@ def begin(project: Project, restored: bool) -> list[str]:
     return [*notes, f"weights of {path}: {counts}"]
 
 
-def listed(shapes: list[tuple[str, Shape]], most: int = 3) -> str:
+def listed(shapes: Sequence[tuple[str, Shape]], most: int = 3) -> str:
     """Name the first of many tensors: `head.weight 1×64, head.bias 1 and 4 more`."""
     if not shapes:
         return "nothing"
