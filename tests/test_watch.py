@@ -55,41 +55,11 @@ def test_a_badly_used_device_gets_cause_and_remedy(waits, roof, means, kind, say
     assert watch.WAITS == alerts.WAIT_FRACTION, "no case is left to neither"
 
 
-@pytest.fixture
-def watched(tmp_path):
-    """A monitor of 9 steps."""
-    options = SimpleNamespace(monitor=SimpleNamespace(every_steps=1, progress=False))
-    ranks = SimpleNamespace(is_main=True, world=1, sum=lambda x: x, together=lambda work: work())
-    project = SimpleNamespace(settings=options, distributed=ranks, device=torch.device("cpu"))
-    project.precision = SimpleNamespace(scaler=None)
-    loader = [None] * 8
-    loader = type("Loader", (list,), {"order": SimpleNamespace(count=64, slots=8)})(loader)
-    watched = monitor.Monitor(tmp_path, project, None, loader)
-    watched.start(0, 9)
-    yield watched
-    watched.close()
-
-
-def test_a_step_has_the_mean_loss_of_all_its_targets(watched, tmp_path):
-    losses = [(torch.tensor(2.0), torch.tensor(6.0)), (torch.tensor(4.0), torch.tensor(2.0))]
-    watched.note(1, 0, (0, 2), losses)
-    watched.log(1, 0, torch.tensor(1.0), 0.1)
-    assert watched.row["loss"] == (2.0 * 6 + 4.0 * 2) / 8
-    assert watched.row["epoch"] == 1, "counted from 1"
-    watched.close()
-    assert len((tmp_path / "metrics.csv").read_text().splitlines()) == 2
-
-
-def test_a_line_has_what_a_model_measures_short_names_first(watched, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "60")
-    one = torch.tensor(1.0)
-    watched.note(1, 0, (0, 1), [(one, one)])
-    pair = (torch.tensor(6.0), torch.tensor(4.0))
-    watched.keep(dict.fromkeys(["penalty_of_the_second_term", "penalty", "kl"], pair))
-    watched.log(1, 0, one, 0.1)
-    line = capsys.readouterr().out
-    assert "loss 1.00000  kl 1.5  penalty 1.5  penalty_of_the" in line
-    assert "…  lr 0.1" in line
+def test_a_line_has_what_a_model_measures_short_names_first():
+    means = {"loss": 1.0, "penalty_of_the_second_term": 2.0, "penalty": 3.0, "kl": 1.5}
+    shown = "  kl 1.5  penalty 3  penalty_of_the_second_term 2"
+    assert monitor.metrics_text(means, 50) == shown
+    assert monitor.metrics_text(means, 20) == shown[:19] + "…"
 
 
 def test_waiting_for_data_is_judged_over_a_stretch():

@@ -11,7 +11,7 @@ import torch
 from fakes import engine
 from ranks import run_ranks
 from rendering import render
-from running import losses, rows, run
+from running import losses, newest_run, rows, run
 from test_session import replace_forward
 from variants import choices
 
@@ -66,8 +66,12 @@ def test_a_row_is_the_mean_over_its_steps_wherever_a_run_stops(
 ) -> None:
     project = render(workload="tabular", framework=framework)
     every = ("--monitor.every_steps", "5")
-    assert run(project, "train", *WORDS, *every, cwd=place, before=measuring).code == 0
+    done = run(project, "train", *WORDS, *every, cwd=place, before=measuring)
+    assert done.code == 0, done.err
     whole = training(place)
+    assert f"  half {whole[-1]['half']:.4g}  targets " in done.out
+    table = (newest_run(place) / "metrics.csv").read_text().splitlines()
+    assert len(table) == 1 + len(list(rows(place)))
     steps = training(single)
     assert len({row["targets"] for row in steps}) > 1, "an epoch's last group is smaller"
     ends = [1, 2, 5, 10, 15, 20, 23]

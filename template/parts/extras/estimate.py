@@ -217,5 +217,6 @@ def seconds_spent(run: Path) -> float:
     for step, step_ms in numbers(record.history, "step_ms"):
         seconds += max(step - previous, 0) * step_ms / 1000
         previous = step
-    timed = [*record.evaluations, *record.of_kind("checkpoint")]
-    return seconds + sum(row.get("seconds", 0) for row in timed)
+    for row in (*record.evaluations, *record.of_kind("checkpoint")):
+        seconds += row.get("seconds", 0)
+    return seconds

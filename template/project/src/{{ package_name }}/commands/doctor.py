@@ -7,7 +7,6 @@ breaks.
 from __future__ import annotations
 
 import argparse
-import os
 import platform
 import shutil
 import signal
@@ -21,7 +20,7 @@ import yaml
 
 from ..engine import gpus
 from ..engine.errors import UserError
-from ..engine.explanations import lacks_compiler, no_compiler
+from ..engine.explanations import explain
 from ..engine.runs import device_line, versions
 
 if TYPE_CHECKING:
@@ -29,14 +28,7 @@ if TYPE_CHECKING:
 
 ANSWERS = Path(".copier-answers.yml")
 WHEELS = "https://download.pytorch.org/whl/"
-COMPILE_SECONDS = 180
-COMPILED = """
-import torch
-def f(x):
-    return torch.nn.functional.gelu(x) * 2 + x.sum(-1, keepdim=True)
-x = torch.randn(64, 64, device={device!r})
-torch.testing.assert_close(torch.compile(f)(x), f(x), rtol=1e-3, atol=1e-3)
-"""
+
 Answers = Mapping[str, Any]
 Finding = tuple[str, str]
 """Of a check: ok, warning or failed, and one line."""
@@ -68,7 +60,7 @@ def run(arguments: argparse.Namespace, load: Callable[[], Settings]) -> int:
 
     failed = False
     for name, check in checks.items():
-        result, line = attempt(check)
+        result, line = attempt(check, settings)
         print(f"{result:8} {name:12} {line}", flush=True)
         failed = failed or result == "failed"
     print_state(settings)
@@ -85,13 +77,14 @@ def check_import() -> None:
         raise UserError(what, platform.machine(), remedy)
 
 
-def attempt(check: Callable[[], Finding]) -> Finding:
+def attempt(check: Callable[[], Finding], settings: Settings) -> Finding:
     """Run a check; one that breaks is a finding too, and the others still count."""
     try:
         return check()
     except Exception as error:
-        line = str(error).partition("\n")[0]
-        if not isinstance(error, UserError):
+        explained = explain(error, settings, None) or error
+        line = str(explained).partition("\n")[0]
+        if not isinstance(explained, UserError):
             line = f"{type(error).__name__}: {line}"
         return "failed", line
 
@@ -223,22 +216,18 @@ def check_data(settings: Settings, verify_all: bool) -> Finding:
 
 
 def check_compile(settings: Settings, card: gpus.Card) -> Finding:
-    """Compile a tiny function in another process, where training compiles; compare with eager."""
+    """Compile a tiny function, if training compiles; compare with eager."""
+    import torch
+
     from ..engine.optimization import compiles
 
     used, why = compiles(settings, card.capability)
     if not used:
         return "ok", f"off ({why})"
-    code = COMPILED.format(device="cuda" if card.capability else "cpu")
-    command = [sys.executable, "-c", code]
-    # No workers that outlive the time limit.
-    environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=COMPILE_SECONDS
-    )
-    if done.returncode == 0:
-        return "ok", "a small function was compiled"
-    if lacks_compiler(done.stderr):
-        return "failed", str(no_compiler())
-    lines = [line for line in done.stderr.splitlines() if "Error: " in line]
-    return "failed", lines[-1] if lines else f"exit code {done.returncode}"
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.gelu(x) * 2 + x.sum(-1, keepdim=True)
+
+    x = torch.randn(64, 64, device="cuda" if card.capability else "cpu")
+    torch.testing.assert_close(torch.compile(function)(x), function(x), rtol=1e-3, atol=1e-3)
+    return "ok", "a small function was compiled"

@@ -1,4 +1,4 @@
-"""Measure a trained run on a whole split, beside simple baselines."""
+"""Measure a trained run on a whole split, next to simple baselines."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CONDITIONS = ("precision", "TF32 in matmuls", "TF32 in cuDNN", "cuDNN benchmark"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that this verb, and each that predicts, has."""
+    """Add the flags of this command, which commands that predict have, too."""
     add = parser.add_argument
     add(
         "--run", type=typed_run, metavar="RUN", help="name or path of the run (default: the newest)"
@@ -131,7 +131,8 @@ def load_weights(folder: Path, project: Project, which: str, weights: str) -> in
 
     averaged = averages().get(weights)
     states: dict[str, Any] = {}
-    parts = {"model": project.model, "hooks": SimpleNamespace(load_state_dict=states.update)}
+    hooks: Any = SimpleNamespace(load_state_dict=states.update)
+    parts = {"model": project.model, "hooks": hooks}
     checkpoint = Checkpoint(folder / "checkpoints", project.distributed, **parts)
     loaded: Any = checkpoint.load_model(which, also=("hooks",) if averaged else ())
     if project.distributed.is_main:
@@ -143,11 +144,11 @@ def load_weights(folder: Path, project: Project, which: str, weights: str) -> in
     return step
 
 
-# --- what the verbs that predict have in common
+# --- what the commands that predict have in common
 
 
 def add_flags(parser: argparse.ArgumentParser, endings: str, default: str) -> None:
-    """Add `--output` and the flags of `evaluate`, for a verb that writes predictions."""
+    """Add `--output` and the flags of `evaluate`, for a command that writes predictions."""
     arguments(parser)
     meaning = f"{endings} (default: {default} of the run)"
     parser.add_argument("--output", type=typed_path, metavar="FILE", help=meaning)

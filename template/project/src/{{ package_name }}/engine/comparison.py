@@ -61,7 +61,7 @@ def table_rows(records: list[Record]) -> list[Cells]:
 
 def read_settings(folder: Path) -> dict[str, str]:
     """Return the settings of a run by dotted key, and the fingerprint of its data; empty without."""
-    settings = {}
+    settings: dict[str, str] = {}
     with suppress(OSError, yaml.YAMLError):
         text = (folder / "config.resolved.yaml").read_text(encoding="utf-8")
         for section, values in yaml.load(text, yaml.BaseLoader).items():

@@ -138,10 +138,10 @@ def first_bad(project: Project, batch: Batch) -> Batch:
 def cause(project: Project, sample: Batch) -> str:
     """Name the array that makes the loss of a sample bad, and its place."""
     broken = [name for name, values in sample.items() if not values.isfinite().all()]
-    # A nan may be no fault, such as an empty cell: the loss is finite without that of another.
+    # A nan can be harmless, such as an empty cell. The cause is the array whose repair helps.
     for name in broken:
-        mended = {name: sample[name].nan_to_num(0.0, 0.0, 0.0)}
-        if loss_is_finite(project, sample | mended):
+        repaired = {name: sample[name].nan_to_num(0.0, 0.0, 0.0)}
+        if loss_is_finite(project, sample | repaired):
             return place(project, name, sample[name][0])
     if broken:
         return place(project, broken[0], sample[broken[0]][0])

@@ -47,7 +47,8 @@ class Record:
     def step(self) -> int:
         """The last known step: the status of a killed run is as old as its start."""
         logged = [row["step"] for row in self.history]
-        return max([self.status.get("step", 0), *logged])
+        step: int = max([self.status.get("step", 0), *logged])
+        return step
 
     @property
     def seconds(self) -> float | None:

@@ -41,7 +41,11 @@ SPEED: dict[str, tuple[str, Callable[[list[float]], float]]] = {
     "memory_mb": ("GPU memory in use, peak MB", max),
     "memory_reserved_mb": ("GPU memory reserved, peak MB", max),
 }
-CURVES = ("learning_rate", "samples_per_second", "gradient_norm")  # beside losses and metrics
+CURVES = (
+    "learning_rate",
+    "samples_per_second",
+    "gradient_norm",
+)  # in addition to losses and metrics
 FEW_POINTS = 50  # a curve of more has no markers
 
 

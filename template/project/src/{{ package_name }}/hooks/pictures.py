@@ -27,7 +27,7 @@ THERE = (Path(__file__).parents[1] / "pictures.py").exists()
 
 
 class Hook:
-    """What predicts some validation samples and draws them (host sync, at evaluations alone)."""
+    """Predicts some validation samples and draws them (host sync, at evaluations alone)."""
 
     trials = False
 
