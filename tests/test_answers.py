@@ -51,7 +51,7 @@ def test_a_resumed_run_refuses_what_would_make_it_another(
 
 
 def test_the_same_value_once_more_is_no_change(begun: Path) -> None:
-    words = ("--reproducibility.seed", "42", "--data.order", "full")
+    words = ("--reproducibility.seed", "42", "--data.order", "auto")
     done = run(render(workload="tabular"), "train", "--resume", *words, cwd=begun)
     assert done.code == 0, done.err
     assert "it was" not in done.out

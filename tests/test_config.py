@@ -79,7 +79,7 @@ FILES = [
     ("model: {width: [1, 2]}", "model.width", "[1, 2]"),
     ("model:\n  width:\n", "model.width", "empty"),
     ("schedule: {name: cosin}", "'cosin'", "cosine, onecycle, linear or constant"),
-    ("data: {order: bucket}", "'bucket'", "time, block, full or lanes"),
+    ("data: {order: bucket}", "'bucket'", "auto, full, block, time or lanes"),
     ("data: {batch_size: 0}", "data.batch_size", "at least 1"),
     ("optimizer: {learning_rate: 5}", "optimizer.learning_rate", "above 0 and at most 1"),
     ("data: {num_workers: 257}", "257", "at least 0 and at most 256 or auto"),
@@ -573,7 +573,7 @@ def test_print_config_shows_the_source_of_each_value(monkeypatch, capsys):
         "width: 5": "config.yaml profile fast",
         "seed: 8": "$SEED",
         "depth: 2": "--model.depth",
-        "order: full": "default",
+        "order: auto": "default",
     }
     assert shown.items() >= expected.items()
     assert len(re.findall(r"  # ", output.out)) == len(config.SETTINGS)

@@ -603,7 +603,7 @@ def test_what_scripts_share_is_the_same_text() -> None:
     every = {workload: definitions(workload) for workload in SCRIPTS}
     for name in set(chain(*every.values())) - YOURS:
         assert len({texts[name] for texts in every.values() if name in texts}) == 1, name
-    shared = {"permutation", "save_checkpoint", "load_checkpoint", "evaluate", "train"}
+    shared = {"training_steps", "save_checkpoint", "load_checkpoint", "evaluate", "train"}
     assert shared <= set.intersection(*map(set, every.values()))
     assert (
         len({texts["Settings"].partition("def __post_init__")[2] for texts in every.values()}) == 1

@@ -323,7 +323,7 @@ def test_learns_what_shuffled_targets_do_not_have(tmp_path: Path) -> None:
         found = [float.fromhex(loss) for _, loss in losses(tmp_path / name)]
         last[name] = np.mean(found[-5:]) / found[0]
     assert last["wave"] < 0.25
-    assert last["shuffled"] > 0.4  # of repeating the last value, which the model begins with
+    assert last["shuffled"] > 0.35  # of repeating the last value, which the model begins with
 
 
 # ---- evaluate and predict ------------------------------------------------------------------------

@@ -38,7 +38,7 @@ def engine(module: str, **answers: str) -> ModuleType:
 
 LANES = engine("lanes").Lanes
 BUCKETS = engine("buckets", workload="seq2seq").Buckets
-ORDERS = ("time", "block", "full", "lanes", "bucket", "random_start")
+ORDERS = ("auto", "time", "block", "full", "lanes", "bucket", "random_start")
 
 
 def kinds(stride: int, lengths: np.ndarray | None) -> dict[str, Any]:

@@ -20,8 +20,8 @@ class Data(LoaderSettings):
     """Where the days lie, in which order they come and how they reach the device."""
 
     batch_size: BatchSize = 8
-    order: Literal["time", "block", "full"] = Field(
-        "full", description="order of the training days; evaluation always runs in time order"
+    order: Literal["auto", "full", "block", "time"] = Field(
+        "auto", description="order of the training days; evaluation always runs in time order"
     )
 
 

@@ -20,8 +20,8 @@ class Data(LoaderSettings):
     """Where the tokens lie, how they are cut into blocks and how those reach the device."""
 
     batch_size: BatchSize = 32
-    order: Literal["time", "block", "full", "random_start"] = Field(
-        "full", description="order of the training blocks; evaluation always runs in time order"
+    order: Literal["auto", "full", "block", "time", "random_start"] = Field(
+        "auto", description="order of the training blocks; evaluation always runs in time order"
     )
     block_size: int = Field(128, ge=1, description="tokens that the model sees at once in training")
     sample_mb: float = Field(

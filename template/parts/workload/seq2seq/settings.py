@@ -19,7 +19,7 @@ class Data(LoaderSettings):
     """Where the pairs lie, in which order they come and how they reach the device."""
 
     batch_size: BatchSize = 16
-    order: Literal["bucket", "full", "block", "time"] = Field(
+    order: Literal["bucket", "auto", "full", "block", "time"] = Field(
         "bucket",
         description="order of the training pairs; bucket puts pairs of like length into a batch",
     )

@@ -19,8 +19,8 @@ class Data(LoaderSettings):
     """Where the rows lie, in which order they come and how they reach the device."""
 
     batch_size: BatchSize = 32
-    order: Literal["time", "block", "full"] = Field(
-        "full", description="order of the training samples; evaluation always runs in time order"
+    order: Literal["auto", "full", "block", "time"] = Field(
+        "auto", description="order of the training samples; evaluation always runs in time order"
     )
 
 

@@ -19,8 +19,8 @@ class Data(LoaderSettings):
     """Where the series lie, in which order the windows come and how they reach the device."""
 
     batch_size: BatchSize = 64
-    order: Literal["time", "block", "full", "lanes"] = Field(
-        "full",
+    order: Literal["auto", "full", "block", "time", "lanes"] = Field(
+        "auto",
         description="order of the training windows; lanes carries the hidden state on through time",
     )
     stride: int = Field(

@@ -74,7 +74,7 @@ class LoaderSettings(Section):
 
     path: str = Field("data", min_length=1, description="folder that `prepare` wrote")
     batch_size: BatchSize = 32
-    order: Literal["time", "block", "full", "lanes", "bucket", "random_start"] = "full"
+    order: Literal["auto", "full", "block", "time", "lanes", "bucket", "random_start"] = "auto"
     fraction: float = Field(
         1.0, gt=0, le=1, description="share of the training samples, always the same"
     )
