@@ -229,21 +229,16 @@ def predictions(
 ) -> Iterator[tuple[Batch, dict[str, Any]]]:
     """Yield each batch of the loader, and what `answer` (else the model's `predict`) makes of it.
 
-    States are carried as in evaluation. The next batch may reuse the memory of this one.
+    The next batch may reuse the memory of this one.
     """
     import torch
     from tqdm import tqdm
 
-    from ..engine.progress import RecurrentState
-
-    recurrent = RecurrentState()
     predict = answer or project.model.predict
     bar = tqdm(loader.epoch(0), "predicting", len(loader), leave=False, disable=None)
     for batch in bar:
-        recurrent.attach(batch)
         with torch.no_grad(), project.precision.autocast():
             predicted = predict(batch)
-        recurrent.state = predicted.pop("carry", None)
         yield batch, predicted
     loader.close()
 

@@ -13,7 +13,6 @@ from torch import Tensor
 from tqdm import tqdm
 
 from .precision import Precision
-from .progress import RecurrentState
 from .seams import Output
 
 TIMED_BATCHES = 2
@@ -28,7 +27,6 @@ def evaluate(
     continues as it was.
     """
     totals: dict[str, Tensor] = {}  # by metric: (sum, count)
-    recurrent = RecurrentState()
     was_training = model.training
     bar = tqdm(loader.epoch(0), "evaluating", len(loader), leave=False, disable=None, unit="batch")
     model.eval()
@@ -37,10 +35,8 @@ def evaluate(
             for batch in bar:
                 if stop():
                     return None
-                recurrent.attach(batch)
                 with precision.autocast():
                     output = model(batch)
-                recurrent.keep(output)
                 add_output(totals, output)
     finally:
         model.train(was_training)

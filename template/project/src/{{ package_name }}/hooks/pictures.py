@@ -97,20 +97,13 @@ def predicted(project: Project, loader: Any, pictures: Any) -> list[Batch]:
     """
     import torch
 
-    from ..engine.progress import RecurrentState
-
-    recurrent = RecurrentState()
     answer = getattr(pictures, "answer", lambda project, batch: project.model.predict(batch))
     count = 0
     batches: list[Batch] = []
     predictions: list[Batch] = []
     for batch in loader.epoch(0):
-        recurrent.attach(batch)
         with torch.no_grad(), project.precision.autocast():
             prediction = answer(project, batch)
-        recurrent.state = prediction.pop("carry", None)
-        batch.pop("carry", None)
-
         present = batch["present"]
         batches.append(present_rows(batch, present))
         predictions.append(present_rows(prediction, present))
