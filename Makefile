@@ -51,7 +51,7 @@ lint: $(READY) ## style and types of the repository and of every part
 	$(BIN)/python tools/link.py build/linked
 	$(BIN)/mypy
 	$(BIN)/mypy benchmarks/gpu/*.py
-	$(BIN)/python -m pytest --quiet "tests/test_tier_a.py::test_types[0]"
+	$(BIN)/python -m pytest --quiet tests/test_tier_a.py::test_types
 
 # torch goes first and by its exact version: as a dependency of another package pip would take the newest
 # one and all of CUDA with it. LOWEST_VERSIONS=1 takes the lowest versions that pyproject.toml allows.

@@ -54,13 +54,8 @@ def start_ranks(
 
     def prepare(rank: int) -> Callable[[], None]:
         def place() -> None:
-            names = {
-                "RANK": rank,
-                "LOCAL_RANK": rank,
-                "WORLD_SIZE": world,
-                "LOCAL_WORLD_SIZE": world,
-            }
-            os.environ.update({name: str(value) for name, value in names.items()})
+            os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
+            os.environ.update(WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world))
             os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
             if before is not None:
                 before(rank)

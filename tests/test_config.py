@@ -442,7 +442,7 @@ def test_print_config_shows_the_source_of_each_value(monkeypatch, capsys):
         "width: 5": "config.yaml profile fast",
         "seed: 8": "$SEED",
         "depth: 2": "--model.depth",
-        "order: full": "default",
+        "order: auto": "default",
     }
     assert shown.items() >= expected.items()
     assert len(re.findall(r"  # ", output.out)) == len(config.SETTINGS)

@@ -167,7 +167,6 @@ def test_a_model_that_carries_a_state_is_exported_without(tmp_path) -> None:
     by_torch = example(project, folder)
     (folder / "model.pt2").unlink()
     assert example(project, folder).split()[0] == by_torch.split()[0] == "prediction"
-    assert "carry" not in by_torch
 
 
 def test_without_a_test_split_the_validation_split_is_taken_and_named(tmp_path) -> None:

@@ -7,9 +7,11 @@ import importlib
 import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -47,34 +49,38 @@ TINY = {
         *("--optimizer.learning_rate", "0.01", "--schedule.warmup_steps", "10"),
     ),
 }
-STEPS = 60  # of 110 or more in an epoch
-EVERY_STEP = ("--monitor.every_steps", "1", "--training.max_steps", str(STEPS))
+Reference = tuple[list, list]
+EVERY_STEP = ("--monitor.every_steps", "1")
+LONG = (
+    *EVERY_STEP,
+    *("--training.max_steps", "60"),  # of 110 or more in an epoch
+    *("--evaluation.every_steps", "25", "--checkpoint.every_steps", "20"),
+)
+SHORT = (
+    *EVERY_STEP,
+    *("--training.max_steps", "6"),
+    *("--evaluation.every_steps", "4", "--checkpoint.every_steps", "2"),
+)
 
 
-def flags(workload: str) -> tuple[str, ...]:
-    return (
-        *TINY[workload],
-        *EVERY_STEP,
-        "--evaluation.every_steps",
-        "25",
-        "--checkpoint.every_steps",
-        "20",
-    )
+def train(project: Path, *words: str, cwd: Path, **more: Any) -> None:
+    done = run(project, "train", *words, cwd=cwd, **more)
+    assert done.code == 0, done.err
 
 
 @functools.cache
 def synthetic(workload: str, base: Path) -> Path:
-    """Synthetic data of a workload, written once; runs link to it."""
+    """Synthetic data of a workload, written once; runs link to them."""
     folder = base / workload
-    run(render(workload=workload), "train", "--max-steps", "1", *flags(workload), cwd=folder)
+    run(render(workload=workload), "train", "--max-steps", "1", *TINY[workload], cwd=folder)
     return folder / "data"
 
 
 @pytest.fixture(scope="session")
 def place(tmp_path_factory: pytest.TempPathFactory):
-    """A new working folder with the workload's synthetic data in it."""
+    """place(workload) is a new working folder with the workload's synthetic data in it."""
     base = tmp_path_factory.mktemp("synthetic")
-    count = iter(range(10**6))
+    count = itertools.count()
 
     def make(workload: str) -> Path:
         folder = tmp_path_factory.mktemp(f"run{next(count)}")
@@ -85,7 +91,7 @@ def place(tmp_path_factory: pytest.TempPathFactory):
 
 
 def project_of(cell: dict[str, str]) -> tuple[Path, tuple[str, ...]]:
-    """A cell's project and flags: precision is a setting, but for fp8, which is a file more."""
+    """A cell's project and flags. Precision is a setting; only fp8 needs a file more."""
     if cell["precision"] == "fp8":
         return render(**cell), ()
     shared = {**cell, "layout": "package", "distributed": "none"}  # also of tier A
@@ -94,65 +100,44 @@ def project_of(cell: dict[str, str]) -> tuple[Path, tuple[str, ...]]:
 
 
 @functools.cache
-def uninterrupted(workload: str, precision: str, place) -> tuple[list, list]:
-    """Losses of a run without a stop by the first loader and framework: what every other cell must repeat."""
-    first = next(
-        cell for cell in CELLS if cell["workload"] == workload and cell["precision"] == precision
-    )
-    folder, (project, words) = place(workload), project_of(first)
-    result = run(project, "train", *words, *flags(workload), cwd=folder)
-    assert result.code == 0, result.err
-    return losses(folder), evaluations(folder)
-
-
-FEW = (
-    *("--monitor.every_steps", "1", "--training.max_steps", "6", "--evaluation.every_steps", "4"),
-    *("--checkpoint.every_steps", "2"),
-)
-
-
-@functools.cache
-def beginning(workload: str, precision: str, place) -> tuple[list, list]:
-    """The same of a few steps."""
-    first = next(
-        cell for cell in CELLS if cell["workload"] == workload and cell["precision"] == precision
-    )
-    folder, (project, words) = place(workload), project_of(first)
-    result = run(project, "train", *words, *TINY[workload], *FEW, cwd=folder)
-    assert result.code == 0, result.err
+def uninterrupted(workload: str, precision: str, place: Any, length: tuple = LONG) -> Reference:
+    """Losses and evaluations by the first loader and framework: all other cells must repeat them."""
+    cells = (cell for cell in CELLS if cell["workload"] == workload)
+    first = next(cell for cell in cells if cell["precision"] == precision)
+    folder = place(workload)
+    project, words = project_of(first)
+    train(project, *words, *TINY[workload], *length, cwd=folder)
     return losses(folder), evaluations(folder)
 
 
 @pytest.mark.cover(2)
 @pytest.mark.parametrize("cell", CELLS, ids=name)
 def test_some_steps_an_evaluation_and_two_resumes_equal_those_of_the_first_cell(
-    cell: dict[str, str], place
+    cell: dict[str, str], place: Any
 ) -> None:
-    (project, precision), workload = project_of(cell), cell["workload"]
-    expected, measured = beginning(workload, cell["precision"], place)
+    workload = cell["workload"]
+    project, precision = project_of(cell)
+    expected, measured = uninterrupted(workload, cell["precision"], place, SHORT)
     assert (len(expected), len(measured)) == (6, 2)
     folder = place(workload)
-    begin = (*precision, *TINY[workload], *FEW, "--max-steps", "3")
+    begin = (*precision, *TINY[workload], *SHORT, "--max-steps", "3")
     for words in begin, ("--resume", "--max-steps", "5"), ("--resume",):
-        done = run(project, "train", *words, cwd=folder)
-        assert done.code == 0, done.err
+        train(project, *words, cwd=folder)
         assert losses(folder) == expected[: len(losses(folder))]
     assert (losses(folder), evaluations(folder)) == (expected, measured)
 
 
 @pytest.mark.first(1)
 @pytest.mark.parametrize("cell", PAIRS, ids=name)
-def test_trains_stops_resumes_and_evaluates(cell: dict[str, str], place) -> None:
-    (project, precision), workload = project_of(cell), cell["workload"]
+def test_trains_stops_resumes_and_evaluates(cell: dict[str, str], place: Any) -> None:
+    workload = cell["workload"]
+    project, precision = project_of(cell)
     expected, measured = uninterrupted(workload, cell["precision"], place)
     folder = place(workload)
-    stopped = run(project, "train", *precision, *flags(workload), "--max-steps", "33", cwd=folder)
-    assert stopped.code == 0, stopped.err
+    train(project, *precision, *TINY[workload], *LONG, "--max-steps", "33", cwd=folder)
     assert losses(folder) == expected[:33]
-    resumed = run(project, "train", "--resume", cwd=folder)
-    assert resumed.code == 0, resumed.err
-    assert losses(folder) == expected
-    assert evaluations(folder) == measured
+    train(project, "--resume", cwd=folder)
+    assert (losses(folder), evaluations(folder)) == (expected, measured)
     first, last = (float.fromhex(expected[step][1]) for step in (0, -1))
     assert last <= 0.9 * first
 
@@ -168,49 +153,43 @@ def test_trains_stops_resumes_and_evaluates(cell: dict[str, str], place) -> None
 
 @pytest.mark.parametrize("framework", choices("framework"))
 @pytest.mark.first(1)
-def test_accumulation_last_short_group_steps_and_resumes(framework: str, place) -> None:
-    """55 micro-batches in groups of 4 make 14 steps an epoch; a stop anywhere is between two groups."""
+def test_accumulation_last_short_group_steps_and_resumes(framework: str, place: Any) -> None:
+    """55 micro-batches in groups of 4 make 14 steps an epoch; a stop is always between two groups."""
     options = (
         *("--data.batch_size", "256", "--model.width", "32", "--monitor.every_steps", "1"),
         *("--training.epochs", "2", "--training.gradient_accumulation_steps", "4"),
     )
     project = render(workload="tabular", framework=framework)
-    whole, parts = place("tabular"), place("tabular")
-    assert run(project, "train", *options, cwd=whole).code == 0
+    whole = place("tabular")
+    parts = place("tabular")
+    train(project, *options, cwd=whole)
     assert [step for step, _ in losses(whole)] == list(range(1, 29))
-    for stop in ("13", "14", "15", "28"):
-        words = ("--resume",) if stop != "13" else options
-        assert run(project, "train", *words, "--max-steps", stop, cwd=parts).code == 0
+    train(project, *options, "--max-steps", "13", cwd=parts)
+    for stop in ("14", "15", "28"):
+        train(project, "--resume", "--max-steps", stop, cwd=parts)
     assert losses(parts) == losses(whole)
     assert weights(parts) == weights(whole)
 
 
-def test_a_run_goes_on_under_another_framework(place) -> None:
-    expected, measured = uninterrupted("tabular", "fp16", place)
-    folder, words = place("tabular"), flags("tabular")
+def test_a_run_goes_on_under_another_framework(place: Any) -> None:
+    expected = uninterrupted("tabular", "fp16", place)
+    folder = place("tabular")
+    words = (*TINY["tabular"], *LONG)
     for framework, stop in zip(choices("framework"), ("21", "42", "60"), strict=True):
         project = render(workload="tabular", precision="fp16", framework=framework)
-        done = run(project, "train", *words, "--max-steps", stop, cwd=folder)
-        assert done.code == 0, done.err
+        train(project, *words, "--max-steps", stop, cwd=folder)
         words = ("--resume",)
-    assert losses(folder) == expected
-    assert evaluations(folder) == measured
+    assert (losses(folder), evaluations(folder)) == expected
 
 
-@pytest.mark.parametrize("cell", products("workload", "framework"), ids=name)
-@pytest.mark.cover(1, "framework")
-def test_a_finished_run_stays_as_it_is(cell: dict[str, str], place) -> None:
-    project, folder = render(**cell), place(cell["workload"])
-    assert (
-        run(
-            project, "train", *flags(cell["workload"]), "--training.max_steps", "4", cwd=folder
-        ).code
-        == 0
-    )
-    found = losses(folder), evaluations(folder), weights(folder)
-    again = run(project, "train", "--resume", cwd=folder)
-    assert again.code == 0, again.err
-    assert (losses(folder), evaluations(folder), weights(folder)) == found
+@pytest.mark.parametrize("framework", choices("framework"))
+def test_a_finished_run_stays_as_it_is(framework: str, place: Any) -> None:
+    project = render(workload="tabular", framework=framework)
+    folder = place("tabular")
+    train(project, *TINY["tabular"], *SHORT, cwd=folder)
+    before = losses(folder), evaluations(folder), weights(folder)
+    train(project, "--resume", cwd=folder)
+    assert (losses(folder), evaluations(folder), weights(folder)) == before
 
 
 def without_compiler() -> None:
@@ -219,24 +198,28 @@ def without_compiler() -> None:
     def refused(*_: object) -> None:
         raise AssertionError("torch._dynamo would be loaded")
 
-    torch.use_deterministic_algorithms = torch.optim.Optimizer.__init__ = refused  # type: ignore[assignment]
+    torch.use_deterministic_algorithms = refused
+    torch.optim.Optimizer.__init__ = refused  # type: ignore[method-assign]
 
 
-def test_a_verb_that_does_not_train_loads_no_compiler(place) -> None:
+def test_a_verb_that_does_not_train_loads_no_compiler(place: Any) -> None:
     """Seconds of each start: torch's optimizers and its deterministic mode import torch._dynamo."""
-    project, folder = render(workload="tabular"), place("tabular")
-    words = ("train", *flags("tabular"), "--training.max_steps", "2")
-    assert "would be loaded" in run(project, *words, cwd=folder, before=without_compiler).err
-    assert run(project, *words, cwd=folder).code == 0
+    project = render(workload="tabular")
+    folder = place("tabular")
+    words = (*TINY["tabular"], "--training.max_steps", "2")
+    failed = run(project, "train", *words, cwd=folder, before=without_compiler)
+    assert "would be loaded" in failed.err
+    train(project, *words, cwd=folder)
     assert run(project, "evaluate", cwd=folder, before=without_compiler).code == 0
 
 
 def overflowing() -> None:
     """Gradients of this process's seventh step are infinite."""
     precision = importlib.import_module(f"{PACKAGE}.engine.precision").Precision
-    real, calls = precision.step, itertools.count(1)
+    real = precision.step
+    calls = itertools.count(1)
 
-    def step(self, optimizer, clip, divisor):
+    def step(self: Any, optimizer: Any, clip: float, divisor: Any) -> Any:
         if next(calls) == 7:
             raw = getattr(optimizer, "optimizer", optimizer)
             raw.param_groups[0]["params"][0].grad.fill_(float("inf"))
@@ -246,62 +229,51 @@ def overflowing() -> None:
 
 
 @pytest.mark.parametrize("framework", choices("framework"))
-def test_skipped_steps_are_counted_over_a_resume(framework: str, place) -> None:
-    """One before the stop that no row told of yet, one after it."""
+def test_skipped_steps_are_counted_over_a_resume(framework: str, place: Any) -> None:
+    """One before the stop that no record told of yet, one after it."""
     project = render(workload="tabular", precision="fp16", framework=framework)
-    folder, words = place("tabular"), (*TINY["tabular"], "--training.max_steps", "20")
-    for more in ((*words, "--monitor.every_steps", "10", "--max-steps", "7"), ("--resume",)):
-        assert run(project, "train", *more, cwd=folder, before=overflowing).code == 0
-    found = {row["step"]: row["skipped_steps"] for row in rows(folder) if "split" not in row}
-    assert found == {1: 0, 2: 0, 5: 0, 10: 1, 20: 1}
+    folder = place("tabular")
+    words = (*TINY["tabular"], "--training.max_steps", "20", "--monitor.every_steps", "10")
+    train(project, *words, "--max-steps", "7", cwd=folder, before=overflowing)
+    train(project, "--resume", cwd=folder, before=overflowing)
+    skipped = {row["step"]: row["skipped_steps"] for row in rows(folder) if "split" not in row}
+    assert skipped == {1: 0, 2: 0, 5: 0, 10: 1, 20: 1}
     report = (newest_run(folder) / "report.md").read_text()
     assert "| steps skipped, for an overflow of fp16 | 2 |" in report
 
 
 def test_the_number_format_of_accelerate_launch_changes_nothing(
-    place, monkeypatch: pytest.MonkeyPatch
+    place: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`accelerate launch --mixed_precision bf16` and its accumulation say so through the environment."""
-    expected = uninterrupted("tabular", "fp32", place)[0]
+    """`accelerate launch --mixed_precision bf16` and its accumulation come by the environment."""
+    expected, _ = uninterrupted("tabular", "fp32", place)
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
     monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
-    folder, project = (
-        place("tabular"),
-        render(workload="tabular", precision="fp32", framework="accelerate"),
-    )
-    assert run(project, "train", *flags("tabular"), "--max-steps", "12", cwd=folder).code == 0
+    project = render(workload="tabular", precision="fp32", framework="accelerate")
+    folder = place("tabular")
+    train(project, *TINY["tabular"], *LONG, "--max-steps", "12", cwd=folder)
     assert losses(folder) == expected[:12]
 
 
 @pytest.mark.parametrize("workload", choices("workload"))
 @pytest.mark.first(1)
-def test_number_of_workers_changes_nothing(workload: str, place) -> None:
-    expected = uninterrupted(workload, "fp32", place)[0]
-    project = render(workload=workload, loader="dataloader", precision="fp32")
-    for workers in ("0", "2"):
-        folder = place(workload)
-        words = ("--data.num_workers", workers, "--max-steps", "30")
-        assert run(project, "train", *flags(workload), *words, cwd=folder).code == 0
-        assert losses(folder) == expected[:30]
-
-
-@pytest.mark.parametrize("workload", choices("workload"))
-@pytest.mark.first(1)
-def test_hash_seed_of_the_interpreter_changes_nothing(workload: str, place) -> None:
-    """A fresh interpreter, since a fork has its parent's seed: no order of a set or of hashes gets in."""
-    expected = uninterrupted(workload, "fp32", place)[0]
-    project, folder = render(workload=workload, precision="fp32"), place(workload)
-    (folder / "config.yaml").write_text((project / "config.yaml").read_text())
+def test_hash_seed_of_the_interpreter_changes_nothing(workload: str, place: Any) -> None:
+    """A fresh interpreter, since a fork has its parent's seed: no order of a set gets in."""
+    expected, _ = uninterrupted(workload, "fp32", place, SHORT)
+    project = render(workload=workload, precision="fp32")
+    folder = place(workload)
+    shutil.copy(project / "config.yaml", folder)
     another = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
     environment = {**os.environ, "PYTHONPATH": str(project / "src"), "PYTHONHASHSEED": another}
-    command = (sys.executable, "-m", "my_training", "train", *flags(workload), "--max-steps", "12")
+    command = [sys.executable, "-m", PACKAGE, "train", *TINY[workload], *SHORT]
     subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
-    assert losses(folder) == expected[:12]
+    assert losses(folder) == expected
 
 
-def test_a_changed_schedule_is_refused(place) -> None:
-    folder, project = place("tabular"), render(workload="tabular")
-    assert run(project, "train", *flags("tabular"), "--max-steps", "20", cwd=folder).code == 0
+def test_a_changed_schedule_is_refused(place: Any) -> None:
+    folder = place("tabular")
+    project = render(workload="tabular")
+    train(project, *TINY["tabular"], *SHORT, "--max-steps", "4", cwd=folder)
     refused = run(project, "train", "--resume", "--training.max_steps", "80", cwd=folder)
-    one_error(refused, "schedule", "60", "80")
-    assert len(losses(folder)) == 20
+    one_error(refused, "schedule", "6", "80")
+    assert len(losses(folder)) == 4

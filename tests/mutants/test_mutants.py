@@ -36,23 +36,21 @@ SECONDS = 300  # until a test that hangs is killed, with the processes that it s
 
 
 def faulty(fault: Fault, folder: Path) -> Path:
-    """A copy of the template with the fault in it. Raises LookupError where the fault has no place."""
+    """Copy the template with the fault in it. Raises LookupError where the fault has no place."""
     template = copy_template(folder) / "template"
     (package,) = (template / "project/src").iterdir()
-    found = [path for path in (template / fault.file, package / fault.file) if path.is_file()]
-    if len(found) != 1:
-        raise LookupError(f"{fault.file} is not there: bring the fault '{fault.name}' up to date")
-    text = found[0].read_text(encoding="utf-8")
-    if text.count(fault.old) != 1:
-        raise LookupError(f"{fault.file} has {text.count(fault.old)} times: {fault.old!r}")
-    text = text.replace(fault.old, fault.new)
-    compile(text, found[0], "exec")  # a fault that does not parse would prove nothing
-    found[0].write_text(text, encoding="utf-8")
+    paths = [path for path in (template / fault.file, package / fault.file) if path.is_file()]
+    texts = [path.read_text(encoding="utf-8") for path in paths]
+    if [text.count(fault.old) for text in texts] != [1]:
+        raise LookupError(f"{fault.file} does not have {fault.old!r} once: update '{fault.name}'")
+    text = texts[0].replace(fault.old, fault.new)
+    compile(text, fault.file, "exec")  # a fault that does not parse would prove nothing
+    paths[0].write_text(text, encoding="utf-8")
     return folder
 
 
 def outcome(test: str, template: Path, folder: Path) -> tuple[int, str]:
-    """Exit code and output of pytest over one test, rendered from `template`; negative where it hung."""
+    """Exit code and output of pytest over one test of `template`; a negative code where it hung."""
     log = folder / "output"
     sys.stdout.flush()
     sys.stderr.flush()
@@ -61,44 +59,49 @@ def outcome(test: str, template: Path, folder: Path) -> tuple[int, str]:
         code = 99
         try:
             os.setpgid(0, 0)
-            code = _child(test, template, folder, log)
+            code = run_test(test, template, folder, log)
         finally:
             os._exit(code)
-    deadline, ended, status = time.monotonic() + SECONDS, 0, 0
-    while not ended:
+    deadline = time.monotonic() + SECONDS
+    while True:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            break
         if time.monotonic() > deadline:
             os.killpg(child, signal.SIGKILL)
-        ended, status = os.waitpid(child, os.WNOHANG)
         time.sleep(0.01)
     with contextlib.suppress(ProcessLookupError):  # what a failed test left running
         os.killpg(child, signal.SIGKILL)
     return os.waitstatus_to_exitcode(status), log.read_text()
 
 
-def _child(test: str, template: Path, folder: Path, log: Path) -> int:
+def run_test(test: str, template: Path, folder: Path, log: Path) -> int:
     gc.freeze()
     handle = os.open(log, os.O_WRONLY | os.O_CREAT)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
-    sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
+    sys.stdout = os.fdopen(1, "w", buffering=1)
+    sys.stderr = os.fdopen(2, "w", buffering=1)
     os.environ["FASTTRAIN_TEMPLATE"] = str(template)
     os.environ.update(FASTTRAIN_PATIENCE="20", PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
     tempfile.tempdir = str(folder)
     hypothesis.settings.load_profile("fault")
-    for name, module in list(sys.modules.items()):  # so far all came from the true template
+    # What is loaded so far comes from the true template.
+    for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if name.startswith("rendered_") or (file and Path(file).is_relative_to(TESTS)):
             del sys.modules[name]
     importlib.import_module("quick_copier").COMPILED.update(COMPILED)
-    options = [
-        "-xq",
-        "--tb=line",
-        "--assert=plain",
-        "-p",
-        "no:cacheprovider",
-        f"--rootdir={REPOSITORY}",
-    ]
-    return int(pytest.main([*options, f"--basetemp={folder / 'pytest'}", str(TESTS / test)]))
+    options = ["-xq", "--tb=line", "--assert=plain", "-p", "no:cacheprovider"]
+    options += [f"--rootdir={REPOSITORY}", f"--basetemp={folder / 'pytest'}"]
+    return int(pytest.main([*options, str(TESTS / test)]))
+
+
+def assert_noticed(fault: Fault, test: str, folder: Path) -> None:
+    template = faulty(fault, folder / "template")
+    code, output = outcome(test, template, folder)
+    assert code == pytest.ExitCode.TESTS_FAILED, output[-3000:]
+    shutil.rmtree(folder)
 
 
 # Of each family `make test` tries one: these, whose tests take least, else the first.
@@ -128,10 +131,7 @@ def test_the_suite_notices(
     family: str, fault: Fault, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     record_property("family", (family, len(FAMILIES[family])))
-    template = faulty(fault, tmp_path / "template")
-    code, output = outcome(fault.test, template, tmp_path)
-    assert code == pytest.ExitCode.TESTS_FAILED, output[-3000:]
-    shutil.rmtree(tmp_path)
+    assert_noticed(fault, fault.test, tmp_path)
 
 
 # Faults in cases that `make test` leaves out: the cases, and last a test of `make test` that sees it as well.
@@ -171,9 +171,7 @@ ELSEWHERE = {
 def test_a_fault_of_a_case_left_out_is_seen_elsewhere(name: str, tmp_path: Path) -> None:
     (fault,) = (fault for fault in FAULTS if fault.name == name)
     for number, test in enumerate(ELSEWHERE[name]):
-        template = faulty(fault, tmp_path / f"{number}/template")
-        code, output = outcome(test, template, tmp_path / f"{number}")
-        assert code == pytest.ExitCode.TESTS_FAILED, output[-3000:]
+        assert_noticed(fault, test, tmp_path / f"{number}")
 
 
 def test_without_a_fault_a_test_passes_in_the_same_way(tmp_path: Path) -> None:

@@ -36,14 +36,14 @@ def engine(module: str, **answers: str) -> ModuleType:
     return imported(render(**answers), f"engine.{module}")
 
 
-LANES = engine("lanes").Lanes
-BUCKETS = engine("buckets", workload="seq2seq").Buckets
-ORDERS = ("time", "block", "full", "lanes", "bucket", "random_start")
+ORDERS = ("auto", "time", "block", "full", "lanes", "bucket", "random_start")
 
 
 def kinds(stride: int, lengths: np.ndarray | None) -> dict[str, Any]:
-    """`Samples.orders` of what has both."""
-    return {"lanes": partial(LANES, stride=stride), "bucket": partial(BUCKETS, lengths=lengths)}
+    """`Samples.orders` of a workload that has both."""
+    lanes = engine("lanes").Lanes
+    buckets = engine("buckets", workload="seq2seq").Buckets
+    return {"lanes": partial(lanes, stride=stride), "bucket": partial(buckets, lengths=lengths)}
 
 
 def content(row: tuple[int, ...]) -> np.ndarray:
@@ -86,10 +86,10 @@ def make_loader(
 
 
 class Samples:
-    """Samples whose spans stand in tables: starts and lengths, (N,) or (N, K), for each array.
+    """Samples whose spans are in tables: starts and lengths, (N,) or (N, K), for each array.
 
     shift: moves the starts with the epoch, as `random_start` does. tight: the width is the batch's own.
-    An absent span starts far behind the array's end, as nobody may look there.
+    An absent span starts far behind the array's end, where nobody may look.
     """
 
     stride = 4
@@ -97,7 +97,9 @@ class Samples:
     def __init__(
         self, tables: dict[str, tuple[np.ndarray, np.ndarray]], tight: bool, shift: bool = False
     ):
-        self.tables, self.tight, self.shift = tables, tight, shift
+        self.tables = tables
+        self.tight = tight
+        self.shift = shift
 
     def __len__(self) -> int:
         return COUNT
@@ -110,36 +112,41 @@ class Samples:
         return sum(lengths.reshape(COUNT, -1).sum(1) for _, lengths in self.tables.values())
 
     def spans(self, indices: np.ndarray, epoch: int) -> dict[str, Any]:
-        found = {}
+        spans = {}
         for name, (starts, lengths) in self.tables.items():
-            present = (indices >= 0).reshape(-1, *[1] * (starts.ndim - 1))
-            taken = np.where(present, lengths[indices], 0)
-            first = (
-                starts[indices]
-                + ((indices * 31 + epoch * 17) % 5).reshape(present.shape) * self.shift
-            )
-            width = max(int(taken.max(initial=0)), 1) if self.tight else WIDTH
-            if not self.tight and (lengths == lengths.flat[0]).all():
+            rows = (-1, *[1] * (starts.ndim - 1))
+            taken = np.where((indices >= 0).reshape(rows), lengths[indices], 0)
+            first = starts[indices]
+            if self.shift:
+                first = first + ((indices * 31 + epoch * 17) % 5).reshape(rows)
+            width = WIDTH
+            if (lengths == lengths.flat[0]).all():
                 width = int(lengths.flat[0])
-            found[name] = engine("seams").Spans(np.where(taken > 0, first, 10**9), taken, width)
-        return found
+            if self.tight:
+                width = max(int(taken.max(initial=0)), 1)
+            spans[name] = engine("seams").Spans(np.where(taken > 0, first, 10**9), taken, width)
+        return spans
 
     def batch(self, rows: dict[str, Any]) -> dict[str, Tensor]:
-        batch = {name: part.values for name, part in rows.items()}
-        return batch | {f"{name}.lengths": part.lengths for name, part in rows.items()}
+        batch = {}
+        for name, array in rows.items():
+            batch[name] = array.values
+            batch[f"{name}.lengths"] = array.lengths
+        return batch
 
     def expected(self, numbers: np.ndarray, epoch: int) -> dict[str, np.ndarray]:
         """What `batch` must hold, read row by row."""
-        found = {}
+        batch = {}
         for name, (starts, lengths, width) in self.spans(numbers, epoch).items():
-            source = content(ARRAYS[name]).astype(np.int64)
+            source = content(ARRAYS[name])
             values = np.zeros((*starts.shape, width, *ARRAYS[name]), np.int64)
             for place in np.ndindex(starts.shape):
-                values[place][: lengths[place]] = source[
-                    starts[place] : starts[place] + lengths[place]
-                ]
-            found |= {name: values, f"{name}.lengths": lengths}
-        return found
+                first = starts[place]
+                count = lengths[place]
+                values[place][:count] = source[first : first + count]
+            batch[name] = values
+            batch[f"{name}.lengths"] = lengths
+        return batch
 
 
 class Augmented(Samples):
@@ -157,36 +164,32 @@ def shapes() -> dict[str, Samples]:
     random = np.random.default_rng(0)
     first = np.arange(COUNT)
     ones = np.ones(COUNT, np.int64)
+    window = (first, ones * WIDTH)
     ragged = random.integers(0, WIDTH + 1, COUNT)
-    days = random.integers(0, WIDTH + 1, (COUNT, K)) * random.integers(
-        0, 2, (COUNT, K)
-    )  # half are absent
-    days[5] = 0  # and one sample has none at all
+    is_there = random.integers(0, 2, (COUNT, K))
+    days = is_there * random.integers(0, WIDTH + 1, (COUNT, K))
+    days[5] = 0  # one sample has no span at all
     somewhere = random.integers(0, ROWS - WIDTH, (COUNT, K))
+    full_days = np.full((COUNT, K), WIDTH)
+    both_ragged = {"one": (first, ragged), "square": (first * 2, ragged[::-1])}
     return {
         "rows": Samples(dict.fromkeys(ARRAYS, (first, ones)), tight=False),
-        "windows": Samples({"wide": (first, ones * WIDTH), "one": (first + 9, ones)}, tight=False),
-        "shifted": Samples({"wide": (first, ones * WIDTH)}, tight=False, shift=True),
-        "ragged": Samples(
-            {"one": (first, ragged), "square": (first * 2, ragged[::-1])}, tight=True
-        ),
+        "windows": Samples({"wide": window, "one": (first + 9, ones)}, tight=False),
+        "shifted": Samples({"wide": window}, tight=False, shift=True),
+        "ragged": Samples(both_ragged, tight=True),
         "padded": Samples({"one": (first, ragged)}, tight=False),
         "days": Samples({"wide": (somewhere, days), "one": (first, ones)}, tight=True),
-        "panel": Samples({"square": (somewhere, np.full((COUNT, K), WIDTH))}, tight=False),
-        "host": Augmented({"wide": (first, ones * WIDTH), "one": (first, ragged)}, tight=False),
+        "panel": Samples({"square": (somewhere, full_days)}, tight=False),
+        "host": Augmented({"wide": window, "one": (first, ragged)}, tight=False),
     }
 
 
 def frozen(batch: dict[str, Tensor]) -> dict[str, Any]:
-    """A batch's content as plain values that outlive it and compare by ==."""
-    return {
-        name: (str(tensor.dtype), tuple(tensor.shape), tensor.view(_bits(tensor)).tolist())
-        for name, tensor in batch.items()
-    }
-
-
-def _bits(tensor: Tensor) -> torch.dtype:
-    return {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    """A batch's content as plain values that outlive it and compare by ==, bit for bit."""
+    content = {}
+    for name, tensor in batch.items():
+        content[name] = (tensor.dtype, tensor.shape, tensor.contiguous().view(torch.uint8).tolist())
+    return content
 
 
 def epoch_of(loader: Any, number: int = 0, start: int = 0) -> list[dict[str, Any]]:
@@ -196,14 +199,13 @@ def epoch_of(loader: Any, number: int = 0, start: int = 0) -> list[dict[str, Any
 class OneOf:
     """Process `rank` of `world`: a sum over all of them is `total(tensor)`."""
 
+    device = CPU
+
     def __init__(self, world: int = 1, rank: int = 0, total: Any = lambda tensor: tensor):
-        self.world, self.rank, self.sum, self.device, self.is_main = (
-            world,
-            rank,
-            total,
-            CPU,
-            rank == 0,
-        )
+        self.world = world
+        self.rank = rank
+        self.sum = total
+        self.is_main = rank == 0
 
     def no_sync(self) -> Any:
         return nullcontext()
@@ -222,13 +224,15 @@ class OneOf:
 
 
 class Loop:
-    """What `train.fit` sees of a run: a model, and groups of micro-batches, each of them an epoch of its own.
+    """What `train.fit` sees of a run: a model, and groups of micro-batches, each an epoch of its own.
 
     Keeps `norms` and `means` of the groups: the gradient's before clipping, the loss per target.
     """
 
-    trial, limit, stop, every, samples = False, 0, 0, 1, 1
-    evaluation_due = save_due = False
+    learning_rate = 0.0
+    evaluation_due = False
+    save_due = False
+    accumulation = 10**9
 
     def __init__(
         self,
@@ -240,23 +244,17 @@ class Loop:
         optimizer: Any = None,
         framework: str = "pytorch",
     ):
-        optimizer = optimizer or torch.optim.SGD(
-            model.parameters(), lr=1.0
-        )  # moves by minus the gradient
-        training = SimpleNamespace(gradient_clip=clip, gradient_accumulation_steps=10**9)
-        self.settings = SimpleNamespace(training=training)
+        self.settings = SimpleNamespace(training=SimpleNamespace(gradient_clip=clip))
         self.project = SimpleNamespace(
             wrapped=model,
-            optimizer=optimizer,
+            # It moves each weight by minus its gradient.
+            optimizer=optimizer or torch.optim.SGD(model.parameters(), lr=1.0),
             precision=precision or engine("precision").Precision("fp32", CPU),
             distributed=distributed or OneOf(),
             device=CPU,
         )
-        self.recurrent = engine("progress").RecurrentState()
         self.progress = engine("progress").Progress()
-        self.accumulation = 10**9
         self.loader = self.order = self.monitor = self.schedule = self.signals = self
-        self.learning_rate = 0.0
         self.shares: dict[int, float] = {}  # of steps, by their number of micro-batches
         self.norms: list[float] = []
         self.means: list[float] = []
@@ -313,10 +311,8 @@ class Loop:
         return True
 
     def log(self, step: int, epoch: int, norm: Tensor, learning_rate: float) -> None:
-        both = torch.stack(
-            [torch.stack([loss * weight, weight]) for loss, weight in self.losses]
-        ).sum(0)
-        loss, weight = self.project.distributed.sum(both).tolist()
+        sums = [torch.stack([loss * weight, weight]) for loss, weight in self.losses]
+        loss, weight = self.project.distributed.sum(torch.stack(sums).sum(0)).tolist()
         self.means.append(loss / max(weight, 1))
         self.norms.append(norm.item())
 
@@ -384,15 +380,19 @@ class Summing(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.tensor(1.0))
-        self.seen: list[Any] = []
+        self.recurrent = engine("recurrent").RecurrentState()
+        self.seen: list[Tensor] = []
 
     def forward(self, batch: dict[str, Tensor]) -> Any:
-        before = batch.get("carry", {"sum": torch.zeros(len(batch["x"]))})["sum"]
-        self.seen.append(before.detach().clone() if "carry" in batch else None)
+        before = torch.zeros(len(batch["x"]))
+        state = self.recurrent.apply(batch, self.training)
+        if state is not None:
+            before = state["sum"]
+        self.seen.append(before)
         total = before + self.weight * batch["x"]
+        self.recurrent.update({"sum": total}, self.training)
         present = batch["present"]
         weight = present.sum(dtype=torch.float32)
         value = torch.where(present, total, 0.0).sum()
         metrics = {} if self.training else {"sum": (value.detach(), weight)}
-        loss = value / weight.clamp(min=1)
-        return engine("seams").Output(loss, weight, metrics, {"sum": total})
+        return engine("seams").Output(value / weight.clamp(min=1), weight, metrics)

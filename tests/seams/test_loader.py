@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import multiprocessing
+import os
 import random
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,9 +17,12 @@ import pytest
 import torch
 from fakes import (
     ARRAYS,
+    COUNT,
+    CPU,
     DTYPES,
     LOADERS,
     ORDERS,
+    Augmented,
     Samples,
     as_stored,
     content,
@@ -28,24 +34,29 @@ from fakes import (
     shapes,
     write_store,
 )
+from importing import imported
+from rendering import render
 from running import until
 
 every_loader = pytest.mark.parametrize("loader", LOADERS)
 every_order = pytest.mark.parametrize("order", ORDERS)
+with_workers = pytest.mark.parametrize("workers", [0, 2])
 # Settings that may change a run's speed and memory, never its batches.
-MACHINE = (
-    {"num_workers": 2, "prefetch_factor": 1},
-    {"num_workers": 2, "persistent_workers": False, "pin_memory": False},
-    {"num_workers": "auto"},
-    {"chunk_size_gb": 1e-7},
-    {"resident": True},
-    {"resident": False},
-)
+MACHINE = {
+    "dataloader": (
+        {"num_workers": 2, "prefetch_factor": 1},
+        {"num_workers": 2, "persistent_workers": False, "pin_memory": False},
+        {"num_workers": "auto"},
+    ),
+    "memmap": ({"resident": True}, {"resident": False}),
+    "chunk": ({"chunk_size_gb": 1e-7}, {"resident": True}, {"resident": False}),
+}
+Make = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
-def opened(tmp_path_factory: pytest.TempPathFactory):
-    """loader, dtype → a store, written once."""
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Make:
+    """opened(loader, dtype) is a store, written once."""
     stores: dict[tuple[str, str], Any] = {}
 
     def store(loader: str, dtype: str = "float32") -> Any:
@@ -58,9 +69,9 @@ def opened(tmp_path_factory: pytest.TempPathFactory):
 
 
 @pytest.fixture
-def make(opened):
-    """make(loader, samples, train=True, **data settings) → a Loader, closed when the test ends."""
-    made = []
+def make(opened: Make) -> Iterator[Make]:
+    """make(loader, samples, train=True, **data settings) is a Loader, closed when the test ends."""
+    loaders = []
 
     def loader(
         name: str,
@@ -72,25 +83,23 @@ def make(opened):
         train: bool = True,
         **chosen: Any,
     ) -> Any:
-        made.append(
-            make_loader(
-                name, samples, opened(name, dtype), settings(**chosen), rank, world, train=train
-            )
-        )
-        return made[-1]
+        store = opened(name, dtype)
+        made = make_loader(name, samples, store, settings(**chosen), rank, world, train=train)
+        loaders.append(made)
+        return made
 
     yield loader
-    for each in made:
-        each.close()
+    for made in loaders:
+        made.close()
 
 
-def sequence(loader: Any, epoch: int = 0, start: int = 0) -> list[list[int]]:
+def sequence(loader: Any, epoch: int = 0) -> list[list[int]]:
     """Sample numbers of each batch."""
-    return [batch["index"].tolist() for batch in loader.epoch(epoch, start)]
+    return [batch["index"].tolist() for batch in loader.epoch(epoch)]
 
 
-def numbers(loader: Any, epoch: int = 0) -> list[int]:
-    """Samples of an epoch without what fills it up."""
+def samples_of(loader: Any, epoch: int = 0) -> list[int]:
+    """Samples of an epoch, without padding."""
     return [number for batch in sequence(loader, epoch) for number in batch if number >= 0]
 
 
@@ -98,40 +107,40 @@ def numbers(loader: Any, epoch: int = 0) -> list[int]:
 @every_order
 @pytest.mark.parametrize("shape", shapes())
 @pytest.mark.parametrize("train", [True, False], ids=["train", "evaluation"])
+@pytest.mark.cover(2)
 def test_batches_hold_the_rows_of_their_samples(
-    loader: str, order: str, shape: str, train: bool, make
+    loader: str, order: str, shape: str, train: bool, make: Make
 ) -> None:
-    """Values, zeros behind lengths, absent spans, index and fresh, against a direct reading."""
-    samples, epoch = shapes()[shape], 2
+    """Values, zeros after lengths, absent spans, index and fresh, compared with a direct reading."""
+    epoch = 2
+    samples = shapes()[shape]
     made = make(loader, samples, order=order, train=train)
-    wanted, fresh = made.order.numbers(epoch, 0, len(made))
-    assert len(made) == len(wanted) > 1
-    count = 0
-    for position, batch in enumerate(made.epoch(epoch)):
-        expected = samples.expected(wanted[position], epoch)
+    numbers, fresh = made.order.numbers(epoch, 0, len(made))
+    assert len(made) == len(numbers) > 1
+    batches = enumerate(made.epoch(epoch))
+    for place, batch in batches:
+        expected = samples.expected(numbers[place], epoch)
         if shape == "host":
-            noise = (wanted[position] * 7 + epoch * 3) % 11
+            noise = (numbers[place] * 7 + epoch * 3) % 11
             expected["wide"] = expected["wide"] + noise[:, None, None]
-        assert batch["index"].tolist() == wanted[position].tolist()
-        assert batch["fresh"].tolist() == fresh[position].tolist()
-        assert batch["present"].tolist() == (wanted[position] >= 0).tolist()
-        assert batch.keys() == {*expected, "index", "present", "fresh"}
+        expected |= {"index": numbers[place], "fresh": fresh[place], "present": numbers[place] >= 0}
+        assert batch.keys() == expected.keys()
         for name, values in expected.items():
-            np.testing.assert_array_equal(
-                batch[name].numpy(), values, err_msg=f"{name} of batch {position}"
-            )
-        count += 1
-    assert count == len(made)
+            np.testing.assert_array_equal(batch[name].numpy(), values, err_msg=name)
+    assert place == len(made) - 1
 
 
 @every_loader
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", ["windows", "days"])
-def test_rows_keep_their_stored_dtype(loader: str, dtype: str, shape: str, make) -> None:
-    samples = shapes()[shape]
+def test_rows_keep_their_stored_dtype(loader: str, dtype: str, make: Make, opened: Make) -> None:
+    for name, row in ARRAYS.items():
+        array = opened(loader, dtype).arrays[name]
+        assert array.dtype == dtype
+        np.testing.assert_array_equal(array.rows(), as_stored(content(row), dtype))
+    samples = shapes()["days"]
     made = make(loader, samples, dtype=dtype, order="time")
-    for position, batch in enumerate(made.epoch(0)):
-        expected = samples.expected(made.order.numbers(0, position, position + 1)[0][0], 0)
+    for batch in made.epoch(0):
+        expected = samples.expected(batch["index"].numpy(), 0)
         for name in samples.tables:
             assert batch[name].dtype == getattr(torch, dtype)
             np.testing.assert_array_equal(batch[name].double().numpy(), expected[name])
@@ -141,160 +150,128 @@ def test_rows_keep_their_stored_dtype(loader: str, dtype: str, shape: str, make)
 @pytest.mark.parametrize(
     ("order", "shape"),
     [
-        *((order, "host") for order in ORDERS),
+        ("time", "windows"),
+        ("full", "host"),
         ("bucket", "ragged"),
         ("random_start", "shifted"),
         ("lanes", "days"),
     ],
 )
 def test_machine_settings_and_the_choice_of_loader_change_no_batch(
-    loader: str, order: str, shape: str, make
+    loader: str, order: str, shape: str, make: Make
 ) -> None:
     samples = shapes()[shape]
     reference = make(LOADERS[0], samples, order=order)
-    wanted = [epoch_of(reference, number) for number in (0, 1)]
-    without = engine("loader", loader=loader).Loader.WITHOUT_EFFECT
-    for changed in ({}, *MACHINE):
-        if changed and changed.keys() <= set(without):
-            continue
+    expected = [epoch_of(reference, epoch) for epoch in (0, 1)]
+    for changed in ({}, *MACHINE[loader]):
         made = make(loader, samples, order=order, **changed)
-        assert [epoch_of(made, number) for number in (0, 1)] == wanted, changed
+        assert [epoch_of(made, epoch) for epoch in (0, 1)] == expected, changed
         made.close()
 
 
+@pytest.mark.parametrize("shape", ["days", "ragged", "host", "shifted"])
+def test_the_loader_that_benchmarks_compare_with_gives_the_same_batches(
+    shape: str, make: Make
+) -> None:
+    reference = make("memmap", shapes()[shape], order="random_start")
+    project = render(loader="memmap", extras=["benchmark"])
+    plain = imported(project, "measure.plain_loader").Loader
+    for workers in (0, 2):
+        given = settings(num_workers=workers)
+        made = plain(reference.samples, reference.store, given, reference.order, CPU)
+        assert epoch_of(made, 1) == epoch_of(reference, 1)
+
+
 @every_loader
 @every_order
-@pytest.mark.parametrize("workers", [0, 2])
-def test_any_position_can_be_resumed(loader: str, order: str, workers: int, make) -> None:
+def test_any_position_can_be_resumed(loader: str, order: str, make: Make) -> None:
+    """By the same loader, and by one in another process."""
+    workers = 2 if order == "full" else 0
     made = make(loader, shapes()["ragged"], order=order, num_workers=workers)
     whole = epoch_of(made, 1)
-    for start in (0, 1, 7, len(made) - 1, len(made)):
+    resumed = make(loader, shapes()["ragged"], order=order, num_workers=workers)
+    for start in (0, 7, len(made) - 1, len(made)):
         assert epoch_of(made, 1, start) == whole[start:]
-    resumed = make(
-        loader, shapes()["ragged"], order=order, num_workers=workers
-    )  # by another process
-    assert epoch_of(resumed, 1, 2) == whole[2:]
+        assert epoch_of(resumed, 1, start) == whole[start:]
 
 
 @every_loader
-@every_order
+@pytest.mark.parametrize("order", ["full", "lanes"])
 @pytest.mark.parametrize("train", [True, False], ids=["train", "evaluation"])
-def test_two_ranks_share_an_epoch(loader: str, order: str, train: bool, make) -> None:
-    """Disjoint, equally long, and together what one process with twice the batch gets."""
-    parts = [
-        make(loader, shapes()["rows"], order=order, train=train, rank=rank, world=2, batch_size=3)
+def test_two_ranks_share_an_epoch(loader: str, order: str, train: bool, make: Make) -> None:
+    """Side by side their batches are those of one process with twice the batch size."""
+    given = {"order": order, "train": train}
+    first, second = (
+        sequence(make(loader, shapes()["rows"], **given, rank=rank, world=2, batch_size=3))
         for rank in (0, 1)
-    ]
-    whole = make(loader, shapes()["rows"], order=order, train=train, batch_size=6)
-    assert len(parts[0]) == len(parts[1]) == len(whole)
-    first, second = (sequence(part) for part in parts)
-    assert [left + right for left, right in zip(first, second, strict=True)] == sequence(whole)
-    assert not set(numbers(parts[0])) & set(numbers(parts[1]))
-    every = sorted(numbers(parts[0]) + numbers(parts[1]))
-    assert len(every) == len(set(every))
-    if order != "lanes" or not train:  # a lane steps over the rows between two of its samples
-        assert every == list(range(len(shapes()["rows"])))
-
-
-@every_loader
-@every_order
-def test_seed_and_epoch_decide_the_sequence(loader: str, order: str, make) -> None:
-    first, again, other = (
-        make(loader, shapes()["rows"], order=order, seed=seed) for seed in (3, 3, 4)
     )
-    epochs = [sequence(first, epoch) for epoch in range(4)]
-    assert [sequence(again, epoch) for epoch in (3, 1, 0, 2)] == [
-        epochs[epoch] for epoch in (3, 1, 0, 2)
-    ]
-    if order == "time":
-        assert all(epoch == epochs[0] for epoch in epochs)
-    else:
-        assert any(epoch != epochs[0] for epoch in epochs)
-        assert [sequence(other, epoch) for epoch in range(4)] != epochs
+    whole = sequence(make(loader, shapes()["rows"], **given, batch_size=6))
+    assert [left + right for left, right in zip(first, second, strict=True)] == whole
 
 
 @every_loader
-@every_order
-def test_fraction_takes_the_same_samples_in_every_epoch(loader: str, order: str, make) -> None:
-    made = make(loader, shapes()["rows"], order=order, fraction=0.5)
-    allowed = set(made.order.sample(np.arange(made.order.count)).tolist())
-    assert len(allowed) == round(len(shapes()["rows"]) * 0.5)
-    for epoch in range(3):
-        seen = numbers(made, epoch)
-        assert len(seen) == len(set(seen))
-        assert set(seen) <= allowed
-        assert order == "lanes" or set(seen) == allowed
-    whole = make(loader, shapes()["rows"], order=order, fraction=0.5, train=False)
-    assert set(numbers(whole)) == set(range(len(shapes()["rows"])))
+def test_a_fraction_is_for_training_alone(loader: str, make: Make) -> None:
+    training = make(loader, shapes()["rows"], fraction=0.5)
+    assert sorted(samples_of(training)) == sorted(samples_of(training, epoch=1))
+    assert len(samples_of(training)) == round(COUNT * 0.5)
+    evaluation = make(loader, shapes()["rows"], fraction=0.5, train=False, evaluation_batch_size=10)
+    assert samples_of(evaluation) == list(range(COUNT))
+    assert [len(batch) for batch in sequence(evaluation)] == [10] * 7
 
 
 @every_loader
-def test_evaluation_has_its_own_batch_size(loader: str, make) -> None:
-    made = make(loader, shapes()["rows"], order="full", train=False, evaluation_batch_size=10)
-    assert [len(batch) for batch in sequence(made)] == [10] * 7
-    assert numbers(made) == list(range(len(shapes()["rows"])))
-
-
-@every_loader
-@every_order
-@pytest.mark.parametrize("batch_size", [len(shapes()["rows"]), 100, 10**9])
-def test_one_batch_can_hold_everything(loader: str, order: str, batch_size: int, make) -> None:
-    """One that is asked to be far larger is reduced, else it would be padding that fills the memory."""
-    samples = shapes()["rows"]
-    made = make(loader, samples, order=order, batch_size=batch_size)
-    (batch,) = sequence(made)
-    assert len(batch) == min(batch_size, 256)
-    if order == "lanes":
-        assert len(numbers(made)) == len(samples) // samples.stride
-    else:
-        assert sorted(numbers(made)) == list(range(len(samples)))
-    whole = make(loader, samples, order=order, batch_size=batch_size, train=False)
-    assert {len(batch) for batch in sequence(whole)} == {min(batch_size, 256)}
-    assert sorted(numbers(whole)) == list(range(len(samples)))
-
-
-@every_loader
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_batch_stays_until_the_next_one_is_asked_for(loader: str, workers: int, make) -> None:
-    """Whatever reads ahead meanwhile; and one asked for later does not depend on how long it took."""
-    made = make(loader, shapes()["windows"], order="full", num_workers=workers)
-    wanted = epoch_of(make(loader, shapes()["windows"], order="full"))
-    for batch, expected in zip(made.epoch(0), wanted, strict=True):
+@with_workers
+def test_a_batch_stays_until_the_next_one_is_asked_for(
+    loader: str, workers: int, make: Make
+) -> None:
+    """Whatever reads ahead meanwhile, and however long a step takes."""
+    made = make(loader, shapes()["windows"], num_workers=workers)
+    expected = epoch_of(make(loader, shapes()["windows"]))
+    for batch, values in zip(made.epoch(0), expected, strict=True):
         time.sleep(0.002)
-        assert frozen(batch) == expected
+        assert frozen(batch) == values
+    assert made.stats()["batches"] == len(made)
 
 
 @every_loader
-@pytest.mark.parametrize("workers", [0, 2])
-def test_epochs_can_be_left_early_and_loaders_interleave(loader: str, workers: int, make) -> None:
-    """The batch tried before step 0 is taken from an epoch that is then dropped; evaluations run
-    inside one."""
-    training = make(loader, shapes()["ragged"], order="full", num_workers=workers)
-    validation = make(loader, shapes()["ragged"], order="full", num_workers=workers, train=False)
-    wanted, measured = (epoch_of(each) for each in (training, validation))
+@with_workers
+def test_epochs_can_be_left_early_and_loaders_interleave(
+    loader: str, workers: int, make: Make
+) -> None:
+    """The batch tried before step 0 is from an epoch that is dropped; evaluations run inside one."""
+    training = make(loader, shapes()["ragged"], num_workers=workers)
+    validation = make(loader, shapes()["ragged"], num_workers=workers, train=False)
+    expected = epoch_of(training)
+    measured = epoch_of(validation)
     dropped = training.epoch(0)
-    assert frozen(next(dropped)) == wanted[0]
+    assert frozen(next(dropped)) == expected[0]
     dropped.close()
-    for number, batch in enumerate(training.epoch(0)):
-        assert frozen(batch) == wanted[number]
-        if number == 5:
+    for place, batch in enumerate(training.epoch(0)):
+        assert frozen(batch) == expected[place]
+        if place == 5:
             assert epoch_of(validation) == measured
 
 
 @every_loader
-@pytest.mark.parametrize("workers", [0, 2])
-def test_no_global_random_number_is_drawn(loader: str, workers: int, make) -> None:
+@with_workers
+def test_no_global_random_number_is_drawn(loader: str, workers: int, make: Make) -> None:
     """Else dropout would differ with the loader and its workers."""
-    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
-    epoch_of(make(loader, shapes()["host"], order="full", num_workers=workers))
-    after = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
-    assert torch.equal(before[0], after[0])
-    assert before[1:] == after[1:]
+
+    def states() -> list[Any]:
+        return [
+            torch.get_rng_state().tolist(),
+            random.getstate(),
+            np.random.get_state()[1].tolist(),
+        ]
+
+    before = states()
+    epoch_of(make(loader, shapes()["host"], num_workers=workers))
+    assert states() == before
 
 
 @every_loader
 @pytest.mark.parametrize("persistent", [True, False])
-def test_close_leaves_no_process(loader: str, persistent: bool, make) -> None:
+def test_close_leaves_no_process(loader: str, persistent: bool, make: Make) -> None:
     made = make(loader, shapes()["rows"], num_workers=2, persistent_workers=persistent)
     batches = made.epoch(0)
     next(batches)
@@ -304,16 +281,7 @@ def test_close_leaves_no_process(loader: str, persistent: bool, make) -> None:
 
 
 @every_loader
-def test_stats_count_what_was_delivered(loader: str, make) -> None:
-    made = make(loader, shapes()["rows"])
-    epoch_of(made)
-    stats = made.stats()
-    assert stats["batches"] == len(made)
-    assert all(isinstance(value, int | float) for value in stats.values())
-
-
-@every_loader
-@pytest.mark.parametrize("workers", [0, 2])
+@with_workers
 def test_a_read_only_folder_is_read_and_stays_as_it_was(
     loader: str, workers: int, tmp_path: Path
 ) -> None:
@@ -322,21 +290,94 @@ def test_a_read_only_folder_is_read_and_stays_as_it_was(
     for path in folder.iterdir():
         path.chmod(0o444)
     folder.chmod(0o555)
-    before = {path: hashlib.sha256(path.read_bytes()).digest() for path in folder.rglob("*")}
+
+    def digests() -> dict[Path, bytes]:
+        return {path: hashlib.sha256(path.read_bytes()).digest() for path in folder.rglob("*")}
+
+    before = digests()
     made = make_loader(loader, shapes()["windows"], store, settings(num_workers=workers))
     assert len(epoch_of(made)) == len(made)
     made.close()
-    assert {
-        path: hashlib.sha256(path.read_bytes()).digest() for path in folder.rglob("*")
-    } == before
+    assert digests() == before
     folder.chmod(0o755)
 
 
-@every_loader
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_the_store_gives_back_what_was_written(loader: str, dtype: str, opened) -> None:
-    store = opened(loader, dtype)
-    assert list(store.arrays) == list(ARRAYS)
-    for name, row in ARRAYS.items():
-        assert store.arrays[name].dtype == dtype
-        np.testing.assert_array_equal(store.arrays[name].rows(), as_stored(content(row), dtype))
+# --- memory of the device
+
+
+@pytest.mark.parametrize(
+    ("loader", "wish", "is_resident"),
+    [
+        ("memmap", "auto", 0),  # on a CPU the page cache has the rows
+        ("memmap", True, 1),
+        ("memmap", False, 0),
+        ("chunk", "auto", 1),
+        ("chunk", True, 1),
+        ("chunk", False, 0),
+    ],
+)
+def test_resident_is_a_wish(loader: str, wish: bool | str, is_resident: int, make: Make) -> None:
+    made = make(loader, shapes()["rows"], resident=wish)
+    next(made.epoch(0))
+    assert made.stats()["resident"] == is_resident
+
+
+def test_work_on_the_cpu_needs_the_rows_there(make: Make, capsys: Any) -> None:
+    made = make("memmap", shapes()["host"], resident=True)
+    next(made.epoch(0))
+    assert made.stats()["resident"] == 0
+    assert "data.resident has no effect" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("loader", "size"), [("memmap", "auto"), ("chunk", 1e-6)])
+def test_resident_true_must_fit(
+    loader: str, size: float | str, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if loader == "memmap":
+        monkeypatch.setattr(engine("loader", loader=loader), "memory_left", lambda device: 1e3)
+    made = make(loader, shapes()["rows"], resident=True, chunk_size_gb=size)
+    user_error = engine("errors", loader=loader).UserError
+    with pytest.raises(user_error, match=r"data.resident true"):
+        next(made.epoch(0))
+
+
+@pytest.mark.parametrize("loader", ["memmap", "chunk"])
+def test_resident_rows_grow_with_what_later_epochs_need(loader: str, make: Make) -> None:
+    """A random start moves beyond the rows of the first epoch."""
+    given = {"order": "random_start", "resident": True}
+    made = make(loader, shapes()["shifted"], **given)
+    next(made.epoch(0))
+    expected = epoch_of(make("dataloader", shapes()["shifted"], order="random_start"), 2)
+    assert epoch_of(made, 2) == expected
+    assert made.stats()["resident"] == 1
+
+
+def test_waiting_for_the_gpu_is_no_wait_for_data(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`memmap` waits until the GPU has copied a buffer, which it does after earlier steps."""
+    made = make("memmap", shapes()["rows"])
+    seconds = 0.0
+
+    def synchronize() -> None:
+        nonlocal seconds
+        seconds += 1
+
+    monkeypatch.setattr(time, "perf_counter", lambda: seconds)
+    made._copied = [SimpleNamespace(synchronize=synchronize)] * len(made._copied)
+    watch = SimpleNamespace(loader=made, _waited=0.0)
+    batches = list(engine("monitor", loader="memmap").Monitor.timed(watch, made.epoch(0)))
+    assert made.stall_seconds == len(batches)
+    assert watch._waited == 0
+
+
+def test_a_worker_that_dies_is_one_line(make: Make) -> None:
+    class Deadly(Augmented):
+        def host(self, rows: dict[str, Any], indices: np.ndarray, epoch: int) -> dict[str, Any]:
+            os.kill(os.getpid(), 9)
+            return rows
+
+    made = make("dataloader", Deadly(shapes()["host"].tables, tight=False), num_workers=1)
+    user_error = engine("errors", loader="dataloader").UserError
+    with pytest.raises(user_error, match=r"worker died: 1 workers: .*num_workers"):
+        next(made.epoch(0))

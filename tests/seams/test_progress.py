@@ -17,7 +17,7 @@ def ranks_of(world: int, rank: int, batch: int, kind: str = "lanes") -> Any:
     module = engine("progress")
     by_width = kind in ("lanes", "bucket")
     order = SimpleNamespace(kind=kind, by_width=by_width, slots=batch * world, batch_size=batch)
-    recurrent = module.RecurrentState()
+    recurrent = engine("recurrent").RecurrentState()
     return module.Ranks(OneOf(world, rank), module.Progress(batch=6), recurrent, order)
 
 
@@ -36,7 +36,7 @@ def test_carried_states_find_their_lanes(before: int, world: int) -> None:
     for rank, lanes in enumerate(torch.arange(SLOTS).chunk(world)):
         ranks = ranks_of(world, rank, SLOTS // world)
         ranks.load_state_dict(saved(before))
-        ((first, second),) = ranks.recurrent.state["layers"]
+        ((first, second),) = ranks.recurrent.state_dict()["layers"]
         assert first.tolist() == lanes.tolist()
         assert second.tolist() == (lanes[:, None] * 10).tolist()
         assert ranks.progress.batch == 6

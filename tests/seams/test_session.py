@@ -1,4 +1,4 @@
-"""What only a whole run shows, under each framework: carried states, the dry run, an overflow.
+"""What only a whole run shows, under each framework: the dry run, an overflow.
 
 A fault replaces `forward` of whatever the workload's `build_model` returns, in the forked child.
 """
@@ -106,55 +106,6 @@ def note(file: str, **values: Any) -> None:
 
 def noted(folder: Path, file: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / file).read_text().splitlines()]
-
-
-def stateful() -> None:
-    """Every lane goes on through the epoch, and the state changes the loss of what follows."""
-    from my_training.engine import order  # type: ignore[import-not-found]
-
-    real = order.Order.numbers
-
-    def one_lane(self: Any, epoch: int, first: int, last: int) -> Any:
-        numbers, fresh = real(self, epoch, first, last)
-        return numbers, np.arange(first, first + len(fresh))[:, None].repeat(fresh.shape[1], 1) == 0
-
-    def forward(model: Any, real: Any, batch: dict[str, Tensor]) -> Any:
-        training = model.training and torch.is_grad_enabled()
-        note("carries", training=training, carried="carry" in batch)
-        carry = batch.pop("carry", {"probe": torch.zeros(len(batch["index"]))})
-        before = carry["probe"]
-        if "own" in carry:
-            batch["carry"] = carry["own"]
-        output = real(batch)
-        carry = {"probe": 0.5 * before + output.loss}
-        if output.carry is not None:
-            carry["own"] = output.carry
-        return output._replace(loss=output.loss * (1 + 0.1 * before.mean()), carry=carry)
-
-    order.Order.numbers = one_lane
-    replace_forward(forward)
-
-
-@every_framework
-@pytest.mark.first(1)
-def test_a_state_is_dropped_at_an_epochs_end_and_survives_a_stop(framework: str, train) -> None:
-    folder = train(before=stateful, framework=framework)
-    carried = [row["carried"] for row in noted(folder, "carries") if row["training"]]
-    dry_run, *training = carried
-    assert not dry_run
-    batches = steps(folder) // EPOCHS
-    assert batches > 1
-    assert training == EPOCHS * [False, *(batches - 1) * [True]]
-    measured = [row["carried"] for row in noted(folder, "carries") if not row["training"]]
-    passes = measured.count(False)
-    assert passes == len(evaluations(folder)) == EPOCHS
-    assert measured == passes * [False, *(len(measured) // passes - 1) * [True]]
-
-    inside_the_second_epoch = str(batches + 2)
-    stopped = train("--max-steps", inside_the_second_epoch, before=stateful, framework=framework)
-    train(resume=stopped, before=stateful, framework=framework)
-    assert losses(stopped) == losses(folder)
-    assert weights(stopped) == weights(folder)
 
 
 def restless() -> None:

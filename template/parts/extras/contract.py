@@ -296,7 +296,7 @@ def check_evaluation(bench: Bench) -> str:
     for mode in (False, True):
         same = loss(bench.plain, training=mode) == loss(before, bench.plain, training=mode)
         why = "the same batch gives another loss after another one: a state is kept between batches"
-        require(same, why, "model.py: a state goes on as `Output.carry` alone")
+        require(same, why, "model.py: keep a state in a `RecurrentState` alone")
     return ""
 
 

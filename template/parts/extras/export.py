@@ -66,8 +66,7 @@ if __name__ == "__main__":
         predict = load_with_project().predict
     with torch.no_grad():
         for name, value in predict(batch).items():
-            if name != "carry":  # the state of data.order lanes
-                print(name, tuple(value.shape), value.flatten()[:5].tolist())
+            print(name, tuple(value.shape), value.flatten()[:5].tolist())
 '''
 
 
@@ -77,10 +76,11 @@ class Predictor(nn.Module):
     def __init__(self, model: Any):
         super().__init__()
         self.model = model
+        self.model.recurrent = None
 
     def forward(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        predictions = self.model.predict(batch)
-        return {name: value for name, value in predictions.items() if name != "carry"}
+        predictions: dict[str, Tensor] = self.model.predict(batch)
+        return predictions
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from ..assemble import assemble, open_store
 from ..engine.distributed import Distributed
-from ..engine.progress import RecurrentState
 from ..engine.project import Project
 from ..engine.seams import Batch
 
@@ -27,7 +26,6 @@ class Steps:
     def __init__(self, project: Project, loader: Any):
         self.project = project
         self.loader = loader
-        self.state = RecurrentState()
         self.waited = 0.0
         self._batches = self._endless()
 
@@ -42,7 +40,6 @@ class Steps:
         first.close()
         accumulation = self.project.settings.training.gradient_accumulation_steps
         for epoch in count():
-            self.state.state = None
             for number, batch in enumerate(self.loader.epoch(epoch), start=1):
                 share = 0.0
                 if number % accumulation == 0 or number == len(self.loader):
@@ -61,11 +58,9 @@ class Steps:
             start_time = time.perf_counter() - self.loader.stall_seconds
             batch, share = next(self._batches)
             self.waited += time.perf_counter() - self.loader.stall_seconds - start_time
-            self.state.attach(batch)
             with precision.autocast():
                 output = self.project.wrapped(batch)
             output.loss.backward(gradient=precision.scale(output.weight))
-            self.state.keep(output)
             losses.append(output.loss.detach() * output.weight)
             weights.append(output.weight)
 

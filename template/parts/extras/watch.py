@@ -103,8 +103,7 @@ class Hook:
         """Keep the shapes of the first batch, which the roofline is counted from."""
         self.catching.remove()
         for name, value in inputs[0].items():
-            if name != "carry":
-                self.shapes[name] = value.to("meta")
+            self.shapes[name] = value.to("meta")
 
     def after_step(self, run: Run) -> None:
         """Look at memory once an epoch, and at the use of the device with a record of metrics."""

@@ -65,14 +65,12 @@ def train_epoch(run: Run, optimizer: Any, accelerator: Accelerator) -> None:
         closes = number % run.accumulation == 0 or number == len(run.loader)
         if not losses:
             run.call_hooks("before_step")
-        run.recurrent.attach(batch)
         with nullcontext() if closes else distributed.no_sync():
             with precision.autocast():
                 output = model(batch)
             # loss × targets: a group of unequal micro-batches is one mean over all of its targets,
             # which `loss / accumulation` is only where all have as many.
             accelerator.backward(output.loss, gradient=precision.scale(output.weight))
-        run.recurrent.keep(output)
         monitor.keep(output.metrics)
         losses.append((output.loss.detach(), output.weight))
         if not closes:

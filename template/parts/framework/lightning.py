@@ -88,14 +88,12 @@ class Module(lightning.LightningModule):
         closes = self.number % run.accumulation == 0 or self.number == len(run.loader)
         if not self.losses:
             run.call_hooks("before_step")
-        run.recurrent.attach(batch)
         with nullcontext() if closes else distributed.no_sync():
             with precision.autocast():
                 output = self.model(batch)
             # loss × targets: a group of unequal micro-batches is one mean over all of its targets,
             # which `loss / accumulation` is only where all have as many.
             self.manual_backward(output.loss, gradient=precision.scale(output.weight))
-        run.recurrent.keep(output)
         monitor.keep(output.metrics)
         self.losses.append((output.loss.detach(), output.weight))
         if not closes:

@@ -122,7 +122,7 @@ class ChunkDataLoader:
         self.datasets = datasets
         self.batch_size = batch_size
         self.drop_last = drop_last
-        order = "full" if shuffle else "time"
+        order = "auto" if shuffle else "time"
         data = LoaderSettings.model_validate({"order": order, "batch_size": batch_size})
         reproducibility = SimpleNamespace(seed=seed)
         settings = SimpleNamespace(data=data, reproducibility=reproducibility)

@@ -276,38 +276,12 @@ class Data:
             yield chunk, (history, target, torch.from_numpy(is_real).to(device, non_blocking=True))
 
 
-def permutation(seed: int, epoch: int, count: int) -> np.ndarray:
-    """Return the order of an epoch: the numbers below `count`, shuffled.
-
-    A Feistel network over the bits of a number: each half changes in turn by a hash of the other.
-    A value that is not below `count` goes through it again.
-    """
-    num_bits = max(count - 1, 1).bit_length()
-    low_bits = num_bits - num_bits // 2
-    widths = [low_bits, num_bits // 2]
-    keys = np.random.SeedSequence((seed, epoch)).generate_state(max(6, 64 // num_bits))
-    values = np.arange(count)
-    outside = np.arange(count)
-    while outside.size:
-        walked = values[outside]
-        low = (walked & ((1 << low_bits) - 1)).astype(np.uint32)
-        high = (walked >> low_bits).astype(np.uint32)
-        halves = [low, high]
-        for number, key in enumerate(keys):
-            turn = number % 2
-            hashed = (halves[1 - turn] + key) * np.uint32(0x7FEB352D)
-            hashed = (hashed ^ (hashed >> np.uint32(15))) * np.uint32(0x846CA68B)
-            halves[turn] ^= hashed >> np.uint32(32 - widths[turn])
-        values[outside] = (halves[1].astype(np.int64) << low_bits) | halves[0]
-        outside = outside[values[outside] >= count]
-    return values
-
-
 def training_steps(data: Data, settings: Settings, step: int, steps_per_epoch: int) -> Iterator:
     """Yield the micro-batches of each step after `step`. An epoch has each sample once."""
     while True:
         epoch, steps_done = divmod(step, steps_per_epoch)
-        order = permutation(settings.seed, epoch, len(data.splits["train"]))
+        shuffle = np.random.RandomState([settings.seed, epoch])
+        order = shuffle.permutation(len(data.splits["train"]))
         start = steps_done * settings.batch_size * settings.gradient_accumulation_steps
         batches = data.batches("train", order[start:])
         for _ in range(steps_done, steps_per_epoch):

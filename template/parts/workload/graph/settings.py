@@ -18,7 +18,7 @@ class Data(LoaderSettings):
     """Where the days lie, in which order they come and how they reach the device."""
 
     batch_size: BatchSize = 8
-    order: Literal["time", "block", "full"] = "full"
+    order: Literal["auto", "full", "block", "time"] = "auto"
 
 
 class Model(Section):

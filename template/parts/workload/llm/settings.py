@@ -20,7 +20,7 @@ class Data(LoaderSettings):
     """Where the tokens lie, how they are cut into blocks and how those reach the device."""
 
     batch_size: BatchSize = 32
-    order: Literal["time", "block", "full", "random_start"] = "full"
+    order: Literal["auto", "full", "block", "time", "random_start"] = "auto"
     block_size: Positive = 128
     sample_mb: float = Field(12.0, gt=0)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .order import Order
+from .order import Order, permutation
 
 BATCHES = 64  # batches (over all ranks) that are sorted together: random enough, little padding
 
@@ -23,32 +23,26 @@ class Buckets(Order):
     def __init__(self, *order: Any, lengths: np.ndarray, **part: Any):
         super().__init__(*order, **part)
         self._lengths = lengths[self.sample(np.arange(self.count))]
-        self._epoch: int | None = None  # whose batches are kept
-        self._batches = np.empty((0, self.slots), np.int64)
 
     def positions(
         self, epoch: int, rows: np.ndarray, slots: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        if self._epoch != epoch:
-            self._batches = self._make_batches(epoch)
-            self._epoch = epoch
-        positions = self._batches[rows, slots]
+        positions = self.arrangement(epoch)[rows, slots]
         return positions, np.ones(positions.shape, bool)
 
-    def _make_batches(self, epoch: int) -> np.ndarray:
+    def arrange(self, epoch: int) -> np.ndarray:
         """(batches, slots) int64 positions in `range(count)`, −1 for padding."""
         padded = np.full(len(self) * self.slots, -1, np.int64)
         if not self.train:
             padded[: self.count] = np.argsort(self._lengths, kind="stable")
             return padded.reshape(-1, self.slots)
 
-        random = np.random.default_rng([self.seed, epoch])
-        shuffled = random.permutation(self.count)
+        shuffled = permutation(self.count, self.seed, epoch)
         pool_size = BATCHES * self.slots
         for start in range(0, self.count, pool_size):
             pool = shuffled[start : start + pool_size]
             by_length = np.argsort(self._lengths[pool], kind="stable")
             padded[start : start + len(pool)] = pool[by_length]
 
-        random = np.random.default_rng([self.seed, epoch, 1])
-        return random.permutation(padded.reshape(-1, self.slots))
+        batches = padded.reshape(-1, self.slots)
+        return batches[permutation(len(batches), self.seed, epoch, 1)]

@@ -19,7 +19,7 @@ class Data(LoaderSettings):
     """Where the pairs lie, in which order they come and how they reach the device."""
 
     batch_size: BatchSize = 16
-    order: Literal["bucket", "full", "block", "time"] = "bucket"
+    order: Literal["bucket", "auto", "full", "block", "time"] = "bucket"
     sample_pairs: int = Field(2000, ge=20)
 
 

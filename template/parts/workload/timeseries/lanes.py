@@ -67,10 +67,9 @@ class Lanes(Order):
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the positions, and whether the lane has that step: some are longer by one."""
         shortest, longer = divmod(self._steps, max(self._lanes, 1))
-        random = np.random.default_rng([self.seed, epoch])
         offset = 0
         if self.count >= self.stride:
-            offset = int(random.integers(self.stride))
+            offset = np.random.RandomState([self.seed, epoch]).randint(self.stride)
         before = lane * shortest + np.minimum(lane, longer)  # steps of the lanes before this one
         positions = offset + self.stride * (before + step)
         return positions, step < shortest + (lane < longer)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from .engine.recurrent import RecurrentState
 from .engine.seams import Batch, Output
 
 if TYPE_CHECKING:
@@ -83,16 +84,20 @@ class Forecaster(nn.Module):
 
         seconds = [frame["history"] * frame["step"] for frame in frames]
         self.carried = [False for _ in frames]
+        self.recurrent: RecurrentState | None = None
         if settings.data.order == "lanes":
+            self.recurrent = RecurrentState()
             self.carried = [length <= seconds[0] for length in seconds]
 
     def blocks(self) -> list[nn.Module]:
         """The encoders, for recomputation and sharding one by one."""
         return list(self.encoders)
 
-    def forecast(self, batch: Batch) -> tuple[Tensor, dict[str, State]]:
-        """(B, H, G) float32 in standard deviations, also under autocast; and states to carry."""
-        states: Any = batch.get("carry", {})
+    def forecast(self, batch: Batch) -> Tensor:
+        """(B, H, G) float32 in standard deviations, also under autocast."""
+        states: dict[str, State] = {}
+        if self.recurrent is not None:
+            states = self.recurrent.apply(batch, self.training) or {}
         frames = [self._standardised(name, batch[name]) for name in self.names]
         encoded = []
         carry = dict[str, State]()
@@ -105,6 +110,8 @@ class Forecaster(nn.Module):
             encoded.append(output)
             if self.carried[place]:
                 carry[name] = _turned(state)
+        if self.recurrent is not None:
+            self.recurrent.update(carry, self.training)
         hidden = functional.dropout(torch.cat(encoded, 1), self.dropout, self.training)
         forecast = self.head(hidden).float().unflatten(1, (self.horizon, len(self.targets)))
 
@@ -115,7 +122,7 @@ class Forecaster(nn.Module):
             forecast = forecast + change.float().transpose(1, 2)
         if self.subtract:
             forecast = forecast + last
-        return forecast, carry
+        return forecast
 
     def _standardised(self, name: str, values: Tensor) -> Tensor:
         mean = getattr(self, f"mean_{name}")
@@ -123,7 +130,7 @@ class Forecaster(nn.Module):
         return (values - mean) / std
 
     def forward(self, batch: Batch) -> Output:
-        forecast, carry = self.forecast(batch)
+        forecast = self.forecast(batch)
         target = (batch["target"] - self.target_mean) / self.target_std  # (B, H, G)
         present = batch["present"]
         weight = present.sum(dtype=torch.float32) * (self.horizon * len(self.targets))
@@ -131,7 +138,7 @@ class Forecaster(nn.Module):
         squares = error.square()
         loss = squares.sum() / weight.clamp(min=1)
         if self.training:
-            return Output(loss, weight, carry=carry or None)
+            return Output(loss, weight)
         sums = {
             "mse": squares.sum(),
             "mae": error.abs().sum(),
@@ -139,16 +146,12 @@ class Forecaster(nn.Module):
             "mae_original": (error.abs() * self.target_std).sum(),
         }
         metrics = {name: (value, weight) for name, value in sums.items()}
-        return Output(loss, weight, metrics, carry or None)
+        return Output(loss, weight, metrics)
 
     def predict(self, batch: Batch) -> dict[str, Any]:
-        """`prediction` (B, H, G) in the targets' own units, and `carry` if a state is carried."""
-        forecast, carry = self.forecast(batch)
-        outputs: dict[str, Any] = {}
-        if carry:
-            outputs["carry"] = carry
-        outputs["prediction"] = forecast * self.target_std + self.target_mean
-        return outputs
+        """`prediction` (B, H, G) in the targets' own units."""
+        forecast = self.forecast(batch)
+        return {"prediction": forecast * self.target_std + self.target_mean}
 
 
 def _turned(state: State) -> State:

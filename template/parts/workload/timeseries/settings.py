@@ -17,7 +17,7 @@ class Data(LoaderSettings):
     """Where the series lie, in which order the windows come and how they reach the device."""
 
     batch_size: BatchSize = 64
-    order: Literal["time", "block", "full", "lanes"] = "full"
+    order: Literal["auto", "full", "block", "time", "lanes"] = "auto"
     stride: Natural = 0
 
 

@@ -17,7 +17,7 @@ class Data(LoaderSettings):
     """Where the windows lie, in which order they come and how they reach the device."""
 
     batch_size: BatchSize = 64
-    order: Literal["time", "block", "full"] = "full"
+    order: Literal["auto", "full", "block", "time"] = "auto"
 
 
 class Model(Section):

@@ -106,7 +106,7 @@ class LoaderSettings(Section):
 
     path: Annotated[str, Field(min_length=1)] = "data"
     batch_size: BatchSize = 32
-    order: Literal["time", "block", "full", "lanes", "bucket", "random_start"] = "full"
+    order: Literal["auto", "full", "block", "time", "lanes", "bucket", "random_start"] = "auto"
     fraction: Fraction = 1.0
     shuffle_block: Positive = 8192
     num_workers: Annotated[int, Field(ge=0, le=256)] | Auto = "auto"

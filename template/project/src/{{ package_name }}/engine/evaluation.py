@@ -12,7 +12,6 @@ from torch import Tensor
 from tqdm import tqdm
 
 from .precision import Precision
-from .progress import RecurrentState
 from .seams import Batch, Output
 
 TIMED_BATCHES = 2
@@ -32,7 +31,6 @@ def evaluate(
     random number: training continues as it was.
     """
     totals: dict[str, Tensor] = {}  # by metric: (sum, count)
-    recurrent = RecurrentState()
     was_training = model.training
     batches = islice(loader.epoch(0), limit)
     bar = tqdm(batches, "evaluating", len(loader), leave=False, disable=None, unit="batch")
@@ -42,10 +40,8 @@ def evaluate(
             for batch in bar:
                 if stop():
                     return None
-                recurrent.attach(batch)
                 with precision.autocast():
                     output = model(batch)
-                recurrent.keep(output)
                 add_output(totals, output)
     finally:
         model.train(was_training)
@@ -70,15 +66,12 @@ def predictions(
 ) -> Iterator[tuple[Batch, Batch]]:
     """Yield each batch of a loader, and what `answer` (else the model's `predict`) makes of it.
 
-    States are carried as in evaluation. The next batch may reuse the memory of this one.
+    The next batch may reuse the memory of this one.
     """
-    recurrent = RecurrentState()
     predict = answer or project.model.predict
     for batch in loader.epoch(0):
-        recurrent.attach(batch)
         with torch.no_grad(), project.precision.autocast():
             predicted = predict(batch)
-        recurrent.state = predicted.pop("carry", None)
         yield batch, predicted
 
 

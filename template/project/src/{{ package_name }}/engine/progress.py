@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from .errors import UserError
 from .plugins import discover
@@ -19,10 +18,6 @@ from .plugins import discover
 if TYPE_CHECKING:
     from .distributed import Distributed
     from .order import Order
-    from .seams import Batch, Output
-
-State = Any
-"""Nested tuples, lists and dicts of tensors, batch axis first; or None."""
 
 
 @dataclass
@@ -83,42 +78,6 @@ class Progress:
         self.best_loss = float("inf")
 
 
-class RecurrentState:
-    """State that a model passes from one batch of a lane to the next, without its graph."""
-
-    def __init__(self) -> None:
-        self.state: State = None
-
-    def attach(self, batch: Batch) -> None:
-        """Put the last state into `batch["carry"]`, zero in the rows that start afresh."""
-        if self.state is None:
-            return
-        continues = ~batch["fresh"]
-
-        def mask(state: Tensor) -> Tensor:
-            rows = continues.view(-1, *[1] * (state.dim() - 1))
-            # Not a product: 0 × inf would be nan.
-            return torch.where(rows, state, torch.zeros_like(state))
-
-        batch["carry"] = each(mask, self.state)
-
-    def keep(self, output: Output) -> None:
-        """Remember the state. It fits the next batch, because all batches are full."""
-        if output.carry is not None:
-            self.state = each(Tensor.detach, output.carry)
-
-
-def each(function: Callable[..., Tensor], *states: State) -> State:
-    """Apply `function` to the tensors of one nest, or of several alike; None stays None."""
-
-    def apply(*leaves: Any) -> Any:
-        if leaves[0] is None:
-            return None
-        return function(*leaves)
-
-    return tree_map(apply, *states)
-
-
 @dataclass
 class Ranks:
     """Random state and carried state of every rank, as one part of a checkpoint.
@@ -129,13 +88,15 @@ class Ranks:
 
     distributed: Distributed
     progress: Progress
-    recurrent: RecurrentState
+    recurrent: Any  # what the model carries through time, or None
     order: Order
 
     def state_dict(self) -> dict[str, Any]:
         """Gather the states of all ranks; call it on every rank."""
-        carry = each(Tensor.cpu, self.recurrent.state)
-        ranks = self.distributed.gather({"random": random_state(), "carry": carry})
+        mine = {"random": random_state()}
+        if self.recurrent is not None:
+            mine["carry"] = self.recurrent.state_dict()
+        ranks = self.distributed.gather(mine)
         return {"ranks": ranks, "slots": self.order.slots}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -145,9 +106,13 @@ class Ranks:
         """
         if state["slots"] != self.order.slots and self.progress.batch:
             self._convert_batch(state["slots"])
-        self._load_carry(state)
 
         ranks = state["ranks"]
+        if self.recurrent is not None and state["slots"] == self.order.slots:
+            carries = [rank.get("carry") for rank in ranks]
+            first = self.distributed.rank * self.order.batch_size
+            rows = slice(first, first + self.order.batch_size)
+            self.recurrent.load_state_dict(carries, rows, self.distributed.device)
         if len(ranks) == self.distributed.world:
             set_random_state(ranks[self.distributed.rank]["random"])
         else:
@@ -162,21 +127,6 @@ class Ranks:
             remedy = f"data.batch_size × {world} processes must be {slots}"
             raise UserError(what, "--resume", remedy)
         self.progress.batch = self.progress.batch * slots // self.order.slots
-
-    def _load_carry(self, state: dict[str, Any]) -> None:
-        """Take this rank's rows of the carried states of all ranks."""
-        self.recurrent.state = None
-        carries = [rank["carry"] for rank in state["ranks"]]
-        if state["slots"] != self.order.slots or carries[0] is None:
-            return
-        size = self.order.batch_size
-        first = self.distributed.rank * size
-
-        def take(*lanes: Tensor) -> Tensor:
-            rows = torch.cat(lanes)[first : first + size]
-            return rows.clone().to(self.distributed.device)
-
-        self.recurrent.state = each(take, *carries)
 
 
 class Hooks:

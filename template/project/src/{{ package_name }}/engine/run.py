@@ -14,7 +14,7 @@ from .memory import check_rows, dry_run
 from .monitor import Monitor
 from .optimization import Schedule, freeze_garbage
 from .order import RULE as ORDER_RULE
-from .progress import Hooks, Progress, Ranks, RecurrentState
+from .progress import Hooks, Progress, Ranks
 from .signals import Signals
 from .tracker import Tracker
 from .weights import begin
@@ -64,7 +64,6 @@ class Run:
         steps_per_epoch = math.ceil(len(self.loader) / self.accumulation)
         self.num_steps = training.max_steps or training.epochs * steps_per_epoch
         self.global_batch_size = self.loader.order.slots * self.accumulation
-        self.recurrent = RecurrentState()
         self.schedule = Schedule(project.optimizer, self.settings, self.num_steps)
         self.hooks = Hooks(trial, self.notes)
 
@@ -93,7 +92,12 @@ class Run:
             "progress": self.progress,
             "hooks": self.hooks,
             "rows": self.monitor,
-            "ranks": Ranks(project.distributed, self.progress, self.recurrent, self.loader.order),
+            "ranks": Ranks(
+                project.distributed,
+                self.progress,
+                getattr(project.model, "recurrent", None),
+                self.loader.order,
+            ),
         }
         return Checkpoint(
             self.folder / "checkpoints",
@@ -175,8 +179,6 @@ class Run:
         """Count the step that ended with micro-batch `batch` of the epoch (from 1); return it."""
         self.agree()
         self.progress.advance(batch, len(self.loader))
-        if self.progress.batch == 0:  # a new epoch
-            self.recurrent.state = None
         if self.step_of_phase == 1:
             freeze_garbage()
         return self.progress.step

@@ -47,9 +47,6 @@ class Output(NamedTuple):
     loss: Tensor  # () float32: mean over `weight` targets; 0 where there is none
     weight: Tensor  # () float32: how many targets the loss is a mean of
     metrics: dict[str, tuple[Tensor, Tensor]] = {}  # noqa: RUF012 - name: (sum, count); () each
-    carry: Any = (
-        None  # tensors (batch axis first) that the next batch of the same lanes starts from
-    )
 
 
 class Samples(Protocol):
@@ -101,7 +98,7 @@ class Model(Protocol):
     def forward(self, batch: Batch) -> Output: ...
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
-        """Predictions in original units, batch first; and `carry`, as of forward, if it has one."""
+        """Predictions in original units, batch first."""
 
     def blocks(self) -> list[Any]:
         """The repeated layers, of own classes: compiled, checkpointed and sharded one by one.
@@ -109,6 +106,8 @@ class Model(Protocol):
         A block may have `apart()`: parts of it that are called outside of its forward, sharded by
         themselves.
         """
+
+    # Optional: `recurrent`, a `RecurrentState` of engine/recurrent.py, which checkpoints store.
 
 
 def keeps(names: Iterable[str], found: object, title: str) -> None:

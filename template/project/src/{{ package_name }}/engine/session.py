@@ -138,6 +138,7 @@ class Session:
         if self.resumed:
             run.monitor.line(f"resumed at step {self.progress.step} of {run.last_step}")
             self._amend_settings()
+        run.project.optimizations.append(run.loader.order.describe())
         num_parameters = run.monitor.introduce(run.num_steps, run.global_batch_size, self.notes)
         if not self.is_main:
             return

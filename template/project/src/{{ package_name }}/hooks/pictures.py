@@ -98,7 +98,6 @@ def predict_some(project: Project, loader: Any, pictures: Any) -> list[Batch]:
     batches: list[Batch] = []
     answers: list[Batch] = []
     for batch, predicted in predictions(project, loader, answer):
-        batch.pop("carry", None)
         present = batch["present"]
         batches.append(present_rows(batch, present))
         answers.append(present_rows(predicted, present))
