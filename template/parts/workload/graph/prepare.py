@@ -18,14 +18,16 @@ if TYPE_CHECKING:
     from ..engine.store import StoreWriter
     from ..tables import Block, Source
 
+    Stocks = dict[str, Stock]
+
+Flags = dict[str, Any]
+"""How files are written: delimiter, decimal mark, encoding and so on, by their flags."""
+
 PRICES = ("open", "high", "low", "close")
 # A day of a stock; of `date`, days since 1970.
 ROW = [("date", "i8"), ("prices", "f8", (4,)), ("adjusted", "f8"), ("volume", "f8")]
-NAMES = {
-    "symbol": "ticker",
-    "adjclose": "adjusted",
-    "adjustedclose": "adjusted",
-}  # without blanks and _
+# Without blanks and _.
+NAMES = {"symbol": "ticker", "adjclose": "adjusted", "adjustedclose": "adjusted"}
 GAPS = [
     "na",
     "NA",
@@ -33,13 +35,13 @@ GAPS = [
     "nan",
     "NAN",
     "Nan",
+    "NaN",
     "null",
     "NULL",
     "Null",
     "none",
     "NONE",
     "None",
-    "NaN",
 ]
 
 
@@ -113,19 +115,21 @@ def fill(writer: StoreWriter, plan: Plan, arguments: argparse.Namespace) -> None
 
     path = Path(arguments.input)
     stocks, notes = read_stocks(writer, path, vars(arguments))
-    stocks, num_short = long_enough(stocks, plan.window)
+    num_stocks = len(stocks)
+    stocks = long_enough(stocks, plan.window)
     if not stocks:
         what = f"no stock has {plan.window} days with prices"
         raise UserError(what, str(path), "choose a smaller --window")
-    notes[f"stocks left out: fewer than {plan.window} days"] = num_short
+    notes[f"stocks left out: fewer than {plan.window} days"] = num_stocks - len(stocks)
 
     made = panel(writer, stocks, plan)
     ahead = max(plan.horizons)
     num_days = len(made.dates) - ahead  # the last ones have no target yet
     sizes = split_sizes(arguments.split, num_days, "day")
     check_sizes(sizes, ahead, arguments.horizons)
-    splits = split_days(num_days, sizes, ahead)
-    facts = describe(made.arrays, list(stocks), plan, slice(*splits["train"]))
+    splits = split_days(sizes, ahead)
+    train = slice(*splits["train"])
+    facts = describe(made.arrays, list(stocks), plan, train)
     writer.facts = facts
     writer.splits = splits
     writer.source |= {"path": path.name, "stocks": len(stocks)}
@@ -186,22 +190,19 @@ def report(
     print(f"{'graphs:':14}{len(neighbors) // num_stocks}, {edges:.1f} edges into a stock")
 
     # Seats and neighbours are taken from the first one on.
-    alone = (seats[:, 1:2] < 0).all(1)
-    lonely = (neighbors[:, 0].reshape(-1, num_stocks) < 0).all(0)
-    counts = {
-        **notes,
-        "days with a single stock, which has no neighbour": int(alone.sum()),
-        "stocks without a neighbour in any graph": int(lonely.sum()),
-    }
-    for what, count in counts.items():
+    is_alone = (seats[:, 1:2] < 0).all(1)
+    notes["days with a single stock, which has no neighbour"] = is_alone.sum()
+    first_neighbor = neighbors[:, 0].reshape(-1, num_stocks)
+    is_lonely = (first_neighbor < 0).all(0)
+    notes["stocks without a neighbour in any graph"] = is_lonely.sum()
+    for what, count in notes.items():
         if count:
             print(f"{'note:':14}{what}: {count:,}")
 
 
-def long_enough(stocks: dict[str, Stock], window: int) -> tuple[dict[str, Stock], int]:
-    """The stocks that have a whole window, and how many have not."""
-    kept = {ticker: stock for ticker, stock in stocks.items() if len(stock.dates) >= window}
-    return kept, len(stocks) - len(kept)
+def long_enough(stocks: Stocks, window: int) -> Stocks:
+    """The stocks that have a whole window."""
+    return {ticker: stock for ticker, stock in stocks.items() if len(stock.dates) >= window}
 
 
 def read_prices(source: Source) -> Iterator[tuple[np.ndarray, np.ndarray, list[str]]]:
@@ -323,8 +324,8 @@ def check(rows: np.ndarray, path: Path, first: int) -> None:
 
 
 def read_stocks(
-    writer: StoreWriter, path: Path, flags: dict[str, Any], known: dict[str, Any] | None = None
-) -> tuple[dict[str, Stock], dict[str, int]]:
+    writer: StoreWriter, path: Path, flags: Flags, known: Flags | None = None
+) -> tuple[Stocks, dict[str, int]]:
     """Stocks by ticker, in the order of their names, and counts of what was left out or filled in.
 
     A folder has a file for each stock, named as the stock, unless the files have a column
@@ -361,7 +362,7 @@ def read_stocks(
 class Reading:
     """Writes the rows of files as they come, with the numbers of their tickers."""
 
-    def __init__(self, writer: StoreWriter, flags: dict[str, Any], known: dict[str, Any] | None):
+    def __init__(self, writer: StoreWriter, flags: Flags, known: Flags | None):
         self.writer = writer
         self.flags = flags
         self.written = known  # how the last file was written

@@ -35,6 +35,7 @@ class Samples:
     See `engine.seams.Samples`.
     """
 
+    training = False  # set by the loader's maker
     title = "target 0"  # of a plot
 
     def __init__(self, store: Store, settings: Sections | None, split: str):
