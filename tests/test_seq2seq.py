@@ -337,7 +337,7 @@ def test_layers_compile_whole_and_for_any_lengths(monkeypatch: pytest.MonkeyPatc
     enabled = settings("--compile.enabled", "true")
     done, _ = module("engine.optimization").compile_blocks(blocks, enabled, None)
     assert done == "4 blocks, mode default"
-    for seed, sizes in enumerate([(4, 24, 16), (4, 32, 24), (4, 8, 16), (4, 8, 8), (9, 40, 8)]):
+    for seed, sizes in enumerate([(4, 24, 16), (4, 32, 24), (9, 8, 8)]):
         batch = random_batch(*sizes, seed=seed)
         results = []
         for model in models:

@@ -1099,8 +1099,8 @@ GRAPH = (
     Fault(
         "a later block of stocks overwrites an earlier one",
         "parts/workload/graph/prepare.py",
-        "np.repeat(place - (here.cumsum() - here), here)",
-        "np.repeat(total.cumsum() - total - (here.cumsum() - here), here)",
+        "np.repeat(place - first_here, here)",
+        "np.repeat(total.cumsum() - total - first_here, here)",
         "test_graph.py::test_rows_of_a_stock_come_together_over_blocks_and_files",
     ),
     Fault(

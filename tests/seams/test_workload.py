@@ -258,9 +258,10 @@ def test_every_order_of_the_workload_runs_and_equals_a_direct_reading(
 @every_workload
 def test_baselines_are_measured_in_the_model_s_own_metrics(workload: str) -> None:
     dataset = imported(render(workload=workload), "dataset")
-    found = sums(assemble(workload).model.eval(), [read(workload, list(range(8)))])
+    project = assemble(workload)
+    found = sums(project.model.eval(), [read(workload, list(range(8)))])
     means = {name: total / count for name, (total, count) in found.items()}
-    known = dataset.finish(means, store(workload), "validation")
+    known = project.finish(means, "validation")
     baselines = dataset.baselines(store(workload), settings(workload), "validation")
     assert baselines
     for metrics in baselines.values():

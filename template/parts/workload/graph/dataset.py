@@ -72,9 +72,10 @@ class Samples:
         listed = (rows >= 0).astype(np.int64)
         rows = rows.clip(min=0)
         days = self.days[indices].astype(np.int64)
+        first_rows = rows - window + 1
         last_day = Spans(rows, listed, 1)
         spans = {
-            "features": Spans((rows - window + 1) * listed, listed * window, window),
+            "features": Spans(first_rows * listed, listed * window, window),
             "target": last_day,
             "stock": last_day,
         }
@@ -446,8 +447,9 @@ def _columns(store: Store, split: str) -> tuple[np.ndarray, np.ndarray]:
 def finish(metrics: Metrics, store: Store, split: str) -> Metrics:
     """Add `r2`: 1 − squared error ÷ variance of the split's own targets, all horizons together."""
     _, target = _columns(store, split)
-    squares = np.nansum((target - np.nanmean(target, 0)) ** 2)
-    variance = squares / max(np.isfinite(target).sum(), 1)
+    deviation = target - np.nanmean(target, 0)
+    num_known = np.isfinite(target).sum()
+    variance = np.nansum(deviation**2) / max(num_known, 1)
     if variance > 0 and "mse_original" in metrics:
         r2 = 1 - metrics["mse_original"] / float(variance)
         return {**metrics, "r2": r2}

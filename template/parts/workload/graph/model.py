@@ -132,7 +132,8 @@ class GraphAttention(nn.Module):
         """
         assert edges.shape[:-1] == (2,), "edges are two rows of node numbers"
         source, target = edges.unbind()
-        values = self.linear(x).float().unflatten(1, (self.heads, -1))  # (N, H, C)
+        values = self.linear(x).float()
+        values = values.unflatten(1, (self.heads, -1))  # (N, H, C)
         scores = functional.linear(x, self._score_weights(x.shape[1]))  # (N, 2H)
         leaving, arriving = scores.float().split(self.heads, 1)
         scores = leaving.index_select(0, source) + arriving.index_select(0, target)  # (E, H)
@@ -171,7 +172,8 @@ class FrequencyNormalization(nn.Module):
             count = min(self.count, size.shape[1])
             strongest = size.topk(count, dim=1).indices
             kept = torch.zeros_like(size).scatter_(1, strongest, 1.0)
-            main = torch.fft.irfft(spectrum * kept, n=x.shape[1], dim=1)
+            days = x.shape[1]
+            main = torch.fft.irfft(spectrum * kept, n=days, dim=1)
             return main, x - main
 
 
@@ -208,7 +210,8 @@ class TemporalBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(N, T, W) from (N, T, W)."""
         heads = self.queries(x).unflatten(2, (3, self.heads, -1))
-        query, key, value = heads.permute(2, 0, 3, 1, 4).unbind()  # (N, H, T, C) each
+        heads = heads.permute(2, 0, 3, 1, 4)
+        query, key, value = heads.unbind()  # (N, H, T, C) each
         dropout = self.dropout if self.training else 0.0
         mixed = functional.scaled_dot_product_attention(
             query, key, value, dropout_p=dropout, is_causal=True
@@ -331,9 +334,9 @@ def disjoint_graph(neighbors: Tensor) -> tuple[Tensor, Tensor]:
     nodes = torch.arange(days * seats, device=neighbors.device)
     target = nodes.repeat_interleave(count)
     first = (nodes - nodes % seats).repeat_interleave(count)
-    source = neighbors.flatten()
-    present = source >= 0
-    return torch.stack([first + source.clamp(min=0), target]), present
+    seat = neighbors.flatten()
+    source = first + seat.clamp(min=0)
+    return torch.stack([source, target]), seat >= 0
 
 
 def build_model(settings: Any, facts: dict[str, Any]) -> nn.Module:

@@ -168,7 +168,8 @@ def read_horizons(text: str) -> tuple[int, ...]:
         horizons = tuple(int(days) for days in text.split(","))
     except ValueError:
         horizons = ()
-    if not horizons or min(horizons) < 1 or len(set(horizons)) < len(horizons):
+    is_repeated = len(set(horizons)) < len(horizons)
+    if not horizons or min(horizons) < 1 or is_repeated:
         remedy = "give different whole numbers of trading days, such as 1,5"
         raise UserError(f"'{text}' names no horizons", "--horizons", remedy)
     return horizons
@@ -221,7 +222,7 @@ def read_prices(source: Source) -> Iterator[tuple[np.ndarray, np.ndarray, list[s
         values = {}
         for name in (*PRICES, "volume", "adjusted"):
             if name in column:
-                values[name] = block.numbers(column[name], "mend the cell")
+                values[name] = block.numbers(column[name], "fix the cell")
         values.setdefault("adjusted", values["close"])
 
         for first in range(0, len(date), PIECE_ROWS):
@@ -241,7 +242,8 @@ def find_columns(written: list[str], path: Path) -> dict[str, str]:
         if count != 1:
             what = f"{count or 'no'} column{'s' * (count > 1)} '{name}'"
             needed = "it needs date, open, high, low, close and volume"
-            raise UserError(what, str(path), f"{needed}, and may have ticker and adjusted close")
+            needed += ", and may have ticker and adjusted close"
+            raise UserError(what, str(path), needed)
     return dict(zip(names, written, strict=True))
 
 
@@ -252,8 +254,11 @@ def tickers_of(
     import numpy as np
 
     if "ticker" not in column:
-        name = path.name[:-3] if path.name.lower().endswith(".gz") else path.name
-        return np.zeros(num_rows, int), [name.rpartition(".")[0] or name]
+        name = path.name
+        if name.lower().endswith(".gz"):
+            name = name[:-3]
+        ticker = name.rpartition(".")[0] or name
+        return np.zeros(num_rows, int), [ticker]
 
     places, tickers = block.texts(column["ticker"])
     if (places < 0).any():
@@ -320,7 +325,7 @@ def check(rows: np.ndarray, path: Path, first: int) -> None:
     for what, wrong in impossible.items():
         if wrong.any():
             where = f"{path}, row {first + int(wrong.argmax()) + 1}"
-            raise UserError(what, where, "mend or remove the row; empty cells leave it out")
+            raise UserError(what, where, "fix or remove the row; empty cells leave it out")
 
 
 def read_stocks(
@@ -343,10 +348,11 @@ def read_stocks(
     rows_of_stock = by_stock(writer, len(reading.tickers))
     for name, number in sorted(reading.tickers.items()):
         stored = rows_of_stock[number]
-        order = stored.view(ROW)["date"].argsort(kind="stable")
-        repeated = repeated_date(stored.view(ROW)["date"], order)
+        dates = stored.view(ROW)["date"]
+        order = dates.argsort(kind="stable")
+        repeated = repeated_date(dates, order)
         if repeated is not None:
-            date = stored.view(ROW)["date"][repeated].astype("M8[D]")
+            date = dates[repeated].astype("M8[D]")
             where = reading.place_of(number, repeated, files)
             raise UserError(f"{name} has two rows of {date}", where, "remove one of them")
         stock = sorted_stock(stored, order)
@@ -399,8 +405,9 @@ class Reading:
         import numpy as np
 
         is_halted = np.isnan(rows["adjusted"])
-        self.num_halted += int(is_halted.sum())
-        self.num_without_volume += int((np.isnan(rows["volume"]) & ~is_halted).sum())
+        has_no_volume = np.isnan(rows["volume"]) & ~is_halted
+        self.num_halted += is_halted.sum()
+        self.num_without_volume += has_no_volume.sum()
         self.starts[-1] += len(rows)
         self.writer.append(".rows", rows, f"V{rows.itemsize}")
         self.writer.append(".tickers", tickers)
@@ -430,12 +437,14 @@ def sorted_stock(stored: np.ndarray, order: np.ndarray) -> Stock | None:
     from ..dataset import Stock
 
     rows = stored.view(ROW)
-    order = order[~np.isnan(rows["adjusted"][order])]
+    has_prices = ~np.isnan(rows["adjusted"][order])
+    order = order[has_prices]
     stored[: len(order)] = stored[order]
     if not len(order):
         return None
     rows = rows[: len(order)]
-    return Stock(rows["date"].view("M8[D]"), rows["prices"], rows["adjusted"], rows["volume"])
+    dates = rows["date"].view("M8[D]")
+    return Stock(dates, rows["prices"], rows["adjusted"], rows["volume"])
 
 
 def by_stock(writer: StoreWriter, count: int) -> list[np.ndarray]:
@@ -458,7 +467,9 @@ def by_stock(writer: StoreWriter, count: int) -> list[np.ndarray]:
         small = tickers[block].astype(np.min_scalar_type(count))
         order = small.argsort(kind="stable")
         here = np.bincount(small, minlength=count)  # rows of each stock in the block
-        to = np.repeat(place - (here.cumsum() - here), here) + np.arange(len(order))
+        first_here = here.cumsum() - here
+        move = np.repeat(place - first_here, here)
+        to = move + np.arange(len(order))
         grouped[to] = rows[block].take(order)
         place += here
     return np.split(np.asarray(grouped), place[:-1])

@@ -31,7 +31,7 @@ class Data(LoaderSettings):
 
 
 class Size(NamedTuple):
-    """Layers of encoder and of decoder, heads, width, numbers of a head, units of a hidden layer."""
+    """Layers of encoder and decoder, heads, width, numbers of a head, units of a hidden layer."""
 
     layers: int
     heads: int
@@ -65,7 +65,8 @@ class Model(Section):
     dropout: float = Field(0.1, ge=0, lt=1, description="share of activations dropped in training")
     pretrained: str = Field(
         "",
-        description="folder or hub name of a T5 to start from, with its own sizes; empty is fresh weights",
+        description="folder or hub name of a T5 to start from, with its own sizes;"
+        " empty is fresh weights",
     )
     allow_pickle: bool = Field(
         False,
@@ -76,13 +77,11 @@ class Model(Section):
     def shape(self) -> Size:
         """The size with what `layers`, `heads`, `width` and `hidden` replace."""
         size = SIZES[self.size]
-        given = {
-            "layers": self.layers,
-            "heads": self.heads,
-            "width": self.width,
-            "hidden": self.hidden,
-        }
-        return size._replace(**{name: value for name, value in given.items() if value})
+        for name in ("layers", "heads", "width", "hidden"):
+            value = getattr(self, name)
+            if value:
+                size = size._replace(**{name: value})
+        return size
 
 
 class Sections(Section):
