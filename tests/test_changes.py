@@ -1,222 +1,247 @@
-"""What owners change most: each patch of docs/changes.md is small, trains, shows its effect, and resumes."""
+"""What owners change most: after each patch of docs/changes.md the project's own tests pass."""
 
 from __future__ import annotations
 
+import importlib
+import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from rendering import REPOSITORY, render
-from running import PICTURES, evaluations, losses, newest_run, rows, run, weights
+from running import PATIENCE, PICTURES, Running, losses, newest_run, rows, run
+from test_shell import shell
+from variants import choices
 
 PAGE = (REPOSITORY / "docs/changes.md").read_text(encoding="utf-8")
-CHANGES = {
-    section.partition("\n")[0]: section.partition("```diff\n")[2].partition("```")[0]
-    for section in PAGE.split("\n## ")[1:]
-}
+SECTIONS = dict(section.split("\n", 1) for section in PAGE.split("\n## ")[1:])
 ANSWERS = {"workload": "tabular", "tracker": "tensorboard", "extras": ["ema"]}
-LINES, FILES = (
-    15,
-    2,
-)  # that a change may touch; `config.yaml`, where settings are given, is not the code's
-WORDS = (
-    *(
-        "--data.batch_size",
-        "128",
-        "--data.num_workers",
-        "0",
-        "--model.width",
-        "16",
-        "--data.fraction",
-        "0.1",
-    ),
-    *("--training.max_steps", "12", "--monitor.every_steps", "2", "--schedule.warmup_steps", "2"),
-)
+MOST_LINES = 15
+MOST_FILES = 2
 
 
-def parts(patch: str) -> dict[str, list[str]]:
-    """Lines of a patch by the file that they are for."""
-    files: dict[str, list[str]] = {}
-    for line in patch.splitlines():
-        if line.startswith("--- "):
-            files[line[4:]] = lines = []
-        else:
-            lines.append(line)
-    return files
+def patched_files(title: str) -> dict[str, list[str]]:
+    """Lines of a section's patch by the file that they are for."""
+    (patch,) = re.findall(r"```diff\n(.*?)```", SECTIONS[title], re.DOTALL)
+    pieces = re.split(r"^--- (\S+)\n", patch, flags=re.MULTILINE)
+    return {name: text.splitlines() for name, text in zip(pieces[1::2], pieces[2::2], strict=True)}
 
 
-def apply(project: Path, patch: str) -> None:
-    """What stands in the page, done to a project; every place must be one."""
-    for name, lines in parts(patch).items():
-        old = "".join(f"{line[1:]}\n" for line in lines if not line.startswith("+"))
-        new = "".join(f"{line[1:]}\n" for line in lines if not line.startswith("-"))
+def workloads(title: str) -> list[str]:
+    (named,) = re.findall(r"\*\*Workloads:\*\* (all|[^.]+)\.", SECTIONS[title])
+    return choices("workload") if named == "all" else re.findall(r"`(\w+)`", named)
+
+
+def apply(title: str, project: Path) -> Path:
+    """Do to a project what the section says; every place must be there once."""
+    for name, lines in patched_files(title).items():
+        old = "\n".join(line[1:] for line in lines if not line.startswith("+"))
+        new = "\n".join(line[1:] for line in lines if not line.startswith("-"))
         path = project / name
         text = path.read_text(encoding="utf-8") if old else ""
-        old, new = (part.rstrip("\n") if old else part for part in (old, new))
         assert text.count(old) == 1 or not path.exists(), (name, old)
-        path.write_text(text.replace(old, new) if old else new, encoding="utf-8")
+        changed = text.replace(old, new) if old else new + "\n"
+        path.write_text(changed, encoding="utf-8")
+
+    config = project / "config.yaml"
+    for section, key, value in re.findall(r"`(\w+)\.(\w+): (\w+)`", SECTIONS[title]):
+        settings = yaml.safe_load(config.read_text(encoding="utf-8"))
+        settings[section][key] = value
+        config.write_text(yaml.safe_dump(settings), encoding="utf-8")
+    return project
 
 
-def values(folder: Path, name: str, split: str | None = None) -> list[float]:
+def copied(project: Path, folder: Path) -> Path:
+    return Path(shutil.copytree(project, folder / "project"))
+
+
+def own_tests(project: Path) -> Path:
+    """`make test` in a fork, whose commands are forks; return the folder that it trained in."""
+    temporary = project / "temporary"
+
+    def run_forked(command: list[str], **options: Any) -> SimpleNamespace:
+        result = run(project, *command[3:], cwd=Path.cwd())
+        with open(temporary / "printed", "a", encoding="utf-8") as file:
+            file.write(result.out)
+        return SimpleNamespace(returncode=result.code, stdout=result.out, stderr=result.err)
+
+    def child() -> None:
+        subprocess.run = run_forked  # type: ignore[assignment]
+        os.environ.pop("PYTEST_ADDOPTS", None)
+        sys.modules.pop("conftest", None)
+        options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", f"--rootdir={project}"]
+        code = pytest.main([*options, f"--basetemp={temporary}", "tests"])
+        sys.stdout.flush()
+        os._exit(int(code))
+
+    result = Running(project, (), project, child).wait(2 * PATIENCE)
+    assert result.code == 0, result.out[-3000:]
+    return next(temporary.glob("test_training_learns*"))
+
+
+# ---- what each change does ---------------------------------------------------------------------
+
+
+def metric(folder: Path, name: str, split: str | None = None) -> list[float]:
     return [row[name] for row in rows(folder) if row.get("split") == split and name in row]
 
 
-def state(folder: Path) -> dict[str, Any]:
+def optimizer_state(folder: Path) -> dict[str, Any]:
     newest = max((newest_run(folder) / "checkpoints").glob("step-*"))
-    return torch.load(newest / "state.pt", weights_only=True)
+    return torch.load(newest / "state.pt", weights_only=True)["optimizer"]
+
+
+def optimizations(folder: Path) -> dict[str, str]:
+    """What was on in the newest run."""
+    environment = json.loads((newest_run(folder) / "env.json").read_text())
+    return {entry["name"]: entry["state"] for entry in environment["optimizations"]}
 
 
 def tracked(folder: Path, kind: str) -> list[str]:
     """Names of one kind in the newest run's TensorBoard."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(newest_run(folder) / "tensorboard"))
+    events_module = "tensorboard.backend.event_processing.event_accumulator"
+    accumulator = importlib.import_module(events_module).EventAccumulator
+    events = accumulator(str(newest_run(folder) / "tensorboard"))
     events.Reload()
     return events.Tags()[kind]
 
 
-def optimizer(folder: Path, out: str) -> None:
-    body, head = (group["lr"] for group in state(folder)["optimizer"]["param_groups"])
-    assert head == pytest.approx(10 * body)
-    assert "mu_product" in state(folder)["optimizer"]["state"][0]
+def optimizer(folder: Path, printed: str) -> None:
+    state = optimizer_state(folder)
+    matrices, vectors = state["param_groups"]
+    assert vectors["lr"] == pytest.approx(10 * matrices["lr"])
+    assert (matrices["weight_decay"], vectors["weight_decay"]) == (0.01, 0)
+    assert "mu_product" in state["state"][0]
+    assert optimizations(folder)["fused optimizer"] == "off"
 
 
-def metric(folder: Path, out: str) -> None:
-    assert len(values(folder, "mae")) == 7
+def mean_error(folder: Path, printed: str) -> None:
+    assert len(metric(folder, "mae")) == 60
     assert "train/mae" in tracked(folder, "scalars")
 
 
-def root(folder: Path, out: str) -> None:
-    _, *rates = values(folder, "learning_rate")
-    assert rates[-1] == pytest.approx(rates[0] * (2 / 11) ** 0.5)
+def root(folder: Path, printed: str) -> None:
+    rates = metric(folder, "learning_rate")
+    assert rates[-1] == pytest.approx(rates[4] * (5 / 59) ** 0.5)
 
 
-def picture(folder: Path, out: str) -> None:
-    assert tracked(folder, "images") == ["validation/predictions", "validation/errors_by_sun"]
-    assert (
-        "![errors_by_sun](pictures/errors_by_sun.png)"
-        in (newest_run(folder) / "report.md").read_text()
-    )
+def figure(folder: Path, printed: str) -> None:
+    assert "validation/errors_by_sun" in tracked(folder, "images")
+    report = (newest_run(folder) / "report.md").read_text()
+    assert "![errors_by_sun](pictures/errors_by_sun.png)" in report
 
 
-def phases(folder: Path, out: str) -> None:
-    lines = [line for line in out.splitlines() if "frozen weights" in line]
-    assert len(lines) == 1, "of the first phase alone"
-    assert len(state(folder)["optimizer"]["state"]) == 9
+def frozen(folder: Path, printed: str) -> None:
+    assert optimizations(folder)["frozen weights"] != "0.0%"
+    assert len(optimizer_state(folder)["state"]) == 7
 
 
-def averages(folder: Path, out: str) -> None:
-    assert len(values(folder, "loss_averaged", "validation")) == 2
+def averages(folder: Path, printed: str) -> None:
+    assert metric(folder, "loss_averaged", "validation")
     assert "validation/loss_averaged" in tracked(folder, "scalars")
     assert "decay: 0.9 " in (newest_run(folder) / "config.resolved.yaml").read_text()
 
 
-def start(folder: Path, out: str) -> None:
-    assert "note: weights of runs/source/" in out
-    assert "left: nothing" in out
-
-
-def terms(folder: Path, out: str) -> None:
-    for loss, mse, penalty in zip(
-        *(values(folder, name) for name in ("loss", "mse", "penalty")), strict=True
-    ):
+def terms(folder: Path, printed: str) -> None:
+    names = ("loss", "mse", "penalty")
+    for loss, mse, penalty in zip(*(metric(folder, name) for name in names), strict=True):
         assert loss == pytest.approx(mse + penalty)
     assert "train/penalty" in tracked(folder, "scalars")
 
 
-def second(folder: Path, out: str) -> None:
-    assert values(folder, "loss_second", "validation") != values(folder, "loss", "validation")
+def second(folder: Path, printed: str) -> None:
+    assert metric(folder, "loss_second", "validation") != metric(folder, "loss", "validation")
     assert "validation/loss_second" in tracked(folder, "scalars")
 
 
-def line(folder: Path, out: str) -> None:
-    assert out.count("largest bias of the head: ") == 3
+def line(folder: Path, printed: str) -> None:
+    assert printed.count("next learning rate: ") >= 15
 
 
-EFFECTS: dict[str, Callable[[Path, str], None] | None] = {  # None: other losses are all of it
+EFFECTS: dict[str, Callable[[Path, str], None] | None] = {  # None: other losses are the effect
     "Another optimizer, two groups with two rates": optimizer,
-    "A metric, also in the rows of training": metric,
+    "A metric, also while training": mean_error,
     "A data augmentation": None,
     "Another schedule": root,
-    "A picture of your own": picture,
-    "Frozen layers, trained from the second phase on": phases,
+    "A picture of your own": figure,
+    "Frozen layers": frozen,
     "Averaged weights": averages,
-    "Weights of another run": start,
-    "A second term of the loss, visible in the rows": terms,
+    "A second term of the loss": terms,
     "A second data set, measured at each evaluation": second,
     "A printed line": line,
 }
-SAME = ("metric", "picture", "Averaged", "second data", "printed")  # what only watches
+WATCHES = ("metric", "picture", "Averaged", "second data", "printed")  # these change no loss
+
+
+# ---- tests -------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a run of the project as it is, and data."""
-    folder = tmp_path_factory.mktemp("plain")
-    result = run(render(**ANSWERS), "train", "--name", "source", *WORDS, cwd=folder)
-    assert result.code == 0, result.err[-2000:]
-    shutil.copytree(folder / "data/synthetic", folder / "data/second")
-    (folder / "config.yaml").unlink()
-    return folder
+def unchanged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run of the project as it is, by its own tests."""
+    return own_tests(copied(render(**ANSWERS), tmp_path_factory.mktemp("unchanged")))
 
 
-@pytest.fixture
-def place(plain: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(plain, tmp_path / "place"))
-
-
-def changed(title: str, folder: Path) -> Path:
-    project = Path(shutil.copytree(render(**ANSWERS), folder / "project"))
-    apply(project, CHANGES[title])
-    return project
-
-
-def test_every_change_is_small_tested_and_has_its_place(tmp_path: Path) -> None:
-    assert CHANGES.keys() == {*EFFECTS, "A verb"}
-    for title, patch in CHANGES.items():
-        files = parts(patch)
-        lines = [
-            line
-            for part in files.values()
-            for line in part
-            if line[:1] in "+-" and line.strip("+-")
-        ]
-        assert len(lines) <= LINES, title
-        assert len(files.keys() - {"config.yaml"}) <= FILES, title
-        project = changed(title, tmp_path / title)
-        for name in files.keys() - {"config.yaml"}:
+@pytest.mark.parametrize("title", SECTIONS)
+def test_a_change_is_small_and_has_its_place_in_every_workload(title: str, tmp_path: Path) -> None:
+    files = patched_files(title)
+    lines = [line for patch in files.values() for line in patch if line.strip("+-")]
+    assert len([line for line in lines if line[0] in "+-"]) <= MOST_LINES
+    assert len(files) <= MOST_FILES
+    for workload in workloads(title):
+        extras = ["ema"] if title == "Averaged weights" else []
+        project = copied(render(workload=workload, extras=extras), tmp_path / workload)
+        apply(title, project)
+        sources = [name for name in files if name.endswith(".py")]
+        for name in sources:
             compile((project / name).read_text(encoding="utf-8"), name, "exec")
+        if sources and workload == "tabular":
+            shell(project, "ruff", "check", *sources)
+            shell(project, "ruff", "format", "--check", *sources)
 
 
 @pytest.mark.parametrize("title", EFFECTS)
-@pytest.mark.first(3)
-def test_a_change_trains_shows_its_effect_and_resumes(
-    title: str, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_own_tests_pass_after_a_change_that_shows_its_effect(
+    title: str, unchanged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(PICTURES, "1")
-    project, plain = changed(title, tmp_path), losses(place)
-    words = (
-        WORDS
-        if "Frozen" not in title
-        else tuple(w for w in WORDS if w not in ("--training.max_steps", "12"))
-    )
-    result = run(project, "train", *words, cwd=place)
-    assert result.code == 0, result.err[-2000:]
-    if effect := EFFECTS[title]:
-        effect(place, result.out)
-    whole = losses(place), evaluations(place), weights(place)
-    assert (whole[0] == plain) == any(word in title for word in SAME)
-    for more in ((*words, "--max-steps", "7"), ("--resume",)):
-        result = run(project, "train", *more, cwd=place)
-        assert result.code == 0, result.err[-2000:]
-    assert (losses(place), evaluations(place), weights(place)) == whole
+    if "picture" in title:
+        monkeypatch.setenv(PICTURES, "1")
+    project = apply(title, copied(render(**ANSWERS), tmp_path))
+    if "second data" in title:
+        shutil.copytree(unchanged / "data/synthetic", project / "data/second")
+    folder = own_tests(project)
+    effect = EFFECTS[title]
+    if effect is not None:
+        effect(folder, (project / "temporary/printed").read_text(encoding="utf-8"))
+    assert (losses(folder) == losses(unchanged)) == any(word in title for word in WATCHES)
 
 
-def test_a_verb_of_ones_own(place: Path, tmp_path: Path) -> None:
-    result = run(changed("A verb", tmp_path), "weights", cwd=place)
+def test_weights_of_another_run(unchanged: Path, tmp_path: Path) -> None:
+    project = apply("Weights of another run", copied(render(**ANSWERS), tmp_path))
+    shutil.copytree(newest_run(unchanged), tmp_path / "runs/source")
+    result = run(project, "train", "--training.max_steps", "2", cwd=tmp_path)
+    assert result.code == 0, result.err
+    assert "note: weights of runs/source/" in result.out
+    assert "left: nothing" in result.out
+    own_tests(project)
+
+
+def test_a_command(tmp_path: Path) -> None:
+    project = apply("A command", copied(render(**ANSWERS), tmp_path))
+    result = run(project, "weights", cwd=tmp_path)
     assert result.code == 0, result.err
     assert re.search(r"^ +64  first.bias$", result.out, re.MULTILINE)
+    own_tests(project)
+
+
+def test_all_changes_are_tested() -> None:
+    assert SECTIONS.keys() == {*EFFECTS, "Weights of another run", "A command"}

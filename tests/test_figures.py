@@ -1,6 +1,6 @@
 """Figures of the guides: what a page's commands print and write, beside what its text says.
 
-`PAGES` has pieces of the text in which `#` stands for a figure, and what a function above it calls each one.
+`figures.yml` has pieces of the text in which `#` is a figure, and what a measurement here calls each one.
 Counts are equal; of all else 2 % may differ beside the last digit, as another machine rounds otherwise. Data
 that nobody here made lie in the folder FASTTRAIN_DATA, by the names of `given`; without them a test skips,
 and without that folder the longest ones, which need no data.
@@ -16,7 +16,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ import pytest
 import test_llm
 import test_seq2seq
 import torch
+import yaml
 from budget import SCRIPT, TABULAR_SCRIPT
 from rendering import REPOSITORY, render
 from running import PACKAGE, newest_run, rows, start
@@ -49,12 +50,9 @@ def text(page: str) -> str:
 def block(page: str, mark: str) -> list[list[str]]:
     """The commands of the project in the one block of a page that has `mark` in it, as words."""
     blocks = re.findall(r"```sh\n(.+?)```", source(page), flags=re.DOTALL)
-    (found,) = (commands for commands in blocks if mark in commands)
-    return [
-        shlex.split(line)[3:]
-        for line in found.splitlines()
-        if line.startswith(f"python -m {PACKAGE} ")
-    ]
+    (marked,) = (commands for commands in blocks if mark in commands)
+    lines = [line for line in marked.splitlines() if line.startswith(f"python -m {PACKAGE} ")]
+    return [shlex.split(line)[3:] for line in lines]
 
 
 def given(place: Path, *names: str) -> None:
@@ -223,152 +221,75 @@ def papers(place: Path, data: str, seeds: int, attention: float) -> Found:
     return found
 
 
+def millions(model: Any) -> float:
+    return sum(weight.numel() for weight in model.parameters()) / 1e6
+
+
 def sizes(place: Path) -> Found:
     """Millions of parameters, of models without memory; GB of weights, gradients and AdamW's averages."""
-    found = Found()
+    found = Found(tokens=SCRIPT.tokens)
+    found["tabular tokens"] = TABULAR_SCRIPT.tokens
+    build_gpt = test_llm.module("model").build_model
+    build_t5 = test_seq2seq.module("model").build_model
     with torch.device("meta"):
         for size in ("tiny", "small", "medium", "large"):
             vocabulary = 257 if size == "tiny" else 50_257
-            for name, flags in ((f"{size} gpt2", test_llm.GPT2), (size, ())):
-                settings = test_llm.settings("--model.size", size, *flags)
-                model = test_llm.module("model").build_model(settings, test_llm.facts(vocabulary))
-                found[name] = sum(weight.numel() for weight in model.parameters()) / 1e6
-            count, width = model.embedding.weight.shape
-            found[f"{size} gpt2"] -= (
-                (count - vocabulary) * width / 1e6
-            )  # GPT-2 has none beside its tokens
-            found["rows"] = count - vocabulary
+            facts = test_llm.facts(vocabulary)
+            chosen = ("--model.size", size)
+            found[size] = millions(build_gpt(test_llm.settings(*chosen), facts))
+            gpt2 = build_gpt(test_llm.settings(*chosen, *test_llm.GPT2), facts)
+            rows, width = gpt2.embedding.weight.shape
+            # GPT-2 has no rows beside those of its tokens.
+            found[f"{size} gpt2"] = millions(gpt2) - (rows - vocabulary) * width / 1e6
+            found["rows"] = rows - vocabulary
         for size in ("base", "large"):
             settings = test_seq2seq.settings("--model.size", size)
-            model = test_seq2seq.module("model").build_model(
-                settings, test_seq2seq.facts(vocabulary=32_128)
-            )
-            found[f"T5 {size}"] = 16 * sum(weight.numel() for weight in model.parameters()) / 1e9
-    found["tokens"] = SCRIPT.tokens
-    found["tabular tokens"] = TABULAR_SCRIPT.tokens
+            t5 = build_t5(settings, test_seq2seq.facts(vocabulary=32_128))
+            found[f"T5 {size}"] = 16 * millions(t5) / 1e3
     return found | {"saved": found["T5 large"] / 2}
 
 
 def cards(place: Path) -> Found:
-    return {
-        f"{card} {name}": x
-        for card, row in gpus().items()
-        for name, x in {"GB": row["memory_gb"], **row["tflops"]}.items()
-        if x is not None
-    }
+    found = Found()
+    for card, row in gpus().items():
+        for name, value in {"GB": row["memory_gb"], **row["tflops"]}.items():
+            if value is not None:
+                found[f"{card} {name}"] = value
+    return found
 
 
 # ---- what the pages say --------------------------------------------------------------------------
 
-Piece = tuple[str, str, str]  # page, text, names
-SERIES: list[Piece] = [
-    ("timeseries", "on the # test windows", "test"),
-    ("timeseries", "test rows give # windows of", "test"),
-    ("timeseries", "on # training windows", "train"),
-    ("timeseries", "| repeat the last value | # | # |", "repeat_last.mse, repeat_last.mae"),
-    ("timeseries", "history less its last value | # | # |", "linear.mse, linear.mae"),
-    ("timeseries", "1, 2, 3: #, #, # | # | # |", "seed 1, seed 2, seed 3, mse, mae"),
-    ("script", "| MSE #, MAE # |", "script mse, script mae"),
-    ("script", "with seeds 1, 2, 3 (MSE #, #, #)", "seed 1, seed 2, seed 3"),
-]
-WINE: list[Piece] = [
-    ("script", "--epochs 20` | accuracy # |", "42"),
-    ("script", "42, 43, 44 (accuracy #, #, # on # rows)", "42, 43, 44, test"),
-]
-LIBRARY: list[Piece] = [
-    ("llm", "about # MB, of which", "MB"),
-    ("llm", "`tiny` model (#M parameters)", "parameters"),
-    ("llm", "validation, # bytes", "validation"),
-    ("llm", "after 1,000 steps | # | # |", "1000 bits, 1000 perplexity"),
-    ("llm", "after 2,000 steps | # | # |", "bits_per_byte, 2000 perplexity"),
-    ("llm", "counts of all the training text | # |", "order-2 counts.bits_per_byte"),
-    ("script", "| # bits per byte; # on the validation split |", "test bits, bits_per_byte"),
-]
-DOCSTRINGS: list[Piece] = [
-    ("seq2seq", "# pairs to train, # to validate and # to test", "train, validation, test"),
-    ("seq2seq", "`tiny` (#M parameters), after", "parameters"),
-    ("seq2seq", "after 1,000 steps | # | # |", "validation loss_per_byte, test loss_per_byte"),
-    (
-        "seq2seq",
-        "counts of the training targets | # | # |",
-        "validation order-2 counts.loss_per_byte, test order-2 counts.loss_per_byte",
-    ),
-    ("seq2seq", "# % of the target tokens are right", "right"),
-    ("seq2seq", "Padding is # % of the source and # % of the", "bucket source, bucket target"),
-    ("seq2seq", "without bucketing # % and # %", "full source, full target"),
-]
-OPTIMIZERS: list[Piece] = [
-    ("seq2seq", "is at # on the validation pairs, AdamW with 0.01 at #.", "adafactor, adamw"),
-]
-STOCKS: list[Piece] = [
-    ("graph", "defaults: # training days", "train"),
-    ("graph", ", # validation days, # test days from", "validation, test"),
-    ("graph", "| mean of the training days | # | # |", "mean.mse, mean.r2"),
-    ("graph", "| last value | # | # |", "last value.mse, last value.r2"),
-    ("graph", "| mean of 5 days | # | # |", "mean of 5 days.mse, mean of 5 days.r2"),
-    ("graph", "one for all stocks | # | # |", "HAR ridge.mse, HAR ridge.r2"),
-    ("graph", ".seed`) | #, #, # | #", "42 mse, 43 mse, 44 mse, 42 r2"),
-    ("graph", ", #, # | | the same without", "43 r2, 44 r2"),
-    ("graph", "layers 0`), seed 42 | # | # |", "0 mse, 0 r2"),
-]
-HORIZONS: list[Piece] = [("graph", "the three together have #, HAR #.", "mse, HAR ridge.mse")]
-RETURNS: list[Piece] = [
-    ("graph", "direction accuracy # where", "direction_accuracy"),
-    ("graph", "training mean's sign has #,", "mean.direction_accuracy"),
-    ("graph", "`mse` # where the mean has #.", "mse, mean.mse"),
-]
-SIZES: list[Piece] = [
-    ("llm", "| `tiny` | 4, 4, 128 | | #M on bytes |", "tiny"),
-    ("llm", "12, 768 | #M (its paper says 117M) | #M |", "small gpt2, small"),
-    ("llm", "16, 1024 | #M (its paper says 345M) | #M |", "medium gpt2, medium"),
-    ("llm", "20, 1280 | #M | #M |", "large gpt2, large"),
-    ("llm", "which adds # rows", "rows"),
-    ("rented-gpu", "# GB for T5-base, # GB for T5-large", "T5 base, T5 large"),
-    ("seq2seq", "T5-large needs # GB less", "saved"),
-    ("script", "at most # tokens of code (`tabular` #)", "tokens, tabular tokens"),
-]
-CARDS = ("rtx_4070", "rtx_3090", "rtx_4090", "l40s", "a100_80gb", "h100", "h200")
-RENTED: list[Piece] = [
-    ("rented-gpu", "| `t4` | # GB | # | no | no, fp16 # |", "t4 GB, t4 fp32, t4 fp16"),
-    *(
-        ("rented-gpu", f"| `{x}` | # GB | # | # | # |", f"{x} GB, {x} fp32, {x} tf32, {x} bf16")
-        for x in CARDS
-    ),
-]
-PAPERS: dict[str, list[Piece]] = {
-    "papers": [
-        ("graph", "seeds from 0 on | #, #, # % |", "seed 0, seed 1, seed 2"),
-        ("graph", "without links | # % |", "alone"),
-    ],
-    "papers, no dropout": [("graph", "(`attention=0.0`), two seeds | #, # % |", "seed 0, seed 1")],
-    "Cora": [
-        ("graph", "% | #, #, #, # % | | without dropout", "seed 0, seed 1, seed 2, seed 3"),
-        ("graph", "% | # % | The paper has", "alone"),
-    ],
-    "Cora, no dropout": [("graph", "% | #, # % | | alone", "seed 0, seed 1")],
+PIECES = yaml.safe_load(Path(__file__).with_name("figures.yml").read_text(encoding="utf-8"))
+SEEDS = [f"--reproducibility.seed {seed}" for seed in (42, 43, 44)]
+MEASUREMENTS: dict[str, Callable[[Path], Found]] = {
+    "sizes": sizes,
+    "rented": cards,
+    "ETTh2": series,
+    "wine": wine,
+    "library": library,
+    "docstrings": docstrings,
+    "optimizers": optimizers,
+    "stocks": lambda place: stocks(place, "", *SEEDS, "--model.graph_layers 0"),
+    "horizons": lambda place: stocks(place, "--horizons 1,5,20", "--training.epochs 6"),
+    "returns": lambda place: stocks(place, "--target return", ""),
+    "papers": lambda place: papers(place, "", 3, 0.6),
+    "papers, no dropout": lambda place: papers(place, "", 2, 0.0),
+    "Cora": lambda place: papers(place, "cora.npz", 4, 0.6),
+    "Cora, no dropout": lambda place: papers(place, "cora.npz", 2, 0.0),
 }
 
-SEEDS = [f"--reproducibility.seed {seed}" for seed in (42, 43, 44)]
-PAGES: dict[str, tuple[Callable[..., Found], tuple[Any, ...], list[Piece]]] = {
-    "sizes": (sizes, (), SIZES),
-    "rented": (cards, (), RENTED),
-    "ETTh2": (series, (), SERIES),
-    "wine": (wine, (), WINE),
-    "library": (library, (), LIBRARY),
-    "docstrings": (docstrings, (), DOCSTRINGS),
-    "optimizers": (optimizers, (), OPTIMIZERS),
-    "stocks": (stocks, ("", *SEEDS, "--model.graph_layers 0"), STOCKS),
-    "horizons": (stocks, ("--horizons 1,5,20", "--training.epochs 6"), HORIZONS),
-    "returns": (stocks, ("--target return", ""), RETURNS),
-    "papers": (papers, ("", 3, 0.6), PAPERS["papers"]),
-    "papers, no dropout": (papers, ("", 2, 0.0), PAPERS["papers, no dropout"]),
-    "Cora": (papers, ("cora.npz", 4, 0.6), PAPERS["Cora"]),
-    "Cora, no dropout": (papers, ("cora.npz", 2, 0.0), PAPERS["Cora, no dropout"]),
-}
+
+def pieces(name: str) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """Each piece of a page with its figures, and what the measurement calls them."""
+    for page, names_of_piece in PIECES[name].items():
+        for piece, names in names_of_piece.items():
+            figures = said(page, piece)
+            yield f"docs/{page}.md, {piece}", list(zip(figures, names.split(", "), strict=True))
 
 
 def said(page: str, piece: str) -> list[str]:
-    """The figures of a piece, which stands in the page once."""
+    """The figures of a piece, which is in the page once."""
     found = re.findall(re.escape(piece).replace(r"\#", FIGURE), text(page))
     assert len(found) == 1, (page, piece, len(found))
     return list(found[0]) if isinstance(found[0], tuple) else found
@@ -383,28 +304,26 @@ def agree(figure: str, measured: float, within: float = 0.02) -> bool:
     return abs(value - measured) <= within * abs(value) + 0.51 * last
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", MEASUREMENTS)
 def test_the_pages_have_the_figures(name: str) -> None:
-    for page, piece, names in PAGES[name][2]:
-        assert len(said(page, piece)) == len(names.split(", "))
+    assert list(pieces(name))
+
+
+def in_full(name: str) -> Any:
+    marks = [] if name in ("sizes", "rented") else [pytest.mark.full]
+    return pytest.param(name, marks=marks)
 
 
 @pytest.mark.timeout(int(HOUR))
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[pytest.mark.full] * (name not in ("sizes", "rented")))
-        for name in PAGES
-    ],
-)
+@pytest.mark.parametrize("name", map(in_full, MEASUREMENTS))
 def test_figures_of_the_guides_are_what_their_commands_give(name: str, tmp_path: Path) -> None:
-    measure, arguments, pieces = PAGES[name]
-    found, wrong = measure(tmp_path, *arguments), []
-    for page, piece, names in pieces:
-        for figure, of in zip(said(page, piece), names.split(", "), strict=True):
-            print(f"{page}: {figure}, measured {found[of]}")
+    found = MEASUREMENTS[name](tmp_path)
+    wrong = []
+    for where, figures in pieces(name):
+        for figure, of in figures:
+            print(f"{where}: {figure}, measured {found[of]}")
             if not agree(figure, found[of], found.get("within", 0.02)):
-                wrong.append(f"docs/{page}.md, {piece}: {figure} where {of} is {found[of]}")
+                wrong.append(f"{where}: {figure} where {of} is {found[of]}")
     assert not wrong, "\n".join(wrong)
 
 

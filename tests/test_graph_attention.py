@@ -2,59 +2,57 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import stocks
 import torch
-from rendering import render
-from running import one_error, run
-from stocks import NAMES, batches, module, prepared, prices, settings, store
+from running import one_error
+from stocks import GRAPH, batches, module
 from torch import Tensor
+from torch.nn.functional import leaky_relu
 
 
 @pytest.fixture
-def opened(tmp_path_factory: pytest.TempPathFactory):
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return stocks.example(tmp_path_factory.getbasetemp())
-
-
-def network(opened, seed: int = 0, **changes: object):
-    torch.manual_seed(seed)
-    model = module("model").build_model(settings(model__width=16, **changes), opened.facts)
-    return model.eval()
 
 
 # ---- graph attention ---------------------------------------------------------------------------
 
 
-def random_graph(nodes: int = 40, edges: int = 150, seed: int = 0) -> tuple[Tensor, Tensor]:
+def random_graph(nodes: int = 40, edges: int = 150) -> tuple[Tensor, Tensor]:
     """Features (N, 6) and edges (2, E), some twice; the last five nodes have no edge into them."""
-    torch.manual_seed(seed)
-    source, target = torch.randint(nodes, (edges,)), torch.randint(nodes - 5, (edges,))
+    torch.manual_seed(0)
+    source = torch.randint(nodes, (edges,))
+    target = torch.randint(nodes - 5, (edges,))
     return torch.randn(nodes, 6), torch.stack([source, target])
 
 
-def attention(seed: int = 0, inputs: int = 6, width: int = 3, heads: int = 4):
-    torch.manual_seed(seed)
-    layer = module("model").GraphAttention(inputs, width, heads)
+def attention(dropout: float = 0.0) -> Any:
+    """(N, 6) to four heads of 3."""
+    torch.manual_seed(0)
+    layer = module("model").GraphAttention(6, 3, 4, dropout=dropout)
     torch.nn.init.normal_(layer.bias)
     return layer
 
 
-def dense(layer, x: Tensor, edges: Tensor) -> Tensor:
+def dense(layer: Any, x: Tensor, edges: Tensor, kept: Tensor, dropout: float) -> Tensor:
     """The layer by the book: one softmax per node and head, over its list of neighbours."""
-    heads = layer.heads
-    values = (x @ layer.linear.weight.T).view(len(x), heads, -1)
+    values = (x @ layer.linear.weight.T).view(len(x), layer.heads, -1)
     rows = []
     for node in range(len(x)):
-        near = values[edges[0, edges[1] == node]]  # (n, H, C)
+        into = edges[1] == node
+        near = values[edges[0, into]]  # (n, H, C)
         score = (near * layer.source).sum(2) + (values[node] * layer.target).sum(1)
-        share = torch.nn.functional.leaky_relu(score, layer.slope).softmax(0)
+        share = leaky_relu(score, layer.slope).softmax(0) * kept[into] / (1 - dropout)
         rows.append((share.unsqueeze(2) * near).sum(0).flatten())
     return torch.stack(rows) + layer.bias
 
 
-def gradients(function, layer, x: Tensor) -> list[Tensor]:
+def gradients(function: Callable[[Tensor], Tensor], layer: Any, x: Tensor) -> list[Tensor]:
     x = x.clone().requires_grad_()
     layer.zero_grad()
     out = function(x)
@@ -62,51 +60,29 @@ def gradients(function, layer, x: Tensor) -> list[Tensor]:
     return [out.detach(), x.grad, *(parameter.grad.clone() for parameter in layer.parameters())]
 
 
-def test_sparse_features_are_as_good_as_dense_ones() -> None:
-    layer, (x, edges) = attention(), random_graph()
-    x = x.relu()
-    found = []
-    for features in (x, x.to_sparse()):
-        layer.zero_grad()
-        out = layer(features, edges)
-        out.square().sum().backward()
-        found.append([out, *(parameter.grad.clone() for parameter in layer.parameters())])
-    torch.testing.assert_close(*found)
-
-
-def assert_near(found: list[Tensor], expected: list[Tensor], tolerance: float = 1e-5) -> None:
-    for ours, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(ours.double(), theirs.double(), rtol=tolerance, atol=tolerance)
+def assert_near(ours: list[Tensor], theirs: list[Tensor], tolerance: float = 1e-5) -> None:
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one.double(), other.double(), rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("block", [7, 8192])
-def test_attention_is_what_the_book_says(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+def test_attention_is_what_the_book_says(
+    block: int, dropout: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module("model"), "CPU_EDGES", block)
-    layer, (x, edges) = attention(), random_graph()
-    found = gradients(lambda x: layer(x, edges), layer, x)
+    x, edges = random_graph()
+    layer = attention(dropout)
     exact = attention().double()
-    assert_near(found, gradients(lambda x: dense(exact, x, edges), exact, x.double()))
 
+    def drawn(x: Tensor) -> Tensor:
+        torch.manual_seed(7)
+        return layer(x, edges)
 
-def test_attention_is_that_of_pyg() -> None:
-    geometric = pytest.importorskip(
-        "torch_geometric.nn", reason="`pip install torch_geometric`, an oracle only"
-    )
-    layer, (x, edges) = attention(), random_graph()
-    theirs = geometric.GATConv(6, 3, heads=4, add_self_loops=False)
-    theirs.lin.weight.data = layer.linear.weight.data.clone()
-    theirs.att_src.data, theirs.att_dst.data = (
-        layer.source.data[None].clone(),
-        layer.target.data[None].clone(),
-    )
-    theirs.bias.data = layer.bias.data.clone()
-    found = gradients(lambda x: layer(x, edges), layer, x)
-    expected = gradients(lambda x: theirs(x, edges), theirs, x)
-    assert_near(found[:2], expected[:2])
-    named = {name: parameter.grad for name, parameter in theirs.named_parameters()}
-    order = ("att_src", "att_dst", "bias", "lin.weight")
-    grads = [layer.source.grad, layer.target.grad, layer.bias.grad, layer.linear.weight.grad]
-    assert_near(grads, [named[name].view_as(grad) for name, grad in zip(order, grads, strict=True)])
+    torch.manual_seed(7)
+    kept = torch.rand(edges.shape[1], 4) >= dropout
+    by_the_book = gradients(lambda x: dense(exact, x, edges, kept, dropout), exact, x.double())
+    assert_near(gradients(drawn, layer, x), by_the_book)
 
 
 def test_derivatives_are_those_of_the_function() -> None:
@@ -117,24 +93,54 @@ def test_derivatives_are_those_of_the_function() -> None:
     assert torch.autograd.gradcheck(lambda v, s: function(v, s, *edges), (values, scores))
 
 
-def test_the_order_of_edges_is_of_no_account() -> None:
-    layer, (x, edges) = attention(), random_graph()
+def test_heads_drop_edges_of_their_own_and_the_mean_stays() -> None:
+    x, edges = random_graph()
+    still = attention()(x, edges)[:-5]
+    layer = attention(0.5)
+    assert torch.equal(layer.eval()(x, edges)[:-5], still), "none when it does not train"
+    layer.train()
+    with torch.no_grad():
+        drawn = torch.stack([layer(x, edges)[:-5] for _ in range(1000)])
+    spread = drawn.std(0)
+    assert spread.max() > 0
+    assert not torch.equal(*(spread[:, head : head + 3] > 0.1 for head in (0, 3)))
+    error = (drawn.mean(0) - still).abs() / (spread / 1000**0.5).clamp(min=1e-6)
+    assert error.max() < 6, "standard errors of the mean"
+
+
+@pytest.mark.parametrize("dropout", [-0.1, 1.0])
+def test_a_share_outside_is_refused(dropout: float) -> None:
+    with pytest.raises(ValueError, match="from 0 to below 1"):
+        attention(dropout)
+
+
+def test_sparse_features_are_as_good_as_dense_ones() -> None:
+    layer = attention()
+    x, edges = random_graph()
+    results = []
+    for features in (x.relu(), x.relu().to_sparse()):
+        layer.zero_grad()
+        out = layer(features, edges)
+        out.square().sum().backward()
+        results.append([out, *(parameter.grad.clone() for parameter in layer.parameters())])
+    torch.testing.assert_close(*results)
+
+
+def test_the_order_of_nodes_and_edges_is_of_no_account() -> None:
+    layer = attention()
+    x, edges = random_graph()
     shuffled = edges[:, torch.randperm(edges.shape[1])]
     expected = gradients(lambda x: layer(x, edges), layer, x)
     assert_near(gradients(lambda x: layer(x, shuffled), layer, x), expected, 1e-6)
-
-
-def test_renumbered_nodes_have_the_same_outputs() -> None:
-    layer, (x, edges) = attention(), random_graph()
     order = torch.randperm(len(x))
-    place = order.argsort()
-    torch.testing.assert_close(layer(x[order], place[edges]), layer(x, edges)[order])
+    renumbered = layer(x[order], order.argsort()[edges])
+    torch.testing.assert_close(renumbered, layer(x, edges)[order])
 
 
 def test_a_node_without_neighbours_gets_the_bias() -> None:
-    layer, (x, edges) = attention(), random_graph()
-    found = layer(x, edges)
-    assert torch.equal(found[-5:], layer.bias.expand(5, -1))
+    layer = attention()
+    x, edges = random_graph()
+    assert torch.equal(layer(x, edges)[-5:], layer.bias.expand(5, -1))
     none = layer(x, edges[:, :0])
     assert torch.equal(none, layer.bias.expand(len(x), -1))
     none.sum().backward()
@@ -142,106 +148,93 @@ def test_a_node_without_neighbours_gets_the_bias() -> None:
 
 
 def test_absent_edges_are_as_if_they_were_not_there() -> None:
-    layer, (x, edges) = attention(), random_graph()
+    layer = attention()
+    x, edges = random_graph()
     present = torch.rand(edges.shape[1]) < 0.5
-    found = gradients(lambda x: layer(x, edges, present), layer, x)
-    assert_near(found, gradients(lambda x: layer(x, edges[:, present]), layer, x), 1e-6)
+    masked = gradients(lambda x: layer(x, edges, present), layer, x)
+    assert_near(masked, gradients(lambda x: layer(x, edges[:, present]), layer, x), 1e-6)
     nothing = gradients(lambda x: layer(x, edges, torch.zeros_like(present)), layer, x)
     assert all(tensor.isfinite().all() for tensor in nothing)
 
 
-def test_large_scores_overflow_nothing() -> None:
-    layer, (x, edges) = attention(), random_graph()
-    for scale in (1e3, 1e6):
-        found = gradients(lambda x, scale=scale: layer(scale * x, edges), layer, x)
-        assert all(tensor.isfinite().all() for tensor in found)
+@pytest.mark.parametrize("scale", [1e3, 1e6])
+def test_large_scores_overflow_nothing(scale: float) -> None:
+    layer = attention()
+    x, edges = random_graph()
+    tensors = gradients(lambda x: layer(scale * x, edges), layer, x)
+    assert all(tensor.isfinite().all() for tensor in tensors)
 
 
 # ---- the model ---------------------------------------------------------------------------------
 
 
-def test_permuted_stocks_have_permuted_predictions(opened) -> None:
-    model = network(opened)
+@pytest.fixture
+def model(opened: Any) -> Any:
+    torch.manual_seed(0)
+    settings = GRAPH.settings("--model.width", "16")
+    return module("model").build_model(settings, opened.facts).eval()
+
+
+def predicted(model: Any, batch: stocks.Batch) -> Tensor:
+    return model.predict(batch)["prediction"]
+
+
+def test_permuted_stocks_have_permuted_predictions(model: Any, opened: Any) -> None:
     for batch in batches(opened):
-        seats = batch["listed"].shape[1]
-        order = torch.randperm(seats)
+        order = torch.randperm(batch["listed"].shape[1])
         place = torch.cat([order.argsort(), torch.tensor([-1])])  # −1, no neighbour, stays −1
         moved = {name: batch[name][:, order] for name in ("features", "target", "listed")}
-        moved |= {"neighbors": place[batch["neighbors"][:, order]], "index": batch["index"]}
+        moved["neighbors"] = place[batch["neighbors"][:, order]]
         assert (batch["neighbors"] >= 0).any()
-        ours, theirs = model.predict(batch)["prediction"], model.predict(moved)["prediction"]
-        torch.testing.assert_close(theirs, ours[:, order], equal_nan=True, rtol=1e-5, atol=1e-7)
+        expected = predicted(model, batch)[:, order]
+        close = {"equal_nan": True, "rtol": 1e-5, "atol": 1e-7}
+        torch.testing.assert_close(predicted(model, moved), expected, **close)
 
 
-def test_renamed_stocks_have_the_same_predictions(tmp_path: Path, opened) -> None:
-    """Through the files: other names, so another order of rows, seats and edges."""
-    names = dict(zip(NAMES, reversed(NAMES), strict=True))
-    place = prepared(tmp_path, table={names[name]: values for name, values in prices().items()})
-    renamed = store(place)
-    ours, theirs = (
-        [network(s).predict(batch)["prediction"] for batch in batches(s)] for s in (opened, renamed)
-    )
-    assert len(ours) > 3
-    for mine, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(other.flip(1), mine, equal_nan=True, rtol=1e-4, atol=1e-6)
+def test_days_of_a_batch_do_not_see_each_other(model: Any, opened: Any) -> None:
+    alone = [predicted(model, batch) for batch in batches(opened, size=1)]
+    together = [predicted(model, batch) for batch in batches(opened, size=8)]
+    ours = torch.cat(together)[: len(alone)]
+    torch.testing.assert_close(ours, torch.cat(alone), equal_nan=True, rtol=1e-5, atol=1e-7)
 
 
-def test_days_of_a_batch_do_not_see_each_other(opened) -> None:
-    model, together, alone = network(opened), batches(opened, size=8), batches(opened, size=1)
-    for first, batch in enumerate(together):
-        parts = alone[8 * first : 8 * first + 8]
-        ours = model.predict(batch)["prediction"][: len(parts)]
-        theirs = torch.cat([model.predict(part)["prediction"] for part in parts])
-        torch.testing.assert_close(ours, theirs, equal_nan=True, rtol=1e-5, atol=1e-7)
-
-
-def test_edges_stay_within_their_day() -> None:
-    neighbors = torch.tensor([[[1, -1], [0, 2], [-1, -1]], [[2, 1], [-1, 0], [0, 1]]])
-    edges, present = module("model").disjoint_graph(neighbors)
-    assert edges.shape == (2, 12)
-    found = edges[:, present].T.tolist()
-    assert found == [[1, 0], [0, 1], [2, 1], [5, 3], [4, 3], [3, 4], [3, 5], [4, 5]]
-
-
-def test_a_stock_hears_of_its_neighbours_only(opened) -> None:
-    model, batch = network(opened), batches(opened, size=1)[0]
-    before = model.predict(batch)["prediction"]
+def test_a_stock_hears_of_its_neighbours_only(model: Any, opened: Any) -> None:
+    batch = batches(opened, size=1)[0]
+    before = predicted(model, batch)
     for seat in range(batch["listed"].shape[1]):
         features = batch["features"].clone()
         features[:, seat] += 0.1
-        after = model.predict({**batch, "features": features})["prediction"]
+        after = predicted(model, {**batch, "features": features})
         hears = (batch["neighbors"][0] == seat).any(1)
         hears[seat] = True
-        changed = (after != before)[0].any(1)
-        assert torch.equal(changed, hears)
+        assert torch.equal((after != before)[0].any(1), hears)
 
 
-def test_isolated_stocks_and_empty_batches_are_finite(opened) -> None:
-    model, batch = network(opened).train(), batches(opened)[0]
+def test_isolated_stocks_and_empty_batches_are_finite(model: Any, opened: Any) -> None:
+    batch = batches(opened)[0]
     alone = {**batch, "neighbors": torch.full_like(batch["neighbors"], -1)}
     nobody = {
         **alone,
         "listed": torch.zeros_like(batch["listed"]),
         "target": torch.full_like(batch["target"], torch.nan),
     }
-    for each in (alone, nobody):
+    for odd in (alone, nobody):
         model.zero_grad()
-        output = model(each)
+        output = model.train()(odd)
         output.loss.backward()
         assert output.loss.isfinite()
         assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
-    assert output.weight == 0
-    assert output.loss == 0
+    assert (output.weight, output.loss) == (0, 0)
 
 
-def test_unknown_targets_weigh_nothing(opened) -> None:
-    model, batch = network(opened), batches(opened)[0]
+def test_unknown_targets_weigh_nothing(model: Any, opened: Any) -> None:
+    batch = batches(opened)[0]
     target = batch["target"].clone()
     target[0, :3] = torch.nan
-    some, all_of_them = model({**batch, "target": target}), model(batch)
-    assert some.weight == all_of_them.weight - 3
-    assert some.metrics["mse"][1] == some.weight
-    assert set(some.metrics) == {"mse", "mae", "mse_original", "mae_original"}
+    output = model({**batch, "target": target})
+    assert output.weight == model(batch).weight - 3
+    assert output.metrics["mse"][1] == output.weight
+    assert set(output.metrics) == {"mse", "mae", "mse_original", "mae_original"}
     assert not model.train()(batch).metrics
 
 
@@ -258,9 +251,8 @@ def test_frequencies_part_a_window_without_loss() -> None:
     assert nothing.abs().max() < 1e-5
 
 
-def test_windows_look_back_only(opened) -> None:
+def test_windows_look_back_only() -> None:
     """Attention over days is causal: what a block says of a day does not depend on later ones."""
-    torch.manual_seed(0)
     block = module("model").TemporalBlock(16, 4, 0.0).eval()
     x = torch.randn(3, 10, 16)
     y = x.clone()
@@ -270,5 +262,5 @@ def test_windows_look_back_only(opened) -> None:
 
 
 def test_a_width_that_heads_cannot_share_is_refused(tmp_path: Path) -> None:
-    result = run(render(workload="graph"), "train", "--model.width", "18", cwd=tmp_path)
+    result = GRAPH.run("train", "--model.width", "18", cwd=tmp_path)
     one_error(result, "width of 18", "--model.width", "multiple of model.heads")

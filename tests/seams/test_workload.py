@@ -212,8 +212,9 @@ def test_every_order_of_the_workload_gives_what_a_direct_reading_gives(
 def test_baselines_are_measured_in_the_models_own_metrics(workload: str) -> None:
     dataset = module(workload, "dataset")
     totals = sums(model_of(workload).eval(), [read(workload, [*range(8)])])
-    means = {name: total / count for name, (total, count) in totals.items()}
-    known = dataset.finish(means, store(workload), "validation")
+    known = {name: total / count for name, (total, count) in totals.items()}
+    if hasattr(dataset, "finish"):
+        known = dataset.finish(known, store(workload), "validation")
     baselines = dataset.baselines(store(workload), settings(workload), "validation")
     assert baselines
     for metrics in baselines.values():

@@ -15,7 +15,10 @@ from conftest import ROOT, module
 
 CONFIG = ROOT / "config.yaml"
 PROFILES = list(yaml.safe_load(CONFIG.read_text(encoding="utf-8"))["profiles"])
-SHORT = ("--training.max_steps", "60", "--schedule.warmup_steps", "5", "--monitor.every_steps", "1")
+SHORT = (
+    *("--training.max_steps", "60", "--schedule.warmup_steps", "5", "--monitor.every_steps", "1"),
+    *("--training.init_from", ""),  # another run's weights are not in the empty folder
+)
 
 
 def losses(run: str) -> list[float]:

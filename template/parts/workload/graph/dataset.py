@@ -11,12 +11,14 @@ stocks of a day, `G` graphs, `k` neighbours, `L` days that a correlation looks b
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from .engine.errors import UserError
 from .engine.seams import Batch, Rows, Spans
@@ -25,30 +27,30 @@ from .prepare.scaling import Scaler
 from .settings import WORKLOAD
 
 FEATURES = ("return", "range", "body", "size", "volume", "week", "month")
-DAILY = {
-    "return": 0,
-    "range": 1,
-    "volatility": 3,
-}  # the feature that is a target's value of one day
+# The feature that is a target's value of one day.
+DAILY = {"return": 0, "range": 1, "volatility": 3}
 WEEK = 5  # trading days
 MONTH = 22
 VOLUME_DAYS = 20
-# Of graphs that are made at once; cells are those of stocks × stocks, more stocks come in blocks.
-GRAPHS_AT_ONCE = 16
-CELLS_AT_ONCE = 1 << 17
-STOCKS_AT_ONCE = 64
+STOCKS_AT_ONCE = 128  # whose correlations with all stocks are in memory together
 DAYS_AT_ONCE = 16
 STILL = 1e-9  # a variance that is this share of the squares is rounding
+
+
+Facts = dict[str, Any]
+Metrics = dict[str, float]
+Arrays = dict[str, np.ndarray]
 
 
 class Samples:
     """The days of one split. See `engine.seams.Samples`."""
 
+    training = False  # set by the loader's maker
+
     def __init__(self, store: Store, settings: Any, split: str):
         first, last = store.splits[split]
         self.store = store
         self.first = first
-        self.last = last
         self.facts = store.facts
         self.rebuild = settings.graph_builder.use_in_training
         # (samples, 2): the day's graph, the graph's day
@@ -65,20 +67,23 @@ class Samples:
         """Of each stock of a day: its window, its target, its number and its neighbours."""
         window = self.facts["window"]
         present = indices >= 0
-        rows = np.where(present[:, None], self.seats[indices], -1).astype(np.int64)  # (B, K)
+        seats = self.seats[indices].astype(np.int64)
+        rows = np.where(present[:, None], seats, -1)  # (B, K)
         listed = (rows >= 0).astype(np.int64)
         rows = rows.clip(min=0)
         days = self.days[indices].astype(np.int64)
+        first_rows = rows - window + 1
         last_day = Spans(rows, listed, 1)
         spans = {
-            "features": Spans((rows - window + 1) * listed, listed * window, window),
+            "features": Spans(first_rows * listed, listed * window, window),
             "target": last_day,
             "stock": last_day,
         }
 
         if self.rebuild:
             back = self.facts["correlation_days"]
-            spans["returns"] = Spans(days[:, 1], present * np.int64(back), back)
+            lengths = np.where(present, back, 0)
+            spans["returns"] = Spans(days[:, 1], lengths, back)
         else:
             first_row_of_graph = days[:, :1] * len(self.facts["tickers"])
             neighbor_rows = first_row_of_graph + self.stocks[rows]
@@ -92,7 +97,8 @@ class Samples:
         """
         listed = rows["features"].lengths > 0
         absent = len(self.facts["tickers"])
-        stock = rows["stock"].values[:, :, 0].long().masked_fill(~listed, absent)  # (B, K)
+        stock = rows["stock"].values[:, :, 0].long()
+        stock = stock.masked_fill(~listed, absent)  # (B, K)
         if self.rebuild:
             neighbors = self._rebuilt(rows["returns"].values, stock)
         else:
@@ -111,7 +117,8 @@ class Samples:
         days, _, count = neighbors.shape
         nobody = neighbors.new_full((days, 1, count), -1)  # neighbours of an empty seat
         neighbors = torch.cat([neighbors, nobody], 1)
-        return neighbors.gather(1, stock.unsqueeze(2).expand(-1, -1, count))
+        place = stock.unsqueeze(2).expand(-1, -1, count)
+        return neighbors.gather(1, place)
 
 
 def _as_seats(neighbors: Tensor, stock: Tensor, absent: int) -> Tensor:
@@ -119,19 +126,19 @@ def _as_seats(neighbors: Tensor, stock: Tensor, absent: int) -> Tensor:
 
     stock: (B, K) of each seat, `absent` in empty ones.
     """
-    numbers = torch.arange(stock.shape[1], device=stock.device).expand_as(stock)
-    seat_of_stock = stock.new_full((len(stock), absent + 1), -1).scatter_(1, stock, numbers)
+    seats = torch.arange(stock.shape[1], device=stock.device)
+    seat_of_stock = stock.new_full((len(stock), absent + 1), -1)
+    seat_of_stock.scatter_(1, stock, seats.expand_as(stock))
     seat_of_stock[:, absent] = -1
     stocks = neighbors.masked_fill(neighbors < 0, absent)
     return seat_of_stock.gather(1, stocks.flatten(1)).view_as(neighbors)
 
 
-def correlated(returns: Tensor, count: int, overlap: int, at_once: int = 0) -> Tensor:
+def correlated(returns: Tensor, count: int, overlap: int) -> Tensor:
     """The `count` stocks most correlated with each: (…, S, count) int64, −1 where too few.
 
     returns (…, L, S), NaN where a stock has none. A pair counts only the days that both have, and
-    must have `overlap` of them. A return that never changes correlates with nothing. at_once: so
-    many of the stocks against all, for less memory.
+    must have `overlap` of them. A return that never changes correlates with nothing.
     """
     known = ~returns.isnan()
     returns = returns.double()
@@ -139,21 +146,21 @@ def correlated(returns: Tensor, count: int, overlap: int, at_once: int = 0) -> T
     if is_complete:
         returns = _standardised(returns)
 
-    stocks = returns.shape[-1]
-    at_once = at_once or stocks
+    num_stocks = returns.shape[-1]
     neighbors = []
-    for first in range(0, stocks, at_once):
-        block = slice(first, first + at_once)
+    for first in range(0, num_stocks, STOCKS_AT_ONCE):
+        block = slice(first, first + STOCKS_AT_ONCE)
         if is_complete:
-            strength = (returns[..., block].mT @ returns).abs_().nan_to_num_(nan=-1)
+            strength = (returns[..., block].mT @ returns).abs_()
+            strength.nan_to_num_(nan=-1)
         else:
             strength = _pairwise(returns, known, overlap, block)
         # Nothing is its own neighbour.
         strength.diagonal(first, -2, -1).fill_(-1)
-        best = strength.topk(min(count, stocks), -1)
-        neighbors.append(torch.where(best.values < 0, -1, best.indices))
-    lacking = max(count - stocks, 0)
-    return torch.nn.functional.pad(torch.cat(neighbors, -2), (0, lacking), value=-1)
+        best = strength.topk(min(count, num_stocks), -1)
+        neighbors.append(best.indices.masked_fill(best.values < 0, -1))
+    lacking = max(count - num_stocks, 0)
+    return functional.pad(torch.cat(neighbors, -2), (0, lacking), value=-1)
 
 
 def _standardised(returns: Tensor) -> Tensor:
@@ -178,19 +185,18 @@ def _pairwise(returns: Tensor, known: Tensor, overlap: int, block: slice) -> Ten
     enough = shared_days >= max(overlap, 2)
     shared_days.clamp_(min=1)
 
-    of_block = _spread(block_returns, days, shared_days)
-    of_others = of_block
-    if block_returns.shape != returns.shape:
-        of_others = _spread(returns, block_days, shared_days.mT)
-    total, variance, moves = of_block
+    total, variance, moves = _spread(block_returns, days, shared_days)
+    of_others = _spread(returns, block_days, shared_days.mT)
     other_total, other_variance, other_moves = (values.mT for values in of_others)
 
-    covariance = block_returns.mT @ returns - total * other_total / shared_days
+    covariance = block_returns.mT @ returns
+    covariance -= total * other_total / shared_days
     strength = covariance.abs() / (variance * other_variance).sqrt()
-    return torch.where(enough & moves & other_moves, strength, -1.0)
+    is_known = enough & moves & other_moves
+    return torch.where(is_known, strength, -1.0)
 
 
-def _spread(returns: Tensor, days: Tensor, shared_days: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _spread(returns: Tensor, days: Tensor, shared_days: Tensor) -> tuple[Tensor, ...]:
     """Sums and squared deviations of returns (…, L, S), and whether they change.
 
     Over the days (…, L, T) that others share, `shared_days` (…, S, T) in number.
@@ -198,7 +204,8 @@ def _spread(returns: Tensor, days: Tensor, shared_days: Tensor) -> tuple[Tensor,
     total = returns.mT @ days
     squares = returns.square().mT @ days
     variance = squares - total**2 / shared_days
-    return total, variance, variance > STILL * squares
+    moves = variance > STILL * squares
+    return total, variance, moves
 
 
 class Stock(NamedTuple):
@@ -226,7 +233,7 @@ class Panel(NamedTuple):
     """All stocks as the arrays of a store, mapped. A sample is a day on which one has a window."""
 
     dates: np.ndarray  # (samples,) datetime64[D]
-    arrays: dict[str, np.ndarray]
+    arrays: Arrays
 
 
 class Timeline(NamedTuple):
@@ -248,7 +255,8 @@ def describe_days(stock: Stock, kind: str) -> np.ndarray:
 
     volume = np.log1p(stock.volume)
     known_share = _mean_of_last(~np.isnan(volume), VOLUME_DAYS)
-    usual = _mean_of_last(np.nan_to_num(volume), VOLUME_DAYS) / np.maximum(known_share, 1e-9)
+    usual = _mean_of_last(np.nan_to_num(volume), VOLUME_DAYS)
+    usual /= np.maximum(known_share, 1e-9)
     unusual = np.nan_to_num(volume - usual)
 
     features = [returns, high - low, close - opening, np.abs(returns), unusual]
@@ -262,7 +270,8 @@ def _mean_of_last(values: np.ndarray, count: int) -> np.ndarray:
     """(n,) mean of each value and the ones before it, `count` at most."""
     # Each sum is of its own terms: no error adds up.
     sums = np.convolve(values, np.ones(count))[: len(values)]
-    return sums / np.minimum(np.arange(1, len(values) + 1), count)
+    lengths = np.arange(1, len(values) + 1).clip(max=count)
+    return sums / lengths
 
 
 def panel(writer: StoreWriter, stocks: dict[str, Stock], plan: Plan) -> Panel:
@@ -272,12 +281,27 @@ def panel(writer: StoreWriter, stocks: dict[str, Stock], plan: Plan) -> Panel:
     """
     timeline = _make_timeline(stocks, plan)
     arrays = _create_arrays(writer, stocks, timeline, plan)
+    num_taken = np.zeros(len(timeline.days), np.int64)  # seats of each sample
     first_row = 0
-    taken = np.zeros(len(timeline.days), np.int64)  # seats of each sample
     for number, stock in enumerate(stocks.values()):
-        _write_stock(arrays, number, stock, first_row, timeline, plan)
-        first_row = _take_seats(arrays["seats"], stock, first_row, taken, timeline, plan)
-    _graphs(arrays["neighbors"], arrays["returns"], timeline.graph_days, plan)
+        end_row = first_row + len(stock.dates)
+        place = np.searchsorted(timeline.calendar, stock.dates)
+        features = describe_days(stock, plan.target)
+        arrays["features"][first_row:end_row] = features
+        arrays["target"][first_row:end_row] = _targets(features, place, plan)
+        arrays["stock"][first_row:end_row] = number
+        # Row `d` is the day L − 1 before day d: the `L` rows from `d` on end with day d.
+        rows_of_returns = plan.correlation_days - 1 + place[1:]
+        arrays["returns"][rows_of_returns, number] = features[1:, 0]
+
+        # A seat on each day on which the stock has a window.
+        samples = timeline.sample[place[plan.window - 1 :]]
+        last_rows = np.arange(first_row + plan.window - 1, end_row)
+        arrays["seats"][samples, num_taken[samples]] = last_rows
+        num_taken[samples] += 1
+        first_row = end_row
+
+    _write_graphs(arrays, timeline.graph_days, plan)
     return Panel(timeline.calendar[timeline.days], arrays)
 
 
@@ -285,7 +309,8 @@ def _make_timeline(stocks: dict[str, Stock], plan: Plan) -> Timeline:
     calendar = _calendar(stocks)
     listed = np.zeros(len(calendar), np.int64)  # stocks of each day
     for stock in stocks.values():
-        listed[np.searchsorted(calendar, stock.dates[plan.window - 1 :])] += 1
+        place = np.searchsorted(calendar, stock.dates)
+        listed[place[plan.window - 1 :]] += 1
     days = np.flatnonzero(listed)
 
     # Periods are counted from 1970: the same for any first day.
@@ -293,100 +318,59 @@ def _make_timeline(stocks: dict[str, Stock], plan: Plan) -> Timeline:
     opens = np.flatnonzero(np.diff(period, prepend=period[0] - 1))
     graph = np.searchsorted(opens, days, "right") - 1
     used, graph = np.unique(graph, return_inverse=True)
-    return Timeline(
-        calendar=calendar,
-        days=days,
-        sample=(listed > 0).cumsum() - 1,
-        graph=graph,
-        graph_days=opens[used],
-        seats=int(listed.max()),
-    )
+    sample = (listed > 0).cumsum() - 1
+    seats = int(listed.max())
+    return Timeline(calendar, days, sample, graph, opens[used], seats)
 
 
 def _create_arrays(
     writer: StoreWriter, stocks: dict[str, Stock], timeline: Timeline, plan: Plan
-) -> dict[str, np.ndarray]:
+) -> Arrays:
     """Create all arrays; fill in what does not depend on a stock."""
-    rows = sum(len(stock.dates) for stock in stocks.values())
-    samples = len(timeline.days)
-    graphs = len(timeline.graph_days)
-    padded_days = plan.correlation_days - 1 + len(timeline.calendar)
-    shapes: dict[str, tuple[str, tuple[int, ...]]] = {
-        "features": ("float32", (rows, len(FEATURES))),
-        "target": ("float32", (rows, len(plan.horizons))),
-        "stock": ("int32", (rows,)),
-        "seats": ("int32", (samples, timeline.seats)),
-        "days": ("int32", (samples, 2)),
-        "returns": ("float32", (padded_days, len(stocks))),
-        "neighbors": ("int32", (graphs * len(stocks), plan.neighbors)),
-        "dates": ("int64", (samples,)),
-    }
-    arrays = {}
-    for name, (dtype, shape) in shapes.items():
+    arrays: Arrays = {}
+
+    def create(name: str, dtype: str, *shape: int) -> None:
         arrays[name] = writer.create(name, shape, dtype)
 
-    graph_day = timeline.graph_days[timeline.graph]
-    arrays["days"][...] = np.stack([timeline.graph, graph_day], 1)
-    arrays["dates"][...] = timeline.calendar[timeline.days].astype(np.int64)
+    num_rows = sum(len(stock.dates) for stock in stocks.values())
+    num_samples = len(timeline.days)
+    num_graphs = len(timeline.graph_days)
+    padded_days = plan.correlation_days - 1 + len(timeline.calendar)
+
+    create("features", "float32", num_rows, len(FEATURES))
+    create("target", "float32", num_rows, len(plan.horizons))
+    create("stock", "int32", num_rows)
+    create("seats", "int32", num_samples, timeline.seats)
+    create("days", "int32", num_samples, 2)
+    create("returns", "float32", padded_days, len(stocks))
+    create("neighbors", "int32", num_graphs * len(stocks), plan.neighbors)
+    create("dates", "int64", num_samples)
+
+    arrays["days"][:, 0] = timeline.graph
+    arrays["days"][:, 1] = timeline.graph_days[timeline.graph]
+    dates = timeline.calendar[timeline.days]
+    arrays["dates"][...] = dates.astype(np.int64)
     arrays["returns"][...] = np.nan
     arrays["seats"][...] = -1
     return arrays
 
 
-def _write_stock(
-    arrays: dict[str, np.ndarray],
-    number: int,
-    stock: Stock,
-    first_row: int,
-    timeline: Timeline,
-    plan: Plan,
-) -> None:
-    """Write the rows of one stock, and its returns by the calendar."""
-    place = np.searchsorted(timeline.calendar, stock.dates)
-    features = describe_days(stock, plan.target)
-
+def _targets(features: np.ndarray, place: np.ndarray, plan: Plan) -> np.ndarray:
+    """(n, P) targets of a stock's days, which are at `place` (n,) of the calendar."""
     # By the calendar, so that a horizon over a missing day has no target.
-    first_known = 0 if plan.target == "range" else 1  # a stock's first day has no return
     since = place - place[0]
     daily = np.full(since[-1] + 1, np.nan)
-    daily[since[first_known:]] = features[first_known:, DAILY[plan.target]]
-
-    rows = slice(first_row, first_row + len(stock.dates))
-    arrays["features"][rows] = features
-    arrays["target"][rows] = np.stack(_futures(daily, plan), 1)[since]
-    arrays["stock"][rows] = number
-    # Row `d` of the padded returns is the day L − 1 before day d: `L` rows from `d` on end with it.
-    before = plan.correlation_days - 1
-    arrays["returns"][before + place[1:], number] = features[1:, 0]
-
-
-def _take_seats(
-    seats: np.ndarray,
-    stock: Stock,
-    first_row: int,
-    taken: np.ndarray,
-    timeline: Timeline,
-    plan: Plan,
-) -> int:
-    """Give the stock a seat on each day on which it has a window; return the row behind its last.
-
-    taken: (samples,) seats that stocks before it have; it is updated.
-    """
-    last_row = first_row + len(stock.dates)
-    place = np.searchsorted(timeline.calendar, stock.dates[plan.window - 1 :])
-    samples = timeline.sample[place]
-    seats[samples, taken[samples]] = np.arange(first_row + plan.window - 1, last_row)
-    taken[samples] += 1
-    return last_row
+    first_known = 0 if plan.target == "range" else 1  # a stock's first day has no return
+    values = features[:, DAILY[plan.target]]
+    daily[since[first_known:]] = values[first_known:]
+    return np.stack(_futures(daily, plan), 1)[since]
 
 
 def _calendar(stocks: dict[str, Stock]) -> np.ndarray:
     """(D,) datetime64[D]: the days of any stock."""
     calendar = np.zeros(0, "M8[D]")
     for stock in stocks.values():
-        both = np.concatenate([calendar, stock.dates])
-        both = np.sort(both, kind="stable")  # merges what is sorted
-        calendar = both[np.append(True, both[1:] != both[:-1])]
+        calendar = np.union1d(calendar, stock.dates)
     return calendar
 
 
@@ -405,41 +389,29 @@ def _futures(daily: np.ndarray, plan: Plan) -> list[np.ndarray]:
             futures[ahead] = np.sqrt(total / ahead)
         else:
             total = total + coming
-            futures[ahead] = total / (1 if plan.target == "return" else ahead)
+            futures[ahead] = total
+            if plan.target == "range":
+                futures[ahead] = total / ahead
     return [futures[ahead] for ahead in plan.horizons]
 
 
-def _graphs(neighbors: np.ndarray, padded: np.ndarray, days: np.ndarray, plan: Plan) -> None:
-    """Fill in (G·S, k) neighbours of each stock as of each of `days`.
-
-    Of many stocks in blocks of these, of few for some days at once.
-    """
-    windows = np.lib.stride_tricks.sliding_window_view(padded, plan.correlation_days, axis=0)
-    windows = windows.swapaxes(1, 2)
-    stocks = padded.shape[1]
-    by_graph = neighbors.reshape(len(days), -1, plan.neighbors)
-    graphs_at_once = min(GRAPHS_AT_ONCE, CELLS_AT_ONCE // stocks**2)
-    stocks_at_once = 0 if graphs_at_once else STOCKS_AT_ONCE
-    num_blocks = -(-len(days) // max(graphs_at_once, 1))
-    for graphs in np.array_split(np.arange(len(days)), num_blocks):
-        returns = torch.from_numpy(windows[days[graphs]])
-        strongest = correlated(returns, plan.neighbors, plan.overlap, stocks_at_once)
-        by_graph[graphs] = strongest.numpy()
+def _write_graphs(arrays: Arrays, days: np.ndarray, plan: Plan) -> None:
+    """Fill in the neighbours of each stock as of each of `days`."""
+    by_graph = arrays["neighbors"].reshape(len(days), -1, plan.neighbors)
+    for graph, day in enumerate(days):
+        past = arrays["returns"][day : day + plan.correlation_days]
+        by_graph[graph] = correlated(torch.tensor(past), plan.neighbors, plan.overlap)
 
 
-def _scales(scaler: Scaler) -> list[dict[str, float]]:
-    """Mean and standard deviation of each column's known values; 1 where they are all equal."""
-    means, stds = scaler.scale()
-    stds = np.where(stds > 1e-12, stds, 1.0)
+def _scales(key: str, names: Iterable[Any], scaler: Scaler) -> list[Facts]:
+    """Name, mean and standard deviation of each column's known values; 1 if they are all equal."""
     scales = []
-    for mean, std in zip(means.tolist(), stds.tolist(), strict=True):
-        scales.append({"mean": mean, "std": std})
+    for name, mean, std in zip(names, *scaler.scale(), strict=True):
+        scales.append({key: name, "mean": float(mean), "std": float(std)})
     return scales
 
 
-def describe(
-    arrays: dict[str, np.ndarray], tickers: list[str], plan: Plan, train: slice
-) -> dict[str, Any]:
+def describe(arrays: Arrays, tickers: list[str], plan: Plan, train: slice) -> Facts:
     """The facts that a model is built from, of the training days alone."""
     seats = arrays["seats"][train]
     features = Scaler(len(FEATURES))
@@ -453,16 +425,13 @@ def describe(
         remedy = "use more days, or shorter horizons"
         raise UserError("no training day has a target", "--horizons", remedy)
 
-    columns = []
-    for name, scale in zip(FEATURES, _scales(features), strict=True):
-        columns.append({"name": name, **scale})
-    horizons = []
-    for days, scale in zip(plan.horizons, _scales(target), strict=True):
-        horizons.append({"days": days, **scale})
     facts = plan._asdict()
     del facts["horizons"]
+    facts["tickers"] = tickers
+    facts["features"] = _scales("name", FEATURES, features)
+    horizons = _scales("days", plan.horizons, target)
     facts["target"] = {"kind": plan.target, "horizons": horizons}
-    return {"tickers": tickers, "features": columns, **facts}
+    return facts
 
 
 def _columns(store: Store, split: str) -> tuple[np.ndarray, np.ndarray]:
@@ -475,69 +444,72 @@ def _columns(store: Store, split: str) -> tuple[np.ndarray, np.ndarray]:
     return features.astype(np.float64), target.astype(np.float64)
 
 
-def finish(metrics: dict[str, float], store: Store, split: str) -> dict[str, float]:
+def finish(metrics: Metrics, store: Store, split: str) -> Metrics:
     """Add `r2`: 1 − squared error ÷ variance of the split's own targets, all horizons together."""
     _, target = _columns(store, split)
-    squares = np.nansum((target - np.nanmean(target, 0)) ** 2)
-    variance = squares / max(np.isfinite(target).sum(), 1)
+    deviation = target - np.nanmean(target, 0)
+    num_known = np.isfinite(target).sum()
+    variance = np.nansum(deviation**2) / max(num_known, 1)
     if variance > 0 and "mse_original" in metrics:
-        return {**metrics, "r2": 1 - metrics["mse_original"] / float(variance)}
+        r2 = 1 - metrics["mse_original"] / float(variance)
+        return {**metrics, "r2": r2}
     return metrics
 
 
-def baselines(store: Store, settings: Any, split: str) -> dict[str, dict[str, float]]:
+def baselines(store: Store, settings: Any, split: str) -> dict[str, Metrics]:
     """What one reaches without a network: the mean, the last day, the last five, and HAR.
 
     HAR (Corsi 2009) is a ridge regression on the means of the last day, week and month, one for
     all stocks.
     """
     facts = store.facts["target"]
-    horizons = facts["horizons"]
     features, target = _columns(store, split)
     if not np.isfinite(target).any():
         return {}
 
+    def measure(guess: np.ndarray) -> Metrics:
+        return finish(_errors(guess, target, facts), store, split)
+
     daily = DAILY[facts["kind"]]
     week = FEATURES.index("week")
-    steps = np.array([horizon["days"] for horizon in horizons])
-    if facts["kind"] != "return":
-        steps = np.ones_like(steps)
-    guesses = {
-        "mean": np.tile([horizon["mean"] for horizon in horizons], (len(features), 1)),
-        "last value": features[:, [daily]] * steps,
-        "mean of 5 days": features[:, [week]] * steps,
-        "HAR ridge": _har(store, features, daily),
+    days = np.ones(len(facts["horizons"]))
+    if facts["kind"] == "return":  # the sum of the days
+        days = _of_horizons(facts, "days")
+    return {
+        "mean": measure(np.broadcast_to(_of_horizons(facts, "mean"), target.shape)),
+        "last value": measure(features[:, [daily]] * days),
+        "mean of 5 days": measure(features[:, [week]] * days),
+        "HAR ridge": measure(_har(store, features, daily)),
     }
-    metrics = {}
-    for name, guess in guesses.items():
-        metrics[name] = finish(_errors(guess, target, facts), store, split)
-    return metrics
+
+
+def _of_horizons(facts: Facts, name: str) -> np.ndarray:
+    """(P,) a number of each horizon."""
+    return np.array([horizon[name] for horizon in facts["horizons"]])
 
 
 def _har(store: Store, features: np.ndarray, daily: int) -> np.ndarray:
     """(n, P) forecasts of HAR for features (n, F), learnt from the training days."""
     columns = [daily, FEATURES.index("week"), FEATURES.index("month")]
-    train_features, train_target = _columns(store, "train")
-    forecasts = []
-    for target in train_target.T:
-        forecasts.append(_ridge(train_features[:, columns], target, features[:, columns]))
-    return np.stack(forecasts, 1)
+    train_features, train_targets = _columns(store, "train")
+    x = train_features[:, columns]
+    new = features[:, columns]
+    return np.stack([_ridge(x, target, new) for target in train_targets.T], 1)
 
 
 def naive(store: Store, split: str) -> float:
     """The loss of the mean of the training targets."""
     facts = store.facts["target"]
-    means = np.array([horizon["mean"] for horizon in facts["horizons"]])
     _, target = _columns(store, split)
-    return _errors(means, target, facts)["mse"]
+    return _errors(_of_horizons(facts, "mean"), target, facts)["mse"]
 
 
-def _errors(guess: np.ndarray, target: np.ndarray, facts: dict[str, Any]) -> dict[str, float]:
+def _errors(guess: np.ndarray, target: np.ndarray, facts: Facts) -> Metrics:
     """The metrics of a guess (n, P), as the model has them."""
-    std = np.array([horizon["std"] for horizon in facts["horizons"]])
     known = np.isfinite(target)
-    error = (guess - target)[known]
-    scaled = ((guess - target) / std)[known]
+    difference = guess - target
+    error = difference[known]
+    scaled = (difference / _of_horizons(facts, "std"))[known]
     metrics = {
         "mse": np.mean(scaled**2),
         "mae": np.mean(np.abs(scaled)),
@@ -551,29 +523,30 @@ def _errors(guess: np.ndarray, target: np.ndarray, facts: dict[str, Any]) -> dic
     return {name: float(value) for name, value in metrics.items()}
 
 
-def _ridge(x: np.ndarray, y: np.ndarray, new: np.ndarray, penalty: float = 1.0) -> np.ndarray:
-    """Ridge regression on standardised columns: predictions for `new`."""
+def _ridge(x: np.ndarray, y: np.ndarray, new: np.ndarray) -> np.ndarray:
+    """Ridge regression on standardised columns, penalty 1: predictions for `new`."""
     known = np.isfinite(y)
     x = x[known]
     y = y[known]
     mean = x.mean(0)
     std = np.maximum(x.std(0), 1e-12)
     z = (x - mean) / std
-    weights = np.linalg.solve(z.T @ z + penalty * np.eye(z.shape[1]), z.T @ (y - y.mean()))
-    return y.mean() + (new - mean) / std @ weights
+    penalty = np.eye(z.shape[1])
+    y_mean = y.mean()
+    weights = np.linalg.solve(z.T @ z + penalty, z.T @ (y - y_mean))
+    return y_mean + (new - mean) / std @ weights
 
 
-def split_days(days: int, sizes: list[int], ahead: int) -> dict[str, list[int]]:
-    """Borders of the splits. One loses its last `ahead` days, whose targets lie in the next."""
-    starts = np.cumsum([0, *sizes[:2]]).tolist()
-    test_size = sizes[2]
-    validation_end = starts[2]
-    if test_size:
-        validation_end -= ahead
+def split_days(sizes: list[int], ahead: int) -> dict[str, list[int]]:
+    """Borders of the splits. One loses its last `ahead` days, whose targets are in the next."""
+    train_end = sizes[0]
+    validation_end = train_end + sizes[1]
+    test_end = validation_end + sizes[2]
+    gap = ahead if sizes[2] else 0
     return {
-        "train": [starts[0], max(starts[0], starts[1] - ahead)],
-        "validation": [starts[1], max(starts[1], validation_end)],
-        "test": [starts[2], starts[2] + test_size],
+        "train": [0, train_end - ahead],
+        "validation": [train_end, validation_end - gap],
+        "test": [validation_end, test_end],
     }
 
 
@@ -584,8 +557,9 @@ def synthesize(folder: Path, settings: Any) -> None:
     with StoreWriter(folder, WORKLOAD) as writer:
         made = panel(writer, stocks, plan)
         days = len(made.dates) - 1  # the last day has no target
-        sizes = [days * 7 // 10, days * 15 // 100, days * 15 // 100]
-        writer.splits = split_days(days, sizes, 1)
+        held_out = days * 15 // 100
+        sizes = [days * 7 // 10, held_out, held_out]
+        writer.splits = split_days(sizes, 1)
         writer.source = {"kind": "synthetic"}
         train = slice(*writer.splits["train"])
         writer.facts = describe(made.arrays, list(stocks), plan, train)
@@ -599,28 +573,28 @@ def _made_up_stocks(stocks: int, days: int) -> dict[str, Stock]:
     scale = 0.01 * np.exp(log_scale)
     factors = random.standard_normal((days, 5))
     common = 0.6 * factors[:, :1] + 0.6 * factors[:, 1 + sector]
-    returns = scale * (common + 0.5 * random.standard_normal((days, stocks)))
+    noise = random.standard_normal((days, stocks))
+    returns = scale * (common + 0.5 * noise)
 
     close = 50 * np.exp(np.cumsum(returns, 0))
     opening = close * np.exp(-returns)
-    reach = scale[:, :, None] * np.abs(random.standard_normal((days, stocks, 2)))
-    high = np.maximum(opening, close) * np.exp(reach[:, :, 0])
-    low = np.minimum(opening, close) * np.exp(-reach[:, :, 1])
+    reach = np.abs(random.standard_normal((days, stocks, 2)))
+    high = np.maximum(opening, close) * np.exp(scale * reach[:, :, 0])
+    low = np.minimum(opening, close) * np.exp(-scale * reach[:, :, 1])
     prices = np.stack([opening, high, low, close], 2)
-    volume = np.exp(13 + log_scale + 0.3 * random.standard_normal((days, stocks)))
+    noise = random.standard_normal((days, stocks))
+    volume = np.exp(13 + log_scale + 0.3 * noise)
     dates = np.datetime64("2015-01-01") + np.arange(days)
 
     made = {}
     for number in range(stocks):
-        first_day = 200 if number % 8 == 7 else 0
-        last_day = 700 if number % 8 == 6 else days
-        listed = slice(first_day, last_day)
-        made[f"stock {number:02d}"] = Stock(
-            dates=dates[listed],
-            prices=prices[listed, number],
-            adjusted=close[listed, number],
-            volume=volume[listed, number],
-        )
+        listed = slice(0, days)
+        if number % 8 == 6:
+            listed = slice(0, 700)
+        elif number % 8 == 7:
+            listed = slice(200, days)
+        of_stock = (values[listed, number] for values in (prices, close, volume))
+        made[f"stock {number:02d}"] = Stock(dates[listed], *of_stock)
     return made
 
 
@@ -629,6 +603,7 @@ def _calm_and_wild(random: np.random.Generator, sector: np.ndarray, days: int) -
     stocks = len(sector)
     log_scale = np.zeros((days, stocks))
     for day in range(1, days):
-        shock = random.standard_normal(4)[sector] + random.standard_normal(stocks)
+        shock = random.standard_normal(4)[sector]
+        shock += random.standard_normal(stocks)
         log_scale[day] = 0.9 * log_scale[day - 1] + 0.15 * shock
     return log_scale

@@ -45,20 +45,23 @@ class SegmentAttention(torch.autograd.Function):
         nodes, heads = values.shape[:2]
         limits = torch.finfo(scores.dtype)
         peak = scores.new_full((nodes, heads), limits.min)
-        peak.scatter_reduce_(0, target.unsqueeze(1).expand(-1, heads), scores, "amax")
+        target_of_head = target.unsqueeze(1).expand(-1, heads)
+        peak.scatter_reduce_(0, target_of_head, scores, "amax")
 
         # softmax over the edges into a node
         weights = (scores - peak.index_select(0, target)).exp_()
-        totals = torch.zeros_like(peak).index_add_(0, target, weights).clamp_(min=limits.tiny)
+        totals = torch.zeros_like(peak).index_add_(0, target, weights)
+        totals.clamp_(min=limits.tiny)
         weights /= totals.index_select(0, target)
-        kept = torch.rand_like(weights) >= dropout if dropout else None
+        kept = None
+        if dropout:
+            kept = torch.rand_like(weights) >= dropout
 
         out = torch.zeros_like(values)
         shares_of_edges = _dropped(weights, kept, dropout)
         for sources, targets, shares in _blocks(source, target, shares_of_edges):
-            messages = values.index_select(0, sources).mul_(
-                shares.unsqueeze(2)
-            )  # (≤ CPU_EDGES, H, C)
+            messages = values.index_select(0, sources)  # (≤ CPU_EDGES, H, C)
+            messages.mul_(shares.unsqueeze(2))
             out.index_add_(0, targets, messages)
         ctx.save_for_backward(values, weights, source, target, out, kept)
         ctx.dropout = dropout
@@ -73,7 +76,8 @@ class SegmentAttention(torch.autograd.Function):
         blocks = _blocks(source, target, _dropped(weights, kept, ctx.dropout), to_scores)
         for sources, targets, shares, to_score in blocks:
             arriving = gradient.index_select(0, targets)  # (≤ CPU_EDGES, H, C)
-            torch.sum(values.index_select(0, sources).mul_(arriving), 2, out=to_score)
+            products = values.index_select(0, sources).mul_(arriving)
+            torch.sum(products, 2, out=to_score)
             to_values.index_add_(0, sources, arriving.mul_(shares.unsqueeze(2)))
         mean = (gradient * out).sum(2)  # (N, H): softmax's own term, Σ share · derivative
         to_scores = _dropped(to_scores, kept, ctx.dropout)
@@ -83,12 +87,16 @@ class SegmentAttention(torch.autograd.Function):
 
 def _dropped(weights: Tensor, kept: Tensor | None, dropout: float) -> Tensor:
     """The weights (E, H) behind dropout; themselves without."""
-    return weights if kept is None else (weights * kept).div_(1 - dropout)
+    if kept is None:
+        return weights
+    return (weights * kept).div_(1 - dropout)
 
 
 def _blocks(*tensors: Tensor) -> Any:
     """The tensors cut along the edges, together."""
-    size = CPU_EDGES if tensors[0].device.type == "cpu" else max(len(tensors[0]), 1)
+    size = max(len(tensors[0]), 1)
+    if tensors[0].device.type == "cpu":
+        size = CPU_EDGES
     return zip(*(tensor.split(size) for tensor in tensors), strict=True)
 
 
@@ -111,9 +119,11 @@ class GraphAttention(nn.Module):
         self.slope = slope
         self.dropout = dropout
         self.linear = nn.Linear(inputs, heads * width, bias=False)
-        self.source = nn.Parameter(nn.init.xavier_uniform_(torch.empty(heads, width)))
-        self.target = nn.Parameter(nn.init.xavier_uniform_(torch.empty(heads, width)))
+        self.source = nn.Parameter(torch.empty(heads, width))
+        self.target = nn.Parameter(torch.empty(heads, width))
         self.bias = nn.Parameter(torch.zeros(heads * width))
+        nn.init.xavier_uniform_(self.source)
+        nn.init.xavier_uniform_(self.target)
 
     def forward(self, x: Tensor, edges: Tensor, present: Tensor | None = None) -> Tensor:
         """(N, H·C) from x (N, inputs) and edges (2, E) int64, from row 0 to row 1.
@@ -122,9 +132,10 @@ class GraphAttention(nn.Module):
         """
         assert edges.shape[:-1] == (2,), "edges are two rows of node numbers"
         source, target = edges.unbind()
-        values = self.linear(x).float().unflatten(1, (self.heads, -1))  # (N, H, C)
-        scores = functional.linear(x, self._score_weights(x.shape[1])).float()  # (N, 2H)
-        leaving, arriving = scores.split(self.heads, 1)
+        values = self.linear(x).float()
+        values = values.unflatten(1, (self.heads, -1))  # (N, H, C)
+        scores = functional.linear(x, self._score_weights(x.shape[1]))  # (N, 2H)
+        leaving, arriving = scores.float().split(self.heads, 1)
         scores = leaving.index_select(0, source) + arriving.index_select(0, target)  # (E, H)
         scores = functional.leaky_relu(scores, self.slope, inplace=True)
         if present is not None:
@@ -161,7 +172,8 @@ class FrequencyNormalization(nn.Module):
             count = min(self.count, size.shape[1])
             strongest = size.topk(count, dim=1).indices
             kept = torch.zeros_like(size).scatter_(1, strongest, 1.0)
-            main = torch.fft.irfft(spectrum * kept, n=x.shape[1], dim=1)
+            days = x.shape[1]
+            main = torch.fft.irfft(spectrum * kept, n=days, dim=1)
             return main, x - main
 
 
@@ -198,7 +210,8 @@ class TemporalBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(N, T, W) from (N, T, W)."""
         heads = self.queries(x).unflatten(2, (3, self.heads, -1))
-        query, key, value = heads.permute(2, 0, 3, 1, 4).unbind()  # (N, H, T, C) each
+        heads = heads.permute(2, 0, 3, 1, 4)
+        query, key, value = heads.unbind()  # (N, H, T, C) each
         dropout = self.dropout if self.training else 0.0
         mixed = functional.scaled_dot_product_attention(
             query, key, value, dropout_p=dropout, is_causal=True
@@ -260,7 +273,8 @@ class Forecaster(nn.Module):
         """(B, K, P) float32, also under autocast; of no meaning in empty seats."""
         features = batch["features"]  # (B, K, T, F)
         days, seats = features.shape[:2]
-        x = ((features - self.mean) / self.std).clamp(-10, 10).flatten(0, 1)  # (N, T, F)
+        x = (features - self.mean) / self.std
+        x = x.clamp(-10, 10).flatten(0, 1)  # (N, T, F)
         last_day = x[:, -1]
 
         # each stock by its window
@@ -275,7 +289,8 @@ class Forecaster(nn.Module):
         edges, present = disjoint_graph(batch["neighbors"])
         for attend, join in zip(self.graph, self.joined, strict=True):
             x = join(x, functional.elu(attend(x, edges, present)))
-        return self.head(torch.cat([x, last_day], 1)).float().view(days, seats, -1)
+        x = torch.cat([x, last_day], 1)
+        return self.head(x).float().view(days, seats, -1)
 
     def forward(self, batch: Batch) -> Output:
         prediction = self.outputs(batch)
@@ -288,12 +303,14 @@ class Forecaster(nn.Module):
         if self.training:
             return Output(loss, weight)
 
-        metrics = {
-            "mse": (squares.sum(), weight),
-            "mae": (error.abs().sum(), weight),
-            "mse_original": ((squares * self.target_std**2).sum(), weight),
-            "mae_original": ((error.abs() * self.target_std).sum(), weight),
+        absolute = error.abs()
+        sums = {
+            "mse": squares,
+            "mae": absolute,
+            "mse_original": squares * self.target_std**2,
+            "mae_original": absolute * self.target_std,
         }
+        metrics = {name: (value.sum(), weight) for name, value in sums.items()}
         if self.is_return:
             moved = known & (batch["target"] != 0)
             rises = prediction * self.target_std + self.target_mean > 0
@@ -317,9 +334,9 @@ def disjoint_graph(neighbors: Tensor) -> tuple[Tensor, Tensor]:
     nodes = torch.arange(days * seats, device=neighbors.device)
     target = nodes.repeat_interleave(count)
     first = (nodes - nodes % seats).repeat_interleave(count)
-    source = neighbors.flatten()
-    present = source >= 0
-    return torch.stack([first + source.clamp(min=0), target]), present
+    seat = neighbors.flatten()
+    source = first + seat.clamp(min=0)
+    return torch.stack([source, target]), seat >= 0
 
 
 def build_model(settings: Any, facts: dict[str, Any]) -> nn.Module:

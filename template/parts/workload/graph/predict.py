@@ -69,7 +69,7 @@ def new_days(path: Path, flags: dict[str, Any], trained: Store, folder: Path) ->
     plan = plan_of_training(trained.facts)
     with StoreWriter(folder, WORKLOAD) as writer:
         stocks, _ = read_stocks(writer, path, flags, trained.source)
-        stocks, _ = long_enough(stocks, plan.window)
+        stocks = long_enough(stocks, plan.window)
         if not stocks:
             remedy = "the new days need the ones before them"
             raise UserError(f"no stock has {plan.window} days with prices", str(path), remedy)

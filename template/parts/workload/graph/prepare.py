@@ -18,14 +18,16 @@ if TYPE_CHECKING:
     from ..engine.store import StoreWriter
     from ..prepare.tables import Block, Source
 
+    Stocks = dict[str, Stock]
+
+Flags = dict[str, Any]
+"""How files are written: delimiter, decimal mark, encoding and so on, by their flags."""
+
 PRICES = ("open", "high", "low", "close")
 # A day of a stock; of `date`, days since 1970.
 ROW = [("date", "i8"), ("prices", "f8", (4,)), ("adjusted", "f8"), ("volume", "f8")]
-NAMES = {
-    "symbol": "ticker",
-    "adjclose": "adjusted",
-    "adjustedclose": "adjusted",
-}  # without blanks and _
+# Without blanks and _.
+NAMES = {"symbol": "ticker", "adjclose": "adjusted", "adjustedclose": "adjusted"}
 GAPS = (
     "na",
     "NA",
@@ -33,6 +35,7 @@ GAPS = (
     "nan",
     "NAN",
     "Nan",
+    "NaN",
     "null",
     "NULL",
     "Null",
@@ -113,19 +116,21 @@ def fill(writer: StoreWriter, plan: Plan, arguments: argparse.Namespace) -> None
 
     path = Path(arguments.input)
     stocks, notes = read_stocks(writer, path, vars(arguments))
-    stocks, num_short = long_enough(stocks, plan.window)
+    num_stocks = len(stocks)
+    stocks = long_enough(stocks, plan.window)
     if not stocks:
         what = f"no stock has {plan.window} days with prices"
         raise UserError(what, str(path), "choose a smaller --window")
-    notes[f"stocks left out: fewer than {plan.window} days"] = num_short
+    notes[f"stocks left out: fewer than {plan.window} days"] = num_stocks - len(stocks)
 
     made = panel(writer, stocks, plan)
     ahead = max(plan.horizons)
     num_days = len(made.dates) - ahead  # the last ones have no target yet
     sizes = split_sizes(arguments.split, num_days, "day")
     check_sizes(sizes, ahead, arguments.horizons)
-    splits = split_days(num_days, sizes, ahead)
-    facts = describe(made.arrays, list(stocks), plan, slice(*splits["train"]))
+    splits = split_days(sizes, ahead)
+    train = slice(*splits["train"])
+    facts = describe(made.arrays, list(stocks), plan, train)
     writer.facts = facts
     writer.splits = splits
     writer.source |= {"path": path.name, "stocks": len(stocks)}
@@ -164,7 +169,8 @@ def read_horizons(text: str) -> tuple[int, ...]:
         horizons = tuple(int(days) for days in text.split(","))
     except ValueError:
         horizons = ()
-    if not horizons or min(horizons) < 1 or len(set(horizons)) < len(horizons):
+    is_repeated = len(set(horizons)) < len(horizons)
+    if not horizons or min(horizons) < 1 or is_repeated:
         remedy = "give different whole numbers of trading days, such as 1,5"
         raise UserError(f"'{text}' names no horizons", "--horizons", remedy)
     return horizons
@@ -186,22 +192,19 @@ def report(
     print(f"{'graphs:':14}{len(neighbors) // num_stocks}, {edges:.1f} edges into a stock")
 
     # Seats and neighbours are taken from the first one on.
-    alone = (seats[:, 1:2] < 0).all(1)
-    lonely = (neighbors[:, 0].reshape(-1, num_stocks) < 0).all(0)
-    counts = {
-        **notes,
-        "days with a single stock, which has no neighbour": int(alone.sum()),
-        "stocks without a neighbour in any graph": int(lonely.sum()),
-    }
-    for what, count in counts.items():
+    is_alone = (seats[:, 1:2] < 0).all(1)
+    notes["days with a single stock, which has no neighbour"] = is_alone.sum()
+    first_neighbor = neighbors[:, 0].reshape(-1, num_stocks)
+    is_lonely = (first_neighbor < 0).all(0)
+    notes["stocks without a neighbour in any graph"] = is_lonely.sum()
+    for what, count in notes.items():
         if count:
             print(f"{'note:':14}{what}: {count:,}")
 
 
-def long_enough(stocks: dict[str, Stock], window: int) -> tuple[dict[str, Stock], int]:
-    """The stocks that have a whole window, and how many have not."""
-    kept = {ticker: stock for ticker, stock in stocks.items() if len(stock.dates) >= window}
-    return kept, len(stocks) - len(kept)
+def long_enough(stocks: Stocks, window: int) -> Stocks:
+    """The stocks that have a whole window."""
+    return {ticker: stock for ticker, stock in stocks.items() if len(stock.dates) >= window}
 
 
 def read_prices(source: Source) -> Iterator[tuple[np.ndarray, np.ndarray, list[str]]]:
@@ -219,7 +222,7 @@ def read_prices(source: Source) -> Iterator[tuple[np.ndarray, np.ndarray, list[s
         values = {}
         for name in (*PRICES, "volume", "adjusted"):
             if name in column:
-                values[name] = block.numbers(column[name], "mend the cell", GAPS)
+                values[name] = block.numbers(column[name], "fix the cell", GAPS)
         values.setdefault("adjusted", values["close"])
 
         for first in range(0, len(date), PIECE_ROWS):
@@ -239,7 +242,8 @@ def find_columns(written: list[str], path: Path) -> dict[str, str]:
         if count != 1:
             what = f"{count or 'no'} column{'s' * (count > 1)} '{name}'"
             needed = "it needs date, open, high, low, close and volume"
-            raise UserError(what, str(path), f"{needed}, and may have ticker and adjusted close")
+            needed += ", and may have ticker and adjusted close"
+            raise UserError(what, str(path), needed)
     return dict(zip(names, written, strict=True))
 
 
@@ -252,8 +256,11 @@ def tickers_of(
     from ..prepare.categories import read_texts
 
     if "ticker" not in column:
-        name = path.name[:-3] if path.name.lower().endswith(".gz") else path.name
-        return np.zeros(num_rows, int), [name.rpartition(".")[0] or name]
+        name = path.name
+        if name.lower().endswith(".gz"):
+            name = name[:-3]
+        ticker = name.rpartition(".")[0] or name
+        return np.zeros(num_rows, int), [ticker]
 
     places, tickers = read_texts(block, column["ticker"])
     if (places < 0).any():
@@ -310,12 +317,12 @@ def check(rows: np.ndarray, path: Path, first: int) -> None:
     for what, wrong in impossible.items():
         if wrong.any():
             where = f"{path}, row {first + int(wrong.argmax()) + 1}"
-            raise UserError(what, where, "mend or remove the row; empty cells leave it out")
+            raise UserError(what, where, "fix or remove the row; empty cells leave it out")
 
 
 def read_stocks(
-    writer: StoreWriter, path: Path, flags: dict[str, Any], known: dict[str, Any] | None = None
-) -> tuple[dict[str, Stock], dict[str, int]]:
+    writer: StoreWriter, path: Path, flags: Flags, known: Flags | None = None
+) -> tuple[Stocks, dict[str, int]]:
     """Stocks by ticker, in the order of their names, and counts of what was left out or filled in.
 
     A folder has a file for each stock, named as the stock, unless the files have a column
@@ -333,10 +340,11 @@ def read_stocks(
     rows_of_stock = by_stock(writer, len(reading.tickers))
     for name, number in sorted(reading.tickers.items()):
         stored = rows_of_stock[number]
-        order = stored.view(ROW)["date"].argsort(kind="stable")
-        repeated = repeated_date(stored.view(ROW)["date"], order)
+        dates = stored.view(ROW)["date"]
+        order = dates.argsort(kind="stable")
+        repeated = repeated_date(dates, order)
         if repeated is not None:
-            date = stored.view(ROW)["date"][repeated].astype("M8[D]")
+            date = dates[repeated].astype("M8[D]")
             where = reading.place_of(number, repeated, files)
             raise UserError(f"{name} has two rows of {date}", where, "remove one of them")
         stock = sorted_stock(stored, order)
@@ -352,7 +360,7 @@ def read_stocks(
 class Reading:
     """Writes the rows of files as they come, with the numbers of their tickers."""
 
-    def __init__(self, writer: StoreWriter, flags: dict[str, Any], known: dict[str, Any] | None):
+    def __init__(self, writer: StoreWriter, flags: Flags, known: Flags | None):
         self.writer = writer
         self.flags = flags
         self.written = known  # how the last file was written
@@ -389,8 +397,9 @@ class Reading:
         import numpy as np
 
         is_halted = np.isnan(rows["adjusted"])
-        self.num_halted += int(is_halted.sum())
-        self.num_without_volume += int((np.isnan(rows["volume"]) & ~is_halted).sum())
+        has_no_volume = np.isnan(rows["volume"]) & ~is_halted
+        self.num_halted += is_halted.sum()
+        self.num_without_volume += has_no_volume.sum()
         self.starts[-1] += len(rows)
         self.writer.append(".rows", rows, f"V{rows.itemsize}")
         self.writer.append(".tickers", tickers)
@@ -420,12 +429,14 @@ def sorted_stock(stored: np.ndarray, order: np.ndarray) -> Stock | None:
     from ..dataset import Stock
 
     rows = stored.view(ROW)
-    order = order[~np.isnan(rows["adjusted"][order])]
+    has_prices = ~np.isnan(rows["adjusted"][order])
+    order = order[has_prices]
     stored[: len(order)] = stored[order]
     if not len(order):
         return None
     rows = rows[: len(order)]
-    return Stock(rows["date"].view("M8[D]"), rows["prices"], rows["adjusted"], rows["volume"])
+    dates = rows["date"].view("M8[D]")
+    return Stock(dates, rows["prices"], rows["adjusted"], rows["volume"])
 
 
 def by_stock(writer: StoreWriter, count: int) -> list[np.ndarray]:
@@ -448,7 +459,9 @@ def by_stock(writer: StoreWriter, count: int) -> list[np.ndarray]:
         small = tickers[block].astype(np.min_scalar_type(count))
         order = small.argsort(kind="stable")
         here = np.bincount(small, minlength=count)  # rows of each stock in the block
-        to = np.repeat(place - (here.cumsum() - here), here) + np.arange(len(order))
+        first_here = here.cumsum() - here
+        move = np.repeat(place - first_here, here)
+        to = move + np.arange(len(order))
         grouped[to] = rows[block].take(order)
         place += here
     return np.split(np.asarray(grouped), place[:-1])

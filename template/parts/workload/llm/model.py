@@ -307,7 +307,7 @@ def chunked_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, rows: int)
 
 
 class ChunkedCrossEntropy(torch.autograd.Function):
-    """Computes each chunk's gradients beside its loss, so that backward needs no logits again."""
+    """Computes each chunk's gradients with its loss, so that backward needs no logits again."""
 
     @staticmethod
     def forward(context: Any, x: Tensor, weight: Tensor, targets: Tensor, rows: int) -> Tensor:

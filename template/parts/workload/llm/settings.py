@@ -60,10 +60,12 @@ class Model(Section):
     @property
     def shape(self) -> Size:
         """The size with what `layers`, `heads` and `width` replace."""
-        of_size = SIZES[self.size]
-        return Size(
-            self.layers or of_size.layers, self.heads or of_size.heads, self.width or of_size.width
-        )
+        size = SIZES[self.size]
+        for name in size._fields:
+            value = getattr(self, name)
+            if value:
+                size = size._replace(**{name: value})
+        return size
 
     def conflicts(self) -> Iterator[tuple[str, list[str], str]]:
         """Values that are fine alone and wrong together."""

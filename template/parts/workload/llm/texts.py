@@ -79,7 +79,7 @@ def decoded(document: Document) -> str:
         return text.decode("utf-8")
     except UnicodeDecodeError as error:
         where = f"{where}, byte {offset + error.start}"
-        remedy = "mend it, or use --tokenizer byte"
+        remedy = "fix it, or use --tokenizer byte"
         raise UserError("not UTF-8 text", where, remedy) from error
 
 

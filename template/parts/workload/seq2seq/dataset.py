@@ -105,24 +105,24 @@ class Samples:
         for side, name in enumerate(SIDES):
             longest = max(int(lengths[:, side].max()), 1)
             width = -(-longest // self.multiple) * self.multiple
-            spans[name] = Spans(
-                starts[:, side].astype(np.int64), lengths[:, side].astype(np.int64), width
-            )
+            spans[name] = Spans(starts[:, side], lengths[:, side], width)
         if not self.training:
             spans["target_bytes"] = Spans(self.first + pair, present.astype(np.int64), 1)
         return spans
 
     def batch(self, rows: dict[str, Rows]) -> Batch:
-        """`source` (B, S) and whether a token stands there; `decoder_input`, `targets` (B, T) int64.
+        """`source` (B, S), whether a token is there, `decoder_input` and `targets` (B, T); int64.
 
-        A target behind the end is IGNORE. The decoder sees each target one place later, behind `start`.
+        A target behind the end is IGNORE. The decoder sees each target one place later, behind
+        `start`.
         """
         source = rows["source"].values.to(torch.int64)
         target = rows["target"].values.to(torch.int64)
         longest = max(source.shape[1], target.shape[1])
         place = torch.arange(longest, device=source.device)
         # An absent sample has one token too: attention over nothing would be nan.
-        present = place[: source.shape[1]] < rows["source"].lengths.clamp(min=1)[:, None]
+        lengths = rows["source"].lengths.clamp(min=1)
+        present = place[: source.shape[1]] < lengths[:, None]
         behind = place[: target.shape[1]] >= rows["target"].lengths[:, None]
         batch = {
             "source": source,
@@ -136,7 +136,7 @@ class Samples:
 
 
 class Pair(NamedTuple):
-    """Token numbers of a source and its target, both with `end`, and the bytes of the target's text."""
+    """Tokens of a source and its target, both with `end`, and the bytes of the target's text."""
 
     source: np.ndarray
     target: np.ndarray
@@ -146,7 +146,7 @@ class Pair(NamedTuple):
 def tokenize(
     tokenizer: Tokenizer, source: str, target: str, limits: Sequence[int]
 ) -> tuple[Pair, list[bool]]:
-    """A pair cut to at most `limits` tokens, `end` included; and which of its two sides were cut."""
+    """A pair cut to at most `limits` tokens, `end` included; and which of its sides were cut."""
     sides = []
     is_cut = []
     for text, limit in zip((source, target), limits, strict=True):
@@ -167,7 +167,7 @@ def write(
     facts: dict[str, Any],
     source: dict[str, Any] | None = None,
 ) -> None:
-    """Write pairs as a store. facts: `vocabulary`, `start` and what else `prepare` knows."""
+    """Write pairs as a store. facts: `vocabulary`, `start` and more that `prepare` knows."""
     with StoreWriter(folder, WORKLOAD) as writer:
         write_pairs(writer, tokenizer, splits, facts)
         writer.source = source or {}
@@ -179,16 +179,29 @@ def write_pairs(
     splits: Mapping[str, Iterable[Pair]],
     facts: dict[str, Any],
 ) -> None:
-    """Write the pairs of each split as they come; the facts tell the first split's longest target."""
-    writing = Writing(writer, np.dtype("uint16" if facts["vocabulary"] <= 2**16 else "uint32"))
+    """Write the pairs of each split as they come; `longest` is a target of the first split."""
+    dtype = "uint16" if facts["vocabulary"] <= 2**16 else "uint32"
+    stop = np.zeros((1, 2), np.int64)  # where the last pair ends in both arrays
+    writer.append("offsets", stop)
+    count = 0
     longest = 0
     for split, pairs in splits.items():
-        first = writing.count
+        first = count
         for batch in batched(pairs):
-            writing.append(batch)
+            for side, name in enumerate(SIDES):
+                tokens = np.concatenate([pair[side] for pair in batch])
+                writer.append(name, tokens.astype(dtype))
+            target_bytes = [pair.target_bytes for pair in batch]
+            writer.append("target_bytes", np.array(target_bytes, np.int32))
+
+            lengths = np.array([(len(pair.source), len(pair.target)) for pair in batch])
+            stops = stop + np.cumsum(lengths, 0)
+            writer.append("offsets", stops)
+            stop = stops[-1:]
+            count += len(batch)
             if first == 0:
-                longest = max(longest, *(len(pair.target) for pair in batch))
-        writer.splits[split] = [first, writing.count]
+                longest = max(longest, int(lengths[:, 1].max()))
+        writer.splits[split] = [first, count]
     writer.facts = {
         "longest": longest,
         **facts,
@@ -206,33 +219,9 @@ def batched(pairs: Iterable[Pair]) -> Iterator[list[Pair]]:
         batch = list(islice(pairs, TOGETHER))
 
 
-class Writing:
-    """Writes pairs behind those that the arrays have."""
-
-    def __init__(self, writer: StoreWriter, dtype: np.dtype):
-        self.writer = writer
-        self.dtype = dtype
-        self.count = 0  # pairs so far
-        self.stop = np.zeros((1, 2), np.int64)  # where the last one ends in both arrays
-
-    def append(self, pairs: list[Pair]) -> None:
-        for side, name in enumerate(SIDES):
-            tokens = np.concatenate([pair[side] for pair in pairs])
-            self.writer.append(name, tokens.astype(self.dtype))
-
-        lengths = np.array([(len(pair.source), len(pair.target)) for pair in pairs])
-        stops = self.stop + np.cumsum(lengths, 0)
-        if self.count == 0:
-            stops = np.concatenate([self.stop, stops])
-        self.writer.append("offsets", stops)
-        target_bytes = np.array([pair.target_bytes for pair in pairs], np.int32)
-        self.writer.append("target_bytes", target_bytes)
-        self.stop = stops[-1:]
-        self.count += len(pairs)
-
-
 def synthesize(folder: Path, settings: Any) -> None:
-    """Write docstrings of this machine's Python standard library: from the body to its summary line.
+    """Write docstrings of this machine's Python standard library: sources are their bodies, targets
+    their summary lines.
 
     The modules are shuffled, always in the same way; a tenth of the pairs validates and a tenth
     tests.
@@ -241,11 +230,11 @@ def synthesize(folder: Path, settings: Any) -> None:
     texts = islice(unique(docstrings()), settings.data.sample_pairs)
     pairs = [tokenize(tokenizer, body, summary, SAMPLE_LIMITS)[0] for body, summary in texts]
     random.Random(0).shuffle(pairs)
-    held = max(len(pairs) // 10, 1)
+    held_out = max(len(pairs) // 10, 1)
     splits = {
-        "train": pairs[2 * held :],
-        "validation": pairs[held : 2 * held],
-        "test": pairs[:held],
+        "train": pairs[2 * held_out :],
+        "validation": pairs[held_out : 2 * held_out],
+        "test": pairs[:held_out],
     }
     facts = {
         "vocabulary": tokenizer.end + 1,
@@ -292,11 +281,6 @@ def modules() -> list[Path]:
     return paths
 
 
-def finish(metrics: dict[str, float], store: Store, split: str) -> dict[str, float]:
-    """The metrics are complete as they are."""
-    return metrics
-
-
 def naive(store: Store, split: str) -> float:
     """The loss of a guess: every token is as likely."""
     return float(np.log(store.facts["vocabulary"]))
@@ -311,7 +295,8 @@ def baselines(store: Store, settings: Any, split: str) -> dict[str, dict[str, fl
     measured = _bytes(store, split)
     if len(measured) < 3:
         return {}
-    return {"order-2 counts": {"loss_per_byte": order_2(train, measured) * float(np.log(2))}}
+    bits = order_2(train, measured)
+    return {"order-2 counts": {"loss_per_byte": bits * float(np.log(2))}}
 
 
 def _bytes(store: Store, split: str) -> np.ndarray:

@@ -125,7 +125,7 @@ def check_folder(folder: Path, allow_pickle: bool, where: str) -> None:
 
 
 def check_fit(config: Any, facts: dict[str, Any], where: str) -> None:
-    """Raises `UserError` for a checkpoint that is no T5, or has other token numbers than the data."""
+    """Raises `UserError` for a checkpoint that is no T5, or whose tokens are not the data's."""
     if config.model_type != "t5":
         what = f"the pretrained model is a {config.model_type}, not a T5"
         raise UserError(what, where, "choose a T5")
@@ -245,7 +245,8 @@ class Seq2Seq(nn.Module):
         """Logits (B, T, V). No mask for padding: it lies behind all targets."""
         stack = self.t5.decoder
         length = tokens.shape[1]
-        later = torch.ones(length, length, dtype=torch.bool, device=tokens.device).triu(1)
+        place = torch.arange(length, device=tokens.device)
+        later = place > place[:, None]
         bias = _positions(stack, length).masked_fill(later, -math.inf)
         x = stack.dropout(stack.embed_tokens(tokens))
         for layer in stack.block:
@@ -269,24 +270,25 @@ class Seq2Seq(nn.Module):
 
     @torch.no_grad()
     def generate(self, source: Tensor, present: Tensor, longest: int, beams: int = 1) -> Tensor:
-        """Targets (B, longest) for sources (B, S): greedily, or the best of a search with `beams` beams.
+        """Targets (B, longest) for sources (B, S): greedily, or the best of a search with `beams`.
 
-        `end` fills a row up. The library decodes, with a cache of keys and values, eagerly: lengths change
-        with every token.
+        Rows are padded with `end`. The library decodes, with a cache of keys and values, eagerly:
+        lengths change with every token.
         """
         with torch.compiler.set_stance("force_eager"):
-            found = self.t5.generate(
+            targets = self.t5.generate(
                 input_ids=source,
                 attention_mask=present.long(),
                 max_new_tokens=longest,
                 num_beams=beams,
                 do_sample=False,
             )[:, 1:]
-        return functional.pad(found, (0, longest - found.shape[1]), value=self.end)
+        lacking = longest - targets.shape[1]
+        return functional.pad(targets, (0, lacking), value=self.end)
 
 
 def _positions(stack: Any, length: int) -> Tensor:
-    """(1, H, length, length) bias of the relative positions, in the dtype that attention computes in."""
+    """(1, H, length, length) bias of the relative positions, in the dtype of attention."""
     attention = stack.block[0].layer[0].SelfAttention
     bias = attention.compute_bias(length, length)
     device = bias.device.type

@@ -46,7 +46,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="pairs that validate; then --input is not split",
     )
-    add("--test", type=typed_path, metavar="FILE", help="pairs that test, beside --validation")
+    add("--test", type=typed_path, metavar="FILE", help="pairs that test, with --validation")
     add(
         "--source-key",
         default="source",
@@ -64,8 +64,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--tokenizer",
         choices=["byte", "char", "space", "bpe", "pretrained"],
         default="byte",
-        help="a token for each byte, char or word between spaces; byte pairs of these texts; those of"
-        " --pretrained (default: byte)",
+        help="a token for each byte, char or word between spaces; byte pairs of these texts;"
+        " those of --pretrained (default: byte)",
     )
     add(
         "--vocabulary",
@@ -111,7 +111,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
-    """Read all pairs, learn the tokenizer from the training ones, write tokens; say what was cut."""
+    """Read all pairs, learn the tokenizer from the training ones, write tokens; print counts."""
     from ..engine.store import Store, StoreWriter
     from ..settings import WORKLOAD
 
@@ -304,7 +304,7 @@ def split_texts(
 def read_pairs(path: Path, arguments: argparse.Namespace) -> Iterator[Text]:
     """The pairs of a file. Raises `UserError`, with the line, for what is no pair.
 
-    Targets may be empty where `--drop-missing-targets` says so.
+    Targets may be empty with `--drop-missing-targets`.
     """
     for where, pair in read_rows(path, arguments):
         if len(pair) != 2:
@@ -328,7 +328,7 @@ def read_rows(path: Path, arguments: argparse.Namespace) -> Iterator[tuple[str, 
 
     if has_rows(path):
         may_lack = (arguments.target_key,) if arguments.drop_missing_targets else ()
-        remedy = "mend it, or name the keys by --source-key and --target-key"
+        remedy = "fix it, or name the keys by --source-key and --target-key"
         keys = (arguments.source_key, arguments.target_key)
         yield from rows(path, keys, remedy, may_lack)
     elif ".tsv" in path.suffixes[-2:]:
@@ -432,7 +432,7 @@ def check_known(tokenizer: Any, texts: dict[str, Texts]) -> None:
 
 
 def padding(samples: Any, settings: Any, kind: str) -> list[float]:
-    """Shares of source and target places that are padding, in the batches of an epoch of training."""
+    """Shares of source and target places that are padding, in an epoch's batches of training."""
     from ..engine.order import Order
 
     order = samples.orders.get(kind, Order)(len(samples), settings)

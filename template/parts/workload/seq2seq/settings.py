@@ -24,7 +24,7 @@ class Data(LoaderSettings):
 
 
 class Size(NamedTuple):
-    """Layers of encoder and of decoder, heads, width, numbers of a head, units of a hidden layer."""
+    """Layers of encoder and decoder, heads, width, numbers of a head, units of a hidden layer."""
 
     layers: int
     heads: int
@@ -59,13 +59,11 @@ class Model(Section):
     def shape(self) -> Size:
         """The size with what `layers`, `heads`, `width` and `hidden` replace."""
         size = SIZES[self.size]
-        given = {
-            "layers": self.layers,
-            "heads": self.heads,
-            "width": self.width,
-            "hidden": self.hidden,
-        }
-        return size._replace(**{name: value for name, value in given.items() if value})
+        for name in ("layers", "heads", "width", "hidden"):
+            value = getattr(self, name)
+            if value:
+                size = size._replace(**{name: value})
+        return size
 
 
 class Sections(Section):

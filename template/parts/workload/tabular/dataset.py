@@ -20,6 +20,8 @@ from .settings import WORKLOAD
 class Samples:
     """The rows of one split. See `engine.seams.Samples`."""
 
+    training = False  # set by the loader's maker
+
     def __init__(self, store: Store, settings: Any, split: str):
         self.store = store
         self.first, self.last = store.splits[split]

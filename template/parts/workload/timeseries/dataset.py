@@ -35,6 +35,8 @@ class Samples:
     no targets: its last window forecasts what comes after the data.
     """
 
+    training = False  # set by the loader's maker
+
     def __init__(self, store: Store, settings: Sections | None, split: str):
         facts = store.facts
         first, last = store.splits[split]

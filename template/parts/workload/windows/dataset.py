@@ -35,6 +35,8 @@ class Samples:
     See `engine.seams.Samples`.
     """
 
+    training = False  # set by the loader's maker
+
     def __init__(self, store: Store, settings: Sections | None, split: str):
         self.store = store
         self.first, last = store.splits[split]

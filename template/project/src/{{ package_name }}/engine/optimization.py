@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 COMPILE_CAPABILITY = (8, 0)
 ONECYCLE_START = 1 / 25  # first learning rate over the peak (Smith & Topin 2018; OneCycleLR)
 ONECYCLE_END = ONECYCLE_START / 1e4
+FUSED = ("adamw", "muon")  # optimizers that `optimizer.fused` makes one kernel of
 CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # modes that record them
 
 
@@ -281,7 +282,7 @@ def _backends(settings: Settings) -> dict[str, tuple[str, str]]:
     training = settings.training
     matmuls = f"float32 matmul precision is {torch.get_float32_matmul_precision()}"
     benchmark = "training.cudnn_benchmark, for convolutions"
-    fused = settings.optimizer.fused and settings.optimizer.name != "adafactor"
+    fused = settings.optimizer.fused and settings.optimizer.name in FUSED
     recomputation = _on(training.gradient_checkpointing)
     return {
         "TF32 in matmuls": (_on(backends.cuda.matmul.allow_tf32), matmuls),
