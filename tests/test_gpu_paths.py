@@ -481,11 +481,13 @@ def test_the_allocator_is_told_before_torch_loads(verb: str, tmp_path: Path) -> 
     )
 
 
-def test_benchmarks_ask_for_what_their_last_row_needs_before_their_first(tmp_path: Path) -> None:
+def test_benchmarks_ask_for_what_their_last_row_needs_before_their_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """cuBLAS is asked whether it repeats itself at the first product of a process, and never again."""
-    project = render(workload="graph")
-    words = (REPOSITORY / "benchmarks/gpu/graph.py", "--project", project)
-    found = at_import(tmp_path, *words, path=REPOSITORY / "tests")
+    (tmp_path / "graph-dataloader-pytorch").symlink_to(render(workload="graph"))
+    monkeypatch.setenv("FASTTRAIN_PROJECTS", str(tmp_path))
+    found = at_import(tmp_path, REPOSITORY / "benchmarks/gpu/graph.py", path=REPOSITORY / "tests")
     assert found == {**dict.fromkeys(NAMES[:2], "expandable_segments:True"), NAMES[2]: ":4096:8"}
 
 

@@ -36,15 +36,15 @@ CHECK = (
     Fault(
         "check passes a loss that counts filler",
         "parts/extras/contract.py",
-        "require(close(alone, filled), why, where)",
+        "require(close(alone, padded), why, where)",
         "pass",
         "test_check.py::test_what_breaks_the_contract_is_named[a forgotten mask]",
     ),
     Fault(
         "check looks one row too late for a leak",
         "parts/extras/contract.py",
-        "np.arange(length) >= places[:, None]",
-        "np.arange(length) > places[:, None]",
+        "np.arange(num_rows) >= places[:, None]",
+        "np.arange(num_rows) > places[:, None]",
         "test_check.py::test_what_breaks_the_contract_is_named[a leak by one row]",
     ),
 )
@@ -1268,7 +1268,7 @@ MEASURING = (
         "parts/extras/benchmark.py",
         "for switch in reversed(enabled):",
         "for switch in enabled:",
-        "test_benchmark.py::test_the_ladder_of_precisions_is_the_cards",
+        "test_benchmark.py::test_the_ladder_of_precisions_is_the_cards[h100-auto-expected0]",
     ),
     Fault(
         "the plain loader shifts every epoch alike",
@@ -1320,11 +1320,11 @@ MEASURING = (
         "test_tune.py::test_the_gain_must_exceed_the_spread[before1-after1-True]",
     ),
     Fault(
-        "the effective batch grows",
+        "tune leaves too few steps in an epoch",
         "parts/extras/tune.py",
-        "groups >> doubled if keep else groups",
-        "groups",
-        "test_tune.py::test_the_effective_batch_is_kept",
+        "<= samples / STEPS_AN_EPOCH",
+        "<= samples",
+        "test_tune.py::test_the_samples_limit_the_batch",
     ),
     Fault(
         "a search calls luck a gain",

@@ -92,7 +92,7 @@ def bad_sample(project: Project, error: NonFinite) -> tuple[int, str] | None:
         for batch in islice(loader.epoch(error.epoch, first), last - first):
             row = bad_row(project, batch)
             if row is not None:
-                return int(batch["index"][row]), _reason(project, taken(batch, row, row + 1))
+                return int(batch["index"][row]), explain_sample(project, taken(batch, row, row + 1))
     finally:
         loader.close()
     return None
@@ -142,7 +142,7 @@ def is_finite(project: Project, batch: Batch) -> bool:
         return bool(project.model(dict(batch)).loss.isfinite())
 
 
-def _reason(project: Project, sample: Batch) -> str:
+def explain_sample(project: Project, sample: Batch) -> str:
     """What is wrong with a sample, a batch of one: the array and the place that make its loss bad."""
     broken = [name for name, values in sample.items() if not values.isfinite().all()]
     for name in broken:
