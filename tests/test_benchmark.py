@@ -288,8 +288,9 @@ def plan(table: str, name: str, switch: str = "", **overrides: Any) -> Any:
 
 
 def book(folder: Path, plans: list[Any], trials: list[list[dict]], data: str = "same") -> Any:
+    processes = max(len(trials[0]), 1)
     about = {
-        "protocol": {"processes": len(trials[0]), "first seed": 1},
+        "protocol": {"processes": processes, "first seed": 1},
         "environment": {"device": "made up"},
         "state": {"data": data},
         "headlines": [],

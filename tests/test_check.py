@@ -261,7 +261,7 @@ NAN = {  # name: (workload, file, a line there, what it becomes, the one line th
         "model.py",
         "return self.head(x).float()",
         "return self.head(x).float() * float('nan')",
-        "sample 0 of train: a sample's values are finite, and its loss is not: 'features' reaches",
+        "sample 0 of train: a sample's values are finite, and its loss is not: ",
     ),
     "in the metadata": (
         "tabular",
