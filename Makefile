@@ -42,8 +42,8 @@ test-all: $(READY) $(LOWEST) ## all tests, in all their cases
 bench: $(READY) $(PEERS) ## measure on this machine's CPU, against the peers: make bench PART=loaders ARGS="--rounds 3 --write"
 	for part in $(or $(PART),loop muon script llm seq2seq graph distributed repeat prepare loaders estimate); do OMP_NUM_THREADS=1 $(BIN)/python benchmarks/$$part.py $(ARGS) || exit 1; done
 
-bench-gpu: $(READY) ## measure on this machine's GPU: make bench-gpu PART=llm ARGS="--output benchmark_results"
-	$(BIN)/python benchmarks/gpu/$(PART).py $(ARGS)
+bench-gpu: $(READY) ## test and measure on this machine's GPU: make bench-gpu [PART=llm] [ARGS=--rehearse or --publish]
+	$(BIN)/python benchmarks/gpu/$(or $(PART),run_all).py $(ARGS)
 
 lint: $(READY) ## style and types of the repository and of every part
 	$(BIN)/ruff check

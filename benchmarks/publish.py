@@ -3,7 +3,7 @@
 A page NAME.md has a place `<!-- measured: PART -->` … `<!-- end -->` for each part of NAME.json; what stands
 there is written by this file alone.
 
-    python benchmarks/publish.py [FILE.json ...]  # takes over what was measured elsewhere; all tables anew
+    python benchmarks/publish.py    # writes all tables again
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import os
 import platform
 import re
 import shutil
-import sys
 import tempfile
 import textwrap
 import time
@@ -123,8 +122,5 @@ def page_of(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    for taken in map(Path, sys.argv[1:]):
-        for part, found in json.loads(taken.read_text(encoding="utf-8")).items():
-            keep(PAGES / taken.name, part, found)
     for figures in sorted(PAGES.glob("*.json")):
         page_of(figures)

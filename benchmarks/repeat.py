@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -32,7 +33,8 @@ SMALLEST = ("--warmup", "1", "--steps", "2", "--processes", "2", "--data.num_wor
 
 def measured(project: Path, folder: Path, workload: str, rehearse: bool) -> list[dict[str, Any]]:
     """The rows of benchmark.json that have a range. A rehearsal forks its processes."""
-    words = ("--restart", *SMALL.get(workload, ()))
+    shutil.rmtree(folder / "benchmark_results", ignore_errors=True)
+    words = SMALL.get(workload, ())
     if rehearse:
         from forking import forked_trials
         from running import run

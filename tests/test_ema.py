@@ -56,7 +56,8 @@ def place(whole: Path, tmp_path: Path) -> Path:
 )
 def test_averages_are_those_by_hand(decay: float, start: int, every: int) -> None:
     torch.manual_seed(0)
-    hook, model = imported(render(**EMA), "hooks.ema").Hook(), torch.nn.Linear(3, 2).double()
+    hook = imported(render(**EMA), "hooks.ema").Hook()
+    model = torch.nn.Linear(3, 2).double()
     ema = SimpleNamespace(decay=decay, start_step=start, every_steps=every)
     project = SimpleNamespace(model=model, settings=SimpleNamespace(ema=ema))
     run = SimpleNamespace(project=project, progress=SimpleNamespace(step=0), step_of_phase=0)
@@ -144,16 +145,9 @@ def test_a_checkpoint_without_averages_is_refused_and_gone_on_with(place: Path) 
 def test_two_ranks_average_as_one(distributed: str, tmp_path: Path) -> None:
     """Under fsdp each has its share; one process goes on with both, and evaluates them."""
     project = render(workload="llm", distributed=distributed, **EMA)
-    words = (
-        *TINY["llm"],
-        "--training.precision",
-        "fp32",
-        "--model.dropout",
-        "0",
-        "--training.max_steps",
-        "14",
-    )
-    words = (*words, "--evaluation.every_steps", "7", "--monitor.every_steps", "1", *AVERAGED)
+    words = (*TINY["llm"], "--training.precision", "fp32", "--model.dropout", "0", *AVERAGED)
+    words += ("--training.max_steps", "14", "--evaluation.every_steps", "7")
+    words += ("--monitor.every_steps", "1")
     assert run(project, "train", *words, "--data.batch_size", "8", cwd=tmp_path).code == 0
     alone = [float.fromhex(loss) for _, loss in averaged(tmp_path)]
     ranks = (*words, "--data.batch_size", "4")

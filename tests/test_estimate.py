@@ -94,13 +94,6 @@ def test_adafactor_keeps_what_torch_does():
     assert found.memory < adamw.memory
 
 
-def test_work_grows_with_the_batch_and_weights_do_not():
-    one, two = (costs.count(Toy, batch(size, 32), "fp32") for size in (64, 128))
-    assert two.flops == 2 * one.flops
-    assert two.parts["activations"] > 1.8 * one.parts["activations"]
-    assert two.parts["weights"] == one.parts["weights"]
-
-
 def test_half_precision_halves_what_products_move():
     full, half = (costs.count(lambda: Toy(1024), batch(512, 32), name) for name in ("fp32", "bf16"))
     assert half.flops == full.flops
@@ -118,6 +111,7 @@ def test_an_lstm_counts_all_its_steps():
 
 
 @pytest.mark.parametrize("workload", ["timeseries", "windows"])
+@pytest.mark.first(1)
 def test_an_lstm_is_in_half_precision_on_a_card_and_not_on_a_cpu(
     workload: str, tmp_path, monkeypatch
 ):
@@ -137,9 +131,9 @@ def test_an_lstm_is_in_half_precision_on_a_card_and_not_on_a_cpu(
         )
         return costs, max(costs.operations, key=lambda operation: costs.operations[operation])
 
-    (full, full_step), (card, card_step), (cpu, cpu_step) = (
-        counted(*where) for where in (("fp32", True), ("bf16", True), ("bf16", False))
-    )
+    full, full_step = counted("fp32", True)
+    card, card_step = counted("bf16", True)
+    cpu, cpu_step = counted("bf16", False)
     assert card.flops == cpu.flops == full.flops
     assert (full_step.half, card_step.half, cpu_step.half) == (False, True, False)
     assert card_step.bytes == full_step.bytes / 2 == cpu_step.bytes / 2
@@ -167,10 +161,8 @@ def test_fake_tensors_count_what_a_real_step_does(workload: str, tmp_path, monke
     monkeypatch.chdir(tmp_path)
     project = render(workload=workload)
     assembled, counting = imported(project, "assemble"), imported(project, "measure.costs")
-    flags = iter(TINY[workload])
-    overrides = [
-        (name[2:], value) for name, value in zip(flags, flags, strict=True) if "fp8" not in name
-    ]
+    flags = zip(TINY[workload][::2], TINY[workload][1::2], strict=True)
+    overrides = [(name[2:], value) for name, value in flags if "fp8" not in name]
     settings = imported(project, "config").load(overrides=overrides)
     store = assembled.open_store(settings)
     distributed = imported(project, "engine.distributed").Distributed()
@@ -182,13 +174,10 @@ def test_fake_tensors_count_what_a_real_step_does(workload: str, tmp_path, monke
         output = whole.model(samples)
         output.loss.backward(gradient=output.weight)
     assert counted.flops == real.flops > 0
-    if workload not in (
-        "timeseries",
-        "windows",
-    ):  # an LSTM on a CPU keeps more for its backward, and says so
-        assert (counted.bytes, counted.kernels, counted.peak_bytes) == (
-            *(real.bytes, real.kernels, real.peak_bytes),
-        )
+    if workload not in ("timeseries", "windows"):  # an LSTM on a CPU keeps more for backward
+        assert counted.bytes == real.bytes
+        assert counted.kernels == real.kernels
+        assert counted.peak_bytes == real.peak_bytes
 
 
 @pytest.mark.parametrize("chunked", ["true", "false"])
@@ -197,7 +186,8 @@ def test_a_language_model_counts_as_the_library_counts_it(chunked: str):
     project = render(workload="llm")
     load, build = imported(project, "config").load, imported(project, "model").build_model
     facts = {"vocabulary": 50257, "token_bytes": [1] * 50257}
-    settings = load(overrides=[("model.size", "small"), ("model.chunked_loss", chunked)])
+    sizes = [("model.size", "small"), ("model.layers", "2")]
+    settings = load(overrides=[*sizes, ("model.chunked_loss", chunked)])
     tokens = torch.empty(16, 128, dtype=torch.int64)
     samples = {"tokens": tokens, "targets": tokens, "index": tokens[:, 0]}
     found = imported(project, "measure.costs").count(
@@ -256,28 +246,15 @@ def test_rows_are_ranked_by_price_then_time_and_what_fails_comes_last():
         {"fits": True, "epoch_price": 1.0, "step_ms": 9.0},
         {"fits": True, "epoch_price": 2.0, "step_ms": 1.0},
         {"fits": True, "epoch_price": None, "step_ms": 0.5},
-        {"fits": True, "epoch_price": None, "step_ms": 0.7},
+        {"fits": True, "epoch_price": None, "step_ms": 0.7, "card_gb": 8.0},
+        {"fits": True, "epoch_price": None, "step_ms": 0.7, "card_gb": 80.0},
         {"fits": False, "epoch_price": 0.1, "step_ms": 0.1},
         {"fits": False, "why": "no bf16"},
     ]
-    assert sorted((ranked[i] for i in (3, 0, 5, 2, 4, 1)), key=estimate.rank) == ranked
+    assert sorted((ranked[i] for i in (4, 3, 0, 6, 2, 5, 1)), key=estimate.rank) == ranked
 
 
-def test_cards_that_all_wait_for_the_host_are_said_to_and_the_smaller_comes_first():
-    row = {"precision": "bf16", "fits": True, "memory_gb": 1.0, "step_ms": 2.0, "epoch_price": None}
-    row |= {"epoch_hours": 1.0, "run_hours": 1.0}
-    large, small = (
-        {"card": key, "card_gb": gb, "bound": "launch", **row}
-        for key, gb in (("b", 80.0), ("a", 8.0))
-    )
-    cpu = {"card": "cpu", "card_gb": None, "bound": "compute", **row, "step_ms": 9.0}
-    assert sorted((cpu, large, small), key=estimate.rank) == [small, large, cpu]
-    verb, said = imported(render(), "commands.estimate"), "every card waits for the host"
-    assert said in verb.table([small, large, cpu])[-1]
-    assert said not in verb.table([small, large | {"bound": "compute"}, cpu])[-1]
-
-
-# ---- the verb ----
+# ---- the command ----
 
 LARGE = (
     *("--model.size", "small", "--model.layers", "2"),
@@ -288,10 +265,13 @@ LARGE = (
 def estimated(
     project: Path, *words: str, cwd: Path, before: Callable[[], Any] | None = None
 ) -> Result:
-    """The verb, without seconds of measuring this machine."""
+    """The command on a made-up host whose launches never decide: measuring one takes seconds."""
 
     def put() -> None:
-        importlib.import_module(f"{PACKAGE}.measure.estimates").fastest.__defaults__ = (0.02,)
+        module = importlib.import_module(f"{PACKAGE}.measure.estimates")
+        module.this_cpu = lambda precision: module.Device(
+            "cpu", precision, 1e11, 1e10, 1e10, 0.0, launch=1e-6, is_host=True
+        )
         if before is not None:
             before()
 
@@ -303,17 +283,10 @@ def rows(result) -> dict[str, dict]:
     return {row["card"]: row for row in json.loads(result.out)}
 
 
-def quick_host() -> None:
-    """A host whose launches never decide: those of a busy machine take as long on every card."""
-    module = importlib.import_module(f"{PACKAGE}.measure.estimates")
-    measured = module.this_cpu
-    module.this_cpu = lambda precision: measured(precision)._replace(launch=1e-6)
-
-
 def test_three_cards_are_ordered_by_speed_and_by_price(tmp_path):
     words = ("estimate", "--json", *LARGE, "--gpu", "t4", "h100", "rtx_4090")
     project = render(workload="llm")
-    found = rows(estimated(project, *words, cwd=tmp_path, before=quick_host))
+    found = rows(estimated(project, *words, cwd=tmp_path))
     fastest = [card for card in found if card != "cpu"]
     assert fastest == ["h100", "rtx_4090", "t4"]
     assert found["t4"]["precision"] == "fp16"
@@ -323,7 +296,7 @@ def test_three_cards_are_ordered_by_speed_and_by_price(tmp_path):
     assert h100["run_hours"] == pytest.approx(10 * h100["epoch_hours"])
     assert h100["epoch_price"] is None
     prices = ("--price", "h100=100", "rtx_4090=0.4", "--estimate.price_per_hour", "1")
-    priced = rows(estimated(project, *words, *prices, cwd=tmp_path, before=quick_host))
+    priced = rows(estimated(project, *words, *prices, cwd=tmp_path))
     assert [card for card in priced if card != "cpu"][-1] == "h100"
     assert priced["h100"]["epoch_price"] == pytest.approx(100 * priced["h100"]["epoch_hours"])
     assert priced["t4"]["epoch_price"] == pytest.approx(priced["t4"]["epoch_hours"])
@@ -340,25 +313,22 @@ def test_a_table_for_people(tmp_path):
 
 
 def test_the_cpu_is_a_card_of_the_table_and_the_optimizer_is_the_settings(tmp_path):
-    found = {}
+    def quick() -> None:
+        importlib.import_module(f"{PACKAGE}.measure.estimates").fastest.__defaults__ = (0.02,)
+
+    memory = {}
     for name in ("adamw", "adafactor"):
         words = ("estimate", "--json", "--gpu", "cpu", "--optimizer.name", name)
-        found |= {name: rows(estimated(render(workload="tabular"), *words, cwd=tmp_path))}
-        assert list(found[name]) == ["cpu"]
-    assert found["adafactor"]["cpu"]["memory_gb"] < found["adamw"]["cpu"]["memory_gb"]
+        found = rows(run(render(workload="tabular"), *words, cwd=tmp_path, before=quick))
+        assert list(found) == ["cpu"]
+        assert found["cpu"]["step_ms"] > 0
+        memory[name] = found["cpu"]["memory_gb"]
+    assert memory["adafactor"] < memory["adamw"]
 
 
 def test_fp8_is_for_cards_that_have_it(tmp_path):
-    words = (
-        "--json",
-        "--training.precision",
-        "fp8",
-        "--data.sample_mb",
-        "0.5",
-        "--gpu",
-        "h100",
-        "a100_80gb",
-    )
+    words = ("--json", "--training.precision", "fp8", "--data.sample_mb", "0.5")
+    words += ("--data.block_size", "64", "--gpu", "h100", "a100_80gb")
     found = rows(estimated(render(workload="llm"), "estimate", *words, cwd=tmp_path))
     assert found["h100"]["precision"] == "fp8"
     assert "no GPU" in found["cpu"]["why"]
@@ -366,10 +336,9 @@ def test_fp8_is_for_cards_that_have_it(tmp_path):
 
 
 def test_what_does_not_fit_is_last_and_said(tmp_path):
-    words = ("--model.layers", "4", "--model.width", "6144", "--data.sample_mb", "0.5")
-    result = estimated(
-        render(workload="llm"), "estimate", *words, "--gpu", "t4", "h200", cwd=tmp_path
-    )
+    words = ("--model.layers", "1", "--model.width", "12288", "--data.sample_mb", "0.5")
+    words += ("--data.block_size", "64", "--gpu", "t4", "h200")
+    result = estimated(render(workload="llm"), "estimate", *words, cwd=tmp_path)
     assert result.code == 0, result.err
     lines = [line for line in result.out.splitlines() if line.startswith(("t4", "h200"))]
     assert [line.split()[0] for line in lines] == ["h200", "t4"]

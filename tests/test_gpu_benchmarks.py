@@ -1,109 +1,202 @@
-"""The parts of `make bench-gpu`, in small on a CPU: each row is measured, kept when it ends, published."""
+"""`make bench-gpu`, in small on a CPU: each row is measured, kept when it ends, and published."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from forking import run_file
 from rendering import REPOSITORY, render
+from running import undrawn
 
 GPU = REPOSITORY / "benchmarks/gpu"
+PAGES = REPOSITORY / "docs/benchmarks"
+WITH_FP8 = {"loader": "memmap", "precision": "fp8", "extras": ["watch"]}
 # The page of each part, and the answers of its project.
-PARTS = {
-    "graph": ("graph", {"workload": "graph"}),
-    "llm": (
-        "llm",
-        {"workload": "llm", "precision": "fp8", "loader": "memmap", "extras": ["watch"]},
-    ),
-    "seq2seq": ("seq2seq", {"workload": "seq2seq", "precision": "fp8"}),
+PARTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "graph": ("graph", {"workload": "graph", "loader": "dataloader"}),
+    "llm": ("llm", {"workload": "llm", **WITH_FP8}),
+    "seq2seq": ("seq2seq", {"workload": "seq2seq", "loader": "dataloader", "precision": "fp8"}),
     "timeseries": ("loaders", {"workload": "windows", "loader": "chunk"}),
 }
+CARD = {"gpu": "NVIDIA H200", "torch": "2.13.0", "protocol": "made up"}
 
 
-def rehearse(part: str, folder: Path, *words: str) -> subprocess.CompletedProcess:
-    """On a machine without Copier: rented ones with a GPU have none."""
-    _, answers = PARTS[part]
-    (folder / "copier.py").write_text("raise ImportError('not here')")
-    command = (
-        sys.executable,
-        GPU / f"{part}.py",
-        "--project",
-        render(**answers),
-        "--output",
-        folder,
-        *words,
-    )
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(folder)}
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+@pytest.fixture
+def run_all(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(GPU))
+    return importlib.import_module("run_all")
 
 
-def without_copier() -> None:
-    for name in ("copier", "rendering"):
-        sys.modules[name] = None  # type: ignore[assignment]
+def gpu_table(folder: Path, page: str) -> dict[str, Any]:
+    (table,) = json.loads((folder / f"{page}.json").read_text())["gpu"]["tables"]
+    return table
+
+
+def names(page: str) -> list[str]:
+    """Rows of a page of the repository."""
+    return [row[0] for row in gpu_table(PAGES, page)["rows"]]
+
+
+def write_rows(folder: Path, page: str, rows: list[str], **figures: Any) -> None:
+    with open(folder / f"{page}.jsonl", "a") as file:
+        for name in rows:
+            file.write(json.dumps({"name": name, **CARD, **figures}) + "\n")
 
 
 def test_every_part_is_tested() -> None:
-    assert {path.stem for path in GPU.glob("*.py")} == {*PARTS, "check", "rows"}
+    assert {path.stem for path in GPU.glob("*.py")} == {*PARTS, "rows", "run_all"}
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_every_row_is_measured_and_fits_its_page(part: str, tmp_path: Path) -> None:
+def test_every_row_is_measured_once_and_fits_its_page(part: str, tmp_path: Path) -> None:
+    """On a machine without Copier: rented ones have none. What is there is not measured again."""
     page, answers = PARTS[part]
-    given = "--project", str(render(**answers)), "--output", str(tmp_path)
-    done = run_file(GPU / f"{part}.py", *given, "--rehearse", cwd=tmp_path, before=without_copier)
+    carried = tmp_path / f"{answers['workload']}-{answers['loader']}-pytorch"
+    carried.symlink_to(render(**answers))
+
+    def without_copier() -> None:
+        os.environ["FASTTRAIN_PROJECTS"] = str(tmp_path)
+        sys.modules["copier"] = None  # type: ignore[assignment]
+        sys.modules["rendering"] = None  # type: ignore[assignment]
+        sys.path.insert(0, str(carried / "src"))
+        undrawn()
+
+    (there, *others) = names(page)
+    write_rows(tmp_path, page, [there], error="of another machine")
+    words = ("--output", str(tmp_path), "--rehearse")
+    done = run_file(GPU / f"{part}.py", *words, cwd=tmp_path, before=without_copier)
     assert done.code == 0, done.out[-3000:] + done.err[-3000:]
-    rows = [json.loads(line) for line in (tmp_path / f"{page}.jsonl").read_text().splitlines()]
-    (table,) = json.loads((tmp_path / f"{page}.json").read_text())["gpu"]["tables"]
-    assert sorted(row["name"] for row in rows) == sorted(name for name, *_ in table["rows"])
+    rows = [json.loads(line) for line in (tmp_path / f"{page}.jsonl").read_text().splitlines()][1:]
+    assert sorted(row["name"] for row in rows) == sorted([there, *others])
     assert not [row for row in rows if "error" in row]
-    assert all(None not in row and len(row) == len(table["columns"]) for row in table["rows"])
     assert all(0 < row["loss"] < 12 for row in rows if "loss" in row)
+    table = gpu_table(tmp_path, page)
+    assert all(None not in row and len(row) == len(table["columns"]) for row in table["rows"])
+    assert table["columns"] == gpu_table(PAGES, page)["columns"]
+    assert [row[0] for row in table["rows"]] == names(page)
     if part == "timeseries":  # only the first of these goes around the chunk loader
         resident = [row["resident"] for row in rows if "resident" in row]
         assert [value is None for value in resident] == [True, False, False, False]
-    # The page of the repository has the same columns and rows, measured or not.
-    (kept,) = json.loads((REPOSITORY / f"docs/benchmarks/{page}.json").read_text())["gpu"]["tables"]
-    assert kept["columns"] == table["columns"]
-    assert [name for name, *_ in kept["rows"]] == [name for name, *_ in table["rows"]]
 
 
-def test_a_row_that_does_not_fit_into_the_time_is_left_out_by_name(tmp_path: Path) -> None:
-    done = rehearse("graph", tmp_path, "--rehearse", "--seconds", "-1")
-    assert done.returncode == 1
-    (table,) = json.loads((tmp_path / "graph.json").read_text())["gpu"]["tables"]
-    assert [row[1] for row in table["rows"]] == ["TimeoutError: left out, -1 s are over"] * 3
+def test_a_row_that_is_there_is_kept(run_all: Any, tmp_path: Path) -> None:
+    """Of this card and protocol; one that failed, or is of another card, is measured again."""
+    rows = importlib.import_module("rows")
+    arguments = SimpleNamespace(rehearse=True, headline=False, output=tmp_path)
+
+    def book() -> Any:
+        cells = lambda row, done: [row["value"]]  # noqa: E731
+        return rows.Book("graph", ["", "value"], cells, ["a", "b", "c"], arguments, "same")
+
+    def fails() -> dict[str, Any]:
+        raise RuntimeError("no")
+
+    first = book()
+    first.measure("a", lambda: {"value": 1, "memory_gb": 0})
+    first.measure("b", fails)
+    write_rows(tmp_path, "graph", ["c"], value=2)
+    measured: list[str] = []
+    plan = {}
+    for name in ("a", "b", "c"):
+        plan[name] = lambda name=name: measured.append(name) or {"value": 3, "memory_gb": 0}
+    book().run(plan)
+    assert measured == ["b", "c"]
 
 
-@pytest.mark.parametrize("part", ["llm", "check"])
-def test_without_a_gpu_it_says_so(part: str, tmp_path: Path) -> None:
-    done = run_file(GPU / f"{part}.py", cwd=tmp_path)
+def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
+    done = run_file(GPU / "graph.py", "--output", str(tmp_path), cwd=tmp_path)
     assert done.code == 1
     assert done.err.splitlines()[-1].startswith("error: no GPU")
 
 
-def test_what_was_measured_elsewhere_is_taken_over(tmp_path: Path) -> None:
-    """Into a copy of the pages: the part it names, and nothing else."""
-    shutil.copytree(REPOSITORY / "docs/benchmarks", tmp_path / "docs/benchmarks")
-    (tmp_path / "benchmarks").mkdir()
-    shutil.copy2(REPOSITORY / "benchmarks/publish.py", tmp_path / "benchmarks")
-    rows = [["+ TF32", "12.5", None], ["+ bf16", None, None]]
-    table = {"columns": ["", "ms/step", "tokens/s"], "rows": rows}
-    taken = tmp_path / "llm.json"
-    taken.write_text(json.dumps({"gpu": {"protocol": "made up", "tables": [table]}}))
-    before = (tmp_path / "docs/benchmarks/llm.md").read_text()
-    subprocess.run([sys.executable, tmp_path / "benchmarks/publish.py", taken], check=True)
-    after = (tmp_path / "docs/benchmarks/llm.md").read_text()
-    assert (
-        "| + TF32 | 12.5 | not measured yet |\n| + bf16 | not measured yet |  |\n\nmade up.\n"
-        in after
-    )
-    assert (
-        after.partition("<!-- measured: gpu -->")[0]
-        == before.partition("<!-- measured: gpu -->")[0]
-    )
+def test_tests_come_first_then_headlines_then_the_rest(
+    run_all: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tests that have passed are left out the next time; what fails ends nothing but is named."""
+    called: list[list[str]] = []
+
+    def call(command: list[str], **_: Any) -> Any:
+        called.append([word for word in command[1:] if word != str(tmp_path)])
+        return SimpleNamespace(returncode=int("benchmarks/gpu/graph.py" in command))
+
+    monkeypatch.setattr(run_all.subprocess, "run", call)
+    assert run_all.run_all(tmp_path, rehearse=True) == 1
+    assert called[0][:4] == ["-m", "pytest", "-m", "gpu"]
+    first = [words[0] for words in called[1:] if "--headline" in words]
+    assert first == [words[0] for words in called[1:3]], "headlines come before the rest"
+    files = [Path(words[0]).stem for words in called[1:]]
+    assert set(files) == set(PARTS)
+    assert all("--rehearse" in words for words in called[1:])
+    called.clear()
+    run_all.run_all(tmp_path, rehearse=False)
+    assert called[0][0] == "benchmarks/gpu/llm.py"
+    assert not any("--rehearse" in words for words in called)
+
+
+def test_only_what_was_measured_is_published(run_all: Any, tmp_path: Path) -> None:
+    """Failed and missing rows stay "not measured yet", on the page and in the headlines."""
+    pages = tmp_path / "pages"
+    results = tmp_path / "results"
+    shutil.copytree(PAGES, pages)
+    results.mkdir()
+    every = names("llm")
+    failed = every[2]
+    missing = every[4]
+    table = gpu_table(pages, "llm")
+    for row in table["rows"]:
+        row[1:] = ["7.5"] * len(row[1:])
+    protocol = "2026-11-30, NVIDIA H200, driver 580.1, load 1.0, made up"
+    figures = {"gpu": {"protocol": protocol, "tables": [table]}}
+    (results / "llm.json").write_text(json.dumps(figures))
+    kept = [name for name in every if name not in (failed, missing)]
+    write_rows(results, "llm", kept, step_ms=10.0, tokens_per_second=3e5, memory_gb=6.2)
+    write_rows(results, "llm", [failed], error="RuntimeError: no")
+    run_all.publish(results, pages)
+    text = (pages / "llm.md").read_text()
+    assert f"| {every[0]} | 7.5 |" in text
+    assert f"| {failed} | not measured yet |" in text
+    assert f"| {missing} | not measured yet |" in text
+    assert "NVIDIA H200, driver 580.1" in text
+    (headlines,) = json.loads((pages / "README.json").read_text())["headlines"]["tables"]
+    ours = [row[-1] for row in headlines["rows"]]
+    assert ours == [None, None, "+0.0% a step", None, "memory +0%, 1.0× the tokens/s"]
+    readme = (pages / "README.md").read_text()
+    assert "ours: 2026-11-30, NVIDIA H200, driver 580.1." in readme
+    for page in ("seq2seq", "graph", "loaders"):
+        assert (pages / f"{page}.md").read_text() == (PAGES / f"{page}.md").read_text()
+
+
+def test_headlines_are_made_of_rows_that_exist(run_all: Any) -> None:
+    for page, name, reference, _ in run_all.HEADLINES:
+        assert {name, reference} <= set(names(page))
+
+
+def test_a_rehearsal_is_never_published(run_all: Any, tmp_path: Path) -> None:
+    write_rows(tmp_path, "graph", ["a"])
+    text = (tmp_path / "graph.jsonl").read_text()
+    (tmp_path / "graph.jsonl").write_text(text.replace(CARD["gpu"], run_all.REHEARSAL))
+    with pytest.raises(SystemExit, match="of a rehearsal: there is nothing to publish"):
+        run_all.publish(tmp_path, PAGES)
+
+
+def test_carried_projects_are_those_that_benchmarks_ask_for() -> None:
+    """With what decides files: answers by default need not be said."""
+    carried = importlib.import_module("gpu").projects()
+    for _, answers in PARTS.values():
+        assert any(answers.items() <= project.items() for project in carried), answers
+
+
+def test_make_runs_everything_or_one_part() -> None:
+    for words, file in ((), "run_all"), (("PART=llm",), "llm"):
+        command = ("make", "--dry-run", "bench-gpu", *words)
+        said = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+        assert f"benchmarks/gpu/{file}.py" in said.stdout

@@ -7,10 +7,8 @@ import json
 import math
 import os
 import re
-import shutil
 import signal
 import time
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,15 +25,8 @@ from test_tier_b import TINY
 from variants import choices, name
 
 SHORT = (
-    *(
-        "--training.max_steps",
-        "24",
-        "--evaluation.every_steps",
-        "6",
-        "--checkpoint.every_steps",
-        "6",
-    ),
-    *("--evaluation.batch_size", "1024"),
+    *("--training.max_steps", "24", "--evaluation.every_steps", "6"),
+    *("--checkpoint.every_steps", "6", "--evaluation.batch_size", "1024"),
 )
 SPACE = ("optimizer.learning_rate=1e-4..1e-1", "model.width=8,16,32")
 
@@ -91,33 +82,28 @@ def parsed(text: str, *flags: str) -> dict[str, Any]:
     return module("measure.search_space").parse(text, settings)
 
 
-def test_ranges_and_lists_are_what_the_schema_says() -> None:
-    found = parsed(
-        "optimizer.learning_rate=1e-4..1e-2 model.width=16..256 model.depth=1..9 model.dropout=0..0.5 "
-        "optimizer.weight_decay=0.1..0.5 training.precision=fp32,bf16 data.batch_size=16,32 "
-        "compile.enabled=true,auto"
-    )
-    ranges = {
-        key: (d.low, d.high, d.log, type(d.low)) for key, d in found.items() if hasattr(d, "low")
-    }
-    assert ranges == {
-        "optimizer.learning_rate": (1e-4, 1e-2, True, float),
-        "model.width": (16, 256, True, int),
-        "model.depth": (1, 9, False, int),
-        "model.dropout": (0.0, 0.5, False, float),
-        "optimizer.weight_decay": (0.1, 0.5, False, float),
-    }
-    lists = {key: d.choices for key, d in found.items() if hasattr(d, "choices")}
-    assert lists == {
-        "training.precision": ("fp32", "bf16"),
-        "data.batch_size": (16, 32),
-        "compile.enabled": (True, "auto"),
-    }
+FLOAT = optuna.distributions.FloatDistribution
+INTEGER = optuna.distributions.IntDistribution
+CHOICE = optuna.distributions.CategoricalDistribution
 
 
-def test_other_spellings_and_paths_with_dots_are_understood() -> None:
-    assert list(parsed("train.batch.batch_size=16,32")) == ["data.batch_size"]
-    assert parsed("training.init_from=../a,../b")["training.init_from"].choices == ("../a", "../b")
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("optimizer.learning_rate=1e-4..1e-2", FLOAT(1e-4, 1e-2, log=True)),
+        ("model.width=16..256", INTEGER(16, 256, log=True)),
+        ("model.depth=1..9", INTEGER(1, 9)),
+        ("model.dropout=0..0.5", FLOAT(0.0, 0.5)),
+        ("optimizer.weight_decay=0.1..0.5", FLOAT(0.1, 0.5)),
+        ("training.precision=fp32,bf16", CHOICE(("fp32", "bf16"))),
+        ("train.batch.batch_size=16,32", CHOICE((16, 32))),
+        ("compile.enabled=true,auto", CHOICE((True, "auto"))),
+        ("training.init_from=../a,../b", CHOICE(("../a", "../b"))),
+    ],
+)
+def test_a_range_or_list_is_what_the_schema_says(word: str, expected: Any) -> None:
+    (scale,) = parsed(word).values()
+    assert scale == expected
 
 
 @pytest.mark.parametrize(
@@ -129,11 +115,9 @@ def test_other_spellings_and_paths_with_dots_are_understood() -> None:
             "cannot be 5: --search: give a number above 0 and at most 1",
         ),
         ("model.width=0,8", "model.width cannot be 0: --search: give a whole number at least 1"),
-        ("model.width=8..8.5", "model.width cannot be 8.5: --search"),
         ("model.width=64..8", "no range: --search: give two numbers, the smaller one first"),
         ("training.precision=fp32..bf16", "no range: --search"),
         ("model.width=8", "no choice: --search: write model.width=LOW..HIGH"),
-        ("model.width=8,8", "no choice: --search"),
         ("model.width", "model.width cannot be"),
         (
             "model.width=8,16 model.width=4,8",
@@ -141,7 +125,6 @@ def test_other_spellings_and_paths_with_dots_are_understood() -> None:
         ),
         ("reproducibility.seed=1..9", "cannot be searched: --search: all trials have the same"),
         ("data.path=a,b", "cannot be searched: --search: losses on other data"),
-        ("use_amp=0,1", "cannot be searched: --search"),
         ("training.gradient_accumulation_steps=1,2", "compile.mode reduce-overhead"),
     ],
 )
@@ -153,14 +136,13 @@ def test_a_mistake_in_the_space_is_one_line(text: str, said: str) -> None:
     assert said in str(caught.value)
 
 
-def test_nothing_is_written_after_a_mistake(place: Path) -> None:
-    for words in (("lr=1..2",), (*SPACE, "--trials", "0"), (*SPACE, "--minutes", "-1")):
-        one_error(run(render(), "tune", "--search", *words, cwd=place))
-        assert not (place / "searches").exists()
-    for word in ("batch_size", "--learning-rate"):
-        one_error(
-            run(render(), "tune", word, "--search", *SPACE, cwd=place), "--search tunes no knob"
-        )
+def test_nothing_is_written_after_an_error(place: Path) -> None:
+    for words, said in (
+        (("lr=1..2",), "unknown setting"),
+        ((*SPACE, "--trials", "0"), "--trials"),
+        ((*SPACE, "--learning-rate"), "--search tunes no knob"),
+    ):
+        one_error(run(render(), "tune", "--search", *words, cwd=place), said)
     assert not (place / "searches").exists()
 
 
@@ -186,8 +168,8 @@ def planted(settings: dict[str, Any]) -> float:
 
 
 def without_picture() -> None:
-    found: Any = importlib.import_module(f"{PACKAGE}.measure.search_page")
-    found.draw = lambda *_: None
+    page: Any = importlib.import_module(f"{PACKAGE}.measure.search_page")
+    page.draw = lambda *_: None
 
 
 def computed(loss: Callable[[dict[str, Any]], float | tuple[int, str]]) -> Callable[[], None]:
@@ -214,9 +196,13 @@ def computed(loss: Callable[[dict[str, Any]], float | tuple[int, str]]) -> Calla
 @pytest.mark.first(1)
 @pytest.mark.parametrize("seed", range(8))
 def test_a_planted_optimum_is_found_in_20_trials(seed: int, place: Path) -> None:
-    words = ("tune", "--search", *SPACE, "--trials", "20", "--reproducibility.seed", str(seed))
-    done = run(render(), *words, cwd=place, before=computed(planted))
+    words = ("tune", "--search", *SPACE, "--trials", "20", "--model.width", "32")
+    flags = ("--reproducibility.seed", str(seed))
+    done = run(render(), *words, *flags, cwd=place, before=computed(planted))
     assert done.code == 0, done.err[-3000:]
+    first = next(line for line in done.out.splitlines() if line.startswith("trial-001"))
+    assert first.startswith("trial-001: optimizer.learning_rate 0.001, model.width 32: loss ")
+    assert first.endswith("1 of 20 trials")
     assert states(place).count("COMPLETE") == 20
     text = (place / "tuned.yaml").read_text()
     tuned = yaml.safe_load(text)
@@ -224,17 +210,9 @@ def test_a_planted_optimum_is_found_in_20_trials(seed: int, place: Path) -> None
     assert 0.002 < tuned["optimizer"]["learning_rate"] < 0.008
     best = min(x["loss"] for key, x in results(place).items() if re.fullmatch(r"trial-\d+", key))
     assert planted(tuned) == pytest.approx(best)
-    assert "as configured 1.06" in text.splitlines()[1]
+    assert "as configured 0.86" in text.splitlines()[1]
     assert ": better by more than the spread" in text.splitlines()[1]
     assert done.out.endswith("tuned.yaml: train --config tuned.yaml\n")
-
-
-def test_the_first_trial_is_the_configuration_and_the_lines_say_what_is_left(place: Path) -> None:
-    words = ("tune", "--search", *SPACE, "--trials", "3", "--model.width", "32")
-    done = run(render(), *words, cwd=place, before=computed(planted))
-    first = next(line for line in done.out.splitlines() if line.startswith("trial-001"))
-    assert "optimizer.learning_rate 0.001, model.width 32: loss 0.86" in first
-    assert re.search(r"1 of 3 trials, left \d+:\d\d:\d\d$", first)
 
 
 def test_a_configuration_that_is_best_stays(place: Path) -> None:
@@ -267,16 +245,6 @@ def test_a_gain_must_exceed_the_spread(after: tuple[float, ...], said: str) -> N
     assert lines[1].endswith(f"over 3 other seeds, as configured 0.5 ± 0.01: {said}")
 
 
-@pytest.mark.full
-def test_luck_is_not_called_a_gain(place: Path) -> None:
-    """Losses that are noise: the lowest of many is lucky, and repeats say so."""
-    noise = lambda settings: zlib.crc32(json.dumps(settings, sort_keys=True).encode()) / 2**32  # noqa: E731
-    words = ("tune", "--search", *SPACE, "--trials", "12")
-    done = run(render(), *words, cwd=place, before=computed(noise))
-    assert done.code == 0, done.err[-3000:]
-    assert "better by more than the spread" not in done.out
-
-
 def test_more_trials_go_on_with_the_same_study(place: Path) -> None:
     words = ("tune", "--search", *SPACE, "--trials")
     run(render(), *words, "4", cwd=place, before=computed(planted))
@@ -305,9 +273,11 @@ def test_a_trial_that_fails_is_noted_and_no_other_is_drawn_near(place: Path) -> 
 
 
 def test_what_fails_always_is_one_line(place: Path) -> None:
-    words = ("tune", "--search", *SPACE, "--trials", "8")
+    words = ("tune", "--search", *SPACE, "--trials", "3")
     failing = computed(lambda settings: (2, "error: no such column: here: try\n"))
-    one_error(run(render(), *words, cwd=place, before=failing), "no such column.*remove searches/")
+    done = run(render(), *words, cwd=place, before=failing)
+    one_error(done, "no trial came to its end.*search.md says why")
+    assert "no such column" in (study(place) / "search.md").read_text()
     assert len(results(place)) == 3
 
 
@@ -323,15 +293,11 @@ def test_a_fault_of_the_code_is_mended_and_the_trial_repeated(place: Path) -> No
 
 
 def test_minutes_leave_time_for_the_repeats(place: Path) -> None:
-    """A trial of a second as it says: of 8 seconds one is for the trial, and six for repeats."""
-    words = ("tune", "--search", *SPACE, "--trials", "20", "--minutes", str(8 / 60))
+    """A trial of a second, as it says: after one of them, 6 seconds are too few for six repeats."""
+    words = ("tune", "--search", *SPACE, "--trials", "20", "--minutes", str(6 / 60))
     done = run(render(), *words, cwd=place, before=computed(planted))
     assert done.code == 0, done.err[-3000:]
-    assert len(states(place)) >= 2
-    words = (*words[:-1], str(6 / 60), "--model.depth", "2")
-    shutil.rmtree(place / "searches")
-    done = run(render(), *words, cwd=place, before=computed(planted))
-    assert len(states(place)) == 1, "the first is always tried"
+    assert len(states(place)) == 1
 
 
 def test_a_line_that_a_crash_cut_off_is_passed_over(place: Path) -> None:
@@ -500,19 +466,3 @@ def test_a_killed_command_takes_its_training_along_and_goes_on(place: Path) -> N
     assert interrupted.wait().code == 130
     (log,) = place.glob("again/searches/*/trial-001/log")
     assert "SIGTERM: saving after this step" in log.read_text(), "and it has waited for that"
-
-
-@pytest.mark.full
-def test_an_optimum_of_real_trainings_is_found_in_20_trials(place: Path) -> None:
-    """Of nine decades of learning rates few learn in 24 steps, and with most units dropped none does."""
-    project = render()
-    words = ("tune", "--search", "optimizer.learning_rate=1e-9..1", "model.dropout=0,0.9", *SHORT)
-    before = forked_trainings(project)
-    done = run(
-        project, *words, "--trials", "20", "--model.dropout", "0.9", cwd=place, before=before
-    )
-    assert done.code == 0, done.err[-3000:]
-    tuned = yaml.safe_load((place / "tuned.yaml").read_text())
-    assert tuned["model"]["dropout"] == 0
-    assert 1e-3 < tuned["optimizer"]["learning_rate"] < 0.3
-    assert "better by more than the spread" in done.out

@@ -1,74 +1,73 @@
-"""Fills build/gpu for a machine with a GPU that has PyTorch, matplotlib and h5py, but neither Copier nor a
-network: rendered projects, and wheels of what they need. There, `sh build/gpu/check.sh` runs the GPU tier,
-and `sh build/gpu/session.sh` that and every benchmark, by tools/gpu_session.py."""
+"""Fill build/gpu for a machine with a GPU that has PyTorch, but neither Copier nor a network.
+
+    python tools/gpu.py 3.12    # the version of Python there
+
+It holds rendered projects and wheels of what they need. Copy the repository with that folder, and
+run `sh build/gpu/run_all.sh` there: `make bench-gpu` without its environment. The machine's own
+Python needs PyTorch, matplotlib and h5py.
+"""
 
 from __future__ import annotations
 
 import itertools
-import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 PACKAGES = ("pydantic", "pyyaml", "safetensors", "tqdm", "pytest", "pytest-timeout", "pytest-xdist")
-BARE = ("torchao", "transformers>=5.23")  # without what they depend on, which is large and there
-INSTALL = """#!/bin/sh
-# Runs in the repository's root. The Python is the machine's own, with its PyTorch.
+# Without what they depend on, which is large and on the machine.
+BARE = ("torchao", "transformers>=5.23")
+SCRIPT = f"""#!/bin/sh
+# Runs in the repository's root.
 set -e
-python3 -m pip install --quiet --no-index --find-links build/gpu/wheels {packages}
-python3 -m pip install --quiet --no-index --find-links build/gpu/wheels --no-deps {bare}
+install="python3 -m pip install --quiet --no-index --find-links build/gpu/wheels"
+$install {" ".join(PACKAGES)}
+$install --no-deps {" ".join(BARE).replace(">=", "'>='")}
+export FASTTRAIN_PROJECTS=build/gpu/projects
+exec python3 benchmarks/gpu/run_all.py "$@"
 """
-SCRIPTS = {
-    "check": "FASTTRAIN_PROJECTS=build/gpu/projects"
-    ' python3 -m pytest -n 8 -m gpu tests/gpu -p no:cacheprovider "$@"\n',
-    "session": 'exec python3 tools/gpu_session.py "$@"\n',
-}
 
 
-def main(python: str = "3.12") -> None:
-    """python: version of the other machine's Python."""
-    import jinja2
-    from rendering import questions, render_into
+def projects() -> list[dict[str, Any]]:
+    """Answers of the projects that tests/gpu and benchmarks/gpu ask for."""
     from variants import LARGE_PRODUCTS, choices
+
+    answers: list[dict[str, Any]] = []
+    for loader, framework in itertools.product(choices("loader"), choices("framework")):
+        answers.append({"workload": "tabular", "loader": loader, "framework": framework})
+    loaders = {"windows": "chunk", "timeseries": "memmap", "llm": "memmap"}
+    for workload in choices("workload"):
+        if workload == "tabular":
+            continue
+        loader = loaders.get(workload, "dataloader")
+        answer = {"workload": workload, "loader": loader, "framework": "pytorch"}
+        if workload in LARGE_PRODUCTS:
+            answer["precision"] = "fp8"
+        if workload == "llm":  # a row of its benchmark is the cost of watching
+            answer["extras"] = ["watch"]
+        answers.append(answer)
+    return answers
+
+
+def main(python: str) -> None:
+    from rendering import render_into
 
     folder = ROOT / "build/gpu"
     shutil.rmtree(folder, ignore_errors=True)
-    cells = [
-        ("tabular", *cell) for cell in itertools.product(choices("loader"), choices("framework"))
-    ]
-    usual = jinja2.Template(questions()["loader"]["default"])
-    cells += [
-        (workload, usual.render(workload=workload), "pytorch")
-        for workload in choices("workload")
-        if workload != "tabular"
-    ]
-    for workload, loader, framework in cells:
-        answers = {"workload": workload, "loader": loader, "framework": framework}
-        if workload in LARGE_PRODUCTS:
-            answers["precision"] = "fp8"
-        if workload == "llm":  # a row of its benchmark is what watching costs
-            answers["extras"] = ["watch"]
-        render_into(folder / "projects" / f"{workload}-{loader}-{framework}", **answers)
-    wheels = (
-        "--python-version",
-        python,
-        "--only-binary=:all:",
-        "--quiet",
-        "--dest",
-        str(folder / "wheels"),
-    )
-    for packages in (PACKAGES, ("--no-deps", *BARE)):
-        subprocess.run([sys.executable, "-m", "pip", "download", *wheels, *packages], check=True)
-    install = INSTALL.format(packages=" ".join(PACKAGES), bare=shlex.join(BARE))
-    for name, script in SCRIPTS.items():
-        (folder / f"{name}.sh").write_text(install + script)
-    print(
-        f"ready: carry the repository with {folder.relative_to(ROOT)}, there run sh build/gpu/session.sh"
-    )
+    for answer in projects():
+        name = f"{answer['workload']}-{answer['loader']}-{answer['framework']}"
+        render_into(folder / "projects" / name, **answer)
+    download = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary=:all:"]
+    download += ["--python-version", python, "--dest", str(folder / "wheels")]
+    subprocess.run([*download, *PACKAGES], check=True)
+    subprocess.run([*download, "--no-deps", *BARE], check=True)
+    (folder / "run_all.sh").write_text(SCRIPT)
+    print("ready: copy the repository there, and run sh build/gpu/run_all.sh")
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1])

@@ -5,9 +5,8 @@ has cached; rebuilt for each batch by the project, as `graph_builder.use_in_trai
 loop in Python, stock by stock. "GPU busy" is the share of time in which any kernel ran, as NVML has it.
 Takes about 3 minutes on an H200.
 
-    make bench-gpu PART=graph ARGS="--output benchmark_results"
-    python benchmarks/gpu/graph.py --project build/gpu/projects/graph-dataloader-pytorch
-    python benchmarks/gpu/graph.py --rehearse      # every row in small on a CPU, without worth as figures
+    make bench-gpu PART=graph
+    make bench-gpu PART=graph ARGS=--rehearse    # every row in small on a CPU
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ def cells(row: dict[str, Any], done: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def main() -> None:
-    arguments = begin(__doc__, steps=200, workload="graph")
+    arguments = begin(__doc__, steps=200, workload="graph", loader="dataloader")
     graph = on_a_cpu()
     graph.module = project
     if arguments.rehearse:

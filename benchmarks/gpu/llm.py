@@ -5,9 +5,8 @@ nanoGPT's structure with compile, which starts from the same weights; then, with
 checkpointing for its memory, deterministic mode, and the monitor's own cost. All rows see the same tokens in
 the same order. Takes about 8 minutes on an H200.
 
-    make bench-gpu PART=llm ARGS="--output benchmark_results"
-    python benchmarks/gpu/llm.py --project build/gpu/projects/llm-memmap-pytorch
-    python benchmarks/gpu/llm.py --rehearse        # every row in small on a CPU, without worth as figures
+    make bench-gpu PART=llm
+    make bench-gpu PART=llm ARGS=--rehearse    # every row in small on a CPU
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What the parts of `make bench-gpu` share: a project's own training as a row of a table, kept when it ends.
+"""What the parts of `make bench-gpu` share: a project's own training as a row of a table.
 
-A lost machine loses one row only: OUTPUT/PAGE.jsonl has every figure of each, OUTPUT/PAGE.json the table,
-in which rows that were not reached say so, and `--resume` goes on with those that are missing there.
-`python benchmarks/publish.py OUTPUT/PAGE.json` puts it on the page docs/benchmarks/PAGE.md.
+Each row is kept when it ends, so that a lost machine loses one row only: OUTPUT/PAGE.jsonl has
+every figure of each, OUTPUT/PAGE.json the table. The same command measures the rows that are
+missing there, or that failed. `make bench-gpu ARGS=--publish` writes them onto the pages.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
 
 from publish import keep, machine, tables  # noqa: E402
 
-SECONDS = 480
+OUTPUT = ROOT / "build/gpu/results"
+REHEARSED = ROOT / "build/gpu/rehearsal"
+REHEARSAL = "none: a rehearsal"  # in place of a card's name
+PROJECTS = "FASTTRAIN_PROJECTS"  # environment: a folder of rendered projects
 QUERY = (
     "nvidia-smi",
     "--query-gpu=utilization.gpu",
@@ -36,62 +39,53 @@ QUERY = (
     "--loop-ms=200",
 )
 WARM = 2  # logged rows of a training that do not count
-FEWEST = WARM + 2  # steps of a row in a rehearsal, which logs each
+FEWEST = WARM + 1  # steps of a row in a rehearsal, which logs each
 
 Row = dict[str, Any]
 
 
 def begin(doc: str, steps: int = 0, **answers: Any) -> argparse.Namespace:
-    """The command line; the project's package is importable afterwards. Ends where there is no GPU.
+    """Parse the command line and make the project importable. Ends if there is no GPU.
 
-    answers: of the project that is rendered where `--project` names none. steps: default of `--steps`, but
-    for a rehearsal.
+    answers: of the project, `workload` and `loader` among them. It is rendered, or taken from the
+    folder in FASTTRAIN_PROJECTS. steps: default of `--steps`, except in a rehearsal.
     """
     parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    words = ", ".join(f"{name} {value}" for name, value in answers.items())
-    parser.add_argument(
-        "--project", type=Path, help=f"rendered with {words} (default: it is rendered now)"
-    )
-    parser.add_argument(
-        "--output", type=Path, default=Path(os.environ.get("OUT", "benchmark_results"))
-    )
+    parser.add_argument("--output", type=Path, help=f"of the results (default: {OUTPUT})")
     if steps:
         text = f"of a row (default: {steps}, of a rehearsal {FEWEST})"
-        parser.add_argument("--steps", type=int, default=steps, help=text)
-    parser.add_argument(
-        "--seconds", type=int, default=SECONDS, help=f"no row begins later (default: {SECONDS})"
-    )
-    flag = lambda name, help: parser.add_argument(name, action="store_true", help=help)  # noqa: E731
-    flag("--rehearse", "every row in small; needs no GPU")
-    flag("--headline", "only the rows that matter most")
-    flag("--resume", "keep what OUTPUT has of the same card, torch and protocol; measure the rest")
-    flag("--again", "with --resume: try once more what has failed there")
+        parser.add_argument("--steps", type=int, help=text)
+    parser.add_argument("--rehearse", action="store_true", help="every row in small; needs no GPU")
+    parser.add_argument("--headline", action="store_true", help="only the rows that matter most")
     arguments = parser.parse_args()
-    if arguments.rehearse:
-        parser.set_defaults(steps=FEWEST)
-        arguments = parser.parse_args()
-    # cuBLAS is asked once in a process whether it is deterministic, at its first product: so for all rows.
+    if arguments.output is None:
+        arguments.output = REHEARSED if arguments.rehearse else OUTPUT
+    if steps and arguments.steps is None:
+        arguments.steps = FEWEST if arguments.rehearse else steps
+
+    # cuBLAS reads this once in a process, at its first product: so it is set for all rows.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    if arguments.project is not None:
-        enter(arguments.project)  # before torch is imported, as the project's own verbs have it
+    folder = find_project(answers)
+    sys.path.insert(0, str(folder / "src"))
+    # Before torch is imported, as the project's own commands do it.
+    project("engine.runs").prepare_process()
     import torch
 
     if not (torch.cuda.is_available() or arguments.rehearse):
         sys.exit("error: no GPU: there is nothing to measure: start it on the machine that has one")
-    if arguments.project is None:
-        from rendering import render
-
-        arguments.project = render(**answers)
-        enter(arguments.project)
+    arguments.project = folder
     return arguments
 
 
-def enter(folder: Path) -> None:
-    """Makes the project's package importable, and the process what its verbs make it."""
-    sys.path.insert(0, str(folder.resolve() / "src"))
-    project("engine.runs").prepare_process()
+def find_project(answers: Row) -> Path:
+    if PROJECTS in os.environ:
+        name = f"{answers['workload']}-{answers['loader']}-pytorch"
+        return Path(os.environ[PROJECTS]).resolve() / name
+    from rendering import render
+
+    return render(**answers)
 
 
 def project(name: str) -> Any:
@@ -108,8 +102,10 @@ class Training(NamedTuple):
     ready_s: float  # imports, data, dry run
 
     def steady(self, *names: str, after: int = 0) -> Row:
-        """Medians over the warm rows, or over those after a step; what is not there is left out."""
-        late = [row for row in self.rows if row["step"] > after] if after else self.rows[WARM:]
+        """Medians over the warm rows, or over those after a step; missing names are left out."""
+        late = self.rows[WARM:]
+        if after:
+            late = [row for row in self.rows if row["step"] > after]
         return {
             name: statistics.median(row[name] for row in late) for name in names if name in late[0]
         }
@@ -199,11 +195,6 @@ def read(path: Path) -> dict[str, Row]:
     return found
 
 
-def left_out(row: Row) -> bool:
-    """Whether there was no time for it: it did not fail."""
-    return row.get("error", "").startswith("TimeoutError")
-
-
 class Book:
     """The table of one page, with a row for each name; its cells are empty until it is measured.
 
@@ -221,16 +212,24 @@ class Book:
     ):
         import torch
 
-        self.page, self.columns, self.cells, self.arguments = page, columns, cells, arguments
-        device = "none: a rehearsal" if arguments.rehearse else torch.cuda.get_device_name()
+        self.page = page
+        self.columns = columns
+        self.cells = cells
+        self.names = names
+        self.arguments = arguments
+        device = REHEARSAL
+        if not arguments.rehearse:
+            device = torch.cuda.get_device_name()
+        # What a row must have in common with this run to be kept.
         self.facts: Row = {"gpu": device, "torch": torch.__version__, "protocol": how}
-        named = device if arguments.rehearse else device + driver()
-        self.protocol = f"{machine('triton', 'torchao', device=named)}, {how}"
-        self.names, self.begun = names, time.perf_counter()
-        self.path = arguments.output / f"{page}.jsonl"
-        found = read(self.path) if arguments.resume else {}
-        self.found = {name: row for name, row in found.items() if row.items() >= self.facts.items()}
+        described = machine("triton", "torchao", device=device + driver())
+        self.protocol = f"{described}, {how}"
         arguments.output.mkdir(parents=True, exist_ok=True)
+        self.path = arguments.output / f"{page}.jsonl"
+        self.found = {}
+        for name, row in read(self.path).items():
+            if row.items() >= self.facts.items():
+                self.found[name] = row
 
     @property
     def done(self) -> dict[str, Row]:
@@ -249,23 +248,17 @@ class Book:
         return rows
 
     def run(self, plan: dict[str, Callable[[], Row]], first: tuple[str, ...] = ()) -> None:
-        """Measures what is missing, the rows of `first` before the others; then prints the table."""
-        missing = [name for name in plan if name not in self.done]
-        if not self.arguments.again:
-            missing = [
-                name
-                for name in missing
-                if left_out(self.found.get(name, {"error": "TimeoutError"}))
-            ]
-        order = [name for name in first or plan if name in missing]
-        if not self.arguments.headline:
-            order += [name for name in missing if name not in order]
+        """Measure what is missing, the rows of `first` before the others; then print the table."""
+        order = [*first, *(name for name in plan if name not in first)]
+        if self.arguments.headline:
+            order = [*first]
         for name in order:
-            self.measure(name, plan[name])
+            if name not in self.done:
+                self.measure(name, plan[name])
         self.close()
 
     def measure(self, name: str, work: Callable[[], Row]) -> None:
-        """Fills in a row. An error fills it, too, as the other rows are worth having all the same."""
+        """Fill in a row. An error fills it, too: the other rows are still worth having."""
         import torch
 
         gc.unfreeze()
@@ -276,18 +269,12 @@ class Book:
             torch.cuda.reset_peak_memory_stats()
         row: Row = {"name": name, **self.facts}
         try:
-            start = time.perf_counter()
-            longest = max((row.get("took_s", 0) for row in self.found.values()), default=0)
-            if start - self.begun + longest > self.arguments.seconds:
-                raise TimeoutError(f"left out, {self.arguments.seconds} s are over")
             row |= work()
             row.setdefault("memory_gb", torch.cuda.max_memory_allocated() / 2**30)
-            row["took_s"] = round(time.perf_counter() - start, 1)
-            self.cells(
-                row, self.done | {name: row}
-            )  # a row without one of its figures has failed, too
+            self.cells(row, self.done | {name: row})  # a row that lacks a figure has failed, too
         except Exception as error:
-            row["error"] = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
+            first_line = str(error).partition("\n")[0]
+            row["error"] = f"{type(error).__name__}: {first_line[:200]}"
         self.found[name] = row
         with open(self.path, "a") as file:
             file.write(json.dumps(row) + "\n")
@@ -300,9 +287,9 @@ class Book:
         return {"protocol": self.protocol, "tables": [{"columns": self.columns, "rows": rows}]}
 
     def close(self) -> None:
-        """Prints the table; a rehearsal with a row that failed ends with exit code 1."""
+        """Print the table; ends with exit code 1 if a row failed."""
         print(tables(self.figures))
-        if self.arguments.rehearse and any("error" in row for row in self.found.values()):
+        if any("error" in row for row in self.found.values()):
             sys.exit(1)
 
 

@@ -5,9 +5,8 @@ two chunks that take turns, with everything resident, and with the other optimiz
 what the machine allows: reading the cached file, copying from page-locked memory. All rows see the same
 windows in the same order. Takes about 6 minutes and 13 GB of disk.
 
-    make bench-gpu PART=timeseries ARGS="--output benchmark_results"
-    python benchmarks/gpu/timeseries.py --project build/gpu/projects/windows-chunk-pytorch
-    python benchmarks/gpu/timeseries.py --rehearse     # every row in small on a CPU, without worth as figures
+    make bench-gpu PART=timeseries
+    make bench-gpu PART=timeseries ARGS=--rehearse    # every row in small on a CPU
 """
 
 from __future__ import annotations

@@ -27,7 +27,8 @@ def module(name: str, loader: str = "chunk") -> Any:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place, random = tmp_path_factory.mktemp("store"), np.random.default_rng(1)
+    place = tmp_path_factory.mktemp("store")
+    random = np.random.default_rng(1)
     with module("engine.store").StoreWriter(place, "fake") as writer:
         writer.create("pages", (ROWS, *SHAPE), "float32")[...] = random.normal(size=(ROWS, *SHAPE))
         writer.create("series", (ROWS + 50, 3), "float16")[...] = random.normal(size=(ROWS + 50, 3))
@@ -95,28 +96,29 @@ def make(
     )
 
 
+def check_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    """Bit for bit; the other one is on the GPU."""
+    for name, value in one.items():
+        assert other[name].is_cuda
+        assert other[name].dtype == value.dtype
+        assert other[name].cpu().view(torch.uint8).equal(value.contiguous().view(torch.uint8)), name
+
+
 @pytest.mark.parametrize("order", ["time", "block", "full", "lanes", "bucket"])
 @pytest.mark.parametrize("size", ["auto", 20 * BATCH_BYTES / 1e9, 3 * BATCH_BYTES / 1e9, 1e-9])
 def test_batches_are_those_of_memmap_beside_steps(
     order: str, size: float | str, folder: Path
 ) -> None:
     """A batch is used long after the loader has gone on reading; three epochs, the last from its middle."""
-    expected, found = (
-        make("memmap", folder, "cpu", order),
-        make("chunk", folder, "cuda", order, size),
-    )
+    expected = make("memmap", folder, "cpu", order)
+    found = make("chunk", folder, "cuda", order, size)
     weight = torch.randn(2048, 2048, device="cuda")
     for epoch, start in ((0, 0), (1, 0), (2, 20)):
         batches = zip(expected.epoch(epoch, start), found.epoch(epoch, start), strict=True)
         for one, other in batches:
             for _ in range(20):
                 weight = weight @ weight / 100  # the copies below are queued behind this
-            for name, value in one.items():
-                assert other[name].is_cuda
-                assert other[name].dtype == value.dtype
-                assert (
-                    other[name].cpu().view(torch.uint8).equal(value.contiguous().view(torch.uint8))
-                ), name
+            check_equal(one, other)
     stats = found.stats()
     assert stats["resident"] == (size == "auto")
     if size != "auto":
@@ -129,14 +131,11 @@ def test_batches_are_those_of_memmap_beside_steps(
 @pytest.mark.parametrize("order", ["time", "full", "lanes", "bucket"])
 def test_resident_rows_are_gathered_on_the_gpu(order: str, folder: Path) -> None:
     """From the second pass of training on, which knows what a step leaves free; bit for bit the same."""
-    expected, found = make("memmap", folder, "cpu", order), make("memmap", folder, "cuda", order)
+    expected = make("memmap", folder, "cpu", order)
+    found = make("memmap", folder, "cuda", order)
     for epoch, resident in ((0, 0), (1, 1), (2, 1)):
         for one, other in zip(expected.epoch(epoch), found.epoch(epoch), strict=True):
-            for name, value in one.items():
-                assert other[name].is_cuda
-                assert (
-                    other[name].cpu().view(torch.uint8).equal(value.contiguous().view(torch.uint8))
-                ), name
+            check_equal(one, other)
         assert found.stats()["resident"] == resident
     never = make("memmap", folder, "cuda", order, resident=False)
     for _ in range(2):

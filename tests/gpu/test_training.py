@@ -22,12 +22,8 @@ pytestmark = [
 LOADERS, FRAMEWORKS = ("dataloader", "chunk", "memmap"), ("pytorch", "lightning", "accelerate")
 FP8 = ("llm", "seq2seq")
 OPTIONS = (
-    "--monitor.every_steps",
-    "1",
-    "--training.max_steps",
-    "60",
-    "--schedule.warmup_steps",
-    "10",
+    *("--monitor.every_steps", "1", "--training.max_steps", "60"),
+    *("--schedule.warmup_steps", "10"),
 )
 
 
@@ -47,6 +43,7 @@ def train(
 ) -> subprocess.CompletedProcess[str]:
     """`python -m my_training WORDS` in `folder`; `before` is Python that runs first."""
     root = project(**answers)
+    folder.mkdir(exist_ok=True)
     (folder / "config.yaml").write_text((root / "config.yaml").read_text())
     start = f"import sys; sys.path.insert(0, {str(root / 'src')!r})\n{before}\n"
     start += "from my_training.__main__ import main; sys.exit(main(sys.argv[1:]))"
@@ -71,17 +68,17 @@ def losses(folder: Path) -> list[float]:
     return [row["loss"] for row in rows(folder)]
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-@pytest.mark.parametrize("loader", LOADERS)
-@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
-def test_learns_and_resumes(precision: str, loader: str, framework: str, tmp_path: Path) -> None:
-    """Deterministic mode, so that a resumed run must repeat the other one bit for bit on the GPU as well."""
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    words = (*OPTIONS, "--training.precision", precision, "--reproducibility.deterministic", "true")
-    for folder in (whole, parts):
-        folder.mkdir()
-    answers = {"loader": loader, "framework": framework}
-    pytest.importorskip(framework.replace("pytorch", "torch"))
+def mean_loss(folder: Path, *words: str, **answers: str) -> float:
+    """Train in the folder; the mean of the last ten losses."""
+    train(folder, "train", *OPTIONS, *words, **answers)
+    return sum(losses(folder)[-10:]) / 10
+
+
+def check_resume(folder: Path, *words: str, **answers: str) -> None:
+    """In deterministic mode a resumed run repeats the other one bit for bit, on a GPU as well."""
+    whole = folder / "whole"
+    parts = folder / "parts"
+    words = (*OPTIONS, *words, "--reproducibility.deterministic", "true")
     train(whole, "train", *words, **answers)
     train(parts, "train", *words, "--max-steps", "33", **answers)
     train(parts, "train", "--resume", **answers)
@@ -89,14 +86,20 @@ def test_learns_and_resumes(precision: str, loader: str, framework: str, tmp_pat
     assert losses(whole)[-1] <= 0.9 * losses(whole)[0]
 
 
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("loader", LOADERS)
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
+def test_learns_and_resumes(precision: str, loader: str, framework: str, tmp_path: Path) -> None:
+    pytest.importorskip(framework.replace("pytorch", "torch"))
+    words = ("--training.precision", precision)
+    check_resume(tmp_path, *words, loader=loader, framework=framework)
+
+
 def test_precisions_agree_with_fp32(tmp_path: Path) -> None:
     """After 60 steps within a few per cent: number formats change rounding, not learning."""
     found = {}
     for precision in ("fp32", "tf32", "bf16", "fp16"):
-        folder = tmp_path / precision
-        folder.mkdir()
-        train(folder, "train", *OPTIONS, "--training.precision", precision)
-        found[precision] = sum(losses(folder)[-10:]) / 10
+        found[precision] = mean_loss(tmp_path / precision, "--training.precision", precision)
     for precision, loss in found.items():
         assert loss == pytest.approx(found["fp32"], rel=0.05), precision
 
@@ -110,18 +113,9 @@ def test_auto_is_bf16_from_sm_80(tmp_path: Path) -> None:
 def test_compiled_blocks_equal_eager(tmp_path: Path) -> None:
     found = {}
     for enabled in ("true", "false"):
-        folder = tmp_path / enabled
-        folder.mkdir()
-        words = (
-            "--compile.enabled",
-            enabled,
-            "--training.precision",
-            "fp32",
-            "--model.dropout",
-            "0",
-        )
-        train(folder, "train", *OPTIONS, *words)
-        found[enabled] = losses(folder)
+        words = ("--training.precision", "fp32", "--model.dropout", "0")
+        train(tmp_path / enabled, "train", *OPTIONS, *words, "--compile.enabled", enabled)
+        found[enabled] = losses(tmp_path / enabled)
     assert found["true"] == pytest.approx(found["false"], rel=1e-3)
 
 
@@ -142,9 +136,8 @@ def counted(self, batch):
 monitor.Monitor.timed, run.Run.advance = guarded, counted
 """
     for precision in ("fp32", "bf16", "fp16"):
-        folder = tmp_path / precision
-        folder.mkdir()
-        train(folder, "train", *OPTIONS, "--training.precision", precision, before=guard)
+        words = (*OPTIONS, "--training.precision", precision)
+        train(tmp_path / precision, "train", *words, before=guard)
 
 
 def test_out_of_memory_names_the_ladder(tmp_path: Path) -> None:

@@ -1,13 +1,12 @@
-"""Every workload on a GPU: learns, repeats itself after a resume, with each format and switch that it has."""
+"""Every workload on a GPU: learns and repeats itself, with each format and switch that it has."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 import torch
-from test_training import FP8, losses, rows, train
+from test_training import FP8, OPTIONS, check_resume, mean_loss, rows, train
 
 pytestmark = [
     pytest.mark.gpu,
@@ -23,72 +22,38 @@ SMALL = {  # learns in 60 steps, with products that tensor cores take
     ),
     "graph": ("--data.batch_size", "8", "--model.width", "32", "--optimizer.learning_rate", "3e-3"),
     "seq2seq": (
-        "--data.batch_size",
-        "32",
-        "--model.size",
-        "tiny",
-        "--optimizer.learning_rate",
-        "3e-3",
+        *("--data.batch_size", "32", "--model.size", "tiny"),
+        *("--optimizer.learning_rate", "3e-3"),
     ),
 }
 LOADERS = {"windows": "chunk", "timeseries": "memmap", "llm": "memmap"}
-OPTIONS = (
-    "--monitor.every_steps",
-    "1",
-    "--training.max_steps",
-    "60",
-    "--schedule.warmup_steps",
-    "10",
-)
+EAGER = ("--compile.enabled", "false")
+SWITCHES = {
+    "plain": EAGER,
+    "compiled": ("--compile.enabled", "true"),
+    "recomputed": (*EAGER, "--training.gradient_checkpointing", "true"),
+    "unfused": (*EAGER, "--optimizer.fused", "false"),
+}
 
 
 def cell(workload: str) -> dict[str, str]:
-    """Answers of the project that is there; skips the test on a machine where it was not carried to."""
-    loader = LOADERS.get(workload, "dataloader")
-    carried = os.environ.get("FASTTRAIN_PROJECTS")
-    if carried and not (Path(carried) / f"{workload}-{loader}-pytorch").exists():
-        pytest.skip(f"no project of {workload} here")
-    return {"workload": workload, "loader": loader}
+    return {"workload": workload, "loader": LOADERS.get(workload, "dataloader")}
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16", "fp16"])
 @pytest.mark.parametrize("workload", SMALL)
 def test_learns_and_resumes(workload: str, precision: str, tmp_path: Path) -> None:
-    """Deterministic, so that the resumed run must repeat the other one bit for bit; eager, to be quick."""
-    words = (
-        *OPTIONS,
-        *SMALL[workload],
-        "--training.precision",
-        precision,
-        "--compile.enabled",
-        "false",
-    )
-    words += ("--reproducibility.deterministic", "true")
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    for folder in (whole, parts):
-        folder.mkdir()
-    train(whole, "train", *words, **cell(workload))
-    train(parts, "train", *words, "--max-steps", "33", **cell(workload))
-    train(parts, "train", "--resume", **cell(workload))
-    assert losses(parts) == losses(whole)
-    assert losses(whole)[-1] <= 0.9 * losses(whole)[0]
+    words = (*SMALL[workload], "--training.precision", precision, *EAGER)
+    check_resume(tmp_path, *words, **cell(workload))
 
 
 @pytest.mark.parametrize("workload", SMALL)
 def test_every_switch_learns_alike(workload: str, tmp_path: Path) -> None:
-    """Compiled, recomputed, unfused: the loss after 60 steps is that of the plain run, to rounding."""
+    """The loss after 60 steps is that of the plain run, to rounding."""
     found = {}
-    for name, switch in {
-        "plain": ("--compile.enabled", "false"),
-        "compiled": ("--compile.enabled", "true"),
-        "recomputed": ("--compile.enabled", "false", "--training.gradient_checkpointing", "true"),
-        "unfused": ("--compile.enabled", "false", "--optimizer.fused", "false"),
-    }.items():
-        folder = tmp_path / name
-        folder.mkdir()
+    for name, switch in SWITCHES.items():
         words = (*SMALL[workload], "--training.precision", "tf32", "--model.dropout", "0", *switch)
-        train(folder, "train", *OPTIONS, *words, **cell(workload))
-        found[name] = sum(losses(folder)[-10:]) / 10
+        found[name] = mean_loss(tmp_path / name, *words, **cell(workload))
     for name, loss in found.items():
         assert loss == pytest.approx(found["plain"], rel=0.05), name
 
@@ -100,23 +65,13 @@ def test_fp8_learns_like_bf16(workload: str, tmp_path: Path) -> None:
     pytest.importorskip("torchao")
     found = {}
     for precision in ("bf16", "fp8"):
-        folder = tmp_path / precision
-        folder.mkdir()
-        train(
-            folder,
-            "train",
-            *OPTIONS,
-            *SMALL[workload],
-            "--training.precision",
-            precision,
-            **cell(workload),
-        )
-        found[precision] = sum(losses(folder)[-10:]) / 10
+        words = (*SMALL[workload], "--training.precision", precision)
+        found[precision] = mean_loss(tmp_path / precision, *words, **cell(workload))
     assert found["fp8"] == pytest.approx(found["bf16"], rel=0.1)
 
 
 @pytest.mark.parametrize("workload", SMALL)
-def test_rows_of_metrics_hold_what_a_gpu_adds(workload: str, tmp_path: Path) -> None:
+def test_metrics_hold_what_a_gpu_adds(workload: str, tmp_path: Path) -> None:
     train(tmp_path, "train", *OPTIONS, *SMALL[workload], "--max-steps", "12", **cell(workload))
     for row in rows(tmp_path):
         assert row["step_ms"] > 0

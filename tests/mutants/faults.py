@@ -36,15 +36,15 @@ CHECK = (
     Fault(
         "check passes a loss that counts filler",
         "parts/extras/contract.py",
-        "require(close(alone, filled), why, where)",
+        "require(close(alone, padded), why, where)",
         "pass",
         "test_check.py::test_what_breaks_the_contract_is_named[a forgotten mask]",
     ),
     Fault(
         "check looks one row too late for a leak",
         "parts/extras/contract.py",
-        "np.arange(length) >= places[:, None]",
-        "np.arange(length) > places[:, None]",
+        "np.arange(num_rows) >= places[:, None]",
+        "np.arange(num_rows) > places[:, None]",
         "test_check.py::test_what_breaks_the_contract_is_named[a leak by one row]",
     ),
 )

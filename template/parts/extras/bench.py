@@ -1,4 +1,4 @@
-"""The project's samples and fresh models on the CPU in float32, eager, for the checks in contract.py."""
+"""Samples and new models of the project on the CPU in float32, for the checks in contract.py."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..engine.plugins import discover
 from ..engine.precision import Precision
 from ..engine.progress import seed_everything
 from ..engine.rows import deliver, gather, mapped, stored_dtype
-from ..engine.seams import Batch, Rows, keeps
+from ..engine.seams import Batch, Rows, Spans, keeps
 from ..model import build_model
 
 if TYPE_CHECKING:
@@ -31,10 +31,11 @@ T = TypeVar("T")
 
 CPU = torch.device("cpu")
 FEW = 8  # samples of a batch
-STEPS, BETWEEN = 200, 20  # of a training at most, and between two looks at it
-LEAST_RATE = 1e-3  # so that fine-tuning's small rates show something in so few steps
-LEARNT = 0.5  # one batch by heart: its loss over the first one
-WAITS = {
+STEPS = 200  # of a training at most
+BETWEEN = 20  # steps between two evaluations of it
+LEAST_RATE = 1e-3  # so that the small rates of fine-tuning show something in so few steps
+MEMORIZED = 0.5  # loss of a memorized batch over the first one
+WAITS = {  # functions whose result the host waits for
     "item",
     "tolist",
     "numpy",
@@ -44,8 +45,11 @@ WAITS = {
     "masked_select",
     "unique",
     "equal",
+    "__bool__",
+    "__int__",
+    "__float__",
+    "__index__",
 }
-WAITS |= {"__bool__", "__int__", "__float__", "__index__"}
 
 
 class Failed(Exception):
@@ -62,19 +66,24 @@ def require(condition: object, why: str, where: str) -> None:
 
 
 class Bench:
-    """The project's samples and fresh models. looks: samples of a split that `check_samples` looks at."""
+    """The project's samples and new models.
 
-    def __init__(self, settings: Settings, looks: int):
-        self.settings, self.store, self.looks = settings, open_store(settings), looks
+    num_looked: samples of each split that `check_samples` looks at.
+    """
+
+    def __init__(self, settings: Settings, num_looked: int):
+        self.settings = settings
+        self.store = open_store(settings)
+        self.num_looked = num_looked
         self.precision = Precision("fp32", CPU)
-        splits = ("train", "validation")
-        self.samples: dict[str, Any] = {
-            name: dataset.Samples(self.store, settings, name) for name in splits
-        }
+        self.samples: dict[str, Any] = {}
+        for name in ("train", "validation"):
+            self.samples[name] = dataset.Samples(self.store, settings, name)
 
-    def some(self, split: str, count: int) -> list[int]:
-        """Numbers of so many samples, evenly spaced; fewer where there are fewer."""
-        if not (length := len(self.samples[split])):
+    def numbers(self, split: str, count: int) -> list[int]:
+        """Return the numbers of so many samples, evenly spaced; fewer if there are fewer."""
+        length = len(self.samples[split])
+        if not length:
             raise Skipped(f"the {split} split has no samples")
         return np.unique(np.linspace(0, length - 1, count).astype(np.int64)).tolist()
 
@@ -85,38 +94,50 @@ class Bench:
         *,
         training: bool = False,
         epoch: int = 0,
-        change: Callable[[str, Rows], Rows] = lambda name, rows: rows,
+        change: Callable[[str, Rows], Rows] | None = None,
     ) -> Batch:
-        """The batch of these samples, −1 for a row that fills it up. change: what becomes of stored rows."""
-        samples, indices, rows = self.samples[split], np.array(list(numbers)), {}
+        """Return the batch of these samples; −1 is a padding row.
+
+        change: called with the name of an array and its stored rows, returns other ones.
+        """
+        samples = self.samples[split]
         samples.training = training
+        indices = np.array(list(numbers))
+        rows = {}
         for name, spans in samples.spans(indices, epoch).items():
-            array = self.store.arrays[name]
-            if array.offset is None:  # packed: HDF5 alone can read it
-                starts, lengths = np.ravel(spans.starts), np.ravel(spans.lengths)
-                packed = discover("engine", "Hdf5Array")[0].Hdf5Array(**vars(array))
-                pieces = [packed.read(a, a + n) for a, n in zip(starts, lengths, strict=True)]
-                source = torch.from_numpy(np.concatenate(pieces))
-                spans = spans._replace(
-                    starts=(lengths.cumsum() - lengths).reshape(spans.starts.shape)
-                )
-            else:
-                source = mapped(array)
-            values = gather(source, spans).view(stored_dtype(array))
-            rows[name] = change(name, Rows(values, torch.from_numpy(spans.lengths)))
+            values = self.stored(name, spans)
+            rows[name] = Rows(values, torch.from_numpy(spans.lengths))
+            if change is not None:
+                rows[name] = change(name, rows[name])
         if hasattr(samples, "host"):
             rows = samples.host(rows, indices, epoch)
         return deliver(samples, rows, indices, np.ones(len(indices), bool), CPU)
 
-    def fresh(self, seed: int = 0) -> Any:
-        """A model of the run's seed, or another; later random numbers come from it too."""
+    def stored(self, name: str, spans: Spans) -> Tensor:
+        """Return the stored rows of an array, padded with zeros."""
+        array = self.store.arrays[name]
+        if array.offset is not None:
+            return gather(mapped(array), spans).view(stored_dtype(array))
+        # Compressed: HDF5 alone can read it, one span after the other.
+        starts = np.ravel(spans.starts)
+        lengths = np.ravel(spans.lengths)
+        packed = discover("engine", "Hdf5Array")[0].Hdf5Array(**vars(array))
+        pieces = []
+        for start, length in zip(starts, lengths, strict=True):
+            pieces.append(packed.read(start, start + length))
+        source = torch.from_numpy(np.concatenate(pieces))
+        new_starts = (lengths.cumsum() - lengths).reshape(spans.starts.shape)
+        return gather(source, spans._replace(starts=new_starts)).view(stored_dtype(array))
+
+    def new_model(self, seed: int = 0) -> Any:
+        """Return a model of the run's seed plus `seed`; later random numbers come from it too."""
         seed_everything(self.settings.reproducibility.seed + seed)
         model = build_model(self.settings, self.store.facts)
         keeps(("predict", "blocks"), model, f"the model {type(model).__name__}")
         return model
 
     def train(self, model: Any, batches: Iterable[Batch]) -> Iterator[float]:
-        """Takes a step on each batch; gives the losses."""
+        """Make a step with each batch; yield the losses."""
         optimizer = make_optimizer(model.train(), self.settings.optimizer)
         for group in optimizer.param_groups:
             group["lr"] = max(group["lr"], LEAST_RATE)
@@ -129,51 +150,55 @@ class Bench:
 
     @cached_property
     def batch(self) -> Batch:
-        """A few samples as training has them."""
-        return self.read(self.some("train", FEW), training=True)
+        """A few samples as training gets them."""
+        return self.read(self.numbers("train", FEW), training=True)
 
     @cached_property
     def plain(self) -> Batch:
-        """The same as evaluation has them."""
-        return self.read(self.some("train", FEW))
+        """The same samples as evaluation gets them."""
+        return self.read(self.numbers("train", FEW))
 
     @cached_property
     def model(self) -> Any:
-        """After a few steps, as what begins at zero would hide much."""
-        model = self.fresh()
+        """A model after a few steps: what starts at zero would hide much."""
+        model = self.new_model()
         list(self.train(model, [self.batch] * 5))
         return model.eval()
 
     @cached_property
     def fitted(self) -> tuple[Any, list[float]]:
-        """A model trained on one batch alone, and its losses there in evaluation, first to last."""
-        model = self.fresh()
+        """A model trained on one batch alone, and its losses there in evaluation, in order."""
+        model = self.new_model()
         losses = [measured(model, self.plain)[0]]
-        for number, _ in enumerate(self.train(model, shown([self.batch] * STEPS, "overfit")), 1):
+        steps = self.train(model, with_bar([self.batch] * STEPS, "overfit"))
+        for number, _ in enumerate(steps, start=1):
             if number % BETWEEN == 0:
                 losses.append(measured(model, self.plain)[0])
-                if losses[-1] < LEARNT * losses[0]:
+                if losses[-1] < MEMORIZED * losses[0]:
                     break
         return model.eval(), losses
 
     @property
     def targets(self) -> list[str]:
-        """Names of what predictions are measured against."""
-        if names := [name for name in self.batch if name.startswith(("target", "label"))]:
-            return names
-        raise Skipped("nothing in a batch is called target or label")
+        """Names of what predictions are compared with."""
+        names = [name for name in self.batch if name.startswith(("target", "label"))]
+        if not names:
+            raise Skipped("nothing in a batch is called target or label")
+        return names
 
 
-def shown(items: list[T], title: str) -> Iterable[T]:
+def with_bar(items: list[T], title: str) -> Iterable[T]:
     return tqdm(items, title, leave=False, disable=None)
 
 
 @torch.no_grad()
 def measured(model: Any, batch: Batch) -> list[float]:
-    """Loss, weight, and sum and count of each metric, in evaluation."""
+    """Return loss, weight, and sum and count of each metric, in evaluation."""
     output = model.eval()(batch)
-    pairs = [part for name in sorted(output.metrics) for part in output.metrics[name]]
-    return [float(value) for value in (output.loss, output.weight, *pairs)]
+    values = [output.loss, output.weight]
+    for name in sorted(output.metrics):
+        values += output.metrics[name]
+    return [float(value) for value in values]
 
 
 @torch.no_grad()
@@ -183,15 +208,17 @@ def predicted(model: Any, batch: Batch) -> dict[str, Tensor]:
 
 
 def close(one: Any, other: Any) -> bool:
-    """Equal but for the order of summation in float32."""
+    """Whether values are equal but for the order of summation in float32."""
     return np.allclose(one, other, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
 def differing(one: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
-    """Names of tensors that are not equal bit for bit."""
-    return [
-        name for name in one if not torch.equal(one[name].nan_to_num(), other[name].nan_to_num())
-    ]
+    """Return the names of tensors that are not equal bit for bit."""
+    names = []
+    for name, value in one.items():
+        if not torch.equal(value.nan_to_num(), other[name].nan_to_num()):
+            names.append(name)
+    return names
 
 
 def kind(tensor: Tensor) -> str:
@@ -199,7 +226,10 @@ def kind(tensor: Tensor) -> str:
 
 
 class Calls(TorchFunctionMode):
-    """Every call of torch from Python: its name, what it got, and the line of yours."""
+    """While open: records calls of torch that wait, and argmax.
+
+    Each with its name, its arguments and the line of your code.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -209,86 +239,110 @@ class Calls(TorchFunctionMode):
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         name = getattr(function, "__name__", "")
-        if name == "argmax" or name in WAITS or (name == "__getitem__" and by_mask(args[1])):
+        by_mask = name == "__getitem__" and has_mask(args[1])
+        if name == "argmax" or name in WAITS or by_mask:
             self.made.append((name, args, own_line(traceback.extract_stack())))
         return function(*args, **(kwargs or {}))
 
 
-def by_mask(index: Any) -> bool:
+def has_mask(index: Any) -> bool:
     parts = index if isinstance(index, tuple) else (index,)
     return any(isinstance(part, Tensor) and part.dtype == torch.bool for part in parts)
 
 
 def own_line(frames: traceback.StackSummary) -> traceback.FrameSummary | None:
-    """The innermost line of your own modules."""
-    package, others = Path(__file__).parent.parent, ("__main__.py", "assemble.py")
-    paths = [(frame, Path(frame.filename)) for frame in frames]
-    own = [frame for frame, path in paths if path.parent == package and path.name not in others]
-    return own[-1] if own else None
+    """Return the innermost line of your own modules."""
+    package = Path(__file__).parent.parent
+    for frame in reversed(frames):
+        path = Path(frame.filename)
+        if path.parent == package and path.name not in ("__main__.py", "assemble.py"):
+            return frame
+    return None
 
 
 class Swap:
     """Copies of a sample in which some rows of one array are those of another sample, the donor."""
 
     def __init__(self, bench: Bench, array: str, number: int, donor: int):
-        self.bench, self.array, self.number, self.donor = bench, array, number, donor
+        self.bench = bench
+        self.array = array
+        self.number = number
+        self.donor = donor
 
     def __call__(self, others: np.ndarray) -> Batch:
-        """others (n, W): which rows are the donor's, for each copy. The donor itself is the last sample."""
+        """Return the batch of the copies; the last sample is the donor itself.
+
+        others (n, W): which rows are the donor's, for each copy.
+        """
 
         def change(name: str, rows: Rows) -> Rows:
             if name != self.array:
                 return rows
-            values, axes = rows.values, [1] * rows.lengths.dim()
-            mask = torch.zeros(*values.shape[:1], values.shape[len(axes)], dtype=torch.bool)
+            values = rows.values
+            sample_axes = rows.lengths.dim()
+            mask = torch.zeros(len(values), values.shape[sample_axes], dtype=torch.bool)
             mask[:-1, : others.shape[1]] = torch.from_numpy(others)
-            mask = mask.view(len(mask), *axes[1:], -1, *[1] * (values.dim() - len(axes) - 1))
-            return rows._replace(values=torch.where(mask, values[-1:], values))
+            shape = [1] * values.dim()
+            shape[0] = len(mask)
+            shape[sample_axes] = -1
+            return rows._replace(values=torch.where(mask.view(shape), values[-1:], values))
 
         return self.bench.read([self.number] * len(others) + [self.donor], change=change)
 
-    def targets(self, rows: np.ndarray) -> dict[int, tuple[int, int]]:
-        """Rows that change a target by themselves; its first place that changes, and how many it has."""
-        found: dict[int, tuple[int, int]] = {}
-        for part in (rows[at : at + 64] for at in range(0, len(rows), 64)):
-            one, other = self(np.zeros((len(part), len(rows)), bool)), self(rows == part[:, None])
+    def targets(self, num_rows: int) -> dict[int, tuple[int, int]]:
+        """Return rows that change a target by themselves.
+
+        Each with the first place of the target that changes, and the number of its places.
+        """
+        rows = np.arange(num_rows)
+        places_of: dict[int, tuple[int, int]] = {}
+        for first in range(0, num_rows, 64):
+            tried = rows[first : first + 64]
+            before = self(np.zeros((len(tried), num_rows), bool))
+            after = self(rows == tried[:, None])
             for name in self.bench.targets:
-                differs = (one[name].nan_to_num() != other[name].nan_to_num())[:-1]
-                differs = differs.view(
-                    len(part), differs.shape[1] if differs.dim() > 1 else 1, -1
-                ).any(2)
-                for row, places in zip(part.tolist(), differs, strict=True):
+                differs = before[name].nan_to_num() != after[name].nan_to_num()
+                differs = differs[:-1]
+                width = differs.shape[1] if differs.dim() > 1 else 1
+                differs = differs.reshape(len(tried), width, -1).any(2)
+                for row, places in zip(tried.tolist(), differs, strict=True):
                     if places.any():
-                        found.setdefault(row, (int(places.int().argmax()), len(places)))
-        return found
+                        places_of.setdefault(row, (int(places.int().argmax()), width))
+        return places_of
 
 
 def scores(model: Any, batch: Batch) -> dict[str, Tensor]:
-    """Predictions that are floats; where all are whole numbers, what their argmax was taken of."""
+    """Return predictions that are floats; if all are integers, what their argmax was taken of."""
     with Calls() as calls:
-        found = predicted(model, batch)
-    floats = {name: value for name, value in found.items() if value.is_floating_point()}
+        predictions = predicted(model, batch)
+    floats = {name: value for name, value in predictions.items() if value.is_floating_point()}
+    if floats:
+        return floats
     inputs = [args[0] for name, args, _ in calls.made if name == "argmax"]
-    return floats or {f"before argmax {number}": value for number, value in enumerate(inputs)}
+    return {f"before argmax {number}": value for number, value in enumerate(inputs)}
 
 
 def leaves(loss: Tensor) -> Iterator[Tensor]:
-    """The tensors where backward of this loss leaves a gradient."""
-    seen, waiting = set[Any](), [loss.grad_fn]
+    """Yield the tensors that get a gradient from this loss."""
+    seen = set[Any]()
+    waiting = [loss.grad_fn]
     while waiting:
         node = waiting.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
-            waiting += [before for before, _ in node.next_functions]
-            if hasattr(node, "variable"):
-                yield node.variable
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        waiting += [before for before, _ in node.next_functions]
+        if hasattr(node, "variable"):
+            yield node.variable
 
 
-def mixed(batch: Batch, targets: list[str]) -> Batch:
-    """The batch with its targets in another order."""
-    found = dict(batch)
+def shuffled(batch: Batch, targets: list[str]) -> Batch:
+    """Return the batch with its targets in another order."""
+    changed = dict(batch)
     for name in targets:
-        flat = batch[name].flatten(0, 1) if batch[name].dim() > 1 else batch[name]
+        flat = batch[name]
+        if flat.dim() > 1:
+            flat = flat.flatten(0, 1)
         order = torch.from_numpy(np.random.default_rng(1).permutation(len(flat)))
-        found[name] = flat[order].view_as(batch[name])
-    return found
+        changed[name] = flat[order].view_as(batch[name])
+    return changed

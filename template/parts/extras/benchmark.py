@@ -1,24 +1,23 @@
-"""Measure what each optimization gives on this machine: tables and a picture in benchmark_results/.
+"""Measure what each optimization gives on this machine: tables in benchmark_results/.
 
-Without names: everything off against everything on. Each process of a row is a short run, and the processes
-of all rows alternate, so that a machine that slows down slows down every row. Results are written after each
-process; an interrupted benchmark goes on where it stopped.
+Without names: everything off against everything on. Each process of a row is a short run, and the
+processes of all rows alternate, so that a machine that slows down slows down every row. Results are
+written after each process; the same command resumes a benchmark that was interrupted.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
 from ..engine.errors import UserError
-from ..engine.files import read_json
 from ..engine.gpus import Card, features, resolve_precision
-from ..engine.report import print_lines, table
-from ..measure.measurements import Measurements, Plan, environment, gain_text
+from ..engine.report import print_lines
+from ..measure.measurements import Measurements, Plan, environment
 from ..measure.trials import LOADER, Overrides, Trials, card_here, changed
 
 if TYPE_CHECKING:
@@ -26,9 +25,10 @@ if TYPE_CHECKING:
 
 OUTPUT = Path("benchmark_results")
 OWN = Path(__file__).with_suffix(".yml")
-LOWER = ("fp16", "bf16")
 MODES = ("max-autotune-no-cudagraphs", "reduce-overhead", "max-autotune")
-FULL, QUICK = (20, 100, 3), (5, 10, 2)  # warm-up steps, timed steps, processes
+PRECISION = "training.precision"
+BATCH = "data.batch_size"
+GROUPS = "training.gradient_accumulation_steps"
 
 
 class Switch(NamedTuple):
@@ -42,207 +42,240 @@ class Switch(NamedTuple):
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of the verb beside the common ones."""
-    add, (warmup, steps, processes) = parser.add_argument, FULL
-    add(
-        "names",
-        nargs="*",
-        metavar="NAME",
-        help="switches to leave out or to add; --list shows them",
-    )
-    add("--all", action="store_true", help="every switch, and two runs to the same loss")
+    """Flags of the command, in addition to the common ones."""
+    add = parser.add_argument
+    names = "switches to leave out or to add; --list shows them"
+    add("names", nargs="*", metavar="NAME", help=names)
+    add("--all", action="store_true", help="every switch")
     add("--list", action="store_true", help="print the switches and whether they are on, and stop")
-    add(
-        "--model-size", metavar="SIZE", help=f"a size of {OWN.name} instead of the configured model"
-    )
-    add("--steps", type=int, metavar="N", help=f"timed steps of a process (default: {steps})")
-    add("--warmup", type=int, metavar="N", help=f"steps before them (default: {warmup})")
-    add("--processes", type=int, metavar="N", help=f"processes of a row (default: {processes})")
-    add(
-        "--quick",
-        action="store_true",
-        help=f"try it: {QUICK[2]} processes of {QUICK[0]} + {QUICK[1]} steps",
-    )
-    add(
-        "--target",
-        type=float,
-        metavar="LOSS",
-        help="measure the time to it (default: what fp32 reaches)",
-    )
-    add("--restart", action="store_true", help="forget what an interrupted benchmark has measured")
+    size = f"a size of {OWN.name} instead of the configured model"
+    add("--model-size", metavar="SIZE", help=size)
+    steps = "timed steps of a process (default: 100)"
+    add("--steps", type=int, default=100, metavar="N", help=steps)
+    warmup = "steps before them (default: 20)"
+    add("--warmup", type=int, default=20, metavar="N", help=warmup)
+    processes = "processes of a row (default: 3)"
+    add("--processes", type=int, default=3, metavar="N", help=processes)
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
-    """Measures the rows that are missing; writes benchmark.json, .md and .png."""
+    """Measure the rows that are missing; write benchmark.json and benchmark.md."""
     settings = load()
-    settings = settings.phase(1) if settings.phases else settings
+    if settings.phases:
+        settings = settings.phase(1)
+    if min(arguments.warmup, arguments.steps, arguments.processes) < 1:
+        what = "--steps, --warmup and --processes count from 1"
+        raise UserError(what, "command line", "raise it")
     own = yaml.safe_load(OWN.read_text(encoding="utf-8"))
-    given = arguments.warmup, arguments.steps, arguments.processes
-    usual = QUICK if arguments.quick else FULL
-    warmup, steps, processes = (y if x is None else x for x, y in zip(given, usual, strict=True))
-    if min(warmup, steps, processes) < 1:
-        raise UserError(
-            "--steps, --warmup and --processes count from 1", "command line", "raise it"
-        )
+    size = arguments.model_size
+    if size and size not in own["sizes"]:
+        remedy = f"choose of {', '.join(own['sizes'])}"
+        raise UserError(f"unknown model size {size!r}", "--model-size", remedy)
+    if size:
+        settings = changed(settings, own["sizes"][size])
 
     from ..assemble import open_store
     from ..engine.loader import Loader
 
-    if size := arguments.model_size:
-        if size not in own["sizes"]:
-            remedy = f"choose of {', '.join(own['sizes'])}"
-            raise UserError(f"unknown model size {size!r}", "--model-size", remedy)
-        settings = changed(settings, own["sizes"][size])
     card = card_here()
-    found = list(switches(settings, card, Loader.WITHOUT_EFFECT, own["switches"]))
+    known = switches(settings, card, Loader.WITHOUT_EFFECT, own["switches"])
     if arguments.list:
-        states = {s.name: f"cannot be measured here: {s.why_not}" for s in found if s.why_not}
-        print(
-            "\n".join(
-                f"{s.name:36}{states.get(s.name, 'on' if s.enabled else 'off')}" for s in found
-            )
-        )
+        print_switches(known)
         return 0
-    plans, store = plan(found, arguments.names, arguments.all), open_store(settings)
+    plans = plan(known, arguments.names, arguments.all)
+    store = open_store(settings)
     trials = Trials(settings, store.folder, card.capability is not None)
-    several = processes > 1
-    protocol = {
-        "warm-up steps": warmup,
-        "timed steps": steps,
-        "processes": processes,
-        "steps between two times": trials.window,
-        "order": "one process of every row, then the next",
-        "first seed": settings.reproducibility.seed,
-        "memory": "largest allocated on the GPU" if card.capability else "largest resident set",
-        "gain": "in brackets what nine of ten repeats stay within"
-        if several
-        else "one process: no range",
-        "loss": "compared with fp32's over the same seeds" if several else "not compared: one seed",
-        "model size": size or "as configured",
-    }
-    state = {"data": store.fingerprint, "settings": settings.resolved(), "target": arguments.target}
-    about = {"protocol": protocol, "environment": environment(card), "state": state}
-    about |= {
+    about = {
+        "protocol": protocol(arguments, settings, trials),
+        "environment": environment(card),
+        "state": {"data": store.fingerprint, "settings": settings.resolved()},
         "headlines": own["headlines"],
-        "skipped": {s.name: s.why_not for s in found if s.why_not},
+        "skipped": {switch.name: switch.why_not for switch in known if switch.why_not},
     }
-    results = Measurements(OUTPUT, plans, about, arguments.restart)
-    results.measure(trials, warmup, steps)
+    results = Measurements(OUTPUT, plans, about)
+    results.measure(trials, arguments.warmup, arguments.steps)
     print_lines((OUTPUT / "benchmark.md").read_text(encoding="utf-8").splitlines())
     return 0
 
 
+def print_switches(known: list[Switch]) -> None:
+    for switch in known:
+        state = "on" if switch.enabled else "off"
+        if switch.why_not:
+            state = f"cannot be measured here: {switch.why_not}"
+        print(f"{switch.name:36}{state}")
+
+
+def protocol(arguments: argparse.Namespace, settings: Settings, trials: Trials) -> dict[str, Any]:
+    """Say how the rows are measured; results of another protocol do not count."""
+    gain = "one process: no range"
+    loss = "not compared: one seed"
+    if arguments.processes > 1:
+        gain = "in brackets what nine of ten repeats stay within"
+        loss = "compared with fp32's over the same seeds"
+    return {
+        "warm-up steps": arguments.warmup,
+        "timed steps": arguments.steps,
+        "processes": arguments.processes,
+        "steps between two times": trials.window,
+        "order": "one process of every row, then the next",
+        "first seed": settings.reproducibility.seed,
+        "memory": "largest allocated on the GPU; without one, largest resident set",
+        "gain": gain,
+        "loss": loss,
+        "model size": arguments.model_size or "as configured",
+    }
+
+
 def switches(
-    settings: Settings, card: Card, without: Sequence[str], own: dict[str, Any]
-) -> Iterator[Switch]:
-    """All of them, in the order in which the cumulative table switches them on.
+    settings: Settings, card: Card, unused: Sequence[str], own: dict[str, Any]
+) -> list[Switch]:
+    """List all switches, in the order in which the cumulative table turns them on.
 
-    without: data settings that this project's loader has no use for. own: those of the workload.
+    unused: data settings that this project's loader has no use for. own: those of the workload.
     """
-    from ..engine.optimization import compiles
-
-    data, training = settings.data, settings.training
-    gpu = "" if card.capability else "there is no GPU"
-    has = features(card.capability, card.hip) if card.capability else frozenset()
-    resolved = resolve_precision(
-        training.precision, card.capability, card.hip, training.fp8_emulation
-    )[0]
-    half = resolved if resolved in LOWER else "fp16" if has and "bf16" not in has else "bf16"
-    rungs = ("fp32", "tf32", half, "fp8")
-    compiled, _ = compiles(settings, card.capability)
-    values = {"training.precision": resolved, "compile.enabled": compiled, LOADER: "own"}
-
-    def switch(name: str, off: Overrides, on: Overrides, why_not: str = "") -> Switch:
-        now = {key: values[key] if key in values else settings.value(key) for key in on}
-        if any(key.removeprefix("data.") in without for key in on):
-            why_not = "this project's loader has no use for it"
-        return Switch(name, off, on, why_not, now == on)
-
-    def flip(name: str, key: str, why_not: str = "") -> Switch:
-        return switch(name, {key: False}, {key: True}, why_not)
-
-    below = "fp32"
-    for name, precision in zip(("tf32", "half_precision", "fp8"), rungs[1:], strict=True):
-        there = precision in has or precision == resolved
-        lacking = "" if there else gpu or f"{card.name} has no {precision}"
-        rung = switch(
-            name, {"training.precision": below}, {"training.precision": precision}, lacking
-        )
-        yield rung._replace(enabled=rungs.index(resolved) >= rungs.index(precision))
-        below = precision if not lacking else below
-    yield flip("compile", "compile.enabled", "" if compiled else gpu)
-    for mode in MODES:
-        graphs = mode != MODES[0] and training.gradient_accumulation_steps > 1
-        on = {"compile.enabled": True, "compile.mode": mode}
-        why_not = gpu or ("CUDA graphs overwrite accumulated gradients" if graphs else "")
-        yield switch(f"compile_{mode}", {"compile.mode": "default"}, on, why_not)
-    yield flip("fused_optimizer", "optimizer.fused")
-    alone = {} if "num_workers" in without else {"data.num_workers": 0}
-    yield switch("loader", {LOADER: "plain"} | alone, {LOADER: "own"})
-    yield switch("resident", {"data.resident": False}, {"data.resident": "auto"}, gpu)
-    yield switch("workers", {"data.num_workers": 0}, {"data.num_workers": data.num_workers or 4})
-    yield flip("pinned_memory", "data.pin_memory", gpu)
+    made = Switches(settings, card, unused)
+    made.add_precisions()
+    made.add_compilation()
+    made.add_flag("fused_optimizer", "optimizer.fused")
+    made.add_loading()
     for name, changes in own.items():
-        yield switch(name, changes["without"], changes["with"])
-    batch, groups = data.batch_size, training.gradient_accumulation_steps
-    sizes = ((batch * groups, 1), (batch, groups) if groups > 1 else (batch // 2, 2))
-    keys = ("data.batch_size", "training.gradient_accumulation_steps")
-    together, apart = (dict(zip(keys, size, strict=True)) for size in sizes)
-    yield switch("accumulation", together, apart, "" if batch > 1 else "a batch is one sample")
-    yield flip("checkpointing", "training.gradient_checkpointing")
-    yield flip("cudnn_benchmark", "training.cudnn_benchmark", gpu)
+        made.add(name, changes["without"], changes["with"])
+    made.add_accumulation()
+    made.add_flag("checkpointing", "training.gradient_checkpointing")
+    made.add_flag("cudnn_benchmark", "training.cudnn_benchmark", made.no_gpu)
     exact = {"reproducibility.deterministic": True, "training.cudnn_benchmark": False}
-    yield switch("deterministic", {"reproducibility.deterministic": False}, exact)
+    made.add("deterministic", {"reproducibility.deterministic": False}, exact)
+    return made.known
 
 
-def plan(found: list[Switch], names: list[str], everything: bool) -> list[Plan]:
-    """The rows. Raises `UserError` for a name that is unknown or that cannot be measured here."""
-    known = {switch.name: switch for switch in found}
+class Switches:
+    """Collects the switches of one configuration on one card."""
+
+    def __init__(self, settings: Settings, card: Card, unused: Sequence[str]):
+        from ..engine.optimization import compiles
+
+        self.settings = settings
+        self.card = card
+        self.unused = unused
+        self.known: list[Switch] = []
+        self.no_gpu = "" if card.capability else "there is no GPU"
+        training = settings.training
+        self.precision, _ = resolve_precision(
+            training.precision, card.capability, card.hip, training.fp8_emulation
+        )
+        self.compiled, _ = compiles(settings, card.capability)
+        # What `auto` becomes here.
+        self.resolved: Overrides = {
+            PRECISION: self.precision,
+            "compile.enabled": self.compiled,
+            LOADER: "own",
+        }
+
+    def add(self, name: str, off: Overrides, on: Overrides, why_not: str = "") -> None:
+        now = {}
+        for key in on:
+            now[key] = self.resolved[key] if key in self.resolved else self.settings.value(key)
+        if any(key.removeprefix("data.") in self.unused for key in on):
+            why_not = "this project's loader has no use for it"
+        self.known.append(Switch(name, off, on, why_not, now == on))
+
+    def add_flag(self, name: str, key: str, why_not: str = "") -> None:
+        self.add(name, {key: False}, {key: True}, why_not)
+
+    def add_precisions(self) -> None:
+        """Add a ladder: each format is compared with the one below it that the card has."""
+        native: frozenset[str] = frozenset()
+        if self.card.capability:
+            native = features(self.card.capability, self.card.hip)
+        half = "bf16"
+        if self.precision in ("fp16", "bf16"):
+            half = self.precision
+        elif native and "bf16" not in native:
+            half = "fp16"
+        rungs = ["fp32", "tf32", half, "fp8"]
+        below = "fp32"
+        for name, precision in zip(("tf32", "half_precision", "fp8"), rungs[1:], strict=True):
+            why_not = ""
+            if precision not in native and precision != self.precision:
+                why_not = self.no_gpu or f"{self.card.name} has no {precision}"
+            # bf16 includes TF32, and fp8 includes both.
+            enabled = rungs.index(self.precision) >= rungs.index(precision)
+            rung = Switch(name, {PRECISION: below}, {PRECISION: precision}, why_not, enabled)
+            self.known.append(rung)
+            if not why_not:
+                below = precision
+
+    def add_compilation(self) -> None:
+        self.add_flag("compile", "compile.enabled", "" if self.compiled else self.no_gpu)
+        for mode in MODES:
+            why_not = self.no_gpu
+            accumulates = self.settings.training.gradient_accumulation_steps > 1
+            if accumulates and mode != MODES[0]:
+                why_not = why_not or "CUDA graphs overwrite accumulated gradients"
+            on = {"compile.enabled": True, "compile.mode": mode}
+            self.add(f"compile_{mode}", {"compile.mode": "default"}, on, why_not)
+
+    def add_loading(self) -> None:
+        plain: Overrides = {LOADER: "plain"}
+        if "num_workers" not in self.unused:
+            plain["data.num_workers"] = 0
+        self.add("loader", plain, {LOADER: "own"})
+        resident = "data.resident"
+        self.add("resident", {resident: False}, {resident: "auto"}, self.no_gpu)
+        workers = {"data.num_workers": self.settings.data.num_workers or 4}
+        self.add("workers", {"data.num_workers": 0}, workers)
+        self.add_flag("pinned_memory", "data.pin_memory", self.no_gpu)
+
+    def add_accumulation(self) -> None:
+        """Add one micro-batch a step against several of the same samples."""
+        batch = self.settings.data.batch_size
+        groups = self.settings.training.gradient_accumulation_steps
+        together = {BATCH: batch * groups, GROUPS: 1}
+        apart = {BATCH: batch, GROUPS: groups}
+        if groups == 1:
+            apart = {BATCH: batch // 2, GROUPS: 2}
+        self.add("accumulation", together, apart, "" if batch > 1 else "a batch is one sample")
+
+
+def plan(known: list[Switch], names: list[str], everything: bool) -> list[Plan]:
+    """Return the rows. Raises `UserError` for a name that is unknown or cannot be measured here."""
+    by_name = {switch.name: switch for switch in known}
     for name in names:
-        if name not in known:
-            raise UserError(
-                f"unknown switch {name!r}", "command line", "`benchmark --list` shows all"
-            )
-        if known[name].why_not:
-            raise UserError(f"{name} cannot be measured here", known[name].why_not, "leave it out")
-    enabled = [switch for switch in found if switch.enabled and not switch.why_not]
+        if name not in by_name:
+            remedy = "`benchmark --list` shows all"
+            raise UserError(f"unknown switch {name!r}", "command line", remedy)
+        if by_name[name].why_not:
+            what = f"{name} cannot be measured here"
+            raise UserError(what, by_name[name].why_not, "leave it out")
+
+    enabled = [switch for switch in known if switch.enabled and not switch.why_not]
     nothing: Overrides = {}
-    for switch in reversed(enabled):  # where several turn one setting, the first one's `off` counts
+    # If several switches turn one setting, `off` of the first one counts.
+    for switch in reversed(enabled):
         nothing |= switch.off
-    state, rows = nothing, [Plan("cumulative", "everything off", "", nothing)]
+    on = nothing
+    rows = [Plan("cumulative", "everything off", "", nothing)]
     for switch in enabled:
-        state = state | switch.on
-        if everything or switch is enabled[-1]:
-            name = f"+ {spoken(switch.name)}" if everything else "everything on"
-            rows.append(Plan("cumulative", name, switch.name if everything else "", state))
+        on = on | switch.on
+        if everything:
+            rows.append(Plan("cumulative", f"+ {spoken(switch.name)}", switch.name, on))
+    if not everything:
+        rows.append(Plan("cumulative", "everything on", "", on))
+
     if everything or names:
-        rows.append(Plan("leave_one_out", "everything on", "", state))
-    for switch in found:
-        if not switch.why_not and (everything or switch.name in names):
-            kind, change = ("without", switch.off) if switch.enabled else ("with", switch.on)
-            rows.append(
-                Plan("leave_one_out", f"{kind} {spoken(switch.name)}", switch.name, state | change)
-            )
-    if everything:
-        rows += [
-            Plan("target", "everything off", "", nothing),
-            Plan("target", "everything on", "", state),
-        ]
+        rows.append(Plan("leave_one_out", "everything on", "", on))
+    for switch in known:
+        if switch.why_not or not (everything or switch.name in names):
+            continue
+        name = f"with {spoken(switch.name)}"
+        change = switch.on
+        if switch.enabled:
+            name = f"without {spoken(switch.name)}"
+            change = switch.off
+        rows.append(Plan("leave_one_out", name, switch.name, on | change))
     return rows
 
 
 def spoken(name: str) -> str:
     return name.replace("_", " ").replace("tf32", "TF32")
-
-
-def report(run: Path) -> list[str]:
-    """What each change gives on this machine; nothing where `benchmark` has not run."""
-    rows = []
-    for row in read_json(OUTPUT / "benchmark.json").get("rows", []):
-        if (
-            row.get("table") == "leave_one_out"
-            and row.get("overrides")
-            and row.get("gain") is not None
-        ):
-            rows.append((row["name"], gain_text(row), row.get("flag")))
-    return table("Speed against everything on, by benchmark", ("", "times as fast", ""), rows)

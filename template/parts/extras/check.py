@@ -1,6 +1,6 @@
-"""Hold your model and your data to their contract, in a minute on the CPU.
+"""Check that your model and your data satisfy their contract, in a minute on the CPU.
 
-Takes the prepared data, or the synthetic sample, and fresh models. Exits with 0, or with 1 when a check
+Takes the prepared data, or the synthetic sample, and new models. Exits with 0, or with 1 if a check
 failed: its line says why, and where to look.
 """
 
@@ -23,23 +23,18 @@ if TYPE_CHECKING:
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add(
-        "--only",
-        action="append",
-        metavar="NAME",
-        help="one check, by the name in its line; repeatable",
-    )
-    most = "samples of each split that the check `samples` looks at (default: %(default)s)"
-    add("--samples", type=int, default=2048, metavar="N", help=most)
+    """Flags of the command, in addition to the common ones."""
+    only = "one check, by the name in its line; repeatable"
+    parser.add_argument("--only", action="append", metavar="NAME", help=only)
+    samples = "samples of each split that the check `samples` looks at (default: %(default)s)"
+    parser.add_argument("--samples", type=int, default=2048, metavar="N", help=samples)
 
 
 def run(arguments: argparse.Namespace, load: Callable[[], Settings]) -> int:
-    """A line for each check; what depends on one that failed is skipped, and its line names that one."""
+    """Print a line for each check; one that depends on a failed check is skipped and names that."""
     if arguments.samples < 1:
-        raise UserError(
-            f"{arguments.samples} samples cannot be looked at", "--samples", "give at least 1"
-        )
+        what = f"{arguments.samples} samples cannot be looked at"
+        raise UserError(what, "--samples", "give at least 1")
     settings = load()
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch looks for one
 
@@ -47,23 +42,29 @@ def run(arguments: argparse.Namespace, load: Callable[[], Settings]) -> int:
     from ..measure.contract import CHECKS, DEPENDS_ON
 
     checks = {check.__name__.removeprefix("check_"): check for check in CHECKS}
-    if unknown := [name for name in arguments.only or () if name not in checks]:
-        raise UserError(
-            f"there is no check {unknown[0]!r}", "--only", f"choose of {', '.join(checks)}"
-        )
-    bench, states = Bench(settings, arguments.samples), dict[str, str]()
+    chosen = arguments.only or list(checks)
+    for name in chosen:
+        if name not in checks:
+            remedy = f"choose of {', '.join(checks)}"
+            raise UserError(f"there is no check {name!r}", "--only", remedy)
+    bench = Bench(settings, arguments.samples)
+    states: dict[str, str] = {}
     for name, check in checks.items():
-        if name in (arguments.only or checks):
-            cause = failed_before(name, states, DEPENDS_ON)
-            state, line = ("skipped", f"because {cause} failed") if cause else attempt(check, bench)
-            print_lines([f"{state:9} {name:11} {line}"])
-            sys.stdout.flush()
-            states[name] = state
+        if name not in chosen:
+            continue
+        cause = failed_before(name, states, DEPENDS_ON)
+        if cause:
+            states[name] = "skipped"
+            line = f"because {cause} failed"
+        else:
+            states[name], line = attempt(check, bench)
+        print_lines([f"{states[name]:9} {name:11} {line}"])
+        sys.stdout.flush()
     return int("failed" in states.values())
 
 
 def failed_before(name: str, states: dict[str, str], depends_on: dict[str, str]) -> str:
-    """The check that failed and that this one depends on, also through others; empty where none did."""
+    """Return the failed check that this one depends on, also through others; empty if none did."""
     while name in depends_on:
         name = depends_on[name]
         if states.get(name) == "failed":
@@ -72,7 +73,7 @@ def failed_before(name: str, states: dict[str, str], depends_on: dict[str, str])
 
 
 def attempt(check: Callable[[Bench], str], bench: Bench) -> tuple[str, str]:
-    """ok, failed or skipped, and a line; an error in your own code is a failure there."""
+    """Return ok, failed or skipped, and a line; an error in your own code is a failure there."""
     from ..measure.bench import Failed, Skipped, own_line
 
     try:
@@ -83,5 +84,8 @@ def attempt(check: Callable[[Bench], str], bench: Bench) -> tuple[str, str]:
         return "failed", str(error)
     except Exception as error:
         line = own_line(traceback.extract_tb(error.__traceback__))
-        where = f"{Path(line.filename).name}:{line.lineno}" if line else "model.py or dataset.py"
-        return "failed", f"{type(error).__name__}: {str(error).partition(chr(10))[0]}: {where}"
+        where = "model.py or dataset.py"
+        if line:
+            where = f"{Path(line.filename).name}:{line.lineno}"
+        first_line = str(error).partition("\n")[0]
+        return "failed", f"{type(error).__name__}: {first_line}: {where}"

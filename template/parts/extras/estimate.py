@@ -155,11 +155,6 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
         lines.append("".join(padded).rstrip())
     if any("why" not in row and not row["fits"] for row in rows):
         lines.append("! does not fit")
-    if {row["bound"] for row in rows if row.get("card_gb")} == {"launch"}:
-        what = "every card waits for the host"
-        why = "which hands out operations more slowly than the card runs them"
-        remedy = "a faster card gains nothing, a larger --data.batch_size does"
-        lines.append(f"{what}, {why}: {remedy}")
     return lines
 
 

@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from datetime import timedelta
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -39,7 +38,6 @@ SEARCHES = Path("searches")
 OUTPUT = Path("tuned.yaml")
 REPEATS = 3  # trainings of the best settings, and of the configured ones, each with a new seed
 SEED = "reproducibility.seed"
-HOPELESS = 3  # trials that fail before any succeeds: then the reason is not what was drawn
 
 
 class Job(NamedTuple):
@@ -104,8 +102,6 @@ class Searcher:
         self.trials = trials
         self.begun = time.monotonic()
         self.limit = math.inf if minutes is None else 60 * minutes  # seconds
-        self.failed = 0  # trainings of this process
-        self.finished = 0
         folder.mkdir(exist_ok=True)
         with alone(folder):
             mend(folder / JOURNAL)
@@ -114,9 +110,8 @@ class Searcher:
             if not self.study.get_trials(deepcopy=False) and present is not None:
                 self.study.enqueue_trial(present)
             self.settle()
-            self.before = self.over()
         study = f"{folder}: {trials} trials of {', '.join(space)}"
-        print(f"{study}; the same command goes on with it, or helps", flush=True)
+        print(f"{study}; the same command continues it, or helps", flush=True)
         self.bar = tqdm(desc="trials", total=trials, unit="trial", disable=None, dynamic_ncols=True)
 
     # --- what there is to do
@@ -251,37 +246,18 @@ class Searcher:
                 write_json(job.folder / RESULT, {"error": reason})
             self.settle()
             self.say(job)
-            write_page(self.folder, self.found())
-        if "error" not in job.result:
-            self.finished += 1
-            return
-        self.failed += 1
-        if self.failed >= HOPELESS and not self.finished:
-            remedy = f"mend it, remove {self.folder} and start again"
-            raise UserError(job.result["error"], str(log), remedy)
+            write_page(self.folder, self.found(), self.study)
 
     def say(self, job: Job) -> None:
-        """Print a line about a training, with the best so far and the time left."""
+        """Print a line about a training, with the best so far."""
         ended = self.over()
         line = f"{job.folder.name}: {words(job.overrides)}: {job.row.state}"
         best = self.best()
         if best is not None:
             line += f"; best {best.result['loss']:.5g} of {best.folder.name}"
         self.bar.update(ended - self.bar.n)
-        self.bar.write(f"{line}; {ended} of {self.trials} trials, left {self.time_left()}")
+        self.bar.write(f"{line}; {ended} of {self.trials} trials")
         sys.stdout.flush()
-
-    def time_left(self) -> timedelta:
-        """Estimate the time for the trials and repeats that are left, with all processes."""
-        ended = self.over()
-        repeats = self.repeats()
-        repeated = sum(bool(repeat.result) for repeat in repeats)
-        num_left = len(repeats) - repeated
-        if ended < self.trials:
-            num_left = self.trials - ended + 2 * REPEATS
-        num_made = ended + repeated - self.before
-        seconds_each = (time.monotonic() - self.begun) / max(num_made, 1)
-        return timedelta(seconds=round(seconds_each * num_left))
 
     def over(self) -> int:
         """Return the number of trials that came to an end."""
@@ -299,7 +275,7 @@ class Searcher:
         with alone(self.folder):
             result = self.found()
             best = self.best()
-            write_page(self.folder, result)
+            write_page(self.folder, result, self.study)
             if best is None:
                 raise UserError("no trial came to its end", str(self.folder), "search.md says why")
             lines = result.verdict()

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import math
-from itertools import accumulate
+import warnings
 from pathlib import Path
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..engine.files import replacing, write_text
-from ..engine.report import listed, show, table, tidy
+from ..engine.report import listed, show, table
 from .trials import Overrides
 
 if TYPE_CHECKING:
-    from .search_space import Space
+    from optuna import Study
 
-COLUMNS = 3  # panels of the plot in a row
-NOTES = (
-    "The loss is that of the best evaluation on the validation split, as for `checkpoints/best`; "
-    "no trial opens the test split.",
-    "All trials have the seed of the configuration. The lowest loss of many is lucky as well as "
-    "good: the repeats, with other seeds, say what is left of it.",
-    "A trial is stopped where its best evaluation so far is worse than the median of the others' "
-    "at that number of evaluations.",
-)
+    from .search_space import Space
 
 
 class Row(NamedTuple):
@@ -105,9 +96,9 @@ def words(overrides: Overrides) -> str:
     return ", ".join(f"{key} {show(value, 4)}" for key, value in overrides.items())
 
 
-def write_page(folder: Path, found: Found) -> None:
+def write_page(folder: Path, found: Found, study: Study) -> None:
     """Write `search.md` and `search.png` into the study's folder."""
-    draw(folder / "search.png", found)
+    draw(folder / "search.png", study)
     keys = list(found.space)
     trials = []
     for row in sorted(found.trials, key=lambda row: (row.loss is None, row.loss or 0.0)):
@@ -117,67 +108,24 @@ def write_page(folder: Path, found: Found) -> None:
     parts = [
         ["# Search"],
         listed("Result", found.verdict()),
-        ["![losses over the trials, and over each setting](search.png)"],
+        ["![losses of the trials over each setting](search.png)"],
         table("Trials, the lowest loss first", ("", "loss", *keys, ""), trials),
         table("Repeated with other seeds", ("", "loss"), repeats),
-        listed("Notes", list(NOTES)),
     ]
     paragraphs = ["\n".join(part) for part in parts if part]
     write_text(folder / "search.md", "\n\n".join(paragraphs) + "\n")
 
 
-def draw(path: Path, found: Found) -> None:
-    """Draw losses over the trials with the lowest so far, then over each setting."""
-    from matplotlib.figure import Figure
+def draw(path: Path, study: Study) -> None:
+    """Draw the losses of the trials that came to their end over each setting."""
+    import numpy
+    from matplotlib import pyplot
+    from optuna.visualization.matplotlib import plot_slice
 
-    rows = [row for row in found.trials if "loss" in row.result]
-    num_panels = 1 + len(found.space)
-    columns = min(num_panels, COLUMNS)
-    lines = math.ceil(num_panels / COLUMNS)
-    figure = Figure(figsize=(4 * columns, 3.2 * lines), layout="constrained")
-    axes = list(figure.subplots(lines, columns, squeeze=False, sharey=True).flat)
-    for unused in axes[num_panels:]:
-        unused.set_visible(False)
-
-    draw_trials(axes[0], rows)
-    for panel, (key, scale) in zip(axes[1:], found.space.items(), strict=False):
-        draw_setting(panel, key, scale, rows)
-    losses = [row.result["loss"] for row in rows]
-    if losses and 0 < 20 * min(losses) < max(losses):
-        axes[0].set_yscale("log")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Optuna calls its plots experimental
+        axes = numpy.ravel(plot_slice(study, target_name="validation loss"))
+    figure = axes[0].figure
     with replacing(path) as file:
-        figure.savefig(file, format="png", dpi=120)
-
-
-def draw_trials(axes: Any, rows: list[Row]) -> None:
-    numbers = list(range(1, len(rows) + 1))
-    losses = [math.inf if row.loss is None else row.result["loss"] for row in rows]
-    lowest = list(accumulate(losses, min))
-    axes.step(numbers, lowest, where="post", color="C3", linewidth=1.2, label="lowest")
-    scatter(axes, numbers, rows)
-    tidy(axes, "", "trial", "validation loss")
-    axes.legend(frameon=False)
-
-
-def draw_setting(axes: Any, key: str, scale: Any, rows: list[Row]) -> None:
-    places = [row.values[key] for row in rows]
-    choices = getattr(scale, "choices", None)
-    if choices is not None:
-        places = [choices.index(value) for value in places]
-        axes.set_xticks(range(len(choices)), [str(value) for value in choices])
-    elif scale.log:
-        axes.set_xscale("log")
-    scatter(axes, places, rows)
-    tidy(axes, "", key)
-
-
-def scatter(axes: Any, places: list[Any], rows: list[Row]) -> None:
-    """Draw a point for each trial, hollow if it was stopped, at its lowest loss until then."""
-    for has_ended, face, label in ((True, "C0", "trial"), (False, "none", "stopped")):
-        x = []
-        y = []
-        for place, row in zip(places, rows, strict=True):
-            if (row.loss is not None) == has_ended:
-                x.append(place)
-                y.append(row.result["loss"])
-        axes.scatter(x, y, facecolors=face, edgecolors="C0", s=22, label=label)
+        figure.savefig(file, format="png", dpi=120, bbox_inches="tight")
+    pyplot.close(figure)

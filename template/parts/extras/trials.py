@@ -76,9 +76,8 @@ class Trials:
         """Measure `steps` optimizer steps after `warmup` ones; both are rounded up to windows.
 
         Returns step_ms (of each window), samples (a step), data_wait_fraction, loss (their mean),
-        curve [(seconds after the first window, loss)], peak_memory_bytes (of the GPU; without one,
-        of the process), start_s (imports, data, compiling, first window), state (what was on),
-        rates. Raises `Failed`.
+        peak_memory_bytes (of the GPU; without one, of the process), start_s (imports, data,
+        compiling, first window), state (what was on), rates. Raises `Failed`.
         """
         warmup = self._rounded_up(warmup)
         num_steps = warmup + self._rounded_up(steps)
@@ -183,23 +182,10 @@ def figures(
         "samples": round(timed[0]["samples_per_second"] * step_ms[0] / 1000),
         "data_wait_fraction": waited / sum(step_ms),
         "loss": mean(row["loss"] for row in timed),
-        "curve": loss_curve(rows),
         "peak_memory_bytes": int(max(memory) * 2**20) if memory else resident,
         "start_s": rows[0]["time"] - start_time,
         "rates": rates,
     }
-
-
-def loss_curve(rows: list[dict[str, Any]]) -> list[tuple[float, float]]:
-    """Return (seconds after the first row, loss) of each row."""
-    curve = []
-    seconds = 0.0
-    step = rows[0]["step"]
-    for row in rows:
-        seconds += row["step_ms"] / 1000 * (row["step"] - step)
-        step = row["step"]
-        curve.append((seconds, row["loss"]))
-    return curve
 
 
 def card_here() -> Card:

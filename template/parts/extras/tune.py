@@ -13,7 +13,6 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator
-from itertools import count
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -30,10 +29,9 @@ if TYPE_CHECKING:
 
 OUTPUT = Path("tuned.yaml")
 PICTURE = Path("learning_rate.png")
-KNOBS = ("batch_size", "workers", "prefetch", "chunk_size", "compile_mode")
+KNOBS = ("batch_size", "workers", "chunk_size", "compile_mode")
 MODES = ("default", "max-autotune-no-cudagraphs", "reduce-overhead", "max-autotune")
 BATCH = "data.batch_size"
-GROUPS = "training.gradient_accumulation_steps"
 REPEATS = 3  # of both sides, before a setting changes
 PAYS = 1.03  # a doubled batch that gains less does not pay; after two of them the search ends
 STEPS_AN_EPOCH = 8  # that a larger batch must leave
@@ -72,8 +70,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--minutes", type=float, help="when to stop (default: 10; of a search: none)")
     add("--steps", type=int, default=40, metavar="N", help="timed steps of a run (default: 40)")
-    same = "same samples a step: accumulation makes up for it"
-    add("--keep-effective-batch", action="store_true", help=same)
     add(
         "--learning-rate",
         action="store_true",
@@ -146,7 +142,7 @@ def tune(tuner: Tuner, arguments: argparse.Namespace, store: Store, card: Card) 
     samples: Any = dataset.Samples(store, tuner.settings, "train")
     for knob in arguments.knobs or KNOBS:
         if knob == "batch_size":
-            tuner.batch_size(len(samples), arguments.keep_effective_batch)
+            tuner.batch_size(len(samples))
         else:
             present = changed(tuner.settings, tuner.chosen)
             tuner.knob(knob, list(options(knob, present, Loader.WITHOUT_EFFECT, card)))
@@ -163,10 +159,6 @@ def options(
         for number in (0, 1, 2, 4, 8, 12, 16):
             if number <= (os.cpu_count() or 1):
                 yield {"data.num_workers": number}
-    has_workers = settings.data.num_workers not in (0, "auto")
-    if knob == "prefetch" and "prefetch_factor" not in without and has_workers:
-        for number in (2, 4, 8):
-            yield {"data.prefetch_factor": number}
     if knob == "chunk_size" and "chunk_size_gb" not in without:
         for size in ("auto", 0.25, 1.0, 4.0):
             yield {"data.chunk_size_gb": size}
@@ -225,40 +217,37 @@ class Tuner:
         """Return the present values of the same settings."""
         return {key: self.chosen.get(key, self.settings.value(key)) for key in overrides}
 
-    def batch_size(self, samples: int, keep: bool) -> None:
-        """Double the batch while it fits and pays. keep: halve the accumulation with it."""
+    def batch_size(self, samples: int) -> None:
+        """Double the batch while it fits and pays. samples: of an epoch."""
         default_size = self.settings.data.batch_size
         groups = self.settings.training.gradient_accumulation_steps
-        best = {BATCH: default_size, GROUPS: groups}
-        best_rate = self.rate(best)
+        best = default_size
+        best_rate = self.rate({BATCH: default_size})
         largest = 0
         without_gain = 0
-        for doubled in count(1):
-            size = default_size << doubled
-            group = groups >> doubled if keep else groups
-            too_large = size * group > samples / STEPS_AN_EPOCH
-            if too_large or without_gain == 2 or (keep and groups % (1 << doubled)):
-                break
-            rate = self.rate_of_batch(size, group)
+        size = 2 * default_size
+        while size * groups <= samples / STEPS_AN_EPOCH and without_gain < 2:
+            rate = self.rate_of_batch(size)
             if rate is None:
                 break
             largest = size
             without_gain += 1
             if rate > PAYS * best_rate:
+                best = size
                 best_rate = rate
-                best = {BATCH: size, GROUPS: group}
                 without_gain = 0
+            size *= 2
         if largest:
             self.say(f"{BATCH}: {largest} is the largest that was tried and fits")
-        self.decide("batch_size", best)
-        if BATCH in self.chosen and not keep:
+        self.decide("batch_size", {BATCH: best})
+        if BATCH in self.chosen:
             remedy = "another learning rate may suit; `tune --learning-rate` shows it"
             self.say(f"more samples a step: {remedy}")
 
-    def rate_of_batch(self, size: int, groups: int) -> float | None:
+    def rate_of_batch(self, size: int) -> float | None:
         """Return samples/s of a batch size; None if memory is too small for it."""
         try:
-            return self.rate({BATCH: size, GROUPS: groups})
+            return self.rate({BATCH: size})
         except Failed as error:
             if not error.memory:
                 raise UserError(str(error), f"{BATCH} {size}", "run `train` with it") from error
@@ -382,15 +371,12 @@ def draw(path: Path, rates: list[float], losses: list[float], best: float | None
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
     means = smooth(losses)
-    axes.plot(rates, losses, color="C0", alpha=0.3, linewidth=0.9, label="loss of a step")
-    axes.plot(rates, means, color="C0", linewidth=1.8, label="mean")
+    axes.plot(rates, losses, color="C0", alpha=0.3, label="loss of a step")
+    axes.plot(rates, means, color="C0", label="mean")
     if best is not None:
-        label = f"suggested: {best:.1e}"
-        axes.axvline(best, color="C3", linestyle="--", linewidth=1.2, label=label)
+        axes.axvline(best, color="C3", linestyle="--", label=f"suggested: {best:.1e}")
     finite = [mean for mean in means if math.isfinite(mean)]
-    low = min(finite)
-    high = max(finite[0], low)
-    axes.set_ylim(low - 0.15 * (high - low), high + 0.6 * (high - low) + 1e-12)
+    axes.set_ylim(top=2 * max(finite[0], min(finite)) - min(finite) + 1e-12)
     axes.set_xscale("log")
     tidy(axes, "", "learning rate", "loss")
     axes.legend(frameon=False)

@@ -92,7 +92,7 @@ def bad_sample(project: Project, error: NonFinite) -> tuple[int, str] | None:
         for batch in islice(loader.epoch(error.epoch, first), end - first):
             if not loss_is_finite(project, batch):
                 sample = first_bad(project, batch)
-                return int(sample["index"]), cause(project, sample)
+                return int(sample["index"]), explain_sample(project, sample)
     finally:
         loader.close()
     return None
@@ -135,7 +135,7 @@ def first_bad(project: Project, batch: Batch) -> Batch:
     return batch
 
 
-def cause(project: Project, sample: Batch) -> str:
+def explain_sample(project: Project, sample: Batch) -> str:
     """Name the array that makes the loss of a sample bad, and its place."""
     broken = [name for name, values in sample.items() if not values.isfinite().all()]
     # A nan can be harmless, such as an empty cell. The cause is the array whose repair helps.
