@@ -18,6 +18,7 @@ from .engine.errors import UserError
 from .engine.hdf5 import hdf5_arrays, place_in, refer
 from .engine.seams import Batch, Rows, Spans
 from .engine.store import Array, Store, StoreWriter
+from .prepare.scaling import Scaler
 from .settings import WORKLOAD
 
 if TYPE_CHECKING:
@@ -121,29 +122,17 @@ def _blocks(array: Array, title: str) -> Iterator[tuple[int, np.ndarray]]:
 
 
 def _checked(array: Array, border: int) -> dict[str, list[float]]:
-    """The scaler of the first `border` rows, by last axis, after a look at every value."""
-    origin = np.float64(array.read(0, 1)).reshape(-1, array.shape[-1])[0]
-    total = np.zeros(len(origin))
-    squares = np.zeros(len(origin))
-    low = np.zeros(len(origin))
-    high = np.zeros(len(origin))
+    """The scale of the first `border` rows, by last axis, after a look at every value."""
+    scaler = Scaler(array.shape[-1])
     for first, values in _blocks(array, "checking"):
         _check_finite(array, first, values)
         if first < border:
-            shifted = values[: border - first].reshape(-1, array.shape[-1]) - origin
-            total = total + shifted.sum(0)
-            squares = squares + (shifted**2).sum(0)
-            low = np.minimum(low, shifted.min(0))
-            high = np.maximum(high, shifted.max(0))
-
-    count = max(border * int(np.prod(array.shape[1:-1])), 1)
-    mean = total / count
-    spread = np.sqrt(np.maximum(squares / count - mean**2, 0))
-    constant = (low == high) | (spread < np.finfo(np.float32).tiny)
+            scaler.add(values[: border - first].reshape(-1, array.shape[-1]))
+    constant = scaler.low == scaler.high
     if constant.any():
         _note_constant(array, constant)
-    std = np.where(constant, 1.0, spread)
-    return {"mean": (origin + mean).tolist(), "std": std.tolist()}
+    mean, std = scaler.scale()
+    return {"mean": mean.tolist(), "std": std.tolist()}
 
 
 def _check_finite(array: Array, first: int, values: np.ndarray) -> None:
@@ -151,7 +140,7 @@ def _check_finite(array: Array, first: int, values: np.ndarray) -> None:
     is_finite = np.isfinite(values)
     if not is_finite.all():
         row = first + int(np.argwhere(~is_finite)[0, 0])
-        remedy = "mend it, or leave the row out"
+        remedy = "fix it, or leave the row out"
         raise UserError("a value is not finite", place_in(array, row), remedy)
 
 
