@@ -198,8 +198,8 @@ def without_compiler() -> None:
     def refused(*_: object) -> None:
         raise AssertionError("torch._dynamo would be loaded")
 
-    torch.use_deterministic_algorithms = refused
-    torch.optim.Optimizer.__init__ = refused  # type: ignore[method-assign]
+    torch.use_deterministic_algorithms = refused  # type: ignore[assignment]
+    torch.optim.Optimizer.__init__ = refused  # type: ignore[assignment,method-assign]
 
 
 def test_a_verb_that_does_not_train_loads_no_compiler(place: Any) -> None:

@@ -114,7 +114,7 @@ def open_run(
         settings = settings.phase(facts["phase"] + 1)
     store = None if needs_data else Store.remembered(folder, facts["data"])
     store = store or open_store(settings)
-    if facts["data"] not in store.fingerprints:
+    if facts["data"] != store.fingerprint:
         what = "the run was trained on other data than these"
         remedy = "name the run's data with --data.path, or prepare the same once more"
         raise UserError(what, str(store.folder), remedy)

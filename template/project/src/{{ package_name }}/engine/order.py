@@ -168,7 +168,8 @@ class Order:
         """(n,) int64 turns in an epoch to positions in `range(count)`."""
         shuffled = self.arrangement(epoch)
         if self.kind != "block":
-            return shuffled[turns]
+            positions: np.ndarray = shuffled[turns]
+            return positions
 
         last_block = len(shuffled) - 1
         sizes = np.full(len(shuffled), self.block)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..engine.report import duration
 
 if TYPE_CHECKING:
-    from ..config import Settings
+    from ..engine.config import Settings
     from ..engine.progress import Progress
     from ..engine.run import Run
 
@@ -52,7 +52,8 @@ class Hook:
         self.waited += seconds * row["data_wait_fraction"]
         if self.seconds < WAIT_SECONDS:
             return
-        text = data_wait(self.waited / self.seconds, run.loader.stats().get("workers"))
+        workers = run.loader.stats().get("workers")
+        text = data_wait(self.waited / self.seconds, workers)
         if text:
             run.monitor.alert(row["step"], "input-bound", text)
         self.seconds = 0.0
@@ -72,7 +73,7 @@ class Hook:
             run.monitor.alert(step, "divergence", text)
 
 
-def data_wait(fraction: float, workers: int | None) -> str | None:
+def data_wait(fraction: float, workers: float | None) -> str | None:
     """Judge the fraction of the time that the loop waits. workers: None if the loader has none."""
     if fraction <= WAIT_FRACTION:
         return None
