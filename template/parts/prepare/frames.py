@@ -70,7 +70,7 @@ def seconds(name: str) -> int:
 
 
 def resample(series: Series, step: int, rules: dict[str, str]) -> Series:
-    """Bars of `step` seconds, each with the time of its beginning; only bars that the data close."""
+    """Bars of `step` seconds, each with the time of its beginning; only those that have closed."""
     if step == series.step:
         return series
     bar_of_row = series.times // step

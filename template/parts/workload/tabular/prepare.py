@@ -89,7 +89,7 @@ def time_parts(given: str) -> list[str]:
 
 
 def fill(writer: StoreWriter, table: Table, arguments: argparse.Namespace) -> list[tuple[str, ...]]:
-    """Split the rows, learn from those that train, write them all. Returns a line for each column."""
+    """Split the rows, learn from those that train, write all. Returns a line for each column."""
     import numpy as np
 
     from ..prepare.rows import describe, write

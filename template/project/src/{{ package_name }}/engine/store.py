@@ -32,7 +32,7 @@ REMEMBERED = "data.json"
 OURS = re.compile(r"store-.+-[0-9a-f]{12}\.npy")
 SMALL_BYTES = 64 << 20  # up to here, comparing all checksums takes less time than importing torch
 AGAIN = "run `prepare` again"
-SYNTHETIC = "synthetic"  # the kind of data that a training makes where nothing was prepared, and their folder
+SYNTHETIC = "synthetic"  # the kind, and the folder, of data that `train` makes where there are none
 
 
 def _numpy_dtype(name: str) -> np.dtype:
