@@ -72,7 +72,7 @@ class Hook:
             run.monitor.alert(step, "divergence", text)
 
 
-def data_wait(fraction: float, workers: int | None) -> str | None:
+def data_wait(fraction: float, workers: float | None) -> str | None:
     """Judge the fraction of the time that the loop waits. workers: None if the loader has none."""
     if fraction <= WAIT_FRACTION:
         return None
