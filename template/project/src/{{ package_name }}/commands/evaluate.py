@@ -102,7 +102,7 @@ def open_run(
     from ..assemble import assemble, open_store
     from ..engine.checkpoint import Checkpoint
     from ..engine.distributed import Distributed
-    from ..engine.store import Store
+    from ..engine.store import SYNTHETIC, Store
 
     distributed = Distributed()
     which = arguments.checkpoint
@@ -112,8 +112,11 @@ def open_run(
         raise UserError(what, str(folder), "train it further with --resume")
     if settings.phases:  # a phase may have had other data, another block size
         settings = settings.phase(facts["phase"] + 1)
-    store = None if needs_data else Store.remembered(folder, facts["data"])
-    store = store or open_store(settings)
+    store = Store.remembered(folder, facts["data"])
+    if store is None or needs_data:
+        # Only a run on the synthetic sample may have it made again.
+        is_synthetic = store is not None and store.source.get("kind") == SYNTHETIC
+        store = open_store(settings, synthetic=is_synthetic)
     if facts["data"] != store.fingerprint:
         what = "the run was trained on other data than these"
         remedy = "name the run's data with --data.path, or prepare the same once more"

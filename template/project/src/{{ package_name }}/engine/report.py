@@ -41,11 +41,7 @@ SPEED: dict[str, tuple[str, Callable[[list[float]], float]]] = {
     "memory_mb": ("GPU memory in use, peak MB", max),
     "memory_reserved_mb": ("GPU memory reserved, peak MB", max),
 }
-CURVES = (
-    "learning_rate",
-    "samples_per_second",
-    "gradient_norm",
-)  # in addition to losses and metrics
+CURVES = ("learning_rate", "samples_per_second", "gradient_norm")  # plotted next to the losses
 FEW_POINTS = 50  # a curve of more has no markers
 
 
