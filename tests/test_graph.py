@@ -274,9 +274,9 @@ BAD = {
     "date": (
         {"ant": changed(7, "date", "01/02/2020")},
         (),
-        ["'01/02/2020' is not a date", "row 7", "2024-01-31"],
+        ["'01/02/2020' is not a time", "row 7", "2024-01-31"],
     ),
-    "no such day": ({"ant": changed(7, "date", "2020-02-31")}, (), ["is not a date", "row 7"]),
+    "no such day": ({"ant": changed(7, "date", "2020-02-31")}, (), ["is not a time", "row 7"]),
     "twice": (
         {"ant": ANT + ANT.splitlines()[-1] + "\n"},
         (),
