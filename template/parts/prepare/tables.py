@@ -371,7 +371,7 @@ class Block(NamedTuple):
             seconds = to_seconds(column, time_format)
         except (pa.ArrowException, ValueError) as error:
             row = _first_wrong(column, time_format)
-            remedy = "write it as 2016-07-01 00:00:00, or see --time-format"
+            remedy = "write it as 2024-01-31 or 2024-01-31 16:00:00, or see --time-format"
             if time_format != ISO:
                 remedy = f"other times here are '{time_format}'; fix it, or see --time-format"
             raise self.error(f"'{column[row]}' is not a time", row, name, remedy) from error
