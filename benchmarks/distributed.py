@@ -73,7 +73,7 @@ def per_second(run: Any, steps: int) -> float:
     run.limit = run.progress.step + steps
     start = time.perf_counter()
     importlib.import_module("my_training.train").fit(run)
-    return steps * run.loader.order.slots / (time.perf_counter() - start)
+    return steps * run.loader.order.batch_size_all_ranks / (time.perf_counter() - start)
 
 
 def work(
@@ -88,11 +88,11 @@ def work(
     for one in (own, shared):
         per_second(one, 3)
     for _ in range(arguments.rounds):
-        distributed.gather(rank)
+        distributed.gather_objects(rank)
         alone = 0.0 if rank else per_second(own, arguments.steps)
-        distributed.gather(rank)  # rank 1 has waited here, asleep
-        beside = sum(distributed.gather(per_second(own, arguments.steps)))
-        distributed.gather(rank)
+        distributed.gather_objects(rank)  # rank 1 has waited here, asleep
+        beside = sum(distributed.gather_objects(per_second(own, arguments.steps)))
+        distributed.gather_objects(rank)
         found.append([alone, beside, per_second(shared, arguments.steps)])
     distributed.close()
     return found

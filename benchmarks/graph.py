@@ -271,8 +271,8 @@ def stepping(project: Any) -> Any:
     def step(batch: Any) -> None:
         with project.precision.autocast():
             output = project.wrapped(batch)
-        output.loss.backward(gradient=project.precision.scale(output.weight))
-        project.precision.step(project.optimizer, 1.0, output.weight.clamp(min=1))
+        output.loss.backward(gradient=project.precision.scale(output.total_weight))
+        project.precision.step(project.optimizer, 1.0, output.total_weight.clamp(min=1))
 
     return step
 

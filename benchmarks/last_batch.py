@@ -68,14 +68,19 @@ def replace(kind: type, name: str, method: Callable[..., Any]) -> None:
 
 def whole() -> None:
     undrawn()
-    replace(orders(), "share", lambda *_: 1.0)
+    replace(orders(), "step_fraction", lambda *_: 1.0)
 
 
 def dropped() -> None:
     """Never all of it: a training set that fills no batch is one."""
     undrawn()
     length = orders().__len__
-    steps = lambda order: max(order.count // order.slots, 1) if order.train else length(order)  # noqa: E731
+
+    def steps(order: Any) -> int:
+        if not order.train:
+            return length(order)
+        return max(order.count // order.batch_size_all_ranks, 1)
+
     replace(orders(), "__len__", steps)
 
 

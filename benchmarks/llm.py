@@ -174,7 +174,7 @@ def windows(torch: Any, folder: Path) -> list[list[str]]:
     import numpy as np
 
     rows = importlib.import_module("my_training.engine.rows")
-    seams = importlib.import_module("my_training.engine.seams")
+    interfaces = importlib.import_module("my_training.engine.interfaces")
     array = (
         importlib.import_module("my_training.engine.store")
         .Store.open(folder / "data")
@@ -184,7 +184,7 @@ def windows(torch: Any, folder: Path) -> list[list[str]]:
     lines = []
     for block, batch in ((64, 12), (64, 256), (256, 64), (1024, 12)):
         starts = np.random.default_rng(0).integers(0, len(data) - block - 1, batch)
-        spans = seams.Spans(starts, np.full(batch, block + 1), block + 1)
+        spans = interfaces.Spans(starts, np.full(batch, block + 1), block + 1)
         out = torch.empty((batch, block + 1), dtype=source.dtype)
 
         def gathered(spans: Any = spans, out: Any = out) -> Any:

@@ -155,7 +155,7 @@ def ours(path: Path, loader: str, order: str) -> Any:
     folder = Path(tempfile.mkdtemp())
     link(folder, workload="windows", loader=loader)
     sys.path.insert(0, str(folder / "src"))
-    hdf5_arrays, order_of = project("engine.hdf5").hdf5_arrays, project("engine.order").order_of
+    hdf5_arrays, make_order = project("engine.hdf5").hdf5_arrays, project("engine.order").make_order
 
     data = SimpleNamespace(
         order=order, batch_size=BATCH, fraction=1.0, shuffle_block=CHUNK, chunk_size_gb="auto",
@@ -166,9 +166,9 @@ def ours(path: Path, loader: str, order: str) -> Any:
         data=data, evaluation=SimpleNamespace(batch_size=0), reproducibility=SimpleNamespace(seed=0)
     )
     store = SimpleNamespace(arrays=hdf5_arrays(path, "features", "targets"))
-    samples = Windows(project("engine.seams").Spans, ROWS)
+    samples = Windows(project("engine.interfaces").Spans, ROWS)
     return project("engine.loader").Loader(
-        samples, store, settings, order_of(samples, settings), torch.device("cpu")
+        samples, store, settings, make_order(samples, settings), torch.device("cpu")
     )
 
 
@@ -288,8 +288,8 @@ def lstm(path: Path) -> dict[str, float]:
     def by_the_project() -> None:
         with precision.autocast():
             output = model(batch)
-        output.loss.backward(gradient=precision.scale(output.weight))
-        precision.step(optimizer, 1.0, output.weight.clamp(min=1))
+        output.loss.backward(gradient=precision.scale(output.total_weight))
+        precision.step(optimizer, 1.0, output.total_weight.clamp(min=1))
 
     for number in range(24):
         for name, run in (("bare", bare), ("ours", by_the_project)):

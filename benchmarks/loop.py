@@ -257,7 +257,7 @@ def ours(framework: str, hook: str = "", **answers: Any) -> Callable[[Data, Path
             project = Path(shutil.copytree(project, folder.with_name("hooked"), dirs_exist_ok=True))
             (project / "src/my_training/hooks/own.py").write_text(hook)
         get = lambda name: imported(project, name)  # noqa: E731
-        seams = get("engine.seams")
+        interfaces = get("engine.interfaces")
         distributed = get("engine.distributed").Distributed()
         count = torch.tensor(float(BATCH * WIDTH))
 
@@ -267,7 +267,7 @@ def ours(framework: str, hook: str = "", **answers: Any) -> Callable[[Data, Path
                 self.network = network()
 
             def forward(self, batch: Any) -> Any:
-                return seams.Output(mse_loss(self.network(batch["x"]), batch["y"]), count)
+                return interfaces.Output(mse_loss(self.network(batch["x"]), batch["y"]), count)
 
         class InMemory:
             WITHOUT_EFFECT, stall_seconds = (), 0.0
@@ -282,7 +282,7 @@ def ours(framework: str, hook: str = "", **answers: Any) -> Callable[[Data, Path
             def epoch(self, number: int, start_batch: int = 0) -> Iterator[Any]:
                 fresh = torch.ones(BATCH, dtype=torch.bool)
                 for x, y in Ring(data):
-                    yield {"x": x, "y": y, "fresh": fresh}
+                    yield {"x": x, "y": y, "starts_sequence": fresh}
 
             def close(self) -> None:
                 """Nothing is open."""

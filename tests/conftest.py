@@ -20,7 +20,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Terminal(config))
     if RENDERS not in os.environ:  # workers find it there
         config.stash[FOLDER] = os.environ[RENDERS] = tempfile.mkdtemp(prefix="fasttrain-renders-")
-    os.environ["TRAINING_ROOT"] = "."  # a shared project's verbs work in each test's own folder
+    os.environ["TRAINING_ROOT"] = "."  # a shared project's commands work in each test's own folder
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -50,9 +50,9 @@ PICTURES = (
     "FASTTRAIN_PICTURES"  # in the environment: runs draw their curves and what their models do
 )
 PAINT = matplotlib.figure.Figure.savefig
-# Drawing the picture of a short run takes three times as long as the run: figures are built, and
+# Drawing the plot of a short run takes three times as long as the run: figures are built, and
 # not painted.
-PICTURE = base64.b64decode(
+PLOT = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 )
 PATIENCE = 300.0  # seconds until what waits gives up: a slow machine is no fault
@@ -180,22 +180,22 @@ def _child(
 
 
 def unpainted(figure: Any, file: Any, **options: Any) -> None:
-    """For `Figure.savefig`: a picture of one point."""
-    file.write(PICTURE) if hasattr(file, "write") else Path(file).write_bytes(PICTURE)
+    """For `Figure.savefig`: a plot of one point."""
+    file.write(PLOT) if hasattr(file, "write") else Path(file).write_bytes(PLOT)
 
 
 def painted() -> None:
-    """For `run(..., before=painted)`: pictures as they are."""
+    """For `run(..., before=painted)`: examples as they are."""
     matplotlib.figure.Figure.savefig = PAINT  # type: ignore[method-assign]
 
 
 def undrawn() -> None:
-    """No picture of what a model does, a point for its curves: they take as long as a short run."""
-    with contextlib.suppress(ImportError):  # a project without pictures, a script without a report
+    """No plot of what a model does, a point for its curves: they take as long as a short run."""
+    with contextlib.suppress(ImportError):  # a project without examples, a script without a report
         report: Any = importlib.import_module(f"{PACKAGE}.engine.report")
-        report.draw = lambda path, *_: path.write_bytes(PICTURE) and ""
-        pictures: Any = importlib.import_module(f"{PACKAGE}.hooks.pictures")
-        pictures.THERE = False
+        report.draw = lambda path, *_: path.write_bytes(PLOT) and ""
+        examples: Any = importlib.import_module(f"{PACKAGE}.hooks.examples")
+        examples.THERE = False
 
 
 def start(

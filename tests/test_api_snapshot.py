@@ -19,7 +19,7 @@ from importing import imported
 from rendering import REPOSITORY, questions, render
 from variants import PAIRWISE, SCRIPTS, choices, pairwise, structural
 
-KINDS = "paths", "config", "environment", "aliases", "profiles", "targets", "verbs", "script"
+KINDS = "paths", "config", "environment", "aliases", "profiles", "targets", "commands", "script"
 DEFAULTS = {name: question.get("default") for name, question in questions().items()}
 DEFAULTS |= {"package_name": "my_training", "extras": [], "loader": "memmap"}
 SNAPSHOT = Path(__file__).with_suffix(".json").with_name("api_snapshot.json")
@@ -61,7 +61,7 @@ def current() -> dict[str, Any]:
         names["profiles"] |= config.load(project / "config.yaml").profiles.keys()
         makefile = (project / "Makefile").read_text(encoding="utf-8")
         names["targets"] |= set(re.findall(r"^([a-z-]+):", makefile, flags=re.MULTILINE))
-        names["verbs"] |= {path.stem for path in project.glob("src/*/commands/[a-z]*.py")}
+        names["commands"] |= {path.stem for path in project.glob("src/*/commands/[a-z]*.py")}
     for workload in SCRIPTS:
         names["script"] |= script_settings(workload)
     asked = {question: sorted(choices(question)) for question in questions()}

@@ -137,7 +137,7 @@ def root(folder: Path, printed: str) -> None:
 def figure(folder: Path, printed: str) -> None:
     assert "validation/errors_by_sun" in tracked(folder, "images")
     report = (newest_run(folder) / "report.md").read_text()
-    assert "![errors_by_sun](pictures/errors_by_sun.png)" in report
+    assert "![errors_by_sun](examples/errors_by_sun.png)" in report
 
 
 def frozen(folder: Path, printed: str) -> None:
@@ -172,14 +172,14 @@ EFFECTS: dict[str, Callable[[Path, str], None] | None] = {  # None: other losses
     "A metric, also while training": mean_error,
     "A data augmentation": None,
     "Another schedule": root,
-    "A picture of your own": figure,
+    "A plot of your own": figure,
     "Frozen layers": frozen,
     "Averaged weights": averages,
     "A second term of the loss": terms,
     "A second data set, measured at each evaluation": second,
     "A printed line": line,
 }
-WATCHES = ("metric", "picture", "Averaged", "second data", "printed")  # these change no loss
+WATCHES = ("metric", "plot", "Averaged", "second data", "printed")  # these change no loss
 
 
 # ---- tests -------------------------------------------------------------------------------------
@@ -213,7 +213,7 @@ def test_a_change_is_small_and_has_its_place_in_every_workload(title: str, tmp_p
 def test_the_own_tests_pass_after_a_change_that_shows_its_effect(
     title: str, unchanged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if "picture" in title:
+    if "plot" in title:
         monkeypatch.setenv(PICTURES, "1")
     project = apply(title, copied(render(**ANSWERS), tmp_path))
     if "second data" in title:

@@ -119,7 +119,7 @@ FLAGS = [
     ("data", "unexpected word 'data'", "command line"),
     ("--config nowhere.yaml", "cannot read", "nowhere.yaml"),
     ("--profile fast", "unknown profile 'fast'", "--profile", "config.yaml"),
-    ("--no-optimize", "unknown profile 'baseline'"),
+    ("--no-optimize", "unknown profile 'unoptimized'"),
 ]
 # (config.yaml, environment, flags, the lines in their order)
 TOGETHER = [
@@ -201,7 +201,7 @@ def test_each_mistake_is_one_line_and_nothing_else(
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        ([], ("no verb", "train")),
+        ([], ("no command", "train")),
         (["trian"], ("'trian'", "did you mean 'train'?")),
         (["--config", "x"], ("'--config'", "begin with one of")),
         (["report", "--data.path", "x", "a", "b"], ("'b'", "command line")),
@@ -477,7 +477,7 @@ def test_config_yaml_agrees_with_the_schema(precision):
         **defaults,
         "training.precision": precision,
     }
-    assert list(settings.profiles) == ["baseline", "speed", "low_memory", "deterministic"]
+    assert list(settings.profiles) == ["unoptimized", "speed", "low_memory", "deterministic"]
     for profile in settings.profiles:
         module.load(file, profile)
 
@@ -514,10 +514,12 @@ def test_the_example_phase_in_config_yaml_works():
 
 def test_profiles_do_what_they_are_for():
     load = functools.partial(config.load, PROJECT / "config.yaml")
-    baseline = load("baseline")
-    assert baseline.training.precision == "fp32"
-    assert not any((baseline.compile.enabled, baseline.optimizer.fused, baseline.data.pin_memory))
-    training = baseline.training
+    unoptimized = load("unoptimized")
+    assert unoptimized.training.precision == "fp32"
+    assert not any(
+        (unoptimized.compile.enabled, unoptimized.optimizer.fused, unoptimized.data.pin_memory)
+    )
+    training = unoptimized.training
     assert not any((training.cudnn_benchmark, training.gradient_checkpointing))
 
     whole = load()
@@ -589,7 +591,7 @@ def test_what_a_file_defines_is_discovered(hooked):
     """Classes, functions and names at its top level, with any annotation and parameter."""
     plugins = imported(hooked, "engine.plugins")
     names = [module.__name__.rpartition(".")[2] for module in plugins.discover("hooks", "Hook")]
-    assert names == ["heavy", "look", "pictures"]
+    assert names == ["heavy", "look", "examples"]
     pages = imported(hooked, "engine.report").parts_of_extras(Path("run"))
     assert ["seen"] in pages
     source = '"""class Text"""\nclass A: ...\nB: str = "b"\nC = D = 1\nif True:\n    E = 1\n'

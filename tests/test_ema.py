@@ -1,4 +1,4 @@
-"""The extra ema: averages by hand, resumed bit for bit, measured beside the weights, taken by the verbs."""
+"""The extra ema: averages, resumed bit for bit, measured next to the weights, taken by the commands."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def render(**answers: Any) -> Path:
 costs = imported(render(), "measure.costs")
 estimate = imported(render(), "measure.estimates")
 gpus = imported(render(), "engine.gpus")
-seams = imported(render(), "engine.seams")
+interfaces = imported(render(), "engine.interfaces")
 
 
 class Toy(nn.Module):
@@ -43,7 +43,7 @@ class Toy(nn.Module):
 
     def forward(self, batch):
         hidden = functional.relu(self.first(batch["x"]))
-        return seams.Output(self.second(hidden).float().square().mean(), torch.tensor(1.0))
+        return interfaces.Output(self.second(hidden).float().square().mean(), torch.tensor(1.0))
 
 
 class Recurrent(Toy):
@@ -52,7 +52,7 @@ class Recurrent(Toy):
         self.lstm = nn.LSTM(32, 64, 2, batch_first=True)
 
     def forward(self, batch):
-        return seams.Output(self.lstm(batch["x"])[0].square().mean(), torch.tensor(1.0))
+        return interfaces.Output(self.lstm(batch["x"])[0].square().mean(), torch.tensor(1.0))
 
 
 def batch(*shape: int) -> dict:
@@ -172,7 +172,7 @@ def test_fake_tensors_count_what_a_real_step_does(workload: str, tmp_path, monke
     counted, real = counting.count(lambda: build(settings, store.facts), samples, "fp32"), made()
     with counting.Recorder(real):
         output = whole.model(samples)
-        output.loss.backward(gradient=output.weight)
+        output.loss.backward(gradient=output.total_weight)
     assert counted.flops == real.flops > 0
     if workload not in ("timeseries", "windows"):  # an LSTM on a CPU keeps more for backward
         assert counted.bytes == real.bytes

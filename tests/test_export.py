@@ -22,7 +22,7 @@ SHORT = ("--training.max_steps", "20", "--data.num_workers", "0")
 
 
 def trained(workload: str, folder: Path) -> Path:
-    """A project with the verb, and a short run of it in `folder`."""
+    """A project with the command, and a short run of it in `folder`."""
     project = render(workload=workload, **EXPORT)
     result = run(project, "train", *TINY[workload], *SHORT, cwd=folder)
     assert result.code == 0, result.err

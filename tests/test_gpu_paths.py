@@ -134,9 +134,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
 
 def chunk_loader(folder: Path, order: str, size: Any, resident: Any = "auto") -> Any:
     given = settings(order, size, resident=resident)
-    samples = Pages(module("engine.seams").Spans, False)
+    samples = Pages(module("engine.interfaces").Spans, False)
     store = module("engine.store").Store.open(folder)
-    ordered = module("engine.order").order_of(samples, given, 0, 1, False)
+    ordered = module("engine.order").make_order(samples, given, 0, 1, False)
     return module("engine.loader").Loader(samples, store, given, ordered, CARD)
 
 

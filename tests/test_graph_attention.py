@@ -224,7 +224,7 @@ def test_isolated_stocks_and_empty_batches_are_finite(model: Any, opened: Any) -
         output.loss.backward()
         assert output.loss.isfinite()
         assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
-    assert (output.weight, output.loss) == (0, 0)
+    assert (output.total_weight, output.loss) == (0, 0)
 
 
 def test_unknown_targets_weigh_nothing(model: Any, opened: Any) -> None:
@@ -232,8 +232,8 @@ def test_unknown_targets_weigh_nothing(model: Any, opened: Any) -> None:
     target = batch["target"].clone()
     target[0, :3] = torch.nan
     output = model({**batch, "target": target})
-    assert output.weight == model(batch).weight - 3
-    assert output.metrics["mse"][1] == output.weight
+    assert output.total_weight == model(batch).weight - 3
+    assert output.metrics["mse"][1] == output.total_weight
     assert set(output.metrics) == {"mse", "mae", "mse_original", "mae_original"}
     assert not model.train()(batch).metrics
 

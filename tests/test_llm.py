@@ -353,13 +353,13 @@ def test_the_loss_is_that_of_the_logits() -> None:
     assert logits.shape[-1] == 320, "a multiple of 64"
     expected = functional.cross_entropy(logits.flatten(0, 1), batch["targets"].flatten())
     torch.testing.assert_close(output.loss, expected)
-    assert output.weight == 3 * 16 - 7
+    assert output.total_weight == 3 * 16 - 7
     total, count = output.metrics["bits_per_byte"]
-    assert count == output.weight - (batch["targets"] == 256).sum()
-    torch.testing.assert_close(total, expected * output.weight / math.log(2))
+    assert count == output.total_weight - (batch["targets"] == 256).sum()
+    torch.testing.assert_close(total, expected * output.total_weight / math.log(2))
     batch["targets"][:] = -100
     nothing = model.train()(batch)
-    assert (nothing.loss, nothing.weight) == (0, 0)
+    assert (nothing.loss, nothing.total_weight) == (0, 0)
 
 
 @pytest.mark.parametrize("fused", [True, False], ids=["torch's", "ours"])

@@ -107,8 +107,8 @@ def settings(
 
 def make(loader: str, fake: type[Pages], folder: Path, given: Any, train: bool = True) -> Any:
     store = module("engine.store", loader).Store.open(folder)
-    samples = fake(module("engine.seams", loader).Spans, False)
-    order = module("engine.order", loader).order_of(samples, given, train=train)
+    samples = fake(module("engine.interfaces", loader).Spans, False)
+    order = module("engine.order", loader).make_order(samples, given, train=train)
     return module("engine.loader", loader).Loader(samples, store, given, order, CPU)
 
 

@@ -97,18 +97,18 @@ def test_a_torch_that_kills_its_process_is_said_by_doctor(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("torch", "line"), LOADED, ids=["torch", "libgomp", "numpy"])
-@pytest.mark.parametrize("verb", ["train", "doctor"])
+@pytest.mark.parametrize("command", ["train", "doctor"])
 @pytest.mark.cover(1)
 def test_a_library_that_cannot_be_loaded_is_one_line(
-    verb: str, torch: str, line: str, tmp_path: Path
+    command: str, torch: str, line: str, tmp_path: Path
 ) -> None:
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch/__init__.py").write_text(torch)
-    broken = start(tmp_path, verb, path=str(tmp_path))
+    broken = start(tmp_path, command, path=str(tmp_path))
     out, said = broken.communicate()
     assert broken.returncode == 2
     assert said.startswith(f"error: {line}")
     assert (out, said.count("\n")) == ("", 1)
-    helps = start(tmp_path, verb, "--help", path=str(tmp_path))
+    helps = start(tmp_path, command, "--help", path=str(tmp_path))
     assert "usage" in helps.communicate()[0]
     assert helps.returncode == 0

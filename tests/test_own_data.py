@@ -29,7 +29,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, text in zip(FILES, CODE, strict=True):
         (package / name).write_text(text, encoding="utf-8")
     shutil.rmtree(package / "prepare")
-    (package / "pictures.py").unlink()
+    (package / "examples.py").unlink()
     settings = package / "settings.py"
     new, count = re.subn(
         r"class Model\(Section\):.*?\n\n\n", SECTION + "\n\n", settings.read_text(), flags=re.DOTALL

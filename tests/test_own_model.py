@@ -65,12 +65,16 @@ def test_own_tests_find_a_model_without_the_mask(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "line"),
     [
-        ("def predict", "def forecast", "Perceptron has no predict: model.py: .*engine/seams.py"),
-        ("def blocks", "def parts", "Perceptron has no blocks: model.py: .*engine/seams.py"),
+        (
+            "def predict",
+            "def forecast",
+            "Perceptron has no predict: model.py: .*engine/interfaces.py",
+        ),
+        ("def blocks", "def parts", "Perceptron has no blocks: model.py: .*engine/interfaces.py"),
         (
             "return Output(loss, weight, ",
             "return loss  # ",
-            "the Tensor that forward returns has no loss and no weight.*: model.py: .*engine/seams.py",
+            "the Tensor that forward returns has no loss and no weight.*: model.py: .*engine/interfaces.py",
         ),
     ],
 )

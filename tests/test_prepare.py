@@ -106,7 +106,7 @@ REFUSED: dict[str, tuple[str | bytes, str, str]] = {
         "no ',' between the names: .*--delimiter ';'",
     ),
     "no delimiter": (with_column(), "--delimiter ,,", "',,' is not one character"),
-    "a picture": (
+    "a plot": (
         b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + bytes(range(256)) * 9,
         "",
         "binary file, where a table is expected: .*export it",

@@ -90,7 +90,7 @@ def whole(tmp_path: Path) -> Path:
     rows = steps(300) + evaluations(0.9, 0.4, 0.5)
     files = {"env": ENVIRONMENT, "status": FINISHED, "evaluation": RESULT}
     run = make_run(tmp_path / "my run", rows, **files)
-    events = [{"step": 100, "event": "naive", "loss": 1.25}]
+    events = [{"step": 100, "event": "baseline_loss", "loss": 1.25}]
     events.append({"step": 120, "event": "alert", "text": "input-bound: a | b"})
     write_lines(run / "events.jsonl", events)
     return run

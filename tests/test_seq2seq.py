@@ -255,7 +255,7 @@ def test_loss_and_gradients_are_those_of_the_library(
     output = model(batch)
     expected = library_loss(library, batch)
     torch.testing.assert_close(output.loss, expected)
-    assert output.weight == (batch["targets"] != -100).sum()
+    assert output.total_weight == (batch["targets"] != -100).sum()
     output.loss.backward()
     expected.backward()
     theirs = dict(library.named_parameters())

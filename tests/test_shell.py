@@ -56,7 +56,7 @@ def test_targets_of_a_project(tmp_path: Path) -> None:
     project = render_into(tmp_path / "project")
     short = "ARGS=--training.max_steps 20 --schedule.warmup_steps 5"
     shell(project, "make", "train", short)
-    baseline = shell(project, "make", "--dry-run", "train-baseline", short).split()
+    baseline = shell(project, "make", "--dry-run", "train-unoptimized", short).split()
     assert baseline[-6:] == ["train", "--no-optimize", *short.partition("=")[2].split()]
     assert shell(project, "make", "--dry-run", "evaluate").split()[-1] == "evaluate"
     reported = shell(project, "make", "report").splitlines()

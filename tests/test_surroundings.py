@@ -1,4 +1,4 @@
-"""Odd surroundings: where a verb was started from, what was typed, what the environment says.
+"""Odd surroundings: where a command was started from, what was typed, what the environment says.
 
 A run that is in use and a closed output are held by test_one_process.py, the interview by test_interview.py.
 """
@@ -31,7 +31,7 @@ ANSWERS |= {"seq2seq": ("predict", "--output", "new.jsonl")}
 
 
 def anywhere(project: Path, *words: str, cwd: Path) -> Result:
-    """A verb that finds its project by itself."""
+    """A command that finds its project by itself."""
     return Running(project, words, cwd, before=lambda: os.environ.pop("TRAINING_ROOT")).wait()
 
 
@@ -215,7 +215,7 @@ def test_what_is_odd_and_right_is_taken(odd: Odd, trained: Path) -> None:
 
 def test_a_misspelt_verb_is_guessed(tmp_path: Path) -> None:
     refused = run(TABULAR, "trian", cwd=tmp_path)
-    one_error(refused, "no verb 'trian'", "did you mean 'train'")
+    one_error(refused, "no command 'trian'", "did you mean 'train'")
 
 
 def test_a_folder_that_cannot_be_written_has_its_remedy(tmp_path: Path) -> None:

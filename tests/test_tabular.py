@@ -149,7 +149,7 @@ def test_classes_of_digits_are_in_the_order_of_numbers_however_long() -> None:
 
 def batch_of(opened: Any, split: str, indices: np.ndarray | None = None) -> dict[str, Tensor]:
     """What a loader gives, read here without one; the whole split without `indices`."""
-    rows_type = module("engine.seams").Rows
+    rows_type = module("engine.interfaces").Rows
     samples = module("dataset").Samples(opened, None, split)
     if indices is None:
         indices = np.arange(len(samples))
@@ -188,8 +188,8 @@ def gradients(model: torch.nn.Module, *batches: dict[str, Tensor]) -> list[Tenso
     total = 0.0
     for batch in batches:
         output = model(batch)
-        (output.loss * output.weight).backward()
-        total += output.weight.item()
+        (output.loss * output.total_weight).backward()
+        total += output.total_weight.item()
     return [parameter.grad / max(total, 1) for parameter in model.parameters()]
 
 
@@ -199,14 +199,14 @@ def test_padding_rows_contribute_nothing(opened: Any) -> None:
     plain = model(batch_of(opened, "train", indices))
     padded = np.array([*indices, *[-1] * 6])
     output = model(batch_of(opened, "train", padded))
-    assert output.weight == plain.weight == 10
+    assert output.total_weight == plain.total_weight == 10
     torch.testing.assert_close(output.loss, plain.loss)
     both = [gradients(model, batch_of(opened, "train", rows)) for rows in (indices, padded)]
     torch.testing.assert_close(*both)
 
     nothing = batch_of(opened, "train", np.full(4, -1))
     output = model(nothing)
-    assert (output.loss, output.weight) == (0, 0)
+    assert (output.loss, output.total_weight) == (0, 0)
     assert all((gradient == 0).all() for gradient in gradients(model, nothing))
     with torch.no_grad():
         metrics = model.eval()(nothing).metrics.values()
@@ -291,7 +291,7 @@ def test_losses_are_float32_under_autocast(opened: Any) -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         output = model(batch)
         raw = model.outputs(batch)
-    assert output.loss.dtype == output.weight.dtype == raw.dtype == torch.float32
+    assert output.loss.dtype == output.total_weight.dtype == raw.dtype == torch.float32
 
 
 def test_blocks_are_classes_of_the_project(opened: Any) -> None:
@@ -445,7 +445,7 @@ def documented(kind: str) -> str:
 
 
 def commands() -> dict[str, list[str]]:
-    """The documented commands by verb, their words after `python -m my_training`."""
+    """The documented commands by command, their words after `python -m my_training`."""
     words = [line.split()[3:] for line in documented("sh").splitlines()]
     return {line[0]: line for line in words}
 
@@ -485,12 +485,12 @@ def test_documented_example_is_as_good_as_scikit_learn(tmp_path: Path) -> None:
     from sklearn.neural_network import MLPRegressor
 
     subprocess.run([sys.executable, "-c", documented("python")], cwd=tmp_path, check=True)
-    verbs = commands()
-    assert list(verbs) == ["prepare", "train", "evaluate", "predict"]
-    done(tmp_path, *verbs["prepare"])
+    words = commands()
+    assert list(words) == ["prepare", "train", "evaluate", "predict"]
+    done(tmp_path, *words["prepare"])
     ours = trained_means(tmp_path, "mse_original")
     mean = evaluation(tmp_path)["baselines"]["mean"]["mse_original"]
-    done(tmp_path, *verbs["predict"])
+    done(tmp_path, *words["predict"])
     assert len((tmp_path / "predictions.csv").read_text().splitlines()) == 443
 
     opened = store(tmp_path, "tabular")

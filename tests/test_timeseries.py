@@ -65,7 +65,7 @@ def windows(folder: Path, split: str) -> list[dict[str, torch.Tensor]]:
     settings = module("config").load(None, None, overrides, {})
     opened = store(folder)
     samples = module("dataset").Samples(opened, settings, split)
-    order = module("engine.order").order_of(samples, settings, train=False)
+    order = module("engine.order").make_order(samples, settings, train=False)
     loader = module("engine.loader").Loader(samples, opened, settings, order, torch.device("cpu"))
     batches = []
     for batch in loader.epoch(0):
@@ -189,7 +189,7 @@ def batch(rows: int = 4, length: int = 24) -> dict[str, torch.Tensor]:
         "target": torch.randn(rows, 6, 2, generator=generator),
         "index": torch.arange(rows),
         "present": everywhere,
-        "fresh": everywhere,
+        "starts_sequence": everywhere,
     }
 
 
@@ -207,14 +207,14 @@ def test_padding_rows_weigh_nothing() -> None:
     expected = forecaster({name: value[:3] for name, value in whole.items()})
     padded = forecaster(whole | {"present": torch.tensor([True, True, True, False])})
     torch.testing.assert_close(padded.loss, expected.loss)
-    assert padded.weight == expected.weight == 3 * 6 * 2
+    assert padded.weight == expected.total_weight == 3 * 6 * 2
 
 
 def test_a_carried_state_is_that_of_one_long_window() -> None:
     """Two windows, one behind the other in a lane, end in the state of a window of both."""
     forecaster = model("lanes", subtract_last=False, linear_path=False).eval()
     long = batch(length=48)
-    continued = {"fresh": torch.zeros(4, dtype=torch.bool)}
+    continued = {"starts_sequence": torch.zeros(4, dtype=torch.bool)}
     forecaster(long | {"H1": long["H1"][:, :24]})
     second = forecaster(long | {"H1": long["H1"][:, 24:]} | continued)
     assert forecaster.recurrent.states[False]["H1"][0].shape == (4, 2, 8)  # lanes first

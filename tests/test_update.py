@@ -198,7 +198,7 @@ def test_update_without_edits_is_a_fresh_copy(
     answers = {"gpu": "rtx_4090", "loader": "memmap", "extras": list(choices("extras"))}
     project = copied(upstream, tmp_path / "project", which=copier, **answers)
     run_copier(copier, "update", "--defaults", *more, cwd=project)
-    assert content(project) == content(fresh(upstream, tmp_path / "fresh", **answers))
+    assert content(project) == content(fresh(upstream, tmp_path / "starts_sequence", **answers))
     assert (
         yaml.safe_load((project / ".copier-answers.yml").read_text(encoding="utf-8"))["_commit"]
         == NEW
@@ -274,7 +274,7 @@ def test_edits_move_with_a_package_that_was_moved_first(
     run_copier(copier, *update, cwd=project)
     assert "src/other/model.py" in git(project, "ls-files", "-u")
     git(project, *update_page("git checkout --ours -- src/other"))
-    renamed = copied(upstream, tmp_path / "fresh", package_name="other")
+    renamed = copied(upstream, tmp_path / "starts_sequence", package_name="other")
     mine = {"src/other/model.py": model, "src/other/mine.py": "MINE = True\n"}
     assert content(project) == content(renamed) | mine
 
@@ -324,7 +324,7 @@ def test_project_in_a_folder_of_a_repository(upstream: Path, tmp_path: Path) -> 
     run_copier("newest", "copy", "--defaults", "-r", OLD, str(upstream), str(project), cwd=tmp_path)
     commit(tmp_path / "all")
     run_copier("newest", "update", "--defaults", cwd=project)
-    assert content(project) == content(fresh(upstream, tmp_path / "fresh"))
+    assert content(project) == content(fresh(upstream, tmp_path / "starts_sequence"))
 
 
 # ---- other answers -----------------------------------------------------------------------------
@@ -433,7 +433,9 @@ def test_copy_with_the_answers_of_a_project(upstream: Path, tmp_path: Path, copi
     words = [in_shell(word, project) for word in shlex.split(command)]
     assert words[-2] == str(upstream)
     run_copier(copier, *words[1:], cwd=project)
-    assert content(project / words[-1]) == content(fresh(upstream, tmp_path / "fresh", **answers))
+    assert content(project / words[-1]) == content(
+        fresh(upstream, tmp_path / "starts_sequence", **answers)
+    )
 
 
 def copier_commands(page: Path) -> list[str]:

@@ -95,7 +95,7 @@ class Walker:
         return re.sub(r"\s*\\\n\s*", " ", text)
 
     def __call__(self, command: str, arguments: str = "", cwd: Path | None = None) -> str:
-        """What it prints. arguments: of ARGS, or of the verb."""
+        """What it prints. arguments: of ARGS, or of the command."""
         listed = re.findall(
             r"^([a-z-]+):.*## ", (self.project / "Makefile").read_text(encoding="utf-8"), re.M
         )

@@ -258,8 +258,8 @@ class Toy(nn.Module):
         self.layer = nn.Linear(32, 16)
 
     def forward(self, batch: dict) -> Any:
-        seams = imported(render(**WATCH), "engine.seams")
-        return seams.Output(self.layer(batch["x"]).square().mean(), torch.tensor(1.0))
+        interfaces = imported(render(**WATCH), "engine.interfaces")
+        return interfaces.Output(self.layer(batch["x"]).square().mean(), torch.tensor(1.0))
 
 
 def test_the_share_of_the_roof(monkeypatch):
@@ -335,8 +335,8 @@ def test_the_page_says_what_there_is(tmp_path) -> None:
         assert f"`{column}`" in text
 
 
-def full(verb: str, error: Exception) -> Callable[[], None]:
-    """Memory that ends while the model is moved to its device, or under the batches of another verb."""
+def full(command: str, error: Exception) -> Callable[[], None]:
+    """Memory that ends while the model is moved to its device, or under the batches of another command."""
 
     def put() -> None:
         torch.cuda.mem_get_info = lambda *_: (1 << 30, 8 << 30)  # type: ignore[assignment]
@@ -349,7 +349,7 @@ def full(verb: str, error: Exception) -> Callable[[], None]:
 
         def made(*given: Any) -> Any:
             model = build(*given)
-            setattr(model, "to" if verb == "train" else "forward", too_large)
+            setattr(model, "to" if command == "train" else "forward", too_large)
             return model
 
         assemble.build_model = made

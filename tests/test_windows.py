@@ -66,7 +66,7 @@ def batches(folder: Path, split: str) -> list[dict[str, torch.Tensor]]:
     overrides = [(f"data.{name}", value) for name, value in words.items()]
     opened, given = store(folder), module("config").load(None, None, overrides, {})
     samples = module("dataset").Samples(opened, given, split)
-    order = module("engine.order").order_of(samples, given, train=False)
+    order = module("engine.order").make_order(samples, given, train=False)
     loader = module("engine.loader").Loader(samples, opened, given, order, torch.device("cpu"))
     batches = []
     for batch in loader.epoch(0):

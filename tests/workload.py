@@ -56,7 +56,7 @@ class Workload:
         settings = self.settings(*flags)
         samples = self.samples(store, split, *flags)
         samples.training = train
-        order = self.module("engine.order", loader=loader).order_of(
+        order = self.module("engine.order", loader=loader).make_order(
             samples, settings, *ranks, train=train
         )
         make = self.module("engine.loader", loader=loader).Loader

@@ -8,7 +8,7 @@ their own data and train in fresh processes of one thread, with equal settings: 
 what one of them alone has is as by default. A round has each version once, and their order turns: the median
 of `step_ms` and the mean of `data_wait_fraction` over rows after the warm-up, and CPU seconds, user and
 system, of `train --help` and of a run of one step: imports, dry run, evaluation, checkpoint, report, all
-without pictures.
+without plots.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ PARTS = {  # workload, loader, steps of a run
     "llm": ("llm", "memmap", 300),
 }
 ROWS, WARM = 60, 10  # rows of metrics of a run; how many of them do not count
-# `-m my_training` without pictures, of the curves or by hooks/pictures.py: they cost what they show.
+# `-m my_training` without plots, of the curves or by hooks/examples.py: they cost what they show.
 UNDRAWN = """import contextlib, sys
 from my_training.__main__ import main
 if "--help" not in sys.argv:
     from my_training.engine import report
     report.draw = lambda *_: ""
     with contextlib.suppress(ImportError):  # an older version
-        from my_training.hooks import pictures
-        pictures.THERE = False
+        from my_training.hooks import plots
+        plots.THERE = False
 sys.exit(main(sys.argv[1:]))"""
 NEVER = dict.fromkeys(("--evaluation.every_steps", "--checkpoint.every_steps"), str(10**9))
 

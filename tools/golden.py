@@ -142,7 +142,11 @@ class Trials:
         return failed | self._side_by_side(pairs, "train")
 
     def _side_by_side(
-        self, pairs: Iterable[tuple[Tree, Cell]], verb: str, *words: str, synthesize: bool = False
+        self,
+        pairs: Iterable[tuple[Tree, Cell]],
+        command: str,
+        *words: str,
+        synthesize: bool = False,
     ) -> dict[tuple[Path, Cell], str]:
         """Starts all, waits for all; the last line of those that failed.
 
@@ -157,8 +161,8 @@ class Trials:
             folder.mkdir(parents=True, exist_ok=True)
             if not synthesize and not (folder / "data").exists():
                 (folder / "data").symlink_to(base / "data")
-            flags = self.flags(tree, cell) if verb == "train" else []
-            running = start(tree.render(cell), verb, *flags, *words, cwd=folder)
+            flags = self.flags(tree, cell) if command == "train" else []
+            running = start(tree.render(cell), command, *flags, *words, cwd=folder)
             begun.append(((tree.folder, cell), running))
         for key, running in begun:
             result = running.wait(seconds=300)

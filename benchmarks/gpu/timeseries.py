@@ -92,7 +92,7 @@ def make_row_by_row(inner: Any) -> Any:
 
         def epoch(self, number: int, start: int = 0) -> Iterator[Any]:
             rows = project("engine.rows")
-            seams = project("engine.seams")
+            interfaces = project("engine.interfaces")
             numbers, fresh = self.order.numbers(number, 0, len(self))
             spans = [self.samples.spans(batch, number)[self.names[0]] for batch in numbers[start:]]
             loader = torch.utils.data.DataLoader(
@@ -104,7 +104,7 @@ def make_row_by_row(inner: Any) -> Any:
             for batch, parts in enumerate(loader, start):
                 lengths = torch.ones(len(parts[0]), dtype=torch.int64)
                 found = {
-                    name: seams.Rows(part[:, None], lengths)
+                    name: interfaces.Rows(part[:, None], lengths)
                     for name, part in zip(self.names, parts, strict=True)
                 }
                 present = numbers[batch] >= 0

@@ -89,8 +89,8 @@ def make(
         data=data, evaluation=SimpleNamespace(batch_size=0), reproducibility=SimpleNamespace(seed=3)
     )
     store = module("engine.store", loader).Store.open(folder)
-    samples = Samples(module("engine.seams", loader).Spans)
-    order = module("engine.order", loader).order_of(samples, settings)
+    samples = Samples(module("engine.interfaces", loader).Spans)
+    order = module("engine.order", loader).make_order(samples, settings)
     return module("engine.loader", loader).Loader(
         samples, store, settings, order, torch.device(device)
     )

@@ -20,17 +20,17 @@ class Fault(NamedTuple):
 
 
 LOOP, PRECISION, ORDER = (
-    "seams/test_loop.py::",
-    "seams/test_precision.py::",
-    "seams/test_order.py::",
+    "interfaces/test_loop.py::",
+    "interfaces/test_precision.py::",
+    "interfaces/test_order.py::",
 )
 LOADER, CHECKPOINT, EVALUATION = (
-    "seams/test_loader.py::",
-    "seams/test_checkpoint.py::",
-    "seams/test_evaluation.py::",
+    "interfaces/test_loader.py::",
+    "interfaces/test_checkpoint.py::",
+    "interfaces/test_evaluation.py::",
 )
-STORE = "seams/test_store.py::"
-SESSION, WORKLOAD = "seams/test_session.py::", "seams/test_workload.py::"
+STORE = "interfaces/test_store.py::"
+SESSION, WORKLOAD = "interfaces/test_session.py::", "interfaces/test_workload.py::"
 
 CHECK = (
     Fault(
@@ -51,18 +51,18 @@ CHECK = (
 
 PICTURES = (
     Fault(
-        "pictures leave the model as it evaluates",
-        "hooks/pictures.py",
+        "examples leave the model as it evaluates",
+        "hooks/examples.py",
         "model.train(was_training)",
         "pass",
-        "test_pictures.py::test_pictures_cost_no_bit_of_the_training[seldom]",
+        "test_examples.py::test_pictures_cost_no_bit_of_the_training[seldom]",
     ),
     Fault(
         "a loss that begins above the naive one is an alert",
         "hooks/alerts.py",
         "elif must_beat_baseline and not",
         "elif not",
-        "test_pictures.py::test_what_an_alert_of_divergence_is",
+        "test_examples.py::test_what_an_alert_of_divergence_is",
     ),
 )
 
@@ -133,14 +133,14 @@ HOOKS = (
         "engine/monitor.py",
         "self._measured.setdefault(name, []).extend(pairs)",
         "pass",
-        "seams/test_rows.py::test_a_row_is_the_mean_over_its_steps_wherever_a_run_stops[pytorch]",
+        "interfaces/test_rows.py::test_a_row_is_the_mean_over_its_steps_wherever_a_run_stops[pytorch]",
     ),
     Fault(
         "one learning rate for all groups",
         "engine/optimization.py",
         'group["lr"] = peak * share',
         'group["lr"] = self.peak * share',
-        "seams/test_rows.py::test_each_group_keeps_its_own_rate",
+        "interfaces/test_rows.py::test_each_group_keeps_its_own_rate",
     ),
 )
 
@@ -155,8 +155,8 @@ STEP = (
     Fault(
         "loss / accumulate",
         "parts/framework/pytorch.py",
-        "output.loss.backward(gradient=precision.scale(output.weight))",
-        "output.loss.backward(gradient=precision.scale(output.weight * 0 + 1))",
+        "output.loss.backward(gradient=precision.scale(output.total_weight))",
+        "output.loss.backward(gradient=precision.scale(output.total_weight * 0 + 1))",
         LOOP + "test_a_group_of_ragged_batches_equals_one_big_batch",
     ),
     Fault(
@@ -266,14 +266,14 @@ FRAMEWORKS = (
     Fault(
         "Lightning weighs micro-batches alike",
         "parts/framework/lightning.py",
-        "self.manual_backward(output.loss, gradient=precision.scale(output.weight))",
-        "self.manual_backward(output.loss, gradient=precision.scale(output.weight * 0 + 1))",
+        "self.manual_backward(output.loss, gradient=precision.scale(output.total_weight))",
+        "self.manual_backward(output.loss, gradient=precision.scale(output.total_weight * 0 + 1))",
         LOOP + "test_groups_do_not_leak_into_each_other[lightning]",
     ),
     Fault(
         "Accelerate divides by one rank's targets",
         "parts/framework/accelerate.py",
-        "distributed.sum(total(losses)).clamp(min=1) / (distributed.world * share)",
+        "distributed.sum_over_ranks(total(losses)).clamp(min=1) / (distributed.world * share)",
         "total(losses).clamp(min=1) / share",
         LOOP + "test_two_ranks_that_average_gradients_equal_one[0.0-accelerate]",
     ),
@@ -309,21 +309,21 @@ RATES = (
         "engine/optimization.py",
         "return (step + 1) / warmup",
         "return step / warmup",
-        "seams/test_schedule.py::test_warmup_then_decay_are_those_of_torch",
+        "interfaces/test_schedule.py::test_warmup_then_decay_are_those_of_torch",
     ),
     Fault(
         "the schedule sets groups that are gone",
         "engine/optimization.py",
         "zip(self.optimizer.param_groups, self.peaks, strict=True):",
         "zip(self.__dict__.setdefault('old', self.optimizer.param_groups), self.peaks, strict=True):",
-        "seams/test_schedule.py::test_a_loaded_optimizer_is_still_the_one_that_is_set",
+        "interfaces/test_schedule.py::test_a_loaded_optimizer_is_still_the_one_that_is_set",
     ),
     Fault(
         "biases decay",
         "engine/optimization.py",
         '"weight_decay": 0.0}',
         '"weight_decay": decay}',
-        "seams/test_optimization.py::test_each_weight_is_optimized_once_and_only_matrices_decay",
+        "interfaces/test_optimization.py::test_each_weight_is_optimized_once_and_only_matrices_decay",
     ),
 )
 
@@ -447,7 +447,7 @@ EVALUATIONS = (
     Fault(
         "a mean of batch means",
         "engine/evaluation.py",
-        '{"loss": (output.loss * output.weight, output.weight), **output.metrics}',
+        '{"loss": (output.loss * output.total_weight, output.total_weight), **output.metrics}',
         '{"loss": (output.loss, torch.ones_like(output.loss)), **output.metrics}',
         EVALUATION + "test_sums_equal_a_direct_computation_in_float64",
     ),
@@ -587,16 +587,16 @@ PROCESSES = (
     Fault(
         "metrics of rank 0 alone",
         "engine/evaluation.py",
-        "sums = distributed.sum(torch.stack(list(totals.values()))).tolist()",
+        "sums = distributed.sum_over_ranks(torch.stack(list(totals.values()))).tolist()",
         "sums = torch.stack(list(totals.values())).tolist()",
         DISTRIBUTED + "test_two_ranks_train_stop_resume_and_evaluate_as_one[tabular-ddp]",
     ),
     Fault(
         "a divisor of one rank's targets",
         "parts/framework/pytorch.py",
-        "distributed.sum(total(losses)).clamp(min=1)",
-        "(distributed.sum(total(losses)) * 0 + total(losses) * distributed.world).clamp(min=1)",
-        "seams/test_ranks.py::test_two_ranks_take_the_steps_of_one[ddp-0.0]",
+        "distributed.sum_over_ranks(total(losses)).clamp(min=1)",
+        "(distributed.sum_over_ranks(total(losses)) * 0 + total(losses) * distributed.world).clamp(min=1)",
+        "interfaces/test_ranks.py::test_two_ranks_take_the_steps_of_one[ddp-0.0]",
     ),
     Fault(
         "all ranks draw the same numbers",
@@ -617,7 +617,7 @@ PROCESSES = (
         "parts/workload/timeseries/recurrent.py",
         "torch.cat(values)[rows]",
         "torch.cat(values)[: rows.stop - rows.start]",
-        "seams/test_progress.py::test_carried_states_find_their_lanes[2-1]",
+        "interfaces/test_progress.py::test_carried_states_find_their_lanes[2-1]",
     ),
     Fault(
         "a signal stops one rank alone",
@@ -636,7 +636,7 @@ PROCESSES = (
     Fault(
         "a bad loss of another rank is not seen",
         "engine/monitor.py",
-        "num_bad = self.distributed.sum((~torch.stack(losses).isfinite()).sum())",
+        "num_bad = self.distributed.sum_over_ranks((~torch.stack(losses).isfinite()).sum())",
         "num_bad = (~torch.stack(losses).isfinite()).sum()",
         DISTRIBUTED + "test_a_loss_of_one_rank_that_is_not_finite_is_told_once",
     ),
@@ -846,7 +846,7 @@ MACHINE = (
         "engine/optimization.py",
         "if capability < COMPILE_CAPABILITY:",
         "if capability < (7, 0):",
-        "seams/test_optimization.py::test_whether_blocks_compile[auto-capability1-False]",
+        "interfaces/test_optimization.py::test_whether_blocks_compile[auto-capability1-False]",
     ),
 )
 
@@ -997,7 +997,7 @@ SCRIPTS = (
 FAMILIES = {
     "hooks and rows": HOOKS,
     "check": CHECK,
-    "pictures and the report": PICTURES,
+    "examples and the report": PICTURES,
     "weights": WEIGHTS,
     "the step": STEP,
     "number formats": FORMATS,

@@ -87,7 +87,7 @@ class Group:
                 return make()
             return Path()
 
-        folder = self.together(make_on_main)
+        folder = self.on_all_ranks(make_on_main)
         if self.is_main and job():
             (folder / JOB).write_text(job())
         return self.gather(folder)[0]
@@ -108,21 +108,21 @@ class Group:
             return RUNS / name
         return None
 
-    def sum(self, tensor: Tensor) -> Tensor:
+    def sum_over_ranks(self, tensor: Tensor) -> Tensor:
         """Return the sum over all ranks, the same on each."""
         if self.world > 1:
             tensor = tensor.detach().clone()
             dist.all_reduce(tensor)
         return tensor
 
-    def gather(self, value: T) -> list[T]:
+    def gather_objects(self, value: T) -> list[T]:
         """Return every rank's plain value, by rank."""
         values = [value] * self.world
         if self.world > 1:
             dist.all_gather_object(values, value)
         return values
 
-    def together(self, work: Callable[[], T], main_first: bool = False) -> T:
+    def on_all_ranks(self, work: Callable[[], T], main_first: bool = False) -> T:
         """Run `work` on every rank; a `UserError` of one of them is raised on all.
 
         main_first: the others begin when rank 0 is done, and find what it has made.

@@ -50,15 +50,15 @@ class Distributed:
         """Keep gradients local, for all but the last micro-batch of a step."""
         return nullcontext()
 
-    def sum(self, tensor: Tensor) -> Tensor:
+    def sum_over_ranks(self, tensor: Tensor) -> Tensor:
         """Return the sum over all ranks, the same on each."""
         return tensor
 
-    def gather(self, value: T) -> list[T]:
+    def gather_objects(self, value: T) -> list[T]:
         """Return every rank's plain value, by rank."""
         return [value]
 
-    def together(self, work: Callable[[], T], main_first: bool = False) -> T:
+    def on_all_ranks(self, work: Callable[[], T], main_first: bool = False) -> T:
         """Run `work` on every rank; a `UserError` of one of them is raised on all."""
         return work()
 

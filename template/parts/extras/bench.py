@@ -16,12 +16,12 @@ from tqdm import tqdm
 
 from .. import dataset
 from ..assemble import open_store
+from ..engine.interfaces import Batch, Rows, Spans, require_attributes
 from ..engine.optimization import make_optimizer
 from ..engine.plugins import discover
 from ..engine.precision import Precision
 from ..engine.progress import seed_everything
 from ..engine.rows import deliver, gather, mapped, stored_dtype
-from ..engine.seams import Batch, Rows, Spans, keeps
 from ..model import build_model
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class Bench:
         """Return a model of the run's seed plus `seed`; later random numbers come from it too."""
         seed_everything(self.settings.reproducibility.seed + seed)
         model = build_model(self.settings, self.store.facts)
-        keeps(("predict", "blocks"), model, f"the model {type(model).__name__}")
+        require_attributes(("predict", "blocks"), model, f"the model {type(model).__name__}")
         return model
 
     def train(self, model: Any, batches: Iterable[Batch]) -> Iterator[float]:
@@ -143,8 +143,8 @@ class Bench:
             group["lr"] = max(group["lr"], LEAST_RATE)
         for batch in batches:
             output = model.train()(batch)
-            output.loss.backward(gradient=output.weight)
-            targets = output.weight.detach().clamp(min=1)
+            output.loss.backward(gradient=output.total_weight)
+            targets = output.total_weight.detach().clamp(min=1)
             self.precision.step(optimizer, self.settings.training.gradient_clip, targets)
             yield float(output.loss.detach())
 
@@ -195,7 +195,7 @@ def with_bar(items: list[T], title: str) -> Iterable[T]:
 def measured(model: Any, batch: Batch) -> list[float]:
     """Return loss, weight, and sum and count of each metric, in evaluation."""
     output = model.eval()(batch)
-    values = [output.loss, output.weight]
+    values = [output.loss, output.total_weight]
     for name in sorted(output.metrics):
         values += output.metrics[name]
     return [float(value) for value in values]

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from ..engine.checkpoint import Checkpoint
 from ..engine.distributed import Distributed
+from ..engine.interfaces import Batch, Output, Rows, require_attributes
 from ..engine.nonfinite import explain_sample, loss_is_finite
 from ..engine.progress import seed_everything
-from ..engine.seams import Batch, Output, Rows, keeps
 from .bench import (
     BETWEEN,
     CPU,
@@ -78,12 +78,12 @@ def check_shapes(bench: Bench) -> str:
 
 def check_output(model: Any, batch: Batch) -> None:
     output = model.train()(batch)
-    keeps(Output._fields, output, f"the {type(output).__name__} that forward returns")
+    require_attributes(Output._fields, output, f"the {type(output).__name__} that forward returns")
     for name in ("loss", "weight"):
         value = getattr(output, name)
         is_right = value.dtype == torch.float32 and not value.shape
         require(is_right, f"{name} is {kind(value)}, not () float32", FORWARD)
-    require(output.weight > 0, f"{len(batch['index'])} samples have no weight", FORWARD)
+    require(output.total_weight > 0, f"{len(batch['index'])} samples have no weight", FORWARD)
     output.loss.backward()
 
 
@@ -320,7 +320,7 @@ def check_sync(bench: Bench) -> str:
     model = bench.new_model().train()
     with Calls() as calls:
         output = model(bench.read(bench.numbers("train", FEW), training=True))
-        output.loss.backward(gradient=output.weight)
+        output.loss.backward(gradient=output.total_weight)
     for name, _, line in calls.made:
         if name == "argmax" or line is None or line.lineno is None:
             continue

@@ -23,8 +23,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from ..engine.gpus import Gpu
+from ..engine.interfaces import Batch
 from ..engine.optimization import checkpoint_blocks, muon
-from ..engine.seams import Batch
 
 aten = torch.ops.aten
 LSTM = (aten.mkldnn_rnn_layer, aten.mkldnn_rnn_layer_backward)  # of a layer, inputs (T, B, C)
@@ -199,7 +199,7 @@ def count(
             with autocast:
                 output = model(fake)
             costs.forward_bytes = costs.peak_bytes
-            output.loss.backward(gradient=output.weight)
+            output.loss.backward(gradient=output.total_weight)
     return costs
 
 

@@ -78,14 +78,14 @@ def counter(settings: Settings) -> tuple[Callable[[str, bool], Costs], int]:
     from ..assemble import open_store
     from ..dataset import Samples
     from ..engine.loader import Loader
-    from ..engine.order import order_of
+    from ..engine.order import make_order
     from ..measure.costs import count
     from ..model import build_model
 
     store = open_store(settings)
     samples: Any = Samples(store, settings, "train")
     samples.training = True
-    order = order_of(samples, settings)
+    order = make_order(samples, settings)
     loader: Any = Loader(samples, store, settings, order, torch.device("cpu"))
     batches = loader.epoch(0)
     batch = next(batches)

@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
 
+from ..engine.interfaces import Batch, Rows
 from ..engine.order import Order
 from ..engine.rows import deliver, gather, mapped, stored_dtype
-from ..engine.seams import Batch, Rows
 from ..engine.store import Store
 
 
@@ -47,7 +47,7 @@ class Reader(Dataset):
 
 
 class Loader:
-    """See `seams.Loader`."""
+    """See `interfaces.Loader`."""
 
     WITHOUT_EFFECT = ("chunk_size_gb", "resident")
     stall_seconds = 0.0
@@ -69,7 +69,7 @@ class Loader:
         return len(self.order)
 
     def epoch(self, number: int, start_batch: int = 0) -> Iterator[Batch]:
-        numbers, fresh = self.order.numbers(number, start_batch, len(self))
+        numbers, starts_sequence = self.order.numbers(number, start_batch, len(self))
         batches = DataLoader(
             self._reader,
             batch_size=self.order.batch_size,
@@ -83,7 +83,7 @@ class Loader:
         )
         for batch, rows in enumerate(batches):
             self._batches += 1
-            yield deliver(self.samples, rows, numbers[batch], fresh[batch], self.device)
+            yield deliver(self.samples, rows, numbers[batch], starts_sequence[batch], self.device)
 
     def stats(self) -> dict[str, float]:
         """Batches so far, and the number of worker processes."""

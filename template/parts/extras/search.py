@@ -25,7 +25,7 @@ import yaml
 
 from ..engine.errors import UserError
 from ..engine.files import read_json, write_json, write_text
-from ..engine.runs import held
+from ..engine.runs import lock
 from .search_page import Found, Row, words, write_page
 from .search_space import Space, inside, parse, tidy
 from .search_training import JOURNAL, RESULT, STARTING_TRIALS, STOPPED, TAKEN, launch, study_in
@@ -292,7 +292,7 @@ def free(folder: Path) -> bool:
     """Whether no process works in the folder."""
     folder.mkdir(exist_ok=True)
     try:
-        with held(folder):
+        with lock(folder):
             return True
     except UserError:
         return False
@@ -304,7 +304,7 @@ def alone(folder: Path) -> Iterator[None]:
     with ExitStack() as stack:
         while True:
             try:
-                stack.enter_context(held(folder))
+                stack.enter_context(lock(folder))
                 break
             except UserError:
                 time.sleep(0.02)

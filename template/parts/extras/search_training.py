@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from ..engine.errors import UserError
 from ..engine.files import write_json
 from ..engine.record import read_metrics
-from ..engine.runs import held
+from ..engine.runs import lock
 from .trials import SETTINGS, SOURCE
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def main(folder: str, number: str) -> int:
     path = Path(folder)
     with ExitStack() as stack:
         try:
-            stack.enter_context(held(path))
+            stack.enter_context(lock(path))
         except UserError:
             return TAKEN
         if (path / RESULT).exists():

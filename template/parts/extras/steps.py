@@ -13,8 +13,8 @@ from torch import Tensor
 
 from ..assemble import assemble, open_store
 from ..engine.distributed import Distributed
+from ..engine.interfaces import Batch
 from ..engine.project import Project
-from ..engine.seams import Batch
 
 if TYPE_CHECKING:
     from ..config import Settings
@@ -41,33 +41,35 @@ class Steps:
         accumulation = self.project.settings.training.gradient_accumulation_steps
         for epoch in count():
             for number, batch in enumerate(self.loader.epoch(epoch), start=1):
-                share = 0.0
+                step_fraction = 0.0
                 if number % accumulation == 0 or number == len(self.loader):
                     start = (number - 1) // accumulation * accumulation
-                    share = self.loader.order.share(epoch, start, number, accumulation)
-                yield batch, share
+                    step_fraction = self.loader.order.step_fraction(
+                        epoch, start, number, accumulation
+                    )
+                yield batch, step_fraction
 
     def __call__(self) -> Tensor:
         """Make one step. Returns its loss per target: (), on the device."""
         precision = self.project.precision
         losses = []
         weights = []
-        share = 0.0
-        while not share:
+        step_fraction = 0.0
+        while not step_fraction:
             # A stall is a wait for the GPU's earlier steps, not for data.
             start_time = time.perf_counter() - self.loader.stall_seconds
-            batch, share = next(self._batches)
+            batch, step_fraction = next(self._batches)
             self.waited += time.perf_counter() - self.loader.stall_seconds - start_time
             with precision.autocast():
                 output = self.project.wrapped(batch)
-            output.loss.backward(gradient=precision.scale(output.weight))
-            losses.append(output.loss.detach() * output.weight)
-            weights.append(output.weight)
+            output.loss.backward(gradient=precision.scale(output.total_weight))
+            losses.append(output.loss.detach() * output.total_weight)
+            weights.append(output.total_weight)
 
-        targets = torch.stack(weights).sum().clamp(min=1)
+        total_weight = torch.stack(weights).sum().clamp(min=1)
         clip = self.project.settings.training.gradient_clip
-        precision.step(self.project.optimizer, clip, targets / share)
-        return torch.stack(losses).sum() / targets
+        precision.step(self.project.optimizer, clip, total_weight / step_fraction)
+        return torch.stack(losses).sum() / total_weight
 
 
 @contextmanager

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ..engine.store import Store
 
 OUTPUT = Path("tuned.yaml")
-PICTURE = Path("learning_rate.png")
+PLOT = Path("learning_rate.png")
 KNOBS = ("batch_size", "workers", "chunk_size", "compile_mode")
 MODES = ("default", "max-autotune-no-cudagraphs", "reduce-overhead", "max-autotune")
 BATCH = "data.batch_size"
@@ -336,12 +336,12 @@ def find_learning_rate(settings: Settings) -> int:
             if not math.isfinite(losses[-1]) or (number > 10 and means[-1] > 4 * min(means)):
                 break
     best = suggested(rates, means)
-    draw(PICTURE, rates, losses, best)
+    draw(PLOT, rates, losses, best)
     if best is None:
         what = "the loss fell at no learning rate"
-        raise UserError(what, str(PICTURE), "look at the data and the model")
+        raise UserError(what, str(PLOT), "look at the data and the model")
     flag = f"--optimizer.learning_rate {best:.1e}"
-    print(f"{PICTURE}: a tenth of where the loss is lowest: {flag}")
+    print(f"{PLOT}: a tenth of where the loss is lowest: {flag}")
     return 0
 
 

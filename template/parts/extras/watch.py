@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from ..engine.interfaces import Batch
     from ..engine.run import Run
-    from ..engine.seams import Batch
 
 COLUMNS = {
     "gpu_percent": "GPU busy, %",

@@ -58,7 +58,7 @@ def train_epoch(run: Run, optimizer: Any, accelerator: Accelerator) -> None:
 
     epoch = run.progress.epoch
     first = run.progress.batch  # first micro-batch of the open group
-    losses: list[tuple[Tensor, Tensor]] = []  # (loss, targets) of the open group, on the device
+    losses: list[tuple[Tensor, Tensor]] = []  # (loss, total_weight) of each
     batches = monitor.timed(run.loader.epoch(epoch, first))
     for number, batch in enumerate(batches, start=first + 1):
         # forward and backward
@@ -70,24 +70,26 @@ def train_epoch(run: Run, optimizer: Any, accelerator: Accelerator) -> None:
                 output = model(batch)
             # loss × targets: a group of unequal micro-batches is one mean over all of its targets,
             # which `loss / accumulation` is only where all have as many.
-            accelerator.backward(output.loss, gradient=precision.scale(output.weight))
+            accelerator.backward(output.loss, gradient=precision.scale(output.total_weight))
         monitor.keep(output.metrics)
-        losses.append((output.loss.detach(), output.weight))
+        losses.append((output.loss.detach(), output.total_weight))
         if not closes:
             continue
 
-        # A step that an epoch has too few samples for moves the weights by its share.
-        share = run.loader.order.share(epoch, first, number, run.accumulation)
+        # The last, incomplete step of an epoch moves the weights by its fraction of a step.
+        step_fraction = run.loader.order.step_fraction(epoch, first, number, run.accumulation)
         # Gradients are averaged over the ranks: × world makes a sum of them again.
-        targets = distributed.sum(total(losses)).clamp(min=1) / (distributed.world * share)
+        total_weight = distributed.sum_over_ranks(total(losses)).clamp(min=1) / (
+            distributed.world * step_fraction
+        )
         # Unscale, divide, clip, step, clear: one pass.
-        norm = precision.step(optimizer, clip, targets)
+        norm = precision.step(optimizer, clip, total_weight)
         step = run.advance(number)
 
         # log
         monitor.note(step, epoch, (first, number), losses)
         if monitor.due(step):
-            monitor.log(step, epoch, norm / targets, run.schedule.learning_rate)  # host sync
+            monitor.log(step, epoch, norm / total_weight, run.schedule.learning_rate)  # host sync
         run.schedule.set(run.step_of_phase)
         run.call_hooks("after_step")
         first = number

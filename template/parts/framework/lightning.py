@@ -18,9 +18,9 @@ from lightning.pytorch.plugins.environments import LightningEnvironment
 from torch import Tensor
 
 from .engine.distributed import LIGHTNING
+from .engine.interfaces import Batch
 from .engine.precision import total
 from .engine.run import Run
-from .engine.seams import Batch
 
 
 class RestOfEpoch:
@@ -48,7 +48,7 @@ class Module(lightning.LightningModule):
         self.model = run.project.wrapped
         self.first = 0  # first micro-batch of the open group
         self.number = 0  # micro-batches of this epoch so far
-        # (loss, targets) of the open group, on the device
+        # (loss, total_weight) of each
         self.losses: list[tuple[Tensor, Tensor]] = []
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -93,24 +93,28 @@ class Module(lightning.LightningModule):
                 output = self.model(batch)
             # loss × targets: a group of unequal micro-batches is one mean over all of its targets,
             # which `loss / accumulation` is only where all have as many.
-            self.manual_backward(output.loss, gradient=precision.scale(output.weight))
+            self.manual_backward(output.loss, gradient=precision.scale(output.total_weight))
         monitor.keep(output.metrics)
-        self.losses.append((output.loss.detach(), output.weight))
+        self.losses.append((output.loss.detach(), output.total_weight))
         if not closes:
             return
 
-        # A step that an epoch has too few samples for moves the weights by its share.
-        share = run.loader.order.share(epoch, self.first, self.number, run.accumulation)
+        # The last, incomplete step of an epoch moves the weights by its fraction of a step.
+        step_fraction = run.loader.order.step_fraction(
+            epoch, self.first, self.number, run.accumulation
+        )
         # Gradients are averaged over the ranks: × world makes a sum of them again.
-        targets = distributed.sum(total(self.losses)).clamp(min=1) / (distributed.world * share)
+        total_weight = distributed.sum_over_ranks(total(self.losses)).clamp(min=1) / (
+            distributed.world * step_fraction
+        )
         # Unscale, divide, clip, step, clear: one pass. Lightning's wrapper counts its global_step.
-        norm = precision.step(self.optimizers(), run.settings.training.gradient_clip, targets)
+        norm = precision.step(self.optimizers(), run.settings.training.gradient_clip, total_weight)
         step = run.advance(self.number)
 
         # log
         monitor.note(step, epoch, (self.first, self.number), self.losses)
         if monitor.due(step):
-            monitor.log(step, epoch, norm / targets, run.schedule.learning_rate)  # host sync
+            monitor.log(step, epoch, norm / total_weight, run.schedule.learning_rate)  # host sync
         run.schedule.set(run.step_of_phase)
         run.call_hooks("after_step")
         self.first = self.number

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from . import rows
+from .interfaces import Samples, Spans
 from .order import Order
-from .seams import Samples, Spans
 
 SAMPLES_AT_ONCE = 1 << 16
 

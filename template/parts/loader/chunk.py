@@ -20,14 +20,14 @@ from torch import Tensor
 from .chunks import Chunks
 from .config import LoaderSettings
 from .hdf5 import hdf5_arrays
+from .interfaces import Batch, Spans
 from .order import Order
 from .rows import deliver
-from .seams import Batch, Spans
 from .store import Store
 
 
 class Loader:
-    """See `seams.Loader`."""
+    """See `interfaces.Loader`."""
 
     WITHOUT_EFFECT = ("num_workers", "prefetch_factor", "persistent_workers")
     stall_seconds = 0.0
@@ -59,11 +59,11 @@ class Loader:
     def epoch(self, number: int, start_batch: int = 0) -> Iterator[Batch]:
         order = self.order.batches(number, start_batch)
         with closing(self._chunks(number, start_batch, len(self))) as batches:
-            for (numbers, fresh), rows in zip(order, batches, strict=True):
+            for (numbers, starts_sequence), rows in zip(order, batches, strict=True):
                 if self._host is not None:
                     rows = self._host(rows, numbers, number)
                 self._batches += 1
-                yield deliver(self.samples, rows, numbers, fresh, self.device)
+                yield deliver(self.samples, rows, numbers, starts_sequence, self.device)
 
     def stats(self) -> dict[str, float]:
         """Batches so far, and what `Chunks.stats` reports."""

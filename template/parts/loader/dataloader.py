@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from .errors import UserError
+from .interfaces import Batch, Rows, Spans
 from .order import Order
 from .rows import deliver, gather, mapped, stored_dtype
-from .seams import Batch, Rows, Spans
 from .store import Store
 
 SMALL_BATCH_BYTES = 1 << 20  # below this, passing a batch between processes costs more than reading
@@ -35,7 +35,7 @@ class Work(NamedTuple):
     """One batch to read."""
 
     numbers: np.ndarray  # (B,)
-    fresh: np.ndarray  # (B,)
+    starts_sequence: np.ndarray  # (B,)
     spans: dict[str, Spans]
     epoch: int
 
@@ -62,11 +62,11 @@ class Reader(Dataset[Any]):
             rows[name] = Rows(values, torch.from_numpy(spans.lengths))
         if self.host is not None:
             rows = self.host(rows, work.numbers, work.epoch)
-        return work.numbers, work.fresh, rows
+        return work.numbers, work.starts_sequence, rows
 
 
 class Loader:
-    """See `seams.Loader`."""
+    """See `interfaces.Loader`."""
 
     WITHOUT_EFFECT = ("chunk_size_gb", "resident")
     stall_seconds = 0.0
@@ -113,17 +113,17 @@ class Loader:
 
     def __iter__(self) -> Iterator[Work]:
         """Yield the work of the current epoch (DataLoader's sampler protocol)."""
-        for numbers, fresh in self.order.batches(self._epoch, self._start):
+        for numbers, starts_sequence in self.order.batches(self._epoch, self._start):
             spans = self.samples.spans(numbers, self._epoch)
-            yield Work(numbers, fresh, spans, self._epoch)
+            yield Work(numbers, starts_sequence, spans, self._epoch)
 
     def epoch(self, number: int, start_batch: int = 0) -> Iterator[Batch]:
         self._epoch = number
         self._start = start_batch
         try:
-            for numbers, fresh, rows in self._loader:
+            for numbers, starts_sequence, rows in self._loader:
                 self._batches += 1
-                yield deliver(self.samples, rows, numbers, fresh, self.device)
+                yield deliver(self.samples, rows, numbers, starts_sequence, self.device)
         except (RuntimeError, ConnectionError, EOFError) as error:
             if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
                 raise

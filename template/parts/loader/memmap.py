@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from .errors import UserError
+from .interfaces import Batch, Rows, Spans
 from .order import Order
 from .resident import Extents, gather, memory_left, reach
 from .rows import deliver, mapped, stored_dtype
-from .seams import Batch, Rows, Spans
 from .store import Store
 
 RING = 3  # batches in flight: one that the model uses, one being copied, one being gathered
@@ -28,7 +28,7 @@ SHARE = 0.5  # of the GPU memory that a step leaves free may be used by `data.re
 
 
 class Loader:
-    """See `seams.Loader`."""
+    """See `interfaces.Loader`."""
 
     WITHOUT_EFFECT = ("num_workers", "prefetch_factor", "persistent_workers", "chunk_size_gb")
 
@@ -66,7 +66,7 @@ class Loader:
 
     def epoch(self, number: int, start_batch: int = 0) -> Iterator[Batch]:
         self._settle(number)
-        for numbers, fresh in self.order.batches(number, start_batch):
+        for numbers, starts_sequence in self.order.batches(number, start_batch):
             slot = self._batches % RING
             self._wait_for_copy(slot)
             rows = {}
@@ -74,7 +74,7 @@ class Loader:
                 rows[name] = self._rows(name, spans, self._ring[slot])
             if self._host is not None:
                 rows = self._host(rows, numbers, number)
-            batch = deliver(self.samples, rows, numbers, fresh, self.device)
+            batch = deliver(self.samples, rows, numbers, starts_sequence, self.device)
             # Before the step: the loop may ask for no batch after this one.
             if self.pin and not self._resident:
                 self._copied[slot] = torch.cuda.current_stream(self.device).record_event()

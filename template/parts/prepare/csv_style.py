@@ -49,7 +49,7 @@ def read_sample(path: Path, encoding: str) -> str:
 
 
 def is_binary(text: str) -> bool:
-    """Whether this is a picture, a workbook or another file that is not text."""
+    """Whether this is a plot, a workbook or another file that is not text."""
     return len(CONTROL.findall(text)) > BINARY * len(text)
 
 

@@ -60,7 +60,7 @@ class Scaler:
         return mean, std
 
     def columns(self, names: list[str]) -> list[tuple[str, ...]]:
-        """What `splits.conclude` prints of them."""
+        """What `splits.print_summary` prints of them."""
         missing = 1 - self.count / max(self.rows, 1)
         lines: list[tuple[str, ...]] = []
         for name, low, high, fraction in zip(names, self.low, self.high, missing, strict=True):

@@ -176,7 +176,7 @@ class Source:
         """Take what the first rows show, and print it where it is not what was expected."""
         sample = read_sample(path, self.style["encoding"])
         if is_binary(sample):
-            what = "a workbook, a picture or another binary file, where a table is expected"
+            what = "a workbook, a plot or another binary file, where a table is expected"
             remedy = "export it as CSV or Parquet; of a text in UTF-16, say --encoding utf-16"
             raise UserError(what, str(path), remedy)
 

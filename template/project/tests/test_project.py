@@ -40,7 +40,7 @@ def test_an_epoch_has_each_sample_once(train: bool) -> None:
     settings = module("config").load(CONFIG)
     store = module("assemble").open_store(settings)
     samples = module("dataset").Samples(store, settings, "train" if train else "validation")
-    order = module("engine.order").order_of(samples, settings, train=train)
+    order = module("engine.order").make_order(samples, settings, train=train)
     loader = module("engine.loader").Loader(samples, store, settings, order, torch.device("cpu"))
     seen = torch.cat([batch["index"].clone() for batch in loader.epoch(0)])
     loader.close()
@@ -54,7 +54,7 @@ def test_what_fills_a_batch_up_changes_no_loss() -> None:
     store = module("assemble").open_store(settings)
     samples = module("dataset").Samples(store, settings, "validation")
     model = module("model").build_model(settings, store.facts).eval()
-    engine, rows = module("engine.rows"), module("engine.seams").Rows
+    engine, rows = module("engine.rows"), module("engine.interfaces").Rows
 
     def output(*indices: int) -> tuple[float, float]:
         numbers, parts = np.array(indices), {}
@@ -64,10 +64,10 @@ def test_what_fills_a_batch_up_changes_no_loss() -> None:
             parts[name] = rows(values, torch.from_numpy(spans.lengths))
         if hasattr(samples, "host"):
             parts = samples.host(parts, numbers, 0)
-        fresh, device = np.ones(len(numbers), dtype=bool), torch.device("cpu")
+        starts_sequence, device = np.ones(len(numbers), dtype=bool), torch.device("cpu")
         with torch.no_grad():
-            found = model(engine.deliver(samples, parts, numbers, fresh, device))
-        return found.loss.item(), found.weight.item()
+            found = model(engine.deliver(samples, parts, numbers, starts_sequence, device))
+        return found.loss.item(), found.total_weight.item()
 
     loss, weight = output(0, 1, 2)
     assert weight > 0

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from .errors import UserError
+from .interfaces import Rows, Spans
 from .order import Order
 from .reader import Block, Filtered, Layout, Plain, Reader, cut, host_memory, lay_out, open_source
 from .resident import Extents, gather, memory_left, reach
 from .rows import SIGNED, stored_dtype
-from .seams import Rows, Spans
 from .store import Array
 
 DEVICE_SHARE = 0.75  # of the GPU memory that a step leaves free

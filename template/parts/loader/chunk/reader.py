@@ -21,7 +21,7 @@ from torch import Tensor
 
 from .errors import UserError
 from .hdf5 import chunk_table, place_in
-from .seams import Spans
+from .interfaces import Spans
 from .store import Array
 
 BLOCK_BYTES = 32 << 20  # pinned memory is rounded up to a power of two (pytorch#95823)

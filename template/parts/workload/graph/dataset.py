@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from .engine.errors import UserError
-from .engine.seams import Batch, Rows, Spans
+from .engine.interfaces import Batch, Rows, Spans
 from .engine.store import Store, StoreWriter
 from .prepare.scaling import Scaler
 from .settings import WORKLOAD
@@ -43,7 +43,7 @@ Arrays = dict[str, np.ndarray]
 
 
 class Samples:
-    """The days of one split. See `engine.seams.Samples`."""
+    """The days of one split. See `engine.interfaces.Samples`."""
 
     training = False  # set by the loader's maker
 
@@ -497,7 +497,7 @@ def _har(store: Store, features: np.ndarray, daily: int) -> np.ndarray:
     return np.stack([_ridge(x, target, new) for target in train_targets.T], 1)
 
 
-def naive(store: Store, split: str) -> float:
+def baseline_loss(store: Store, split: str) -> float:
     """The loss of the mean of the training targets."""
     facts = store.facts["target"]
     _, target = _columns(store, split)

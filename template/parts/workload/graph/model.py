@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from .engine.seams import Batch, Output
+from .engine.interfaces import Batch, Output
 
 CPU_EDGES = 8192
 """Edges summed at a time on a CPU: their messages stay in its cache. A GPU takes all at once."""
@@ -296,12 +296,12 @@ class Forecaster(nn.Module):
         prediction = self.outputs(batch)
         target = (batch["target"] - self.target_mean) / self.target_std  # (B, K, P), NaN: unknown
         known = batch["listed"].unsqueeze(2) & target.isfinite()
-        weight = known.sum(dtype=torch.float32)
+        total_weight = known.sum(dtype=torch.float32)
         error = torch.where(known, prediction - target, 0.0)
         squares = error.square()
-        loss = squares.sum() / weight.clamp(min=1)
+        loss = squares.sum() / total_weight.clamp(min=1)
         if self.training:
-            return Output(loss, weight)
+            return Output(loss, total_weight)
 
         absolute = error.abs()
         sums = {
@@ -310,13 +310,13 @@ class Forecaster(nn.Module):
             "mse_original": squares * self.target_std**2,
             "mae_original": absolute * self.target_std,
         }
-        metrics = {name: (value.sum(), weight) for name, value in sums.items()}
+        metrics = {name: (value.sum(), total_weight) for name, value in sums.items()}
         if self.is_return:
             moved = known & (batch["target"] != 0)
             rises = prediction * self.target_std + self.target_mean > 0
             is_right = rises == (batch["target"] > 0)
             metrics["direction_accuracy"] = ((is_right & moved).sum(), moved.sum())
-        return Output(loss, weight, metrics)
+        return Output(loss, total_weight, metrics)
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
         """`prediction` (B, K, P) in the target's own units, NaN in seats without a stock."""

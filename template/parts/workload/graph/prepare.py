@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
-from ..prepare.splits import add_input, conclude, destination, split_sizes
+from ..prepare.splits import add_input, destination, print_summary, split_sizes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -107,7 +107,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     with destination(load().data.path, arguments.dry_run) as folder:
         with StoreWriter(folder, WORKLOAD) as writer:
             fill(writer, plan, arguments)
-        conclude(writer, arguments.dry_run)
+        print_summary(writer, arguments.dry_run)
 
 
 def fill(writer: StoreWriter, plan: Plan, arguments: argparse.Namespace) -> None:

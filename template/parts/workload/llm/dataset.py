@@ -22,7 +22,7 @@ import torch
 from .bytepairs import Byte, Pairs, Tokenizer
 from .counts import order_2
 from .engine.errors import UserError
-from .engine.seams import Batch, Rows, Spans
+from .engine.interfaces import Batch, Rows, Spans
 from .engine.store import Store, StoreWriter
 from .settings import WORKLOAD
 from .texts import PIECE, Document, decoded, documents
@@ -41,7 +41,7 @@ Borders = Callable[[np.ndarray], list[int]]
 
 
 class Samples:
-    """The blocks of one split: block i starts at token i × T. See `engine.seams.Samples`."""
+    """The blocks of one split: block i starts at token i × T. See `engine.interfaces.Samples`."""
 
     training = False  # set by the loader's maker; only then does `random_start` shift
 
@@ -251,7 +251,7 @@ def finish(metrics: dict[str, float], store: Store, split: str) -> dict[str, flo
     return {**metrics, "perplexity": float(np.exp(metrics["loss"]))}
 
 
-def naive(store: Store, split: str) -> float:
+def baseline_loss(store: Store, split: str) -> float:
     """The loss of a guess: every token is as likely."""
     return float(np.log(store.facts["vocabulary"]))
 

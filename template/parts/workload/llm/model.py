@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from .dataset import IGNORE
 from .engine.errors import UserError
-from .engine.seams import Batch, Output
+from .engine.interfaces import Batch, Output
 
 # The vocabulary becomes a multiple of it: tensor cores take whole tiles (nanoGPT: 25 % on A100).
 PAD = 64
@@ -199,16 +199,16 @@ class GPT(nn.Module):
         targets = batch["targets"]
         total = self.head(self.hidden(batch["tokens"]), self.embedding.weight, targets)
         present = targets != IGNORE
-        weight = present.sum(dtype=torch.float32)
-        loss = total / weight.clamp(min=1)
+        total_weight = present.sum(dtype=torch.float32)
+        loss = total / total_weight.clamp(min=1)
         if self.training:
-            return Output(loss, weight)
+            return Output(loss, total_weight)
 
         # The end of a document has no bytes.
         text = targets.masked_fill(~present, self.vocabulary - 1)
         num_bytes = self.token_bytes[text].sum()
         metrics = {"bits_per_byte": (total / math.log(2), num_bytes)}
-        return Output(loss, weight, metrics)
+        return Output(loss, total_weight, metrics)
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
         """`prediction` (B, T) int64, the likeliest next token at each place."""

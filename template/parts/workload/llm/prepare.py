@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
 from ..engine.runs import typed_path
-from ..prepare.splits import add_dry_run, conclude, destination, split_shares, split_sizes
+from ..prepare.splits import add_dry_run, destination, print_summary, split_shares, split_sizes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -112,7 +112,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
         folder = writable_folder(folder, "choose another data.path")
         store = write(folder, tokenizer, files, borders, source, arguments.column)
         report(store, tokenizer, num_copies)
-        conclude(store, arguments.dry_run)
+        print_summary(store, arguments.dry_run)
 
 
 def report(store: StoreWriter, tokenizer: Tokenizer, num_copies: int) -> None:

@@ -17,8 +17,8 @@ from ..engine.gpus import match, this_card
 if TYPE_CHECKING:
     import torch
 
+    from ..engine.interfaces import Batch
     from ..engine.run import Run
-    from ..engine.seams import Batch
 
 
 class Hook:

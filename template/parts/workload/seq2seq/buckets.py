@@ -25,24 +25,24 @@ class Buckets(Order):
         self._lengths = lengths[self.sample(np.arange(self.count))]
 
     def positions(
-        self, epoch: int, rows: np.ndarray, slots: np.ndarray
+        self, epoch: int, rows: np.ndarray, columns: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        positions = self.arrangement(epoch)[rows, slots]
+        positions = self.arrangement(epoch)[rows, columns]
         return positions, np.ones(positions.shape, bool)
 
     def arrange(self, epoch: int) -> np.ndarray:
-        """(batches, slots) int64 positions in `range(count)`, −1 for padding."""
-        padded = np.full(len(self) * self.slots, -1, np.int64)
+        """(batches, columns) int64 positions in `range(count)`, −1 for padding."""
+        padded = np.full(len(self) * self.batch_size_all_ranks, -1, np.int64)
         if not self.train:
             padded[: self.count] = np.argsort(self._lengths, kind="stable")
-            return padded.reshape(-1, self.slots)
+            return padded.reshape(-1, self.batch_size_all_ranks)
 
         shuffled = permutation(self.count, self.seed, epoch)
-        pool_size = BATCHES * self.slots
+        pool_size = BATCHES * self.batch_size_all_ranks
         for start in range(0, self.count, pool_size):
             pool = shuffled[start : start + pool_size]
             by_length = np.argsort(self._lengths[pool], kind="stable")
             padded[start : start + len(pool)] = pool[by_length]
 
-        batches = padded.reshape(-1, self.slots)
+        batches = padded.reshape(-1, self.batch_size_all_ranks)
         return batches[permutation(len(batches), self.seed, epoch, 1)]

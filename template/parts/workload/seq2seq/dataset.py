@@ -27,7 +27,7 @@ from torch.nn import functional
 from .bytepairs import Byte, Tokenizer
 from .counts import order_2
 from .engine.buckets import Buckets
-from .engine.seams import Batch, Rows, Spans
+from .engine.interfaces import Batch, Rows, Spans
 from .engine.store import Store, StoreWriter
 from .settings import WORKLOAD
 from .tokenizer import restore
@@ -45,7 +45,7 @@ LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
 
 
 class Samples:
-    """The pairs of one split. See `engine.seams.Samples`."""
+    """The pairs of one split. See `engine.interfaces.Samples`."""
 
     training = False  # set by the loader's maker; evaluation also needs the bytes of each target
 
@@ -281,7 +281,7 @@ def modules() -> list[Path]:
     return paths
 
 
-def naive(store: Store, split: str) -> float:
+def baseline_loss(store: Store, split: str) -> float:
     """The loss of a guess: every token is as likely."""
     return float(np.log(store.facts["vocabulary"]))
 

@@ -31,7 +31,7 @@ from transformers.utils import logging
 
 from .dataset import IGNORE
 from .engine.errors import UserError
-from .engine.seams import Batch, Output
+from .engine.interfaces import Batch, Output
 
 # The vocabulary becomes a multiple of it: tensor cores take whole tiles (nanoGPT: 25 % on A100).
 PAD = 64
@@ -213,8 +213,8 @@ class Seq2Seq(nn.Module):
             logits.flatten(0, 1), targets.flatten(), reduction="sum", ignore_index=IGNORE
         )
         present = targets != IGNORE
-        weight = present.sum(dtype=torch.float32)
-        output = Output(total / weight.clamp(min=1), weight)
+        total_weight = present.sum(dtype=torch.float32)
+        output = Output(total / total_weight.clamp(min=1), total_weight)
         if self.training:
             return output
 
@@ -224,7 +224,7 @@ class Seq2Seq(nn.Module):
         exact = (right | ~present).all(1) & sample
         metrics = {
             "loss_per_byte": (total, batch["target_bytes"].sum()),
-            "token_accuracy": (right.sum(), weight),
+            "token_accuracy": (right.sum(), total_weight),
             "exact_match": (exact.sum(), sample.sum()),
         }
         return output._replace(metrics=metrics)

@@ -16,8 +16,8 @@ from ..texts import has_rows, lines, rows
 from .evaluate import add_flags, new_loader, open_run, output_path, predictions, write_output
 
 if TYPE_CHECKING:
+    from ..engine.interfaces import Batch
     from ..engine.loader import Loader
-    from ..engine.seams import Batch
     from ..engine.store import Store
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
 from ..engine.runs import typed_path
-from ..prepare.splits import add_dry_run, conclude, destination, split_shares, split_sizes
+from ..prepare.splits import add_dry_run, destination, print_summary, split_shares, split_sizes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -125,7 +125,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
             lines = write_all(writer, arguments, given)
         store = Store.open(folder)
         report(store, settings, lines)
-        conclude(store, arguments.dry_run)
+        print_summary(store, arguments.dry_run)
 
 
 def write_all(

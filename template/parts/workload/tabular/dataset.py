@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from .engine.seams import Batch, Rows, Spans
+from .engine.interfaces import Batch, Rows, Spans
 from .engine.store import Store, StoreWriter
 from .prepare.rows import Table, describe, write
 from .settings import WORKLOAD
 
 
 class Samples:
-    """The rows of one split. See `engine.seams.Samples`."""
+    """The rows of one split. See `engine.interfaces.Samples`."""
 
     training = False  # set by the loader's maker
 
@@ -89,7 +89,7 @@ def baselines(store: Store, settings: Any, split: str) -> dict[str, dict[str, fl
     return {"majority": {"accuracy": accuracy, "log_loss": log_loss}}
 
 
-def naive(store: Store, split: str) -> float:
+def baseline_loss(store: Store, split: str) -> float:
     """The loss of the mean of the training targets, or of the shares of their classes."""
     (row,) = baselines(store, None, split).values()
     return row["mse"] if "mse" in row else row["log_loss"]

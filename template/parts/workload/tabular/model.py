@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .engine.seams import Batch, Output
+from .engine.interfaces import Batch, Output
 
 
 class Block(nn.Module):
@@ -104,14 +104,14 @@ class Regression(Network):
     def forward(self, batch: Batch) -> Output:
         prediction = self.outputs(batch).squeeze(1)
         present = batch["present"]
-        weight = present.sum(dtype=torch.float32)
+        total_weight = present.sum(dtype=torch.float32)
         target = (batch["target"] - self.target_mean) / self.target_std
         # There is no error where the batch is filled up.
         target = torch.where(present, target, prediction.detach())
         squares = functional.mse_loss(prediction, target, reduction="sum")
-        loss = squares / weight.clamp(min=1)
+        loss = squares / total_weight.clamp(min=1)
         if self.training:
-            return Output(loss, weight)
+            return Output(loss, total_weight)
         absolute = functional.l1_loss(prediction, target, reduction="sum")
         sums = {
             "mse": squares,
@@ -119,8 +119,8 @@ class Regression(Network):
             "mse_original": squares * self.target_std**2,
             "mae_original": absolute * self.target_std,
         }
-        metrics = {name: (value, weight) for name, value in sums.items()}
-        return Output(loss, weight, metrics)
+        metrics = {name: (value, total_weight) for name, value in sums.items()}
+        return Output(loss, total_weight, metrics)
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
         """`prediction` (B,) in the target's own units."""
@@ -137,16 +137,16 @@ class Classification(Network):
     def forward(self, batch: Batch) -> Output:
         logits = self.outputs(batch)  # (B, K)
         present = batch["present"]
-        weight = present.sum(dtype=torch.float32)
+        total_weight = present.sum(dtype=torch.float32)
         surprises = functional.cross_entropy(logits, batch["target"], reduction="none")
         surprise = (surprises * present).sum()
-        loss = surprise / weight.clamp(min=1)
+        loss = surprise / total_weight.clamp(min=1)
         if self.training:
-            return Output(loss, weight)
+            return Output(loss, total_weight)
         is_hit = (logits.argmax(1) == batch["target"]) & present
         hits = is_hit.sum(dtype=torch.float32)
-        metrics = {"accuracy": (hits, weight), "log_loss": (surprise, weight)}
-        return Output(loss, weight, metrics)
+        metrics = {"accuracy": (hits, total_weight), "log_loss": (surprise, total_weight)}
+        return Output(loss, total_weight, metrics)
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
         """`prediction` (B,) int64, the number of the likeliest class, and `probability` (B, K)."""

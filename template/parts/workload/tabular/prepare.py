@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
-from ..prepare.splits import add_input, borders, conclude, destination
+from ..prepare.splits import add_input, borders, destination, print_summary
 
 if TYPE_CHECKING:
     from ..engine.store import StoreWriter
@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
                 **source.written,
             }
         report(writer, table)
-        conclude(writer, arguments.dry_run, columns)
+        print_summary(writer, arguments.dry_run, columns)
 
 
 def time_parts(given: str) -> list[str]:

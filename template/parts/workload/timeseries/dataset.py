@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .engine.interfaces import Batch, Rows, Spans
 from .engine.lanes import Lanes
-from .engine.seams import Batch, Rows, Spans
 from .engine.store import Store, StoreWriter
 from .prepare.frames import Frame, describe, resample, write_frames
 from .prepare.series import Series
@@ -28,7 +28,7 @@ METRICS = ("mse", "mae", "mse_original", "mae_original")
 
 
 class Samples:
-    """The windows of one split. See `engine.seams.Samples`.
+    """The windows of one split. See `engine.interfaces.Samples`.
 
     A window belongs to the split that holds all its targets. Training windows have their history in
     the training rows as well; later histories reach back over the border. A split named `input` has
@@ -132,7 +132,7 @@ def _error_sums(error: np.ndarray, scale: np.ndarray) -> list[float]:
     return sums
 
 
-def naive(store: Store, split: str) -> float:
+def baseline_loss(store: Store, split: str) -> float:
     """The loss of repeating the last value, or of the mean of the training rows if better."""
     samples = Samples(store, None, split)
     first = samples.first

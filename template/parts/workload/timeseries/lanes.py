@@ -28,7 +28,7 @@ class Lanes(Order):
             self._lanes = self._steps
         self.limit_batch(self._lanes)
         if self.train:
-            self._lanes = min(self.slots, self._steps)
+            self._lanes = min(self.batch_size_all_ranks, self._steps)
 
     def __len__(self) -> int:
         return int(self._turns()[-1])
@@ -41,26 +41,28 @@ class Lanes(Order):
         if self.train:
             return np.array([0, -(-self._steps // max(self._lanes, 1))])
         ends = [0]
-        for lane in range(0, self._lanes, self.slots):  # the first lane of a turn is the longest
+        for lane in range(
+            0, self._lanes, self.batch_size_all_ranks
+        ):  # the first lane of a turn is the longest
             steps = -(-(self.count - lane) // self.stride)
             ends.append(ends[-1] + steps)
         return np.array(ends)
 
     def positions(
-        self, epoch: int, rows: np.ndarray, slots: np.ndarray
+        self, epoch: int, rows: np.ndarray, columns: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         turns = self._turns()
         turn = np.searchsorted(turns, rows, side="right") - 1
         step = rows - turns[turn]
-        lane = turn * self.slots + slots
+        lane = turn * self.batch_size_all_ranks + columns
         if self.train:
             positions, present = self._train_positions(epoch, lane, step)
         else:
             positions = lane + self.stride * step
             present = positions < self.count
         present &= lane < self._lanes
-        fresh = (step == 0) | ~present
-        return np.where(present, positions, -1), fresh
+        starts_sequence = (step == 0) | ~present
+        return np.where(present, positions, -1), starts_sequence
 
     def _train_positions(
         self, epoch: int, lane: np.ndarray, step: np.ndarray

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from .engine.interfaces import Batch, Output
 from .engine.recurrent import RecurrentState
-from .engine.seams import Batch, Output
 
 if TYPE_CHECKING:
     from .settings import Sections
@@ -133,20 +133,20 @@ class Forecaster(nn.Module):
         forecast = self.forecast(batch)
         target = (batch["target"] - self.target_mean) / self.target_std  # (B, H, G)
         present = batch["present"]
-        weight = present.sum(dtype=torch.float32) * (self.horizon * len(self.targets))
+        total_weight = present.sum(dtype=torch.float32) * (self.horizon * len(self.targets))
         error = (forecast - target) * present[:, None, None]
         squares = error.square()
-        loss = squares.sum() / weight.clamp(min=1)
+        loss = squares.sum() / total_weight.clamp(min=1)
         if self.training:
-            return Output(loss, weight)
+            return Output(loss, total_weight)
         sums = {
             "mse": squares.sum(),
             "mae": error.abs().sum(),
             "mse_original": (squares * self.target_std**2).sum(),
             "mae_original": (error.abs() * self.target_std).sum(),
         }
-        metrics = {name: (value, weight) for name, value in sums.items()}
-        return Output(loss, weight, metrics)
+        metrics = {name: (value, total_weight) for name, value in sums.items()}
+        return Output(loss, total_weight, metrics)
 
     def predict(self, batch: Batch) -> dict[str, Any]:
         """`prediction` (B, H, G) in the targets' own units."""

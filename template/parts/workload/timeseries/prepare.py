@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
-from ..prepare.splits import add_input, borders, conclude, destination
+from ..prepare.splits import add_input, borders, destination, print_summary
 
 if TYPE_CHECKING:
     from ..engine.store import Store, StoreWriter
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
         with StoreWriter(folder, WORKLOAD) as writer:
             frames, columns = fill(writer, source, arguments)
         report(Store.open(folder), frames)
-        conclude(writer, arguments.dry_run, columns)
+        print_summary(writer, arguments.dry_run, columns)
 
 
 def fill(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from .seams import Batch
+from .interfaces import Batch
 
 State = Any
 """Nested tuples, lists and dicts of tensors, batch axis first."""
@@ -27,12 +27,12 @@ class RecurrentState:
     def apply(self, batch: Batch, training: bool) -> State | None:
         """Return the state in which a batch begins: zero in the rows that start afresh."""
         state = self.states.get(training)
-        starts_afresh = batch["fresh"]
-        if state is None or len(tree_leaves(state)[0]) != len(starts_afresh):
+        starts_sequence = batch["starts_sequence"]
+        if state is None or len(tree_leaves(state)[0]) != len(starts_sequence):
             return None  # every row of the first batch of an epoch starts afresh
 
         def mask(values: Tensor) -> Tensor:
-            rows = starts_afresh.view(-1, *[1] * (values.dim() - 1))
+            rows = starts_sequence.view(-1, *[1] * (values.dim() - 1))
             # Not a product: 0 × inf would be nan.
             return torch.where(rows, torch.zeros_like(values), values)
 

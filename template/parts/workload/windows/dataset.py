@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from .engine.errors import UserError
 from .engine.hdf5 import hdf5_arrays, place_in, refer
-from .engine.seams import Batch, Rows, Spans
+from .engine.interfaces import Batch, Rows, Spans
 from .engine.store import Array, Store, StoreWriter
 from .prepare.scaling import Scaler
 from .settings import WORKLOAD
@@ -33,7 +33,7 @@ METRICS = ("mse", "mae", "mse_original", "mae_original")
 class Samples:
     """The windows of one split, in the order of the file. A split named `input` has no targets.
 
-    See `engine.seams.Samples`.
+    See `engine.interfaces.Samples`.
     """
 
     training = False  # set by the loader's maker
@@ -217,7 +217,7 @@ def _error_sums(error: np.ndarray, scale: np.ndarray) -> list[float]:
     return sums
 
 
-def naive(store: Store, split: str) -> float:
+def baseline_loss(store: Store, split: str) -> float:
     """The loss of the mean of the training targets."""
     target = _standardised(store, "targets", *store.splits[split])
     return float(np.square(target).mean())

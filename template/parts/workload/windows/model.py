@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .engine.seams import Batch, Output
+from .engine.interfaces import Batch, Output
 
 if TYPE_CHECKING:
     from .settings import Sections
@@ -71,18 +71,18 @@ class Forecaster(nn.Module):
         target = (batch["target"] - self.target_mean) / self.target_std
         error = (self.forecast(batch) - target) * present[:, None]
         squares = error.square()
-        weight = present.sum(dtype=torch.float32) * error.shape[1]
-        loss = squares.sum() / weight.clamp(min=1)
+        total_weight = present.sum(dtype=torch.float32) * error.shape[1]
+        loss = squares.sum() / total_weight.clamp(min=1)
         if self.training:
-            return Output(loss, weight)
+            return Output(loss, total_weight)
         sums = {
             "mse": squares.sum(),
             "mae": error.abs().sum(),
             "mse_original": (squares * self.target_std**2).sum(),
             "mae_original": (error.abs() * self.target_std).sum(),
         }
-        metrics = {name: (value, weight) for name, value in sums.items()}
-        return Output(loss, weight, metrics)
+        metrics = {name: (value, total_weight) for name, value in sums.items()}
+        return Output(loss, total_weight, metrics)
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
         """`prediction` (B, H) in the targets' own units."""

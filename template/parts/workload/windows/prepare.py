@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
 from ..engine.runs import typed_path
-from ..prepare.splits import add_dry_run, borders, conclude, destination
+from ..prepare.splits import add_dry_run, borders, destination, print_summary
 
 if TYPE_CHECKING:
     from ..engine.store import Array, Store
@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
         if rounding:
             cost = f"{rounding:.1e} standard deviations"
             print(f"rounding:   {cost}, by storing {arguments.dtype}")
-        conclude(Store.open(folder), arguments.dry_run)
+        print_summary(Store.open(folder), arguments.dry_run)
 
 
 def overlap(features: Array, targets: Array, step: int) -> int:

@@ -1,6 +1,6 @@
 """The command line: `python -m <package> COMMAND [--config FILE] [--section.key VALUE]`.
 
-Every file in `commands/` is a command. Only the one that runs is imported, and torch only when it
+Every file in `commands/` is a module. Only the one that runs is imported, and torch only when it
 runs, so that help and errors are fast.
 """
 
@@ -87,11 +87,11 @@ def run(words: list[str]) -> int:
     name = words[0] if words else ""
     check_command(name)
     prepare_process()
-    command = import_module(f".commands.{name}", __package__)
+    module = import_module(f".commands.{name}", __package__)
 
     # Settings are taken out first: argparse would take their values for other words.
     other_words, overrides, mistakes = split_settings(words[1:])
-    parser = parser_of(name, command)
+    parser = parser_of(name, module)
     try:
         arguments, unknown = parser.parse_known_args(other_words)
     except SystemExit:  # after --help
@@ -105,7 +105,7 @@ def run(words: list[str]) -> int:
         print(text, end="")
         return 0
     try:
-        return command.run(arguments, settings) or 0
+        return module.run(arguments, settings) or 0
     except (ImportError, OSError, RuntimeError, MemoryError) as error:
         explained = explain(error, command=name)
         if explained is None:
@@ -118,12 +118,12 @@ def command_names() -> list[str]:
 
 
 def check_command(name: str) -> None:
-    """Raise `UserError` where there is no such command, or it cannot run in several processes."""
+    """Raise `UserError` where there is no such module, or it cannot run in several processes."""
     names = command_names()
     if name not in names:
         guess = near([name], names)
         remedy = f"did you mean {guess!r}?" if guess else f"begin with one of {', '.join(names)}"
-        raise UserError(f"no verb {name!r}", "command line", remedy)
+        raise UserError(f"no command {name!r}", "command line", remedy)
     world_size = os.environ.get("WORLD_SIZE", "1")
     if world_size != "1" and name not in TOGETHER:
         where = f"WORLD_SIZE={world_size}"
@@ -267,13 +267,13 @@ def parser_of(name: str, command: ModuleType) -> Parser:
 
 
 def overview() -> str:
-    """Return one line for each command, from its file: it is parsed, not imported, to be quick."""
-    lines = [f"usage: python -m {__package__} VERB [options]\n"]
+    """Return one line for each module, from its file: it is parsed, not imported, to be quick."""
+    lines = [f"usage: python -m {__package__} COMMAND [options]\n"]
     for name in command_names():
         source = (COMMANDS / f"{name}.py").read_text(encoding="utf-8")
         docstring = ast.get_docstring(ast.parse(source)) or ""
         lines.append(f"  {name:<10} {docstring.partition(chr(10))[0]}")
-    lines.append("\nVERB --help explains a verb; train --help also lists every setting.")
+    lines.append("\nCOMMAND --help explains a command; train --help also lists every setting.")
     return "\n".join(lines)
 
 

@@ -19,12 +19,12 @@ from . import model as own_model
 from .engine import optimization
 from .engine.errors import UserError
 from .engine.gpus import Card, resolve_precision, this_card
+from .engine.interfaces import require_attributes
 from .engine.loader import Loader
 from .engine.plugins import discover
 from .engine.precision import Precision, cost_on_cpu
 from .engine.progress import seed_everything
 from .engine.project import Project
-from .engine.seams import keeps
 from .engine.store import MANIFEST, SYNTHETIC, Store
 from .engine.weights import freeze
 from .model import build_model
@@ -73,7 +73,7 @@ def assemble(
 
     all_settings: Any = settings  # with the sections of the workload
     model: Any = build_model(all_settings, store.facts).to(device)  # 1
-    keeps(("predict", "blocks"), model, f"the model {type(model).__name__}")
+    require_attributes(("predict", "blocks"), model, f"the model {type(model).__name__}")
     if name == "fp8":  # 2
         decided["fp8"] = convert_to_fp8(model, training.fp8_emulation)
     if training.freeze:  # 3

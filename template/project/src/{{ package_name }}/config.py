@@ -12,7 +12,7 @@ from itertools import product
 from pathlib import Path
 
 from .engine import config as engine
-from .engine.config import Fraction, Given, Layer, catalogue, defaults, outranks_files
+from .engine.config import Fraction, Layer, Sourced, catalogue, defaults, outranks_files
 from .engine.errors import UserError
 from .engine.plugins import discover
 from .engine.sources import Sources, Switch, near
@@ -176,7 +176,7 @@ def _phases(given: Sources, merged: Layer) -> list[Layer]:
     ]
 
 
-def _weakened(merged: Layer, overrides: list[Layer]) -> Given:
+def _weakened(merged: Layer, overrides: list[Layer]) -> Sourced:
     """Return the phases, without overrides that the environment or a flag outranks."""
     value, origin = merged["phases"]
     phases = []
@@ -186,7 +186,7 @@ def _weakened(merged: Layer, overrides: list[Layer]) -> Given:
             if key not in merged or not outranks_files(merged[key].origin):
                 values[key] = given.value
         phases.append({**phase, "overrides": values})
-    return Given(phases, origin)
+    return Sourced(phases, origin)
 
 
 def _reject_conflicts(given: Sources, settings: Settings) -> None:

@@ -18,9 +18,9 @@ from ..engine.runs import device_line, find_run, typed_path, typed_run
 if TYPE_CHECKING:
     import numpy as np
 
+    from ..engine.interfaces import Batch
     from ..engine.loader import Loader
     from ..engine.project import Project
-    from ..engine.seams import Batch
 
 # What is printed of the optimizations.
 CONDITIONS = ("precision", "TF32 in matmuls", "TF32 in cuDNN", "cuDNN benchmark", "deterministic")

@@ -13,9 +13,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..engine.config import Given
+from ..engine.config import Sourced
 from ..engine.errors import UserError
-from ..engine.runs import all_runs, find_run, held, new_run, typed_run
+from ..engine.runs import all_runs, find_run, lock, new_run, typed_run
 
 if TYPE_CHECKING:
     from ..engine.config import Settings
@@ -45,8 +45,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--minutes", type=float, metavar="N", help=minutes)
     phase = "only phase N (from 1), from the end of the one before"
     add("--phase", type=int, default=0, metavar="N", help=phase)
-    off = "every optimization off, to compare with: the same as --profile baseline"
-    add("--no-optimize", dest="profile", action="store_const", const="baseline", help=off)
+    off = "every optimization off, to compare with: the same as --profile unoptimized"
+    add("--no-optimize", dest="profile", action="store_const", const="unoptimized", help=off)
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
@@ -103,14 +103,14 @@ def train(
         return assemble(settings, distributed, open_store(settings))
 
     # Before the run's folder: an error leaves nothing behind. Rank 0 makes what others wait for.
-    distributed.together(lambda: open_store(settings), main_first=True)
+    distributed.on_all_ranks(lambda: open_store(settings), main_first=True)
     if arguments.minutes is not None and resumed is None:
         settings = within(arguments.minutes, settings, build, distributed)
 
     changed: dict[str, object] = {}
     folder = resumed or distributed.begin(lambda: new_run(arguments.name))
     with ExitStack() as holding:
-        distributed.together(lambda: hold(folder, holding, distributed))
+        distributed.on_all_ranks(lambda: hold(folder, holding, distributed))
         if resumed is not None:
             changed = changes(folder, settings)
         session = Session(
@@ -128,14 +128,14 @@ def train(
     if distributed.is_main:
         print_end(session)
     # Who leaves first ends the others: not before rank 0 has reported.
-    distributed.together(lambda: None)
+    distributed.on_all_ranks(lambda: None)
     return session.exit_code
 
 
 def hold(folder: Path, holding: ExitStack, distributed: Distributed) -> None:
     """Lock the run against a second `train`; rank 0 does it for all."""
     if distributed.is_main:
-        holding.enter_context(held(folder))
+        holding.enter_context(lock(folder))
 
 
 def print_end(session: Session) -> None:
@@ -200,7 +200,7 @@ def within(
     begun = time.perf_counter()
     pace = measure_pace(settings, build, distributed)
     seconds = 60 * minutes - (time.perf_counter() - begun)
-    seconds = min(distributed.gather(seconds))  # then all ranks plan the same
+    seconds = min(distributed.gather_objects(seconds))  # then all ranks plan the same
     steps, fraction = plan(seconds, pace, settings)
     gc.unfreeze()
     gc.collect()  # what the trial held
@@ -209,7 +209,7 @@ def within(
     overrides = {}
     if fraction < 1:
         value = fraction * settings.evaluation.fraction
-        overrides["evaluation.fraction"] = Given(value, origin)
+        overrides["evaluation.fraction"] = Sourced(value, origin)
     return settings.lasting(steps, origin, overrides)
 
 
@@ -238,7 +238,7 @@ def pace_of(run: Run, step: float) -> Pace:
     from ..engine.evaluation import seconds_of
 
     project = run.project
-    gather = project.distributed.gather
+    gather = project.distributed.gather_objects
     num_batches = 0
     evaluation = 0.0
     if run.validation is not None:

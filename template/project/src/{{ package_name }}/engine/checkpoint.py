@@ -106,13 +106,13 @@ class Checkpoint:
         """Write this rank's rows of each sharded tensor; add all ranks' files to the manifest."""
         path = self.partial / SHARD.format(self.distributed.rank)
         rows = {key: tensor.to_local() for key, tensor in shards.items()}
-        aliases = self.distributed.together(
+        aliases = self.distributed.on_all_ranks(
             lambda: self._checked(manifest["step"], lambda: _save_model(rows, path))
         )
         for key, tensor in shards.items():
             manifest["shards"][key] = list(tensor.shape)
         manifest["shards"] |= aliases
-        manifest["sha256"] |= self.distributed.gather((path.name, sha256(path)))
+        manifest["sha256"] |= self.distributed.gather_objects((path.name, sha256(path)))
 
     def _on_main(self, step: int, write: Callable[[], None]) -> None:
         """Let rank 0 write; if that fails, all ranks raise."""
@@ -121,7 +121,7 @@ class Checkpoint:
             if self.distributed.is_main:
                 self._checked(step, write)
 
-        self.distributed.together(work)
+        self.distributed.on_all_ranks(work)
 
     def _checked(self, step: int, write: Callable[[], T]) -> T:
         """Return `write()`; a full disk raises `DiskFull`."""
@@ -239,7 +239,7 @@ class Checkpoint:
                 return _first_valid(candidates)
             return None, []
 
-        results = self.distributed.gather(self.distributed.together(read))
+        results = self.distributed.gather_objects(self.distributed.on_all_ranks(read))
         manifest, self.skipped = results[0]
         if manifest is None and self.skipped:
             remedy = f"restore one into {self.folder}"

@@ -199,14 +199,14 @@ class Phase(Section):
     overrides: Any = None
 
 
-class Given(NamedTuple):
+class Sourced(NamedTuple):
     """A value that somebody gave, and where."""
 
     value: Any
     origin: str
 
 
-Layer = dict[str, Given]
+Layer = dict[str, Sourced]
 """What one source says: values by dotted key. Sources are merged by `weak | strong`."""
 
 
@@ -303,14 +303,14 @@ class Settings(Section):
             raise UserError(what, "--phase", f"the configuration has {count}")
         phase = self.phases[number - 1]
         origin = f"{self.origins['phases']} phase {number}"
-        overrides = {key: Given(value, origin) for key, value in phase.overrides.items()}
+        overrides = {key: Sourced(value, origin) for key, value in phase.overrides.items()}
         return self.lasting(phase.steps, origin, overrides)
 
     def lasting(
         self: SettingsT, steps: int, origin: str, overrides: Layer | None = None
     ) -> SettingsT:
         """Return these settings, with those of `overrides`, for so many optimizer steps."""
-        layer = {**(overrides or {}), "training.max_steps": Given(steps, origin)}
+        layer = {**(overrides or {}), "training.max_steps": Sourced(steps, origin)}
         tree = self.model_dump(exclude_unset=True)
         settings = type(self).model_validate(nested(layer, tree))
         settings._origins = self._origins | {key: given.origin for key, given in layer.items()}

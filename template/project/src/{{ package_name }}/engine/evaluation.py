@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from .interfaces import Batch, Output
 from .precision import Precision
-from .seams import Batch, Output
 
 TIMED_BATCHES = 2
 
@@ -46,7 +46,7 @@ def evaluate(
     finally:
         model.train(was_training)
 
-    sums = distributed.sum(torch.stack(list(totals.values()))).tolist()
+    sums = distributed.sum_over_ranks(torch.stack(list(totals.values()))).tolist()
     metrics = {}
     for name, (total, count) in zip(totals, sums, strict=True):
         metrics[name] = total / max(count, 1.0)
@@ -55,7 +55,7 @@ def evaluate(
 
 def add_output(totals: dict[str, Tensor], output: Output) -> None:
     """Add the sums and counts of a batch to `totals`."""
-    parts = {"loss": (output.loss * output.weight, output.weight), **output.metrics}
+    parts = {"loss": (output.loss * output.total_weight, output.total_weight), **output.metrics}
     for name, (total, count) in parts.items():
         value = torch.stack([total.detach().double(), count.double()])
         totals[name] = totals[name] + value if name in totals else value

@@ -19,9 +19,9 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from .errors import UserError
 from .explanations import out_of_memory
+from .interfaces import Batch, Output, require_attributes
 from .optimization import compiles
 from .progress import random_state, set_random_state
-from .seams import Batch, Output, keeps
 
 if TYPE_CHECKING:
     from .config import Settings
@@ -71,8 +71,10 @@ def dry_run(project: Project, loader: Any) -> float:
         with project.precision.autocast():
             # The model itself, not wrapped: no gradients are exchanged.
             output = project.model(batch)
-        keeps(Output._fields, output, f"the {type(output).__name__} that forward returns")
-        output.loss.backward(gradient=output.weight)
+        require_attributes(
+            Output._fields, output, f"the {type(output).__name__} that forward returns"
+        )
+        output.loss.backward(gradient=output.total_weight)
     except torch.cuda.OutOfMemoryError as error:
         # The other ranks would wait in the exchange: the end of this one ends them.
         if project.distributed.forward_exchanges:
@@ -86,7 +88,7 @@ def dry_run(project: Project, loader: Any) -> float:
         for name, buffer in project.model.named_buffers():
             buffer.copy_(buffers[name])
     set_random_state(state)
-    return float(output.weight)
+    return float(output.total_weight)
 
 
 def averages(optimizer: torch.optim.Optimizer) -> list[Tensor]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .errors import NonFinite, UserError
-from .seams import Batch
+from .interfaces import Batch
 
 if TYPE_CHECKING:
     from .config import Settings

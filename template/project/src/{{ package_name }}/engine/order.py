@@ -85,13 +85,13 @@ class Order:
         self.batch_size = min(self.batch_size, limit)
 
     @property
-    def slots(self) -> int:
+    def batch_size_all_ranks(self) -> int:
         """Samples of a batch over all ranks."""
         return self.batch_size * self.world
 
     def __len__(self) -> int:
         """Number of batches in an epoch, the same for every epoch and rank."""
-        return -(-self.count // self.slots)
+        return -(-self.count // self.batch_size_all_ranks)
 
     def describe(self) -> dict[str, str]:
         """Say which order this is and why, for the start of a run."""
@@ -105,7 +105,7 @@ class Order:
             why += "; block takes neither"
         return {"name": "order", "state": self.kind, "why": why}
 
-    def share(self, epoch: int, first: int, last: int, accumulation: int) -> float:
+    def step_fraction(self, epoch: int, first: int, last: int, accumulation: int) -> float:
         """Return what fraction of a complete step's samples the batches [first, last) have.
 
         A complete step has `accumulation` full batches on all ranks. If the epoch is a single step,
@@ -116,9 +116,9 @@ class Order:
         if self.short_last and last < len(self):
             return 1.0
         rows = np.arange(first, last)[:, None]
-        positions, _ = self.positions(epoch, rows, np.arange(self.slots))
+        positions, _ = self.positions(epoch, rows, np.arange(self.batch_size_all_ranks))
         num_samples = float((positions >= 0).sum())
-        return num_samples / (accumulation * self.slots)
+        return num_samples / (accumulation * self.batch_size_all_ranks)
 
     def sample(self, positions: np.ndarray) -> np.ndarray:
         """Return int64 sample numbers at positions in `range(count)`, both ascending.
@@ -134,12 +134,12 @@ class Order:
         return self.sample(np.arange(min(self.batch_size, self.count)))
 
     def batches(self, number: int, start: int = 0) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield (B,) sample numbers and (B,) fresh of each batch of an epoch, from `start` on."""
+        """Yield (B,) sample numbers and (B,) starts_sequence of each batch of an epoch, from `start` on."""
         # Several batches at once, but not the epoch: it may not fit into memory.
         group = max(1, TOGETHER // self.batch_size)
         for first in range(start, len(self), group):
-            numbers, fresh = self.numbers(number, first, first + group)
-            yield from zip(numbers, fresh, strict=True)
+            numbers, starts_sequence = self.numbers(number, first, first + group)
+            yield from zip(numbers, starts_sequence, strict=True)
 
     def numbers(self, epoch: int, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
         """Return batches [first, last) of an epoch, or as many of them as there are.
@@ -148,16 +148,16 @@ class Order:
         state.
         """
         rows = np.arange(first, min(last, len(self)))[:, None]
-        slots = self.rank * self.batch_size + np.arange(self.batch_size)
-        positions, fresh = self.positions(epoch, rows, slots)
+        columns = self.rank * self.batch_size + np.arange(self.batch_size)
+        positions, starts_sequence = self.positions(epoch, rows, columns)
         numbers = np.where(positions < 0, -1, self.sample(positions))
-        return numbers, fresh
+        return numbers, starts_sequence
 
     def positions(
-        self, epoch: int, rows: np.ndarray, slots: np.ndarray
+        self, epoch: int, rows: np.ndarray, columns: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return (rows, slots) int64 in `range(count)`, −1 for padding; and (rows, slots) fresh."""
-        positions = rows * self.slots + slots
+        """Return two arrays (rows, columns): positions in `range(count)`, −1 for padding; starts."""
+        positions = rows * self.batch_size_all_ranks + columns
         positions[positions >= self.count] = -1
         if self.train and self.kind != "time":
             is_sample = positions >= 0
@@ -210,7 +210,7 @@ def batch_limit(count: int) -> int:
     return max(PADDED_BATCH, 1 << max(count - 1, 0).bit_length())
 
 
-def order_of(
+def make_order(
     samples: Any,
     settings: Any,
     rank: int = 0,

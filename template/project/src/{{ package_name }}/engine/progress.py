@@ -96,19 +96,22 @@ class Ranks:
         mine = {"random": random_state()}
         if self.recurrent is not None:
             mine["carry"] = self.recurrent.state_dict()
-        ranks = self.distributed.gather(mine)
-        return {"ranks": ranks, "slots": self.order.slots}
+        ranks = self.distributed.gather_objects(mine)
+        return {"ranks": ranks, "batch_size_all_ranks": self.order.batch_size_all_ranks}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore this rank's states; the progress must be restored before.
 
         Raises `UserError` if this run has no such place.
         """
-        if state["slots"] != self.order.slots and self.progress.batch:
-            self._convert_batch(state["slots"])
+        if state["batch_size_all_ranks"] != self.order.batch_size_all_ranks and self.progress.batch:
+            self._convert_batch(state["batch_size_all_ranks"])
 
         ranks = state["ranks"]
-        if self.recurrent is not None and state["slots"] == self.order.slots:
+        if (
+            self.recurrent is not None
+            and state["batch_size_all_ranks"] == self.order.batch_size_all_ranks
+        ):
             carries = [rank.get("carry") for rank in ranks]
             first = self.distributed.rank * self.order.batch_size
             rows = slice(first, first + self.order.batch_size)
@@ -118,15 +121,19 @@ class Ranks:
         else:
             seed_everything((torch.initial_seed() + self.progress.step) % 2**32)
 
-    def _convert_batch(self, slots: int) -> None:
-        """Find the place inside an epoch, whose batches had `slots` samples over all ranks."""
+    def _convert_batch(self, batch_size_all_ranks: int) -> None:
+        """Find the place inside an epoch, whose batches had `batch_size_all_ranks` samples over all ranks."""
         if self.order.by_width:
             kind = self.order.kind
-            what = f"inside an epoch of the order {kind} a batch must stay {slots} wide"
+            what = (
+                f"inside an epoch of the order {kind} a batch must stay {batch_size_all_ranks} wide"
+            )
             world = self.distributed.world
-            remedy = f"data.batch_size × {world} processes must be {slots}"
+            remedy = f"data.batch_size × {world} processes must be {batch_size_all_ranks}"
             raise UserError(what, "--resume", remedy)
-        self.progress.batch = self.progress.batch * slots // self.order.slots
+        self.progress.batch = (
+            self.progress.batch * batch_size_all_ranks // self.order.batch_size_all_ranks
+        )
 
 
 class Hooks:
@@ -172,7 +179,7 @@ class Hooks:
             if name in state:
                 hook.load_state_dict(state[name])
             else:
-                note = f"hook {name} starts fresh: the checkpoint has no state of it"
+                note = f"hook {name} starts starts_sequence: the checkpoint has no state of it"
                 self.notes.append(note)
         for name in sorted(state.keys() - self.with_state.keys()):
             passed_over = f"the checkpoint's state of hook {name} is passed over"

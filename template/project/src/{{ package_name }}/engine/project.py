@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from .errors import UserError
-from .order import Order, order_of
+from .order import Order, make_order
 from .store import SYNTHETIC
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Project:
             raise UserError(what, str(self.store.folder), "prepare with another --split")
         rank = self.distributed.rank
         world = self.distributed.world
-        order = order_of(samples, self.settings, rank, world, train, fraction)
+        order = make_order(samples, self.settings, rank, world, train, fraction)
         return self.loader_class(samples, self.store, self.settings, order, self.device)
 
     def finish(self, metrics: dict[str, float], split: str) -> dict[str, float]:
@@ -72,27 +72,27 @@ class Project:
             metrics = dict(self.dataset.finish(metrics, self.store, split))
         return metrics
 
-    def naive(self, split: str) -> float:
+    def baseline_loss(self, split: str) -> float:
         """Return the loss of a split without a model; inf where `dataset.py` does not say it."""
-        if hasattr(self.dataset, "naive"):
-            return float(self.dataset.naive(self.store, split))
+        if hasattr(self.dataset, "baseline_loss"):
+            return float(self.dataset.baseline_loss(self.store, split))
         return math.inf
 
-    def remarks(self, loader: Loader, validation: Loader | None) -> list[str]:
+    def startup_notes(self, loader: Loader, validation: Loader | None) -> list[str]:
         """Return what a person should know of a training, though nothing is wrong."""
-        remarks = []
+        startup_notes = []
         order = loader.order
         source = self.store.source
         if source.get("kind") == SYNTHETIC:
             what = source.get("text", "synthetic data")
-            remarks.append(f"{what} in {self.store.folder}; `prepare` takes your own")
-        if order.slots > order.count:
-            remarks.append(larger_than_split(order, self.settings.data.batch_size))
+            startup_notes.append(f"{what} in {self.store.folder}; `prepare` takes your own")
+        if order.batch_size_all_ranks > order.count:
+            startup_notes.append(larger_than_split(order, self.settings.data.batch_size))
         if validation is not None and validation.order.count < validation.order.length:
-            remarks.append(part_of_validation(validation.order))
+            startup_notes.append(part_of_validation(validation.order))
         unused = [f"data.{name}" for name in loader.WITHOUT_EFFECT]
         why = "this project's loader has no use for it"
-        return remarks + self.settings.without_effect(unused, why)
+        return startup_notes + self.settings.without_effect(unused, why)
 
 
 def larger_than_split(order: Order, asked: int) -> str:
@@ -100,7 +100,9 @@ def larger_than_split(order: Order, asked: int) -> str:
 
     asked: `data.batch_size`.
     """
-    note = f"a batch of {order.slots:,} samples: the training split has {order.count:,}"
+    note = (
+        f"a batch of {order.batch_size_all_ranks:,} samples: the training split has {order.count:,}"
+    )
     note += ", the rest is padding"
     if order.batch_size < asked:
         note += f"; data.batch_size {asked:,} was reduced"

@@ -69,7 +69,7 @@ class Record:
     @property
     def baseline(self) -> float | None:
         """The loss without a model, if the run measured it."""
-        losses = [row["loss"] for row in self.of_kind("naive")]
+        losses = [row["loss"] for row in self.of_kind("baseline_loss")]
         return losses[0] if losses else None
 
     @property
@@ -79,7 +79,7 @@ class Record:
         return [name for name in names if name not in NO_METRICS]
 
     def of_kind(self, kind: str) -> list[Row]:
-        """Return the events of one kind: alert, checkpoint, pictures, naive."""
+        """Return the events of one kind: alert, checkpoint, plots, naive."""
         return [row for row in self.events if row.get("event") == kind]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .seams import Batch, Rows, Samples, Spans
+from .interfaces import Batch, Rows, Samples, Spans
 from .store import Array
 
 # PyTorch on a CPU cannot index unsigned types; these have the same bits.
@@ -76,7 +76,7 @@ def deliver(
     samples: Samples,
     rows: dict[str, Rows],
     numbers: np.ndarray,
-    fresh: np.ndarray,
+    starts_sequence: np.ndarray,
     device: torch.device,
 ) -> Batch:
     """Return the batch on the device. Copies from pinned memory do not wait for the GPU."""
@@ -90,5 +90,5 @@ def deliver(
     batch = dict(samples.batch(moved))
     batch["index"] = move(torch.from_numpy(numbers))
     batch["present"] = move(torch.from_numpy(numbers >= 0))
-    batch["fresh"] = move(torch.from_numpy(fresh))
+    batch["starts_sequence"] = move(torch.from_numpy(starts_sequence))
     return batch

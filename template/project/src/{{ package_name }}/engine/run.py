@@ -17,7 +17,7 @@ from .order import RULE as ORDER_RULE
 from .progress import Hooks, Progress, Ranks
 from .signals import Signals
 from .tracker import Tracker
-from .weights import begin
+from .weights import load_initial
 
 if TYPE_CHECKING:
     from .project import Project
@@ -63,7 +63,7 @@ class Run:
         self.accumulation = training.gradient_accumulation_steps
         steps_per_epoch = math.ceil(len(self.loader) / self.accumulation)
         self.num_steps = training.max_steps or training.epochs * steps_per_epoch
-        self.global_batch_size = self.loader.order.slots * self.accumulation
+        self.global_batch_size = self.loader.order.batch_size_all_ranks * self.accumulation
         self.schedule = Schedule(project.optimizer, self.settings, self.num_steps)
         self.hooks = Hooks(trial, self.notes)
 
@@ -120,13 +120,13 @@ class Run:
         start."""
         distributed = self.project.distributed
         loaders = [loader for loader in (self.loader, self.validation) if loader is not None]
-        distributed.together(lambda: check_rows(self.project, loaders))
-        total_weight = distributed.together(lambda: dry_run(self.project, self.loader))
-        self.project.precision.calibrate(max(distributed.gather(total_weight)))
+        distributed.on_all_ranks(lambda: check_rows(self.project, loaders))
+        total_weight = distributed.on_all_ranks(lambda: dry_run(self.project, self.loader))
+        self.project.precision.calibrate(max(distributed.gather_objects(total_weight)))
 
     def restore(self, resumed: bool) -> None:
         """Load the newest valid checkpoint, or the weights that a new run or phase starts from."""
-        self.project.distributed.together(lambda: self._load(resumed))
+        self.project.distributed.on_all_ranks(lambda: self._load(resumed))
         self.schedule.set(self.step_of_phase)
 
     def _load(self, resumed: bool) -> None:
@@ -144,7 +144,7 @@ class Run:
         if checkpoint is not None:
             self.saved_step = checkpoint["step"]
             self._mark_best()  # the run may have been killed between saving and marking
-        self.notes += begin(self.project, checkpoint is not None)
+        self.notes += load_initial(self.project, checkpoint is not None)
 
     def start(self) -> None:
         """Open the files of metrics. From here on, hooks are told of the end."""
@@ -191,7 +191,7 @@ class Run:
             mine = FAILED
         self.stop = distributed.agree(mine) or self.stop
         if self.stop == FAILED:
-            distributed.together(self._raise_failure)
+            distributed.on_all_ranks(self._raise_failure)
         return self.stop > 0
 
     def fail(self, error: UserError) -> None:

@@ -93,7 +93,7 @@ def find_run(name_or_path: str | Path | None = None, runs: Path = RUNS) -> Path:
     Raises `UserError` that lists the runs if there is no such run.
     """
     newest_first = all_runs(runs)[::-1]
-    start = "start one with the verb train"
+    start = "start one with the command train"
     if not name_or_path:
         if not newest_first:
             raise UserError("no run yet", f"{runs}/", start)
@@ -174,7 +174,7 @@ def write_status(run: Path, state: str, reason: str, step: int, resumed: bool = 
 
 
 @contextmanager
-def held(run: Path) -> Iterator[None]:
+def lock(run: Path) -> Iterator[None]:
     """Lock a run for this process as long as it lives. Raises `UserError` if another one has it.
 
     A POSIX record lock ends with its process, however that ends, also over NFS, and is not

@@ -128,13 +128,13 @@ class Session:
         run.start()
         self.run = run
         self._introduce(run)
-        self.distributed.together(lambda: run.call_hooks("start"))
+        self.distributed.on_all_ranks(lambda: run.call_hooks("start"))
         return run
 
     def _introduce(self, run: Run) -> None:
         """Print what is trained and how; write it to the run's folder."""
         self.notes += run.notes
-        self.notes += run.project.remarks(run.loader, run.validation)
+        self.notes += run.project.startup_notes(run.loader, run.validation)
         if self.resumed:
             run.monitor.line(f"resumed at step {self.progress.step} of {run.last_step}")
             self._amend_settings()

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import yaml
 from pydantic import ValidationError
 
-from .config import Given, Layer, S, Setting, nested, outranks_files
+from .config import Layer, S, Setting, Sourced, nested, outranks_files
 from .errors import UserError, UserErrors
 from .yaml_text import parse, parse_scalar
 
@@ -105,7 +105,7 @@ class Sources:
             elif key in layer:
                 self.mistake(f"setting {key!r} is given twice", origin, "keep one of the two")
             elif key in self.settings:
-                layer[key] = Given(value, origin)
+                layer[key] = Sourced(value, origin)
             elif key not in sections:
                 self._unknown(key, origin)
             elif isinstance(value, Mapping):
@@ -120,7 +120,7 @@ class Sources:
         if value not in (True, False):
             self.mistake(f"{name} cannot be {show(value)}", origin, "give true or false")
         elif bool(value) in switch.values:
-            return {switch.key: Given(switch.values[bool(value)], origin)}
+            return {switch.key: Sourced(switch.values[bool(value)], origin)}
         return {}
 
     def _unknown(self, key: str, origin: str) -> None:

@@ -53,7 +53,7 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> tuple[str, str]:
     return f"{frozen / total:.1%}", f"training.freeze: {frozen:,} of {total:,}"
 
 
-def begin(project: Project, restored: bool) -> list[str]:
+def load_initial(project: Project, restored: bool) -> list[str]:
     """Load the weights of `training.init_from` into a new run's model; return notes for the user.
 
     What fits by name and shape is taken: weights, and buffers such as running statistics. Whole

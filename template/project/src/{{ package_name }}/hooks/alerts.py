@@ -65,9 +65,9 @@ class Hook:
             return
         step = run.progress.step
         if self.baseline is None:
-            self.baseline = run.project.naive("validation")
+            self.baseline = run.project.baseline_loss("validation")
             finite = self.baseline if math.isfinite(self.baseline) else None
-            run.monitor.event(step, "naive", loss=finite)
+            run.monitor.event(step, "baseline_loss", loss=finite)
         text = divergence(metrics["loss"], self.baseline, run.progress, run.last_step, run.settings)
         if text:
             run.monitor.alert(step, "divergence", text)

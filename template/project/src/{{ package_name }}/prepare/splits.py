@@ -76,7 +76,7 @@ def destination(path: str, dry_run: bool) -> Iterator[Path]:
         yield Path(path)
 
 
-def conclude(
+def print_summary(
     data: Store | StoreWriter, dry_run: bool, columns: Sequence[tuple[str, ...]] = ()
 ) -> None:
     """Print the columns and what to do with the data next.

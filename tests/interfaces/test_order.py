@@ -79,8 +79,8 @@ def whole_epoch(order: Any, epoch: int) -> tuple[np.ndarray, np.ndarray]:
 def of_all_ranks(arguments: dict[str, Any], epoch: int) -> tuple[np.ndarray, np.ndarray]:
     """(batches, B × world) numbers and fresh of an epoch."""
     epochs_of_ranks = [whole_epoch(order, epoch) for order in ranks(arguments)]
-    numbers, fresh = zip(*epochs_of_ranks, strict=True)
-    return np.concatenate(numbers, 1), np.concatenate(fresh, 1)
+    numbers, starts_sequence = zip(*epochs_of_ranks, strict=True)
+    return np.concatenate(numbers, 1), np.concatenate(starts_sequence, 1)
 
 
 def samples_of(numbers: np.ndarray) -> list[int]:
@@ -97,12 +97,16 @@ def chosen_from(order: Any) -> list[int]:
 @quickly
 def test_every_rank_has_equally_many_full_batches(arguments: dict[str, Any], epoch: int) -> None:
     for order in ranks(arguments):
-        numbers, fresh = whole_epoch(order, epoch)
-        assert numbers.shape == fresh.shape == (len(make(arguments)), arguments["batch_size"])
-        assert (numbers.dtype, fresh.dtype) == (np.int64, bool)
-        assert fresh[numbers < 0].all()
-        assert fresh[:1].all(), "nothing precedes an epoch"
-        assert fresh.all() or arguments["kind"] == "lanes"
+        numbers, starts_sequence = whole_epoch(order, epoch)
+        assert (
+            numbers.shape
+            == starts_sequence.shape
+            == (len(make(arguments)), arguments["batch_size"])
+        )
+        assert (numbers.dtype, starts_sequence.dtype) == (np.int64, bool)
+        assert starts_sequence[numbers < 0].all()
+        assert starts_sequence[:1].all(), "nothing precedes an epoch"
+        assert starts_sequence.all() or arguments["kind"] == "lanes"
 
 
 @given(orders(), epochs)
@@ -142,7 +146,7 @@ def test_a_step_has_a_fraction_of_the_samples_of_a_complete_one(
         if len(numbers) > accumulation:
             expected = (numbers[first:last] >= 0).sum() / (accumulation * numbers.shape[1])
         for order in ranks(arguments):
-            assert order.share(epoch, first, last, accumulation) == expected
+            assert order.step_fraction(epoch, first, last, accumulation) == expected
 
 
 @given(orders(train=True))
@@ -309,8 +313,8 @@ def test_a_lane_continues_in_time_and_says_where_it_begins(
 ) -> None:
     """Where a state is carried, the sample `stride` later follows in the same row of the batch."""
     stride = arguments["stride"]
-    numbers, fresh = of_all_ranks(arguments, epoch)
-    is_carried = ~fresh[1:]
+    numbers, starts_sequence = of_all_ranks(arguments, epoch)
+    is_carried = ~starts_sequence[1:]
     before = numbers[:-1][is_carried]
     assert (before >= 0).all()
     assert (numbers[1:][is_carried] == before + stride).all()
@@ -318,7 +322,7 @@ def test_a_lane_continues_in_time_and_says_where_it_begins(
     lanes = min(stride, count)
     if arguments["train"]:
         lanes = min(numbers.shape[1], max(count // stride, 1))
-    assert (fresh & (numbers >= 0)).sum() == lanes
+    assert (starts_sequence & (numbers >= 0)).sum() == lanes
 
 
 @given(orders(kinds=("lanes",), train=True), epochs)

@@ -146,7 +146,7 @@ def test_two_ranks_that_average_gradients_equal_one(clip: float, framework: str)
 
     other = model(theirs)
     parameters = list(model.parameters())
-    gradients = torch.autograd.grad(other.loss * other.weight, parameters)
+    gradients = torch.autograd.grad(other.loss * other.total_weight, parameters)
 
     def average(parameter: Tensor) -> None:
         parameter.grad.add_(theirs_by_parameter[parameter]).div_(2)
@@ -155,8 +155,8 @@ def test_two_ranks_that_average_gradients_equal_one(clip: float, framework: str)
     for parameter in parameters:
         parameter.register_post_accumulate_grad_hook(average)
     both = {
-        0: other.weight.detach(),
-        1: torch.stack([other.loss * other.weight, other.weight]).detach(),
+        0: other.total_weight.detach(),
+        1: torch.stack([other.loss * other.total_weight, other.total_weight]).detach(),
     }
     ranks = OneOf(world=2, total=lambda tensor: tensor + both[tensor.dim()])
     loop = Loop(model, clip=clip, distributed=ranks, framework=framework)([mine])
@@ -183,9 +183,13 @@ def test_gradients_stay_local_until_the_group_closes(framework: str) -> None:
     assert log == [True, True, False]
 
 
-def stateful(x: list[float], fresh: list[bool]) -> dict[str, Tensor]:
+def stateful(x: list[float], starts_sequence: list[bool]) -> dict[str, Tensor]:
     present = torch.ones(len(x), dtype=torch.bool)
-    return {"x": torch.tensor(x), "fresh": torch.tensor(fresh), "present": present}
+    return {
+        "x": torch.tensor(x),
+        "starts_sequence": torch.tensor(starts_sequence),
+        "present": present,
+    }
 
 
 def test_a_state_continues_in_its_lane_and_is_zero_where_it_starts_afresh() -> None:

@@ -1,7 +1,7 @@
 """What a person wants to see of the model at an evaluation, for the report and the tracker.
 
-Yours to change. `pictures` gives texts in Markdown, or matplotlib's figures, by name;
-hooks/pictures.py says when.
+Yours to change. `examples` gives texts in Markdown, or matplotlib's figures, by name;
+hooks/examples.py says when.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from .tokenizer import restore
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from .engine.interfaces import Batch
     from .engine.project import Project
-    from .engine.seams import Batch
 
 SAMPLES = 1  # at least: one batch
 PAIRS = 16  # of them
@@ -36,7 +36,7 @@ def answer(project: Project, batch: Batch) -> Batch:
     return {"text": model.generate(source, present, model.longest)}
 
 
-def pictures(batch: Batch, predictions: Batch, project: Project) -> dict[str, str]:
+def examples(batch: Batch, predictions: Batch, project: Project) -> dict[str, str]:
     """Sources, targets and what the model made of them, the least like first."""
     tokenizer = restore(project.store.facts["tokenizer"])
 

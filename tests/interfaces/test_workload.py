@@ -65,7 +65,7 @@ def read(workload: str, numbers: list[int], split: str = "validation") -> dict[s
         values = engine_rows.gather(engine_rows.mapped(array), spans)
         values = values.view(engine_rows.stored_dtype(array))
         lengths = torch.from_numpy(spans.lengths)
-        rows[name] = module(workload, "engine.seams").Rows(values, lengths)
+        rows[name] = module(workload, "engine.interfaces").Rows(values, lengths)
     if hasattr(of_split, "host"):
         rows = of_split.host(rows, indices, 0)
     return engine_rows.deliver(of_split, rows, indices, np.ones(len(indices), bool), CPU)
@@ -77,7 +77,10 @@ def sums(model: Any, batches: list[dict[str, Tensor]]) -> dict[str, np.ndarray]:
     totals: dict[str, np.ndarray] = {}
     for batch in batches:
         output = model(batch)
-        metrics = {"loss": (output.loss * output.weight, output.weight), **output.metrics}
+        metrics = {
+            "loss": (output.loss * output.total_weight, output.total_weight),
+            **output.metrics,
+        }
         for name, sum_and_count in metrics.items():
             totals[name] = totals.get(name, np.zeros(2)) + np.array(sum_and_count, np.float64)
     return totals
@@ -127,8 +130,8 @@ def test_batches_and_padding_change_no_sum(workload: str) -> None:
 def test_a_batch_of_padding_has_weight_and_gradient_zero(workload: str) -> None:
     model = model_of(workload).train()
     output = model(read(workload, [-1, -1, -1], "train"))
-    assert (output.loss.item(), output.weight.item()) == (0, 0)
-    output.loss.backward(gradient=output.weight)
+    assert (output.loss.item(), output.total_weight.item()) == (0, 0)
+    output.loss.backward(gradient=output.total_weight)
     for parameter in model.parameters():
         assert parameter.grad is None or not parameter.grad.any()
 
@@ -175,7 +178,7 @@ def test_recomputation_changes_neither_losses_nor_gradients(workload: str) -> No
         torch.manual_seed(5)
         output = model(read(workload, [0, 1, 2, 3], "train"))
         calls_of_forward = len(calls)
-        output.loss.backward(gradient=output.weight)
+        output.loss.backward(gradient=output.total_weight)
         assert len(calls) == calls_of_forward * (1 + recompute)
         losses.append(output.loss.item())
         gradients.append([weight.grad for weight in model.parameters()])
@@ -198,12 +201,12 @@ def test_every_order_of_the_workload_gives_what_a_direct_reading_gives(
             of_split,
             store(workload),
             given,
-            imported(project, "engine.order").order_of(of_split, given),
+            imported(project, "engine.order").make_order(of_split, given),
             CPU,
         )
         batch = next(made.epoch(0))
         expected = read(workload, batch["index"].tolist(), "train")
-        expected["fresh"] = batch["fresh"]
+        expected["starts_sequence"] = batch["starts_sequence"]
         torch.testing.assert_close(batch, expected, rtol=0, atol=0, equal_nan=True)
         made.close()
 
@@ -235,4 +238,4 @@ def test_the_loss_without_a_model_is_that_of_the_simplest_baseline(workload: str
         expected = min(np.square(scaled).mean(), baselines["repeat_last"]["mse"])
     else:
         expected = baselines["mean"]["mse"]
-    assert dataset.naive(store(workload), "validation") == pytest.approx(expected, rel=1e-4)
+    assert dataset.baseline_loss(store(workload), "validation") == pytest.approx(expected, rel=1e-4)

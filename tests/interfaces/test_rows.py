@@ -26,10 +26,10 @@ def measuring() -> None:
 
     def forward(model, real, batch):
         output = real(batch)
-        half = output.loss * output.weight / 2
-        seen = output.weight.long()
+        half = output.loss * output.total_weight / 2
+        seen = output.total_weight.long()
         return output._replace(
-            metrics={"half": (half, output.weight), "targets": (seen, torch.tensor(0))}
+            metrics={"half": (half, output.total_weight), "targets": (seen, torch.tensor(0))}
         )
 
     replace_forward(forward)

@@ -1,4 +1,4 @@
-"""Stores, samples and models of every shape that the seams allow, and nothing of a real workload.
+"""Stores, samples and models of every shape that the interfaces allow, and nothing of a real workload.
 
 A part that holds for these holds for workloads that do not exist yet: windows that overlap, ragged
 sequences, several spans for a sample, spans that are absent, models that carry a state.
@@ -81,7 +81,7 @@ def make_loader(
     loader: str, samples: Any, store: Any, given: Any, *place: int, train: bool = True
 ) -> Any:
     """The loader's part over samples; place: rank and world."""
-    order = engine("order", loader=loader).order_of(samples, given, *place, train=train)
+    order = engine("order", loader=loader).make_order(samples, given, *place, train=train)
     return engine("loader", loader=loader).Loader(samples, store, given, order, CPU)
 
 
@@ -124,7 +124,9 @@ class Samples:
                 width = int(lengths.flat[0])
             if self.tight:
                 width = max(int(taken.max(initial=0)), 1)
-            spans[name] = engine("seams").Spans(np.where(taken > 0, first, 10**9), taken, width)
+            spans[name] = engine("interfaces").Spans(
+                np.where(taken > 0, first, 10**9), taken, width
+            )
         return spans
 
     def batch(self, rows: dict[str, Any]) -> dict[str, Tensor]:
@@ -210,10 +212,10 @@ class OneOf:
     def no_sync(self) -> Any:
         return nullcontext()
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather_objects(self, value: Any) -> list[Any]:
         return [value]
 
-    def together(self, work: Any, main_first: bool = False) -> Any:
+    def on_all_ranks(self, work: Any, main_first: bool = False) -> Any:
         return work()
 
     def take_shards(self, state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -277,7 +279,7 @@ class Loop:
     def step_of_phase(self) -> int:
         return self.progress.step
 
-    def share(self, epoch: int, first: int, last: int, accumulation: int) -> float:
+    def step_fraction(self, epoch: int, first: int, last: int, accumulation: int) -> float:
         return self.shares.get(last - first, 1.0)
 
     def advance(self, batch: int) -> int:
@@ -312,7 +314,7 @@ class Loop:
 
     def log(self, step: int, epoch: int, norm: Tensor, learning_rate: float) -> None:
         sums = [torch.stack([loss * weight, weight]) for loss, weight in self.losses]
-        loss, weight = self.project.distributed.sum(torch.stack(sums).sum(0)).tolist()
+        loss, weight = self.project.distributed.sum_over_ranks(torch.stack(sums).sum(0)).tolist()
         self.means.append(loss / max(weight, 1))
         self.norms.append(norm.item())
 
@@ -344,7 +346,7 @@ class Ragged(nn.Module):
         present = torch.arange(y.shape[1]) < batch["lengths"][:, None]
         weight = present.sum().to(y.dtype)
         squares = torch.where(present, error, 0.0).square().sum()
-        return engine("seams").Output(squares / weight.clamp(min=1), weight)
+        return engine("interfaces").Output(squares / weight.clamp(min=1), weight)
 
 
 def ragged_batch(
@@ -358,7 +360,7 @@ def ragged_batch(
         "lengths": torch.randint(0, WIDTH + 1, (count,), generator=random),
         "index": torch.arange(count),
         "present": torch.ones(count, dtype=torch.bool),
-        "fresh": torch.ones(count, dtype=torch.bool),
+        "starts_sequence": torch.ones(count, dtype=torch.bool),
     }
 
 
@@ -395,4 +397,4 @@ class Summing(nn.Module):
         weight = present.sum(dtype=torch.float32)
         value = torch.where(present, total, 0.0).sum()
         metrics = {} if self.training else {"sum": (value.detach(), weight)}
-        return engine("seams").Output(value / weight.clamp(min=1), weight, metrics)
+        return engine("interfaces").Output(value / weight.clamp(min=1), weight, metrics)

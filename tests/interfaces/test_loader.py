@@ -111,11 +111,11 @@ def samples_of(loader: Any, epoch: int = 0) -> list[int]:
 def test_batches_hold_the_rows_of_their_samples(
     loader: str, order: str, shape: str, train: bool, make: Make
 ) -> None:
-    """Values, zeros after lengths, absent spans, index and fresh, compared with a direct reading."""
+    """Values, zeros after lengths, absent spans, index and starts, compared with a direct reading."""
     epoch = 2
     samples = shapes()[shape]
     made = make(loader, samples, order=order, train=train)
-    numbers, fresh = made.order.numbers(epoch, 0, len(made))
+    numbers, starts_sequence = made.order.numbers(epoch, 0, len(made))
     assert len(made) == len(numbers) > 1
     batches = enumerate(made.epoch(epoch))
     for place, batch in batches:
@@ -123,7 +123,11 @@ def test_batches_hold_the_rows_of_their_samples(
         if shape == "host":
             noise = (numbers[place] * 7 + epoch * 3) % 11
             expected["wide"] = expected["wide"] + noise[:, None, None]
-        expected |= {"index": numbers[place], "fresh": fresh[place], "present": numbers[place] >= 0}
+        expected |= {
+            "index": numbers[place],
+            "starts_sequence": starts_sequence[place],
+            "present": numbers[place] >= 0,
+        }
         assert batch.keys() == expected.keys()
         for name, values in expected.items():
             np.testing.assert_array_equal(batch[name].numpy(), values, err_msg=name)

@@ -20,7 +20,7 @@ from .errors import UserError
 Batch = dict[str, Tensor]
 """What a model gets: every tensor has the batch as its first axis and is on the device. It is
 valid until the next `next()` of its loader. `present` (B,) bool is False in rows that are padding;
-`index` (B,) int64 is the sample's number, −1 there; `fresh` (B,) bool is False where a carried
+`index` (B,) int64 is the sample's number, −1 there; `starts_sequence` (B,) bool is False where a carried
 state continues."""
 
 
@@ -44,8 +44,8 @@ class Rows(NamedTuple):
 class Output(NamedTuple):
     """What a model's forward gives. A NamedTuple: FSDP and DDP look for tensors inside it."""
 
-    loss: Tensor  # () float32: mean over `weight` targets; 0 where there is none
-    weight: Tensor  # () float32: how many targets the loss is a mean of
+    loss: Tensor  # () float32: mean over `total_weight` targets; 0 where there is none
+    total_weight: Tensor  # () float32: how many targets the loss is a mean of
     metrics: dict[str, tuple[Tensor, Tensor]] = {}  # noqa: RUF012 - name: (sum, count); () each
 
 
@@ -64,7 +64,7 @@ class Samples(Protocol):
         """Rows of each sample by array name; index −1 gives spans of length 0."""
 
     def batch(self, rows: dict[str, Rows]) -> Batch:
-        """On the device: split, shift, cast, mask. The loader adds `index`, `present`, `fresh`."""
+        """On the device: split, shift, cast, mask. The loader adds `index`, `present`, `starts_sequence`."""
 
     # Optional: `orders`, by value of `data.order` a subclass of Order, or what makes one from its
     # arguments.
@@ -110,9 +110,9 @@ class Model(Protocol):
     # Optional: `recurrent`, a `RecurrentState` of engine/recurrent.py, which checkpoints store.
 
 
-def keeps(names: Iterable[str], found: object, title: str) -> None:
+def require_attributes(names: Iterable[str], found: object, title: str) -> None:
     """Raise `UserError` where what yours gives lacks one of `names`."""
     missing = [name for name in names if not hasattr(found, name)]
     if missing:
         what = f"{title} has no {' and no '.join(missing)}"
-        raise UserError(what, "model.py", "its contract stands in engine/seams.py")
+        raise UserError(what, "model.py", "its contract stands in engine/interfaces.py")

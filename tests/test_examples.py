@@ -1,4 +1,4 @@
-"""Pictures of what a model does: in report and trackers, from every workload; what they never cost."""
+"""Examples of what a model does: in report and trackers, from every workload; what they never cost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from importing import imported
 from ranks import run_ranks
 from rendering import render
-from running import PICTURES, losses, newest_run, painted, rows, run, weights
+from running import EXAMPLES, losses, newest_run, painted, rows, run, weights
 from test_tier_b import TINY
 from variants import choices
 
@@ -35,23 +35,23 @@ SHOWN = {  # by workload: what it draws, and a metric that no sum over samples g
 
 @pytest.fixture(scope="module", autouse=True)
 def asked_for() -> Iterator[None]:
-    os.environ[PICTURES] = "1"
+    os.environ[EXAMPLES] = "1"
     yield
-    del os.environ[PICTURES]
+    del os.environ[EXAMPLES]
 
 
 def drawn(folder: Path) -> set[str]:
-    return {path.name for path in (newest_run(folder) / "pictures").glob("*")}
+    return {path.name for path in (newest_run(folder) / "examples").glob("*")}
 
 
 def steps(folder: Path) -> list[int]:
     """At which something was drawn."""
     lines = (newest_run(folder) / "events.jsonl").read_text().splitlines()
-    return [row["step"] for row in map(json.loads, lines) if row["event"] == "pictures"]
+    return [row["step"] for row in map(json.loads, lines) if row["event"] == "examples"]
 
 
 def tracked(folder: Path) -> dict[str, list[int]]:
-    """Steps of each picture and text in TensorBoard."""
+    """Steps of each example and text in TensorBoard."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(newest_run(folder) / "tensorboard"), {"images": 0, "tensors": 0})
@@ -83,10 +83,10 @@ def test_each_workload_shows_what_its_model_does(workload: str, tmp_path: Path) 
     names = {f"validation/{Path(name).stem}" for name in files}
     assert tracked(tmp_path) == dict.fromkeys(names, steps(tmp_path))
     page = (newest_run(tmp_path) / "report.md").read_text()
-    assert f"## Pictures: validation at step {last}" in page
-    for file in (newest_run(tmp_path) / "pictures").iterdir():
+    assert f"## Examples: validation at step {last}" in page
+    for file in (newest_run(tmp_path) / "examples").iterdir():
         if file.suffix == ".png":
-            assert f"(pictures/{file.name})" in page
+            assert f"(examples/{file.name})" in page
             assert file.stat().st_size > 10_000, "something is drawn"
         else:
             assert file.read_text() in page
@@ -110,15 +110,15 @@ def test_classes_have_a_matrix_and_figures_of_each(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of a project whose `pictures.py` is taken away."""
+    """A run of a project whose `examples.py` is taken away."""
     folder = tmp_path_factory.mktemp("plain")
     project = Path(shutil.copytree(render(workload="tabular"), folder / "project"))
-    (project / "src/my_training/pictures.py").unlink()
+    (project / "src/my_training/examples.py").unlink()
     done = run(project, "train", *TABLE, cwd=folder)
     assert done.code == 0
-    assert "pictures" not in done.out
+    assert "examples" not in done.out
     assert "alert" not in done.out
-    assert not (newest_run(folder) / "pictures").exists()
+    assert not (newest_run(folder) / "examples").exists()
     return folder
 
 
@@ -129,15 +129,15 @@ def take_matplotlib_away() -> None:
 
 
 def draw_seldom() -> None:
-    from my_training.hooks import pictures  # type: ignore[import-not-found]
+    from my_training.hooks import examples  # type: ignore[import-not-found]
 
-    pictures.SHARE = 0.0
+    examples.SHARE = 0.0
 
 
 def break_drawing() -> None:
-    from my_training import pictures  # type: ignore[import-not-found]
+    from my_training import examples  # type: ignore[import-not-found]
 
-    pictures.pictures = lambda *_: {"broken": 1 / 0}
+    examples.examples = lambda *_: {"broken": 1 / 0}
 
 
 @pytest.mark.parametrize(
@@ -145,8 +145,8 @@ def break_drawing() -> None:
     ids=["seldom", "broken", "without matplotlib"],
     argvalues=[
         (draw_seldom, "", [2, 10]),
-        (break_drawing, "note: no more pictures: ZeroDivisionError: division by zero", []),
-        (take_matplotlib_away, "note: no more pictures: ModuleNotFoundError: ", []),
+        (break_drawing, "note: no more examples: ZeroDivisionError: division by zero", []),
+        (take_matplotlib_away, "note: no more examples: ModuleNotFoundError: ", []),
     ],
 )
 def test_pictures_cost_no_bit_of_the_training(
@@ -158,7 +158,7 @@ def test_pictures_cost_no_bit_of_the_training(
     done = run(render(workload="tabular"), "train", *TABLE, *often, cwd=tmp_path, before=before)
     assert done.code == 0, done.err[-2000:]
     assert (losses(tmp_path), weights(tmp_path)) == (losses(plain), weights(plain))
-    assert done.out.count("no more pictures") == bool(note)
+    assert done.out.count("no more examples") == bool(note)
     assert note in done.out
     assert steps(tmp_path) == at
 
@@ -170,7 +170,7 @@ def test_of_several_ranks_the_first_draws(distributed: str, tmp_path: Path) -> N
     project = render(workload="llm", distributed=distributed)
     for result in run_ranks(project, "train", *TINY["llm"], *SHORT, cwd=tmp_path):
         assert result.code == 0, result.err[-2000:]
-        assert "no more pictures" not in result.out
+        assert "no more examples" not in result.out
     assert drawn(tmp_path) == SHOWN["llm"][0]
     assert steps(tmp_path) == [5]
 

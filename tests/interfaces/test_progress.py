@@ -27,7 +27,7 @@ def saved(world: int) -> dict[str, Any]:
     lanes = torch.arange(SLOTS).chunk(world)
     carries = [{"layers": [(part.clone(), part[:, None] * 10)]} for part in lanes]
     ranks = [{"random": random, "carry": carry} for carry in carries]
-    return {"ranks": ranks, "slots": SLOTS}
+    return {"ranks": ranks, "batch_size_all_ranks": SLOTS}
 
 
 @pytest.mark.parametrize("before", [1, 2])

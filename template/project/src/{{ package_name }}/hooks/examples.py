@@ -1,6 +1,6 @@
-"""Pictures of what the model does, made at evaluations, for the report and the tracker.
+"""Examples of what the model does, made at evaluations, for the report and the tracker.
 
-What they show is in `pictures.py` next to `model.py`; without that file there are none. Rank 0
+What they show is in `examples.py` next to `model.py`; without that file there are none. Rank 0
 draws them. Apart from the first and the last they take a fiftieth of the run's time together. They
 draw no random number of the training, and end no run: what fails is one note.
 """
@@ -17,13 +17,13 @@ from ..engine.files import read_rows, replacing
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ..engine.interfaces import Batch
     from ..engine.project import Project
     from ..engine.run import Run
-    from ..engine.seams import Batch
 
 SHARE = 0.02
-FOLDER = "pictures"  # of the run
-THERE = (Path(__file__).parents[1] / "pictures.py").exists()
+FOLDER = "examples"  # of the run
+THERE = (Path(__file__).parents[1] / "examples.py").exists()
 
 
 class Hook:
@@ -51,9 +51,9 @@ class Hook:
         model.eval()
         try:
             files = draw(run.project, run.validation, run.folder / FOLDER)
-        except Exception as error:  # of matplotlib, a `pictures.py` for other data, a full disk
+        except Exception as error:  # of matplotlib, a `examples.py` for other data, a full disk
             self.draws = False
-            run.monitor.line(f"note: no more pictures: {type(error).__name__}: {error}")
+            run.monitor.line(f"note: no more examples: {type(error).__name__}: {error}")
             return
         finally:
             model.train(was_training)
@@ -64,36 +64,36 @@ class Hook:
 
 
 def draw(project: Project, loader: Any, folder: Path) -> list[Path]:
-    """Write what `pictures` gives: figures as .png, texts as .md. None on other ranks than 0."""
-    from .. import pictures
+    """Write what `examples` gives: figures as .png, texts as .md. None on other ranks than 0."""
+    from .. import examples
 
-    batch, answers = predict_some(project, loader, pictures)
+    batch, answers = predict_some(project, loader, examples)
     if not project.distributed.is_main:
         return []
     files = []
-    for name, picture in pictures.pictures(batch, answers, project).items():
+    for name, example in examples.examples(batch, answers, project).items():
         folder.mkdir(exist_ok=True)
-        path = folder / f"{name}.{'md' if isinstance(picture, str) else 'png'}"
+        path = folder / f"{name}.{'md' if isinstance(example, str) else 'png'}"
         with replacing(path) as file:
-            if isinstance(picture, str):
-                file.write(picture.encode())
+            if isinstance(example, str):
+                file.write(example.encode())
             else:
-                picture.savefig(file, dpi=110)
+                example.savefig(file, dpi=110)
         files.append(path)
     return files
 
 
-def predict_some(project: Project, loader: Any, pictures: Any) -> list[Batch]:
+def predict_some(project: Project, loader: Any, examples: Any) -> list[Batch]:
     """Return the first `SAMPLES` samples of a loader and what the model says of them, on the CPU.
 
-    They are a batch at least. `pictures.answer(project, batch)` says it where there is one, perhaps
+    They are a batch at least. `examples.answer(project, batch)` says it where there is one, perhaps
     of a batch's first samples alone; else the model's `predict`.
     """
     from ..engine.evaluation import predictions
 
     answer = None
-    if hasattr(pictures, "answer"):
-        answer = partial(pictures.answer, project)
+    if hasattr(examples, "answer"):
+        answer = partial(examples.answer, project)
     count = 0
     batches: list[Batch] = []
     answers: list[Batch] = []
@@ -102,7 +102,7 @@ def predict_some(project: Project, loader: Any, pictures: Any) -> list[Batch]:
         batches.append(present_rows(batch, present))
         answers.append(present_rows(predicted, present))
         count += int(present.sum())
-        if count >= pictures.SAMPLES:
+        if count >= examples.SAMPLES:
             break
     return [joined(batches), joined(answers)]
 
@@ -124,7 +124,7 @@ def report(run: Path) -> list[str]:
     drawn = [row for row in read_rows(run / "events.jsonl") if row.get("event") == FOLDER]
     if not drawn:
         return []
-    lines = [f"## Pictures: validation at step {drawn[-1]['step']:,}"]
+    lines = [f"## Examples: validation at step {drawn[-1]['step']:,}"]
     for file in sorted((run / FOLDER).glob("*.png")):
         lines += ["", f"![{file.stem}]({FOLDER}/{file.name})"]
     for file in sorted((run / FOLDER).glob("*.md")):

@@ -1,6 +1,6 @@
 """Plots and tables of the model at an evaluation, for the report and the tracker. Yours to change.
 
-`pictures` gives figures, and texts in Markdown, by name; hooks/pictures.py says when.
+`examples` gives figures, and texts in Markdown, by name; hooks/examples.py says when.
 Shapes: `N` rows, `K` classes.
 """
 
@@ -14,15 +14,15 @@ from matplotlib.figure import Figure
 from .engine.report import table, tidy
 
 if TYPE_CHECKING:
+    from .engine.interfaces import Batch
     from .engine.project import Project
-    from .engine.seams import Batch
 
 SAMPLES = 2000  # of the validation split, from its beginning
 WORST = 8
 WRITTEN = 20  # classes whose counts still fit into the matrix
 
 
-def pictures(batch: Batch, predictions: Batch, project: Project) -> dict[str, Figure | str]:
+def examples(batch: Batch, predictions: Batch, project: Project) -> dict[str, Figure | str]:
     """Predictions against truth, or the confusion matrix and the classes; and the worst rows."""
     facts = project.store.facts["target"]
     if "classes" in facts:

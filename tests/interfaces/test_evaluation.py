@@ -55,7 +55,7 @@ class Squares(nn.Module):
             "all": (torch.where(present, x, 0.0).sum(), weight),
             "even": (torch.where(even, x, 0.0).sum(), even.sum(dtype=torch.float32)),
         }
-        return engine("seams").Output(total / weight.clamp(min=1), weight, metrics)
+        return engine("interfaces").Output(total / weight.clamp(min=1), weight, metrics)
 
 
 def evaluate(model: nn.Module, loader: Any, distributed: Any = None, **more: Any) -> Any:
@@ -74,7 +74,7 @@ def numbered(values: np.ndarray, batch: int) -> list[dict[str, Tensor]]:
         numbers = torch.from_numpy(index[rows])
         fresh = torch.ones(batch, dtype=torch.bool)
         one = {"x": torch.from_numpy(x[rows]), "index": numbers}
-        batches.append(one | {"present": numbers >= 0, "fresh": fresh})
+        batches.append(one | {"present": numbers >= 0, "starts_sequence": fresh})
     return batches
 
 

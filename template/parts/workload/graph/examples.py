@@ -1,6 +1,6 @@
 """What a person wants to see of the model at an evaluation, for the report and the tracker.
 
-Yours to change. `pictures` gives figures, and texts in Markdown, by name; hooks/pictures.py says
+Yours to change. `examples` gives figures, and texts in Markdown, by name; hooks/examples.py says
 when. Of several horizons they show the first. Shapes: `D` days, `K` seats for stocks of a day, `M`
 targets of all days.
 """
@@ -16,8 +16,8 @@ from matplotlib.figure import Figure
 from .engine.report import table, tidy
 
 if TYPE_CHECKING:
+    from .engine.interfaces import Batch
     from .engine.project import Project
-    from .engine.seams import Batch
     from .engine.store import Store
 
 SAMPLES = 120  # days of the validation split, from its beginning
@@ -34,7 +34,7 @@ class Forecasts(NamedTuple):
     guess: np.ndarray
 
 
-def pictures(batch: Batch, predictions: Batch, project: Project) -> dict[str, Figure | str]:
+def examples(batch: Batch, predictions: Batch, project: Project) -> dict[str, Figure | str]:
     """Forecasts of some stocks over the days, predictions against truth, and the worst."""
     forecasts = collect(batch, predictions, project.store)
     names = project.store.facts["tickers"]

@@ -1,6 +1,6 @@
 """Plots of the model at an evaluation, for the report and the tracker. Yours to change.
 
-`pictures` gives figures, and texts in Markdown, by name; hooks/pictures.py says when. Of several
+`examples` gives figures, and texts in Markdown, by name; hooks/examples.py says when. Of several
 targets they show the first. Shapes: `N` windows, `T` rows of history, `H` horizons.
 """
 
@@ -16,13 +16,13 @@ from .engine.report import tidy
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from .engine.interfaces import Batch
     from .engine.project import Project
-    from .engine.seams import Batch
 
 SAMPLES = 1000  # of the validation split, from its beginning
 
 
-def pictures(batch: Batch, predictions: Batch, project: Project) -> dict[str, Figure | str]:
+def examples(batch: Batch, predictions: Batch, project: Project) -> dict[str, Figure | str]:
     """Forecasts against truth, the worst as well, and errors by horizon."""
     truth = _first_target(batch["target"])
     forecast = _first_target(predictions["prediction"])

@@ -1,4 +1,4 @@
-"""Every choice of `distributed` against its seam: alone, and as one of two processes."""
+"""Every choice of `distributed` against its interface: alone, and as one of two processes."""
 
 from __future__ import annotations
 
@@ -107,9 +107,9 @@ def test_one_process_is_one_process(choice: str) -> None:
     model = Blocks()
     assert (distributed.rank, distributed.world, distributed.is_main) == (0, 1, True)
     assert distributed.wrap(model) is model
-    assert distributed.sum(torch.tensor(3.0)) == 3
-    assert distributed.gather("x") == ["x"]
-    assert distributed.together(lambda: 5) == 5
+    assert distributed.sum_over_ranks(torch.tensor(3.0)) == 3
+    assert distributed.gather_objects("x") == ["x"]
+    assert distributed.on_all_ranks(lambda: 5) == 5
     assert [distributed.agree(number) for number in (0, 15, 0)] == [0, 15, 0]
     assert distributed.take_shards({"a": {"b": 1}}) == ({"a": {"b": 1}}, {})
     assert distributed.restarted() is None
@@ -129,9 +129,9 @@ def agreements(choice: str, rank: int) -> dict[str, Any]:
     # Rank 1 is told to stop at the second step, rank 0 at the third.
     votes = [[0, 0, 2, 0, 0], [0, 15, 0, 0, 0]][rank]
     result: dict[str, Any] = {
-        "sum": distributed.sum(number).tolist(),
+        "sum": distributed.sum_over_ranks(number).tolist(),
         "own": number.tolist(),
-        "gather": distributed.gather(f"rank {rank}"),
+        "gather": distributed.gather_objects(f"rank {rank}"),
         "agree": [distributed.agree(vote) for vote in votes],
         "begin": str(distributed.begin(lambda: Path(f"of {rank}"))),
     }
@@ -144,9 +144,9 @@ def agreements(choice: str, rank: int) -> dict[str, Any]:
         if rank == 1:
             raise error("a disk is full", "host b", "make room")
 
-    distributed.together(wait, main_first=True)
+    distributed.on_all_ranks(wait, main_first=True)
     try:
-        distributed.together(fail)
+        distributed.on_all_ranks(fail)
     except Exception as caught:
         result["error"] = (str(caught), caught.reported)
     distributed.close()

@@ -1,7 +1,7 @@
 """What a person wants to see of the model at an evaluation, for the report and the tracker.
 
-Yours to change. `pictures` gives texts in Markdown, or matplotlib's figures, by name;
-hooks/pictures.py says when.
+Yours to change. `examples` gives texts in Markdown, or matplotlib's figures, by name;
+hooks/examples.py says when.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from .tokenizer import restore
 
 if TYPE_CHECKING:
+    from .engine.interfaces import Batch
     from .engine.project import Project
-    from .engine.seams import Batch
 
 SAMPLES = 1  # at least: one batch
 TEXTS = 2  # texts of the validation split
@@ -27,7 +27,7 @@ def answer(project: Project, batch: Batch) -> Batch:
     return {"text": project.model.generate(given, ADDED, TEMPERATURE)}
 
 
-def pictures(batch: Batch, predictions: Batch, project: Project) -> dict[str, str]:
+def examples(batch: Batch, predictions: Batch, project: Project) -> dict[str, str]:
     """How the model goes on with a text."""
     tokenizer = restore(project.store.facts["tokenizer"])
 
