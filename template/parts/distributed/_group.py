@@ -90,14 +90,14 @@ class Group:
         folder = self.on_all_ranks(make_on_main)
         if self.is_main and job():
             (folder / JOB).write_text(job())
-        return self.gather(folder)[0]
+        return self.gather_objects(folder)[0]
 
     def restarted(self, name: str | None = None) -> Path | None:
         """Return the run of this job before `torchrun --max-restarts` restarted its processes."""
-        restarts = self.gather(number("TORCHELASTIC_RESTART_COUNT", 0))
+        restarts = self.gather_objects(number("TORCHELASTIC_RESTART_COUNT", 0))
         if max(restarts) == 0:  # hosts may count differently
             return None
-        return self.gather(self._run_of_job(name))[0]
+        return self.gather_objects(self._run_of_job(name))[0]
 
     def _run_of_job(self, name: str | None) -> Path | None:
         for run in reversed(all_runs()):
@@ -142,7 +142,7 @@ class Group:
                 result = work()
         except UserError as error:
             mine = error
-        for error_of_rank in self.gather(mine):
+        for error_of_rank in self.gather_objects(mine):
             if error_of_rank is not None:
                 error_of_rank.reported = not self.is_main  # rank 0 prints it for all
                 raise error_of_rank

@@ -41,7 +41,7 @@ class Hook:
         group = run.project.distributed
         is_rare = self.spent <= SHARE * (now - self.begun)
         is_last = run.progress.step >= run.last_step
-        is_due = group.gather(self.draws and (is_rare or is_last))[0]  # by rank 0's clock
+        is_due = group.gather_objects(self.draws and (is_rare or is_last))[0]  # by rank 0's clock
         takes_part = group.is_main or group.forward_exchanges
         if not is_due or not takes_part:
             return
