@@ -95,10 +95,10 @@ FEATURES: dict[str, int] = {}
 MORE_TOKENS = sum(FEATURES.values())
 
 # Limits go down with the code. The aims are where the code shall arrive.
-DEFAULT = Budget(63, 8, 72_500 + MORE_TOKENS, 10.2, 400, 5, 5)
-TABULAR = Budget(60, 8, 71_000 + MORE_TOKENS, 10.2, 400, 5, 5)
+DEFAULT = Budget(64, 8, 72_500 + MORE_TOKENS, 10.2, 400, 5, 5)
+TABULAR = Budget(63, 8, 71_000 + MORE_TOKENS, 10.2, 400, 5, 5)
 # Everything switched on.
-LARGEST = Budget(99, 16, 121_000 + MORE_TOKENS, 10.6, 700, 50, 10)
+LARGEST = Budget(100, 16, 121_000 + MORE_TOKENS, 10.6, 700, 50, 10)
 SCRIPT = Budget(8, 7, 5_250, 11.0, 1_000, 0, 0)
 TABULAR_SCRIPT = Budget(8, 7, 5_950, 11.0, 1_000, 0, 0)
 
