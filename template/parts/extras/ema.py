@@ -55,7 +55,7 @@ class Hook:
 
     def start(self, run: Run) -> None:
         """Begin with what was restored, or with the weights as they are."""
-        from ..engine.weights import fill
+        from ..engine.shards import fill
 
         model = run.project.model
         self.settings = run.project.settings.ema
@@ -72,7 +72,7 @@ class Hook:
         """Step towards the weights, further at first, so that the beginning is soon forgotten."""
         import torch
 
-        from ..engine.weights import own
+        from ..engine.shards import own
 
         if run.progress.step % self.settings.every_steps:
             return
@@ -110,7 +110,7 @@ class Hook:
         """Swap weights and averages in place, one by one, so that graphs and buckets find them."""
         import torch
 
-        from ..engine.weights import own
+        from ..engine.shards import own
 
         with torch.no_grad():
             for average, weight in zip(self.averages.values(), self.weights, strict=True):
@@ -125,7 +125,7 @@ def use(model: nn.Module, states: dict[str, Any]) -> None:
         what = "the checkpoint has no averaged weights"
         remedy = "take --weights trained, or train on: the extra ema averages from now on"
         raise UserError(what, f"--weights {WEIGHTS}", remedy)
-    from ..engine.weights import fill
+    from ..engine.shards import fill
 
     for name, parameter in model.named_parameters():
         fill(parameter, states["ema"]["averages"][name])

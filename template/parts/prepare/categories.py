@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from .times import best_formats
+from .formats import best_formats
 
 if TYPE_CHECKING:
     from .tables import Block

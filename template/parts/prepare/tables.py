@@ -20,24 +20,22 @@ from pyarrow import csv, ipc, parquet
 from tqdm import tqdm
 
 from ..engine.errors import UserError
-from .csv_style import (
+from .formats import (
     DELIMITERS,
+    FORMATS,
+    ISO,
     NAMES,
+    SECONDS,
+    check_time_format,
+    choose_format,
     guess_decimal,
     guess_delimiter,
     is_binary,
     open_file,
     read_sample,
-)
-from .scaling import BLOCK_ROWS
-from .times import (
-    FORMATS,
-    ISO,
-    SECONDS,
-    check_time_format,
-    choose_format,
     to_seconds,
 )
+from .scaling import BLOCK_ROWS
 
 BLOCK_CELLS = 4 << 20  # of a block of a wide table, which has fewer rows
 FLOAT32_MAX = 3.4e38

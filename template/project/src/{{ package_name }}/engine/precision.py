@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .weights import own
+from .shards import own
 
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
 SCALE = 65536.0  # GradScaler's own start for a mean loss; ours is a sum over `weight` targets

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError
@@ -16,6 +16,7 @@ from .checkpoint import MANIFEST, MODEL, Checkpoint
 from .errors import UserError
 from .files import sha256
 from .runs import RUNS
+from .shards import fill
 
 if TYPE_CHECKING:
     from .distributed import Distributed
@@ -198,20 +199,3 @@ def _rename(tensors: Tensors, layers: dict[str, str]) -> Tensors:
 
 
 # --- sharded tensors
-
-
-def fill(tensor: Any, source: Tensor) -> None:
-    """Copy a complete tensor in place; of a sharded one, each rank takes its rows (collective)."""
-    source = source.to(tensor.device)
-    if hasattr(tensor, "to_local") and not hasattr(source, "to_local"):
-        from torch.distributed.tensor import distribute_tensor
-
-        source = distribute_tensor(source, tensor.device_mesh, tensor.placements)
-    with torch.no_grad():
-        own(tensor).copy_(own(source))
-
-
-def own(tensor: Any) -> Tensor:
-    """Return this rank's rows of a sharded tensor, or another tensor as it is."""
-    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return local
