@@ -155,6 +155,7 @@ def _child(
     sys.stderr = os.fdopen(2, "w", buffering=1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup make test` ignores it
     # tqdm's own lock is shared with every fork: one killed inside it would hang all later ones.
     tqdm.tqdm.set_lock(threading.RLock())
     matplotlib.figure.Figure.savefig = unpainted  # type: ignore[assignment,method-assign]

@@ -439,7 +439,7 @@ class Rank:
     def __init__(self) -> None:
         self.kept: list[torch.Tensor] = []
 
-    def sum(self, value: torch.Tensor) -> torch.Tensor:
+    def sum_over_ranks(self, value: torch.Tensor) -> torch.Tensor:
         self.kept.append(value)
         return torch.stack(self.kept).sum(0)
 
