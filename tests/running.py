@@ -46,7 +46,7 @@ import transformers.models.t5.modeling_t5  # noqa: F401
 
 torch.set_num_threads(1)
 PACKAGE = "my_training"
-PICTURES = (
+EXAMPLES = (
     "FASTTRAIN_PICTURES"  # in the environment: runs draw their curves and what their models do
 )
 PAINT = matplotlib.figure.Figure.savefig
@@ -166,7 +166,7 @@ def _child(
         del sys.modules[name]
     sys.path.insert(0, str(project / "src"))
     try:
-        if PICTURES not in os.environ:
+        if EXAMPLES not in os.environ:
             undrawn()
         if before is not None:
             before()
