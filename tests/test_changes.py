@@ -18,7 +18,7 @@ import pytest
 import torch
 import yaml
 from rendering import REPOSITORY, render
-from running import PATIENCE, EXAMPLES, Running, losses, newest_run, rows, run
+from running import EXAMPLES, PATIENCE, Running, losses, newest_run, rows, run
 from test_shell import shell
 from variants import choices
 
