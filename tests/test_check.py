@@ -265,7 +265,7 @@ NAN = {  # name: (workload, file, a line there, what it becomes, the one line th
     ),
     "in the metadata": (
         "tabular",
-        "dataset.py",
+        "prepare/rows.py",
         "writer.facts = facts",
         "facts['features'][2]['std'] = float('nan'); writer.facts = facts",
         "the metadata of the data have nan or inf: features[2].std is nan: "
