@@ -292,12 +292,14 @@ def test_what_torch_reads_once_is_set_before_it_loads(program: str, tmp_path: Pa
     source = render() / "src"
     expected = [segments, segments, None]
     if program == "benchmark":
-        words = [REPOSITORY / "benchmarks/gpu/graph.py", "--project", render(workload="graph")]
+        (tmp_path / "graph-dataloader-pytorch").symlink_to(render(workload="graph"))
+        words = [REPOSITORY / "benchmarks/gpu/graph.py"]
         source = REPOSITORY / "tests"
         expected = [segments, segments, ":4096:8"]
     (tmp_path / "torch.py").write_text(STUB)
     environment = {name: value for name, value in os.environ.items() if name not in NAMES}
     environment["PYTHONPATH"] = f"{tmp_path}{os.pathsep}{source}"
+    environment["FASTTRAIN_PROJECTS"] = str(tmp_path)
     command = [sys.executable, *words]
     out = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True).stdout
     assert json.loads(out.splitlines()[-1]) == expected

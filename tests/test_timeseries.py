@@ -207,7 +207,7 @@ def test_padding_rows_weigh_nothing() -> None:
     expected = forecaster({name: value[:3] for name, value in whole.items()})
     padded = forecaster(whole | {"present": torch.tensor([True, True, True, False])})
     torch.testing.assert_close(padded.loss, expected.loss)
-    assert padded.weight == expected.total_weight == 3 * 6 * 2
+    assert padded.total_weight == expected.total_weight == 3 * 6 * 2
 
 
 def test_a_carried_state_is_that_of_one_long_window() -> None:
