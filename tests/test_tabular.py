@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from importing import imported
 from made_up import ROWS, columns, files_of, lines, prepare, prepared, store, written
-from rendering import REPOSITORY, render
-from running import newest_run, one_error, run
+from rendering import REPOSITORY
+from running import newest_run, one_error
 from torch import Tensor
+from workload import Workload
 
 SMALL = (
     *("--model.width", "16", "--data.batch_size", "8"),
@@ -30,13 +30,12 @@ CLASSES = "--target kind --task classification"
 KINDS = ["cat", "dog", "emu", "10", "9"] * 40
 
 
-def module(name: str) -> Any:
-    return imported(render(workload="tabular"), name)
+TABLES = Workload("tabular")
+module = TABLES.module
 
 
-def done(folder: Path, *words: str) -> None:
-    result = run(render(workload="tabular", loader="memmap"), *words, cwd=folder)
-    assert result.code == 0, result.err
+def done(folder: Path, *words: str) -> str:
+    return TABLES.done(*words, cwd=folder).out
 
 
 def table(**others: list) -> dict[str, list]:
@@ -315,7 +314,7 @@ def test_predictions_of_new_rows_equal_those_of_the_split(tmp_path: Path) -> Non
     for name in ("new.csv", "less.csv"):
         found = predicted(tmp_path, "--input", name)
         np.testing.assert_array_equal(found["prediction"], whole["prediction"])
-    one_error(run(render(workload="tabular"), "predict", cwd=tmp_path), "no prepared data")
+    one_error(TABLES.run("predict", cwd=tmp_path), "no prepared data")
 
 
 def test_predictions_of_classes_have_names_and_probabilities(tmp_path: Path) -> None:
@@ -324,10 +323,8 @@ def test_predictions_of_classes_have_names_and_probabilities(tmp_path: Path) -> 
     done(tmp_path, "train", *SMALL)
     made["colour"][1] = "pink"
     written(tmp_path, lines(made), "new.csv")
-    words = ("predict", "--input", "new.csv", "--output", "p.csv")
-    result = run(render(workload="tabular"), *words, cwd=tmp_path)
-    assert result.code == 0, result.err
-    assert "such as 'pink'" in result.out
+    out = done(tmp_path, "predict", "--input", "new.csv", "--output", "p.csv")
+    assert "such as 'pink'" in out
     with open(tmp_path / "p.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == ["row", "prediction", "probability of cat", "probability of emu"]
@@ -341,8 +338,7 @@ def test_predictions_of_classes_have_names_and_probabilities(tmp_path: Path) -> 
 
 
 def test_bad_predictions_are_one_line(tmp_path: Path) -> None:
-    project = render(workload="tabular")
-    one_error(run(project, "predict", cwd=tmp_path), "no run")
+    one_error(TABLES.run("predict", cwd=tmp_path), "no run")
     prepared(tmp_path, "tabular", lines(table()))
     done(tmp_path, "train", *SMALL, "--max-steps", "1")
     made = table()
@@ -359,7 +355,7 @@ def test_bad_predictions_are_one_line(tmp_path: Path) -> None:
         ("--split tests", "invalid choice: .tests"),
     ]
     for words, says in bad:
-        one_error(run(project, "predict", *words.split(), cwd=tmp_path), says)
+        one_error(TABLES.run("predict", *words.split(), cwd=tmp_path), says)
     assert sorted(tmp_path.rglob("*")) == before
 
 

@@ -14,9 +14,8 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from importing import imported
 from made_up import files_of
-from rendering import REPOSITORY, render
+from rendering import REPOSITORY
 from running import losses, newest_run, one_error, run
 from variants import choices
 from workload import Batch, Workload
@@ -31,23 +30,18 @@ SMALL = (
 SAID = "note: one value in all training rows, which tells nothing: "
 
 
-def project(**answers: str) -> Path:
-    return render(**{"workload": "windows"} | answers)
+WINDOWS = Workload("windows")
+project = WINDOWS.project
+module = WINDOWS.module
 
 
-def module(name: str) -> Any:
-    return imported(project(), name)
-
-
-def done(folder: Path, *words: str, **answers: str) -> str:
-    result = run(project(**answers), *words, cwd=folder)
-    assert result.code == 0, result.err
-    return result.out
+def done(folder: Path, *words: str) -> str:
+    return WINDOWS.done(*words, cwd=folder).out
 
 
 def refused(folder: Path, *words: str) -> Any:
     """What a command said that must not go on."""
-    return run(project(), *words, cwd=folder)
+    return WINDOWS.run(*words, cwd=folder)
 
 
 def values(count: int) -> np.ndarray:
@@ -58,13 +52,13 @@ def values(count: int) -> np.ndarray:
 
 
 def store(folder: Path) -> Any:
-    return module("engine.store").Store.open(folder / "data")
+    return WINDOWS.store(folder / "data")
 
 
 def batches(folder: Path, split: str) -> list[Batch]:
     """Every window of a split, one by one, through a loader."""
     flags = ("--data.order", "time", "--data.batch_size", "1")
-    return Workload("windows").batches(store(folder), split, *flags, loader="chunk")
+    return WINDOWS.batches(store(folder), split, *flags, loader="chunk")
 
 
 # ---- HDF5 as it is -------------------------------------------------------------------------------
