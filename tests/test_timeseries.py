@@ -327,6 +327,11 @@ BAD: dict[str, tuple[str | bytes, str, str]] = {
         "row 1, column",
     ),
     "no time": (with_line(5, "soon,1,2,3"), "", "'soon' is not a time: .*row 5, column 'date'"),
+    "a text among seconds": (
+        lines({"when": [*range(30), "soon", *range(31, 99)], "wave": [*range(99)]}),
+        "",
+        "'soon' is not a time: .*row 31, column 'when'",
+    ),
     "an empty time": (with_line(5, ",1,2,3"), "", "a time is missing: .*row 5, column 'date'"),
     "a long time": (
         with_line(999, "9" * 30 + ",1,2,3"),

@@ -138,6 +138,9 @@ def read_texts(texts: Any, time_format: str) -> pa.ChunkedArray:
         for kind in ISO_TYPES:
             with suppress(pa.ArrowInvalid):
                 return texts.cast(kind)
+        is_whole = pc.match_substring_regex(texts, r"^-?\d{1,18}$")
+        if 2 * pc.sum(is_whole).as_py() > len(texts):
+            return pc.if_else(is_whole, texts, None).cast(pa.int64())
     # Arrow reads 31.02. as 2 March, and 24 as the year 24.
     cells = [seconds_of(cell, time_format) for cell in texts.to_pylist()]
     return pa.chunked_array([cells], pa.int64())
@@ -148,7 +151,11 @@ def seconds_of(cell: str | None, time_format: str) -> int | None:
     if cell is None:
         return None
     try:
-        time = datetime.strptime(cell, time_format) if time_format else datetime.fromisoformat(cell)
+        if time_format == ISO:
+            cell = cell.replace("Z", "+00:00")  # for Python 3.10
+            time = datetime.fromisoformat(cell)
+        else:
+            time = datetime.strptime(cell, time_format)
     except ValueError:
         return None
     if time.tzinfo is None:
