@@ -148,17 +148,6 @@ def test_numbers_that_generate_cannot_use_are_one_line(
     one_error(run(render(workload="llm"), "generate", *words, cwd=tmp_path), reason)
 
 
-def test_the_standard_library_is_not_called_synthetic(tmp_path: Path) -> None:
-    words = split(
-        "--data.sample_mb 0.1 --data.block_size 16 --model.layers 1 --model.heads 1"
-        " --model.width 16 --training.max_steps 1"
-    )
-    done = run(render(workload="llm"), "train", *words, cwd=tmp_path)
-    assert done.code == 0, done.err
-    assert "note: Python's standard library in data/synthetic; `prepare` takes your own" in done.out
-    assert "note: synthetic" not in done.out
-
-
 PAIRS = ["a b c", "b c d", "c d e", "d e a", "e a b"]
 TINY = split("--model.width 16 --model.layers 1 --model.heads 1 --model.hidden 16")
 

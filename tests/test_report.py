@@ -145,23 +145,6 @@ def test_the_first_values_flatten_no_curve_and_the_baseline_is_on_the_axis(whole
     assert others[2].get_ylim()[1] < 5
 
 
-def test_steps_that_fp16_skipped_are_added_up(undrawn, tmp_path):
-    run = make_run(tmp_path / "fp16", steps(30, skipped_steps=2.0, mfu=0.4))
-    assert "| steps skipped, for an overflow of fp16 | 6 |" in page_of(run)
-    assert "| MFU, median | 0.4 |" in page_of(run)
-
-
-def test_what_an_extra_says_stands_on_the_page(tmp_path):
-    """A function `report(run)` of a hook, here `watch`."""
-    watching = imported(render(extras=["watch"]), "engine.report")
-    run = make_run(tmp_path / "run", steps(100))
-    assert not any(watching.parts_of_extras(run))
-    (run / "system.csv").write_text("time,host_mb\n1,100\n2,300\n")
-    (part,) = filter(None, watching.parts_of_extras(run))
-    assert "| training process, MB | 200 | 100 | 300 |" in part
-    assert not any(report.parts_of_extras(run)), "a project without it has no such part"
-
-
 @pytest.mark.parametrize(
     ("state", "reason", "expected"),
     [
@@ -215,14 +198,6 @@ def test_settings_that_differ_are_listed_with_their_origin():
     assert settings.changed() == [changed]
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(3.21, "3.2 s"), (75.4, "0:01:15"), (5 * 86400, "5 days")]
-)
-def test_a_time_is_in_a_unit_that_a_reader_knows(seconds, text):
-    assert report.duration(seconds) == text
-    assert report.duration(1e18).endswith(" days")
-
-
 # ---- names of runs ----
 
 
@@ -265,7 +240,7 @@ def test_names_that_are_no_folder_names(tmp_path, name):
 
 def test_a_place_that_cannot_be_written_is_one_line(tmp_path):
     (tmp_path / "runs").touch()
-    with pytest.raises(errors.UserError, match="cannot make the run folder"):
+    with pytest.raises(errors.UserError, match=r"cannot make .* make that folder writable"):
         runs.new_run("x", tmp_path / "runs")
 
 

@@ -16,28 +16,26 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from importing import imported
 from made_up import ROWS, columns, files_of, lines, prepare, prepared, store, written
-from rendering import REPOSITORY, render
-from running import newest_run, one_error, run
+from rendering import REPOSITORY
+from running import newest_run, one_error
 from torch import Tensor
+from workload import Workload
 
 SMALL = (
     *("--model.width", "16", "--data.batch_size", "8"),
     *("--training.max_steps", "30", "--schedule.warmup_steps", "5"),
 )
-LOADERS = ("dataloader", "memmap")
 CLASSES = "--target kind --task classification"
 KINDS = ["cat", "dog", "emu", "10", "9"] * 40
 
 
-def module(name: str) -> Any:
-    return imported(render(workload="tabular"), name)
+TABLES = Workload("tabular")
+module = TABLES.module
 
 
-def done(folder: Path, *words: str, loader: str = "memmap") -> None:
-    result = run(render(workload="tabular", loader=loader), *words, cwd=folder)
-    assert result.code == 0, result.err
+def done(folder: Path, *words: str) -> str:
+    return TABLES.done(*words, cwd=folder).out
 
 
 def table(**others: list) -> dict[str, list]:
@@ -136,14 +134,6 @@ def test_classes_have_names_and_numbers(tmp_path: Path) -> None:
     assert opened.facts["target"]["counts"] == np.bincount(target[:140]).tolist()
 
 
-def test_classes_of_digits_are_in_the_order_of_numbers_however_long() -> None:
-    by_number = module("prepare.rows")._by_number
-    values = ["cat", "+3", "-10", "0", "007", "7", "10", "9", "1.5", "2"]
-    expected = sorted(values, key=lambda value: (int(value) if value.isdecimal() else -1, value))
-    assert sorted(values, key=by_number) == expected
-    assert sorted(["1" * 5000, "9", "a"], key=by_number) == ["a", "9", "1" * 5000]
-
-
 # ---- the model -----------------------------------------------------------------------------------
 
 
@@ -182,17 +172,6 @@ def built(opened: Any, **model: float) -> Any:
     return module("model").build_model(settings, opened.facts)
 
 
-def gradients(model: torch.nn.Module, *batches: dict[str, Tensor]) -> list[Tensor]:
-    """Of loss × weight summed over the batches, divided by all targets."""
-    model.zero_grad()
-    total = 0.0
-    for batch in batches:
-        output = model(batch)
-        (output.loss * output.total_weight).backward()
-        total += output.total_weight.item()
-    return [parameter.grad / max(total, 1) for parameter in model.parameters()]
-
-
 def test_padding_rows_contribute_nothing(opened: Any) -> None:
     model = built(opened)
     indices = np.arange(10)
@@ -201,23 +180,11 @@ def test_padding_rows_contribute_nothing(opened: Any) -> None:
     output = model(batch_of(opened, "train", padded))
     assert output.total_weight == plain.total_weight == 10
     torch.testing.assert_close(output.loss, plain.loss)
-    both = [gradients(model, batch_of(opened, "train", rows)) for rows in (indices, padded)]
-    torch.testing.assert_close(*both)
-
-    nothing = batch_of(opened, "train", np.full(4, -1))
-    output = model(nothing)
-    assert (output.loss, output.total_weight) == (0, 0)
-    assert all((gradient == 0).all() for gradient in gradients(model, nothing))
-    with torch.no_grad():
-        metrics = model.eval()(nothing).metrics.values()
-    assert all(float(total) == float(count) == 0 for total, count in metrics)
 
 
-def test_training_computes_no_metrics_and_evaluation_the_right_ones(opened: Any) -> None:
-    model = built(opened)
+def test_metrics_are_those_of_the_predictions(opened: Any) -> None:
+    model = built(opened).eval()
     batch = batch_of(opened, "test")
-    assert model(batch).metrics == {}
-    model.eval()
     with torch.no_grad():
         output = model(batch)
         predicted = model.predict(batch)
@@ -294,18 +261,11 @@ def test_losses_are_float32_under_autocast(opened: Any) -> None:
     assert output.loss.dtype == output.total_weight.dtype == raw.dtype == torch.float32
 
 
-def test_blocks_are_classes_of_the_project(opened: Any) -> None:
-    for depth in (1, 2, 5):
-        blocks = built(opened, depth=depth).blocks()
-        assert [type(block) for block in blocks] == [module("model").Block] * (depth - 1)
-
-
 # ---- training ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("loader", LOADERS)
 def test_only_categories_is_a_table_too_in_a_folder_that_cannot_be_written(
-    loader: str, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     made = {"a": ["x", "y"] * 20, "b": ["p", "q", "", "r"] * 10, "price": list(range(40))}
     prepared(tmp_path, "tabular", lines(made))
@@ -315,25 +275,13 @@ def test_only_categories_is_a_table_too_in_a_folder_that_cannot_be_written(
         path.chmod(0o444)
     data.chmod(0o555)
     try:
-        done(tmp_path, "train", *SMALL, loader=loader)
-        done(tmp_path, "evaluate", loader=loader)
+        done(tmp_path, "train", *SMALL)
+        done(tmp_path, "evaluate")
     finally:
         data.chmod(0o755)
     after = files_of(data)
     after.pop("verified.json", None)  # root may write anywhere
     assert after == {name: content for name, content in before.items() if name in after}
-
-
-def test_synthetic_data_are_the_same_every_time(tmp_path: Path) -> None:
-    fingerprints = set()
-    for name in ("a", "b"):
-        module("dataset").synthesize(tmp_path / name, None)
-        opened = store(tmp_path, "tabular", name)
-        fingerprints.add(opened.fingerprint)
-    assert len(fingerprints) == 1
-    assert opened.facts["categories"]
-    assert any(column["missing"] for column in opened.facts["features"])
-    assert sum(last - first for first, last in opened.splits.values()) == 20_000
 
 
 def predicted(folder: Path, *words: str) -> dict[str, np.ndarray]:
@@ -366,7 +314,7 @@ def test_predictions_of_new_rows_equal_those_of_the_split(tmp_path: Path) -> Non
     for name in ("new.csv", "less.csv"):
         found = predicted(tmp_path, "--input", name)
         np.testing.assert_array_equal(found["prediction"], whole["prediction"])
-    one_error(run(render(workload="tabular"), "predict", cwd=tmp_path), "no prepared data")
+    one_error(TABLES.run("predict", cwd=tmp_path), "no prepared data")
 
 
 def test_predictions_of_classes_have_names_and_probabilities(tmp_path: Path) -> None:
@@ -375,10 +323,8 @@ def test_predictions_of_classes_have_names_and_probabilities(tmp_path: Path) -> 
     done(tmp_path, "train", *SMALL)
     made["colour"][1] = "pink"
     written(tmp_path, lines(made), "new.csv")
-    words = ("predict", "--input", "new.csv", "--output", "p.csv")
-    result = run(render(workload="tabular"), *words, cwd=tmp_path)
-    assert result.code == 0, result.err
-    assert "such as 'pink'" in result.out
+    out = done(tmp_path, "predict", "--input", "new.csv", "--output", "p.csv")
+    assert "such as 'pink'" in out
     with open(tmp_path / "p.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == ["row", "prediction", "probability of cat", "probability of emu"]
@@ -392,8 +338,7 @@ def test_predictions_of_classes_have_names_and_probabilities(tmp_path: Path) -> 
 
 
 def test_bad_predictions_are_one_line(tmp_path: Path) -> None:
-    project = render(workload="tabular")
-    one_error(run(project, "predict", cwd=tmp_path), "no run")
+    one_error(TABLES.run("predict", cwd=tmp_path), "no run")
     prepared(tmp_path, "tabular", lines(table()))
     done(tmp_path, "train", *SMALL, "--max-steps", "1")
     made = table()
@@ -410,7 +355,7 @@ def test_bad_predictions_are_one_line(tmp_path: Path) -> None:
         ("--split tests", "invalid choice: .tests"),
     ]
     for words, says in bad:
-        one_error(run(project, "predict", *words.split(), cwd=tmp_path), says)
+        one_error(TABLES.run("predict", *words.split(), cwd=tmp_path), says)
     assert sorted(tmp_path.rglob("*")) == before
 
 

@@ -24,8 +24,6 @@ from variants import choices
 WATCH = {"extras": ["watch"]}
 watch = imported(render(**WATCH), "hooks.watch")
 alerts = imported(render(**WATCH), "hooks.alerts")
-monitor = imported(render(**WATCH), "engine.monitor")
-
 SETTINGS = imported(render(**WATCH), "config").load()
 CUDA = torch.device("cuda", 0)
 TABULAR = ("--model.width", "32", "--data.batch_size", "128", "--monitor.every_steps", "10")
@@ -53,13 +51,6 @@ def test_a_badly_used_device_gets_cause_and_remedy(waits, roof, means, kind, say
     assert (found[0] if found else None) == kind
     assert says in (found[1] if found else "")
     assert watch.WAITS == alerts.WAIT_FRACTION, "no case is left to neither"
-
-
-def test_a_line_has_what_a_model_measures_short_names_first():
-    means = {"loss": 1.0, "penalty_of_the_second_term": 2.0, "penalty": 3.0, "kl": 1.5}
-    shown = "  kl 1.5  penalty 3  penalty_of_the_second_term 2"
-    assert monitor.metrics_text(means, 50) == shown
-    assert monitor.metrics_text(means, 20) == shown[:19] + "…"
 
 
 def test_waiting_for_data_is_judged_over_a_stretch():
@@ -280,31 +271,6 @@ def test_the_share_of_the_roof(monkeypatch):
     assert roof == pytest.approx(seconds / 128)
     monkeypatch.setattr(gpus, "this_card", lambda: card._replace(name="NVIDIA X"))
     assert watch.roof_of(SimpleNamespace(project=project), batch) == 0
-
-
-def test_a_first_batch_gives_its_shapes_and_no_more(tmp_path):
-    model = Toy()
-    seen = torch.ones(8, 32)
-    project = SimpleNamespace(settings=SETTINGS, model=model, device=torch.device("cpu"))
-    project.distributed = SimpleNamespace(is_main=True, world=2)
-    loud = SimpleNamespace(row=None)
-    progress = SimpleNamespace(epoch=0, step=1)
-    run = SimpleNamespace(project=project, folder=tmp_path, monitor=loud, progress=progress)
-    watcher = watch.Hook()
-    watcher.start(run)
-    watcher.catching = model.register_forward_pre_hook(watcher.catch)
-    for _ in range(2):
-        model({"x": seen})
-    assert list(watcher.shapes) == ["x"]
-    assert watcher.shapes["x"].shape == seen.shape
-    assert watcher.shapes["x"].is_meta
-    assert not model._forward_pre_hooks
-    watcher.shapes = {}
-    watcher.roof = 1e-3
-    loud.row = {"step": 1, "data_wait_fraction": 0.0, "samples_per_second": 1000.0}
-    watcher.after_step(run)
-    watcher.close(run)
-    assert watcher.samples.roof_percent == pytest.approx(50), "of two cards"
 
 
 # ---- the page ----

@@ -14,11 +14,11 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from importing import imported
 from made_up import files_of
-from rendering import REPOSITORY, render
+from rendering import REPOSITORY
 from running import losses, newest_run, one_error, run
 from variants import choices
+from workload import Batch, Workload
 
 PREPARE = ("prepare", "--input", "windows.h5")
 SMALL = (
@@ -30,23 +30,18 @@ SMALL = (
 SAID = "note: one value in all training rows, which tells nothing: "
 
 
-def project(**answers: str) -> Path:
-    return render(**{"workload": "windows"} | answers)
+WINDOWS = Workload("windows")
+project = WINDOWS.project
+module = WINDOWS.module
 
 
-def module(name: str) -> Any:
-    return imported(project(), name)
-
-
-def done(folder: Path, *words: str, **answers: str) -> str:
-    result = run(project(**answers), *words, cwd=folder)
-    assert result.code == 0, result.err
-    return result.out
+def done(folder: Path, *words: str) -> str:
+    return WINDOWS.done(*words, cwd=folder).out
 
 
 def refused(folder: Path, *words: str) -> Any:
     """What a command said that must not go on."""
-    return run(project(), *words, cwd=folder)
+    return WINDOWS.run(*words, cwd=folder)
 
 
 def values(count: int) -> np.ndarray:
@@ -57,22 +52,13 @@ def values(count: int) -> np.ndarray:
 
 
 def store(folder: Path) -> Any:
-    return module("engine.store").Store.open(folder / "data")
+    return WINDOWS.store(folder / "data")
 
 
-def batches(folder: Path, split: str) -> list[dict[str, torch.Tensor]]:
+def batches(folder: Path, split: str) -> list[Batch]:
     """Every window of a split, one by one, through a loader."""
-    words = {"order": "time", "batch_size": "1", "path": str(folder / "data")}
-    overrides = [(f"data.{name}", value) for name, value in words.items()]
-    opened, given = store(folder), module("config").load(None, None, overrides, {})
-    samples = module("dataset").Samples(opened, given, split)
-    order = module("engine.order").make_order(samples, given, train=False)
-    loader = module("engine.loader").Loader(samples, opened, given, order, torch.device("cpu"))
-    batches = []
-    for batch in loader.epoch(0):
-        batches.append({name: value.clone() for name, value in batch.items()})
-    loader.close()
-    return batches
+    flags = ("--data.order", "time", "--data.batch_size", "1")
+    return WINDOWS.batches(store(folder), split, *flags, loader="chunk")
 
 
 # ---- HDF5 as it is -------------------------------------------------------------------------------
@@ -129,8 +115,6 @@ def test_columns_that_never_change_are_said(tmp_path: Path) -> None:
     assert "overlap:    none" in out
     borders = {"train": [0, 280], "validation": [280, 340], "test": [340, 400]}
     assert store(tmp_path).splits == borders
-    hdf5(tmp_path, targets=np.ones((400, 2), np.float32))
-    assert f"{SAID}0, 1 of targets" in done(tmp_path, *PREPARE)
 
 
 @pytest.mark.parametrize(
@@ -156,13 +140,6 @@ def test_packed_hdf5_trains_alike_with_a_note_of_its_cost(
     assert losses(tmp_path / "plain") == losses(tmp_path / "packed")
     mapped = run(project(loader="memmap"), *SMALL, cwd=tmp_path / "packed")
     one_error(mapped, "cannot be mapped", "windows.h5", "loader chunk")
-
-
-def test_auto_chunks_are_named_with_their_cost(tmp_path: Path) -> None:
-    wide = np.random.default_rng(0).normal(size=(256, 90, 40))
-    targets = np.zeros((256, 2)) + np.arange(256)[:, None]
-    hdf5(tmp_path, features={"data": wide, "chunks": (64, 10, 5)}, targets=targets)
-    assert "one row touches 72 of them, 1.8 MB" in done(tmp_path, *PREPARE)
 
 
 BAD_HDF5 = {
@@ -302,15 +279,6 @@ def test_a_flipped_bit_is_found_and_named(tmp_path: Path) -> None:
     assert "failed   data         the stored data are damaged" in doctor.out
 
 
-def test_a_file_that_changed_its_size_since_prepare_is_named(tmp_path: Path) -> None:
-    path = hdf5(tmp_path)
-    assert run(project(), *PREPARE, cwd=tmp_path).code == 0
-    path.write_bytes(path.read_bytes() + b"x")
-    one_error(
-        run(project(), "train", *SMALL, cwd=tmp_path), "bytes where the manifest says", "windows.h5"
-    )
-
-
 # ---- ChunkDataLoader -----------------------------------------------------------------------------
 
 
@@ -347,13 +315,6 @@ def test_chunk_data_loader_resumes_with_the_next_batch(tmp_path: Path) -> None:
         parts += [targets.clone() for _ in range(2) for _, targets in loader]
     assert len(parts) == len(whole)
     assert torch.cat(parts).equal(torch.cat(whole))
-
-
-def test_chunk_data_loader_refuses_unequal_rows(tmp_path: Path) -> None:
-    path = hdf5(tmp_path, targets=np.ones((7, 2)))
-    says = "unequal numbers of rows: 'features' 400, 'targets' 7"
-    with pytest.raises(module("engine.errors").UserError, match=says):
-        chunk_loader(path)
 
 
 # ---- the guide -----------------------------------------------------------------------------------

@@ -681,8 +681,8 @@ WORKLOADS = (
     Fault(
         "the series' scaler has seen validation and test",
         "parts/prepare/frames.py",
-        "bars.blocks(num_closed)",
-        "bars.blocks()",
+        "bars.values[:num_closed]",
+        "bars.values",
         "test_timeseries.py::test_noise_behind_the_training_border_changes_neither_scaler_nor_losses",
     ),
     Fault(

@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 
 from ..engine.errors import UserError
-from .categories import is_time, read_texts
+from .formats import best_formats
 from .rows import Table
 from .tables import COMMAS, TEXT, has_commas, place_of
 
@@ -71,42 +72,31 @@ def kind_of(block: Block, name: str, parts: list[str]) -> Any:
     return "number"
 
 
-def read_table(
-    writer: StoreWriter,
-    blocks: Iterable[Block],
-    kinds: Kinds,
-    target: str = "",
-    limit: int = 0,
-    known: dict[str, list[str]] | None = None,
-    drop_missing: bool = False,
-) -> Table:
-    """The columns of `kinds` as arrays that `writer` has until its end.
-
-    limit: how many values a category may have. known: the values that earlier data had in
-    categories, in the order of their codes. drop_missing: leaves rows without a target out. Raises
-    `UserError` that names row and column for a cell that does not belong there.
-    """
-    columns = Columns(kinds, target, limit, known)
-    num_rows = 0
-    for block in blocks:
-        numbers, codes, has_target = columns.read(block)
-        if target and not drop_missing and not has_target.all():
-            remedy = "fill it in, remove the row, or say --drop-missing-targets"
-            raise block.error("the target is missing", int(has_target.argmin()), target, remedy)
-        writer.append(".numbers", numbers[has_target])
-        writer.append(".codes", codes[has_target])
-        num_rows = block.first + len(block.table)
-
-    columns.print_notes()
-    arrays = [writer.appended(name) for name in (".numbers", ".codes")]
-    return Table(kinds, *arrays, columns.levels(), target, num_rows)
+def is_time(block: Block, name: str) -> bool:
+    """Whether at least half of a column's cells are times, none of them a bare number."""
+    column = block.column(name)
+    if not pa.types.is_string(column.type):
+        return pa.types.is_temporal(column.type)
+    cells = column.unique().drop_null()
+    if not len(cells) or str(cells[0]).isdecimal():
+        return False
+    return bool(best_formats(cells, block.source.formats))
 
 
 class Columns:
     """Reads the columns of a table from its blocks; knows the values of its categories so far."""
 
-    def __init__(self, kinds: Kinds, target: str, limit: int, known: dict[str, list[str]] | None):
-        """As of `read_table`."""
+    def __init__(
+        self,
+        kinds: Kinds,
+        target: str = "",
+        limit: int = 0,
+        known: dict[str, list[str]] | None = None,
+    ):
+        """limit: how many values a category may have.
+
+        known: the values that earlier data had in categories, in the order of their codes.
+        """
         self.kinds = kinds
         self.target = target
         self.limit = limit
@@ -117,6 +107,29 @@ class Columns:
             if kind == "category":
                 cells = (known or {}).get(name, [])
                 self.codes[name] = {cell: code for code, cell in enumerate(cells, 1)}
+
+    def read_table(
+        self, writer: StoreWriter, blocks: Iterable[Block], drop_missing: bool = False
+    ) -> Table:
+        """The columns as arrays that `writer` has until its end.
+
+        drop_missing: leaves rows without a target out. Raises `UserError` that names row and column
+        for a cell that does not belong there.
+        """
+        num_rows = 0
+        for block in blocks:
+            numbers, codes, has_target = self.read(block)
+            if self.target and not drop_missing and not has_target.all():
+                row = int(has_target.argmin())
+                remedy = "fill it in, remove the row, or say --drop-missing-targets"
+                raise block.error("the target is missing", row, self.target, remedy)
+            writer.append(".numbers", numbers[has_target])
+            writer.append(".codes", codes[has_target])
+            num_rows += len(has_target)
+
+        self.print_notes()
+        arrays = [writer.appended(name) for name in (".numbers", ".codes")]
+        return Table(self.kinds, *arrays, self.levels(), self.target, num_rows)
 
     def read(self, block: Block) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Numbers (rows, columns), codes (rows, categories); and whether each row has a target."""
@@ -136,15 +149,13 @@ class Columns:
             if name == self.target:
                 has_target = is_known
         rows = len(block.table)
-        return (
-            side_by_side(numbers, rows, np.float32),
-            side_by_side(codes, rows, np.int32),
-            has_target,
-        )
+        # Also of no column at all.
+        table = np.array(numbers, np.float32).reshape(len(numbers), rows).T
+        return table, np.array(codes, np.int32).reshape(len(codes), rows).T, has_target
 
     def _category(self, block: Block, name: str) -> np.ndarray:
         """(rows,) codes; 0 for a missing cell, and for values that training has not seen."""
-        places, cells = read_texts(block, name, self._gaps(name))
+        places, cells = block.texts(name, self._gaps(name))
         codes = self.codes[name]
         for cell in cells:
             codes.setdefault(cell, len(codes) + 1 if self.is_learning else 0)
@@ -189,14 +200,6 @@ class Columns:
             if unknown:
                 what = f"values that training had not, such as '{unknown[0]}'"
                 print(f"note: column '{name}' has {what}")
-
-
-def side_by_side(columns: list[np.ndarray], rows: int, dtype: Any) -> np.ndarray:
-    """(rows, columns) of columns (rows,)."""
-    values = np.empty((rows, len(columns)), dtype)
-    for place, column in enumerate(columns):
-        values[:, place] = column
-    return values
 
 
 def time_features(block: Block, name: str, parts: list[str]) -> list[np.ndarray]:

@@ -16,7 +16,7 @@ import numpy as np
 from ..engine.errors import UserError
 from ..engine.store import StoreWriter
 from .scaling import Scaler
-from .series import Series
+from .series import Series, blocks_of
 
 UNITS = {"S": 1, "M": 60, "H": 3600, "D": 86400, "W": 604800}
 RULES = ("first", "max", "min", "last", "sum")
@@ -162,7 +162,7 @@ def learn_scale(bars: Series, base: Series, border: int) -> Scaler:
     scaler = Scaler(len(base.names))
     last_time = base.times[border - 1 : border]
     num_closed = int(count_closed(bars, base, last_time)[0])
-    for _, values in bars.blocks(num_closed):
+    for values in blocks_of(bars.values[:num_closed]):
         scaler.add(values)
     return scaler
 
@@ -173,9 +173,9 @@ def write_frames(
     """Write frames with facts that `describe` has found, in these data or in earlier ones."""
     base = frames[0].bars
     for frame in frames:
-        for _, values in frame.bars.blocks():
+        for values in blocks_of(frame.bars.values):
             writer.append(frame.name, values)
-    for times, _ in base.blocks():
+    for times in blocks_of(base.times):
         writer.append("time", times)
         for frame in frames[1:]:
             writer.append(f"{frame.name}.closed", count_closed(frame.bars, base, times))

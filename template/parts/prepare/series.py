@@ -35,12 +35,11 @@ class Series:
     def __len__(self) -> int:
         return len(self.times)
 
-    def blocks(self, rows: int | None = None) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Times and values of the first `rows`, in blocks."""
-        last = len(self) if rows is None else rows
-        for start in range(0, last, BLOCK_ROWS):
-            block = slice(start, min(start + BLOCK_ROWS, last))
-            yield self.times[block], self.values[block]
+
+def blocks_of(array: np.ndarray) -> Iterator[np.ndarray]:
+    """The rows of an array, in blocks."""
+    for start in range(0, len(array), BLOCK_ROWS):
+        yield array[start : start + BLOCK_ROWS]
 
 
 def read_series(
@@ -154,20 +153,11 @@ def read_times(block: Block, column: str, last: np.ndarray) -> np.ndarray:
 def find_step(times: np.ndarray) -> int:
     """The most frequent distance of rows, the shorter one of two; print a note of longer ones."""
     counts = Counter[int]()
-    longest = 0
-    row = 0  # before the longest distance, counting from 1
     for start in range(0, len(times) - 1, BLOCK_ROWS):
-        distances = np.diff(times[start : start + BLOCK_ROWS + 1])
-        values, frequencies = np.unique(distances, return_counts=True)
-        counts.update(dict(zip(values.tolist(), frequencies.tolist(), strict=True)))
-        if distances.max() > longest:
-            longest = int(distances.max())
-            row = start + int(distances.argmax()) + 1
-
+        counts.update(np.diff(times[start : start + BLOCK_ROWS + 1]).tolist())
     step = min(counts, key=lambda distance: (-counts[distance], distance), default=1)
     gaps = sum(count for distance, count in counts.items() if distance > step)
     if gaps:
-        length = f"the longest of {longest / step:,.0f} steps after row {row}"
-        print(f"note: {gaps:,} gaps in time, {length};")
+        print(f"note: {gaps:,} gaps in time, the longest of {max(counts) / step:,.0f} steps;")
         print("      windows run across them as if nothing were missing")
     return step

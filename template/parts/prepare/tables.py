@@ -21,17 +21,13 @@ from tqdm import tqdm
 
 from ..engine.errors import UserError
 from .formats import (
-    DELIMITERS,
     FORMATS,
     ISO,
     NAMES,
     SECONDS,
-    check_time_format,
     choose_format,
     guess_decimal,
     guess_delimiter,
-    is_binary,
-    open_file,
     read_sample,
     to_seconds,
 )
@@ -86,7 +82,6 @@ class Source:
         self.time_formats: dict[str, str] = dict(known.get("time_formats", {}))  # by column
         time_format = flags.get("time_format")
         if time_format is not None:
-            check_time_format(time_format)
             self.formats = [time_format, ISO]
             self.time_formats = {}
 
@@ -155,7 +150,7 @@ class Source:
         self._guess_style(path)
         read = csv.ReadOptions(use_threads=False, encoding=self.style["encoding"])
         parse = csv.ParseOptions(delimiter=self.style["delimiter"], newlines_in_values=True)
-        with open_file(path) as file:
+        with pa.input_stream(str(path)) as file:
             names = csv.open_csv(file, read, parse).schema.names
 
         types = dict.fromkeys(names, STRING)
@@ -163,7 +158,7 @@ class Source:
             column_types=types, null_values=self.missing, strings_can_be_null=True
         )
         last_batch = None
-        with open_file(path) as file:
+        with pa.input_stream(str(path)) as file:
             for batch in csv.open_csv(file, read, parse, convert):
                 yield batch
                 last_batch = batch
@@ -173,37 +168,31 @@ class Source:
     def _guess_style(self, path: Path) -> None:
         """Take what the first rows show, and print it where it is not what was expected."""
         sample = read_sample(path, self.style["encoding"])
-        if is_binary(sample):
-            what = "a workbook, a plot or another binary file, where a table is expected"
+        if "\0" in sample:
+            what = "a NUL byte, as in a workbook, a plot or another binary file"
             remedy = "export it as CSV or Parquet; of a text in UTF-16, say --encoding utf-16"
             raise UserError(what, str(path), remedy)
 
         expected = self.style.copy()
         if "delimiter" not in self.given:
             self.style["delimiter"] = guess_delimiter(sample, expected["delimiter"])
-        is_other = self.style["delimiter"] != expected["delimiter"]
-        if "decimal" not in self.given and (is_other or expected["decimal"] == "."):
-            self.style["decimal"] = guess_decimal(sample, self.style["delimiter"])
+        delimiter = self.style["delimiter"]
+        if "decimal" not in self.given:
+            self.style["decimal"] = guess_decimal(sample, delimiter, expected["decimal"])
         if self.style != expected:
-            name = _name_of(self.style["delimiter"])
+            name = NAMES.get(delimiter, repr(delimiter))
             flags = f"--delimiter {name} --decimal {self.style['decimal']}"
             print(f"note: {flags} found in the first rows of {path}")
 
     def _check_names(self, names: list[str], path: Path) -> None:
         """Raise `UserError` for columns that cannot be told apart."""
-        where = f"{path}, line 1"
-        others = [mark for mark in DELIMITERS if mark in names[0]]
-        if len(names) == 1 and others:
-            what = f"no {_name_of(self.style['delimiter'])} between the names"
-            raise UserError(what, where, f"say --delimiter {_name_of(others[0])}")
-
         remedy = "name it; from pandas, export with index=False"
         for place, name in enumerate(names):
             if not name or name in names[:place]:
                 what = (
                     f"two columns are named '{name}'" if name else f"no name of column {place + 1}"
                 )
-                raise UserError(what, where, remedy)
+                raise UserError(what, f"{path}, line 1", remedy)
 
     def _explain(self, error: Exception, path: Path) -> UserError:
         """The line for a file that cannot be read."""
@@ -218,15 +207,8 @@ class Source:
         if isinstance(error, UnicodeError) or "invalid UTF8" in text:
             remedy = "name its encoding, such as --encoding latin-1"
             return UserError(f"not {self.style['encoding'].upper()} text", str(path), remedy)
-        if "Empty CSV" in text:
-            return UserError("no rows under the header", str(path), "check --input")
         what = f"cannot read the file ({text})".partition("\n")[0]
         return UserError(what, str(path), "check --input and --encoding, or fetch the file again")
-
-
-def _name_of(delimiter: str) -> str:
-    """A delimiter as `--delimiter` takes it."""
-    return NAMES.get(delimiter, repr(delimiter))
 
 
 def _join(waiting: pa.Table | None, table: pa.Table, path: Path, first_path: Path) -> pa.Table:
@@ -305,6 +287,12 @@ class Block(NamedTuple):
             raise UserError(f"cells of type {column.type}", where, remedy)
         return column
 
+    def texts(self, name: str, gaps: tuple[str, ...] = ()) -> tuple[np.ndarray, list[str]]:
+        """(rows,) places in the list of different cells, −1 for a missing one; and that list."""
+        texts = self.column(name, gaps).cast(STRING)
+        encoded = texts.combine_chunks().dictionary_encode()
+        return encoded.indices.fill_null(-1).to_numpy(), encoded.dictionary.to_pylist()
+
     # --- numbers
 
     def parse(self, name: str, gaps: tuple[str, ...] = ()) -> tuple[np.ndarray, np.ndarray]:
@@ -324,13 +312,10 @@ class Block(NamedTuple):
             return numbers.to_numpy(), numbers.is_valid().to_numpy()
 
         # Some are texts. Python reads each different cell once.
-        column = self.column(name, gaps)
-        encoded = column.combine_chunks().dictionary_encode()
-        cells = encoded.dictionary.to_pylist()
+        places, cells = self.texts(name, gaps)
         values = [number(cell, decimal) for cell in cells]
-        values.append(np.nan)  # for the index -1
-        places = encoded.indices.fill_null(-1).to_numpy()
-        return np.array(values)[places], column.is_valid().to_numpy()
+        values.append(np.nan)  # for the place -1
+        return np.array(values)[places], places >= 0
 
     def numbers(self, name: str, remedy: str, gaps: tuple[str, ...] = ()) -> np.ndarray:
         """(rows,) float64, NaN where a cell is missing.
@@ -349,8 +334,6 @@ class Block(NamedTuple):
         cell = str(self.column(name)[row])
         if cell.lower() in GAPS:
             remedy = f"fix the cell, or say --missing '{cell}'"
-        elif self.source.style["decimal"] != "." and number(cell) != TEXT:
-            remedy = "write it like the others, or say --decimal ."
         elif has_commas([cell]):
             remedy = COMMAS
         expected = "number" if value == TEXT else "finite number"
@@ -365,15 +348,16 @@ class Block(NamedTuple):
         """
         time_format = self.time_format(name)
         column = self.column(name)
-        try:
-            seconds = to_seconds(column, time_format)
-        except (pa.ArrowException, ValueError) as error:
-            row = _first_wrong(column, time_format)
+        seconds = to_seconds(column, time_format)
+        is_known = column.is_valid().to_numpy()
+        is_wrong = is_known & seconds.is_null().to_numpy()
+        if is_wrong.any():
+            row = int(is_wrong.argmax())
             remedy = "write it as 2024-01-31 or 2024-01-31 16:00:00, or see --time-format"
             if time_format != ISO:
                 remedy = f"other times here are '{time_format}'; fix it, or see --time-format"
-            raise self.error(f"'{column[row]}' is not a time", row, name, remedy) from error
-        return seconds.fill_null(0).to_numpy(), seconds.is_valid().to_numpy()
+            raise self.error(f"'{column[row]}' is not a time", row, name, remedy)
+        return seconds.fill_null(0).to_numpy(), is_known
 
     def time_format(self, name: str) -> str:
         """The format of a column's times, found by the first block that asks; `ISO` for no format.
@@ -387,15 +371,6 @@ class Block(NamedTuple):
             where = f"{self.source.path}, column '{name}'"
             known[name] = choose_format(cells, self.source.formats, where)
         return known.get(name, ISO)
-
-
-def _first_wrong(column: pa.ChunkedArray, time_format: str) -> int:
-    for row in range(len(column)):
-        try:
-            to_seconds(column.slice(row, 1), time_format)
-        except (pa.ArrowException, ValueError):
-            break
-    return row
 
 
 def number(cell: str, decimal: str = ".") -> float:

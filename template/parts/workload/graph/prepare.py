@@ -253,8 +253,6 @@ def tickers_of(
     """(n,) place of each row's ticker in a list, and the list."""
     import numpy as np
 
-    from ..prepare.categories import read_texts
-
     if "ticker" not in column:
         name = path.name
         if name.lower().endswith(".gz"):
@@ -262,7 +260,7 @@ def tickers_of(
         ticker = name.rpartition(".")[0] or name
         return np.zeros(num_rows, int), [ticker]
 
-    places, tickers = read_texts(block, column["ticker"])
+    places, tickers = block.texts(column["ticker"])
     if (places < 0).any():
         row = int((places < 0).argmax())
         remedy = "fill it in, or remove the row"

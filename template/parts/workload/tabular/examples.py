@@ -100,8 +100,7 @@ def confusion(counts: np.ndarray, names: list[str]) -> Figure:
     fractions = counts / counts.sum(1, keepdims=True).clip(1)
     tidy(axes, f"confusion matrix, {counts.sum():,} rows", "prediction", "truth")
     axes.grid(False)
-    image = axes.imshow(fractions, cmap="Blues", vmin=0, vmax=1)
-    figure.colorbar(image, shrink=0.8, label="fraction of the truth")
+    axes.imshow(fractions, cmap="Blues", vmin=0, vmax=1)
     axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
     axes.set_yticks(range(len(names)), names)
     if len(names) <= WRITTEN:

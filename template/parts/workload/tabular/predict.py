@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -67,7 +65,7 @@ def new_rows(path: Path, flags: dict[str, Any], trained: Store, folder: Path) ->
     import numpy as np
 
     from ..engine.store import StoreWriter
-    from ..prepare.columns import MISSING, read_table
+    from ..prepare.columns import MISSING, Columns
     from ..prepare.rows import write
     from ..prepare.tables import Source
 
@@ -75,24 +73,23 @@ def new_rows(path: Path, flags: dict[str, Any], trained: Store, folder: Path) ->
     known = {column["name"]: column["values"] for column in facts["categories"]}
     with StoreWriter(folder, trained.workload) as writer:
         blocks = Source(path, MISSING, flags, trained.source).blocks("reading")
-        table = read_table(writer, blocks, facts["columns"], known=known)
+        table = Columns(facts["columns"], known=known).read_table(writer, blocks)
         write(writer, table, facts, np.arange(len(table)))
         writer.splits = {"input": [0, len(table)]}
 
 
 def as_csv(rows: dict[str, np.ndarray], classes: list[str] | None) -> bytes:
     """Lines, `row` counting from 1; classes by name, with a column of probabilities for each."""
-    columns = {name: array.astype(str).tolist() for name, array in rows.items() if array.ndim == 1}
-    if classes:
-        for name, numbers in columns.items():
-            columns[name] = [classes[int(number)] for number in numbers]
-        probabilities = rows["probability"].T.astype(str).tolist()
-        for name, cells in zip(classes, probabilities, strict=True):
-            columns[f"probability of {name}"] = cells
+    import numpy as np
+    import pyarrow as pa
+    from pyarrow.csv import write_csv
 
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["row", *columns])
-    numbers_of_rows = range(1, len(rows["prediction"]) + 1)
-    writer.writerows(zip(numbers_of_rows, *columns.values(), strict=True))
-    return text.getvalue().encode()
+    columns = {"row": np.arange(1, len(rows["prediction"]) + 1)}
+    for name in ("prediction", "target"):
+        if name in rows:
+            columns[name] = np.array(classes)[rows[name]] if classes else rows[name]
+    for number, name in enumerate(classes or []):
+        columns[f"probability of {name}"] = rows["probability"][:, number]
+    sink = pa.BufferOutputStream()
+    write_csv(pa.table(columns), sink)
+    return sink.getvalue().to_pybytes()

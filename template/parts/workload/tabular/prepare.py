@@ -46,7 +46,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Read the file once, learn from the training rows, then write all of them."""
     from ..engine.store import StoreWriter
-    from ..prepare.columns import MISSING, read_table, survey
+    from ..prepare.columns import MISSING, Columns, survey
     from ..prepare.tables import Source
     from ..settings import WORKLOAD
 
@@ -63,9 +63,8 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     with destination(load().data.path, arguments.dry_run) as folder:
         with StoreWriter(folder, WORKLOAD) as writer:
             blocks = chain([first], blocks)
-            may_drop = arguments.drop_missing_targets
-            limit = arguments.max_levels
-            table = read_table(writer, blocks, kinds, target, limit, drop_missing=may_drop)
+            read = Columns(kinds, target, arguments.max_levels).read_table
+            table = read(writer, blocks, arguments.drop_missing_targets)
             columns = fill(writer, table, arguments)
             writer.source = {
                 "file": source.path.name,

@@ -62,19 +62,15 @@ def forecasts(truth: np.ndarray, forecast: np.ndarray, past: np.ndarray) -> Figu
 
 
 def errors(truth: np.ndarray, forecast: np.ndarray, past: np.ndarray) -> Figure:
-    """How the error grows with the horizon, next to the last value's, and forecasts over truth."""
+    """How the error grows with the horizon, next to that of the last value."""
     figure = Figure(figsize=(11, 4), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    axes = figure.subplots()
     ahead = np.arange(1, truth.shape[1] + 1)
-    tidy(left, f"mean absolute error by horizon, {len(truth):,} windows", "rows ahead")
-    left.plot(ahead, np.abs(forecast - truth).mean(0), ".-", color="C1", label="forecast")
+    tidy(axes, f"mean absolute error by horizon, {len(truth):,} windows", "rows ahead")
+    axes.plot(ahead, np.abs(forecast - truth).mean(0), ".-", color="C1", label="forecast")
     if past.size:
         last_value = np.abs(past[:, -1:] - truth).mean(0)
-        left.plot(ahead, last_value, "--", color="0.5", label="last value repeated")
-    left.set_ylim(bottom=0)
-    left.legend(frameon=False, fontsize=8)
-
-    tidy(right, "forecast against truth, all horizons", "truth", "forecast")
-    right.scatter(truth, forecast, s=4, alpha=0.2, linewidths=0)
-    right.axline((truth.mean(), truth.mean()), slope=1, color="0.3", linewidth=1)
+        axes.plot(ahead, last_value, "--", color="0.5", label="last value repeated")
+    axes.set_ylim(bottom=0)
+    axes.legend(frameon=False, fontsize=8)
     return figure

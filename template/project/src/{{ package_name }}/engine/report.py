@@ -299,11 +299,7 @@ def plot(axes: Any, series: dict[str, Series]) -> None:
 
     low = min(late, default=0.0)
     high = max(late, default=1.0)
-    if 0 < 20 * low < high:
-        axes.set_yscale("log")
-        axes.set_ylim(low / 1.2, high * 1.2)
-    else:
-        margin = 0.06 * ((high - low) or abs(high) or 1)
-        axes.set_ylim(low - margin, high + margin)
+    margin = 0.06 * ((high - low) or abs(high) or 1)
+    axes.set_ylim(low - margin, high + margin)
     if len(series) > 1:
         axes.legend(frameon=False, fontsize=8)

@@ -170,9 +170,9 @@ class Store:
         fingerprint: which of them, if its phases had several; without one, the last.
         """
         path = run / REMEMBERED
-        stores = [cls(path, manifest) for manifest in read_json(path).values()]
-        for store in reversed(stores):
-            if fingerprint is None or fingerprint == store.fingerprint:
+        for manifest in reversed(read_json(path).values()):
+            store = cls(path, manifest)
+            if fingerprint in (None, store.fingerprint):
                 return store
         return None
 
@@ -197,12 +197,16 @@ def verify(store: Store, again: bool = False, stop: Callable[[], bool] = lambda:
         if record.get(name) == state and not again:
             continue
 
+        crcs = store.files[name]["crc32"]
         try:
             for number, block in enumerate(blocks(path)):
                 if stop():
                     return num_bytes
                 num_bytes += len(block)
-                _check_block(store, name, number, block)
+                if zlib.crc32(block) != crcs[number]:
+                    where = f"{path}, block {number + 1} of {BLOCK_BYTES >> 20} MB"
+                    remedy = "copy the file again, or " + store.again
+                    raise UserError("the stored data are damaged", where, remedy)
         except OSError as error:
             what = f"the disk cannot read ({error.strerror})"
             raise UserError(what, str(path), "check it") from error
@@ -212,14 +216,6 @@ def verify(store: Store, again: bool = False, stop: Callable[[], bool] = lambda:
         with contextlib.suppress(OSError):
             write_json(store.folder / VERIFIED, record)
     return num_bytes
-
-
-def _check_block(store: Store, name: str, number: int, block: memoryview) -> None:
-    crcs = store.files[name]["crc32"]
-    if number < len(crcs) and zlib.crc32(block) == crcs[number]:
-        return
-    where = f"{store.folder / name}, block {number + 1} of {BLOCK_BYTES >> 20} MB"
-    raise UserError("the stored data are damaged", where, "copy the file again, or " + store.again)
 
 
 class StoreWriter:
