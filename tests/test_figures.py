@@ -8,7 +8,6 @@ and without that folder the longest ones, which need no data.
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import platform
@@ -179,19 +178,6 @@ def docstrings(place: Path) -> Found:
     return found | {"right": 100 * found["test token_accuracy"]}
 
 
-def optimizers(place: Path) -> Found:
-    """After 200 steps each."""
-    given(place, *(f"docstrings/{name}.tsv.gz" for name in ("train", "val", "test")))
-    prepare, train, *_ = block("seq2seq", "--name docstrings")
-    done("seq2seq", *prepare, place=place)
-    found = Found()
-    for name, rate in (("adafactor", "0.02"), ("adamw", "0.01")):
-        changed = {"1000": "200", "docstrings": name, "adafactor": name, "0.02": rate}
-        done("seq2seq", *(changed.get(word, word) for word in train), place=place)
-        found[name] = [row["loss_per_byte"] for row in rows(place) if "split" in row][-1]
-    return found
-
-
 def stocks(place: Path, prepared: str, *trained: str) -> Found:
     """With more flags of `prepare`, and trainings with these; the last word of theirs names each."""
     given(place, "stocks")
@@ -210,15 +196,14 @@ def stocks(place: Path, prepared: str, *trained: str) -> Found:
     return found
 
 
-def papers(place: Path, data: str, seeds: int, attention: float) -> Found:
+def papers(place: Path, data: str, seeds: int) -> Found:
     """Test accuracies in %, by seed; `alone` without links."""
     given(place, *([data] if data else []))
     graph = dict(np.load(place / data)) if data else classifier()["made_up"]()
-    accuracy = functools.partial(classifier()["accuracy"], attention=attention)
-    found = {f"seed {seed}": 100 * accuracy(graph, seed=seed) for seed in range(seeds)}
-    if attention:
-        found["alone"] = 100 * accuracy(graph | {"links": graph["links"][:, :0]})
-    return found
+    accuracy = classifier()["accuracy"]
+    measured = {f"seed {seed}": 100 * accuracy(graph, seed=seed) for seed in range(seeds)}
+    measured["alone"] = 100 * accuracy(graph | {"links": graph["links"][:, :0]})
+    return measured
 
 
 def millions(model: Any) -> float:
@@ -269,14 +254,11 @@ MEASUREMENTS: dict[str, Callable[[Path], Found]] = {
     "wine": wine,
     "library": library,
     "docstrings": docstrings,
-    "optimizers": optimizers,
     "stocks": lambda place: stocks(place, "", *SEEDS, "--model.graph_layers 0"),
     "horizons": lambda place: stocks(place, "--horizons 1,5,20", "--training.epochs 6"),
     "returns": lambda place: stocks(place, "--target return", ""),
-    "papers": lambda place: papers(place, "", 3, 0.6),
-    "papers, no dropout": lambda place: papers(place, "", 2, 0.0),
-    "Cora": lambda place: papers(place, "cora.npz", 4, 0.6),
-    "Cora, no dropout": lambda place: papers(place, "cora.npz", 2, 0.0),
+    "papers": lambda place: papers(place, "", 3),
+    "Cora": lambda place: papers(place, "cora.npz", 4),
 }
 
 

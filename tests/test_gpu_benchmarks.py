@@ -6,7 +6,6 @@ import importlib
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -193,10 +192,3 @@ def test_carried_projects_are_those_that_benchmarks_ask_for() -> None:
     carried = importlib.import_module("gpu").projects()
     for _, answers in PARTS.values():
         assert any(answers.items() <= project.items() for project in carried), answers
-
-
-def test_make_runs_everything_or_one_part() -> None:
-    for words, file in ((), "run_all"), (("PART=llm",), "llm"):
-        command = ("make", "--dry-run", "bench-gpu", *words)
-        said = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
-        assert f"benchmarks/gpu/{file}.py" in said.stdout

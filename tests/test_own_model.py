@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forking import run_pytest
 from rendering import REPOSITORY, render
 from running import newest_run, one_error, run
-from test_shell import SHELL, shell
+from test_shell import shell
 
 SHORT = ("train", "--training.max_steps", "40", "--schedule.warmup_steps", "5")
 MASK = " * present  # 0 where filled up"
@@ -45,21 +44,9 @@ def test_documented_model_passes_the_projects_own_tests(tmp_path: Path) -> None:
 def test_own_tests_find_a_model_without_the_mask(tmp_path: Path) -> None:
     assert EXAMPLE.count(MASK) == 1
     project = project_with(tmp_path, EXAMPLE.replace(MASK, ""))
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-k",
-        "fills_a_batch_up",
-        "tests",
-    ]
-    environment = SHELL | {"PYTHONPATH": "src"}
-    done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True)
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "1 failed" in done.stdout
+    done = run_pytest(project, "-k", "fills_a_batch_up", "tests")
+    assert done.code == 1, done.out
+    assert "1 failed" in done.out
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -189,22 +188,14 @@ def test_batches_hold_the_pairs_one_place_apart(prepared: Path) -> None:
     assert [pairs[number] for number in range(len(expected))] == expected
 
 
-def test_bucketing_pads_less_and_the_numbers_are_printed(prepared: Path) -> None:
-    flags = (*SPLIT, "--data.path", "again", "--data.batch_size", "8")
-    printed = SEQ2SEQ.done("prepare", "--input", "pairs.tsv", *flags, cwd=prepared).out
+def test_bucketing_pads_less(prepared: Path) -> None:
     shares = []
     for order in ("bucket", "full"):
-        num_present = 0
-        num_places = 0
+        present = []
         for batch in batches(prepared, "train", "--data.order", order, train=True):
-            present = batch["source_present"][batch["index"] >= 0]
-            num_present += int(present.sum())
-            num_places += present.numel()
+            present.append(batch["source_present"][batch["index"] >= 0].flatten())
             assert "target_bytes" not in batch
-        share = 1 - num_present / num_places
-        (line,) = re.findall(rf"(\d+)% of source, \d+% of target, order {order}", printed)
-        assert int(line) == pytest.approx(100 * share, abs=0.5001)
-        shares.append(share)
+        shares.append(1 - torch.cat(present).float().mean())
     assert shares[0] < 0.6 * shares[1]
 
 
@@ -302,20 +293,6 @@ def test_the_sizes_are_those_of_t5(size: str, layers: int, count: int) -> None:
         )
     assert sum(parameter.numel() for parameter in model.parameters()) == count
     assert len(model.blocks()) == layers
-
-
-def test_a_typical_sample_is_a_pair_of_mean_lengths(prepared: Path) -> None:
-    """FLOPs are counted on it: padding is no work."""
-    samples = SEQ2SEQ.samples(store(prepared), "train")
-    pairs = stored_pairs(prepared, "train")
-    sizes = []
-    for texts in zip(*pairs, strict=True):
-        sizes.append(round(sum(len(text) + 1 for text in texts) / len(pairs)))
-    typical = samples.typical()
-    shapes = [typical[name].shape for name in ("source", "source_present")]
-    assert shapes == [(1, sizes[0])] * 2
-    assert typical["targets"].shape == typical["decoder_input"].shape == (1, sizes[1])
-    assert samples.tokens == sizes[1]
 
 
 def test_layers_compile_whole_and_for_any_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -556,11 +533,6 @@ def without_a_weight(folder: Path) -> None:
     save_file(kept, weights_file, {"format": "pt"})
 
 
-def cut_weights(folder: Path) -> None:
-    weights_file = folder / "model.safetensors"
-    weights_file.write_bytes(weights_file.read_bytes()[:2000])
-
-
 def as_pickle(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
 
@@ -578,7 +550,6 @@ SPOILED: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
         lambda folder: (folder / "config.json").unlink(),
         ("incomplete: no config.json", "model.pretrained t5"),
     ),
-    "cut": (cut_weights, ("cannot be loaded",)),
     "a weight": (without_a_weight, ("lack 1 of the model's", "decoder.final_layer_norm.weight")),
     "a pickle": (as_pickle, ("pickle", "run code", "model.allow_pickle true")),
     "another model": (configured("model_type", "bart"), ("is a bart, not a T5",)),
@@ -617,18 +588,13 @@ VALID = as_tsv(PAIRS[:40])
     ("added", "flags", "says"),
     [
         ("no tab here\n", "", ("no tab between", r"pairs.tsv, line 41", "one tab")),
-        ("a\tb\tc\n", "", ("2 tabs", "line 41")),
         ("a source\t \n", "", ("the target is empty", "line 41", "--drop-missing-targets")),
-        ("\ta target\n", "", ("the source is empty", "line 41")),
         ("", "--split 1,0,0", ("no pair is left for validation", "--split 1,0,0")),
-        ("", "--split half", ("'half' splits nothing",)),
         ("", "--validation pairs.tsv", ("no pair in it", "pairs.tsv", "the others have not")),
         ("", "--test pairs.tsv", ("none to validate", "--validation")),
         ("", "--max-target 2 --too-long skip", ("every pair of train is too long", "use cut")),
         ("", "--max-target 1", ("a token and its end",)),
-        ("", "--tokenizer bpe --vocabulary 9", ("above 257",)),
         ("", "--tokenizer pretrained", ("belong together", "--pretrained")),
-        ("", "--seed -1", ("a seed cannot be -1",)),
     ],
 )
 def test_bad_input_is_one_line(
@@ -642,9 +608,7 @@ def test_bad_input_is_one_line(
     ("name", "content", "says"),
     [
         ("pairs.jsonl", "{\n", ("no JSON object", "line 1", "--source-key")),
-        ("pairs.jsonl", '{"source": "a"}\n', ("'source' and 'target'", "line 1")),
         ("pairs.jsonl", '{"source": "a", "target": 3}\n', ("no JSON object with texts", "line 1")),
-        ("pairs.jsonl", "[1]\n", ("no JSON object", "line 1")),
         ("pairs.tsv", VALID.encode() + b"\xff\tx\n", ("not UTF-8", "line 41, byte 0")),
         ("pairs.tsv", "", ("no pair in it", "pairs.tsv")),
         ("pairs.csv", VALID, (".tsv or .jsonl", "pairs.csv")),

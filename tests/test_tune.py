@@ -225,5 +225,3 @@ def test_a_learning_rate_is_a_tenth_of_the_best() -> None:
     losses = [2.0, 1.9, 1.5, 1.0, 0.8, 4.0, math.nan]
     assert tune.suggested(rates, losses) == pytest.approx(1e-3)
     assert tune.suggested(rates, [2.0] * 7) is None
-    assert tune.suggested(rates, [math.nan] * 7) is None
-    assert tune.smooth([3.0, 3.0, 3.0]) == pytest.approx([3.0, 3.0, 3.0])

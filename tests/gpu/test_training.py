@@ -104,12 +104,6 @@ def test_precisions_agree_with_fp32(tmp_path: Path) -> None:
         assert loss == pytest.approx(found["fp32"], rel=0.05), precision
 
 
-def test_auto_is_bf16_from_sm_80(tmp_path: Path) -> None:
-    out = train(tmp_path, "train", *OPTIONS, "--max-steps", "2").stdout
-    capability = torch.cuda.get_device_capability()
-    assert ("bf16" if capability >= (8, 0) else "fp16") in out.split("precision")[1].split("\n")[0]
-
-
 def test_compiled_blocks_equal_eager(tmp_path: Path) -> None:
     found = {}
     for enabled in ("true", "false"):
@@ -147,8 +141,3 @@ def test_out_of_memory_names_the_ladder(tmp_path: Path) -> None:
     assert "out of GPU memory" in done.stderr
     assert "--training.gradient_checkpointing true" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_doctor_knows_the_card(tmp_path: Path) -> None:
-    said = train(tmp_path, "doctor").stdout
-    assert torch.cuda.get_device_name() in said
