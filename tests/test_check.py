@@ -6,8 +6,6 @@ import shutil
 from pathlib import Path
 from typing import NamedTuple
 
-import h5py
-import numpy as np
 import pytest
 from rendering import render
 from running import one_error, run
@@ -77,14 +75,6 @@ BROKEN = {
         f'{SPANS} | {{"target": span._replace(starts=span.starts + 1)}}',
         "labels",
         "do rows and labels belong together",
-    ),
-    "classes from one": Broken(
-        "llm",
-        "dataset.py",
-        SHIFTED,
-        "targets = (values[:, 1:] + 200).masked_fill",
-        "samples",
-        "sample 0 of train",
     ),
     "weights not registered": Broken(
         "tabular",
@@ -166,14 +156,6 @@ BROKEN = {
         "shapes",
         "metrics are not the same",
     ),
-    "an error in the model": Broken(
-        "tabular",
-        "model.py",
-        "x = layer(x)",
-        "x = layer(x[:, 1:])",
-        "shapes",
-        "RuntimeError: .*: model.py:",
-    ),
 }
 
 
@@ -221,14 +203,6 @@ NAN = {  # name: (workload, file, a line there, what it becomes, the one line th
         "sample 0 of train: 'features' has inf in column 4 (height): "
         "dataset.py, Samples.batch: the prepared data are finite",
     ),
-    "in a window": (
-        "timeseries",
-        "dataset.py",
-        WINDOW,
-        f"both[:, 3, 1] = float('nan')\n        {WINDOW}",
-        "sample 0 of train: 'H1' has nan in column 1 (warmth): "
-        "dataset.py, Samples.batch: the prepared data are finite",
-    ),
     "in the model": (
         "tabular",
         "model.py",
@@ -265,17 +239,6 @@ def test_one_nan_is_one_failure_with_its_array_column_and_sample(name: str, tmp_
     assert lines.pop("shapes")[0] == lines.pop("sync")[0] == "ok"
     assert set(map(tuple, lines.values())) == {("skipped", "because samples failed")}
     assert len(lines) == 11
-
-
-def test_packed_data_are_read_by_hdf5(tmp_path: Path) -> None:
-    project, random = render(workload="windows", **CHECK), np.random.default_rng(0)
-    values = random.standard_normal((300, 6, 2)).astype(np.float32)
-    with h5py.File(tmp_path / "packed.h5", "w") as file:
-        for name, rows in (("features", values), ("targets", values[:, -1])):
-            file.create_dataset(name, data=rows, chunks=True, compression="gzip")
-    assert run(project, "prepare", "--input", str(tmp_path / "packed.h5"), cwd=tmp_path).code == 0
-    result = run(project, "check", "--only", "shapes", "--only", "samples", *SMALL, cwd=tmp_path)
-    assert result.code == 0, result.out + result.err
 
 
 def test_a_mistake_in_the_command_is_one_line(tmp_path: Path) -> None:

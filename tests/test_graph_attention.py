@@ -91,18 +91,6 @@ def test_a_share_outside_is_refused(dropout: float) -> None:
         attention(dropout)
 
 
-def test_sparse_features_are_as_good_as_dense_ones() -> None:
-    layer = attention()
-    x, edges = random_graph()
-    results = []
-    for features in (x.relu(), x.relu().to_sparse()):
-        layer.zero_grad()
-        out = layer(features, edges)
-        out.square().sum().backward()
-        results.append([out, *(parameter.grad.clone() for parameter in layer.parameters())])
-    torch.testing.assert_close(*results)
-
-
 def test_absent_edges_are_as_if_they_were_not_there() -> None:
     layer = attention()
     x, edges = random_graph()

@@ -180,9 +180,6 @@ def test_a_planted_optimum_is_found_in_20_trials(seed: int, place: Path) -> None
     flags = ("--reproducibility.seed", str(seed))
     done = run(render(), *words, *flags, cwd=place, before=computed(planted))
     assert done.code == 0, done.err[-3000:]
-    first = next(line for line in done.out.splitlines() if line.startswith("trial-001"))
-    assert first.startswith("trial-001: optimizer.learning_rate 0.001, model.width 32: loss ")
-    assert first.endswith("1 of 20 trials")
     assert states(place).count("COMPLETE") == 20
     text = (place / "tuned.yaml").read_text()
     tuned = yaml.safe_load(text)
@@ -190,18 +187,8 @@ def test_a_planted_optimum_is_found_in_20_trials(seed: int, place: Path) -> None
     assert 0.002 < tuned["optimizer"]["learning_rate"] < 0.008
     best = min(x["loss"] for key, x in results(place).items() if re.fullmatch(r"trial-\d+", key))
     assert planted(tuned) == pytest.approx(best)
-    assert "as configured 0.86" in text.splitlines()[1]
     assert ": better by more than the spread" in text.splitlines()[1]
     assert done.out.endswith("tuned.yaml: train --config tuned.yaml\n")
-
-
-def test_a_configuration_that_is_best_stays(place: Path) -> None:
-    flags = ("--optimizer.learning_rate", "0.004", "--model.width", "16")
-    words = ("tune", "--search", *SPACE, "--trials", "5", *flags)
-    done = run(render(), *words, cwd=place, before=computed(planted))
-    assert "the configuration was the best: nothing changes" in done.out
-    assert yaml.safe_load((place / "tuned.yaml").read_text())["model"]["width"] == 16
-    assert len(results(place)) == 5, "nothing is repeated"
 
 
 @pytest.mark.parametrize(
@@ -252,15 +239,6 @@ def test_a_trial_that_fails_is_noted_and_no_other_is_drawn_near(place: Path) -> 
     assert {found[number - 1] for number in failed} == {"PRUNED"}
 
 
-def test_what_fails_always_is_one_line(place: Path) -> None:
-    words = ("tune", "--search", *SPACE, "--trials", "3")
-    failing = computed(lambda settings: (2, "error: no such column: here: try\n"))
-    done = run(render(), *words, cwd=place, before=failing)
-    one_error(done, "no trial came to its end.*search.md says why")
-    assert "no such column" in (study(place) / "search.md").read_text()
-    assert len(results(place)) == 3
-
-
 def test_a_fault_of_the_code_is_mended_and_the_trial_repeated(place: Path) -> None:
     words = ("tune", "--search", *SPACE, "--trials", "2")
     broken = computed(lambda settings: (1, "Traceback\nValueError: width\n"))
@@ -282,16 +260,8 @@ def test_minutes_leave_time_for_the_repeats(place: Path) -> None:
 
 # ---- trainings -------------------------------------------------------------------------------------
 
-WIDE = (
-    "tune",
-    "--search",
-    "optimizer.learning_rate=1e-5..1",
-    "model.width=8,16",
-    *SHORT,
-    "--model.width",
-    "16",
-    "--trials",
-)
+SEARCH = ("tune", "--search", "optimizer.learning_rate=1e-5..1", "model.width=8,16")
+WIDE = (*SEARCH, *SHORT, "--model.width", "16", "--trials")
 
 
 def quick() -> None:
@@ -352,20 +322,13 @@ def test_every_workload_and_framework_is_searched(answers: dict[str, str], tmp_p
         training: Any = importlib.import_module(f"{PACKAGE}.measure.search_training")
         training.STARTING_TRIALS = 1
 
-    words = ("tune", "--search", f"optimizer.learning_rate=1e-9,{rate}", *flags, "--trials", "3")
-    length = (
-        "--training.max_steps",
-        "9",
-        "--evaluation.every_steps",
-        "3",
-        "--schedule.warmup_steps",
-        "1",
-    )
-    done = run(project, *words, *length, cwd=tmp_path, before=forked_trainings(project, put))
+    words = ["tune", "--search", f"optimizer.learning_rate=1e-9,{rate}", *flags, "--trials", "3"]
+    words += ["--training.max_steps", "9", "--evaluation.every_steps", "3"]
+    words += ["--schedule.warmup_steps", "1"]
+    done = run(project, *words, cwd=tmp_path, before=forked_trainings(project, put))
     assert done.code == 0, done.err[-3000:]
-    assert yaml.safe_load((tmp_path / "tuned.yaml").read_text())["optimizer"][
-        "learning_rate"
-    ] == float(rate)
+    tuned = yaml.safe_load((tmp_path / "tuned.yaml").read_text())
+    assert tuned["optimizer"]["learning_rate"] == float(rate)
     seen = {result["evaluations"] for result in results(tmp_path).values() if result.get("pruned")}
     assert seen == {2} or "1e-09" not in done.out
 
@@ -410,21 +373,3 @@ def slower() -> None:
         return evaluate(*parts, **options)
 
     engine.evaluate = late
-
-
-@pytest.mark.full
-def test_a_killed_command_takes_its_training_along_and_goes_on(place: Path) -> None:
-    """As a person runs it: each training in a process of its own, the command killed, and given again."""
-    project, words = render(), (*WIDE, "2", "--training.max_steps", "300")
-    killed = start(project, *words, cwd=place, before=quick)
-    until(lambda: list(place.glob("searches/*/trial-001/run/checkpoints/step-*")), "checkpoint")
-    killed.kill()
-    os.waitpid(killed.pid, 0)
-    free = module("measure.search").free
-    until(lambda: free(study(place) / "trial-001"), "end of the training")
-    assert not results(place)
-    done = run(project, *words, cwd=place, before=quick)
-    assert done.code == 0, done.err[-3000:]
-    assert "resumed at step" in (study(place) / "trial-001/log").read_text()
-    assert states(place) == ["COMPLETE"] * 2
-    assert results(place)["trial-001"]["evaluations"] == 50

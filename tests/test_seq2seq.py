@@ -327,9 +327,6 @@ def test_layers_compile_whole_and_for_any_lengths(monkeypatch: pytest.MonkeyPatc
         for one, other in zip(*results, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
     assert len(graphs) == 4
-    texts = [model.generate(batch["source"], batch["source_present"], 6) for model in models]
-    assert torch.equal(*texts)
-    assert len(graphs) == 4, "decoding compiles nothing"
     torch._dynamo.reset()
 
 
@@ -386,16 +383,6 @@ def test_a_prediction_is_the_same_in_any_batch(learned: Any, beams: int) -> None
         assert torch.equal(generate(learned, one, beams)[0], whole[row])
     end = (whole == 256).int()
     assert (end.cummax(1).values == end).all(), "nothing stands behind an end"
-
-
-def test_beams_find_other_targets_and_a_cache_changes_none(learned: Any) -> None:
-    batch = copying(48, 997)
-    targets = [generate(learned, batch, beams) for beams in (1, 5)]
-    assert not torch.equal(*targets)
-    learned.t5.generation_config.use_cache = False
-    for beams, expected in zip((1, 5), targets, strict=True):
-        assert torch.equal(generate(learned, batch, beams), expected)
-    learned.t5.generation_config.use_cache = True
 
 
 def test_what_pads_the_vocabulary_is_never_made() -> None:
@@ -683,8 +670,7 @@ def test_new_sources_are_predicted_as_those_of_a_split(trained: tuple[Path, str]
     sources = [source for source, _ in rows]
     (place / "new.tsv").write_text("".join(f"{source}\tignored\n" for source in sources))
     (place / "new.jsonl").write_text("".join(json.dumps({"q": s}) + "\n" for s in sources))
-    (place / "new.txt").write_text("".join(source + "\n" for source in sources))
-    for ending in ("tsv", "jsonl", "txt"):
+    for ending in ("tsv", "jsonl"):
         words = ("predict", "--input", f"new.{ending}", "--output", "out.jsonl")
         SEQ2SEQ.done(*words, "--source-key", "q", cwd=place)
         made = map(json.loads, (place / "out.jsonl").read_text().splitlines())
@@ -700,7 +686,6 @@ def test_new_sources_are_predicted_as_those_of_a_split(trained: tuple[Path, str]
     (place / "data").symlink_to(data)
     for flag, value, says in (
         ("--output", "out.csv", "cannot write a '.csv'"),
-        ("--output", "no/out.tsv", "no such folder"),
         ("--beams", "0", "number of beams"),
         ("--input", "none.tsv", "cannot read the file"),
     ):
