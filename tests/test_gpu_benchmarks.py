@@ -146,11 +146,6 @@ def test_only_what_was_measured_is_published(run_all: Any, tmp_path: Path) -> No
     assert (pages / "graph.md").read_text() == (PAGES / "graph.md").read_text()
 
 
-def test_headlines_are_made_of_rows_that_exist(run_all: Any) -> None:
-    for page, name, reference, _ in run_all.HEADLINES:
-        assert {name, reference} <= set(names(page))
-
-
 def test_a_rehearsal_is_never_published(run_all: Any, tmp_path: Path) -> None:
     write_rows(tmp_path, "graph", ["a"])
     text = (tmp_path / "graph.jsonl").read_text()
