@@ -296,7 +296,7 @@ def test_the_sizes_are_those_of_t5(size: str, layers: int, count: int) -> None:
 
 def test_layers_compile_whole_and_for_any_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     """One graph for a layer of the encoder and one for the decoder's, in training and in evaluation."""
-    models = [small_model("--model.layers", "2"), small_model("--model.layers", "2")]
+    models = [small_model(), small_model()]
     torch._dynamo.reset()
     graphs = []
     real = torch.nn.Module.compile
@@ -312,7 +312,7 @@ def test_layers_compile_whole_and_for_any_lengths(monkeypatch: pytest.MonkeyPatc
     blocks = models[0].blocks()
     enabled = settings("--compile.enabled", "true")
     done, _ = module("engine.optimization").compile_blocks(blocks, enabled, None)
-    assert done == "4 blocks, mode default"
+    assert done == "2 blocks, mode default"
     for seed, sizes in enumerate([(4, 24, 16), (4, 32, 24), (9, 8, 8)]):
         batch = random_batch(*sizes, seed=seed)
         results = []
@@ -325,7 +325,7 @@ def test_layers_compile_whole_and_for_any_lengths(monkeypatch: pytest.MonkeyPatc
                 results.append([model.eval()(batch).loss, *gradients])
         for one, other in zip(*results, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
-    assert len(graphs) == 4
+    assert len(graphs) == 2
     torch._dynamo.reset()
 
 
@@ -402,7 +402,7 @@ class Rank:
     def __init__(self) -> None:
         self.kept: list[torch.Tensor] = []
 
-    def sum(self, value: torch.Tensor) -> torch.Tensor:
+    def sum_over_ranks(self, value: torch.Tensor) -> torch.Tensor:
         self.kept.append(value)
         return torch.stack(self.kept).sum(0)
 
