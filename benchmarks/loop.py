@@ -273,7 +273,10 @@ def ours(framework: str, hook: str = "", **answers: Any) -> Callable[[Data, Path
             WITHOUT_EFFECT, stall_seconds = (), 0.0
             samples = None
             order = SimpleNamespace(
-                batch_size=BATCH, slots=BATCH, count=STEPS * BATCH, share=lambda *place: 1.0
+                batch_size=BATCH,
+                batch_size_all_ranks=BATCH,
+                count=STEPS * BATCH,
+                step_fraction=lambda *place: 1.0,
             )
 
             def __len__(self) -> int:

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-PICTURES = "FASTTRAIN_PICTURES"  # in the environment: figures are drawn, as of running.py
+EXAMPLES = "FASTTRAIN_PICTURES"  # in the environment: figures are drawn, as of running.py
 PATIENCE = 600.0  # seconds for all commands of an interpreter
 
 
@@ -71,7 +71,7 @@ def _main() -> None:
     import matplotlib.pyplot
     import torch._dynamo  # noqa: F401
 
-    if PICTURES not in os.environ:  # drawing takes most of the time of a short run
+    if EXAMPLES not in os.environ:  # drawing takes most of the time of a short run
         matplotlib.figure.Figure.savefig = unpainted  # type: ignore[assignment,method-assign]
 
     codes = []

@@ -46,7 +46,7 @@ import transformers.models.t5.modeling_t5  # noqa: F401
 
 torch.set_num_threads(1)
 PACKAGE = "my_training"
-PICTURES = (
+EXAMPLES = (
     "FASTTRAIN_PICTURES"  # in the environment: runs draw their curves and what their models do
 )
 PAINT = matplotlib.figure.Figure.savefig
@@ -155,6 +155,7 @@ def _child(
     sys.stderr = os.fdopen(2, "w", buffering=1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup make test` ignores it
     # tqdm's own lock is shared with every fork: one killed inside it would hang all later ones.
     tqdm.tqdm.set_lock(threading.RLock())
     matplotlib.figure.Figure.savefig = unpainted  # type: ignore[assignment,method-assign]
@@ -165,7 +166,7 @@ def _child(
         del sys.modules[name]
     sys.path.insert(0, str(project / "src"))
     try:
-        if PICTURES not in os.environ:
+        if EXAMPLES not in os.environ:
             undrawn()
         if before is not None:
             before()

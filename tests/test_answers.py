@@ -75,7 +75,7 @@ def test_a_setting_that_a_resumed_run_may_change_is_said_and_recorded_from_its_s
         "on",
     ]
 
-    same = ("--reproducibility.seed", "42", "--data.order", "full")
+    same = ("--reproducibility.seed", "42", "--data.order", "auto")
     again = run(TABULAR, "train", "--resume", *same, cwd=begun)
     assert again.code == 0, again.err
     assert "it was" not in again.out

@@ -17,7 +17,7 @@ import torch
 import yaml
 from forking import run_pytest
 from rendering import REPOSITORY, render
-from running import PICTURES, losses, newest_run, rows, run
+from running import EXAMPLES, losses, newest_run, rows, run
 from test_shell import shell
 from variants import choices
 
@@ -211,7 +211,7 @@ def test_the_own_tests_pass_after_a_change_that_shows_its_effect(
     title: str, unchanged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if "plot" in title:
-        monkeypatch.setenv(PICTURES, "1")
+        monkeypatch.setenv(EXAMPLES, "1")
     project = apply(title, copied(render(**ANSWERS), tmp_path))
     if "second data" in title:
         shutil.copytree(unchanged / "data/synthetic", project / "data/second")

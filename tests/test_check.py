@@ -28,7 +28,7 @@ class Broken(NamedTuple):
 
 
 SCALED = 'target = (batch["target"] - self.target_mean) / self.target_std\n        '
-WINDOW = "batch = values | {name: both[:, :history]}"
+WINDOW = "batch[name] = both[:, :history]"
 BATCH = "batch = {name: array.values[:, 0] for name, array in rows.items()}"
 SPANS = "return dict.fromkeys(self.store.arrays, span)"
 SHIFTED = "targets = values[:, 1:].masked_fill"
@@ -63,7 +63,7 @@ BROKEN = {
     "a loss that is a sum": Broken(
         "tabular",
         "model.py",
-        "loss = squares / weight.clamp(min=1)",
+        "loss = squares / total_weight.clamp(min=1)",
         "loss = squares",
         "mean",
         "each sample twice",
@@ -88,7 +88,7 @@ BROKEN = {
         "tabular",
         "dataset.py",
         BATCH,
-        f'{BATCH}\n        batch["features"] = batch["features"] + torch.randn_like(batch["features"])',
+        f'{BATCH}\n        batch["features"] = batch["features"] + batch["features"].clone().normal_()',
         "evaluation",
         "batch['features'] changes, as by an augmentation: dataset.py",
     ),
@@ -119,8 +119,8 @@ BROKEN = {
     "a value read in the step": Broken(
         "tabular",
         "model.py",
-        "loss = squares / weight.clamp(min=1)",
-        "loss = squares / max(weight.item(), 1)",
+        "loss = squares / total_weight.clamp(min=1)",
+        "loss = squares / max(total_weight.item(), 1)",
         "sync",
         "would wait for the GPU: model.py:",
     ),
@@ -208,11 +208,11 @@ NAN = {  # name: (workload, file, a line there, what it becomes, the one line th
         "model.py",
         "return self.head(x).float()",
         "return self.head(x).float() * float('nan')",
-        "sample 0 of train: a sample's values are finite, and its loss is not: ",
+        "sample 0 of train: its values are finite, and its loss is not: ",
     ),
     "in the metadata": (
         "tabular",
-        "dataset.py",
+        "prepare/rows.py",
         "writer.facts = facts",
         "facts['features'][2]['std'] = float('nan'); writer.facts = facts",
         "the metadata of the data have nan or inf: features[2].std is nan: "

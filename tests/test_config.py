@@ -591,7 +591,7 @@ def test_what_a_file_defines_is_discovered(hooked):
     """Classes, functions and names at its top level, with any annotation and parameter."""
     plugins = imported(hooked, "engine.plugins")
     names = [module.__name__.rpartition(".")[2] for module in plugins.discover("hooks", "Hook")]
-    assert names == ["heavy", "look", "examples"]
+    assert names == ["alerts", "examples", "heavy", "look"]
     pages = imported(hooked, "engine.report").parts_of_extras(Path("run"))
     assert ["seen"] in pages
     source = '"""class Text"""\nclass A: ...\nB: str = "b"\nC = D = 1\nif True:\n    E = 1\n'

@@ -99,7 +99,7 @@ def whole(tmp_path: Path) -> Path:
 def test_a_whole_run(whole):
     page = page_of(whole)
     for expected in (
-        "## Run my run",
+        "# Run my run",
         "- state: finished, at step 300",
         "- best: validation loss 0.4 at step 200 (baseline 1.25), mae 0.2",
         "- duration: 0:05:00 from ",

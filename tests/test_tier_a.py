@@ -252,8 +252,9 @@ def test_projects_fit_their_budgets(answers: Answers, budget: Budget) -> None:
 
 
 def test_the_core_has_no_empty_folder_of_extras() -> None:
-    folders = [path.name for path in (render() / "src/my_training").iterdir() if path.is_dir()]
-    assert sorted(folders) == ["commands", "engine", "hooks"]
+    package = render() / "src/my_training"
+    folders = {path.parent.name for path in package.glob("*/*.py")}
+    assert folders == {"commands", "engine", "hooks", "prepare"}
 
 
 @pytest.mark.parametrize("answers", pairwise(*structural(), "precision"), ids=name)

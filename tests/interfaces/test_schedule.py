@@ -21,7 +21,7 @@ PEAK = 0.02
 
 def names() -> tuple[str, ...]:
     """The schedules that the settings offer."""
-    return get_args(imported(render(), "config").Schedule.model_fields["name"].annotation)
+    return get_args(imported(render(), "engine.config").Schedule.model_fields["name"].annotation)
 
 
 def optimizer() -> torch.optim.Optimizer:

@@ -169,14 +169,14 @@ STEP = (
     Fault(
         "averaged gradients are not made a sum again",
         "parts/framework/pytorch.py",
-        "/ (distributed.world * share)",
-        "/ share",
+        "/ (distributed.world * step_fraction)",
+        "/ step_fraction",
         LOOP + "test_two_ranks_that_average_gradients_equal_one[0.0-pytorch]",
     ),
     Fault(
         "an epoch's rest moves the weights as a whole step does",
         "parts/framework/pytorch.py",
-        "/ (distributed.world * share)",
+        "/ (distributed.world * step_fraction)",
         "/ distributed.world",
         LOOP + "test_a_step_of_few_samples_moves_weights_by_its_share[0.0-pytorch]",
     ),
@@ -273,8 +273,8 @@ FRAMEWORKS = (
     Fault(
         "Accelerate divides by one rank's targets",
         "parts/framework/accelerate.py",
-        "distributed.sum_over_ranks(total(losses)).clamp(min=1) / (distributed.world * share)",
-        "total(losses).clamp(min=1) / share",
+        "distributed.sum_over_ranks(total(losses)).clamp(min=1)",
+        "total(losses).clamp(min=1) * distributed.world",
         LOOP + "test_two_ranks_that_average_gradients_equal_one[0.0-accelerate]",
     ),
 )
@@ -345,8 +345,8 @@ ORDERS = (
     Fault(
         "all ranks read the same",
         "engine/order.py",
-        "slots = self.rank * self.batch_size + np.arange(self.batch_size)",
-        "slots = np.arange(self.batch_size)",
+        "columns = self.rank * self.batch_size + np.arange(self.batch_size)",
+        "columns = np.arange(self.batch_size)",
         LOADER + "test_two_ranks_share_an_epoch[train-full-memmap]",
     ),
     Fault(

@@ -79,7 +79,7 @@ def check_shapes(bench: Bench) -> str:
 def check_output(model: Any, batch: Batch) -> None:
     output = model.train()(batch)
     require_attributes(Output._fields, output, f"the {type(output).__name__} that forward returns")
-    for name in ("loss", "weight"):
+    for name in ("loss", "total_weight"):
         value = getattr(output, name)
         is_right = value.dtype == torch.float32 and not value.shape
         require(is_right, f"{name} is {kind(value)}, not () float32", FORWARD)

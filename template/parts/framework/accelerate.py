@@ -79,9 +79,8 @@ def train_epoch(run: Run, optimizer: Any, accelerator: Accelerator) -> None:
         # The last, incomplete step of an epoch moves the weights by its fraction of a step.
         step_fraction = run.loader.order.step_fraction(epoch, first, number, run.accumulation)
         # Gradients are averaged over the ranks: × world makes a sum of them again.
-        total_weight = distributed.sum_over_ranks(total(losses)).clamp(min=1) / (
-            distributed.world * step_fraction
-        )
+        total_weight = distributed.sum_over_ranks(total(losses)).clamp(min=1)
+        total_weight = total_weight / (distributed.world * step_fraction)
         # Unscale, divide, clip, step, clear: one pass.
         norm = precision.step(optimizer, clip, total_weight)
         step = run.advance(number)

@@ -104,9 +104,8 @@ class Module(lightning.LightningModule):
             epoch, self.first, self.number, run.accumulation
         )
         # Gradients are averaged over the ranks: × world makes a sum of them again.
-        total_weight = distributed.sum_over_ranks(total(self.losses)).clamp(min=1) / (
-            distributed.world * step_fraction
-        )
+        total_weight = distributed.sum_over_ranks(total(self.losses)).clamp(min=1)
+        total_weight = total_weight / (distributed.world * step_fraction)
         # Unscale, divide, clip, step, clear: one pass. Lightning's wrapper counts its global_step.
         norm = precision.step(self.optimizers(), run.settings.training.gradient_clip, total_weight)
         step = run.advance(self.number)

@@ -179,7 +179,7 @@ class Hooks:
             if name in state:
                 hook.load_state_dict(state[name])
             else:
-                note = f"hook {name} starts starts_sequence: the checkpoint has no state of it"
+                note = f"hook {name} starts fresh: the checkpoint has no state of it"
                 self.notes.append(note)
         for name in sorted(state.keys() - self.with_state.keys()):
             passed_over = f"the checkpoint's state of hook {name} is passed over"

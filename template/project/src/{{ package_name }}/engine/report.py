@@ -58,8 +58,8 @@ def write_report(folder: Path) -> None:
 def page(record: Record, image: str) -> str:
     """Return the text of report.md. image: its line for curves.png."""
     environment = record.environment
-    lines = [f"{name}: {text}" for name, text in summary(record)]
-    sections = [listed(f"Run {record.name}", lines), [image]]
+    lines = [f"- {name}: {text}" for name, text in summary(record)]
+    sections = [[f"# Run {record.name}", "", *lines], [image]]
     sections.append(table("Losses and metrics", *losses(record)))
     sections.append(evaluation(record.result))
     sections += parts_of_extras(record.folder)

@@ -92,6 +92,8 @@ class Store:
 
     def __init__(self, path: Path, manifest: dict[str, Any]):
         """Raises `UserError` if this project cannot read the manifest, whose file is `path`."""
+        if not manifest:
+            raise UserError("unreadable manifest", str(path), AGAIN)
         number = manifest.get("format")
         if number != FORMAT:
             what = f"the data are of format {number}, this project reads {FORMAT}"
