@@ -170,6 +170,7 @@ def test_the_workloads_keep_to_their_contract(workload: str, tmp_path: Path) -> 
     assert skipped == set() if workload == "seq2seq" else {"padding"}, result.out
 
 
+@pytest.mark.first(8)
 @pytest.mark.parametrize("name", BROKEN)
 def test_what_breaks_the_contract_is_named(name: str, tmp_path: Path) -> None:
     fault = BROKEN[name]
@@ -221,6 +222,7 @@ NAN = {  # name: (workload, file, a line there, what it becomes, the one line th
 }
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("name", NAN)
 def test_one_nan_is_one_failure_with_its_array_column_and_sample(name: str, tmp_path: Path) -> None:
     """What depends on the samples is skipped because of them, and accuses nothing else."""

@@ -145,6 +145,7 @@ def test_recomputation_costs_flops_and_saves_memory():
     assert again.parts["activations"] < 0.6 * plain.parts["activations"]
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize("workload", choices("workload"))
 def test_fake_tensors_count_what_a_real_step_does(workload: str, tmp_path, monkeypatch):
     """How near the estimated time is: benchmarks/estimate.py."""
