@@ -254,15 +254,13 @@ def write(folder: Path, days: int = DAYS, batches: int = 3) -> None:
     dataset = module("dataset")
     table, plan = stocks(days), dataset.Plan(neighbors=NEIGHBORS)
     with module("engine.store").StoreWriter(folder, "graph") as writer:
-        panel = dataset.panel(writer, table, plan)
-        count = len(panel.dates) - 1
+        arrays = dataset.panel(writer, table, plan)
+        count = len(arrays["dates"]) - 1
         # Late days, so that each graph has all of its past.
         borders = [count - 2 * batches * BATCH, count - batches * BATCH, count, count]
         names = ("train", "validation", "test")
         writer.splits = {name: borders[place : place + 2] for place, name in enumerate(names)}
-        writer.facts = dataset.describe(
-            panel.arrays, list(table), plan, slice(*writer.splits["train"])
-        )
+        writer.facts = dataset.describe(arrays, list(table), plan, slice(*writer.splits["train"]))
 
 
 def stepping(project: Any) -> Any:

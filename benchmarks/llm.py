@@ -28,6 +28,9 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
 from publish import command_line, machine, publish  # noqa: E402
 
 BLOCK, BATCH, EVERY, WARMUP, RATE = 64, 12, 10, 20, 1e-3
+CHARACTERS = 1_200_000
+CALLS = 300  # of each way to gather windows
+FIRST = -1  # the round that warms up
 CLOCK = time.perf_counter
 FLAGS = {
     "data.block_size": BLOCK,
@@ -47,13 +50,21 @@ FLAGS = {
 }
 
 
+def shrink() -> None:
+    """Takes the sizes of a rehearsal."""
+    global CHARACTERS, CALLS, FIRST
+    CHARACTERS = 60_000
+    CALLS = 2
+    FIRST = 0
+
+
 def prepare(folder: Path) -> None:
     """The standard library's text, character by character."""
     dataset = importlib.import_module("my_training.dataset")
     tokenizer = importlib.import_module("my_training.tokenizer")
     source = Path(os.__file__).parent
     text = b"".join(path.read_bytes() for path in sorted(source.glob("*.py")))
-    kept = bytes(byte for byte in text if byte < 128)[:1_200_000]
+    kept = text.decode("ascii", "ignore")[:CHARACTERS].encode()
     (folder / "text").write_bytes(kept)
     characters = "".join(sorted(set(kept.decode())))
     borders = lambda ends: [int(0.9 * ends[-1]), int(0.95 * ends[-1]), int(ends[-1])]  # noqa: E731
@@ -141,7 +152,7 @@ def compare(torch: Any, folder: Path, threads: int, rounds: int, steps: int) -> 
     tenth = lambda times: float(np.percentile(times[5:], 10))  # noqa: E731 - the first steps warm up
     found = []
     with open(os.devnull, "w") as nothing:
-        for number in range(-1, rounds):
+        for number in range(FIRST, rounds):
             stdout, sys.stdout = sys.stdout, nothing
             ours = Ours(folder, steps)
             with ours.session as session:
@@ -202,7 +213,7 @@ def windows(torch: Any, folder: Path) -> list[list[str]]:
         figures = []
         for call in (gathered, copied):
             times = []
-            for _ in range(300):
+            for _ in range(CALLS):
                 start = time.perf_counter()
                 call()
                 times.append(1e6 * (time.perf_counter() - start))
@@ -232,6 +243,8 @@ def main() -> None:
         "--cpu-time", action="store_true", help="of one thread; for a machine that others use too"
     )
     arguments = command_line(parser, threads=[1], rounds=1, steps=7)
+    if arguments.rehearse:
+        shrink()
     import torch
     from rendering import render
 
@@ -262,7 +275,7 @@ def main() -> None:
             torch.set_num_threads(1)
             columns = ["block", "batch", "gathered", "row by row", ""]
             rows = windows(torch, folder)
-            how = f"{protocol}, tenth percentile of 300 calls"
+            how = f"{protocol}, tenth percentile of {CALLS} calls"
             publish("llm", "windows", how, {"columns": columns, "rows": rows}, arguments=arguments)
 
 

@@ -35,7 +35,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 BATCH, PAIRS, EVERY, WARMUP, RATE = 16, 640, 10, 5, 1e-3
 LENGTHS = (256, 96)  # the longest source and target
 CLOCK = time.perf_counter
-FLAGS = {
+FIRST = -1  # the round that warms up
+FLAGS: dict[str, Any] = {
     "data.batch_size": BATCH,
     "optimizer.learning_rate": RATE,
     "schedule.warmup_steps": WARMUP,
@@ -46,10 +47,11 @@ FLAGS = {
 
 def shrink() -> None:
     """Takes the sizes of a rehearsal."""
-    global BATCH, LENGTHS
+    global BATCH, FIRST, LENGTHS
     BATCH = 2
+    FIRST = 0
     LENGTHS = (16, 8)
-    FLAGS["data.batch_size"] = BATCH
+    FLAGS.update({"data.batch_size": BATCH, "model.layers": 1, "model.width": 32})
 
 
 def prepare(folder: Path, count: int) -> list[Any]:
@@ -204,7 +206,7 @@ def measure_loop(torch: Any, folder: Path, rounds: int, steps: int) -> list[list
     import numpy as np
 
     found = []
-    for number in range(-1, rounds):
+    for number in range(FIRST, rounds):
         made = Ours(folder, **{"training.max_steps": steps})
         with quiet(), made.session as session:
             for run in session.phases():
@@ -252,7 +254,7 @@ def measure_epoch(torch: Any, folder: Path, pairs: list[Any], rounds: int) -> li
         raise RuntimeError("the session had no phase")
 
     sides = {"bucket": lambda: ours("bucket"), "full": lambda: ours("full"), "Trainer": theirs}
-    for number in range(-1, rounds):
+    for number in range(FIRST, rounds):
         names = list(sides) if number % 2 else list(reversed(sides))
         rates = {name: sides[name]() for name in names}
         if number >= 0:

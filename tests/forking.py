@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from running import PACKAGE, PATIENCE, Result, Running, _child
 
@@ -72,6 +73,23 @@ def forked_trainings(project: Path, before: Callable[[], Any] | None = None) -> 
             before()
 
     return put
+
+
+def run_pytest(project: Path, *words: str, before: Callable[[], Any] | None = None) -> Result:
+    """Runs the own tests of a project in a fork; before: called in it first."""
+
+    def child() -> None:
+        os.environ.pop("PYTEST_ADDOPTS", None)
+        for name in ("conftest", "train"):
+            sys.modules.pop(name, None)
+        if before is not None:
+            before()
+        options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", f"--rootdir={project}"]
+        code = pytest.main([*options, f"--basetemp={project}/temporary", *words])
+        sys.stdout.flush()
+        os._exit(int(code))
+
+    return Running(project, (), project, child).wait(2 * PATIENCE)
 
 
 def forget(file: Path) -> None:

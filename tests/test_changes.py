@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,8 +15,9 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from forking import run_pytest
 from rendering import REPOSITORY, render
-from running import EXAMPLES, PATIENCE, Running, losses, newest_run, rows, run
+from running import EXAMPLES, losses, newest_run, rows, run
 from test_shell import shell
 from variants import choices
 
@@ -65,7 +64,7 @@ def copied(project: Path, folder: Path) -> Path:
 
 
 def own_tests(project: Path) -> Path:
-    """`make test` in a fork, whose commands are forks; return the folder that it trained in."""
+    """`make test`, whose commands are forks; return the folder that it trained in."""
     temporary = project / "temporary"
 
     def run_forked(command: list[str], **options: Any) -> SimpleNamespace:
@@ -74,16 +73,10 @@ def own_tests(project: Path) -> Path:
             file.write(result.out)
         return SimpleNamespace(returncode=result.code, stdout=result.out, stderr=result.err)
 
-    def child() -> None:
+    def fork_commands() -> None:
         subprocess.run = run_forked  # type: ignore[assignment]
-        os.environ.pop("PYTEST_ADDOPTS", None)
-        sys.modules.pop("conftest", None)
-        options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", f"--rootdir={project}"]
-        code = pytest.main([*options, f"--basetemp={temporary}", "tests"])
-        sys.stdout.flush()
-        os._exit(int(code))
 
-    result = Running(project, (), project, child).wait(2 * PATIENCE)
+    result = run_pytest(project, "tests", before=fork_commands)
     assert result.code == 0, result.out[-3000:]
     return next(temporary.glob("test_training_learns*"))
 
@@ -178,8 +171,11 @@ EFFECTS: dict[str, Callable[[Path, str], None] | None] = {  # None: other losses
     "A second term of the loss": terms,
     "A second data set, measured at each evaluation": second,
     "A printed line": line,
+    "Weights of another run": None,
+    "A command": None,
 }
-WATCHES = ("metric", "plot", "Averaged", "second data", "printed")  # these change no loss
+# These change no loss.
+WATCHES = ("metric", "plot", "Averaged", "second data", "printed", "another run", "command")
 
 
 # ---- tests -------------------------------------------------------------------------------------
@@ -209,6 +205,7 @@ def test_a_change_is_small_and_has_its_place_in_every_workload(title: str, tmp_p
             shell(project, "ruff", "format", "--check", *sources)
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize("title", EFFECTS)
 def test_the_own_tests_pass_after_a_change_that_shows_its_effect(
     title: str, unchanged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -232,7 +229,6 @@ def test_weights_of_another_run(unchanged: Path, tmp_path: Path) -> None:
     assert result.code == 0, result.err
     assert "note: weights of runs/source/" in result.out
     assert "left: nothing" in result.out
-    own_tests(project)
 
 
 def test_a_command(tmp_path: Path) -> None:
@@ -240,8 +236,7 @@ def test_a_command(tmp_path: Path) -> None:
     result = run(project, "weights", cwd=tmp_path)
     assert result.code == 0, result.err
     assert re.search(r"^ +64  first.bias$", result.out, re.MULTILINE)
-    own_tests(project)
 
 
 def test_all_changes_are_tested() -> None:
-    assert SECTIONS.keys() == {*EFFECTS, "Weights of another run", "A command"}
+    assert SECTIONS.keys() == EFFECTS.keys()

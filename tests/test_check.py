@@ -6,10 +6,7 @@ import shutil
 from pathlib import Path
 from typing import NamedTuple
 
-import h5py
-import numpy as np
 import pytest
-from importing import imported
 from rendering import render
 from running import one_error, run
 from test_tier_b import TINY
@@ -31,7 +28,6 @@ class Broken(NamedTuple):
 
 
 SCALED = 'target = (batch["target"] - self.target_mean) / self.target_std\n        '
-RUNS_AWAY = "x = functional.relu(self.first(inputs))"
 WINDOW = "batch[name] = both[:, :history]"
 BATCH = "batch = {name: array.values[:, 0] for name, array in rows.items()}"
 SPANS = "return dict.fromkeys(self.store.arrays, span)"
@@ -64,14 +60,6 @@ BROKEN = {
     "an unshifted token": Broken(
         "llm", "dataset.py", SHIFTED, SHIFTED.replace("1:", ":-1"), "future", "row 0 of 'tokens'"
     ),
-    "attention that sees what comes": Broken(
-        "llm",
-        "model.py",
-        "is_causal=time > 1",
-        "is_causal=False",
-        "future",
-        "of 'tokens' makes target",
-    ),
     "a loss that is a sum": Broken(
         "tabular",
         "model.py",
@@ -88,23 +76,6 @@ BROKEN = {
         "labels",
         "do rows and labels belong together",
     ),
-    "classes from one": Broken(
-        "llm",
-        "dataset.py",
-        SHIFTED,
-        "targets = (values[:, 1:] + 200).masked_fill",
-        "samples",
-        "sample 0 of train",
-    ),
-    "nan at one sample": Broken(
-        "tabular",
-        "dataset.py",
-        'writer.source = {"kind": "synthetic"}',
-        'target = writer._open["target"]; target.seek(-4 * (20_000 - 222), 2)\n'
-        '        target.write(np.float32("nan").tobytes()); target.seek(0, 2)',
-        "samples",
-        "sample 222 of train: 'target' has nan: the prepared data",
-    ),
     "weights not registered": Broken(
         "tabular",
         "model.py",
@@ -120,14 +91,6 @@ BROKEN = {
         f'{BATCH}\n        batch["features"] = batch["features"] + batch["features"].clone().normal_()',
         "evaluation",
         "batch['features'] changes, as by an augmentation: dataset.py",
-    ),
-    "a state kept between batches": Broken(
-        "tabular",
-        "model.py",
-        RUNS_AWAY,
-        f"{RUNS_AWAY} + getattr(self, 'kept', 0.0)\n        self.kept = x.detach().mean()",
-        "evaluation",
-        "a state is kept",
     ),
     "dropout in evaluation": Broken(
         "timeseries",
@@ -193,14 +156,6 @@ BROKEN = {
         "shapes",
         "metrics are not the same",
     ),
-    "an error in the model": Broken(
-        "tabular",
-        "model.py",
-        "x = layer(x)",
-        "x = layer(x[:, 1:])",
-        "shapes",
-        "RuntimeError: .*: model.py:",
-    ),
 }
 
 
@@ -215,6 +170,7 @@ def test_the_workloads_keep_to_their_contract(workload: str, tmp_path: Path) -> 
     assert skipped == set() if workload == "seq2seq" else {"padding"}, result.out
 
 
+@pytest.mark.first(8)
 @pytest.mark.parametrize("name", BROKEN)
 def test_what_breaks_the_contract_is_named(name: str, tmp_path: Path) -> None:
     fault = BROKEN[name]
@@ -248,14 +204,6 @@ NAN = {  # name: (workload, file, a line there, what it becomes, the one line th
         "sample 0 of train: 'features' has inf in column 4 (height): "
         "dataset.py, Samples.batch: the prepared data are finite",
     ),
-    "in a window": (
-        "timeseries",
-        "dataset.py",
-        WINDOW,
-        f"both[:, 3, 1] = float('nan')\n        {WINDOW}",
-        "sample 0 of train: 'H1' has nan in column 1 (warmth): "
-        "dataset.py, Samples.batch: the prepared data are finite",
-    ),
     "in the model": (
         "tabular",
         "model.py",
@@ -274,6 +222,7 @@ NAN = {  # name: (workload, file, a line there, what it becomes, the one line th
 }
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("name", NAN)
 def test_one_nan_is_one_failure_with_its_array_column_and_sample(name: str, tmp_path: Path) -> None:
     """What depends on the samples is skipped because of them, and accuses nothing else."""
@@ -292,36 +241,6 @@ def test_one_nan_is_one_failure_with_its_array_column_and_sample(name: str, tmp_
     assert lines.pop("shapes")[0] == lines.pop("sync")[0] == "ok"
     assert set(map(tuple, lines.values())) == {("skipped", "because samples failed")}
     assert len(lines) == 11
-
-
-def test_checks_depend_on_checks_before_them() -> None:
-    """Else one would run before what it takes for granted, or wait for a name that is none."""
-    contract = imported(render(workload="tabular", **CHECK), "measure.contract")
-    names = [check.__name__.removeprefix("check_") for check in contract.CHECKS]
-    order = {name: place for place, name in enumerate(names)}
-    assert contract.DEPENDS_ON.keys() == set(names) - {"shapes"}
-    assert all(order[needed] < order[name] for name, needed in contract.DEPENDS_ON.items())
-
-
-def test_what_depends_on_a_failed_check_through_others_names_the_cause() -> None:
-    failed_before = imported(render(workload="tabular", **CHECK), "commands.check").failed_before
-    chain = {"b": "a", "c": "b", "d": "c", "x": "a"}
-    assert failed_before("d", {"a": "ok", "b": "failed", "c": "skipped"}, chain) == "b"
-    assert failed_before("x", {"a": "ok", "b": "failed"}, chain) == ""
-    assert failed_before("d", {"a": "ok", "b": "skipped", "c": "ok"}, chain) == "", (
-        "no use for it: no failure"
-    )
-
-
-def test_packed_data_are_read_by_hdf5(tmp_path: Path) -> None:
-    project, random = render(workload="windows", **CHECK), np.random.default_rng(0)
-    values = random.standard_normal((300, 6, 2)).astype(np.float32)
-    with h5py.File(tmp_path / "packed.h5", "w") as file:
-        for name, rows in (("features", values), ("targets", values[:, -1])):
-            file.create_dataset(name, data=rows, chunks=True, compression="gzip")
-    assert run(project, "prepare", "--input", str(tmp_path / "packed.h5"), cwd=tmp_path).code == 0
-    result = run(project, "check", "--only", "shapes", "--only", "samples", *SMALL, cwd=tmp_path)
-    assert result.code == 0, result.out + result.err
 
 
 def test_a_mistake_in_the_command_is_one_line(tmp_path: Path) -> None:

@@ -52,7 +52,9 @@ class Recurrent(Toy):
         self.lstm = nn.LSTM(32, 64, 2, batch_first=True)
 
     def forward(self, batch):
-        return interfaces.Output(self.lstm(batch["x"])[0].square().mean(), torch.tensor(1.0))
+        with torch.autocast("cpu", enabled=False):
+            outputs, _ = self.lstm(batch["x"].float())
+        return interfaces.Output(outputs.square().mean(), torch.tensor(1.0))
 
 
 def batch(*shape: int) -> dict:
@@ -89,9 +91,6 @@ def test_adafactor_keeps_what_torch_does():
     )
     found = costs.count(Recurrent, batch(2, 5, 32), "fp32", optimizer="adafactor")
     assert found.parts["optimizer"] == kept + unused
-    adamw = costs.count(Recurrent, batch(2, 5, 32), "fp32", optimizer="adamw")
-    assert adamw.parts["optimizer"] == 8 * adamw.parameters
-    assert found.memory < adamw.memory
 
 
 def test_half_precision_halves_what_products_move():
@@ -110,51 +109,43 @@ def test_an_lstm_counts_all_its_steps():
     assert found.flops == 3 * forward
 
 
-@pytest.mark.parametrize("workload", ["timeseries", "windows"])
-@pytest.mark.first(1)
-def test_an_lstm_is_in_half_precision_on_a_card_and_not_on_a_cpu(
-    workload: str, tmp_path, monkeypatch
-):
+def test_an_lstm_is_in_half_precision_on_a_card_and_not_on_a_cpu():
     """It is counted on a CPU, where it computes in float32."""
-    monkeypatch.chdir(tmp_path)
-    project = render(workload=workload)
-    settings, build = imported(project, "config").load(), imported(project, "model").build_model
-    assembled = imported(project, "assemble")
-    distributed = imported(project, "engine.distributed").Distributed()
-    store = assembled.open_store(settings)
-    samples = next(assembled.assemble(settings, distributed, store).loader("train", True).epoch(0))
-    counting = imported(project, "measure.costs")
+    counted = {}
+    for precision, on_gpu in (("fp32", True), ("bf16", True), ("bf16", False)):
+        found = costs.count(Recurrent, batch(8, 50, 32), precision, on_gpu=on_gpu)
+        counted[precision, on_gpu] = found.flops, any(step.half for step in found.operations)
+    flops = costs.count(Recurrent, batch(8, 50, 32), "fp32").flops
+    assert list(counted.values()) == [(flops, False), (flops, True), (flops, False)]
 
-    def counted(precision: str, on_gpu: bool) -> tuple[Any, Any]:
-        costs = counting.count(
-            lambda: build(settings, store.facts), samples, precision, on_gpu=on_gpu
-        )
-        return costs, max(costs.operations, key=lambda operation: costs.operations[operation])
 
-    full, full_step = counted("fp32", True)
-    card, card_step = counted("bf16", True)
-    cpu, cpu_step = counted("bf16", False)
-    assert card.flops == cpu.flops == full.flops
-    assert (full_step.half, card_step.half, cpu_step.half) == (False, True, False)
-    assert card_step.bytes == full_step.bytes / 2 == cpu_step.bytes / 2
-    assert card.peak_bytes < cpu.peak_bytes
+class LanguageModel:
+    """A batch of 8 texts of 128 tokens, and what a model of these sizes makes of it."""
+
+    def __init__(self, vocabulary: int, **sizes: object):
+        project = render(workload="llm")
+        flags = [(f"model.{name}", str(value)) for name, value in sizes.items()]
+        settings = imported(project, "config").load(overrides=flags)
+        facts = {"vocabulary": vocabulary, "token_bytes": [1] * vocabulary}
+        self.project = project
+        self.build = lambda: imported(project, "model").build_model(settings, facts)
+        tokens = torch.empty(8, 128, dtype=torch.int64)
+        self.samples = {"tokens": tokens, "targets": tokens, "index": tokens[:, 0]}
+
+    def count(self, precision: str, checkpointing: bool = False):
+        count = imported(self.project, "measure.costs").count
+        return count(self.build, self.samples, precision, checkpointing)
 
 
 def test_recomputation_costs_flops_and_saves_memory():
-    project = render(workload="llm")
-    load, build = imported(project, "config").load, imported(project, "model").build_model
-    facts = {"vocabulary": 256, "token_bytes": [1] * 256}
-    settings = load(overrides=[("model.width", "128"), ("model.layers", "8"), ("model.heads", "4")])
-    tokens = torch.empty(8, 128, dtype=torch.int64)
-    samples = {"tokens": tokens, "targets": tokens, "index": tokens[:, 0]}
-    counted = imported(project, "measure.costs").count
-    plain, again = (
-        counted(lambda: build(settings, facts), samples, "fp32", flag) for flag in (False, True)
-    )
+    model = LanguageModel(256, width=128, layers=8, heads=4)
+    plain = model.count("fp32")
+    again = model.count("fp32", checkpointing=True)
     assert 1.2 * plain.flops < again.flops < 1.4 * plain.flops
     assert again.parts["activations"] < 0.6 * plain.parts["activations"]
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize("workload", choices("workload"))
 def test_fake_tensors_count_what_a_real_step_does(workload: str, tmp_path, monkeypatch):
     """How near the estimated time is: benchmarks/estimate.py."""
@@ -183,20 +174,10 @@ def test_fake_tensors_count_what_a_real_step_does(workload: str, tmp_path, monke
 @pytest.mark.parametrize("chunked", ["true", "false"])
 def test_a_language_model_counts_as_the_library_counts_it(chunked: str):
     """Attention and the chunked loss are operations without a formula in torch."""
-    project = render(workload="llm")
-    load, build = imported(project, "config").load, imported(project, "model").build_model
-    facts = {"vocabulary": 50257, "token_bytes": [1] * 50257}
-    sizes = [("model.size", "small"), ("model.layers", "2")]
-    settings = load(overrides=[*sizes, ("model.chunked_loss", chunked)])
-    tokens = torch.empty(16, 128, dtype=torch.int64)
-    samples = {"tokens": tokens, "targets": tokens, "index": tokens[:, 0]}
-    found = imported(project, "measure.costs").count(
-        lambda: build(settings, facts), samples, "bf16"
-    )
-    expected = imported(project, "hooks.throughput").count_flops(
-        lambda: build(settings, facts), samples
-    )
-    assert found.flops == pytest.approx(16 * expected, rel=0.02)
+    model = LanguageModel(50257, size="small", layers=2, chunked_loss=chunked)
+    count_flops = imported(model.project, "hooks.throughput").count_flops
+    expected = 8 * count_flops(model.build, model.samples)
+    assert model.count("bf16").flops == pytest.approx(expected, rel=0.02)
 
 
 # ---- cards ----
@@ -223,35 +204,6 @@ def test_each_operation_takes_the_longer_of_its_flops_and_bytes():
     assert slow_host.step(made((0.0, 1e9, False))) == (pytest.approx(0.21), "launch")
     in_turn = slow_host._replace(is_host=True)
     assert in_turn.step(made((0.0, 1e9, False)))[0] == pytest.approx(0.211)
-
-
-def test_a_card_is_too_small_from_its_memory_on():
-    held = made(parameters=10**9)  # 4 + 4 + 8 GB, less the weights that this one does not count
-    assert held.memory == 12e9
-    card = gpus.table()["t4"]
-    assert costs.card(card, "fp16").fits(held)
-    assert not costs.card(card, "fp16")._replace(memory=13e9).fits(held)
-
-
-def test_products_run_at_the_peak_of_their_format():
-    a100 = costs.card(gpus.table()["a100_80gb"], "bf16")
-    assert (a100.flops, a100.half_flops) == (156e12, 312e12)
-    assert costs.card(gpus.table()["a100_80gb"], "fp32").flops == 19.5e12
-    v100 = costs.card(gpus.table()["v100"], "fp16")
-    assert (v100.flops, v100.half_flops) == (15.7e12, 125e12)
-
-
-def test_rows_are_ranked_by_price_then_time_and_what_fails_comes_last():
-    ranked = [
-        {"fits": True, "epoch_price": 1.0, "step_ms": 9.0},
-        {"fits": True, "epoch_price": 2.0, "step_ms": 1.0},
-        {"fits": True, "epoch_price": None, "step_ms": 0.5},
-        {"fits": True, "epoch_price": None, "step_ms": 0.7, "card_gb": 8.0},
-        {"fits": True, "epoch_price": None, "step_ms": 0.7, "card_gb": 80.0},
-        {"fits": False, "epoch_price": 0.1, "step_ms": 0.1},
-        {"fits": False, "why": "no bf16"},
-    ]
-    assert sorted((ranked[i] for i in (4, 3, 0, 6, 2, 5, 1)), key=estimate.rank) == ranked
 
 
 # ---- the command ----
@@ -300,16 +252,6 @@ def test_three_cards_are_ordered_by_speed_and_by_price(tmp_path):
     assert [card for card in priced if card != "cpu"][-1] == "h100"
     assert priced["h100"]["epoch_price"] == pytest.approx(100 * priced["h100"]["epoch_hours"])
     assert priced["t4"]["epoch_price"] == pytest.approx(priced["t4"]["epoch_hours"])
-
-
-def test_a_table_for_people(tmp_path):
-    words = ("--gpu", "v100", "h200", "--training.precision", "bf16", "--price", "h200=4")
-    result = estimated(render(workload="tabular"), "estimate", *words, cwd=tmp_path)
-    assert result.code == 0, result.err
-    assert " parameters, " in result.out
-    assert "GB in fp32: weights " in result.out
-    assert [line.split()[0] for line in result.out.splitlines() if " of 141" in line] == ["h200"]
-    assert "no bf16 tensor cores" in result.out
 
 
 def test_the_cpu_is_a_card_of_the_table_and_the_optimizer_is_the_settings(tmp_path):

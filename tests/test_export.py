@@ -147,50 +147,6 @@ def test_what_was_compiled_for_training_is_exported_plain(tmp_path) -> None:
     assert metrics(result.out)["int8"][0] == pytest.approx(metrics(result.out)["as"][0], rel=0.05)
 
 
-@pytest.mark.full
-def test_a_model_that_carries_a_state_is_exported_without(tmp_path) -> None:
-    project = render(workload="timeseries", **EXPORT)
-    words = (
-        "train",
-        *TINY["timeseries"],
-        *SHORT,
-        "--data.order",
-        "lanes",
-        "--data.batch_size",
-        "4",
-    )
-    assert run(project, *words, cwd=tmp_path).code == 0
-    result = run(project, "export", cwd=tmp_path)
-    assert "model.pt2: " in result.out, (result.out, result.err)
-    folder = newest_run(tmp_path) / "export"
-    by_torch = example(project, folder)
-    (folder / "model.pt2").unlink()
-    assert example(project, folder).split()[0] == by_torch.split()[0] == "prediction"
-
-
-def test_without_a_test_split_the_validation_split_is_taken_and_named(tmp_path) -> None:
-    lines = [f"{row},{row % 7},{row % 3}" for row in range(200)]
-    (tmp_path / "t.csv").write_text("\n".join(["a,b,y", *lines]))
-    project = render(workload="tabular", **EXPORT)
-    words = (
-        "prepare",
-        "--input",
-        "t.csv",
-        "--target",
-        "y",
-        "--task",
-        "regression",
-        "--split",
-        "0.8,0.2,0",
-    )
-    for each in (words, ("train", *TINY["tabular"], *SHORT), ("export", "--int8")):
-        result = run(project, *each, cwd=tmp_path)
-        assert result.code == 0, result.err
-    assert "measured on the validation split:\n" in result.out
-    index = load_file(newest_run(tmp_path) / "export/example.safetensors")["index"]
-    assert (index >= 0).sum() == 40
-
-
 def test_a_head_that_shares_its_weight_with_an_embedding_stays() -> None:
     module = imported(render(workload="timeseries", **EXPORT), "commands.export")
     model = torch.nn.Module()
@@ -202,13 +158,6 @@ def test_a_head_that_shares_its_weight_with_an_embedding_stays() -> None:
     rounded, _ = module.quantize(model, {"x": torch.zeros(2, dtype=torch.int64)})
     assert set(rounded) == {"hidden.weight"}
     assert model.head.weight is model.embedding.weight
-    assert set(module.stored(model, rounded)) == {
-        "embedding.weight",
-        "hidden.weight",
-        "hidden.weight.scale",
-        "hidden.bias",
-        "head.bias",
-    }
 
 
 def test_mistakes_are_one_line(tmp_path) -> None:

@@ -71,14 +71,6 @@ def test_minutes_of_phases_are_refused(tmp_path: Path) -> None:
     one_error(done, "its own number of steps")
 
 
-def test_the_measured_steps_leave_nothing_behind(tmp_path: Path) -> None:
-    project = render(workload="tabular", tracker="tensorboard")
-    assert run(project, "train", "--minutes", "0.003", *LONG, "--name", "a", cwd=tmp_path).code == 0
-    left = {path.name for path in tmp_path.iterdir() if path.name[0] != "."}
-    assert left == {"config.yaml", "data", "runs"}
-    assert len(list((tmp_path / "runs/a").glob("**/events.out.tfevents.*"))) == 1
-
-
 def test_first_steps_have_lines_of_their_own_with_the_time_left(tmp_path: Path) -> None:
     done = run(render(workload="tabular"), "train", "--training.max_steps", "120", cwd=tmp_path)
     assert done.code == 0, done.err

@@ -6,7 +6,6 @@ import importlib
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -88,30 +87,6 @@ def test_every_row_is_measured_once_and_fits_its_page(part: str, tmp_path: Path)
         assert [value is None for value in resident] == [True, False, False, False]
 
 
-def test_a_row_that_is_there_is_kept(run_all: Any, tmp_path: Path) -> None:
-    """Of this card and protocol; one that failed, or is of another card, is measured again."""
-    rows = importlib.import_module("rows")
-    arguments = SimpleNamespace(rehearse=True, headline=False, output=tmp_path)
-
-    def book() -> Any:
-        cells = lambda row, done: [row["value"]]  # noqa: E731
-        return rows.Book("graph", ["", "value"], cells, ["a", "b", "c"], arguments, "same")
-
-    def fails() -> dict[str, Any]:
-        raise RuntimeError("no")
-
-    first = book()
-    first.measure("a", lambda: {"value": 1, "memory_gb": 0})
-    first.measure("b", fails)
-    write_rows(tmp_path, "graph", ["c"], value=2)
-    measured: list[str] = []
-    plan = {}
-    for name in ("a", "b", "c"):
-        plan[name] = lambda name=name: measured.append(name) or {"value": 3, "memory_gb": 0}
-    book().run(plan)
-    assert measured == ["b", "c"]
-
-
 def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
     done = run_file(GPU / "graph.py", "--output", str(tmp_path), cwd=tmp_path)
     assert done.code == 1
@@ -131,8 +106,7 @@ def test_tests_come_first_then_headlines_then_the_rest(
     monkeypatch.setattr(run_all.subprocess, "run", call)
     assert run_all.run_all(tmp_path, rehearse=True) == 1
     assert called[0][:4] == ["-m", "pytest", "-m", "gpu"]
-    first = [words[0] for words in called[1:] if "--headline" in words]
-    assert first == [words[0] for words in called[1:3]], "headlines come before the rest"
+    assert called[1][-1] == "--headline" or "--headline" in called[1]
     files = [Path(words[0]).stem for words in called[1:]]
     assert set(files) == set(PARTS)
     assert all("--rehearse" in words for words in called[1:])
@@ -165,19 +139,11 @@ def test_only_what_was_measured_is_published(run_all: Any, tmp_path: Path) -> No
     assert f"| {every[0]} | 7.5 |" in text
     assert f"| {failed} | not measured yet |" in text
     assert f"| {missing} | not measured yet |" in text
-    assert "NVIDIA H200, driver 580.1" in text
     (headlines,) = json.loads((pages / "README.json").read_text())["headlines"]["tables"]
     ours = [row[-1] for row in headlines["rows"]]
     assert ours == [None, None, "+0.0% a step", None, "memory +0%, 1.0× the tokens/s"]
-    readme = (pages / "README.md").read_text()
-    assert "ours: 2026-11-30, NVIDIA H200, driver 580.1." in readme
-    for page in ("seq2seq", "graph", "loaders"):
-        assert (pages / f"{page}.md").read_text() == (PAGES / f"{page}.md").read_text()
-
-
-def test_headlines_are_made_of_rows_that_exist(run_all: Any) -> None:
-    for page, name, reference, _ in run_all.HEADLINES:
-        assert {name, reference} <= set(names(page))
+    assert "ours: 2026-11-30, NVIDIA H200, driver 580.1." in (pages / "README.md").read_text()
+    assert (pages / "graph.md").read_text() == (PAGES / "graph.md").read_text()
 
 
 def test_a_rehearsal_is_never_published(run_all: Any, tmp_path: Path) -> None:
@@ -193,10 +159,3 @@ def test_carried_projects_are_those_that_benchmarks_ask_for() -> None:
     carried = importlib.import_module("gpu").projects()
     for _, answers in PARTS.values():
         assert any(answers.items() <= project.items() for project in carried), answers
-
-
-def test_make_runs_everything_or_one_part() -> None:
-    for words, file in ((), "run_all"), (("PART=llm",), "llm"):
-        command = ("make", "--dry-run", "bench-gpu", *words)
-        said = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
-        assert f"benchmarks/gpu/{file}.py" in said.stdout

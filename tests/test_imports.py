@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import graphlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -74,22 +75,6 @@ def graph(package: Path, starting: bool = False) -> Edges:
     return edges
 
 
-def cycle(edges: Edges) -> list[str]:
-    """Modules of a circle, first to last; empty where there is none."""
-    done: set[str] = set()
-
-    def walk(module: str, way: list[str]) -> list[str]:
-        if module in way:
-            return [*way[way.index(module) :], module]
-        if module in done:
-            return []
-        done.add(module)
-        ways = (walk(other, [*way, module]) for other in sorted(edges[module]))
-        return next(filter(None, ways), [])
-
-    return next(filter(None, (walk(module, []) for module in edges)), [])
-
-
 def of_an_extra(module: str) -> bool:
     folder, _, inside = module.partition(".")
     return folder == "measure" or inside in OF_EXTRAS.get(folder, ())
@@ -99,7 +84,7 @@ def of_an_extra(module: str) -> bool:
 def test_imports_lead_down_and_in_no_circle(answers: Answers) -> None:
     """The engine knows nothing above it, the core no extra; not even their types."""
     edges = graph(package_of(answers))
-    assert cycle(edges) == []
+    graphlib.TopologicalSorter(edges).prepare()  # raises CycleError
     extras = {f"{folder}.{inside}" for folder, names in OF_EXTRAS.items() for inside in names}
     assert extras <= edges.keys()
     for module, imports in edges.items():
@@ -126,25 +111,17 @@ def test_a_training_starts_without_what_it_does_not_use(workload: str) -> None:
         assert slow <= ({"h5py"} if workload == "windows" else set()), module
 
 
-def test_a_circle_is_found() -> None:
-    assert cycle({"a": {"b"}, "b": {"c"}, "c": set()}) == []
-    assert cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
-
-
 @pytest.mark.parametrize("framework", choices("framework"))
 def test_the_loop_shows_the_algorithm(framework: str) -> None:
     """Forward in autocast, backward, clip, step, schedule, log: in train.py, not in what it
     calls."""
-    tree = ast.parse(
-        (render(framework=framework) / "src/my_training/train.py").read_text(encoding="utf-8")
-    )
-    nodes = list(ast.walk(tree))
-    calls = {ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)}
-    names = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
-    names |= {node.id for node in nodes if isinstance(node, ast.Name)}
-    names |= {str(node.arg) for node in nodes if isinstance(node, ast.keyword)}
-    assert names & {"backward", "manual_backward"}
-    assert "autocast" in names
-    assert any("clip" in name for name in names)
-    for call in ("precision.step", "schedule.set", "monitor.log"):
-        assert any(found.endswith(call) for found in calls), call
+    text = (render(framework=framework) / "src/my_training/train.py").read_text(encoding="utf-8")
+    for step in (
+        "autocast",
+        "backward(",
+        "clip",
+        "precision.step(",
+        "schedule.set(",
+        "monitor.log(",
+    ):
+        assert step in text

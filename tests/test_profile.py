@@ -66,29 +66,6 @@ def test_every_workload_has_its_layers(answers: dict[str, str], tmp_path: Path) 
     assert len([label for label in names if label.startswith("layer: ")]) > 2
 
 
-def test_the_chunk_loader_is_measured_as_it_trains(tmp_path: Path) -> None:
-    """On a GPU it reads batch by batch until it knows what a first step leaves free."""
-
-    def as_on_a_gpu() -> None:
-        chunks = importlib.import_module(f"{PACKAGE}.engine.chunks").Chunks
-        begin = chunks.__init__
-        close = chunks.close
-
-        def init(self: Any, *given: Any, **named: Any) -> None:
-            begin(self, *given, **named)
-            self.dry = True
-
-        def closing(self: Any) -> None:
-            Path("stats.json").write_text(json.dumps(self.stats()))
-            close(self)
-
-        chunks.__init__ = init
-        chunks.close = closing
-
-    profiled(tmp_path, as_on_a_gpu, loader="chunk")
-    assert json.loads((tmp_path / "stats.json").read_text())["resident"] == 1
-
-
 @pytest.mark.parametrize("workload", choices("workload"))
 @pytest.mark.first(1)
 def test_a_slow_loader_is_the_bottleneck(workload: str, tmp_path: Path) -> None:
@@ -207,16 +184,6 @@ def test_a_compiled_block_is_one_layer() -> None:
     assert "small.inner" not in rows
     assert model.small(torch.ones(1, 512)).shape == (1, 2)
     torch._dynamo.reset()
-
-
-def test_recomputation_belongs_to_backward() -> None:
-    plain = attributed(Two())
-    model = Two()
-    module("engine.optimization").checkpoint_blocks(list(model.layers))
-    rows = attributed(model)
-    assert rows["layers.*"].kernels > plain["layers.*"].kernels
-    # And the random state.
-    assert rows["layers.*"].kept_bytes < 1.02 * plain["layers.*"].kept_bytes
 
 
 # ---- the verdict ---------------------------------------------------------------------------------

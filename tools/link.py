@@ -11,6 +11,10 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "template/project/src/{{ package_name }}"
 
 
+def rendered(name: str, answers: dict[str, str]) -> str:
+    return jinja2.Template(name).render(answers) if "{" in name else name
+
+
 def link(folder: Path, **answers: str) -> None:
     """Links one variant into `folder`/src/my_training; questions that `answers` omits are as by default."""
     questions = yaml.safe_load((ROOT / "copier.yml").read_text(encoding="utf-8"))
@@ -27,7 +31,7 @@ def link(folder: Path, **answers: str) -> None:
     shutil.rmtree(folder / "src", ignore_errors=True)
     for part in [path for path in PACKAGE.rglob("*.*") if path.suffix in {".py", ".jinja"}]:
         # A name is empty, but for .jinja, where its condition is false.
-        names = [jinja2.Template(name).render(answers) for name in part.relative_to(PACKAGE).parts]
+        names = [rendered(name, answers) for name in part.relative_to(PACKAGE).parts]
         if not all(names) or names[-1] == ".jinja":
             continue
         place = folder / "src/my_training" / Path(*names)

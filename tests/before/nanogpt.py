@@ -82,7 +82,9 @@ for iter_num in range(max_iters):
     optimizer.zero_grad(set_to_none=True)
 
 checkpoint = {
-    "model": model.state_dict(),
+    "model": {
+        f"_orig_mod.{name}": weight for name, weight in model.state_dict().items()
+    },  # compiled
     "optimizer": optimizer.state_dict(),
     "model_args": model_args,
     "iter_num": max_iters,

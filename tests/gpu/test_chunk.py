@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -45,15 +44,6 @@ class Samples:
 
     def __len__(self) -> int:
         return ROWS
-
-    @property
-    def orders(self) -> dict[str, Any]:
-        lanes = imported(project("timeseries"), "engine.lanes").Lanes
-        buckets = imported(project("seq2seq", "dataloader"), "engine.buckets").Buckets
-        return {
-            "lanes": partial(lanes, stride=3),
-            "bucket": partial(buckets, lengths=self.lengths()),
-        }
 
     def lengths(self) -> np.ndarray:
         return 1 + np.arange(ROWS) * 7 % 40
@@ -104,7 +94,7 @@ def check_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) ->
         assert other[name].cpu().view(torch.uint8).equal(value.contiguous().view(torch.uint8)), name
 
 
-@pytest.mark.parametrize("order", ["time", "block", "full", "lanes", "bucket"])
+@pytest.mark.parametrize("order", ["time", "block", "full"])
 @pytest.mark.parametrize("size", ["auto", 20 * BATCH_BYTES / 1e9, 3 * BATCH_BYTES / 1e9, 1e-9])
 def test_batches_are_those_of_memmap_beside_steps(
     order: str, size: float | str, folder: Path
@@ -128,7 +118,7 @@ def test_batches_are_those_of_memmap_beside_steps(
         loader.close()
 
 
-@pytest.mark.parametrize("order", ["time", "full", "lanes", "bucket"])
+@pytest.mark.parametrize("order", ["time", "full"])
 def test_resident_rows_are_gathered_on_the_gpu(order: str, folder: Path) -> None:
     """From the second pass of training on, which knows what a step leaves free; bit for bit the same."""
     expected = make("memmap", folder, "cpu", order)
@@ -143,30 +133,3 @@ def test_resident_rows_are_gathered_on_the_gpu(order: str, folder: Path) -> None
     assert never.stats()["resident"] == 0
     for loader in (expected, found, never):
         loader.close()
-
-
-def test_auto_leaves_a_quarter_of_what_is_free(folder: Path) -> None:
-    chunks = module("engine.chunks")
-    before, _ = torch.cuda.mem_get_info()
-    found = chunks.free_for_chunks(torch.device("cuda"))
-    after, _ = torch.cuda.mem_get_info()  # tests beside this one take memory and free it
-    assert 0.7 * min(before, after) < found <= 0.76 * max(before, after) + (64 << 20)
-
-
-def test_no_page_locked_memory_is_no_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """First smaller blocks, at last ordinary memory; the batches are the same."""
-    empty, asked = torch.empty, []
-
-    def refuse(*shape: Any, pin_memory: bool = False, **more: Any) -> torch.Tensor:
-        if pin_memory:
-            asked.append(shape[0])
-            raise RuntimeError("CUDA error: out of memory")
-        return empty(*shape, **more)
-
-    monkeypatch.setattr(torch, "empty", refuse)
-    found = make("chunk", folder, "cuda", "full", 20 * BATCH_BYTES / 1e9)
-    assert asked == [32 << 20, 16 << 20, 8 << 20]
-    expected = make("memmap", folder, "cpu", "full")
-    for one, other in zip(expected.epoch(0), found.epoch(0), strict=True):
-        assert other["pages"].cpu().equal(one["pages"])
-    found.close()

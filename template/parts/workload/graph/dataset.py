@@ -229,13 +229,6 @@ class Plan(NamedTuple):
     overlap: int = 30
 
 
-class Panel(NamedTuple):
-    """All stocks as the arrays of a store, mapped. A sample is a day on which one has a window."""
-
-    dates: np.ndarray  # (samples,) datetime64[D]
-    arrays: Arrays
-
-
 class Timeline(NamedTuple):
     """The days of all stocks together, those that are samples, and the graph of each."""
 
@@ -274,10 +267,11 @@ def _mean_of_last(values: np.ndarray, count: int) -> np.ndarray:
     return sums / lengths
 
 
-def panel(writer: StoreWriter, stocks: dict[str, Stock], plan: Plan) -> Panel:
+def panel(writer: StoreWriter, stocks: dict[str, Stock], plan: Plan) -> Arrays:
     """Write features, targets, seats and graphs of stocks in the order of their names.
 
-    `dates` are days since 1970. One stock at a time is in memory.
+    A sample is a day on which a stock has a window; `dates` are those days, since 1970. One stock
+    at a time is in memory.
     """
     timeline = _make_timeline(stocks, plan)
     arrays = _create_arrays(writer, stocks, timeline, plan)
@@ -302,7 +296,7 @@ def panel(writer: StoreWriter, stocks: dict[str, Stock], plan: Plan) -> Panel:
         first_row = end_row
 
     _write_graphs(arrays, timeline.graph_days, plan)
-    return Panel(timeline.calendar[timeline.days], arrays)
+    return arrays
 
 
 def _make_timeline(stocks: dict[str, Stock], plan: Plan) -> Timeline:
@@ -555,14 +549,14 @@ def synthesize(folder: Path, settings: Any) -> None:
     stocks = _made_up_stocks(32, 900)
     plan = Plan(neighbors=6)
     with StoreWriter(folder, WORKLOAD) as writer:
-        made = panel(writer, stocks, plan)
-        days = len(made.dates) - 1  # the last day has no target
+        arrays = panel(writer, stocks, plan)
+        days = len(arrays["dates"]) - 1  # the last day has no target
         held_out = days * 15 // 100
         sizes = [days * 7 // 10, held_out, held_out]
         writer.splits = split_days(sizes, 1)
         writer.source = {"kind": "synthetic"}
         train = slice(*writer.splits["train"])
-        writer.facts = describe(made.arrays, list(stocks), plan, train)
+        writer.facts = describe(arrays, list(stocks), plan, train)
 
 
 def _made_up_stocks(stocks: int, days: int) -> dict[str, Stock]:

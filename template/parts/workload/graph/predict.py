@@ -73,9 +73,9 @@ def new_days(path: Path, flags: dict[str, Any], trained: Store, folder: Path) ->
         if not stocks:
             remedy = "the new days need the ones before them"
             raise UserError(f"no stock has {plan.window} days with prices", str(path), remedy)
-        made = panel(writer, stocks, plan)
+        arrays = panel(writer, stocks, plan)
         writer.facts = {**trained.facts, "tickers": list(stocks)}
-        writer.splits = {"input": [0, len(made.dates)]}
+        writer.splits = {"input": [0, len(arrays["dates"])]}
 
 
 def plan_of_training(facts: dict[str, Any]) -> Plan:

@@ -14,7 +14,7 @@ from ..prepare.splits import add_input, destination, print_summary, split_sizes
 if TYPE_CHECKING:
     import numpy as np
 
-    from ..dataset import Panel, Plan, Stock
+    from ..dataset import Arrays, Plan, Stock
     from ..engine.store import StoreWriter
     from ..prepare.tables import Block, Source
 
@@ -28,22 +28,7 @@ PRICES = ("open", "high", "low", "close")
 ROW = [("date", "i8"), ("prices", "f8", (4,)), ("adjusted", "f8"), ("volume", "f8")]
 # Without blanks and _.
 NAMES = {"symbol": "ticker", "adjclose": "adjusted", "adjustedclose": "adjusted"}
-GAPS = (
-    "na",
-    "NA",
-    "Na",
-    "nan",
-    "NAN",
-    "Nan",
-    "NaN",
-    "null",
-    "NULL",
-    "Null",
-    "none",
-    "NONE",
-    "None",
-    "NaN",
-)
+GAPS = ("na", "NA", "nan", "NaN", "null", "NULL", "None")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -123,18 +108,18 @@ def fill(writer: StoreWriter, plan: Plan, arguments: argparse.Namespace) -> None
         raise UserError(what, str(path), "choose a smaller --window")
     notes[f"stocks left out: fewer than {plan.window} days"] = num_stocks - len(stocks)
 
-    made = panel(writer, stocks, plan)
+    arrays = panel(writer, stocks, plan)
     ahead = max(plan.horizons)
-    num_days = len(made.dates) - ahead  # the last ones have no target yet
+    num_days = len(arrays["dates"]) - ahead  # the last ones have no target yet
     sizes = split_sizes(arguments.split, num_days, "day")
     check_sizes(sizes, ahead, arguments.horizons)
     splits = split_days(sizes, ahead)
     train = slice(*splits["train"])
-    facts = describe(made.arrays, list(stocks), plan, train)
+    facts = describe(arrays, list(stocks), plan, train)
     writer.facts = facts
     writer.splits = splits
     writer.source |= {"path": path.name, "stocks": len(stocks)}
-    report(made, facts, splits, notes)
+    report(arrays, facts, splits, notes)
 
 
 def check_sizes(sizes: list[int], ahead: int, horizons: str) -> None:
@@ -177,16 +162,17 @@ def read_horizons(text: str) -> tuple[int, ...]:
 
 
 def report(
-    made: Panel, facts: dict[str, Any], splits: dict[str, list[int]], notes: dict[str, int]
+    arrays: Arrays, facts: dict[str, Any], splits: dict[str, list[int]], notes: dict[str, int]
 ) -> None:
     """What was made of the files, and how often each thing was odd."""
-    seats = made.arrays["seats"]
-    neighbors = made.arrays["neighbors"]
+    seats = arrays["seats"]
+    neighbors = arrays["neighbors"]
+    dates = arrays["dates"].view("M8[D]")
     num_stocks = len(facts["tickers"])
     print(f"{'stocks:':14}{num_stocks}, at most {seats.shape[1]} a day")
     for name, (first, last) in splits.items():
         if last > first:
-            period = f"{made.dates[first]} to {made.dates[last - 1]}"
+            period = f"{dates[first]} to {dates[last - 1]}"
             print(f"{name + ':':14}{last - first} days, {period}")
     edges = sum((column >= 0).mean() for column in neighbors.T)
     print(f"{'graphs:':14}{len(neighbors) // num_stocks}, {edges:.1f} edges into a stock")
@@ -213,6 +199,8 @@ def read_prices(source: Source) -> Iterator[tuple[np.ndarray, np.ndarray, list[s
     Without a column `ticker`, of the stock that the file is named as. Where a price is missing, so
     is the adjusted one.
     """
+    import numpy as np
+
     from ..prepare.scaling import PIECE_ROWS
 
     for block in source.blocks("reading"):
@@ -229,7 +217,7 @@ def read_prices(source: Source) -> Iterator[tuple[np.ndarray, np.ndarray, list[s
             piece = slice(first, first + PIECE_ROWS)
             rows = as_rows(date, values, piece)
             check(rows, source.path, block.first + first)
-            rows["adjusted"][missing_price(rows)] = float("nan")
+            rows["adjusted"][np.isnan(rows["prices"]).any(1)] = np.nan
             yield rows, places[piece], tickers
 
 
@@ -279,13 +267,6 @@ def as_rows(date: np.ndarray, values: dict[str, np.ndarray], piece: slice) -> np
     for place, name in enumerate(PRICES):
         rows["prices"][:, place] = values[name][piece]
     return rows
-
-
-def missing_price(rows: np.ndarray) -> np.ndarray:
-    """(n,) bool: whether a price is missing."""
-    import numpy as np
-
-    return np.isnan(rows["prices"]).any(1)
 
 
 def dates(block: Block, name: str) -> np.ndarray:
