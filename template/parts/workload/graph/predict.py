@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..engine.errors import UserError
 from ..engine.runs import find_run
 from ..prepare.splits import add_input
 from .evaluate import (
@@ -69,10 +68,7 @@ def new_days(path: Path, flags: dict[str, Any], trained: Store, folder: Path) ->
     plan = plan_of_training(trained.facts)
     with StoreWriter(folder, WORKLOAD) as writer:
         stocks, _ = read_stocks(writer, path, flags, trained.source)
-        stocks = long_enough(stocks, plan.window)
-        if not stocks:
-            remedy = "the new days need the ones before them"
-            raise UserError(f"no stock has {plan.window} days with prices", str(path), remedy)
+        stocks = long_enough(stocks, plan.window, path)
         arrays = panel(writer, stocks, plan)
         writer.facts = {**trained.facts, "tickers": list(stocks)}
         writer.splits = {"input": [0, len(arrays["dates"])]}

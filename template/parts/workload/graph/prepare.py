@@ -102,10 +102,7 @@ def fill(writer: StoreWriter, plan: Plan, arguments: argparse.Namespace) -> None
     path = Path(arguments.input)
     stocks, notes = read_stocks(writer, path, vars(arguments))
     num_stocks = len(stocks)
-    stocks = long_enough(stocks, plan.window)
-    if not stocks:
-        what = f"no stock has {plan.window} days with prices"
-        raise UserError(what, str(path), "choose a smaller --window")
+    stocks = long_enough(stocks, plan.window, path)
     notes[f"stocks left out: fewer than {plan.window} days"] = num_stocks - len(stocks)
 
     arrays = panel(writer, stocks, plan)
@@ -188,9 +185,15 @@ def report(
             print(f"{'note:':14}{what}: {count:,}")
 
 
-def long_enough(stocks: Stocks, window: int) -> Stocks:
-    """The stocks that have a whole window."""
-    return {ticker: stock for ticker, stock in stocks.items() if len(stock.dates) >= window}
+def long_enough(stocks: Stocks, window: int, path: Path) -> Stocks:
+    """The stocks that have a whole window. Raises `UserError` where none has."""
+    kept = {ticker: stock for ticker, stock in stocks.items() if len(stock.dates) >= window}
+    if not kept:
+        what = f"no stock has {window} days with prices"
+        raise UserError(
+            what, str(path), "give earlier days too, or prepare with a smaller --window"
+        )
+    return kept
 
 
 def read_prices(source: Source) -> Iterator[tuple[np.ndarray, np.ndarray, list[str]]]:
