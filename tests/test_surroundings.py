@@ -150,7 +150,7 @@ class Odd:
 
 REFUSED = [
     Odd("data: {bacth_size: 1}", "'data.bacth_size'", "did you mean 'data.batch_size'"),
-    Odd("--data.bacth_size 1", "did you mean 'data.batch_size'"),
+    Odd("--data.bacth_size 1", "did you mean '--data.batch_size'"),
     Odd("--training.epochs ten", "'ten'", "give a whole number"),
     Odd("--data.batch_size -1", "-1", "at least 1"),
     Odd("--optimizer.learning_rate .nan", "nan", "give a number"),
