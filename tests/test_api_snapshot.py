@@ -57,7 +57,8 @@ def current() -> dict[str, Any]:
         config = imported(project, "config")
         names["config"] |= config.SETTINGS.keys()
         names["environment"] |= {*config.ENVIRONMENT, imported(project, "engine.runs").ROOT}
-        names["aliases"] |= {*config.ALIASES, *config.OBSOLETE}
+        sources = imported(project, "engine.sources")
+        names["aliases"] |= {*sources.ALIASES, *sources.OBSOLETE}
         names["profiles"] |= config.load(project / "config.yaml").profiles.keys()
         makefile = (project / "Makefile").read_text(encoding="utf-8")
         names["targets"] |= set(re.findall(r"^([a-z-]+):", makefile, flags=re.MULTILINE))

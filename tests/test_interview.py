@@ -144,12 +144,7 @@ def test_what_a_text_question_refuses_is_read_whole(interview: Terminal) -> None
     entered(interview, "project_name", "x")
     asked(interview, "package_name")
     refuses("3d", "a letter, then letters, digits, _")
-    refuses("class", "a keyword of Python; rename it")
     refuses("json", "hides a module of Python; rename")
-    refuses("torch", "hides a dependency; rename it")
-    refuses("tests", "another folder's name; rename it")
-    refuses("con", "a device on Windows; rename it")
-    refuses("x" * 61, "has more than 60 characters")
     entered(interview, "package_name", "mine")
     entered(interview, "project_description")
     for question in ("What does it train?", "In which form?", "Which GPU"):
@@ -214,14 +209,3 @@ def test_a_card_that_is_given_asks_for_no_family(tmp_path: Path) -> None:
             entered(terminal, question)
         asked(terminal, "precision")
         assert not any("Which GPU" in line for line in terminal.screen.lines())
-
-
-def test_a_card_from_the_settings_of_copier_is_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = tmp_path / "settings.yml"
-    settings.write_text("defaults: {gpu: l40s}\n")
-    monkeypatch.setenv("COPIER_SETTINGS_PATH", str(settings))
-    run_copier("newest", "copy", "--defaults", str(template()), "project", cwd=tmp_path)
-    answers = yaml.safe_load((tmp_path / "project/.copier-answers.yml").read_text(encoding="utf-8"))
-    assert answers["gpu"] == "l40s"

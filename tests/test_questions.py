@@ -67,38 +67,6 @@ def test_fp8_is_refused_where_no_product_is_large(tmp_path: Path) -> None:
     assert message.endswith("; choose bf16")
 
 
-@pytest.mark.parametrize(
-    ("capability", "precision", "advice"),
-    [
-        ("6.1", "bf16", "fp32"),
-        ("7.5", "bf16", "fp16"),
-        ("7.5", "tf32", "fp16"),
-        ("5.2", "tf32", "fp32"),
-    ],
-)
-def test_capability_of_another_card_decides_as_the_table_does(
-    capability: str, precision: str, advice: str, tmp_path: Path
-) -> None:
-    message = refusal(
-        tmp_path,
-        gpu="other",
-        gpu_compute_capability=capability,
-        gpu_memory_gb=8,
-        precision=precision,
-    )
-    assert f"sm {capability} has no" in message
-    assert message.endswith(f"; choose {advice}")
-
-
-def test_command_line_refuses_with_the_reason_last(tmp_path: Path) -> None:
-    target = tmp_path / "project"
-    words = ("copy", "--defaults", "-d", "gpu=v100", "-d", "precision=bf16")
-    code, said = forked("newest", (*words, str(template()), str(target)), tmp_path)
-    assert code != 0
-    assert said.strip().splitlines()[-1].endswith("V100 has no bf16; choose fp16")
-    assert not target.exists()
-
-
 # ---- names -------------------------------------------------------------------------------------
 
 
@@ -334,25 +302,6 @@ def test_no_two_rows_claim_the_same_card() -> None:
     assert not [
         alias for alias, _ in claims if alias.startswith("NVIDIA ") or alias != alias.strip()
     ]
-
-
-def test_rows_are_found_by_whole_names() -> None:
-    """Every alias finds its own row, and no longer or shorter name finds one."""
-    table = imported(render(), "engine.gpus")
-    aliases = {alias for row in gpus().values() for alias in row["aliases"]}
-    for key, row in gpus().items():
-        for alias in row["aliases"]:
-            for name in (alias, f"NVIDIA {alias}"):
-                assert table.match(name, row["sm_count"], row["memory_gb"])[0].key == key
-    for alias in aliases:
-        for other in (
-            f"{alias} Laptop GPU",
-            f"{alias} Ti SUPER",
-            f"{alias} MIG 1g.10gb",
-            alias[:-1],
-            alias[1:],
-        ):
-            assert other in aliases or table.match(other)[0] is None, other
 
 
 def test_precision_of_a_row_is_the_precision_of_a_run() -> None:

@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import budget
 import pytest
 from rendering import REPOSITORY, copy_template, questions, render, render_into
 from test_update import _clean_home, commit, replace  # noqa: F401  # a fixture
@@ -256,24 +255,6 @@ def test_hooks_go_into_a_repository_that_is_the_projects_own(where: str, tmp_pat
     said = shell(project, "sh", "-c", line.replace("$$", "$").replace("\\\n", " "))
     assert ("installed" in said.split()) == (where == ".")
     assert ("no hooks installed" in said) == (where != ".")
-
-
-def test_code_is_counted_without_prose() -> None:
-    source = (
-        '"""Doc.\n\nMore."""\n\n# why\nx = 1  # what\n\n\n'
-        'def f():\n    """Doc."""\n    return """a\nb"""\n'
-    )
-    # x = 1 | def f ( ) : | return "..."
-    code = budget.measure_source(source)
-    assert (code.tokens, code.statements, code.largest_function) == (10, 3, 7)
-    assert budget.measure_source("a, b = b, a\nc, d = a, b\n").tuple_assignments == 1
-    assert budget.measure(render()).files == len(
-        [
-            p
-            for p in render().rglob("*")
-            if p.is_file() and not {"tests", "__pycache__"} & set(p.parts)
-        ]
-    )
 
 
 def documents() -> list[Path]:

@@ -142,13 +142,6 @@ def test_no_artefacts_of_rendering() -> None:
         assert "\r" not in text, key
 
 
-def test_documents_fit_the_screen() -> None:
-    for key, path in distinct().items():
-        if path.suffix == ".md":
-            for line in path.read_text(encoding="utf-8").splitlines():
-                assert len(line) <= 120 or line.startswith("|"), f"{key}: {line}"
-
-
 def test_addresses() -> None:
     """The only package index is PyTorch's, with the builds for old and new cards; no path of a machine."""
     for key, path in distinct().items():
@@ -202,14 +195,6 @@ def test_dependencies_are_what_is_imported(answers: Answers) -> None:
     assert {owners().get(module, module) for module in modules} | indirect == declared(project)
 
 
-@every_variant
-def test_a_project_knows_no_framework_and_no_tracker_but_its_own(answers: Answers) -> None:
-    project = render(**answers)
-    names = {name.removesuffix("-skinny") for name in declared(project) | imported(project)}
-    others = {"lightning", "accelerate", "tensorboard", "wandb", "mlflow"}
-    assert not names & (others - {answers["framework"], answers.get("tracker", "none")})
-
-
 def test_stolen_releases_of_lightning_are_excluded() -> None:
     """2.6.2 and 2.6.3 sent credentials away on import (GHSA-w37p-236h-pfx3)."""
     ours = read_toml(REPOSITORY / "pyproject.toml")["project"]
@@ -251,12 +236,6 @@ def test_projects_fit_their_budgets(answers: Answers, budget: Budget) -> None:
     assert budget.exceeded(measure(render(**answers))) == []
 
 
-def test_the_core_has_no_empty_folder_of_extras() -> None:
-    package = render() / "src/my_training"
-    folders = {path.parent.name for path in package.glob("*/*.py")}
-    assert folders == {"commands", "engine", "hooks", "prepare"}
-
-
 @pytest.mark.parametrize("answers", pairwise(*structural(), "precision"), ids=name)
 @pytest.mark.first(2)
 def test_rendering_again_gives_the_same_bytes(answers: Answers, tmp_path: Path) -> None:
@@ -269,18 +248,6 @@ def test_rendering_again_gives_the_same_bytes(answers: Answers, tmp_path: Path) 
 
 
 # ---- the template's own files ------------------------------------------------------------------
-
-
-def test_python_sources_hold_no_jinja() -> None:
-    sources = [path for path in TEMPLATE.rglob("*.py") if path.is_file()]
-    assert len(sources) > 30
-    for path in sources:
-        assert not re.search(r"\{\{|\{%|\{#|#\}", path.read_text(encoding="utf-8")), path
-
-
-def test_templated_python_is_one_include() -> None:
-    for path in PACKAGE.rglob("*.jinja"):
-        assert INCLUDE.fullmatch(path.read_text(encoding="utf-8")), path
 
 
 def test_parts_are_rendered_byte_for_byte_and_none_is_dead() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from rendering import render
-from running import PACKAGE, evaluations, losses, newest_run, one_error, rows, run, weights
+from running import PACKAGE, evaluations, losses, newest_run, rows, run, weights
 from tiers import covering
 from variants import choices, name, pairs, products
 
@@ -268,12 +268,3 @@ def test_hash_seed_of_the_interpreter_changes_nothing(workload: str, place: Any)
     command = [sys.executable, "-m", PACKAGE, "train", *TINY[workload], *SHORT]
     subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
     assert losses(folder) == expected
-
-
-def test_a_changed_schedule_is_refused(place: Any) -> None:
-    folder = place("tabular")
-    project = render(workload="tabular")
-    train(project, *TINY["tabular"], *SHORT, "--max-steps", "4", cwd=folder)
-    refused = run(project, "train", "--resume", "--training.max_steps", "80", cwd=folder)
-    one_error(refused, "schedule", "6", "80")
-    assert len(losses(folder)) == 4

@@ -318,15 +318,6 @@ def test_edit_of_the_same_line_is_a_conflict_that_git_knows(project: Path, copie
     assert "keep: 3" in theirs
 
 
-def test_project_in_a_folder_of_a_repository(upstream: Path, tmp_path: Path) -> None:
-    (tmp_path / "all").mkdir()
-    project = tmp_path / "all/training"
-    run_copier("newest", "copy", "--defaults", "-r", OLD, str(upstream), str(project), cwd=tmp_path)
-    commit(tmp_path / "all")
-    run_copier("newest", "update", "--defaults", cwd=project)
-    assert content(project) == content(fresh(upstream, tmp_path / "starts_sequence"))
-
-
 # ---- other answers -----------------------------------------------------------------------------
 
 
@@ -362,17 +353,6 @@ def test_changing_answers_is_a_fresh_copy(project: Path, data: dict[str, Any]) -
     assert data.items() <= answers.items()
     given = {key: answer for key, answer in answers.items() if key[0] != "_"}
     assert content(project) == content(render(**given))
-
-
-@every_copier_of_all
-def test_move_to_another_gpu(upstream: Path, tmp_path: Path, copier: str) -> None:
-    """By the command that README and doctor give."""
-    project = copied(upstream, tmp_path / "project", which=copier, gpu="v100")
-    assert "**fp16**" in (project / "README.md").read_text(encoding="utf-8")
-    run_copier(copier, *CHANGE, "gpu=h100", cwd=project)
-    files = {line[3:] for line in changed(project)}
-    assert files == {".copier-answers.yml", "Makefile", "README.md", "pyproject.toml"}
-    assert content(project) == content(render(gpu="h100"))
 
 
 @every_copier_of_all

@@ -927,8 +927,8 @@ SETTINGS = (
     Fault(
         "a weaker source wins",
         "config.py",
-        "merged |= layer",
-        "merged = layer | merged",
+        'merged |= given.text(key, text, f"${name}")',
+        'merged = given.text(key, text, f"${name}") | merged',
         "test_config.py::test_switches",
     ),
     Fault(

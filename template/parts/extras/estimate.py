@@ -117,7 +117,7 @@ def print_costs(costs: Costs, epoch: int) -> None:
 def known(name: str, where: str) -> str:
     """Return the name of a card in the table, or `cpu`. Raises `UserError` for another name."""
     if name not in ("cpu", *gpus.table()):
-        guess = near([name], {key: key for key in gpus.table()})
+        guess = near(name, gpus.table())
         remedy = f"one of {', '.join(gpus.table())}"
         if guess:
             remedy = f"did you mean {guess}?"

@@ -11,7 +11,8 @@ from typing import Any
 
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-from ..config import Settings, sources
+from ..config import Settings
+from ..engine.sources import ALIASES, Sources
 from .trials import Overrides, changed
 
 Distribution = CategoricalDistribution | FloatDistribution | IntDistribution
@@ -31,7 +32,7 @@ def parse(words: str, settings: Settings) -> Space:
 
     settings: the values of the other keys. Raises `UserErrors`: every error, a line each.
     """
-    given = sources()
+    given = Sources(Settings)
     space = Space()
     for word in words.split():
         parse_word(word, settings, given, space)
@@ -44,7 +45,7 @@ def parse(words: str, settings: Settings) -> Space:
 def parse_word(word: str, settings: Settings, given: Any, space: Space) -> None:
     """Add one key to the space, or note its errors."""
     key, _, text = word.partition("=")
-    name = given.aliases.get(key, key)
+    name = ALIASES.get(key, key)
     known = given.settings.get(name)
     obstacle = obstacle_to(name, space)
     if known and "." not in name:
@@ -80,8 +81,8 @@ def parse_word(word: str, settings: Settings, given: Any, space: Space) -> None:
 def build_values(given: Any, key: str, name: str, texts: Sequence[str]) -> list[tuple[Any, Any]]:
     """Return each value as given and as the schema makes it; nothing if one of them is an error."""
     num_errors = len(given.mistakes)
-    layers = [given.texts([(key, text, FLAG)]) for text in texts]
-    built = [given.build(Settings, layer) for layer in layers]
+    layers = [given.text(key, text, FLAG) for text in texts]
+    built = [given.build(layer) for layer in layers]
     if len(given.mistakes) > num_errors or name not in given.settings:
         return []
     pairs = []

@@ -11,18 +11,17 @@ import ast
 import io
 import os
 import sys
-from collections.abc import Iterator
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from .config import ENVIRONMENT, SETTINGS, SWITCHES, Settings, load, sources
+from .config import ENVIRONMENT, SETTINGS, Settings, load
 from .engine.errors import UserError, UserErrors
 from .engine.explanations import explain
 from .engine.runs import ROOT, prepare_process, project_root, typed_path
-from .engine.sources import near
+from .engine.sources import ALIASES, HINTS, SWITCHES, near
 from .engine.yaml_text import comments
 
 CONFIG = Path("config.yaml")
@@ -89,17 +88,15 @@ def run(words: list[str]) -> int:
     prepare_process()
     module = import_module(f".commands.{name}", __package__)
 
-    # Settings are taken out first: argparse would take their values for other words.
-    other_words, overrides, mistakes = split_settings(words[1:])
     parser = parser_of(name, module)
     try:
-        arguments, unknown = parser.parse_known_args(other_words)
+        arguments, unknown = parser.parse_known_args([spelled(word) for word in words[1:]])
     except SystemExit:  # after --help
         return 0
-    mistakes += parser.unknown(unknown)
+    mistakes = parser.unknown(unknown)
     enter_root()
 
-    settings = partial(load_settings, arguments, overrides, mistakes)
+    settings = partial(load_settings, arguments, mistakes)
     if mistakes or arguments.print_config:
         text = settings().to_yaml()  # raises the errors, if there are any
         print(text, end="")
@@ -121,7 +118,7 @@ def check_command(name: str) -> None:
     """Raise `UserError` where there is no such module, or it cannot run in several processes."""
     names = command_names()
     if name not in names:
-        guess = near([name], names)
+        guess = near(name, names)
         remedy = f"did you mean {guess!r}?" if guess else f"begin with one of {', '.join(names)}"
         raise UserError(f"no command {name!r}", "command line", remedy)
     world_size = os.environ.get("WORLD_SIZE", "1")
@@ -133,10 +130,7 @@ def check_command(name: str) -> None:
 
 
 def load_settings(
-    arguments: argparse.Namespace,
-    overrides: list[tuple[str, str]],
-    mistakes: list[UserError],
-    base: Path | None = None,
+    arguments: argparse.Namespace, mistakes: list[UserError], base: Path | None = None
 ) -> Settings:
     """Load the settings of `base`, a run's file, else those of the configuration."""
     config = base or arguments.config
@@ -145,7 +139,7 @@ def load_settings(
     settings = load(
         config and Path(config),
         arguments.profile,
-        overrides,
+        [(key, text) for key, text in vars(arguments).items() if "." in key],
         os.environ,
         resolved=base is not None,
         mistakes=mistakes,
@@ -173,44 +167,23 @@ def enter_root() -> None:
 # --- words of the command line
 
 
-def split_settings(words: list[str]) -> tuple[list[str], list[tuple[str, str]], list[UserError]]:
-    """Separate `--section.key VALUE` and `--section.key=VALUE`: (other words, settings, errors).
-
-    argparse cannot do it: it would take the value of a flag that it does not know for a RUN or a
-    FILE. In a flag, `-` and `_` are the same.
-    """
-    other_words = []
-    overrides = []
-    mistakes = []
-    waiting = list(reversed(words))
-    while waiting:
-        word = waiting.pop()
-        flag, equals, value = word.partition("=")
-        key = flag.lstrip("-").replace("-", "_")
-        if word == "--":  # what follows are no flags
-            other_words += [word, *reversed(waiting)]
-            break
-        if not flag.startswith("--"):
-            other_words.append(word)
-        elif "." not in flag:
-            other_words.append(flag.replace("_", "-") + equals + value)
-        elif equals:
-            overrides.append((key, value))
-        elif waiting and not waiting[-1].startswith("--"):
-            overrides.append((key, waiting.pop()))
-        else:
-            remedy = f"write {flag} VALUE"
-            mistakes.append(UserError(f"{flag} has no value", "command line", remedy))
-    return other_words, overrides, mistakes
+def spelled(word: str) -> str:
+    """Spell a flag as it was declared: in a flag, `-` and `_` are the same."""
+    flag, equals, value = word.partition("=")
+    if not flag.startswith("--"):
+        return word
+    name = flag[2:].replace("-", "_")
+    if "." not in name:  # that of no setting
+        name = name.replace("_", "-")
+    return f"--{name}{equals}{value}"
 
 
 class Parser(argparse.ArgumentParser):
     """argparse whose errors are lines like all others."""
 
     def add_argument(self, *names: str, **options: Any) -> argparse.Action:
-        """Declare an argument. A flag has dashes, as `split_settings` writes it."""
-        dashed = [name.replace("_", "-") if name.startswith("--") else name for name in names]
-        return super().add_argument(*dashed, **options)
+        """Declare an argument, a flag as `spelled` writes it."""
+        return super().add_argument(*map(spelled, names), **options)
 
     def error(self, message: str) -> NoReturn:
         raise UserError(message, "command line", f"`{self.prog} --help` explains")
@@ -234,23 +207,19 @@ class Parser(argparse.ArgumentParser):
         return mistakes
 
     def _remedy(self, flag: str) -> str:
-        """Name the flag, of this command or of a setting, that was probably meant."""
-        guess = near([flag], self._option_string_actions)
-        key = sources().nearest(flag.lstrip("-").replace("-", "_"))
-        if not guess and "." in key:
-            guess = f"--{key}"
+        """Name the flag that was probably meant."""
+        guess = near(flag, self._option_string_actions)
+        hint = HINTS.get(flag.lstrip("-"))
+        if hint:
+            guess = f"--{hint}"
         return f"did you mean {guess!r}?" if guess else f"`{self.prog} --help` lists all"
 
 
 def parser_of(name: str, command: ModuleType) -> Parser:
-    """Make the parser of a command: the flags that all have, then its own."""
-    epilog = "`train --help` lists the flags of all settings."
-    if name == "train":
-        epilog = "\n".join(settings_help())
+    """Make the parser of a command: the flags that all have, then its own, then all settings."""
     parser = Parser(
         prog=f"python -m {__package__} {name}",
         description=(command.__doc__ or "").partition("\n")[0],
-        epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -260,6 +229,16 @@ def parser_of(name: str, command: ModuleType) -> Parser:
     add("--print-config", action="store_true", help="print every setting and its origin, and stop")
     add("--debug", action="store_true", help="show the traceback of an error")
     command.arguments(parser)
+    all_settings = f"""each one is a flag too; `train --help` lists them
+a flag is stronger than the environment, which is stronger than {CONFIG}"""
+    group = parser.add_argument_group("settings", all_settings)
+    descriptions = describe_settings() if name == "train" else {}
+    for key in (*SETTINGS, *ALIASES):
+        if "." in key:
+            description = descriptions.get(key, argparse.SUPPRESS)
+            group.add_argument(
+                f"--{key}", dest=key, metavar="VALUE", default=argparse.SUPPRESS, help=description
+            )
     return parser
 
 
@@ -277,34 +256,25 @@ def overview() -> str:
     return "\n".join(lines)
 
 
-def settings_help() -> Iterator[str]:
-    """Describe every setting: name, allowed values, default, environment name and meaning.
+def describe_settings() -> dict[str, str]:
+    """Return allowed values, default, environment names and meaning of each setting, by its key.
 
     The meaning is the comment above it in the project's config.yaml.
     """
     meanings = comments(project_root() / CONFIG)
-    names = {key: name for name, key in ENVIRONMENT.items()}
-    stronger = "a flag is stronger than the environment ($NAME), which is stronger than"
-    yield f"settings: {stronger} {CONFIG}"
-    shown = ""
+    names: dict[str, str] = {}
+    for name, key in ENVIRONMENT.items():
+        target = SWITCHES[key][0] if key in SWITCHES else key
+        names[target] = f"{names.get(target, '')}, ${name}"
+    descriptions = {}
     for key, setting in SETTINGS.items():
-        section, dot, _ = key.partition(".")
-        if not dot:
-            yield f"\n  {key} (in {CONFIG} only)"
-            continue
-        if section != shown:
-            yield f"\n{section}: {Settings.model_fields[section].annotation.__doc__}"
-            shown = section
-        name = f", ${names[key]}" if key in names else ""
         default = setting.default
         if isinstance(default, bool):
             default = str(default).lower()
-        yield f"  --{key}  {setting.allowed} (default {default}{name})"
-        if key in meanings:
-            yield f"      {meanings[key]}"
-    yield f"\n${ROOT}: a folder, where {CONFIG}, data and runs are"
-    for key, switch in SWITCHES.items():
-        yield f"${names[key]}: 0 or 1, for {switch.key}"
+        values = f"{setting.allowed} (default {default}{names.get(key, '')})"
+        # argparse formats a help text with `%`.
+        descriptions[key] = f"{values} {meanings.get(key, '')}".replace("%", "%%")
+    return descriptions
 
 
 if __name__ == "__main__":

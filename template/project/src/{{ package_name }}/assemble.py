@@ -8,7 +8,6 @@ model's.
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,14 +94,8 @@ def assemble(
         wrapped,
         dataset,
         loader_class,
-        partial(make_optimizer, model, settings),  # 7
         optimization.describe(settings, distributed, decided),
     )
-
-
-def make_optimizer(model: Any, settings: Settings) -> torch.optim.Optimizer:
-    """Make the optimizer. It is called when a training begins: torch's load its compiler."""
-    return optimization.make_optimizer(model, settings.optimizer)
 
 
 def choose_precision(settings: Settings, device: torch.device, card: Card) -> tuple[str, str]:

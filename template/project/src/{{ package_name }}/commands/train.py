@@ -8,20 +8,19 @@ import io
 import math
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, redirect_stdout
+from contextlib import ExitStack, nullcontext, redirect_stdout
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..engine.config import Sourced
 from ..engine.errors import UserError
-from ..engine.runs import all_runs, find_run, lock, new_run, typed_run
+from ..engine.runs import find_run, lock, new_run, typed_run
 
 if TYPE_CHECKING:
     from ..engine.config import Settings
     from ..engine.distributed import Distributed
     from ..engine.project import Project
-    from ..engine.run import Run
     from ..engine.session import Session
 
 MEASURED = 5  # steps, from whose last ones `--minutes` knows what one takes
@@ -51,7 +50,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
     """Train; return 0, or 128 + the signal that ended it (143 SIGTERM, 130 SIGINT)."""
-    folder = resumed_folder(arguments, load)
+    folder = resumed_folder(arguments)
     settings = load(folder / "config.resolved.yaml" if folder else None)
     if arguments.phase:
         settings.phase(arguments.phase)  # one line where there is no such phase
@@ -69,7 +68,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
         distributed.close()
 
 
-def resumed_folder(arguments: argparse.Namespace, load: Callable[..., Settings]) -> Path | None:
+def resumed_folder(arguments: argparse.Namespace) -> Path | None:
     """Return the folder of the run to resume; None for a new run. Raises `UserError`."""
     if arguments.max_steps < 0:
         what = f"no run has {arguments.max_steps} steps"
@@ -78,9 +77,6 @@ def resumed_folder(arguments: argparse.Namespace, load: Callable[..., Settings])
     if minutes is not None and (not minutes > 0 or arguments.resume is not None):
         what = "a new run takes minutes above 0"
         raise UserError(what, "--minutes", "a resumed run keeps its length")
-    if arguments.phase and not all_runs():
-        # "There is no such phase" says more than "there is no run".
-        load().phase(arguments.phase)
 
     # A later phase continues the newest run.
     if arguments.resume is None and arguments.phase <= 1:
@@ -110,7 +106,8 @@ def train(
     changed: dict[str, object] = {}
     folder = resumed or distributed.begin(lambda: new_run(arguments.name))
     with ExitStack() as holding:
-        distributed.on_all_ranks(lambda: hold(folder, holding, distributed))
+        lock_once = lock(folder) if distributed.is_main else nullcontext()
+        distributed.on_all_ranks(lambda: holding.enter_context(lock_once))
         if resumed is not None:
             changed = changes(folder, settings)
         session = Session(
@@ -130,12 +127,6 @@ def train(
     # Who leaves first ends the others: not before rank 0 has reported.
     distributed.on_all_ranks(lambda: None)
     return session.exit_code
-
-
-def hold(folder: Path, holding: ExitStack, distributed: Distributed) -> None:
-    """Lock the run against a second `train`; rank 0 does it for all."""
-    if distributed.is_main:
-        holding.enter_context(lock(folder))
 
 
 def print_end(session: Session) -> None:
@@ -179,7 +170,6 @@ class Pace(NamedTuple):
 
     step: float  # seconds
     evaluation: float  # seconds of a whole one
-    num_batches: int  # of an evaluation
     steps_per_epoch: int
 
 
@@ -217,6 +207,7 @@ def measure_pace(
     settings: Settings, build: Callable[[Settings], Project], distributed: Distributed
 ) -> Pace:
     """Train a few steps in a folder that is removed, and evaluate a few batches."""
+    from ..engine.evaluation import seconds_of
     from ..engine.session import Session
     from ..train import fit
 
@@ -230,42 +221,29 @@ def measure_pace(
         run = session.run
         if run is None or session.exit_code or run.monitor.row is None:
             raise SystemExit(session.exit_code)
-        return pace_of(run, run.monitor.row["step_ms"] / 1000)
-
-
-def pace_of(run: Run, step: float) -> Pace:
-    """Measure a few batches of the validation split. step: seconds that one takes."""
-    from ..engine.evaluation import seconds_of
-
-    project = run.project
-    gather = project.distributed.gather_objects
-    num_batches = 0
-    evaluation = 0.0
-    if run.validation is not None:
-        num_batches = len(run.validation)
-        evaluation = seconds_of(
-            project.wrapped, run.validation, project.precision, project.distributed
-        )
-    steps_per_epoch = math.ceil(len(run.loader) / run.accumulation)
-    return Pace(max(gather(step)), max(gather(evaluation)), num_batches, steps_per_epoch)
+        step = run.monitor.row["step_ms"] / 1000
+        evaluation = 0.0
+        if run.validation is not None:
+            project = run.project
+            evaluation = seconds_of(project.wrapped, run.validation, project.precision, distributed)
+        steps_per_epoch = math.ceil(len(run.loader) / run.accumulation)
+        step = max(distributed.gather_objects(step))
+        evaluation = max(distributed.gather_objects(evaluation))
+        return Pace(step, evaluation, steps_per_epoch)
 
 
 def plan(seconds: float, pace: Pace, settings: Settings) -> tuple[int, float]:
     """Return the steps, and the fraction of the validation samples, that take so many seconds.
 
-    Each evaluation measures a half of the samples, a quarter and so on, at least a batch, until
-    evaluations take no more than `EVALUATION_SHARE` of the time. The steps are no more than the
-    settings say.
+    Evaluations take no more than `EVALUATION_SHARE` of the time, if a hundredth of the samples
+    does. The steps are no more than the settings say.
     """
     most = settings.training.max_steps or settings.training.epochs * pace.steps_per_epoch
     every = settings.evaluation.every_steps or pace.steps_per_epoch
+    num_evaluations = math.ceil(min(most, max(1, seconds / pace.step)) / every)
     fraction = 1.0
-    while True:
-        evaluation = fraction * pace.evaluation
-        # One evaluation at the end; the others come every so many steps.
-        fitting = (seconds - evaluation) / (pace.step + evaluation / every)
-        steps = int(max(1, min(fitting, most)))
-        spent = math.ceil(steps / every) * evaluation
-        if spent <= EVALUATION_SHARE * seconds or fraction * pace.num_batches <= 1:
-            return steps, fraction
-        fraction /= 2
+    if pace.evaluation > 0:
+        share = EVALUATION_SHARE * seconds / (num_evaluations * pace.evaluation)
+        fraction = min(1.0, max(0.01, share))
+    left = seconds - num_evaluations * fraction * pace.evaluation
+    return min(most, max(1, int(left / pace.step))), fraction

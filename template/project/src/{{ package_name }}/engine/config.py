@@ -338,7 +338,6 @@ class Settings(Section):
 class Setting(NamedTuple):
     """One setting as `--help` and error lines need it."""
 
-    key: str
     default: object
     allowed: str
 
@@ -355,7 +354,7 @@ def catalogue(model: type[Section], prefix: str = "") -> Mapping[str, Setting]:
             settings |= catalogue(kind, f"{key}.")
             continue
         default = info.get_default(call_default_factory=True)
-        settings[key] = Setting(key, default, _allowed(kind, info.metadata))
+        settings[key] = Setting(default, _allowed(kind, info.metadata))
     return settings
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from .errors import UserError
@@ -16,6 +17,43 @@ PACKAGE = __package__.partition(".")[0]
 GPU_MEMORY = ("OutOfMemoryError", "error: out of memory", "_ALLOC_FAILED", "_ALLOCATION_FAILED")
 
 
+KNOWN = {
+    r"^torch\._(dynamo|inductor).*(Cxx|C compiler)": (  # in words of Inductor or Triton
+        "there is no working compiler of C++ here: compile.enabled: "
+        "install one, such as g++, or --compile.enabled false"
+    ),
+    # Inductor reads its own files in the locale's encoding.
+    r"^torch\._(dynamo|inductor).*UnicodeDecodeError": (
+        "a block could not be compiled ({first}): compile.enabled: "
+        "set PYTHONUTF8=1, or --compile.enabled false"
+    ),
+    r"^torch\._(dynamo|inductor)": (
+        "a block could not be compiled ({first}): compile.enabled: "
+        "--compile.enabled false, or --compile.fullgraph false to compile what can be"
+    ),
+    r"^torch\.distributed|gloo": (
+        "another process of this run is gone: {first}: "
+        "its own last words say why; `train --resume` goes on from the newest checkpoint"
+    ),
+    "CUDA driver error": (  # a virtual GPU, or WSL
+        "{first}: {command}: try PYTORCH_ALLOC_CONF=expandable_segments:False"
+    ),
+    "could not create a primitive": (  # oneDNN's words
+        "this CPU cannot compute a layer ({first}): training.precision: "
+        "choose fp32, or disable autocast for that layer"
+    ),
+    "deterministic implementation": (
+        "{operation} cannot be deterministic: reproducibility.deterministic: "
+        "replace the operation, or DETERMINISTIC=0"
+    ),
+    "baseline optimizations": (
+        "numpy cannot be loaded: {first}: "
+        "this CPU is older than those that it was built for: install an older numpy"
+    ),
+}
+"""Lines for failures: by a regular expression of the error's module and a library's words."""
+
+
 def explain(
     error: BaseException | None,
     settings: Settings | None = None,
@@ -26,38 +64,18 @@ def explain(
 
     settings, order: of a training; the order is None where the failure came before there was one.
     """
-    said = str(error).strip()
-    first = said.partition("\n")[0]
-    module = type(error).__module__
     memory = missing_memory(error)
     if memory:
         batch_size = order.batch_size if order is not None else None
         return out_of_memory(memory, settings, batch_size, command)
-    if module == "torch.distributed" or "gloo" in said:
-        remedy = "its own last words say why; `train --resume` goes on from the newest checkpoint"
-        return UserError("another process of this run is gone", first, remedy)
-    if module.startswith(("torch._dynamo", "torch._inductor")):
-        return no_compiler() if lacks_compiler(said) else not_compiled(said)
-    if isinstance(error, RuntimeError):
-        return runtime_error(said, first, command)
+    # After the name of torch's compiler comes what its backend said.
+    said = re.sub(r"^.* raised:\n", "", str(error).strip())
+    first = said.partition("\n")[0]
+    operation = said.partition(" does not have")[0]
+    for words, line in KNOWN.items():
+        if re.search(words, f"{type(error).__module__}: {error}", re.DOTALL):
+            return UserError(line.format(first=first, operation=operation, command=command))
     return unloadable(error, first)
-
-
-def runtime_error(said: str, first: str, command: str) -> UserError | None:
-    """Return the line for errors that torch and NumPy tell apart by their words alone."""
-    if "CUDA driver error" in said:  # a virtual GPU, or WSL
-        return UserError(first, command, "try PYTORCH_ALLOC_CONF=expandable_segments:False")
-    if "could not create a primitive" in said:  # oneDNN's words
-        remedy = "choose fp32, or disable autocast for that layer"
-        return UserError(f"this CPU cannot compute a layer ({first})", "training.precision", remedy)
-    if "deterministic implementation" in said:
-        what = f"{said.partition(' does not have')[0]} cannot be deterministic"
-        remedy = "replace the operation, or DETERMINISTIC=0"
-        return UserError(what, "reproducibility.deterministic", remedy)
-    if "baseline optimizations" in said:
-        remedy = "this CPU is older than those that it was built for: install an older numpy"
-        return UserError("numpy cannot be loaded", first, remedy)
-    return None
 
 
 def unloadable(error: BaseException | None, first: str) -> UserError | None:
@@ -69,27 +87,6 @@ def unloadable(error: BaseException | None, first: str) -> UserError | None:
         remedy = "install it with the packages of the system"
         return UserError(f"{name} cannot be loaded", first, remedy)
     return None
-
-
-def lacks_compiler(said: str) -> bool:
-    """Whether compiling failed for want of a C++ compiler, in words of Inductor or Triton."""
-    return "Cxx" in said or "C compiler" in said
-
-
-def no_compiler() -> UserError:
-    remedy = "install one, such as g++, or --compile.enabled false"
-    return UserError("there is no working compiler of C++ here", "compile.enabled", remedy)
-
-
-def not_compiled(said: str) -> UserError:
-    """Return the line for a failure of torch's compiler; if its backend failed, in its words."""
-    first, *others = said.splitlines()
-    if first.endswith("raised:") and others:
-        first = others[0]
-    remedy = "--compile.enabled false, or --compile.fullgraph false to compile what can be"
-    if "UnicodeDecodeError" in first:  # Inductor reads its own files in the locale's encoding
-        remedy = "set PYTHONUTF8=1, or --compile.enabled false"
-    return UserError(f"a block could not be compiled ({first})", "compile.enabled", remedy)
 
 
 def missing_memory(error: BaseException | None) -> str:
@@ -111,15 +108,12 @@ def out_of_memory(
     """
     what = f"out of {memory}"
     if settings is None:
-        remedy = (
-            "smaller batches: --evaluation.batch_size, --data.batch_size; or end what else runs"
-        )
-        return UserError(what, command, remedy)
+        remedy = "smaller batches: --evaluation.batch_size, --data.batch_size"
+        return UserError(what, command, f"{remedy}; or end what else runs")
 
-    data = settings.data
     training = settings.training
     steps = []
-    batch_size = batch_size or data.batch_size
+    batch_size = batch_size or settings.data.batch_size
     if batch_size > 1:
         accumulation = 2 * training.gradient_accumulation_steps
         same = f"--training.gradient_accumulation_steps {accumulation}"
@@ -127,8 +121,8 @@ def out_of_memory(
     if not training.gradient_checkpointing:
         cost = "(half of the activations, a fifth more time)"
         steps.append(f"--training.gradient_checkpointing true {cost}")
-    if data.chunk_size_gb != "auto":
-        steps.append(f"--data.chunk_size_gb {data.chunk_size_gb * 0.8:.2f}")
+    if settings.data.chunk_size_gb != "auto":
+        steps.append(f"--data.chunk_size_gb {settings.data.chunk_size_gb * 0.8:.2f}")
     steps.append("--profile low_memory")
 
     where = "this machine"

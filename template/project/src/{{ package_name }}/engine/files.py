@@ -11,6 +11,7 @@ import os
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -86,7 +87,7 @@ def blocks(path: Path, size: int = BLOCK_BYTES) -> Iterator[memoryview]:
     with open(path, "rb") as file:
         file_bytes = os.fstat(file.fileno()).st_size
         buffer = memoryview(bytearray(min(size, file_bytes)))
-        while count := file.readinto(buffer):
+        for count in iter(partial(file.readinto, buffer), 0):
             yield buffer[:count]
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from .errors import UserError
-from .order import Order, make_order
+from .optimization import make_optimizer
+from .order import make_order
 from .store import SYNTHETIC
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ class Project:
     wrapped: Any
     dataset: ModuleType
     loader_class: type[Loader]
-    make_optimizer: Callable[[], torch.optim.Optimizer]
     optimizations: list[dict[str, str]]  # what is on and why
 
     @property
@@ -47,8 +46,8 @@ class Project:
 
     @cached_property
     def optimizer(self) -> torch.optim.Optimizer:
-        """Made when a training asks, as that takes long."""
-        return self.make_optimizer()
+        """Made when a training asks, as torch then loads its compiler."""
+        return make_optimizer(self.model, self.settings.optimizer)  # 7
 
     def loader(self, split: str, train: bool = False, fraction: float = 1.0) -> Loader:
         """Return batches of a split; all in time order, or in training order with `train`.
@@ -80,37 +79,25 @@ class Project:
 
     def startup_notes(self, loader: Loader, validation: Loader | None) -> list[str]:
         """Return what a person should know of a training, though nothing is wrong."""
-        startup_notes = []
+        notes = []
         order = loader.order
         source = self.store.source
         if source.get("kind") == SYNTHETIC:
             what = source.get("text", "synthetic data")
-            startup_notes.append(f"{what} in {self.store.folder}; `prepare` takes your own")
-        if order.batch_size_all_ranks > order.count:
-            startup_notes.append(larger_than_split(order, self.settings.data.batch_size))
+            notes.append(f"{what} in {self.store.folder}; `prepare` takes your own")
+        samples = order.batch_size_all_ranks
+        asked = self.settings.data.batch_size
+        if samples > order.count:
+            note = f"a batch of {samples:,} samples: the training split has {order.count:,}"
+            notes.append(f"{note}, the rest is padding")
+            if order.batch_size < asked:
+                notes[-1] += f"; data.batch_size {asked:,} was reduced"
         if validation is not None and validation.order.count < validation.order.length:
-            startup_notes.append(part_of_validation(validation.order))
+            count = validation.order.count
+            length = validation.order.length
+            measured = f"{count:,} of {length:,} samples, the same ones each time"
+            note = f"validation on {count / length:.1%} of the split"
+            notes.append(f"{note}: {measured}; `evaluate` measures all")
         unused = [f"data.{name}" for name in loader.WITHOUT_EFFECT]
         why = "this project's loader has no use for it"
-        return startup_notes + self.settings.without_effect(unused, why)
-
-
-def larger_than_split(order: Order, asked: int) -> str:
-    """Say what becomes of a batch that is larger than the training split.
-
-    asked: `data.batch_size`.
-    """
-    note = (
-        f"a batch of {order.batch_size_all_ranks:,} samples: the training split has {order.count:,}"
-    )
-    note += ", the rest is padding"
-    if order.batch_size < asked:
-        note += f"; data.batch_size {asked:,} was reduced"
-    return note
-
-
-def part_of_validation(order: Order) -> str:
-    """Say which part of the validation split training measures."""
-    part = order.count / order.length
-    counts = f"{order.count:,} of {order.length:,} samples, the same ones each time"
-    return f"validation on {part:.1%} of the split: {counts}; `evaluate` measures all"
+        return notes + self.settings.without_effect(unused, why)

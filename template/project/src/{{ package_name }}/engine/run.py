@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 FAILED = 255  # what the ranks agree on after one has called `fail`; no signal has this number
 
 
+@dataclass
 class Run:
     """One phase of a training: its data, its schedule, its checkpoints and its metrics.
 
@@ -32,32 +34,27 @@ class Run:
     the constructor opens, also after an error.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        project: Project,
-        progress: Progress,
-        signals: Signals,
-        closing: contextlib.ExitStack,
-        limit: int = 0,
-        trial: bool = False,
-    ):
-        self.folder = folder
-        self.project = project
+    folder: Path
+    project: Project
+    progress: Progress
+    signals: Signals
+    closing: contextlib.ExitStack
+    limit: int = 0  # stop after this step of the run; 0: at its end
+    trial: bool = False  # no evaluation, no checkpoint
+
+    def __post_init__(self) -> None:
+        project = self.project
         self.settings = project.settings
-        self.progress = progress
-        self.signals = signals
-        self.closing = closing
-        self.limit = limit  # stop after this step of the run; 0: at its end
-        self.trial = trial  # no evaluation, no checkpoint
         self.notes: list[str] = []  # for the user, printed at the start
         self.stop = 0  # the signal that all ranks know of
         self.saved_step = -1
         self.failure: UserError | None = None
 
-        self.loader = project.loader("train", train=True)
-        closing.callback(self.loader.close)
-        self.validation = self._open_validation()
+        self.loader = self._open("train", train=True)
+        self.validation = None
+        first, end = project.store.splits.get("validation", (0, 0))
+        if first < end:
+            self.validation = self._open("validation", fraction=self.settings.evaluation.fraction)
 
         training = self.settings.training
         self.accumulation = training.gradient_accumulation_steps
@@ -65,40 +62,23 @@ class Run:
         self.num_steps = training.max_steps or training.epochs * steps_per_epoch
         self.global_batch_size = self.loader.order.batch_size_all_ranks * self.accumulation
         self.schedule = Schedule(project.optimizer, self.settings, self.num_steps)
-        self.hooks = Hooks(trial, self.notes)
+        self.hooks = Hooks(self.trial, self.notes)
 
         tracker = None
-        if project.distributed.is_main and not trial:
-            tracker = Tracker(folder, self.settings)
-        self.monitor = Monitor(folder, project, tracker, self.loader)
-        closing.callback(self.monitor.close)
+        if project.distributed.is_main and not self.trial:
+            tracker = Tracker(self.folder, self.settings)
+        self.monitor = Monitor(self.folder, project, tracker, self.loader)
+        self.closing.callback(self.monitor.close)
         self.checkpoint = self._make_checkpoint()
 
-    def _open_validation(self) -> Any:
-        first, end = self.project.store.splits.get("validation", (0, 0))
-        if first == end:
-            return None
-        loader = self.project.loader("validation", fraction=self.settings.evaluation.fraction)
+    def _open(self, split: str, **options: Any) -> Any:
+        loader = self.project.loader(split, **options)
         self.closing.callback(loader.close)
         return loader
 
     def _make_checkpoint(self) -> Checkpoint:
         project = self.project
-        # They are restored in this order: `ranks` needs the progress.
-        parts = {
-            "model": project.model,
-            "optimizer": project.optimizer,
-            "precision": project.precision,
-            "progress": self.progress,
-            "hooks": self.hooks,
-            "rows": self.monitor,
-            "ranks": Ranks(
-                project.distributed,
-                self.progress,
-                getattr(project.model, "recurrent", None),
-                self.loader.order,
-            ),
-        }
+        recurrent = getattr(project.model, "recurrent", None)
         return Checkpoint(
             self.folder / "checkpoints",
             project.distributed,
@@ -110,7 +90,14 @@ class Run:
                 "samples a step": self.global_batch_size,
                 "schedule": f"{self.settings.schedule.name} over {self.num_steps} steps",
             },
-            **parts,
+            # They are restored in this order: `ranks` needs the progress.
+            model=project.model,
+            optimizer=project.optimizer,
+            precision=project.precision,
+            progress=self.progress,
+            hooks=self.hooks,
+            rows=self.monitor,
+            ranks=Ranks(project.distributed, self.progress, recurrent, self.loader.order),
         )
 
     # --- before the first step

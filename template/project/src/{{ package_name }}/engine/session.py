@@ -72,9 +72,7 @@ class Session:
         """Return one line for an error that a setting can fix; None for any other."""
         if isinstance(error, NonFinite) and self.run is not None:
             return explain_non_finite(error, self.run)
-        order = None
-        if self.run is not None:
-            order = self.run.loader.order
+        order = self.run.loader.order if self.run is not None else None
         return explain(error, self.phase_settings, order)
 
     # --- phases
@@ -195,15 +193,14 @@ class Session:
         """Return the state and the reason."""
         if isinstance(error, UserError):
             return "failed", str(error)
-        if error is not None and not isinstance(error, BrokenPipeError):
-            return "failed", f"{type(error).__name__}: {error}"
-
-        # `train | head` breaks the pipe: that is no failure.
-        state = "finished" if self.finished else "stopped"
+        reason = ""
         if error is not None:
-            return state, f"{type(error).__name__}: {error}"
-        if self.run is not None and self.run.stop:
-            return state, signal.Signals(self.run.stop).name
-        if self.finished:
-            return state, ""
-        return state, "--max-steps or --phase"
+            reason = f"{type(error).__name__}: {error}"
+        elif self.exit_code:
+            reason = signal.Signals(self.exit_code - 128).name
+        elif not self.finished:
+            reason = "--max-steps or --phase"
+        # `train | head` breaks the pipe: that is no failure.
+        if error is not None and not isinstance(error, BrokenPipeError):
+            return "failed", reason
+        return "finished" if self.finished else "stopped", reason

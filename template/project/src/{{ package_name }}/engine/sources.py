@@ -8,42 +8,66 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from difflib import SequenceMatcher, get_close_matches
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Generic
 
 import yaml
 from pydantic import ValidationError
 
-from .config import Layer, S, Setting, Sourced, nested, outranks_files
+from .config import Layer, SettingsT, Sourced, catalogue, nested, outranks_files
 from .errors import UserError, UserErrors
 from .yaml_text import parse, parse_scalar
 
+SWITCHES: dict[str, tuple[str, dict[bool, object]]] = {
+    "use_amp": ("training.precision", {False: "fp32", True: "auto"}),
+    "allow_unsafe_dataloader": ("data.num_workers", {False: 0}),
+}
+"""Names whose `true` and `false` stand for values of a setting; others change nothing."""
 
-class Switch(NamedTuple):
-    """A name that is no setting: true and false stand for values of one."""
+# Names of the projects that this one comes from, accepted in files and as flags.
+ALIASES = {
+    "data.gradient_accumulation_steps": "training.gradient_accumulation_steps",
+    "data.log_gpu_stats_every_n_batches": "monitor.every_steps",
+    "data.use_amp": "use_amp",
+    "training.use_amp": "use_amp",
+    "training.log_gpu_stats_every_n_batches": "monitor.every_steps",
+}
+OF_DATA = ("batch_size", "num_workers", "pin_memory", "prefetch_factor", "persistent_workers")
+for _name in (*OF_DATA, "chunk_size_gb"):
+    ALIASES[f"train.batch.{_name}"] = f"data.{_name}"
+    ALIASES[f"training.{_name}"] = f"data.{_name}"
 
-    key: str
-    values: Mapping[bool, object]  # without a value it changes nothing
+OBSOLETE = {
+    "use_chunk_loader": "`copier update -d loader=chunk` decides",
+    "empty_cache_every_n_epochs": "emptying the GPU's cache takes time and frees nothing live",
+}
+"""Names of those projects that have no effect, and why."""
+
+HINTS = {
+    "lr": "optimizer.learning_rate",
+    "workers": "data.num_workers",
+    "amp": "training.precision",
+    "clip": "training.gradient_clip",
+}
+"""Short names that are refused, with the setting that was probably meant."""
 
 
 @dataclass
-class Sources:
-    """Turns what people gave into layers, and layers into sections.
+class Sources(Generic[SettingsT]):
+    """Turns what people gave into layers, and layers into settings.
 
-    aliases: other accepted spellings, with the key of each. hints: spellings that are refused, with
-    the key that was probably meant. obsolete: names without an effect, with the reason. tolerant:
-    an unknown key in a file is a note.
+    tolerant: an unknown key in a file is a note.
     """
 
-    settings: Mapping[str, Setting]
-    aliases: Mapping[str, str]
-    switches: Mapping[str, Switch]
-    hints: Mapping[str, str]
-    obsolete: Mapping[str, str]
+    model: type[SettingsT]
     tolerant: bool = False
     mistakes: list[UserError] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.settings = catalogue(self.model)
+        self.sections = prefixes([*self.settings, *ALIASES])
 
     def mistake(self, what: str, origin: str, remedy: str) -> None:
         """Note an error; `reject` raises it with all others."""
@@ -76,37 +100,37 @@ class Sources:
             self.mistake(f"not YAML: {problem}", where, "fix that line, or the line above it")
         return {}
 
+    def text(self, key: str, text: str, origin: str) -> Layer:
+        """Read the text that the environment or the command line gives for a setting."""
+        setting = self.settings.get(ALIASES.get(key, key))
+        is_text = setting is not None and setting.allowed == "text"
+        return self.tree({key: text if is_text else parse_scalar(text)}, origin)
+
     def tree(self, tree: object, origin: str) -> Layer:
-        """Read a nested mapping, in which `data: {path: x}` and `data.path: x` say the same."""
+        """Read a nested mapping, in which `data: {path: x}` and `data.path: x` say the same.
+
+        Its values are checked here: later, a stronger source would hide a wrong one.
+        """
         layer: Layer = {}
         if isinstance(tree, Mapping):
             self._walk(tree, "", origin, layer)
         elif tree is not None:
             what = f"found {show(tree)} instead of settings"
             self.mistake(what, origin, "write `section.key: value`")
-        return layer
-
-    def texts(self, given: Iterable[tuple[str, str, str]]) -> Layer:
-        """Read (key, text, origin) of the environment or the command line; a later one wins."""
-        layer: Layer = {}
-        for key, text, origin in given:
-            setting = self.settings.get(self.aliases.get(key, key))
-            is_text = setting is not None and setting.allowed == "text"
-            value = text if is_text else parse_scalar(text)
-            layer |= self.tree({key: value}, origin)
+        self.build(layer)
         return layer
 
     def _walk(self, tree: Mapping[object, object], prefix: str, origin: str, layer: Layer) -> None:
-        sections = prefixes([*self.settings, *self.aliases])
         for name, value in tree.items():
-            key = self.aliases.get(f"{prefix}{name}", f"{prefix}{name}")
-            if key in self.switches:
+            key = f"{prefix}{name}"
+            key = ALIASES.get(key, key)
+            if key in SWITCHES:
                 layer |= self._switched(key, value, origin)
             elif key in layer:
                 self.mistake(f"setting {key!r} is given twice", origin, "keep one of the two")
             elif key in self.settings:
                 layer[key] = Sourced(value, origin)
-            elif key not in sections:
+            elif key not in self.sections:
                 self._unknown(key, origin)
             elif isinstance(value, Mapping):
                 self._walk(value, f"{key}.", origin, layer)
@@ -114,50 +138,40 @@ class Sources:
                 what = f"section {key!r} cannot be {show(value)}"
                 self.mistake(what, origin, "write `key: value`")
 
-    def _switched(self, name: str, value: object, origin: str) -> Layer:
+    def _switched(self, name: str, value: Any, origin: str) -> Layer:
         """Return the setting that a switch stands for."""
-        switch = self.switches[name]
+        key, values = SWITCHES[name]
         if value not in (True, False):
             self.mistake(f"{name} cannot be {show(value)}", origin, "give true or false")
-        elif bool(value) in switch.values:
-            return {switch.key: Sourced(switch.values[bool(value)], origin)}
+        elif value in values:
+            return {key: Sourced(values[value], origin)}
         return {}
 
     def _unknown(self, key: str, origin: str) -> None:
+        name = key.rpartition(".")[2]
         if self.tolerant and not outranks_files(origin):
-            self.notes.append(f"{key} is passed over, as this project has no such setting")
-            return
-        name = leaf(key)
-        if name in self.obsolete:
-            self.notes.append(f"{origin}: {name} has no effect: {self.obsolete[name]}")
-            return
-        guess = self.nearest(key)
-        remedy = f"did you mean {guess!r}?" if guess else "remove it; `train --help` lists all"
-        self.mistake(f"unknown setting {key!r}", origin, remedy)
-
-    def nearest(self, name: str) -> str:
-        """Return the setting or section that `name` is probably a misspelling of, or nothing."""
-        spellings = {**self.hints, **self.aliases}
-        # A name that two sections have ("every_steps") says nothing without its section.
-        leaves = [leaf(key) for key in self.settings]
-        for key in self.settings:
-            spellings[key] = key
-            if leaves.count(leaf(key)) == 1:
-                spellings[leaf(key)] = key
-        if "." not in name:
-            spellings |= {section: section for section in prefixes(self.settings)}
-        return spellings.get(near({name, leaf(name)}, spellings), "")
+            self.notes.append(f"{key} is skipped, as this project has no such setting")
+        elif name in OBSOLETE:
+            self.notes.append(f"{origin}: {name} has no effect: {OBSOLETE[name]}")
+        else:
+            known = [*self.settings, *self.sections, *ALIASES]
+            guess = HINTS.get(name) or near(key, known)
+            guess = ALIASES.get(guess, guess)
+            remedy = "remove it; `train --help` lists all"
+            if guess:
+                remedy = f"did you mean {guess!r}?"
+            self.mistake(f"unknown setting {key!r}", origin, remedy)
 
     # --- checking
 
-    def build(self, model: type[S], layer: Layer) -> S:
-        """Return a checked `model`, or its defaults after noting each wrong value."""
+    def build(self, layer: Layer) -> SettingsT:
+        """Return checked settings, or the defaults after noting each wrong value."""
         try:
-            return model.model_validate(nested(layer, {}))
+            return self.model.model_validate(nested(layer, {}))
         except ValidationError as invalid:
             for error in invalid.errors(include_url=False):
                 self.mistakes.append(self._explained(error, layer))
-            return model()
+            return self.model.model_validate({})
 
     def _explained(self, error: Mapping[str, Any], layer: Layer) -> UserError:
         """Return one line for one of pydantic's errors.
@@ -166,37 +180,26 @@ class Sources:
         """
         # Elements of a list are counted from 1.
         path = [str(part + 1) if isinstance(part, int) else part for part in error["loc"]]
-        depth = len(path)
-        while ".".join(path[:depth]) not in self.settings:
-            depth -= 1
-        setting = self.settings[".".join(path[:depth])]
-        value, origin = layer[setting.key]
-        is_element = depth < len(path) and path[depth].isdigit()
-        if is_element:
-            return UserError(".".join(path), origin, error["msg"])
-        what = f"{setting.key} cannot be {show(value)}"
-        return UserError(what, origin, f"give {setting.allowed}")
+        where = ".".join(path)
+        key = next(key for key in self.settings if f"{where}.".startswith(f"{key}."))
+        value, origin = layer[key]
+        if where.removeprefix(f"{key}.")[:1].isdigit():
+            return UserError(where, origin, error["msg"])
+        return UserError(
+            f"{key} cannot be {show(value)}", origin, f"give {self.settings[key].allowed}"
+        )
 
 
-def near(words: Iterable[str], spellings: Iterable[str], cutoff: float = 0.75) -> str:
-    """Return the spelling that is most like one of `words`; empty where none is like it."""
-    known = list(spellings)
-    matches = []
-    for word in words:
-        for match in get_close_matches(word, known, 1, cutoff):
-            matches.append((SequenceMatcher(None, match, word).ratio(), match))
-    return max(matches, default=(0.0, ""))[1]
+def near(word: str, spellings: Iterable[str], cutoff: float = 0.7) -> str:
+    """Return the spelling that is most like `word`; empty where none is like it."""
+    matches = get_close_matches(word, list(spellings), 1, cutoff)
+    return matches[0] if matches else ""
 
 
 def show(value: object) -> str:
     """Show a wrong value in an error line: short, and on one line."""
     text = "empty" if value is None else repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def leaf(key: str) -> str:
-    """Return the name of a setting without its sections."""
-    return key.rpartition(".")[2]
 
 
 def prefixes(keys: Iterable[str]) -> set[str]:
