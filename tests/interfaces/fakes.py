@@ -206,7 +206,7 @@ class OneOf:
     def __init__(self, world: int = 1, rank: int = 0, total: Any = lambda tensor: tensor):
         self.world = world
         self.rank = rank
-        self.sum = total
+        self.sum_over_ranks = total
         self.is_main = rank == 0
 
     def no_sync(self) -> Any:
