@@ -74,19 +74,14 @@ def test_the_optimizer_sees_the_unscaled_mean_gradient(clip: float) -> None:
 def test_an_overflow_skips_its_step_and_halves_the_scale(
     fused: bool, wrapped: bool, bad: float
 ) -> None:
-    """Also under a framework's wrapper. Training continues as if that batch had not been."""
+    """Also under a framework's wrapper."""
     batch = ragged_batch(8, torch.float32)
     model = Ragged(dtype=torch.float32)
-    twin = copy.deepcopy(model)
-    loops = []
-    for trained in (model, twin):
-        optimizer = torch.optim.AdamW(trained.parameters(), lr=0.1, fused=fused)
-        loops.append(fp16_loop(trained, 40.0, 1.0, optimizer))
-        loops[-1]([batch])
-    loop, calm = loops
-    if wrapped:
-        loop.project.optimizer = Wrapper(loop.project.optimizer)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=fused)
+    loop = fp16_loop(model, 40.0, 1.0, Wrapper(optimizer) if wrapped else optimizer)
     precision = loop.project.precision
+    loop([batch])
+    precision.skipped()
     before = state(model)
     scale = precision.scaler.get_scale()
     hook = model.layer.weight.register_hook(lambda gradient: torch.full_like(gradient, bad))
@@ -94,12 +89,9 @@ def test_an_overflow_skips_its_step_and_halves_the_scale(
     hook.remove()
     assert_same(state(model), before, 0.0)
     assert precision.scaler.get_scale() == scale / 2
-    assert precision.skipped() == calm.project.precision.skipped() + 1
-    assert precision.skipped() == 0, "since the last call"
-    calm.project.precision.scaler.update(scale / 2)
-    for trainer in loops:
-        trainer([batch])
-    assert_same(state(model), state(twin), 0.0)
+    assert [precision.skipped(), precision.skipped()] == [1, 0], "since the last call"
+    loop([batch])
+    assert not torch.equal(state(model)["head.weight"], before["head.weight"])
 
 
 class Wrapper:

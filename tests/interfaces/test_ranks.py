@@ -64,7 +64,7 @@ class Blocks(Ragged):
     """Ragged as a model with a block, in float32."""
 
     def __init__(self) -> None:
-        super().__init__(features=3, dtype=torch.float32)
+        super().__init__(torch.float32)
 
     def blocks(self) -> list[nn.Module]:
         return [self.layer]

@@ -98,5 +98,3 @@ def test_any_length_gives_rates_up_to_the_peak(
     top = found.index(max(found))
     assert all(left <= right + 1e-15 for left, right in itertools.pairwise(found[: top + 1]))
     assert all(left >= right - 1e-15 for left, right in itertools.pairwise(found[top:]))
-    if 10 <= total >= warmup and (name, warmup) != ("onecycle", 1):  # there is room for a rise
-        assert max(found) == pytest.approx(PEAK)
