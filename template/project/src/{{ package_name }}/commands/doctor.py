@@ -125,10 +125,10 @@ def check_wheel(card: gpus.Card) -> Finding:
         if "no kernel image" not in str(error):
             raise
         row, _ = gpus.match(card.name, card.sm_count, card.memory_gb)
-        build = f" another build from {WHEELS}"
+        build = f"another build from {WHEELS}"
         if row is not None:
-            build = f" torch{row.torch} from {WHEELS}{row.wheel}"
-        return "failed", f"{line} has no code for sm {card.sm}: install{build}"
+            build = f"torch{row.torch} from {WHEELS}{row.wheel}"
+        return "failed", f"{line} has no code for sm {card.sm}: install {build}"
     return "ok", f"{line} has code for this card"
 
 
