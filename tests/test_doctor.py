@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 import shutil
@@ -15,7 +14,7 @@ import pytest
 import torch
 from importing import imported
 from rendering import render
-from running import PACKAGE, Result, run
+from running import Result, run
 
 doctor = imported(render(), "commands.doctor")
 gpus = imported(render(), "engine.gpus")
@@ -46,9 +45,7 @@ def command(folder: Path, workload: str, *words: str) -> Result:
 
     def put() -> None:
         os.environ.update(PATH=str(Path(sys.executable).parent), CUDA_VISIBLE_DEVICES="")
-        module = importlib.import_module(f"{PACKAGE}.commands.doctor")
         torch.compile = no_compiler  # type: ignore[assignment]
-        module.check_import = lambda: None  # test_one_process.py
 
     project = render(workload=workload)
     folder.joinpath(".copier-answers.yml").write_text("gpu: auto\n")
@@ -118,7 +115,6 @@ def on_a_gpu(monkeypatch):
     ("card", "precision", "state", "chosen", "matmul"),
     [
         (H100, "fp32", "ok", "fp32", "highest"),
-        (H100, "tf32", "ok", "tf32", "high"),
         (H100, "bf16", "ok", "bf16", "high"),
         (V100, "tf32", "warning", "fp32", "highest"),
         (V100, "bf16", "failed", "precision bf16", "highest"),
@@ -142,13 +138,10 @@ OTHER = "gpu=other -d gpu_compute_capability=9.0 -d gpu_memory_gb=10"
         (CPU, {"gpu": "auto"}, "ok", ""),
         (CPU, {"gpu": "h100"}, "warning", ""),
         (H100, {"gpu": "h100"}, "ok", ""),
-        (H100, {"gpu": "auto"}, "ok", ""),
         (H100, {"gpu": "cpu"}, "warning", "gpu=h100"),
         (RTX_4090, {"gpu": "h100", "precision": "bf16"}, "warning", "gpu=rtx_4090"),
         (V100, {"gpu": "h100", "precision": "bf16"}, "warning", "gpu=v100 -d precision=auto"),
-        (V100, {"gpu": "h100", "precision": "fp16"}, "warning", "gpu=v100"),
         (SLICE, {"gpu": "h100"}, "warning", OTHER),
-        (SLICE, {"gpu": "other", "gpu_compute_capability": "9.0"}, "ok", ""),
         (SLICE, {"gpu": "other", "gpu_compute_capability": "8.0"}, "warning", OTHER),
         (MI300X, {"gpu": "h100"}, "warning", "gpu=mi300x"),
     ],

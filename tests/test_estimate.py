@@ -274,7 +274,7 @@ def test_fp8_is_for_cards_that_have_it(tmp_path):
     found = rows(estimated(render(workload="llm"), "estimate", *words, cwd=tmp_path))
     assert found["h100"]["precision"] == "fp8"
     assert "no GPU" in found["cpu"]["why"]
-    assert "cannot multiply fp8" in found["a100_80gb"]["why"]
+    assert "no fp8 tensor cores" in found["a100_80gb"]["why"]
 
 
 def test_what_does_not_fit_is_last_and_said(tmp_path):

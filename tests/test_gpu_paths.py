@@ -20,7 +20,7 @@ import pytest
 import test_loaders
 import torch
 from importing import imported
-from rendering import REPOSITORY, render
+from rendering import render
 from test_loaders import Pages, assert_equal, delivered, make, module, settings
 from torch import Tensor
 
@@ -239,44 +239,27 @@ def test_random_numbers_come_back_on_another_number_of_cards(
     part.set_random_state(saved)
 
 
-@pytest.mark.parametrize(
-    ("message", "is_memory"),
-    [
-        ("CUDA error: out of memory\nCUDA kernel errors might be reported later", True),
-        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", True),
-        ("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED", True),
-        ("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED", False),
-    ],
-)
-def test_memory_that_a_library_lacks_is_memory(
-    message: str, is_memory: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """CUDA, cuBLAS and cuDNN take memory too, and report its lack by no class of their own."""
+FULL = "out of GPU memory: NVIDIA L4, 1.0 of 8.0 GB free"
+SAID = {  # by a CUDA library, none of it by a class of its own; and what is explained
+    "CUDA error: out of memory\nCUDA kernel errors might be reported later": FULL,
+    "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`": FULL,
+    "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED": FULL,
+    # Virtual GPUs and some WSL drivers refuse expandable segments (pytorch#192330).
+    "CUDA driver error: operation not supported": "CUDA driver error: operation not supported: train",
+    "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED": "None",
+}
+
+
+@pytest.mark.parametrize("said", SAID)
+def test_what_a_library_lacks_is_explained(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1 << 30, 8 << 30))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA L4")
-    given = imported(render(), "config").load(None, None, [], {})
-    explained = module("engine.explanations", "memmap").explain(RuntimeError(message), given, None)
-    assert str(explained).startswith("out of GPU memory: NVIDIA L4, 1.0 of 8.0") is is_memory
+    given = imported(render(), "config").load()
+    explained = module("engine.explanations", "memmap").explain(RuntimeError(said), given)
+    assert str(explained).startswith(SAID[said])
 
 
-def test_a_driver_without_expandable_segments_is_named_with_the_switch(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Virtual GPUs and some WSL drivers refuse them at the first allocation (pytorch#192330)."""
-    main = imported(render(), "__main__")
-
-    def refuse(*arguments: Any) -> None:
-        raise RuntimeError("CUDA driver error: operation not supported")
-
-    command = SimpleNamespace(__doc__="Fake.", arguments=lambda parser: None, run=refuse)
-    monkeypatch.setattr(main, "import_module", lambda *_: command)
-    assert main.main(["train"]) == 2
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert last.startswith("error: CUDA driver error: operation not supported: train: ")
-    assert last.endswith("PYTORCH_ALLOC_CONF=expandable_segments:False")
-
-
-NAMES = ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "CUBLAS_WORKSPACE_CONFIG"]
+NAMES = ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"]
 STUB = f"""
 import json, os
 print(json.dumps([os.environ.get(name) for name in {NAMES}]), flush=True)
@@ -284,25 +267,17 @@ os._exit(0)
 """
 
 
-@pytest.mark.parametrize("program", ["train", "benchmark"])
-def test_what_torch_reads_once_is_set_before_it_loads(program: str, tmp_path: Path) -> None:
-    """The allocator's options; for benchmarks also what cuBLAS asks for at its first product."""
-    segments = "expandable_segments:True"
-    words: list[Any] = ["-m", "my_training", "train"]
-    source = render() / "src"
-    expected = [segments, segments, None]
-    if program == "benchmark":
-        (tmp_path / "graph-dataloader-pytorch").symlink_to(render(workload="graph"))
-        words = [REPOSITORY / "benchmarks/gpu/graph.py"]
-        source = REPOSITORY / "tests"
-        expected = [segments, segments, ":4096:8"]
+@pytest.mark.parametrize("given", ["", "backend:cudaMallocAsync"])
+def test_what_torch_reads_once_is_set_before_it_loads(given: str, tmp_path: Path) -> None:
+    """The allocator's options, unless the user has set them."""
     (tmp_path / "torch.py").write_text(STUB)
     environment = {name: value for name, value in os.environ.items() if name not in NAMES}
-    environment["PYTHONPATH"] = f"{tmp_path}{os.pathsep}{source}"
-    environment["FASTTRAIN_PROJECTS"] = str(tmp_path)
-    command = [sys.executable, *words]
+    environment["PYTHONPATH"] = f"{tmp_path}{os.pathsep}{render() / 'src'}"
+    if given:
+        environment["PYTORCH_CUDA_ALLOC_CONF"] = given
+    command = [sys.executable, "-m", "my_training", "train"]
     out = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True).stdout
-    assert json.loads(out.splitlines()[-1]) == expected
+    assert json.loads(out.splitlines()[-1]) == [given or "expandable_segments:True"] * 2
 
 
 @pytest.mark.parametrize(

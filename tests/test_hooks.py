@@ -176,7 +176,7 @@ def test_a_checkpoint_without_a_state_and_a_state_without_a_hook_are_a_note_each
     result = run(counting, "train", "--resume", "--max-steps", "9", cwd=place)
     assert result.out.count("note: hook count starts fresh: the checkpoint has no state of it") == 1
     result = run(without, "train", "--resume", cwd=place)
-    assert result.out.count("note: the checkpoint's state of hook count is passed over") == 1
+    assert result.out.count("note: the checkpoint's state of hook count is skipped") == 1
     assert losses(place) == losses(plain)
     assert weights(place) == weights(plain)
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import shutil
-import threading
 import tracemalloc
 from functools import partial
 from pathlib import Path
@@ -179,18 +177,6 @@ def test_overlapping_windows_are_read_once_a_chunk(folder: Path) -> None:
     loader.close()
     assert stats["chunks"] > 2
     assert stats["read_bytes"] <= (Pages.count + stats["chunks"] * 12) * 2 * 8
-
-
-def test_threads_end_with_the_loader(folder: Path) -> None:
-    before = set(threading.enumerate())
-    loader = make("chunk", Pages, folder, settings("full", 3e-3))
-    batches = loader.epoch(0)
-    next(batches)
-    batches.close()  # a loop that breaks
-    assert next(loader.epoch(1)) is not None
-    gc.collect()
-    loader.close()
-    assert set(threading.enumerate()) <= before
 
 
 def test_a_file_that_gets_shorter_is_named_with_its_rows(folder: Path, tmp_path: Path) -> None:

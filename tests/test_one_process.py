@@ -83,19 +83,6 @@ LOADED = [  # what importing torch does, and the line
 ]
 
 
-def test_a_torch_that_kills_its_process_is_said_by_doctor(tmp_path: Path) -> None:
-    """As one that was built for another CPU does."""
-    (tmp_path / "torch").mkdir()
-    (tmp_path / "torch/__init__.py").write_text(
-        "import os, signal\nos.kill(os.getpid(), signal.SIGILL)"
-    )
-    broken = start(tmp_path, "doctor", path=str(tmp_path))
-    _, said = broken.communicate()
-    assert broken.returncode == 2
-    assert said.startswith("error: importing torch ends with SIGILL: ")
-    assert said.count("\n") == 1
-
-
 @pytest.mark.parametrize(("torch", "line"), LOADED, ids=["torch", "libgomp", "numpy"])
 @pytest.mark.parametrize("command", ["train", "doctor"])
 @pytest.mark.cover(1)

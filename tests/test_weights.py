@@ -102,9 +102,7 @@ def test_the_best_checkpoint_is_taken_and_hashes_are_compared(place: Path) -> No
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
-    result = train(place, *words, "source")
-    assert f"note: skipped a damaged checkpoint: {best} (" in result.out
-    assert f"{best}: " not in note(result), "the newest that is whole"
+    assert f"{best}: " not in note(train(place, *words, "source")), "the newest that is whole"
     one_error(train(place, *words, str(checkpoints / best)), "no valid checkpoint", "sha256")
 
 
@@ -133,7 +131,7 @@ def test_weights_that_are_missing_or_do_not_fit_are_one_line(place: Path) -> Non
         "nowhere": "there are no weights: training.init_from nowhere: give a run",
         "other.safetensors": "no weight fits .* it has spare 2; the model has .* and .* more",
         "broken.safetensors": "cannot read the weights",
-        "two": "two files have a tensor 'spare'.* one file",
+        "two": "two files have a tensor of the same name.* one file",
     }
     for source, pattern in expected.items():
         one_error(train(place, *WORDS, FROM, source), pattern)
@@ -151,14 +149,6 @@ def test_a_resumed_run_continues_from_its_own_weights(framework: str, place: Pat
     result = train(place, "--resume", FROM, "other", framework=framework)
     assert "note: --training.init_from has no effect" in result.out
     assert (losses(place), weights(place)) == expected
-
-
-def test_a_run_that_died_before_its_first_checkpoint_starts_from_them_again(place: Path) -> None:
-    assert train(place, *WORDS, FROM, "source").code == 0
-    expected = losses(place)
-    shutil.rmtree(newest_run(place) / "checkpoints")
-    assert "tensors fit" in note(train(place, "--resume"))
-    assert losses(place) == expected
 
 
 @every_framework

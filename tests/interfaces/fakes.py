@@ -334,10 +334,10 @@ class Ragged(nn.Module):
     A batch is {"x": (B, W, F), "y": (B, W), "lengths": (B,)}.
     """
 
-    def __init__(self, features: int = 3, dtype: torch.dtype = torch.float64):
+    def __init__(self, dtype: torch.dtype = torch.float64):
         super().__init__()
         torch.manual_seed(1)
-        self.layer = nn.Linear(features, 4, dtype=dtype)
+        self.layer = nn.Linear(3, 4, dtype=dtype)
         self.head = nn.Linear(4, 1, dtype=dtype)
 
     def forward(self, batch: dict[str, Tensor]) -> Any:

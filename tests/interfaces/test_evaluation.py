@@ -127,16 +127,6 @@ def test_no_trace_is_left(training: bool, end: str) -> None:
     assert torch.is_grad_enabled()
 
 
-def test_training_and_evaluation_keep_their_states_apart() -> None:
-    """An evaluation starts every lane anew, and no lane of the next one remembers it."""
-    model = Summing()
-    loader = Batches(numbered(np.ones(8, np.float32), 4))
-    first = evaluate(model, loader)
-    assert evaluate(model, loader) == first
-    assert not model.seen[0].any()
-    assert not model.seen[len(loader)].any()
-
-
 @pytest.mark.parametrize("loader", LOADERS)
 def test_carried_states_meet_their_own_lanes(loader: str, tmp_path: Any) -> None:
     """Running sums over lanes, against sums over every `stride`-th sample."""

@@ -17,7 +17,6 @@ import pytest
 import torch
 from fakes import (
     ARRAYS,
-    COUNT,
     CPU,
     DTYPES,
     LOADERS,
@@ -200,30 +199,6 @@ def test_any_position_can_be_resumed(loader: str, order: str, make: Make) -> Non
 
 
 @every_loader
-@pytest.mark.parametrize("order", ["full", "lanes"])
-@pytest.mark.parametrize("train", [True, False], ids=["train", "evaluation"])
-def test_two_ranks_share_an_epoch(loader: str, order: str, train: bool, make: Make) -> None:
-    """Side by side their batches are those of one process with twice the batch size."""
-    given = {"order": order, "train": train}
-    first, second = (
-        sequence(make(loader, shapes()["rows"], **given, rank=rank, world=2, batch_size=3))
-        for rank in (0, 1)
-    )
-    whole = sequence(make(loader, shapes()["rows"], **given, batch_size=6))
-    assert [left + right for left, right in zip(first, second, strict=True)] == whole
-
-
-@every_loader
-def test_a_fraction_is_for_training_alone(loader: str, make: Make) -> None:
-    training = make(loader, shapes()["rows"], fraction=0.5)
-    assert sorted(samples_of(training)) == sorted(samples_of(training, epoch=1))
-    assert len(samples_of(training)) == round(COUNT * 0.5)
-    evaluation = make(loader, shapes()["rows"], fraction=0.5, train=False, evaluation_batch_size=10)
-    assert samples_of(evaluation) == list(range(COUNT))
-    assert [len(batch) for batch in sequence(evaluation)] == [10] * 7
-
-
-@every_loader
 @with_workers
 def test_a_batch_stays_until_the_next_one_is_asked_for(
     loader: str, workers: int, make: Make
@@ -324,13 +299,6 @@ def test_resident_is_a_wish(loader: str, wish: bool | str, is_resident: int, mak
     made = make(loader, shapes()["rows"], resident=wish)
     next(made.epoch(0))
     assert made.stats()["resident"] == is_resident
-
-
-def test_work_on_the_cpu_needs_the_rows_there(make: Make, capsys: Any) -> None:
-    made = make("memmap", shapes()["host"], resident=True)
-    next(made.epoch(0))
-    assert made.stats()["resident"] == 0
-    assert "data.resident has no effect" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("loader", "size"), [("memmap", "auto"), ("chunk", 1e-6)])

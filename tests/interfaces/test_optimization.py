@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
@@ -125,21 +124,3 @@ def test_the_first_batch_has_no_more_memory_than_later_ones(name: str, count: in
     optimizer = engine("optimization").make_optimizer(nn.Linear(30, 7), chosen)
     reserved = engine("memory").averages(optimizer)
     assert sum(tensor.numel() for tensor in reserved) == count * 217
-
-
-@pytest.mark.parametrize(
-    ("given", "wanted"),
-    [
-        ({}, "expandable_segments:True"),
-        ({"PYTORCH_ALLOC_CONF": "max_split_size_mb:128"}, "max_split_size_mb:128"),
-        ({"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}, "backend:cudaMallocAsync"),
-    ],
-)
-def test_how_torch_allocates_is_left_to_who_has_said_it(
-    given: dict[str, str], wanted: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(os, "environ", {**os.environ, **given})
-    engine("runs").prepare_process()
-    assert os.environ["PYTORCH_ALLOC_CONF"] == os.environ["PYTORCH_CUDA_ALLOC_CONF"] == wanted

@@ -149,16 +149,6 @@ def test_a_step_has_a_fraction_of_the_samples_of_a_complete_one(
             assert order.step_fraction(epoch, first, last, accumulation) == expected
 
 
-@given(orders(train=True))
-@quickly
-def test_a_fraction_has_the_same_samples_for_every_seed(arguments: dict[str, Any]) -> None:
-    samples = chosen_from(make(arguments))
-    assert len(samples) == max(1, round(arguments["length"] * arguments["fraction"]))
-    assert samples == sorted(set(samples))
-    assert 0 <= samples[0] <= samples[-1] < arguments["length"]
-    assert chosen_from(make(arguments, seed=arguments["seed"] ^ 1)) == samples
-
-
 @given(orders(train=False), epochs, strategies.sampled_from([0.5, 0.1, 0.01]))
 @quickly
 def test_an_evaluation_of_a_fraction_has_the_same_samples_each_time(
@@ -243,30 +233,13 @@ def test_seed_and_epoch_change_a_shuffled_order(kind: str) -> None:
         sequences.append(numbers.tolist())
 
 
-@pytest.mark.parametrize("kind", ORDERS)
-def test_no_samples_are_no_batches(kind: str) -> None:
-    order = make(SIMPLE, kind=kind, length=0)
-    assert len(order) == 0
-    assert [values.shape for values in whole_epoch(order, 0)] == [(0, 2), (0, 2)]
-
-
 # --- large data
 
 
 def test_auto_is_full_or_block_by_the_number_of_samples_alone() -> None:
     limit = engine("order").LARGEST_FULL
-    full = make(SIMPLE, kind="auto", length=limit)
-    block = make(SIMPLE, kind="auto", length=limit + 1, fraction=0.01)
-    assert full.describe()["state"] == full.kind == "full"
-    assert block.describe()["state"] == block.kind == "block"
-    numbers, _ = whole_epoch(make(SIMPLE, kind="auto"), 3)
-    expected, _ = whole_epoch(make(SIMPLE, kind="full"), 3)
-    assert numbers.tolist() == expected.tolist()
-
-
-def test_a_full_shuffle_of_many_samples_says_what_it_costs() -> None:
-    assert "takes 8.0 GB and 100 s" in make(SIMPLE, length=10**9).describe()["why"]
-    assert "GB" not in make(SIMPLE).describe()["why"]
+    assert make(SIMPLE, kind="auto", length=limit).kind == "full"
+    assert make(SIMPLE, kind="auto", length=limit + 1, fraction=0.01).kind == "block"
 
 
 @pytest.mark.parametrize("kind", ["auto", "time", "lanes"])

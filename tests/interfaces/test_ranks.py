@@ -64,7 +64,7 @@ class Blocks(Ragged):
     """Ragged as a model with a block, in float32."""
 
     def __init__(self) -> None:
-        super().__init__(features=3, dtype=torch.float32)
+        super().__init__(torch.float32)
 
     def blocks(self) -> list[nn.Module]:
         return [self.layer]
@@ -99,26 +99,6 @@ def test_two_ranks_take_the_steps_of_one(choice: str, clip: float) -> None:
     for weights, losses in on_two_ranks(work):
         assert losses == pytest.approx(expected_losses, rel=1e-6)
         torch.testing.assert_close(weights, expected_weights, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("choice", choices("distributed"))
-def test_one_process_is_one_process(choice: str) -> None:
-    distributed = part(choice).Distributed()
-    model = Blocks()
-    assert (distributed.rank, distributed.world, distributed.is_main) == (0, 1, True)
-    assert distributed.wrap(model) is model
-    assert distributed.sum_over_ranks(torch.tensor(3.0)) == 3
-    assert distributed.gather_objects("x") == ["x"]
-    assert distributed.on_all_ranks(lambda: 5) == 5
-    assert [distributed.agree(number) for number in (0, 15, 0)] == [0, 15, 0]
-    assert distributed.take_shards({"a": {"b": 1}}) == ({"a": {"b": 1}}, {})
-    assert distributed.restarted() is None
-    assert distributed.begin(lambda: Path("new")) == Path("new")
-    with distributed.no_sync():
-        pass
-    distributed.close()
-    assert set(part(choice).LIGHTNING) == {"devices"}
-    assert isinstance(part(choice).ACCELERATE, dict)
 
 
 def agreements(choice: str, rank: int) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import importlib.util
 import json
 import os
 import subprocess
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 from fakes import engine
 from importing import imported
-from rendering import render, template
+from rendering import render
 
 
 def stored(folder: Path, value: float = 1.0, **facts: Any) -> Any:
@@ -131,16 +130,6 @@ def test_a_run_remembers_its_data_without_their_rows(tmp_path: Path) -> None:
     assert remembered(run, "other") is None
 
 
-def guard() -> Any:
-    """A fresh `Hook` of the extra `guard`, beside the engine of the default project."""
-    hooks = imported(render(), "hooks")
-    part = template() / "template/parts/extras/guard.py"
-    spec = importlib.util.spec_from_file_location(f"{hooks.__name__}.guard", part)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.Hook()
-
-
 def test_the_guard_ends_a_run_on_damaged_data(tmp_path: Path) -> None:
     store = stored(tmp_path)
     path = store.arrays["x"].path
@@ -149,7 +138,7 @@ def test_the_guard_ends_a_run_on_damaged_data(tmp_path: Path) -> None:
     run = SimpleNamespace(project=project, fail=failed.append)
 
     def watch() -> None:
-        hook = guard()
+        hook = imported(render(extras=["guard"]), "hooks.guard").Hook()
         hook.start(run)
         if hook._thread is not None:  # on the main rank alone
             hook._thread.join()

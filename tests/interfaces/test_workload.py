@@ -127,24 +127,6 @@ def test_batches_and_padding_change_no_sum(workload: str) -> None:
 
 
 @every_workload
-def test_a_batch_of_padding_has_weight_and_gradient_zero(workload: str) -> None:
-    model = model_of(workload).train()
-    output = model(read(workload, [-1, -1, -1], "train"))
-    assert (output.loss.item(), output.total_weight.item()) == (0, 0)
-    output.loss.backward(gradient=output.total_weight)
-    for parameter in model.parameters():
-        assert parameter.grad is None or not parameter.grad.any()
-
-
-@every_workload
-def test_metrics_are_computed_in_evaluation_alone(workload: str) -> None:
-    model = model_of(workload)
-    batch = read(workload, [0, 1, -1, 2])
-    assert model.train()(dict(batch)).metrics == {}
-    assert sums(model.eval(), [batch]).keys() > {"loss"}
-
-
-@every_workload
 @torch.no_grad()
 def test_predictions_are_per_sample(workload: str) -> None:
     """In the batch's sequence, and the same for a sample whatever is next to it."""
@@ -153,16 +135,6 @@ def test_predictions_are_per_sample(workload: str) -> None:
     second = model.predict(read(workload, [3, -1, 0, 4]))
     for name, values in first.items():
         torch.testing.assert_close(second[name][[0, 2, 3]], values[[3, 0, 4]], rtol=1e-4, atol=1e-5)
-
-
-@every_workload
-def test_blocks_are_own_classes_inside_the_model(workload: str) -> None:
-    """Stock modules compile to nothing, silently."""
-    model = model_of(workload)
-    assert model.blocks()
-    assert set(model.blocks()) <= set(model.modules())
-    for block in model.blocks():
-        assert not type(block).__module__.startswith("torch.")
 
 
 @every_workload

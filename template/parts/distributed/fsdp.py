@@ -96,11 +96,14 @@ class Distributed(Group):
     def give_shards(self, state: dict[str, Any], folder: Path, shapes: dict[str, Any]) -> None:
         """Put this rank's rows back, read from the files of all ranks that saved.
 
-        shapes: of the whole tensor by key, or the earlier key of the same tensor (tied weights).
+        shapes: of the whole tensor by key, or the earlier key of the same tensor (tied weights). Of
+        parts that are not in `state`, nothing is read.
         """
         tensors: dict[str, Tensor] = {}
         files = [safe_open(path, "pt") for path in sorted(folder.glob("shard-*.safetensors"))]
         for key, shape in shapes.items():
+            if key.partition("/")[0] not in state:
+                continue
             if isinstance(shape, str):
                 tensors[key] = tensors[shape]
             else:

@@ -24,7 +24,7 @@ from .rows import deliver, mapped, stored_dtype
 from .store import Store
 
 RING = 3  # batches in flight: one that the model uses, one being copied, one being gathered
-SHARE = 0.5  # of the GPU memory that a step leaves free may be used by `data.resident auto`
+FRACTION = 0.5  # of the GPU memory that a step leaves free may be used by `data.resident auto`
 
 
 class Loader:
@@ -41,7 +41,10 @@ class Loader:
         self.device = device
         self.pin = settings.data.pin_memory and device.type == "cuda"
         self._host = getattr(samples, "host", None)
-        self._wanted = self._wants_resident(settings.data.resident)
+        self._wanted = settings.data.resident
+        # Work on the CPU needs the rows there; and there the page cache holds them.
+        if self._host or (self._wanted == "auto" and device.type == "cpu"):
+            self._wanted = False
         self._tried = not order.train or self._wanted is True
         self._sources: dict[str, tuple[int, Tensor]] = {}  # by array: first row, and the rows
         self._extents: Extents = {}  # of the resident rows
@@ -51,15 +54,6 @@ class Loader:
         self._copied: list[Any] = [None] * RING
         self._batches = 0
         self.stall_seconds = 0.0
-
-    def _wants_resident(self, setting: bool | str) -> bool | str:
-        if self._host:
-            if setting is True and self.order.train and self.order.rank == 0:
-                print("note: data.resident has no effect: the samples need work on the CPU")
-            return False
-        if setting == "auto" and self.device.type == "cpu":
-            return False  # the page cache holds the rows
-        return setting
 
     def __len__(self) -> int:
         return len(self.order)
@@ -117,8 +111,8 @@ class Loader:
             return
 
         if not self._room:
-            share = SHARE if self._wanted == "auto" else 1
-            self._room = share * memory_left(self.device)
+            fraction = FRACTION if self._wanted == "auto" else 1
+            self._room = fraction * memory_left(self.device)
         self._extents = extents
         self._sources = {}
         size = 0

@@ -41,9 +41,8 @@ class Lanes(Order):
         if self.train:
             return np.array([0, -(-self._steps // max(self._lanes, 1))])
         ends = [0]
-        for lane in range(
-            0, self._lanes, self.batch_size_all_ranks
-        ):  # the first lane of a turn is the longest
+        # The first lane of a turn is the longest.
+        for lane in range(0, self._lanes, self.batch_size_all_ranks):
             steps = -(-(self.count - lane) // self.stride)
             ends.append(ends[-1] + steps)
         return np.array(ends)

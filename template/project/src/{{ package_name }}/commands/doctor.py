@@ -7,11 +7,8 @@ breaks.
 from __future__ import annotations
 
 import argparse
-import platform
 import shutil
-import signal
 import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,14 +38,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, load: Callable[[], Settings]) -> int:
-    """Run every check, also after one that failed; then show what is set.
-
-    Raises `UserError` where torch kills its process.
-    """
-    check_import()
+    """Run every check, also after one that failed; then show what is set."""
     settings = load()
     card = gpus.this_card()
-    answers = read_answers()
+    answers: Answers = {}
+    if ANSWERS.exists():
+        answers = yaml.safe_load(ANSWERS.read_text(encoding="utf-8"))
     checks: dict[str, Callable[[], Finding]] = {
         "driver": lambda: check_driver(card, answers),
         "wheel": lambda: check_wheel(card),
@@ -58,23 +53,13 @@ def run(arguments: argparse.Namespace, load: Callable[[], Settings]) -> int:
         "compile": lambda: check_compile(settings, card),
     }
 
-    failed = False
+    results = []
     for name, check in checks.items():
         result, line = attempt(check, settings)
         print(f"{result:8} {name:12} {line}", flush=True)
-        failed = failed or result == "failed"
+        results.append(result)
     print_state(settings)
-    return int(failed)
-
-
-def check_import() -> None:
-    """Import torch in another process. Raises `UserError` where a signal kills that."""
-    done = subprocess.run([sys.executable, "-c", "import torch"], capture_output=True)
-    # An instruction that this CPU does not know, or a library of another system.
-    if done.returncode < 0:
-        what = f"importing torch ends with {signal.Signals(-done.returncode).name}"
-        remedy = "install another build of it: its own is for another CPU or system"
-        raise UserError(what, platform.machine(), remedy)
+    return int("failed" in results)
 
 
 def attempt(check: Callable[[], Finding], settings: Settings) -> Finding:
@@ -82,7 +67,7 @@ def attempt(check: Callable[[], Finding], settings: Settings) -> Finding:
     try:
         return check()
     except Exception as error:
-        explained = explain(error, settings, None) or error
+        explained = explain(error, settings) or error
         line = str(explained).partition("\n")[0]
         if not isinstance(explained, UserError):
             line = f"{type(error).__name__}: {line}"
@@ -106,13 +91,6 @@ def print_state(settings: Settings) -> None:
         print(f"{name:26} {value}")
 
 
-def read_answers() -> Answers:
-    """Return the answers that this project was rendered from; empty without that file."""
-    if not ANSWERS.exists():
-        return {}
-    return dict(yaml.safe_load(ANSWERS.read_text(encoding="utf-8")))
-
-
 # --- the checks
 
 
@@ -129,9 +107,8 @@ def check_driver(card: gpus.Card, answers: Answers) -> Finding:
     if done.returncode:
         return "failed", f"nvidia-smi fails: {version}: reload or reinstall the driver"
     if card.capability is None and answers.get("gpu") != "cpu":
-        what = f"torch {torch.__version__} cannot use the GPU"
-        remedy = f"update the driver, install another build from {WHEELS}"
-        return "failed", f"{version}: {what}: {remedy}, or unset CUDA_VISIBLE_DEVICES"
+        remedy = f"update the driver, or install another build from {WHEELS}"
+        return "failed", f"{version}: torch {torch.__version__} cannot use the GPU: {remedy}"
     return "ok", version
 
 
@@ -148,10 +125,10 @@ def check_wheel(card: gpus.Card) -> Finding:
         if "no kernel image" not in str(error):
             raise
         row, _ = gpus.match(card.name, card.sm_count, card.memory_gb)
-        remedy = f"another build from {WHEELS}"
+        build = f"another build from {WHEELS}"
         if row is not None:
-            remedy = f"torch{row.torch} from {WHEELS}{row.wheel}"
-        return "failed", f"{line} has no code for sm {card.sm}: install {remedy}"
+            build = f"torch{row.torch} from {WHEELS}{row.wheel}"
+        return "failed", f"{line} has no code for sm {card.sm}: install {build}"
     return "ok", f"{line} has code for this card"
 
 
@@ -159,31 +136,22 @@ def check_card(card: gpus.Card, answers: Answers) -> Finding:
     """Compare the card with the answer `gpu`; name the command that moves the project to it."""
     answer = answers.get("gpu")
     if card.capability is None:
-        state = "ok" if answer in ("auto", "cpu") else "warning"
-        return state, f"no GPU, training runs on the CPU; the project is for gpu={answer}"
+        result = "ok" if answer in ("auto", "cpu") else "warning"
+        return result, f"no GPU, training runs on the CPU; the project is for gpu={answer}"
 
     row, why = gpus.match(card.name, card.sm_count, card.memory_gb)
     key = row.key if row else "other"
     same_sm = answers.get("gpu_compute_capability", card.sm) == card.sm
     if answer == "auto" or (answer == key and same_sm):
         return "ok", f"{why}; the project is for gpu={answer}"
-    command = update_command(card, row, answers)
-    return "warning", f"this is {card.name}, the project is for gpu={answer}: {command}"
-
-
-def update_command(card: gpus.Card, row: gpus.Gpu | None, answers: Answers) -> str:
-    """Return what moves the project to this card. row: of the table; None if it is not there."""
-    command = "copier update --defaults -r :current: -d gpu="
-    if row is not None:
-        command += row.key
-    else:
-        command += f"other -d gpu_compute_capability={card.sm}"
-        command += f" -d gpu_memory_gb={round(card.memory_gb)}"
+    command = f"copier update --defaults -r :current: -d gpu={key}"
+    if row is None:
+        command += f" -d gpu_compute_capability={card.sm} -d gpu_memory_gb={card.memory_gb:.0f}"
     # Copier refuses the update where the old precision is impossible on the new card.
-    impossible = {"tf32", "bf16", "fp8"} - gpus.features(card.capability or (0, 0), card.hip)
-    if answers.get("precision") in impossible:
+    native = gpus.features(card.capability, card.hip)
+    if answers.get("precision") in {"tf32", "bf16", "fp8"} - native:
         command += " -d precision=auto"
-    return command
+    return "warning", f"this is {card.name}, the project is for gpu={answer}: {command}"
 
 
 def check_precision(settings: Settings, card: gpus.Card) -> Finding:
@@ -228,6 +196,6 @@ def check_compile(settings: Settings, card: gpus.Card) -> Finding:
     def function(x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.gelu(x) * 2 + x.sum(-1, keepdim=True)
 
-    x = torch.randn(64, 64, device="cuda" if card.capability else "cpu")
-    torch.testing.assert_close(torch.compile(function)(x), function(x), rtol=1e-3, atol=1e-3)
+    x = torch.ones(64, 64, device="cuda" if card.capability else "cpu")
+    torch.testing.assert_close(torch.compile(function)(x), function(x))
     return "ok", "a small function was compiled"

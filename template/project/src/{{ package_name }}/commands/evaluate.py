@@ -29,9 +29,8 @@ CONDITIONS = ("precision", "TF32 in matmuls", "TF32 in cuDNN", "cuDNN benchmark"
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this command, which commands that predict have, too."""
     add = parser.add_argument
-    add(
-        "--run", type=typed_run, metavar="RUN", help="name or path of the run (default: the newest)"
-    )
+    run_help = "name or path of the run (default: the newest)"
+    add("--run", type=typed_run, metavar="RUN", help=run_help)
     add("--checkpoint", choices=["best", "last"], default="best", help="(default: best)")
     add_weights(parser)
     add("--split", choices=["train", "validation", "test"], default="test", help="(default: test)")
@@ -81,12 +80,10 @@ def averages() -> dict[str, Any]:
 
 def add_weights(parser: argparse.ArgumentParser) -> None:
     """Add `--weights`, where the project has such a hook."""
-    kinds = averages()
-    if kinds:
-        choices = ["trained", *kinds]
-        parser.add_argument(
-            "--weights", choices=choices, default="trained", help="(default: trained)"
-        )
+    choices = ["trained", *averages()]
+    if len(choices) > 1:
+        meaning = "(default: trained)"
+        parser.add_argument("--weights", choices=choices, default="trained", help=meaning)
 
 
 def open_run(
@@ -116,7 +113,7 @@ def open_run(
     if store is None or needs_data:
         # Only a run on the synthetic sample may have it made again.
         is_synthetic = store is not None and store.source.get("kind") == SYNTHETIC
-        store = open_store(settings, synthetic=is_synthetic)
+        store = open_store(settings, is_synthetic)
     if facts["data"] != store.fingerprint:
         what = "the run was trained on other data than these"
         remedy = "name the run's data with --data.path, or prepare the same once more"
@@ -132,19 +129,18 @@ def load_weights(folder: Path, project: Project, which: str, weights: str) -> in
     """Load a checkpoint's weights, or those that a hook keeps there; return its step."""
     from ..engine.checkpoint import Checkpoint
 
-    averaged = averages().get(weights)
+    hook = averages().get(weights)
     states: dict[str, Any] = {}
     hooks: Any = SimpleNamespace(load_state_dict=states.update)
     parts = {"model": project.model, "hooks": hooks}
     checkpoint = Checkpoint(folder / "checkpoints", project.distributed, **parts)
-    loaded: Any = checkpoint.load_model(which, also=("hooks",) if averaged else ())
+    manifest: Any = checkpoint.load_model(which, ["hooks"] if hook else [])
     if project.distributed.is_main:
-        for skipped in checkpoint.skipped:
-            print(f"note: skipped a damaged checkpoint: {skipped}")
-    if averaged is not None:
-        averaged.use(project.model, states)
-    step: int = loaded["step"]
-    return step
+        for name in checkpoint.skipped:
+            print(f"note: skipped a damaged checkpoint: {name}")
+    if hook is not None:
+        hook.use(project.model, states)
+    return int(manifest["step"])
 
 
 # --- what the commands that predict have in common

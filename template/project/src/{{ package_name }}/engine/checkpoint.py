@@ -88,14 +88,8 @@ class Checkpoint:
         """
         states = {name: part.state_dict() for name, part in self.parts.items()}
         state, shards = self.distributed.take_shards(states)
-        manifest: Manifest = {
-            "format": FORMAT,
-            "step": step,
-            "facts": self.facts,
-            "sha256": {},
-            "shards": {},
-        }
-
+        manifest: Manifest = {"format": FORMAT, "step": step, "facts": self.facts}
+        manifest |= {"sha256": {}, "shards": {}}
         self._on_main(step, lambda: _empty(self.partial))
         if shards:
             self._save_shards(manifest, shards)
@@ -106,35 +100,31 @@ class Checkpoint:
         """Write this rank's rows of each sharded tensor; add all ranks' files to the manifest."""
         path = self.partial / SHARD.format(self.distributed.rank)
         rows = {key: tensor.to_local() for key, tensor in shards.items()}
-        aliases = self.distributed.on_all_ranks(
-            lambda: self._checked(manifest["step"], lambda: _save_model(rows, path))
-        )
+        aliases = self._on_all_ranks(manifest["step"], lambda: _save_model(rows, path))
         for key, tensor in shards.items():
             manifest["shards"][key] = list(tensor.shape)
         manifest["shards"] |= aliases
         manifest["sha256"] |= self.distributed.gather_objects((path.name, sha256(path)))
 
-    def _on_main(self, step: int, write: Callable[[], None]) -> None:
-        """Let rank 0 write; if that fails, all ranks raise."""
+    def _on_main(self, step: int, write: Callable[[], object]) -> None:
+        if not self.distributed.is_main:
+            write = bool
+        self._on_all_ranks(step, write)
 
-        def work() -> None:
-            if self.distributed.is_main:
-                self._checked(step, write)
+    def _on_all_ranks(self, step: int, write: Callable[[], T]) -> T:
+        """Return `write()`. If a disk is full, all ranks raise `DiskFull`."""
 
-        self.distributed.on_all_ranks(work)
+        def work() -> T:
+            try:
+                return write()
+            except OSError as error:
+                shutil.rmtree(self.partial, ignore_errors=True)
+                reason = error.strerror or error
+                what = f"the checkpoint of step {step} could not be written ({reason})"
+                remedy = "free some space; the checkpoints before it are whole"
+                raise DiskFull(what, str(self.folder), remedy) from error
 
-    def _checked(self, step: int, write: Callable[[], T]) -> T:
-        """Return `write()`; a full disk raises `DiskFull`."""
-        try:
-            return write()
-        except OSError as error:
-            shutil.rmtree(self.partial, ignore_errors=True)
-            reason = error.strerror or error
-            what = f"the checkpoint of step {step} could not be written ({reason})"
-            free = shutil.disk_usage(self.folder).free / 1e6
-            where = f"{self.folder} ({free:,.1f} MB free)"
-            remedy = "free some space; the checkpoints before it are whole"
-            raise DiskFull(what, where, remedy) from error
+        return self.distributed.on_all_ranks(work)
 
     def _commit(self, manifest: Manifest, state: dict[str, Any]) -> None:
         """Write what is not sharded, then the manifest; then give the folder its name."""
@@ -174,18 +164,16 @@ class Checkpoint:
     # --- loading
 
     def best(self) -> str | None:
-        """Return the folder name of the best checkpoint, if one is marked and exists."""
-        name = read_json(self.folder / BEST).get("checkpoint")
-        if name and (self.folder / name).is_dir():
-            return str(name)
-        return None
+        """Return the folder name of the best checkpoint, if one is marked."""
+        name: str | None = read_json(self.folder / BEST).get("checkpoint")
+        return name
 
-    def load(self, which: str = "last") -> Manifest | None:
-        """Restore all parts from the newest valid checkpoint, or the best; None if there is none.
+    def load(self) -> Manifest | None:
+        """Restore all parts from the newest valid checkpoint; return None if there is none.
 
         Raises `UserError` if facts differ, or if no checkpoint is valid.
         """
-        manifest = self.find(which)
+        manifest = self.find("last")
         if manifest is None:
             return None
         for name, value in self.facts.items():
@@ -197,30 +185,20 @@ class Checkpoint:
         self._restore(manifest, list(self.parts))
         return manifest
 
-    def load_model(
-        self,
-        which: str = "best",
-        fits: Callable[[dict[str, Any]], None] | None = None,
-        also: Sequence[str] = (),
-    ) -> Manifest | None:
+    def load_model(self, which: str = "best", also: Sequence[str] = ()) -> Manifest | None:
         """Restore the weights alone, for evaluation, prediction or the next phase.
 
-        fits: called first with the checkpoint's facts, to refuse it. also: other parts to restore.
+        also: other parts to restore.
         """
         manifest = self.find(which)
-        if manifest is None:
-            return None
-        if fits is not None:
-            fits(manifest["facts"])
-        self._restore(manifest, [*also, "model"])
+        if manifest is not None:
+            self._restore(manifest, [*also, "model"])
         return manifest
 
-    def peek(self, which: str = "best") -> dict[str, Any]:
+    def peek(self, which: str) -> dict[str, Any]:
         """Return the facts of that checkpoint without loading it; empty if there is none."""
-        manifest = self.find(which)
-        if manifest is None:
-            return {}
-        return dict(manifest["facts"])
+        manifest = self.find(which) or {}
+        return dict(manifest.get("facts", {}))
 
     def find(self, which: str) -> Manifest | None:
         """Find the newest valid checkpoint, the best one first for `best`, or the one of that name.
@@ -239,8 +217,8 @@ class Checkpoint:
                 return _first_valid(candidates)
             return None, []
 
-        results = self.distributed.gather_objects(self.distributed.on_all_ranks(read))
-        manifest, self.skipped = results[0]
+        result = self.distributed.on_all_ranks(read)
+        manifest, self.skipped = self.distributed.gather_objects(result)[0]
         if manifest is None and self.skipped:
             remedy = f"restore one into {self.folder}"
             raise UserError("no valid checkpoint", "; ".join(self.skipped), remedy)
@@ -256,13 +234,8 @@ class Checkpoint:
         if others:
             # A checkpoint from elsewhere cannot run code (needs torch >= 2.10, CVE-2026-24747).
             saved = torch.load(path / STATE, map_location="cpu", weights_only=True)
-            for name in others:
-                state[name] = saved[name]
-        shards = {}
-        for key, shape in manifest["shards"].items():
-            if key.split("/")[0] in state:
-                shards[key] = shape
-        self.distributed.give_shards(state, path, shards)
+            state |= {name: saved[name] for name in others}
+        self.distributed.give_shards(state, path, manifest["shards"])
 
         for name in others:
             self.parts[name].load_state_dict(state[name])

@@ -1,7 +1,7 @@
 """Whether a batch fits into the free memory, tried before the first step.
 
 A system that runs out of memory kills the process without a message. So a batch's rows are
-estimated before it is read, and on a CPU what forward keeps for backward is measured with a few of
+estimated before it is read, and on a CPU what forward keeps for backward is measured with one of
 its samples. A GPU reports too little memory as an error.
 """
 
@@ -29,10 +29,8 @@ if TYPE_CHECKING:
     from .project import Project
 
 CPU = torch.device("cpu")
-NUM_PROBES = 64  # samples, evenly spaced, whose rows are counted
+NUM_PROBES = 64  # samples whose rows are counted
 EXTRA_BYTES = 64  # of a sample, for what an order computes and the masks of a batch
-WORTH_MEASURING = 1 / 16  # of the free memory, for a guess that exceeds the truth as a rule
-SMALL_BATCHES = (2, 4)  # samples; the difference of what forward keeps is that of two samples
 USABLE = 0.8  # of the free memory, for the batch size that an error suggests
 CGROUPS = Path("/sys/fs/cgroup")
 
@@ -40,15 +38,13 @@ CGROUPS = Path("/sys/fs/cgroup")
 def check_rows(project: Project, loaders: list[Any]) -> None:
     """Raise `UserError` if the rows of a batch do not fit. Each rank may have another answer."""
     for loader in loaders:
-        size = row_bytes(project, loader)
-        for device in dict.fromkeys((CPU, project.device)):
-            _check(project.settings, loader.order, 0, size, device)
+        for device in (CPU, project.device):
+            _check(project.settings, loader.order, 0, row_bytes(project, loader), device)
 
 
 def row_bytes(project: Project, loader: Any) -> int:
-    """Return the mean size of a sample's rows as they are stored, padding included."""
-    places = np.linspace(0, loader.order.count - 1, NUM_PROBES).astype(np.int64)
-    numbers = loader.order.sample(np.unique(places))
+    """Return the mean size of the first samples' rows as they are stored, padding included."""
+    numbers = loader.order.sample(np.arange(min(NUM_PROBES, loader.order.count)))
     total = 0
     for name, spans in loader.samples.spans(numbers, 0).items():
         total += spans.starts.size * spans.width * project.store.arrays[name].row_bytes
@@ -71,9 +67,8 @@ def dry_run(project: Project, loader: Any) -> float:
         with project.precision.autocast():
             # The model itself, not wrapped: no gradients are exchanged.
             output = project.model(batch)
-        require_attributes(
-            Output._fields, output, f"the {type(output).__name__} that forward returns"
-        )
+        name = type(output).__name__
+        require_attributes(Output._fields, output, f"the {name} that forward returns")
         output.loss.backward(gradient=output.total_weight)
     except torch.cuda.OutOfMemoryError as error:
         # The other ranks would wait in the exchange: the end of this one ends them.
@@ -95,11 +90,7 @@ def averages(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     """Reserve as much memory as the optimizer's averages will take in the first step."""
     reserved: list[Tensor] = []
     for group in optimizer.param_groups:
-        count = 0
-        if "betas" in group:  # AdamW
-            count = 2
-        elif "momentum" in group:  # Muon
-            count = 1
+        count = 2 * ("betas" in group) + ("momentum" in group)  # of AdamW two, of Muon one
         reserved += [torch.empty_like(parameter) for parameter in group["params"] * count]
     return reserved
 
@@ -113,28 +104,17 @@ def _check_forward(project: Project, loader: Any, batch: Batch, reserved: list[T
     is_compiled, _ = compiles(project.settings, None)
     if project.device.type != "cpu" or project.distributed.forward_exchanges or is_compiled:
         return
-    weights = list(project.model.parameters())
-    sample_bytes = row_bytes(project, loader)
-    outputs = sum(weight.shape[0] for weight in weights if weight.dim() > 1)
-    guess = 4 * outputs * sample_bytes * loader.order.batch_size
-    if guess < WORTH_MEASURING * free_memory(CPU):
-        return
-
-    gradients = [weight for weight in weights if weight.requires_grad]
+    gradients = [weight for weight in project.model.parameters() if weight.requires_grad]
     fixed = sum(tensor.nbytes for tensor in [*gradients, *reserved])
-    fewer, more = SMALL_BATCHES
-    kept = []
-    for count in SMALL_BATCHES:
-        same_sample = [0] * count
-        small_batch = {name: values[same_sample] for name, values in batch.items()}
-        kept.append(kept_bytes(project, small_batch))
-    sample_bytes += max(kept[1] - kept[0], 0) // (more - fewer)
+    kept_by_two, kept_by_four = (kept_bytes(project, batch, count) for count in (2, 4))
+    sample_bytes = row_bytes(project, loader) + max(kept_by_four - kept_by_two, 0) // 2
     _check(project.settings, loader.order, fixed, sample_bytes, CPU)
 
 
-def kept_bytes(project: Project, batch: Batch) -> int:
-    """Measure the bytes that forward keeps for backward, each memory once."""
-    kept: dict[int, int] = {}
+def kept_bytes(project: Project, batch: Batch, count: int) -> int:
+    """Measure what forward keeps for backward with `count` times the first sample of a batch."""
+    small_batch = {name: values[[0] * count] for name, values in batch.items()}
+    kept: dict[int, int] = {}  # by address: each memory once
 
     def note(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
@@ -142,7 +122,7 @@ def kept_bytes(project: Project, batch: Batch) -> int:
         return tensor
 
     with saved_tensors_hooks(note, lambda tensor: tensor), project.precision.autocast():
-        output = project.model(batch)
+        output = project.model(small_batch)
     del output  # it holds what was kept until here, so that no address was used twice
     return sum(kept.values())
 
@@ -161,12 +141,11 @@ def free_memory(device: torch.device) -> int:
 
 def _available() -> int:
     """Return what the system can give without swapping; all memory if it does not say."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        fields = dict(line.split(":") for line in lines)
-        return 1024 * int(fields["MemAvailable"].split()[0])
-    except (OSError, KeyError):
+    table = Path("/proc/meminfo")
+    if not table.exists():
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    fields = dict(line.split(":") for line in table.read_text().splitlines())
+    return 1024 * int(fields["MemAvailable"].split()[0])
 
 
 def _left_in_groups() -> Iterator[int]:
@@ -210,7 +189,5 @@ def _check(settings: Settings, order: Order, fixed: int, size: int, device: torc
     remedy = f"--{key} {suggested}"
     if order.train:
         samples = order.batch_size * settings.training.gradient_accumulation_steps
-        accumulation = -(-samples // suggested)
-        remedy += f", with --training.gradient_accumulation_steps {accumulation} for as many"
-        remedy += " samples a step"
+        remedy += f" --training.gradient_accumulation_steps {-(-samples // suggested)}"
     raise UserError(what, key, remedy)

@@ -12,6 +12,7 @@ import torch
 
 from .errors import NonFinite, UserError
 from .interfaces import Batch
+from .shards import own
 
 if TYPE_CHECKING:
     from .config import Settings
@@ -19,23 +20,17 @@ if TYPE_CHECKING:
     from .run import Run
 
 SHOWN = 4  # numbers of samples in an error
-NARROW = ("fp16", "fp8")  # precisions that overflow where fp32 does not
 
 
 def explain_non_finite(error: NonFinite, run: Run) -> UserError:
     """Return the error with its cause, as far as it shows, and a remedy that fits the run."""
-    order = run.loader.order
-    order.rank = error.rank  # of the process where it happened
-    numbers = order.numbers(error.epoch, *error.batches)[0].ravel()
-    numbers = numbers[numbers >= 0].tolist()
-    weights = list(run.project.model.named_parameters())
-    broken = [name for name, weight in weights if not _is_finite(weight)]
-
+    weights = dict(run.project.model.named_parameters())
+    broken = [name for name, weight in weights.items() if not own(weight).isfinite().all()]
+    epoch = f"epoch {error.epoch + 1}"
     try:
         sample = bad_sample(run.project, error)
     except Exception:  # a look that fails must not hide the error
         sample = None
-    epoch = f"epoch {error.epoch + 1}"
     if sample is not None:
         number, why = sample
         remedy = "fix that sample, or what dataset.py makes of it"
@@ -45,32 +40,22 @@ def explain_non_finite(error: NonFinite, run: Run) -> UserError:
     if broken:
         count = f"{len(broken)} of {len(weights)} weights are not finite"
         why = f"the samples are fine, {count}, such as {broken[0]}"
-    where = f"{epoch}, training samples {', '.join(map(str, numbers[:SHOWN]))}"
-    if len(numbers) > SHOWN:
-        where += f" and {len(numbers) - SHOWN:,} more"
+    order = run.loader.order
+    order.rank = error.rank  # of the process where it happened
+    numbers = order.numbers(error.epoch, *error.batches)[0].ravel()
+    shown = ", ".join(map(str, numbers[numbers >= 0][:SHOWN]))
+    where = f"{epoch}, training samples {shown}, …"
     return UserError(f"{error}: {why}", where, advice(run.settings, run.project.precision.name))
-
-
-def _is_finite(weight: Any) -> bool:
-    """Whether a weight is; of a sharded one the part that is here."""
-    here = weight.to_local() if hasattr(weight, "to_local") else weight
-    return bool(here.isfinite().all())
 
 
 def advice(settings: Settings, precision: str) -> str:
     """Say what to change in this run, best first. precision: the one in use, never `auto`."""
     remedies = [f"lower optimizer.learning_rate ({settings.optimizer.learning_rate:g})"]
-    clip = settings.training.gradient_clip
-    if not clip:
+    if not settings.training.gradient_clip:
         remedies.append("set training.gradient_clip 1")
-    elif clip > 1:
-        remedies.append(f"lower training.gradient_clip ({clip:g})")
-    warmup = settings.schedule.warmup_steps
-    if warmup != "auto":
-        remedies.append(f"raise schedule.warmup_steps ({warmup})")
-    if precision in NARROW:
-        remedies.insert(0, f"set training.precision bf16 or fp32 ({precision})")
-    elif precision != "fp32":
+    if settings.schedule.warmup_steps != "auto":
+        remedies.append(f"raise schedule.warmup_steps ({settings.schedule.warmup_steps})")
+    if precision != "fp32":
         remedies.append(f"set training.precision fp32 ({precision})")
     return "; or ".join(remedies)
 
@@ -90,9 +75,12 @@ def bad_sample(project: Project, error: NonFinite) -> tuple[int, str] | None:
     project.model.eval()
     try:
         for batch in islice(loader.epoch(error.epoch, first), end - first):
-            if not loss_is_finite(project, batch):
-                sample = first_bad(project, batch)
-                return int(sample["index"]), explain_sample(project, sample)
+            if loss_is_finite(project, batch):
+                continue
+            for row, number in enumerate(batch["index"].tolist()):
+                sample = {name: values[row : row + 1] for name, values in batch.items()}
+                if not loss_is_finite(project, sample):
+                    return number, explain_sample(project, sample)
     finally:
         loader.close()
     return None
@@ -117,34 +105,22 @@ def tame(model: Any) -> None:
 @torch.no_grad()
 def loss_is_finite(project: Project, batch: Batch) -> bool:
     """Whether the loss of a batch is, in float32 and without what is compiled."""
-    with (
-        torch.compiler.set_stance("force_eager"),
-        torch.autocast(project.device.type, enabled=False),
-    ):
+    eager = torch.compiler.set_stance("force_eager")
+    with eager, torch.autocast(project.device.type, enabled=False):
         return bool(project.model(dict(batch)).loss.isfinite())
-
-
-def first_bad(project: Project, batch: Batch) -> Batch:
-    """Return a sample of a bad batch whose loss is not finite, as a batch of one."""
-    while len(batch["index"]) > 1:
-        middle = len(batch["index"]) // 2
-        half = {name: values[:middle] for name, values in batch.items()}
-        if loss_is_finite(project, half):
-            half = {name: values[middle:] for name, values in batch.items()}
-        batch = half
-    return batch
 
 
 def explain_sample(project: Project, sample: Batch) -> str:
     """Name the array that makes the loss of a sample bad, and its place."""
     broken = [name for name, values in sample.items() if not values.isfinite().all()]
     # A nan can be harmless, such as an empty cell. The cause is the array whose repair helps.
+    harmful = []
     for name in broken:
         repaired = {name: sample[name].nan_to_num(0.0, 0.0, 0.0)}
         if loss_is_finite(project, sample | repaired):
-            return place(project, name, sample[name][0])
-    if broken:
-        return place(project, broken[0], sample[broken[0]][0])
+            harmful.append(name)
+    for name in [*harmful, *broken]:
+        return place(project, name, sample[name][0])
     return "its values are finite, and its loss is not"
 
 
@@ -154,9 +130,10 @@ def place(project: Project, name: str, values: torch.Tensor) -> str:
     text = f"'{name}' has {float(values[index])}"
     if not index:
         return text
-    text += f" in column {index[-1]}"
+    column = index[-1]
+    text += f" in column {column}"
     columns = project.store.facts.get(name, project.store.facts.get("columns"))
     if isinstance(columns, list) and len(columns) == values.shape[-1]:
-        column = columns[index[-1]]
-        text += f" ({column.get('name', '') if isinstance(column, dict) else column})"
+        known = columns[column]
+        text += f" ({known.get('name', '') if isinstance(known, dict) else known})"
     return text

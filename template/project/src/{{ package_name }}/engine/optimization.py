@@ -188,12 +188,10 @@ def decay_groups(weights: Iterable[Tensor], decay: float) -> list[dict[str, Any]
     trained = [weight for weight in weights if weight.requires_grad]
     matrices = [weight for weight in trained if weight.dim() >= 2]
     vectors = [weight for weight in trained if weight.dim() < 2]
-    groups = []
-    if matrices:
-        groups.append({"params": matrices, "weight_decay": decay})
-    if vectors:
-        groups.append({"params": vectors, "weight_decay": 0.0})
-    return groups
+    return [
+        {"params": matrices, "weight_decay": decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
 
 
 # --- the learning rate
@@ -248,10 +246,10 @@ class Schedule:
 
     def set(self, step: int) -> None:
         """Prepare the optimizer for step number `step` (from 0)."""
-        share = factor(self.settings, step, self.total)
-        self.learning_rate = self.peak * share
+        fraction = factor(self.settings, step, self.total)
+        self.learning_rate = self.peak * fraction
         for group, peak in zip(self.optimizer.param_groups, self.peaks, strict=True):
-            group["lr"] = peak * share
+            group["lr"] = peak * fraction
 
 
 # --- the garbage collector, and what is on
@@ -273,40 +271,28 @@ def describe(
 
     decided: state and reason of what was known only after building the model.
     """
-    rows = decided | _backends(settings) | _loop(settings, distributed)
-    return [{"name": name, "state": state, "why": why} for name, (state, why) in rows.items()]
-
-
-def _backends(settings: Settings) -> dict[str, tuple[str, str]]:
     backends = torch.backends
     training = settings.training
     matmuls = f"float32 matmul precision is {torch.get_float32_matmul_precision()}"
-    benchmark = "training.cudnn_benchmark, for convolutions"
     fused = settings.optimizer.fused and settings.optimizer.name in FUSED
-    recomputation = _on(training.gradient_checkpointing)
-    return {
+    pinned = settings.data.pin_memory and distributed.device.type == "cuda"
+    deterministic = settings.reproducibility.deterministic
+    accumulation = str(training.gradient_accumulation_steps)
+    clip = str(training.gradient_clip or "off")
+    rows = {
+        **decided,
         "TF32 in matmuls": (_on(backends.cuda.matmul.allow_tf32), matmuls),
         "TF32 in cuDNN": (_on(backends.cudnn.allow_tf32), "follows the precision"),
-        "cuDNN benchmark": (_on(backends.cudnn.benchmark), benchmark),
+        "cuDNN benchmark": (_on(backends.cudnn.benchmark), "training.cudnn_benchmark"),
         "fused optimizer": (_on(fused), "optimizer.fused, AdamW only"),
-        "recomputation": (recomputation, "training.gradient_checkpointing"),
-    }
-
-
-def _loop(settings: Settings, distributed: Distributed) -> dict[str, tuple[str, str]]:
-    accumulation = settings.training.gradient_accumulation_steps
-    incomplete = "its last samples, where they are fewer than a step has"
-    clip = settings.training.gradient_clip or "off"
-    pinned = settings.data.pin_memory and distributed.device.type == "cuda"
-    deterministic = _on(settings.reproducibility.deterministic)
-    return {
+        "recomputation": (_on(training.gradient_checkpointing), "training.gradient_checkpointing"),
         "processes": (str(distributed.world), "a device each"),
-        "accumulation": (str(accumulation), "training.gradient_accumulation_steps"),
-        "rest of an epoch": ("by its share", incomplete),
-        "gradient clip": (str(clip), "training.gradient_clip"),
+        "accumulation": (accumulation, "training.gradient_accumulation_steps"),
+        "gradient clip": (clip, "training.gradient_clip"),
         "pinned memory": (_on(pinned), "data.pin_memory, with CUDA only"),
-        "deterministic": (deterministic, "reproducibility.deterministic"),
+        "deterministic": (_on(deterministic), "reproducibility.deterministic"),
     }
+    return [{"name": name, "state": state, "why": why} for name, (state, why) in rows.items()]
 
 
 def _on(value: bool) -> str:

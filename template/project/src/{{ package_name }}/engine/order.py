@@ -40,8 +40,7 @@ class Order:
     `data.fraction`: the fraction of samples used in training, the same ones in every epoch and run.
     `fraction` is such a fraction for an evaluation.
 
-    A batch is at most twice as large as all samples together (see `batch_limit`): a larger one would
-    be padding.
+    A batch is at most twice as large as all samples together: a larger one would be padding.
     """
 
     by_width = False  # whether the layout of an epoch depends on the number of samples in a batch
@@ -67,22 +66,23 @@ class Order:
         self.rank = rank
         self.world = world
         self.train = train
+        self.batch_size: int = data.batch_size
         if train:
             fraction = data.fraction
-        self.count = 0
-        """How many samples an epoch chooses from."""
-        if length:
-            self.count = max(1, round(length * fraction))
-        self.batch_size: int = data.batch_size
-        if not train and settings.evaluation.batch_size:
+        elif settings.evaluation.batch_size:
             self.batch_size = settings.evaluation.batch_size
+        self.count = min(length, max(1, round(length * fraction)))
+        """How many samples an epoch chooses from."""
         self.limit_batch(self.count)
         self._kept: tuple[int, np.ndarray] = (-1, np.empty(0, np.int64))
 
     def limit_batch(self, most: int) -> None:
         """Make the batch smaller if no batch can have so many samples. most: of a global batch."""
-        limit = -(-batch_limit(most) // self.world)
-        self.batch_size = min(self.batch_size, limit)
+        # A power of two does not depend on the number of processes, so that another number can
+        # resume a run. Padding a small batch is cheap, and keeps training and evaluation at one
+        # shape.
+        limit = max(PADDED_BATCH, 1 << max(most - 1, 0).bit_length())
+        self.batch_size = min(self.batch_size, -(-limit // self.world))
 
     @property
     def batch_size_all_ranks(self) -> int:
@@ -98,11 +98,6 @@ class Order:
         why = f"data.order {self.choice}"
         if self.choice == "auto":
             why += f": full up to {LARGEST_FULL:,} samples, block beyond"
-        elif self.kind in ("full", "random_start") and self.length > LARGEST_FULL:
-            gigabytes = 8 * self.count / 1e9
-            seconds = self.count / 1e7
-            why += f": the shuffle of an epoch takes {gigabytes:.1f} GB and {seconds:.0f} s"
-            why += "; block takes neither"
         return {"name": "order", "state": self.kind, "why": why}
 
     def step_fraction(self, epoch: int, first: int, last: int, accumulation: int) -> float:
@@ -134,7 +129,7 @@ class Order:
         return self.sample(np.arange(min(self.batch_size, self.count)))
 
     def batches(self, number: int, start: int = 0) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield (B,) sample numbers and (B,) starts_sequence of each batch of an epoch, from `start` on."""
+        """Yield (B,) sample numbers and (B,) starts of each batch of an epoch, from `start` on."""
         # Several batches at once, but not the epoch: it may not fit into memory.
         group = max(1, TOGETHER // self.batch_size)
         for first in range(start, len(self), group):
@@ -200,16 +195,6 @@ class Order:
         return permutation(self.count, self.seed, epoch)
 
 
-def batch_limit(count: int) -> int:
-    """Return the largest global batch for so many samples: the next power of two.
-
-    A power of two does not depend on the number of processes, so that another number can resume a
-    run. Small batches are never limited: padding them is cheap, and keeps training and evaluation at
-    one shape.
-    """
-    return max(PADDED_BATCH, 1 << max(count - 1, 0).bit_length())
-
-
 def make_order(
     samples: Any,
     settings: Any,
@@ -224,8 +209,4 @@ def make_order(
     """
     own_orders = getattr(samples, "orders", {})
     make: type[Order] = own_orders.get(settings.data.order, Order)
-    # An order of your own needs no such argument until somebody asks for a fraction.
-    arguments: dict[str, Any] = {}
-    if fraction != 1:
-        arguments["fraction"] = fraction
-    return make(len(samples), settings, rank, world, train, **arguments)
+    return make(len(samples), settings, rank, world, train, fraction)

@@ -104,14 +104,11 @@ class Ranks:
 
         Raises `UserError` if this run has no such place.
         """
-        if state["batch_size_all_ranks"] != self.order.batch_size_all_ranks and self.progress.batch:
-            self._convert_batch(state["batch_size_all_ranks"])
-
         ranks = state["ranks"]
-        if (
-            self.recurrent is not None
-            and state["batch_size_all_ranks"] == self.order.batch_size_all_ranks
-        ):
+        size = state["batch_size_all_ranks"]
+        if size != self.order.batch_size_all_ranks:
+            self._convert_batch(size)
+        elif self.recurrent is not None:
             carries = [rank.get("carry") for rank in ranks]
             first = self.distributed.rank * self.order.batch_size
             rows = slice(first, first + self.order.batch_size)
@@ -121,19 +118,13 @@ class Ranks:
         else:
             seed_everything((torch.initial_seed() + self.progress.step) % 2**32)
 
-    def _convert_batch(self, batch_size_all_ranks: int) -> None:
-        """Find the place inside an epoch, whose batches had `batch_size_all_ranks` samples over all ranks."""
-        if self.order.by_width:
-            kind = self.order.kind
-            what = (
-                f"inside an epoch of the order {kind} a batch must stay {batch_size_all_ranks} wide"
-            )
-            world = self.distributed.world
-            remedy = f"data.batch_size × {world} processes must be {batch_size_all_ranks}"
+    def _convert_batch(self, size: int) -> None:
+        """Find the place inside an epoch whose batches had `size` samples over all ranks."""
+        if self.order.by_width and self.progress.batch:
+            what = f"inside an epoch of the order {self.order.kind} a batch must stay {size} wide"
+            remedy = f"data.batch_size × {self.distributed.world} processes must be {size}"
             raise UserError(what, "--resume", remedy)
-        self.progress.batch = (
-            self.progress.batch * batch_size_all_ranks // self.order.batch_size_all_ranks
-        )
+        self.progress.batch = self.progress.batch * size // self.order.batch_size_all_ranks
 
 
 class Hooks:
@@ -149,10 +140,9 @@ class Hooks:
             hook = module.Hook()
             if not trial or getattr(hook, "trials", True):
                 self.all[module.__name__.rpartition(".")[2]] = hook
-        self.with_state: dict[str, Any] = {}
-        for name, hook in self.all.items():
-            if hasattr(hook, "state_dict"):
-                self.with_state[name] = hook
+        self.with_state = {
+            name: hook for name, hook in self.all.items() if hasattr(hook, "state_dict")
+        }
         self.notes = notes
 
     def tell(self, moment: str, run: object, *facts: object) -> list[Any]:
@@ -179,11 +169,9 @@ class Hooks:
             if name in state:
                 hook.load_state_dict(state[name])
             else:
-                note = f"hook {name} starts fresh: the checkpoint has no state of it"
-                self.notes.append(note)
+                self.notes.append(f"hook {name} starts fresh: the checkpoint has no state of it")
         for name in sorted(state.keys() - self.with_state.keys()):
-            passed_over = f"the checkpoint's state of hook {name} is passed over"
-            self.notes.append(f"{passed_over}: there is no such hook")
+            self.notes.append(f"the checkpoint's state of hook {name} is skipped: no such hook")
 
 
 def seed_everything(seed: int) -> None:
@@ -204,14 +192,11 @@ def random_state() -> dict[str, Any]:
     """
     version, internal, gauss = random.getstate()
     name, keys, *others = cast(Any, np.random.get_state())
-    cuda = None
-    if torch.cuda.is_available():
-        cuda = torch.cuda.get_rng_state()
     return {
         "python": [version, list(internal), gauss],
         "numpy": [name, torch.from_numpy(keys.astype(np.int64)), *others],
         "torch": torch.get_rng_state(),
-        "cuda": cuda,
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
     }
 
 

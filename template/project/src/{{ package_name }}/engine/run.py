@@ -125,7 +125,7 @@ class Run:
 
         checkpoint = None
         if resumed:
-            checkpoint = self.checkpoint.load("last")
+            checkpoint = self.checkpoint.load()
         for name in self.checkpoint.skipped:
             self.notes.append(f"skipped a damaged checkpoint: {name}")
         if checkpoint is not None:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 INIT_FROM = "training.init_from"
 SCRIPT_CHECKPOINT = "step-*-*.pt"
+SHOWN = 3  # tensors named in a note
+
 Tensors = dict[str, Tensor]
 Shape = Sequence[int]
 
@@ -46,11 +48,10 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> tuple[str, str]:
             weight.requires_grad_(False)
 
     total = sum(weight.numel() for weight in model.parameters())
-    trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
-    if trained == 0:
+    frozen = sum(weight.numel() for weight in model.parameters() if not weight.requires_grad)
+    if frozen == total:
         remedy = "leave some of them to train"
         raise UserError("every weight is frozen", "training.freeze", remedy)
-    frozen = total - trained
     return f"{frozen / total:.1%}", f"training.freeze: {frozen:,} of {total:,}"
 
 
@@ -63,58 +64,50 @@ def load_initial(project: Project, restored: bool) -> list[str]:
     """
     settings = project.settings
     if restored:
-        reason = "the run goes on from its own checkpoint"
-        return settings.without_effect([INIT_FROM], reason)
+        return settings.without_effect([INIT_FROM], "the run resumes from its own checkpoint")
     if not settings.training.init_from:
         return []
 
-    path, source, notes = read_weights(settings.training.init_from, project.distributed)
-    from_script = path.suffix == ".pt"
-    if from_script:
+    path, source = read_weights(settings.training.init_from, project.distributed)
+    if path.suffix == ".pt":
         source = _rename(source, getattr(project.model, "script_names", {}))
     taken: set[int] = set()  # by id: a tied weight has two names
     new: dict[int, tuple[str, Shape]] = {}
-    weight_fits = False
     for name, tensor in project.model.state_dict(keep_vars=True).items():
-        is_weight = isinstance(tensor, nn.Parameter)
         if not tensor.is_floating_point():
             source.pop(name, None)
         elif name in source and source[name].shape == tensor.shape:
             fill(tensor, source.pop(name))
             taken.add(id(tensor))
-            weight_fits = weight_fits or is_weight
-        elif is_weight or not from_script:
-            # A script standardizes outside its model: there the buffers are those of the data.
+        elif isinstance(tensor, nn.Parameter):
             new[id(tensor)] = (name, tensor.shape)
 
     missing = [entry for key, entry in new.items() if key not in taken]
     left = [(name, tensor.shape) for name, tensor in source.items()]
-    if not weight_fits:
+    if taken.isdisjoint(map(id, project.model.parameters())):
         remedy = f"it has {listed(left)}; the model has {listed(missing)}"
         raise UserError("no weight fits this model", f"{INIT_FROM} {path}", remedy)
     counts = f"{len(taken)} tensors fit; new: {listed(missing)}; left: {listed(left)}"
-    return [*notes, f"weights of {path}: {counts}"]
+    return [f"weights of {path}: {counts}"]
 
 
-def listed(shapes: Sequence[tuple[str, Shape]], most: int = 3) -> str:
+def listed(shapes: Sequence[tuple[str, Shape]]) -> str:
     """Name the first of many tensors: `head.weight 1×64, head.bias 1 and 4 more`."""
-    if not shapes:
-        return "nothing"
-    shown = [f"{name} {'×'.join(map(str, shape))}".strip() for name, shape in shapes[:most]]
-    text = ", ".join(shown)
-    if len(shapes) > most:
-        text += f" and {len(shapes) - most} more"
+    shown = [f"{name} {'×'.join(map(str, shape))}".strip() for name, shape in shapes[:SHOWN]]
+    text = ", ".join(shown) or "nothing"
+    if len(shapes) > SHOWN:
+        text += f" and {len(shapes) - SHOWN} more"
     return text
 
 
 # --- where weights are
 
 
-def read_weights(place: str, distributed: Distributed) -> tuple[Path, Tensors, list[str]]:
-    """Find a run, a checkpoint or safetensors; return its path, its tensors and notes.
+def read_weights(place: str, distributed: Distributed) -> tuple[Path, Tensors]:
+    """Find a run, a checkpoint or safetensors; return its path and its tensors.
 
-    Of a run, the best checkpoint, or else the newest; of a folder, `model.safetensors`, or else all
-    its files. Runs and checkpoints of `layout: script` too.
+    Of a run, the best checkpoint that is not damaged, or else the newest; of a folder,
+    `model.safetensors`, or else all its files. Runs and checkpoints of `layout: script` too.
     """
     for path in (RUNS / place, Path(place)):
         script_files = sorted((path / "checkpoints").glob(SCRIPT_CHECKPOINT), reverse=True)
@@ -126,13 +119,13 @@ def read_weights(place: str, distributed: Distributed) -> tuple[Path, Tensors, l
             return _read_checkpoint(path.parent, path.name, distributed)
         if (path / "checkpoints").is_dir():
             return _read_checkpoint(path / "checkpoints", "best", distributed)
-        files = sorted(path.glob("*.safetensors"))
         if (path / MODEL).exists():
-            files = [path / MODEL]
-        elif path.suffix == ".safetensors" and path.is_file():
+            path = path / MODEL
+        files = sorted(path.glob("*.safetensors"))
+        if path.suffix == ".safetensors" and path.is_file():
             files = [path]
         if files:
-            return path, _read_files(files), []
+            return path, _read_files(files)
     remedy = "give a run, a checkpoint, or a folder or file of safetensors"
     raise UserError("there are no weights", f"{INIT_FROM} {place}", remedy)
 
@@ -144,18 +137,15 @@ def _read_files(files: list[Path]) -> Tensors:
             content = load_file(file)
         except (OSError, SafetensorError) as error:
             raise UserError(f"cannot read the weights ({error})", str(file)) from error
-        for name in content.keys() & tensors.keys():
-            what = f"two files have a tensor '{name}'"
+        if content.keys() & tensors.keys():
+            what = "two files have a tensor of the same name"
             raise UserError(what, f"{INIT_FROM} {file.parent}", "give the path of one file")
         tensors |= content
     return tensors
 
 
-def _read_checkpoint(
-    folder: Path, which: str, distributed: Distributed
-) -> tuple[Path, Tensors, list[str]]:
-    checkpoints = Checkpoint(folder, distributed)
-    manifest = checkpoints.find(which)
+def _read_checkpoint(folder: Path, which: str, distributed: Distributed) -> tuple[Path, Tensors]:
+    manifest = Checkpoint(folder, distributed).find(which)
     if manifest is None:
         raise UserError("the run has no checkpoint yet", f"{INIT_FROM} {folder.parent}")
     path = manifest["path"]
@@ -171,22 +161,19 @@ def _read_checkpoint(
     for alias, name in (manifest["aliases"] | manifest["shards"]).items():
         if isinstance(name, str):  # else the shape of a sharded tensor
             tensors[alias.removeprefix("model/")] = tensors[name.removeprefix("model/")]
-    return path, tensors, [f"skipped a damaged checkpoint: {name}" for name in checkpoints.skipped]
+    return path, tensors
 
 
-def _read_script(files: list[Path]) -> tuple[Path, Tensors, list[str]]:
+def _read_script(files: list[Path]) -> tuple[Path, Tensors]:
     """Read the best one of a script's checkpoints, newest first; each has its hash in its name."""
     intact = [file for file in files if file.stem.endswith(sha256(file)[:16])]
     if not intact:
-        what = "no valid checkpoint"
-        raise UserError(what, f"{INIT_FROM} {files[0].parent}", "name another run")
+        where = f"{INIT_FROM} {files[0].parent}"
+        raise UserError("no valid checkpoint", where, "name another run")
     newest = torch.load(intact[0], map_location="cpu", weights_only=True)
     best = [file for file in intact if file.match(f"step-{newest['best_step']:08d}-*")]
-    path = (best or intact)[0]
-    checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    damaged = [file.name for file in files if file not in intact]
-    notes = [f"skipped a damaged checkpoint: {name}" for name in damaged]
-    return path, checkpoint["model"], notes
+    path = [*best, *intact][0]
+    return path, torch.load(path, map_location="cpu", weights_only=True)["model"]
 
 
 def _rename(tensors: Tensors, layers: dict[str, str]) -> Tensors:
@@ -196,6 +183,3 @@ def _rename(tensors: Tensors, layers: dict[str, str]) -> Tensors:
         layer, dot, parameter = name.partition(".")
         renamed[layers.get(layer, layer) + dot + parameter] = tensor
     return renamed
-
-
-# --- sharded tensors
