@@ -314,10 +314,10 @@ def ours(framework: str, hook: str = "", **answers: Any) -> Callable[[Data, Path
                 precision=get("engine.precision").Precision("fp32", distributed.device),
             )  # fmt: skip
 
-        phase: Any = get("engine.run")
-        assert hasattr(phase, "check_rows")
+        memory: Any = get("engine.memory")
+        assert hasattr(memory, "row_bytes")
         # These batches have no rows to look at.
-        phase.check_rows = lambda *parts: None
+        memory.row_bytes = lambda *parts: 0
         folder.mkdir()
         seconds, found = 0.0, list[float]()
         # A trial: the other loops keep no checkpoint.
