@@ -85,9 +85,9 @@ def as_csv(rows: dict[str, np.ndarray], classes: list[str] | None) -> bytes:
     from pyarrow.csv import write_csv
 
     columns = {"row": np.arange(1, len(rows["prediction"]) + 1)}
-    for name in ("prediction", "target"):
-        if name in rows:
-            columns[name] = np.array(classes)[rows[name]] if classes else rows[name]
+    for name, array in rows.items():
+        if array.ndim == 1:
+            columns[name] = np.array(classes)[array] if classes else array
     for number, name in enumerate(classes or []):
         columns[f"probability of {name}"] = rows["probability"][:, number]
     sink = pa.BufferOutputStream()
