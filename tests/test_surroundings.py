@@ -163,7 +163,7 @@ REFUSED = [
     Odd("training: {epochs: yes}", "True", "whole number"),
     Odd("SEED=-3", "-3", r"\$SEED", "at least 0"),
     Odd("TRAINING_ROOT=nowhere", "there is no such folder", "unset the name"),
-    Odd("--profile fast", "'fast'", "choose one of baseline, speed"),
+    Odd("--profile fast", "'fast'", "choose one of unoptimized, speed"),
     Odd("--resume nonsense", "no run 'nonsense'", "runs are a"),
     Odd("--data.path nowhere", "no prepared data: nowhere", "run `prepare"),
     Odd("--name ../../x", "not a plain folder name", "use letters"),
