@@ -238,20 +238,9 @@ def test_message_after_copying_makes_no_repository_inside_another(tmp_path: Path
 def test_row_is_complete_and_sane(key: str) -> None:
     row = gpus()[key]
     assert list(row) == list(gpus()["h100"])
-    assert re.fullmatch(r"[a-z0-9_]+", key)
     capability = tuple(map(int, row["sm"].split(".")))
-    assert len(capability) == 2
-    assert row["aliases"]
-    assert row["source"]
-    figures = [row[name] for name in ("sm_count", "memory_gb", "bandwidth_gb_s")]
-    assert all(isinstance(figure, int) and figure > 0 for figure in figures)
-    assert set(row["unverified"]) <= {
-        "sm_count",
-        "memory_gb",
-        "bandwidth_gb_s",
-        "triton",
-        *PRECISIONS,
-    }
+    assert all(row[name] for name in ("aliases", "source", "sm_count", "memory_gb"))
+    assert set(row["unverified"]) <= {*row, *PRECISIONS}
 
     peaks = row["tflops"]
     assert tuple(peaks) == PRECISIONS

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rendering import REPOSITORY, copy_template, questions, render, render_into
+from rendering import REPOSITORY, copy_template, render, render_into
 from test_update import _clean_home, commit, replace  # noqa: F401  # a fixture
-from variants import choices, gpus, structural
+from variants import choices, structural
 
 # The environment of the tests, found by name as a user's active one is.
 SHELL = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
@@ -274,12 +274,8 @@ def test_package_indexes_are_named_by_no_document() -> None:
         assert hosts <= {"download.pytorch.org", "github.com"}, path
 
 
-def test_figures_of_the_documents() -> None:
+def test_choices_are_those_of_the_readme() -> None:
     readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
-    assert f" {len(gpus())} cards " in readme
-    asked = [each for each in questions().values() if "gpu ==" not in str(each.get("when"))]
-    start = (REPOSITORY / "docs/start.md").read_text(encoding="utf-8")
-    assert f"asks {len(asked)} questions" in start
     for question in (*structural(), "layout", "precision", "tracker", "extras"):
         (row,) = re.findall(rf"^\| {question} \| (.+?) \|", readme, flags=re.MULTILINE)
         assert set(choices(question)) <= set(re.findall(r"`(\w+)`", row)), question

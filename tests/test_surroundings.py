@@ -125,7 +125,7 @@ def test_an_installed_package_works_where_one_stands_and_says_where_settings_com
 
 # Flags of `train`, and what its one line says; test_config.py has what is wrong in files.
 REFUSED = {
-    "--data.bacth_size 1": ["did you mean 'data.batch_size'"],
+    "--data.bacth_size 1": ["did you mean '--data.batch_size'"],
     "--training.precision fp8": ["fp8", "choose|copier update"],
     "--config none.yaml": ["No such file", "none.yaml", "check --config"],
     "--resume nonsense": ["no run 'nonsense'", "runs are a"],

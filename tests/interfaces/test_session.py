@@ -204,6 +204,4 @@ def test_an_overflow_under_fp16_skips_one_update_and_no_step(
     assert [row["step"] for row in logged] == list(range(1, total + 1))
     assert json.loads((newest_run(folder) / "status.json").read_text())["step"] == total
     calm = train(*words)
-    rates = [row["learning_rate"] for row in rows(calm) if "split" not in row]
-    assert [row["learning_rate"] for row in logged] == rates
     assert losses(folder)[:OVERFLOW] == losses(calm)[:OVERFLOW]

@@ -229,6 +229,7 @@ def parser_of(name: str, command: ModuleType) -> Parser:
     add("--print-config", action="store_true", help="print every setting and its origin, and stop")
     add("--debug", action="store_true", help="show the traceback of an error")
     command.arguments(parser)
+    parser.usage = parser.format_usage().partition("usage: ")[2]  # without 70 settings
     all_settings = f"""each one is a flag too; `train --help` lists them
 a flag is stronger than the environment, which is stronger than {CONFIG}"""
     group = parser.add_argument_group("settings", all_settings)

@@ -8,7 +8,7 @@ import io
 import math
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, nullcontext, redirect_stdout
+from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, NamedTuple
@@ -105,9 +105,13 @@ def train(
 
     changed: dict[str, object] = {}
     folder = resumed or distributed.begin(lambda: new_run(arguments.name))
+
+    def hold() -> None:
+        if distributed.is_main:
+            holding.enter_context(lock(folder))
+
     with ExitStack() as holding:
-        lock_once = lock(folder) if distributed.is_main else nullcontext()
-        distributed.on_all_ranks(lambda: holding.enter_context(lock_once))
+        distributed.on_all_ranks(hold)
         if resumed is not None:
             changed = changes(folder, settings)
         session = Session(

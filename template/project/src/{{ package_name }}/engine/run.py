@@ -30,8 +30,7 @@ FAILED = 255  # what the ranks agree on after one has called `fail`; no signal h
 class Run:
     """One phase of a training: its data, its schedule, its checkpoints and its metrics.
 
-    Call `check_one_batch`, `restore` and `start`, in this order, then train. `closing` closes what
-    the constructor opens, also after an error.
+    Call `begin`, then train. `closing` closes what the constructor opens, also after an error.
     """
 
     folder: Path
@@ -51,7 +50,7 @@ class Run:
         self.failure: UserError | None = None
 
         self.loader = self._open("train", train=True)
-        self.validation = None
+        self.validation: Any = None
         first, end = project.store.splits.get("validation", (0, 0))
         if first < end:
             self.validation = self._open("validation", fraction=self.settings.evaluation.fraction)
@@ -102,7 +101,18 @@ class Run:
 
     # --- before the first step
 
-    def check_one_batch(self) -> None:
+    def begin(self, resumed: bool) -> None:
+        """Check one batch, load the newest valid checkpoint or the weights to begin with.
+
+        From here on, hooks are told of the end.
+        """
+        self._check_one_batch()
+        self.project.distributed.on_all_ranks(lambda: self._load(resumed))
+        self.schedule.set(self.step_of_phase)
+        self.monitor.start(self.progress.step, self.last_step)
+        self.closing.callback(self.call_hooks, "close")
+
+    def _check_one_batch(self) -> None:
         """Run one batch forward and backward: errors and too little memory show before the
         start."""
         distributed = self.project.distributed
@@ -110,11 +120,6 @@ class Run:
         distributed.on_all_ranks(lambda: check_rows(self.project, loaders))
         total_weight = distributed.on_all_ranks(lambda: dry_run(self.project, self.loader))
         self.project.precision.calibrate(max(distributed.gather_objects(total_weight)))
-
-    def restore(self, resumed: bool) -> None:
-        """Load the newest valid checkpoint, or the weights that a new run or phase starts from."""
-        self.project.distributed.on_all_ranks(lambda: self._load(resumed))
-        self.schedule.set(self.step_of_phase)
 
     def _load(self, resumed: bool) -> None:
         first_step = self.progress.phase_start
@@ -132,11 +137,6 @@ class Run:
             self.saved_step = checkpoint["step"]
             self._mark_best()  # the run may have been killed between saving and marking
         self.notes += load_initial(self.project, checkpoint is not None)
-
-    def start(self) -> None:
-        """Open the files of metrics. From here on, hooks are told of the end."""
-        self.monitor.start(self.progress.step, self.last_step)
-        self.closing.callback(self.call_hooks, "close")
 
     # --- where it is
 

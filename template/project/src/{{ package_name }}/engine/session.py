@@ -121,9 +121,7 @@ class Session:
             limit=self.limit,
             trial=self.trial,
         )
-        run.check_one_batch()
-        run.restore(self.resumed)
-        run.start()
+        run.begin(self.resumed)
         self.run = run
         self._introduce(run)
         self.distributed.on_all_ranks(lambda: run.call_hooks("start"))
