@@ -261,9 +261,9 @@ def pace(**known: float) -> Any:
         (1100.0, {}, "", (990, 1.0)),  # 10 evaluations of 10 s
         (90.0, {"evaluation": 52.0}, "", (68, 1 / 4)),  # one of 13 s
         (1000.0, {}, "evaluation.every_steps=10", (798, 1 / 4)),
-        (1000.0, {"batches": 2}, "evaluation.every_steps=10", (663, 1 / 2)),  # a batch at least
+        (1000.0, {"num_batches": 2}, "evaluation.every_steps=10", (663, 1 / 2)),  # a batch at least
         (-5.0, {}, "", (1, 1 / 64)),  # the trial has taken all of it
-        (100.0, {"evaluation": 0.0, "batches": 0}, "", (100, 1.0)),  # no validation split
+        (100.0, {"evaluation": 0.0, "num_batches": 0}, "", (100, 1.0)),  # no validation split
     ],
 )
 def test_evaluations_of_a_short_run_take_a_quarter_of_it(
