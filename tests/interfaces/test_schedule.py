@@ -12,8 +12,6 @@ from fakes import engine
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as some
-from importing import imported
-from rendering import render
 from torch.optim import lr_scheduler
 
 PEAK = 0.02
@@ -21,7 +19,7 @@ PEAK = 0.02
 
 def names() -> tuple[str, ...]:
     """The schedules that the settings offer."""
-    return get_args(imported(render(), "engine.config").Schedule.model_fields["name"].annotation)
+    return get_args(engine("config").Schedule.model_fields["name"].annotation)
 
 
 def optimizer() -> torch.optim.Optimizer:
