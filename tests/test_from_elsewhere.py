@@ -228,7 +228,7 @@ def test_a_lightning_module_goes_on(tmp_path: Path) -> None:
 
     model, convert = quoted("from-lightning")
     project = changed(tmp_path, "tabular", {"model.py": model})
-    line = "width: int = Field(32, ge=1)"
+    line = "width: Positive = 32"
     replace_model_settings(project, line, "width: 32", "from-lightning")
     execute(convert, tmp_path)
     prepare, *others = documented(page("from-lightning"))
@@ -297,7 +297,7 @@ def test_a_notebook_goes_on(tmp_path: Path) -> None:
     files.append(quoted("own-data")[3])
     project = changed(tmp_path, "tabular", dict(zip(names, files, strict=True)))
     shutil.rmtree(project / "src/my_training/prepare")
-    line = "width: int = Field(16, ge=1)"
+    line = "width: Positive = 16"
     replace_model_settings(project, line, "width: 16", "from-notebook")
     prepare, train, *others = documented(page("from-notebook"))
     done(project, *prepare, cwd=tmp_path)
