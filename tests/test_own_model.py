@@ -25,7 +25,7 @@ def project_with(folder: Path, model: str) -> Path:
     return project
 
 
-WITHOUT_METRICS = re.sub(r"return Output\(.*\)", "return Output(loss, weight)", EXAMPLE)
+WITHOUT_METRICS = re.sub(r"return Output\(.*\)", "return Output(loss, total_weight)", EXAMPLE)
 
 
 @pytest.mark.parametrize(
@@ -70,9 +70,9 @@ def test_own_tests_find_a_model_without_the_mask(tmp_path: Path) -> None:
         ),
         ("def blocks", "def parts", "Perceptron has no blocks: model.py: .*engine/interfaces.py"),
         (
-            "return Output(loss, weight, ",
+            "return Output(loss, total_weight, ",
             "return loss  # ",
-            "the Tensor that forward returns has no loss and no weight.*: model.py: .*engine/interfaces.py",
+            "the Tensor that forward returns has no loss and no total_weight.*: model.py: .*engine/interfaces.py",
         ),
     ],
 )
