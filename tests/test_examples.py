@@ -16,7 +16,7 @@ import pytest
 from importing import imported
 from ranks import run_ranks
 from rendering import render
-from running import PICTURES, losses, newest_run, painted, rows, run, weights
+from running import EXAMPLES, losses, newest_run, painted, rows, run, weights
 from test_tier_b import TINY
 from variants import choices
 
@@ -35,9 +35,9 @@ SHOWN = {  # by workload: what it draws, and a metric that no sum over samples g
 
 @pytest.fixture(scope="module", autouse=True)
 def asked_for() -> Iterator[None]:
-    os.environ[PICTURES] = "1"
+    os.environ[EXAMPLES] = "1"
     yield
-    del os.environ[PICTURES]
+    del os.environ[EXAMPLES]
 
 
 def drawn(folder: Path) -> set[str]:

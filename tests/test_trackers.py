@@ -17,7 +17,7 @@ import wandb  # noqa: F401
 import yaml
 from ranks import start_ranks
 from rendering import REPOSITORY, render
-from running import PICTURES, Result, losses, newest_run, one_error, rows, run, start
+from running import EXAMPLES, Result, losses, newest_run, one_error, rows, run, start
 from variants import choices
 
 TRACKERS = choices("tracker")[1:]
@@ -178,7 +178,7 @@ def secrets_in(place: Path) -> list[str]:
 def test_a_run_its_resume_and_its_evaluation_arrive_and_no_secret_does(
     tracker: str, place: Path, reference: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in {**KEYS, PICTURES: "1"}.items():
+    for name, value in {**KEYS, EXAMPLES: "1"}.items():
         monkeypatch.setenv(name, value)
     offline = ("--tracker.offline", "true") if tracker in SERVERS else ()
     assert train(place, tracker, *OPTIONS, *offline, "--max-steps", "16").code == 0
