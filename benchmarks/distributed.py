@@ -1,10 +1,12 @@
-"""What a second process gains: samples per second of two under `ddp` against one, one thread each, on a CPU.
+"""What a second process gains: samples per second of two under `ddp` against one, one thread each,
+on a CPU.
 
-Both processes train a rendered project by its own `fit`, with the same batch size each: a GPT, whose weights
-are many for what it computes, in two sizes of a step, and an LSTM, whose weights are few. A round has a
-ratio of its own: rank 0 alone (rank 1 waits); both beside each other, each a run of its own, which is the
-most that this machine's memory and caches let two processes do; both together, as one run. Loading, the
-exchange of gradients by gloo, clipping, AdamW and the log are in the figures.
+Both processes train a rendered project by its own `fit`, with the same batch size each: a GPT,
+whose weights are many for what it computes, in two sizes of a step, and an LSTM, whose weights are
+few. A round has a ratio of its own: rank 0 alone (rank 1 waits); both beside each other, each a run
+of its own, which is the most that this machine's memory and caches let two processes do; both
+together, as one run. Loading, the exchange of gradients by gloo, clipping, AdamW and the log are in
+the figures.
 
     python benchmarks/distributed.py [--rounds 4] [--steps 20] [--write]
 """

@@ -1,7 +1,8 @@
-"""How near is `estimate` to a step of this machine? Every workload in small, estimated and then measured.
+"""How near is `estimate` to a step of this machine? Every workload in small, estimated and then
+measured.
 
-Both sides by their fastest repetition in one process, one after the other in each round: what else runs on
-the machine only adds. A ratio is taken in each round.
+Both sides by their fastest repetition in one process, one after the other in each round: what else
+runs on the machine only adds. A ratio is taken in each round.
 
     python benchmarks/estimate.py [--rounds 7] [--only tabular llm ...] [--write]
 """
@@ -54,7 +55,8 @@ class OneBatch:
 
 
 def measure(workload: str, rounds: int, quick: bool) -> list[tuple[float, float]]:
-    """(estimated, measured) milliseconds of a step, by round; in the working folder. One more warms up.
+    """(estimated, measured) milliseconds of a step, by round; in the working folder. One more warms
+    up.
 
     quick: whether the estimate repeats each of its own measurements no longer than a round, too.
     """

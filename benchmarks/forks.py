@@ -1,7 +1,8 @@
-"""What a function returns in a fork of this process: a rehearsal's substitute for a fresh interpreter.
+"""What a function returns in a fork of this process: a rehearsal's substitute for a fresh
+interpreter.
 
-A fresh interpreter needs seconds to import torch. A measurement takes one all the same, because nothing that
-was loaded or allocated before may count.
+A fresh interpreter needs seconds to import torch. A measurement takes one all the same, because
+nothing that was loaded or allocated before may count.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Any
 
 
 def in_fork(function: Callable[[], Any]) -> Any:
-    """Runs `function` in a fork and returns its result by way of JSON. Raises RuntimeError if it fails."""
+    """Runs `function` in a fork and returns its result by way of JSON. Raises RuntimeError if it
+    fails."""
     reads, writes = os.pipe()
     sys.stdout.flush()
     pid = os.fork()

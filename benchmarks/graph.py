@@ -1,14 +1,15 @@
 """Graph attention against PyTorch Geometric's GATConv, and cached graphs against rebuilt ones.
 
-Attention: forward and backward of one layer, 8 heads × 8, on a citation graph's size and on 32 days of
-256 stocks; the same edges for both, loops among them, weights alike. In float64 both must give the same
-results. Calls are interleaved and each pair's ratio is taken on its own, so that a drifting machine cancels
-out. Memory: the peak above what the graph and the layer hold, each size in a fresh process, and again with
-twice the nodes and edges.
+Attention: forward and backward of one layer, 8 heads × 8, on a citation graph's size and on 32 days
+of 256 stocks; the same edges for both, loops among them, weights alike. In float64 both must give
+the same results. Calls are interleaved and each pair's ratio is taken on its own, so that a
+drifting machine cancels out. Memory: the peak above what the graph and the layer hold, each size in
+a fresh process, and again with twice the nodes and edges.
 
-Graphs: training and validation of the model on 256 stocks with 10 neighbours each, 2,560 edges a day, as
-`prepare` cached the graphs; rebuilt for each batch by the project (`graph_builder.use_in_training`); and
-rebuilt by a loop in Python, stock by stock. On a GPU where there is one, else on one thread of the CPU.
+Graphs: training and validation of the model on 256 stocks with 10 neighbours each, 2,560 edges a
+day, as `prepare` cached the graphs; rebuilt for each batch by the project
+(`graph_builder.use_in_training`); and rebuilt by a loop in Python, stock by stock. On a GPU where
+there is one, else on one thread of the CPU.
 
     python benchmarks/graph.py [attention|memory|graphs] [--rounds 60] [--passes 4] [--write]
 
@@ -128,7 +129,8 @@ def call(layer: Any, x: Tensor, edges: Tensor) -> tuple[float, Tensor, Tensor]:
 def difference(both: dict[str, Any], x: Tensor, edges: Tensor) -> float:
     """The largest difference between outputs or gradients of the two layers, in float64.
 
-    In float32 a sum that rounding moves over LeakyReLU's kink has another slope, and another gradient.
+    In float32 a sum that rounding moves over LeakyReLU's kink has another slope, and another
+    gradient.
     """
     exact = [copy.deepcopy(layer).double() for layer in both.values()]
     # Ours computes in float32 otherwise, whatever it gets.
@@ -182,7 +184,8 @@ def interval(ratios: list[float]) -> tuple[float, float]:
 
 
 def memory(start_method: str) -> dict[str, Any]:
-    """start_method: of the processes; a fresh one each by `spawn`, which alone measures memory rightly."""
+    """start_method: of the processes; a fresh one each by `spawn`, which alone measures memory
+    rightly."""
     rows = []
     for title, (nodes, edges, copies) in SIZES.items():
         row = []
@@ -250,7 +253,8 @@ def python_loop(returns: Tensor, count: int, overlap: int) -> Tensor:
 
 
 def write(folder: Path, days: int = DAYS, batches: int = 3) -> None:
-    """A store with graphs: the last batches of days are the validation split, as many before them train."""
+    """A store with graphs: the last batches of days are the validation split, as many before them
+    train."""
     dataset = module("dataset")
     table, plan = stocks(days), dataset.Plan(neighbors=NEIGHBORS)
     with module("engine.store").StoreWriter(folder, "graph") as writer:

@@ -1,8 +1,9 @@
 """The last batch of an epoch: as a whole step, dropped while training, or weighted by its share.
 
-Three workloads, each with two sizes of training set: the last batch has one sample, or half of the others'.
-Epochs are short, so that it comes often. Every seed trains in all three ways for equally many epochs with the
-settings of the project, and the validation loss at the end counts; differences are taken seed by seed.
+Three workloads, each with two sizes of training set: the last batch has one sample, or half of the
+others'. Epochs are short, so that it comes often. Every seed trains in all three ways for equally
+many epochs with the settings of the project, and the validation loss at the end counts; differences
+are taken seed by seed.
 
     python benchmarks/last_batch.py --series ETTh2.csv.gz [--only llm] [--seeds 8] [--write]
 """
@@ -138,7 +139,8 @@ def count(project: Path, flags: str, data: Path) -> int:
 
 
 def train(workload: str, way: str, fraction: float, seed: int, folder: Path) -> tuple[float, float]:
-    """The validation loss at the end, and the largest gradient norm before clipping after the warm-up."""
+    """The validation loss at the end, and the largest gradient norm before clipping after the
+    warm-up."""
     case = CASES[workload]
     flags = {
         "data.fraction": fraction,

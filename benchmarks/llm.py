@@ -1,9 +1,10 @@
 """A language model's step on a CPU: a rendered project's loop against one of nanoGPT's structure.
 
-nanoGPT's small setting: 4 layers, 4 heads, 128 wide, block 64, batch 12, character level, fp32, no dropout.
-Both sides start from the same weights (logits equal to 1e-5), draw their own batches from a mapped token
-file, clip to norm 1, follow warm-up + cosine and log the loss every 10 steps. Rounds are interleaved; a
-round's figure is the tenth percentile of its step times, which a busy machine moves least.
+nanoGPT's small setting: 4 layers, 4 heads, 128 wide, block 64, batch 12, character level, fp32, no
+dropout. Both sides start from the same weights (logits equal to 1e-5), draw their own batches from
+a mapped token file, clip to norm 1, follow warm-up + cosine and log the loss every 10 steps. Rounds
+are interleaved; a round's figure is the tenth percentile of its step times, which a busy machine
+moves least.
 
     python benchmarks/llm.py [step] [--threads 1 2] [--rounds 7] [--steps 50] [--write]
     python benchmarks/llm.py windows        # gathering windows against a copy per row

@@ -1,11 +1,14 @@
-"""How fast loaders deliver, as a share of what the machine can read: raw `preadv` into a reused buffer.
+"""How fast loaders deliver, as a share of what the machine can read: raw `preadv` into a reused
+buffer.
 
-8,192 rows of 360 × 167 float32 with 36 targets, 1.97 GB, in batches of 256; file in the page cache. Every
-case runs in a process of its own: one epoch to warm up, then three that count (one for the slow ones). A
-round has every case once, each ratio is taken within its round, and the table gives the median over the
-rounds and their span. Every epoch's batches are checked: each row once, with its own target.
+8,192 rows of 360 × 167 float32 with 36 targets, 1.97 GB, in batches of 256; file in the page cache.
+Every case runs in a process of its own: one epoch to warm up, then three that count (one for the
+slow ones). A round has every case once, each ratio is taken within its round, and the table gives
+the median over the rounds and their span. Every epoch's batches are checked: each row once, with
+its own target.
 
-    python benchmarks/loaders.py [--rounds 3] [--rows 8192] [--folder /tmp/benchmark] [--cold] [--write]
+    python benchmarks/loaders.py [--rounds 3] [--rows 8192] [--folder /tmp/benchmark] [--cold]
+    [--write]
 
 --cold drops the page cache before some epochs: needs root, and slows whoever shares the machine.
 """
@@ -84,15 +87,17 @@ def offset_of(path: Path, name: str = "features") -> int:
         return file[name].id.get_offset()
 
 
-# ---- cases: functions of (path, epoch) that yield (features, targets) batch by batch --------------
+# ---- cases: functions of (path, epoch) that yield (features, targets) batch by batch
+# --------------
 
 
 def raw(path: Path, threads: int, reused: int = 0) -> float:
-    """Seconds to read all features, block by block in `threads` threads, into `reused` bytes of memory.
+    """Seconds to read all features, block by block in `threads` threads, into `reused` bytes of
+    memory.
 
-    By default a chunk's worth of memory, as a loader has to hold that hands out batches of 62 MB. Memory that
-    fits in the CPU's cache is filled faster, without reaching the memory at all: that says nothing about
-    loaders.
+    By default a chunk's worth of memory, as a loader has to hold that hands out batches of 62 MB.
+    Memory that fits in the CPU's cache is filled faster, without reaching the memory at all: that
+    says nothing about loaders.
     """
     first, size = offset_of(path), ROWS * ROW_BYTES
     reused = reused or CHUNK * ROW_BYTES
@@ -183,7 +188,8 @@ def template(path: Path, loader: str, order: str) -> Callable[[int], Iterator[An
 
 
 def plain_chunks(path: Path, shuffled: bool) -> Callable[[int], Iterator[Any]]:
-    """The chunk loader that one writes first: read a chunk with h5py, copy it to the device, cut it."""
+    """The chunk loader that one writes first: read a chunk with h5py, copy it to the device, cut
+    it."""
     import h5py
     import torch
 
@@ -254,7 +260,8 @@ def map_style(path: Path, workers: int) -> Callable[[int], Iterator[Any]]:
 
 
 def lstm(path: Path) -> dict[str, float]:
-    """One training step of the template's LSTM on the loader's batches: train.py's against a bare one."""
+    """One training step of the template's LSTM on the loader's batches: train.py's against a bare
+    one."""
     import torch
 
     loader = ours(path, "chunk", "full")
@@ -370,7 +377,8 @@ def child(path: Path, name: str, step: float = 0.0, cold: bool = False) -> dict[
 
 
 def growth(path: Path) -> dict[str, Any]:
-    """Peak of host memory over the start, and the time from asking to the first batch at some places."""
+    """Peak of host memory over the start, and the time from asking to the first batch at some
+    places."""
     loader = ours(path, "chunk", "full")
     start, peak, resumed = memory(), 0, []
     for batch in loader.epoch(0):

@@ -1,10 +1,11 @@
 """The training loop's own cost: ours against a bare PyTorch loop, and against each framework's own.
 
-A 64-64-64 MLP, batch 32, 2,000 steps, one thread: a step of about a quarter of a millisecond, so that
-every microsecond around it shows. All sides clip to norm 1, follow warm-up + cosine, use fused AdamW,
-log the loss every 50 steps and take the same batches from memory; their networks must agree at the end.
-Rounds are interleaved, and each round's ratio is taken on its own, so a drifting machine cancels out.
-Times are seconds of the process, so that other work on the machine counts little.
+A 64-64-64 MLP, batch 32, 2,000 steps, one thread: a step of about a quarter of a millisecond, so
+that every microsecond around it shows. All sides clip to norm 1, follow warm-up + cosine, use fused
+AdamW, log the loss every 50 steps and take the same batches from memory; their networks must agree
+at the end. Rounds are interleaved, and each round's ratio is taken on its own, so a drifting
+machine cancels out. Times are seconds of the process, so that other work on the machine counts
+little.
 
     python benchmarks/loop.py [--rounds 7] [--only pytorch lightning ...] [--write]
 
@@ -82,7 +83,8 @@ def factor(step: int) -> float:
 
 
 def trained(network: Any, data: Data) -> list[float]:
-    """Losses of some batches afterwards, by which networks are compared: rows hold means, or single ones."""
+    """Losses of some batches afterwards, by which networks are compared: rows hold means, or single
+    ones."""
     with torch.no_grad():
         return [mse_loss(network(x), y).item() for x, y in data[:8]]
 
@@ -123,7 +125,8 @@ def bare_pytorch(data: Data, folder: Path) -> Result:
 
 
 def bare_accelerate(data: Data, folder: Path) -> Result:
-    """The loop of Accelerate's own examples (huggingface/accelerate, examples/nlp_example.py), with clipping.
+    """The loop of Accelerate's own examples (huggingface/accelerate, examples/nlp_example.py), with
+    clipping.
 
     Its batches are not prepared, only model, optimizer and scheduler are: that spares it work.
     """
@@ -148,7 +151,8 @@ def bare_accelerate(data: Data, folder: Path) -> Result:
 
 
 def bare_lightning(data: Data, folder: Path, log: bool = True) -> Result:
-    """Lightning's Trainer with its automatic optimization, clipping, a scheduler, and `self.log` into CSV.
+    """Lightning's Trainer with its automatic optimization, clipping, a scheduler, and `self.log`
+    into CSV.
 
     log: without, it has no logger and `training_step` says nothing; less than what the others do.
     """
@@ -249,7 +253,8 @@ class Hook:
 
 
 def ours(framework: str, hook: str = "", **answers: Any) -> Callable[[Data, Path], Result]:
-    """A rendered project's `fit` around the same network and batches. hook: the source of one in `hooks/`."""
+    """A rendered project's `fit` around the same network and batches. hook: the source of one in
+    `hooks/`."""
 
     def side(data: Data, folder: Path) -> Result:
         project = render(workload="tabular", loader="memmap", framework=framework, **answers)
@@ -361,7 +366,8 @@ PAIRS = [  # ours, theirs, at most
 
 
 def measure(sides: list[str], rounds: int) -> dict[str, list[float]]:
-    """Microseconds a step of each side in each round; the first round warms up and does not count."""
+    """Microseconds a step of each side in each round; the first round warms up and does not
+    count."""
     data = batches()
     found: dict[str, list[float]] = {side: [] for side in sides}
     with tempfile.TemporaryDirectory() as temporary:
@@ -407,7 +413,8 @@ def tables(found: dict[str, list[float]]) -> tuple[dict[str, Any], dict[str, Any
 
 
 def interval(ordered: list[float]) -> tuple[float, float]:
-    """Order statistics around the median, by the binomial distribution; the whole range below 6 values."""
+    """Order statistics around the median, by the binomial distribution; the whole range below 6
+    values."""
     count = len(ordered)
     skip = max(k for k in range(count // 2 + 1) if k == 0 or outside(count, k) <= 0.05)
     return ordered[max(skip - 1, 0)], ordered[min(count - skip, count - 1)]

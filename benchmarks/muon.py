@@ -1,8 +1,9 @@
 """Muon against AdamW on a small GPT: the validation loss after equal steps, and after equal time.
 
-The workload `llm` on its synthetic text, four layers of width 128, byte tokens, 250 steps of 8 × 64 tokens
-on one thread. Each optimizer has several learning rates, each rate several seeds; the mean over seeds counts,
-and each optimizer is judged at the best of its own rates. Times are of training alone, from its rows.
+The workload `llm` on its synthetic text, four layers of width 128, byte tokens, 250 steps of 8 × 64
+tokens on one thread. Each optimizer has several learning rates, each rate several seeds; the mean
+over seeds counts, and each optimizer is judged at the best of its own rates. Times are of training
+alone, from its rows.
 
     python benchmarks/muon.py [--steps 250] [--seeds 2] [--write]
 """
@@ -76,7 +77,8 @@ def train(folder: Path, name: str, rate: float, seed: int, steps: int) -> Curve:
 
 
 def at(curves: list[Curve], seconds: float) -> float:
-    """Mean over seeds of the loss at the last evaluation by then, or at the first one if all came later."""
+    """Mean over seeds of the loss at the last evaluation by then, or at the first one if all came
+    later."""
     losses = []
     for curve in curves:
         early = [loss for _, passed, loss in curve if passed <= seconds]

@@ -1,8 +1,10 @@
-"""The reference of the language-model benchmarks: a GPT and its training loop in nanoGPT's structure.
+"""The reference of the language-model benchmarks: a GPT and its training loop in nanoGPT's
+structure.
 
-Written here after karpathy/nanoGPT's model.py and train.py (MIT), with PyTorch's own SDPA, LayerNorm and
-AdamW, learned positions and tied embeddings. It loads the weights of a rendered project's model, so that
-both sides compute the same function: `load_ours` and a check of the logits come before any timing.
+Written here after karpathy/nanoGPT's model.py and train.py (MIT), with PyTorch's own SDPA,
+LayerNorm and AdamW, learned positions and tied embeddings. It loads the weights of a rendered
+project's model, so that both sides compute the same function: `load_ours` and a check of the logits
+come before any timing.
 
 Shapes: `B` texts, `T` tokens, `C` width, `H` heads, `V` vocabulary.
 """

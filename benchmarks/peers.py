@@ -1,7 +1,8 @@
 """Peers of the loaders: the same rows as MosaicML Streaming and WebDataset keep them.
 
-Both convert the data first, which is not counted, and deliver through PyTorch's DataLoader. Streaming pins
-an older numpy and brings 60 packages, so `make bench` gives the two an environment of their own.
+Both convert the data first, which is not counted, and deliver through PyTorch's DataLoader.
+Streaming pins an older numpy and brings 60 packages, so `make bench` gives the two an environment
+of their own.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ def streaming(path: Path, sizes: Sizes, batch: int, workers: int) -> Callable[[i
     """MDS shards of 64 MB, shuffled by its own default."""
     import torch
 
-    # Streaming imports torchvision for its plot sets, whose operators are absent beside a CPU's torch.
+    # Streaming imports torchvision for its plot sets, whose operators are absent beside a CPU's
+    # torch.
     torch.library.register_fake = lambda *names, **more: lambda function: function
     from streaming import MDSWriter, StreamingDataset
 

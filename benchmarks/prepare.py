@@ -1,18 +1,19 @@
 """How fast and in how much memory `prepare` reads, against the libraries that it reads with.
 
-Speed: CPU seconds of one process on one core, without its imports, for `prepare` and for what the same bytes
-need at least: pyarrow's own single-threaded reading of a table, block by block; learning and encoding by
-`tokenizers` in pieces of 64 kB; a copy with its sha256 for text that stays bytes. The two take turns, and the
-ratio is that of each pair, its median here. Throughput is of the input. With `--before`, the same by another
-version of the template, on a twentieth of the input.
+Speed: CPU seconds of one process on one core, without its imports, for `prepare` and for what the
+same bytes need at least: pyarrow's own single-threaded reading of a table, block by block; learning
+and encoding by `tokenizers` in pieces of 64 kB; a copy with its sha256 for text that stays bytes.
+The two take turns, and the ratio is that of each pair, its median here. Throughput is of the input.
+With `--before`, the same by another version of the template, on a twentieth of the input.
 
-Memory: the peak of RssAnon, which is memory that no file backs, of inputs of 200 MB and 2 GB, shuffled,
-with a category; a tenth of that for byte pairs and pairs of texts, a fifth for stocks, which is more than the
-32 MB of a CSV that pyarrow reads ahead. And without what may grow: 9 bytes a row for the split of a table, 24
-bytes a pair for copies and split, and for byte pairs the peak of the library alone, which holds the words
-that it counts.
+Memory: the peak of RssAnon, which is memory that no file backs, of inputs of 200 MB and 2 GB,
+shuffled, with a category; a tenth of that for byte pairs and pairs of texts, a fifth for stocks,
+which is more than the 32 MB of a CSV that pyarrow reads ahead. And without what may grow: 9 bytes a
+row for the split of a table, 24 bytes a pair for copies and split, and for byte pairs the peak of
+the library alone, which holds the words that it counts.
 
-    python benchmarks/prepare.py [speed|memory] [--rounds 3] [--megabytes 200] [--before REVISION] [--write]
+    python benchmarks/prepare.py [speed|memory] [--rounds 3] [--megabytes 200] [--before REVISION]
+    [--write]
 """
 
 from __future__ import annotations
@@ -216,7 +217,8 @@ LIBRARIES: dict[str, Callable[[Path], None]] = {
 
 
 def child(what: str, path: Path, *words: str) -> tuple[float, int]:
-    """CPU seconds and the peak of RssAnon in kilobytes. what: a library, or the folder of a project."""
+    """CPU seconds and the peak of RssAnon in kilobytes. what: a library, or the folder of a
+    project."""
     import pyarrow.csv
     import pyarrow.parquet  # noqa: F401
     import tokenizers  # noqa: F401
@@ -264,7 +266,8 @@ def anonymous() -> int:
 
 
 def measured(what: str, path: Path, *words: str, rehearse: bool) -> tuple[float, float]:
-    """CPU seconds, and MB at the peak, of a process of its own on one core; of a fork in a rehearsal."""
+    """CPU seconds, and MB at the peak, of a process of its own on one core; of a fork in a
+    rehearsal."""
     if rehearse:
         seconds, peak = in_fork(lambda: silenced(what, path, *words))
         return seconds, peak / 1024

@@ -1,7 +1,8 @@
-"""Figures of the benchmarks: kept as JSON in docs/benchmarks, from which the tables of its pages are made.
+"""Figures of the benchmarks: kept as JSON in docs/benchmarks, from which the tables of its pages
+are made.
 
-A page NAME.md has a place `<!-- measured: PART -->` … `<!-- end -->` for each part of NAME.json; what stands
-there is written by this file alone.
+A page NAME.md has a place `<!-- measured: PART -->` … `<!-- end -->` for each part of NAME.json;
+what stands there is written by this file alone.
 
     python benchmarks/publish.py    # writes all tables again
 """
@@ -29,7 +30,8 @@ EMPTY = "not measured yet"
 def command_line(parser: argparse.ArgumentParser, **smallest: Any) -> argparse.Namespace:
     """The parsed command line, with the two flags that every benchmark has.
 
-    smallest: values of the benchmark's options in a rehearsal, where the command line does not set them.
+    smallest: values of the benchmark's options in a rehearsal, where the command line does not set
+    them.
     """
     parser.add_argument(
         "--write", action="store_true", help="put the results onto a page of docs/benchmarks"
@@ -108,7 +110,8 @@ def keep(path: Path, part: str, figures: dict[str, Any]) -> None:
 
 
 def page_of(path: Path) -> None:
-    """Writes the tables of a JSON file into its page. Raises `ValueError` where that has no such place."""
+    """Writes the tables of a JSON file into its page. Raises `ValueError` where that has no such
+    place."""
     page = path.with_suffix(".md")
     text = page.read_text(encoding="utf-8")
     for part, figures in json.loads(path.read_text(encoding="utf-8")).items():

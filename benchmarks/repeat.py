@@ -1,7 +1,8 @@
 """Do the figures of a project's `benchmark` repeat? The whole of it twice, one after the other.
 
-A gain is printed with a range, in which nine of ten repeats are. Each row's second gain is compared with the
-first one's range, each second median of a step with the first range from the 10th to the 90th percentile.
+A gain is printed with a range, in which nine of ten repeats are. Each row's second gain is compared
+with the first one's range, each second median of a step with the first range from the 10th to the
+90th percentile.
 
     python benchmarks/repeat.py [--workload graph] [--write]
 """

@@ -1,9 +1,9 @@
 """A step of `layout: script` against a step of the package, on the same data and settings.
 
-Runs take turns, each in a process of its own with one thread; a round's ratio is taken on its own, so that a
-drifting machine cancels out. A run's figure is the median over its rows of metrics, each of 20 steps, without
-evaluations and checkpoints; the first row warms up and does not count. The clock counts seconds of the
-process, so that time which others took does not. Losses must be equal.
+Runs take turns, each in a process of its own with one thread; a round's ratio is taken on its own,
+so that a drifting machine cancels out. A run's figure is the median over its rows of metrics, each
+of 20 steps, without evaluations and checkpoints; the first row warms up and does not count. The
+clock counts seconds of the process, so that time which others took does not. Losses must be equal.
 
     python benchmarks/script.py [--rounds 7] [--only llm] [--write]
 """
@@ -29,7 +29,8 @@ from running import losses, rows, run  # noqa: E402
 from test_script import CASES, run_script  # noqa: E402
 
 STEPS, EVERY = 300, 20
-# Sizes as by default; data large enough for none of the epochs' ends to fall into the steps that count.
+# Sizes as by default; data large enough for none of the epochs' ends to fall into the steps that
+# count.
 SIZES = {
     "tabular": ("--batch_size 256", "--data.batch_size 256 --data.num_workers 0"),
     "timeseries": ("--history 24 --horizon 6", ""),

@@ -1,16 +1,19 @@
-"""T5 on a CPU: a rendered project's loop against loops around the library's own model, and bucketing.
+"""T5 on a CPU: a rendered project's loop against loops around the library's own model, and
+bucketing.
 
-loop: the project's `fit` against a bare loop around `T5ForConditionalGeneration` with the same weights,
-on the same batches, which it has in memory; both fused AdamW, clipped to norm 1, warm-up + cosine, a loss
-read every 10 steps. A round's figure is the tenth percentile of its step times.
+loop: the project's `fit` against a bare loop around `T5ForConditionalGeneration` with the same
+weights, on the same batches, which it has in memory; both fused AdamW, clipped to norm 1, warm-up +
+cosine, a loss read every 10 steps. A round's figure is the tenth percentile of its step times.
 
-epoch: target tokens per second over one epoch of pairs of mixed length: the project as it is by default
-(order bucket), with order full, and transformers' Trainer with its defaults (fused AdamW, shuffled, padded to
-the longest of a batch), the same batch size, seed and weights, dropout 0.1. Nothing is saved or evaluated.
+epoch: target tokens per second over one epoch of pairs of mixed length: the project as it is by
+default (order bucket), with order full, and transformers' Trainer with its defaults (fused AdamW,
+shuffled, padded to the longest of a batch), the same batch size, seed and weights, dropout 0.1.
+Nothing is saved or evaluated.
 
 Rounds are interleaved, their order turns, and each round's ratio is taken on its own.
 
-    python benchmarks/seq2seq.py [loop|epoch] [--threads 1] [--rounds 3] [--steps 40] [--cpu-time] [--write]
+    python benchmarks/seq2seq.py [loop|epoch] [--threads 1] [--rounds 3] [--steps 40] [--cpu-time]
+    [--write]
 """
 
 from __future__ import annotations
@@ -55,7 +58,8 @@ def shrink() -> None:
 
 
 def prepare(folder: Path, count: int) -> list[Any]:
-    """Pairs of mixed length: log-normal, sources of 8 to 256 tokens, targets of 4 to 96, half correlated."""
+    """Pairs of mixed length: log-normal, sources of 8 to 256 tokens, targets of 4 to 96, half
+    correlated."""
     import numpy as np
 
     dataset = importlib.import_module("my_training.dataset")
@@ -110,7 +114,8 @@ class Ours:
 
 
 def library_model(torch: Any, project: Any) -> Any:
-    """The library's model with its default attention and the project's weights: the same function."""
+    """The library's model with its default attention and the project's weights: the same
+    function."""
     from transformers import T5Config, T5ForConditionalGeneration
 
     model = T5ForConditionalGeneration(T5Config.from_dict(project.model.t5.config.to_dict()))
@@ -141,7 +146,8 @@ def bare(torch: Any, project: Any, batches: list[Any]) -> list[float]:
 
 
 def trainer(torch: Any, project: Any, pairs: list[Any], folder: Path) -> float:
-    """Seconds that an epoch of transformers' Trainer takes, from its beginning to its last step's end."""
+    """Seconds that an epoch of transformers' Trainer takes, from its beginning to its last step's
+    end."""
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     class Clock(TrainerCallback):

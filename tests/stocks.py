@@ -21,7 +21,8 @@ Table = dict[str, np.ndarray]
 
 
 def prices(stocks: int = 8, days: int = 220, seed: int = 0) -> Table:
-    """(days, 5) open, high, low, close, volume of each stock: random walks in two groups, calm and wild."""
+    """(days, 5) open, high, low, close, volume of each stock: random walks in two groups, calm and
+    wild."""
     random = np.random.default_rng(seed)
     calm = np.exp(np.convolve(random.normal(0, 0.3, days + 9), np.ones(10) / 3, "valid"))
     factors = random.standard_normal((days, 2))

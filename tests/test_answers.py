@@ -1,4 +1,5 @@
-"""Answers that would be silent, or words that would mislead: each is a line that says what holds."""
+"""Answers that would be silent, or words that would mislead: each is a line that says what
+holds."""
 
 from __future__ import annotations
 

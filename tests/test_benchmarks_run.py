@@ -1,4 +1,5 @@
-"""The parts of `make bench`, each in its smallest size: they run to their end and fit their pages."""
+"""The parts of `make bench`, each in its smallest size: they run to their end and fit their
+pages."""
 
 from __future__ import annotations
 

@@ -17,7 +17,8 @@ SMALL = ("--samples", "64")
 
 
 class Broken(NamedTuple):
-    """A fault of one's own: `old` stands in the file once; `check` fails, and its line has `words`."""
+    """A fault of one's own: `old` stands in the file once; `check` fails, and its line has
+    `words`."""
 
     workload: str
     file: str

@@ -313,7 +313,8 @@ def test_each_rank_draws_its_own_numbers(undisturbed: Path) -> None:
 @pytest.mark.parametrize("world", [3, 1])
 @pytest.mark.first(1)
 def test_shards_of_two_ranks_are_read_by_any_number(world: int, place: Any) -> None:
-    """As if there had always been so many processes; a checkpoint with a damaged shard is skipped."""
+    """As if there had always been so many processes; a checkpoint with a damaged shard is
+    skipped."""
     project = render(workload="llm", distributed="fsdp")
     folder = place("llm")
     words = flags("llm", 2, "--data.batch_size", "6", "--max-steps", "11")

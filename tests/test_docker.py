@@ -1,4 +1,5 @@
-"""The extra `docker`: what its Dockerfile sets and starts; are its versions those of the project."""
+"""The extra `docker`: what its Dockerfile sets and starts; are its versions those of the
+project."""
 
 from __future__ import annotations
 

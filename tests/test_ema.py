@@ -1,4 +1,5 @@
-"""The extra ema: averages, resumed bit for bit, measured next to the weights, taken by the commands."""
+"""The extra ema: averages, resumed bit for bit, measured next to the weights, taken by the
+commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Examples of what a model does: in report and trackers, from every workload; what they never cost."""
+"""Examples of what a model does: in report and trackers, from every workload; what they never
+cost."""
 
 from __future__ import annotations
 
@@ -152,7 +153,8 @@ def break_drawing() -> None:
 def test_pictures_cost_no_bit_of_the_training(
     before: Callable[[], None], note: str, at: list[int], plain: Path, tmp_path: Path
 ) -> None:
-    """Drawn at the first evaluation and the last, failed, or without matplotlib: the same losses."""
+    """Drawn at the first evaluation and the last, failed, or without matplotlib: the same
+    losses."""
     (tmp_path / "data").symlink_to(plain / "data")
     often = ("--evaluation.every_steps", "2")
     done = run(render(workload="tabular"), "train", *TABLE, *often, cwd=tmp_path, before=before)

@@ -1,4 +1,5 @@
-"""`export`: every workload's trained model, by torch alone, by the project, and with int8 weights."""
+"""`export`: every workload's trained model, by torch alone, by the project, and with int8
+weights."""
 
 from __future__ import annotations
 
@@ -138,7 +139,8 @@ def test_an_lstm_says_what_int8_is_not(tmp_path) -> None:
 
 
 def test_what_was_compiled_for_training_is_exported_plain(tmp_path) -> None:
-    """As on a GPU, where compile is on; a program of compiled blocks would be none for other machines."""
+    """As on a GPU, where compile is on; a program of compiled blocks would be none for other
+    machines."""
     project = trained("tabular", tmp_path)
     words = ("--compile.enabled", "true", "--training.precision", "bf16")
     result = run(project, "export", "--int8", *words, cwd=tmp_path)

@@ -1,9 +1,9 @@
 """Figures of the guides: what a page's commands print and write, beside what its text says.
 
-`figures.yml` has pieces of the text in which `#` is a figure, and what a measurement here calls each one.
-Counts are equal; of all else 2 % may differ beside the last digit, as another machine rounds otherwise. Data
-that nobody here made lie in the folder FASTTRAIN_DATA, by the names of `given`; without them a test skips,
-and without that folder the longest ones, which need no data.
+`figures.yml` has pieces of the text in which `#` is a figure, and what a measurement here calls
+each one. Counts are equal; of all else 2 % may differ beside the last digit, as another machine
+rounds otherwise. Data that nobody here made lie in the folder FASTTRAIN_DATA, by the names of
+`given`; without them a test skips, and without that folder the longest ones, which need no data.
 """
 
 from __future__ import annotations
@@ -177,7 +177,8 @@ def docstrings(place: Path) -> Found:
 
 
 def stocks(place: Path, prepared: str, *trained: str) -> Found:
-    """With more flags of `prepare`, and trainings with these; the last word of theirs names each."""
+    """With more flags of `prepare`, and trainings with these; the last word of theirs names
+    each."""
     given(place, "stocks")
     (place / "stocks").rename(place / "prices")
     prepare, train, evaluate, _ = block("graph", "--input prices")
@@ -206,7 +207,8 @@ def millions(model: Any) -> float:
 
 
 def sizes(place: Path) -> Found:
-    """Millions of parameters, of models without memory; GB of weights, gradients and AdamW's averages."""
+    """Millions of parameters, of models without memory; GB of weights, gradients and AdamW's
+    averages."""
     found = Found(tokens=SCRIPT.tokens)
     found["tabular tokens"] = TABULAR_SCRIPT.tokens
     build_gpt = test_llm.module("model").build_model

@@ -1,4 +1,5 @@
-"""Programs of other kinds become projects as the guides say: the same numbers, then trained and resumed."""
+"""Programs of other kinds become projects as the guides say: the same numbers, then trained and
+resumed."""
 
 from __future__ import annotations
 
@@ -139,7 +140,8 @@ PROSE = "Call me Ishmael. Some years ago, never mind how long precisely:\n havin
 
 @pytest.fixture(scope="module")
 def nanogpt(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a finished run in nanoGPT's structure, and the data that `prepare` made of its text."""
+    """A folder with a finished run in nanoGPT's structure, and the data that `prepare` made of its
+    text."""
     folder = tmp_path_factory.mktemp("nanogpt")
     (folder / "input.txt").write_text(PROSE * 40, encoding="utf-8")
     shutil.copy(REPOSITORY / "benchmarks/nanogpt.py", folder / "model.py")

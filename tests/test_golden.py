@@ -1,4 +1,5 @@
-"""Losses stay what they were: curves kept in the repository, and the tool that compares two versions."""
+"""Losses stay what they were: curves kept in the repository, and the tool that compares two
+versions."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ import pytest
 from rendering import copy_template
 
 KEPT = json.loads(golden.CURVES.read_text()) if golden.CURVES.exists() else {}
-# Kernels for AVX2 and SSE gave 5e-6 in fp32, 1e-4 in fp16, 8e-4 in bf16 and fp8 beside those for AMX.
+# Kernels for AVX2 and SSE gave 5e-6 in fp32, 1e-4 in fp16, 8e-4 in bf16 and fp8 beside those for
+# AMX.
 TOLERANCE = {"fp32": 2e-5, "fp16": 1e-3, "bf16": 5e-3, "fp8": 5e-3}
 
 

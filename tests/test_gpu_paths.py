@@ -144,7 +144,8 @@ def chunk_loader(folder: Path, order: str, size: Any, resident: Any = "auto") ->
 def test_late_copies_give_the_same_batches_by_threads_on_their_own_card(
     size: Any, folder: Path, gpu: Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A new thread is on device 0: a stream that is made there opens a context on another's card."""
+    """A new thread is on device 0: a stream that is made there opens a context on another's
+    card."""
     expected = delivered(make("memmap", Pages, folder, settings("full"), train=False))
     monkeypatch.setattr(module("engine.reader"), "BLOCK_BYTES", 1 << 16)
     monkeypatch.setattr(module("engine.reader"), "SMALLEST_BLOCK", 1 << 12)

@@ -1,4 +1,5 @@
-"""The workload `graph`: samples that know no future, files of prices and what is wrong with them."""
+"""The workload `graph`: samples that know no future, files of prices and what is wrong with
+them."""
 
 from __future__ import annotations
 
@@ -281,7 +282,8 @@ def test_a_bad_flag_is_one_line(flags: str, says: list[str], tmp_path: Path) -> 
 
 
 def test_odd_files_are_counted(tmp_path: Path) -> None:
-    """A missing volume or price, a day with one stock, a stock that overlaps with none, a short one."""
+    """A missing volume or price, a day with one stock, a stock that overlaps with none, a short
+    one."""
     without_volume = changed(30, "volume", "nan").splitlines()[:60]
     without_price = changed(60, "open", "").splitlines()[60:]
     write_folder(
@@ -332,7 +334,8 @@ def test_one_long_file_is_the_same_as_a_folder(tmp_path: Path, opened: Any) -> N
 def test_rows_of_a_stock_come_together_over_blocks_and_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Days of all stocks in any order, in two files of many blocks; a day that is there twice is named."""
+    """Days of all stocks in any order, in two files of many blocks; a day that is there twice is
+    named."""
     for name in ("tables", "scaling"):
         monkeypatch.setattr(module(f"prepare.{name}"), "BLOCK_ROWS", 97)
     lines = {"a": long_lines(NAMES[:3]), "b": long_lines(NAMES[3:])}
@@ -355,7 +358,8 @@ def test_rows_of_a_stock_come_together_over_blocks_and_files(
 
 
 def test_a_split_of_shares_is_no_return(tmp_path: Path, opened: Any) -> None:
-    """Adjusted closes make the returns: a split of shares that halves all prices changes no feature."""
+    """Adjusted closes make the returns: a split of shares that halves all prices changes no
+    feature."""
     halved = prices()["ant"]
     halved[100:, :4] /= 2
     lines = [HEADER.strip() + ",Adj Close"]

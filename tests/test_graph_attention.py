@@ -1,4 +1,5 @@
-"""The model of the workload `graph`: attention over edges, days that do not see each other, no later days."""
+"""The model of the workload `graph`: attention over edges, days that do not see each other, no
+later days."""
 
 from __future__ import annotations
 

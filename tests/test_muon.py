@@ -1,4 +1,5 @@
-"""The extra `muon`: matrices of blocks by Muon, all other weights by AdamW; resumed, on ranks too."""
+"""The extra `muon`: matrices of blocks by Muon, all other weights by AdamW; resumed, on ranks
+too."""
 
 from __future__ import annotations
 

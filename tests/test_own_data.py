@@ -1,4 +1,5 @@
-"""Data and a model of the user's own: the documented example keeps to its contract, trains and predicts."""
+"""Data and a model of the user's own: the documented example keeps to its contract, trains and
+predicts."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ SHORT = ("--training.max_steps", "60", "--optimizer.learning_rate", "0.01")
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project for tables with the page's files in place of its own; config.yaml is still the old one."""
+    """A project for tables with the page's files in place of its own; config.yaml is still the old
+    one."""
     rendered = render(workload="tabular", extras=["check"])
     project = shutil.copytree(rendered, tmp_path_factory.mktemp("own") / "project")
     package = project / "src/my_training"

@@ -1,4 +1,5 @@
-"""A model of the user's own: the documented example runs, and one that breaks the contract is found."""
+"""A model of the user's own: the documented example runs, and one that breaks the contract is
+found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What becomes of odd files: read right, refused by one line, or a line says what is odd; none is silent."""
+"""What becomes of odd files: read right, refused by one line, or a line says what is odd; none is
+silent."""
 
 from __future__ import annotations
 
@@ -464,7 +465,8 @@ ALL_TRAIN = {
 def test_predict_reads_files_as_prepare_did(
     workload: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Delimiter, decimal mark, encoding, missing cells and times; other ones are said by flags, or found."""
+    """Delimiter, decimal mark, encoding, missing cells and times; other ones are said by flags, or
+    found."""
     flags = ALL_TRAIN[workload]
     written(tmp_path, a_table(workload, german=True).encode("latin-1"), "german.csv")
     written(tmp_path, a_table(workload, german=False), "plain.csv")

@@ -1,4 +1,5 @@
-"""What goes wrong for a new user while training: too large, not finite, too long. Each has a line."""
+"""What goes wrong for a new user while training: too large, not finite, too long. Each has a
+line."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ config = imported(TABULAR, "config")
 errors = imported(TABULAR, "engine.errors")
 
 
-# ---- a batch that is larger than the split, or than the memory --------------------------------------
+# ---- a batch that is larger than the split, or than the memory
+# --------------------------------------
 
 
 @pytest.mark.parametrize("framework", choices("framework"))
@@ -136,7 +138,8 @@ def test_free_memory_is_what_a_container_leaves_and_shared_by_processes(
     assert memory.free_memory(cpu) > 1 << 19, "no limit"
 
 
-# ---- a loss that is not finite -----------------------------------------------------------------------
+# ---- a loss that is not finite
+# -----------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -234,7 +237,8 @@ def test_advice_fits_the_run(given: str, precision: str, expected: list[str]) ->
     assert sorted(advice) == sorted(["lower optimizer.learning_rate (0.001)", *expected])
 
 
-# ---- a run that is too long, an evaluation that is too long ------------------------------------------
+# ---- a run that is too long, an evaluation that is too long
+# ------------------------------------------
 
 
 def test_a_run_of_more_than_a_month_is_an_alert(tmp_path: Path) -> None:
@@ -306,7 +310,8 @@ def test_a_short_run_measures_a_part_of_the_validation_and_says_so(
     assert evaluated not in measured, "of all samples"
 
 
-# ---- flags -------------------------------------------------------------------------------------------
+# ---- flags
+# -------------------------------------------------------------------------------------------
 
 
 def test_dashes_and_underscores_are_the_same_in_flags(

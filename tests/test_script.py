@@ -1,6 +1,7 @@
 """`layout: script`: one file, which is the engine's executable specification.
 
-Its losses, evaluations and weights are the package's, bit for bit, on the data that `prepare` reads.
+Its losses, evaluations and weights are the package's, bit for bit, on the data that `prepare`
+reads.
 """
 
 from __future__ import annotations

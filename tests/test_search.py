@@ -1,4 +1,5 @@
-"""`tune --search`: finds what was planted, survives kills, is shared, and never opens the test split."""
+"""`tune --search`: finds what was planted, survives kills, is shared, and never opens the test
+split."""
 
 from __future__ import annotations
 
@@ -137,7 +138,8 @@ def test_nothing_is_written_after_an_error(place: Path) -> None:
     assert not (place / "searches").exists()
 
 
-# ---- what is planted is found ----------------------------------------------------------------------
+# ---- what is planted is found
+# ----------------------------------------------------------------------
 
 
 def planted(settings: dict[str, Any]) -> float:
@@ -153,7 +155,8 @@ def without_picture() -> None:
 
 
 def computed(loss: Callable[[dict[str, Any]], float | tuple[int, str]]) -> Callable[[], None]:
-    """For `before`: trainings that are a formula of their settings; (exit code, log) is one that fails."""
+    """For `before`: trainings that are a formula of their settings; (exit code, log) is one that
+    fails."""
 
     def put() -> None:
         search: Any = importlib.import_module(f"{PACKAGE}.measure.search")
@@ -258,7 +261,8 @@ def test_minutes_leave_time_for_the_repeats(place: Path) -> None:
     assert len(states(place)) == 1
 
 
-# ---- trainings -------------------------------------------------------------------------------------
+# ---- trainings
+# -------------------------------------------------------------------------------------
 
 SEARCH = ("tune", "--search", "optimizer.learning_rate=1e-5..1", "model.width=8,16")
 WIDE = (*SEARCH, *SHORT, "--model.width", "16", "--trials")

@@ -1,4 +1,5 @@
-"""The workload `seq2seq`: pairs, padding, T5 against the library, decoding, pretrained weights, metrics."""
+"""The workload `seq2seq`: pairs, padding, T5 against the library, decoding, pretrained weights,
+metrics."""
 
 from __future__ import annotations
 
@@ -295,7 +296,8 @@ def test_the_sizes_are_those_of_t5(size: str, layers: int, count: int) -> None:
 
 
 def test_layers_compile_whole_and_for_any_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One graph for a layer of the encoder and one for the decoder's, in training and in evaluation."""
+    """One graph for a layer of the encoder and one for the decoder's, in training and in
+    evaluation."""
     models = [small_model(), small_model()]
     torch._dynamo.reset()
     graphs = []
@@ -694,7 +696,8 @@ def test_new_sources_are_predicted_as_those_of_a_split(trained: tuple[Path, str]
 
 @pytest.mark.full
 def test_the_commands_of_the_guide(tmp_path: Path) -> None:
-    """As they stand, on small files of the same names; what the hub has is a folder of that name here."""
+    """As they stand, on small files of the same names; what the hub has is a folder of that name
+    here."""
     files = {
         "pairs": PAIRS,
         "train": PAIRS,

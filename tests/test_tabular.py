@@ -1,4 +1,5 @@
-"""The workload `tabular`: what becomes of a table, what the model makes of a batch, real data sets."""
+"""The workload `tabular`: what becomes of a table, what the model makes of a batch, real data
+sets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Every variant, without running it: invariants of rendered files, each distinct content looked at once."""
+"""Every variant, without running it: invariants of rendered files, each distinct content looked at
+once."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ else:
 
 TEMPLATE = template() / "template"  # as it stood when the tests began
 PACKAGE = TEMPLATE / "project/src/{{ package_name }}"
-# What a tracker's library imports and does not depend on: torch.utils.tensorboard, mlflow's database.
+# What a tracker's library imports and does not depend on: torch.utils.tensorboard, mlflow's
+# database.
 INDIRECT = {"tensorboard": {"tensorboard"}, "mlflow": {"alembic"}}
 GIVEN = 'precision: str = "{}"'  # of a script, whose settings have no file of their own
 INCLUDE = re.compile(r"{% include (.+) %}\n")
@@ -72,7 +74,8 @@ def distinct_python() -> list[Path]:
 
 
 def run_ruff(*command: str) -> str:
-    """Over a tree with each distinct .py once, with the configuration that the user's project has."""
+    """Over a tree with each distinct .py once, with the configuration that the user's project
+    has."""
     tree = scratch() / "distinct"
     if not tree.exists():
         for number, path in enumerate(distinct_python()):
@@ -128,7 +131,8 @@ def test_no_leftovers_of_the_template() -> None:
 
 
 def test_no_artefacts_of_rendering() -> None:
-    """As if typed by hand: one newline at the end, no blanks at line ends, no empty lines in heaps."""
+    """As if typed by hand: one newline at the end, no blanks at line ends, no empty lines in
+    heaps."""
     for key, path in distinct().items():
         text = path.read_text(encoding="utf-8")
         if not text:
@@ -143,7 +147,8 @@ def test_no_artefacts_of_rendering() -> None:
 
 
 def test_addresses() -> None:
-    """The only package index is PyTorch's, with the builds for old and new cards; no path of a machine."""
+    """The only package index is PyTorch's, with the builds for old and new cards; no path of a
+    machine."""
     for key, path in distinct().items():
         text = path.read_text(encoding="utf-8")
         hosts = set(re.findall(r"https?://([^/\s\"')]+)", text))
@@ -283,7 +288,8 @@ def test_parts_are_rendered_byte_for_byte_and_none_is_dead() -> None:
 
 
 def test_each_choice_has_its_part() -> None:
-    """A new answer is one line in copier.yml and its files; this names the folder where they are missing."""
+    """A new answer is one line in copier.yml and its files; this names the folder where they are
+    missing."""
     for question in ("workload", "loader", "framework", "distributed", "tracker"):
         names = {path.stem for path in (TEMPLATE / "parts" / question).iterdir()}
         assert {name for name in names if name[0] != "_"} == set(choices(question)), question

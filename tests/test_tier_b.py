@@ -1,4 +1,5 @@
-"""Tier B: every workload × loader × framework × precision trains, evaluates, stops and resumes on a CPU."""
+"""Tier B: every workload × loader × framework × precision trains, evaluates, stops and resumes on a
+CPU."""
 
 from __future__ import annotations
 
@@ -101,7 +102,8 @@ def project_of(cell: dict[str, str]) -> tuple[Path, tuple[str, ...]]:
 
 @functools.cache
 def uninterrupted(workload: str, precision: str, place: Any, length: tuple = LONG) -> Reference:
-    """Losses and evaluations by the first loader and framework: all other cells must repeat them."""
+    """Losses and evaluations by the first loader and framework: all other cells must repeat
+    them."""
     cells = (cell for cell in CELLS if cell["workload"] == workload)
     first = next(cell for cell in cells if cell["precision"] == precision)
     folder = place(workload)
@@ -154,7 +156,8 @@ def test_trains_stops_resumes_and_evaluates(cell: dict[str, str], place: Any) ->
 @pytest.mark.parametrize("framework", choices("framework"))
 @pytest.mark.first(1)
 def test_accumulation_last_short_group_steps_and_resumes(framework: str, place: Any) -> None:
-    """55 micro-batches in groups of 4 make 14 steps an epoch; a stop is always between two groups."""
+    """55 micro-batches in groups of 4 make 14 steps an epoch; a stop is always between two
+    groups."""
     options = (
         *("--data.batch_size", "256", "--model.width", "32", "--monitor.every_steps", "1"),
         *("--training.epochs", "2", "--training.gradient_accumulation_steps", "4"),

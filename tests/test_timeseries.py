@@ -65,7 +65,8 @@ def windows(folder: Path, split: str) -> list[Batch]:
 
 
 def test_a_window_belongs_to_the_split_that_holds_all_its_targets(tmp_path: Path) -> None:
-    """The published protocol of ETTh2: 2,857 windows of 2,880 test rows; histories reach over the border."""
+    """The published protocol of ETTh2: 2,857 windows of 2,880 test rows; histories reach over the
+    border."""
     table = values(14_500)
     flags = "--history 96 --horizon 24 --split 8640,2880,2880"
     out = prepared(tmp_path, "timeseries", text(table), flags).out
@@ -110,9 +111,11 @@ def test_noise_behind_the_training_border_changes_neither_scaler_nor_losses(tmp_
 
 
 def test_a_window_sees_no_open_bar(tmp_path: Path) -> None:
-    """Whatever changes from a row on, windows whose targets begin there or earlier have the same history.
+    """Whatever changes from a row on, windows whose targets begin there or earlier have the same
+    history.
 
-    The row is the last hour of both a bar of four hours and one of a day: they close with it, not before.
+    The row is the last hour of both a bar of four hours and one of a day: they close with it, not
+    before.
     """
     row = 407
     before = values(600)
@@ -131,7 +134,8 @@ def test_a_window_sees_no_open_bar(tmp_path: Path) -> None:
 
 
 def test_bars_are_as_a_slow_reading_makes_them(tmp_path: Path) -> None:
-    """Open, high, low, close and volume by their names; a bar at its hour, the newest one that has closed."""
+    """Open, high, low, close and volume by their names; a bar at its hour, the newest one that has
+    closed."""
     table = np.random.default_rng(3).normal(size=(500, 6))
     content = text(table, names="Open,High,Low,Close,Volume,Other")
     prepared(tmp_path, "timeseries", content, "--frames H1,H4 --aggregate Other=max")

@@ -1,4 +1,5 @@
-"""Trackers, by their own libraries and without a network: what arrives, what never does, and failures."""
+"""Trackers, by their own libraries and without a network: what arrives, what never does, and
+failures."""
 
 from __future__ import annotations
 
@@ -222,7 +223,8 @@ def test_rows_that_come_again_after_a_kill_are_drawn_once(place: Path, reference
 
 
 def break_midway() -> None:
-    """Every library's way of taking numbers raises from the third time on, with a key in its message."""
+    """Every library's way of taking numbers raises from the third time on, with a key in its
+    message."""
     from my_training.engine.tracker import Tracker  # type: ignore[import-not-found]
 
     count = iter(range(10**6))

@@ -1,4 +1,5 @@
-"""`tune`: keeps what is not clearly slower, finds what fits and pays, and runs for every workload."""
+"""`tune`: keeps what is not clearly slower, finds what fits and pays, and runs for every
+workload."""
 
 from __future__ import annotations
 
@@ -82,7 +83,8 @@ def test_mistakes(place: Path) -> None:
 
 
 class Made:
-    """Trials with samples/s by a formula of the settings, and a memory of so many samples a micro-batch."""
+    """Trials with samples/s by a formula of the settings, and a memory of so many samples a
+    micro-batch."""
 
     def __init__(self, tune: Any, rate: Any, fits: int = 10**9):
         self.rate, self.fits, self.calls = rate, fits, []

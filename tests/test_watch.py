@@ -1,4 +1,5 @@
-"""Alerts while a run trains, and the hook `watch`: samples, causes and remedies, memory that grows."""
+"""Alerts while a run trains, and the hook `watch`: samples, causes and remedies, memory that
+grows."""
 
 from __future__ import annotations
 
@@ -54,7 +55,8 @@ def test_a_badly_used_device_gets_cause_and_remedy(waits, roof, means, kind, say
 
 
 def test_waiting_for_data_is_judged_over_a_stretch():
-    """Needs neither NVML nor `watch`; the first row compiles and fills caches, and does not count."""
+    """Needs neither NVML nor `watch`; the first row compiles and fills caches, and does not
+    count."""
     said: list[str] = []
     loud = SimpleNamespace(alert=lambda step, kind, text: said.append(text))
     loader = SimpleNamespace(stats=lambda: {"workers": 4})
@@ -254,7 +256,8 @@ class Toy(nn.Module):
 
 
 def test_the_share_of_the_roof(monkeypatch):
-    """Of a card of the table, counted from the first batch's shapes; the random numbers of training stay."""
+    """Of a card of the table, counted from the first batch's shapes; the random numbers of training
+    stay."""
     gpus = imported(render(**WATCH), "engine.gpus")
     model = imported(render(**WATCH), "model")
     costs = imported(render(**WATCH), "measure.costs")
@@ -302,7 +305,8 @@ def test_the_page_says_what_there_is(tmp_path) -> None:
 
 
 def full(command: str, error: Exception) -> Callable[[], None]:
-    """Memory that ends while the model is moved to its device, or under the batches of another command."""
+    """Memory that ends while the model is moved to its device, or under the batches of another
+    command."""
 
     def put() -> None:
         torch.cuda.mem_get_info = lambda *_: (1 << 30, 8 << 30)  # type: ignore[assignment]

@@ -1,4 +1,5 @@
-"""The workload `windows`: HDF5 as it lies, what is wrong with others' files, checksums, ChunkDataLoader."""
+"""The workload `windows`: HDF5 as it lies, what is wrong with others' files, checksums,
+ChunkDataLoader."""
 
 from __future__ import annotations
 
@@ -65,7 +66,8 @@ def batches(folder: Path, split: str) -> list[Batch]:
 
 
 def hdf5(folder: Path, count: int = 400, **datasets: Any) -> Path:
-    """A file of windows that overlap by all but 2 steps, with targets 3 steps ahead; `datasets` replace."""
+    """A file of windows that overlap by all but 2 steps, with targets 3 steps ahead; `datasets`
+    replace."""
     folder.mkdir(parents=True, exist_ok=True)
     series = values(2 * count + 30).astype(np.float32)
     found = {

@@ -1,4 +1,5 @@
-"""Shortcuts for the tests of one workload: its project, its modules, settings, stores and batches."""
+"""Shortcuts for the tests of one workload: its project, its modules, settings, stores and
+batches."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """How large and how dense the code of a rendered project is, and what it may be.
 
-    python tools/budget.py PATH...     # .py files or folders: the figures, and the largest functions
+    python tools/budget.py PATH...     # .py files or folders: the figures, and the largest
+    functions
 
 Code is counted in Python's own tokens, without comments, docstrings and layout. Neither a formatter
 nor a packed line changes that count. Tokens per statement say how much a reader must take in at
@@ -90,7 +91,8 @@ class Budget(NamedTuple):
         ]
 
 
-# A later feature of the default project raises the limit of tokens by a line here, and never an aim.
+# A later feature of the default project raises the limit of tokens by a line here, and never an
+# aim.
 FEATURES: dict[str, int] = {}
 MORE_TOKENS = sum(FEATURES.values())
 
@@ -159,7 +161,8 @@ def code_tokens(source: str, docstrings: set[int]) -> list[int]:
 
 
 def is_packed(node: ast.Assign) -> bool:
-    """Whether an assignment sets several names to several values. A swap such as `a, b = b, a` is none."""
+    """Whether an assignment sets several names to several values. A swap such as `a, b = b, a` is
+    none."""
     target = node.targets[0]
     if not (isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple)):
         return False

@@ -3,12 +3,12 @@
     python tools/compare.py v0.1.0 .                     # a git revision against the working tree
     python tools/compare.py v0.1.0 . --only loop,llm --rounds 9
 
-OLD and NEW are as in tools/golden.py, whose small sizes these are. Both render the same answers, synthesize
-their own data and train in fresh processes of one thread, with equal settings: where defaults differ, OLD's;
-what one of them alone has is as by default. A round has each version once, and their order turns: the median
-of `step_ms` and the mean of `data_wait_fraction` over rows after the warm-up, and CPU seconds, user and
-system, of `train --help` and of a run of one step: imports, dry run, evaluation, checkpoint, report, all
-without plots.
+OLD and NEW are as in tools/golden.py, whose small sizes these are. Both render the same answers,
+synthesize their own data and train in fresh processes of one thread, with equal settings: where
+defaults differ, OLD's; what one of them alone has is as by default. A round has each version once,
+and their order turns: the median of `step_ms` and the mean of `data_wait_fraction` over rows after
+the warm-up, and CPU seconds, user and system, of `train --help` and of a run of one step: imports,
+dry run, evaluation, checkpoint, report, all without plots.
 """
 
 from __future__ import annotations

@@ -4,11 +4,11 @@
     python tools/golden.py v0.1.0 . --only llm,graph --cells fp32,lightning
     python tools/golden.py --write                     # the curves that tests/test_golden.py keeps
 
-OLD and NEW are git revisions, `.` for the working tree, or folders with a copier.yml. Each renders the same
-answers, synthesizes its own data and trains the same few steps on one thread. Equal must be each step's loss,
-what evaluations measure in between and after it, and the last checkpoint's weights. Then each loader and each
-framework of NEW is compared with the first one. tf32, which is fp32 on a CPU, is left out. Where the defaults
-of the two differ, both take OLD's.
+OLD and NEW are git revisions, `.` for the working tree, or folders with a copier.yml. Each renders
+the same answers, synthesizes its own data and trains the same few steps on one thread. Equal must
+be each step's loss, what evaluations measure in between and after it, and the last checkpoint's
+weights. Then each loader and each framework of NEW is compared with the first one. tf32, which is
+fp32 on a CPU, is left out. Where the defaults of the two differ, both take OLD's.
 """
 
 from __future__ import annotations
@@ -124,7 +124,8 @@ class Trials:
         self._done: dict[tuple[Path, Cell], Outcome | str] = {}
 
     def results(self, wanted: Iterable[tuple[Tree, Cell]]) -> list[Outcome | str]:
-        """An outcome each, or the line that says why there is none; runs that are new go side by side."""
+        """An outcome each, or the line that says why there is none; runs that are new go side by
+        side."""
         wanted = list(wanted)
         new = {(tree.folder, cell): (tree, cell) for tree, cell in wanted}
         new = {key: value for key, value in new.items() if key not in self._done}
@@ -171,7 +172,8 @@ class Trials:
         return failed
 
     def flags(self, tree: Tree, cell: Cell) -> list[str]:
-        """Small sizes, a row of metrics each step, and the defaults of the version that is followed."""
+        """Small sizes, a row of metrics each step, and the defaults of the version that is
+        followed."""
         from test_tier_b import TINY
 
         every = str(max(self.steps // 2, 1))
@@ -190,7 +192,8 @@ class Trials:
         return words
 
     def changed(self, tree: Tree, cell: Cell) -> dict[str, tuple[Any, Any]]:
-        """Settings whose default is another in the version that is followed: (its own, the other's)."""
+        """Settings whose default is another in the version that is followed: (its own, the
+        other's)."""
         if tree is self.like or any(
             part not in self.like.choices(name) for name, part in cell._asdict().items()
         ):
@@ -252,7 +255,8 @@ def _readable(value: str) -> str:
 
 
 def plan(old: Tree, new: Tree) -> Iterator[tuple[str, tuple[Tree, Cell], tuple[Tree, Cell]]]:
-    """What is to be equal: a name, and two runs. Says what one of the two versions does not have."""
+    """What is to be equal: a name, and two runs. Says what one of the two versions does not
+    have."""
     from test_tier_b import TINY
 
     common = {

@@ -11,11 +11,11 @@ COLUMNS = (
     *("tflops", "torch", "wheel"),
 )
 HEADER = """\
-# What each GPU can do, one line a card; the sources are in the template's table, template/tables/gpus.yml.
-# aliases: what torch.cuda.get_device_name() prints, without "NVIDIA ". sm_count: streaming
-# multiprocessors (AMD: compute units). memory_gb, bandwidth_gb_s: as the vendor counts. tflops:
-# dense peaks; a missing one is not in the hardware, or was never published. torch, wheel: the
-# releases with code for the card, and their folder in PyTorch's wheel index.
+# What each GPU can do, one line a card; the sources are in the template's table,
+# template/tables/gpus.yml. aliases: what torch.cuda.get_device_name() prints, without "NVIDIA ".
+# sm_count: streaming multiprocessors (AMD: compute units). memory_gb, bandwidth_gb_s: as the vendor
+# counts. tflops: dense peaks; a missing one is not in the hardware, or was never published. torch,
+# wheel: the releases with code for the card, and their folder in PyTorch's wheel index.
 """
 
 

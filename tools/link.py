@@ -1,4 +1,5 @@
-"""Links one variant into a folder, to run it in place: `python tools/link.py build/linked loader=memmap`."""
+"""Links one variant into a folder, to run it in place: `python tools/link.py build/linked
+loader=memmap`."""
 
 import shutil
 import sys
@@ -16,7 +17,8 @@ def rendered(name: str, answers: dict[str, str]) -> str:
 
 
 def link(folder: Path, **answers: str) -> None:
-    """Links one variant into `folder`/src/my_training; questions that `answers` omits are as by default."""
+    """Links one variant into `folder`/src/my_training; questions that `answers` omits are as by
+    default."""
     questions = yaml.safe_load((ROOT / "copier.yml").read_text(encoding="utf-8"))
     answers = {
         "gpu_family": "any",

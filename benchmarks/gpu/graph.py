@@ -1,9 +1,10 @@
-"""The graph workload on a GPU: graphs of `prepare` against rebuilt ones, and how busy training keeps it.
+"""The graph workload on a GPU: graphs of `prepare` against rebuilt ones, and how busy training
+keeps it.
 
-256 stocks with 10 neighbours each, 32 days a batch, by the project's own loop: with the graphs that `prepare`
-has cached; rebuilt for each batch by the project, as `graph_builder.use_in_training` does; and rebuilt by a
-loop in Python, stock by stock. "GPU busy" is the share of time in which any kernel ran, as NVML has it.
-Takes about 3 minutes on an H200.
+256 stocks with 10 neighbours each, 32 days a batch, by the project's own loop: with the graphs that
+`prepare` has cached; rebuilt for each batch by the project, as `graph_builder.use_in_training`
+does; and rebuilt by a loop in Python, stock by stock. "GPU busy" is the share of time in which any
+kernel ran, as NVML has it. Takes about 3 minutes on an H200.
 
     make bench-gpu PART=graph
     make bench-gpu PART=graph ARGS=--rehearse    # every row in small on a CPU

@@ -1,9 +1,10 @@
-"""What each optimization is worth on a GPU: GPT-2 small (124M), block 1024, one table row after the other.
+"""What each optimization is worth on a GPU: GPT-2 small (124M), block 1024, one table row after the
+other.
 
-fp32 without anything, then TF32, bf16, compile, fused AdamW and chunked loss one upon the other; a loop of
-nanoGPT's structure with compile, which starts from the same weights; then, with all of it on, fp8, activation
-checkpointing for its memory, deterministic mode, and the monitor's own cost. All rows see the same tokens in
-the same order. Takes about 8 minutes on an H200.
+fp32 without anything, then TF32, bf16, compile, fused AdamW and chunked loss one upon the other; a
+loop of nanoGPT's structure with compile, which starts from the same weights; then, with all of it
+on, fp8, activation checkpointing for its memory, deterministic mode, and the monitor's own cost.
+All rows see the same tokens in the same order. Takes about 8 minutes on an H200.
 
     make bench-gpu PART=llm
     make bench-gpu PART=llm ARGS=--rehearse    # every row in small on a CPU
@@ -65,7 +66,8 @@ BESIDE: dict[str, dict[str, Any]] = {  # all of the above, and this
 }
 
 
-# What is claimed of them: all of it against nothing and against nanoGPT's structure; what repeating costs.
+# What is claimed of them: all of it against nothing and against nanoGPT's structure; what repeating
+# costs.
 FIRST = (
     "+ chunked loss",
     "nanoGPT's structure, compiled, bf16",
@@ -98,7 +100,8 @@ def ours(folder: Path, overrides: dict[str, Any]) -> dict[str, Any]:
 
 
 def theirs(overrides: dict[str, Any]) -> dict[str, Any]:
-    """nanoGPT's loop with compile, bf16, TF32 and fused AdamW, from the weights that ours start from."""
+    """nanoGPT's loop with compile, bf16, TF32 and fused AdamW, from the weights that ours start
+    from."""
     import nanogpt
     import torch
 

@@ -116,7 +116,8 @@ class Training(NamedTuple):
 
 
 def train(folder: Path, overrides: Row, loader: Any = None, around: Any = None) -> Training:
-    """Trains with the project's own loop and without checkpoints. overrides: of settings, by dotted key.
+    """Trains with the project's own loop and without checkpoints. overrides: of settings, by dotted
+    key.
 
     loader: to take the place of the project's. around: a context manager around the loop.
     """
@@ -153,7 +154,8 @@ def train(folder: Path, overrides: Row, loader: Any = None, around: Any = None) 
 
 @contextlib.contextmanager
 def watched(busy: list[int]) -> Iterator[None]:
-    """Adds NVML's utilisation to `busy`, five times a second; nothing where there is no nvidia-smi."""
+    """Adds NVML's utilisation to `busy`, five times a second; nothing where there is no
+    nvidia-smi."""
     import torch
 
     try:
@@ -198,7 +200,8 @@ def read(path: Path) -> dict[str, Row]:
 class Book:
     """The table of one page, with a row for each name; its cells are empty until it is measured.
 
-    cells: (figures of the row, figures of all rows so far by name) → the row's cells behind its name.
+    cells: (figures of the row, figures of all rows so far by name) → the row's cells behind its
+    name.
     """
 
     def __init__(

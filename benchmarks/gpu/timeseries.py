@@ -1,9 +1,10 @@
-"""The chunk loader on a GPU: an LSTM on 51,779 windows of 360 × 167 float32, 12.4 GB, epoch after epoch.
+"""The chunk loader on a GPU: an LSTM on 51,779 windows of 360 × 167 float32, 12.4 GB, epoch after
+epoch.
 
-A map-style DataLoader (no workers, file opened once, pinned, the same order), then the chunk loader with
-two chunks that take turns, with everything resident, and with the other optimizations on top. Beside them
-what the machine allows: reading the cached file, copying from page-locked memory. All rows see the same
-windows in the same order. Takes about 6 minutes and 13 GB of disk.
+A map-style DataLoader (no workers, file opened once, pinned, the same order), then the chunk loader
+with two chunks that take turns, with everything resident, and with the other optimizations on top.
+Beside them what the machine allows: reading the cached file, copying from page-locked memory. All
+rows see the same windows in the same order. Takes about 6 minutes and 13 GB of disk.
 
     make bench-gpu PART=timeseries
     make bench-gpu PART=timeseries ARGS=--rehearse    # every row in small on a CPU
@@ -62,7 +63,8 @@ def write(path: Path, windows: int) -> None:
 
 
 def make_row_by_row(inner: Any) -> Any:
-    """A loader with the face of the project's own, over a map-style DataLoader, in the project's order."""
+    """A loader with the face of the project's own, over a map-style DataLoader, in the project's
+    order."""
     import h5py
     import torch
 

@@ -1,4 +1,5 @@
-"""A LightningModule with its DataModule, which docs/from-lightning.md converts: flowers.csv to a class."""
+"""A LightningModule with its DataModule, which docs/from-lightning.md converts: flowers.csv to a
+class."""
 
 import csv
 

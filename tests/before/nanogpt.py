@@ -1,5 +1,6 @@
-"""A run in nanoGPT's structure, which docs/from-nanogpt.md converts: settings as globals, characters in .bin
-files, random blocks, everything in out/ckpt.pt. Beside it lies model.py, as in nanoGPT.
+"""A run in nanoGPT's structure, which docs/from-nanogpt.md converts: settings as globals,
+characters in .bin files, random blocks, everything in out/ckpt.pt. Beside it lies model.py, as in
+nanoGPT.
 """
 
 import math

@@ -1,4 +1,5 @@
-"""A script around HF Trainer, which docs/from-trainer.md converts: a GPT-2 from a config on bytes of text."""
+"""A script around HF Trainer, which docs/from-trainer.md converts: a GPT-2 from a config on bytes
+of text."""
 
 import torch
 from torch.utils.data import Dataset

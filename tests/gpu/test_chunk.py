@@ -1,4 +1,5 @@
-"""The chunk loader where it belongs: copies beside the step, chunks that bound the device's memory."""
+"""The chunk loader where it belongs: copies beside the step, chunks that bound the device's
+memory."""
 
 from __future__ import annotations
 
@@ -99,7 +100,8 @@ def check_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) ->
 def test_batches_are_those_of_memmap_beside_steps(
     order: str, size: float | str, folder: Path
 ) -> None:
-    """A batch is used long after the loader has gone on reading; three epochs, the last from its middle."""
+    """A batch is used long after the loader has gone on reading; three epochs, the last from its
+    middle."""
     expected = make("memmap", folder, "cpu", order)
     found = make("chunk", folder, "cuda", order, size)
     weight = torch.randn(2048, 2048, device="cuda")
@@ -120,7 +122,8 @@ def test_batches_are_those_of_memmap_beside_steps(
 
 @pytest.mark.parametrize("order", ["time", "full"])
 def test_resident_rows_are_gathered_on_the_gpu(order: str, folder: Path) -> None:
-    """From the second pass of training on, which knows what a step leaves free; bit for bit the same."""
+    """From the second pass of training on, which knows what a step leaves free; bit for bit the
+    same."""
     expected = make("memmap", folder, "cpu", order)
     found = make("memmap", folder, "cuda", order)
     for epoch, resident in ((0, 0), (1, 1), (2, 1)):

@@ -1,7 +1,7 @@
 """Tier C: what only a GPU can show. `pytest -m gpu`; every test is skipped where there is none.
 
-The projects are rendered here, or taken from the folder in FASTTRAIN_PROJECTS on a machine without Copier
-(`python tools/gpu.py` fills one).
+The projects are rendered here, or taken from the folder in FASTTRAIN_PROJECTS on a machine without
+Copier (`python tools/gpu.py` fills one).
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Stores, samples and models of every shape that the interfaces allow, and nothing of a real workload.
+"""Stores, samples and models of every shape that the interfaces allow, and nothing of a real
+workload.
 
 A part that holds for these holds for workloads that do not exist yet: windows that overlap, ragged
 sequences, several spans for a sample, spans that are absent, models that carry a state.
@@ -47,7 +48,8 @@ def kinds(stride: int, lengths: np.ndarray | None) -> dict[str, Any]:
 
 
 def content(row: tuple[int, ...]) -> np.ndarray:
-    """(ROWS, *row) whole numbers from 1 to 251: exact in every dtype, and never the zero of padding."""
+    """(ROWS, *row) whole numbers from 1 to 251: exact in every dtype, and never the zero of
+    padding."""
     return (np.arange(ROWS * int(np.prod(row))).reshape(ROWS, *row) * 7) % 251 + 1
 
 
@@ -88,8 +90,8 @@ def make_loader(
 class Samples:
     """Samples whose spans are in tables: starts and lengths, (N,) or (N, K), for each array.
 
-    shift: moves the starts with the epoch, as `random_start` does. tight: the width is the batch's own.
-    An absent span starts far behind the array's end, where nobody may look.
+    shift: moves the starts with the epoch, as `random_start` does. tight: the width is the batch's
+    own. An absent span starts far behind the array's end, where nobody may look.
     """
 
     stride = 4
@@ -152,7 +154,8 @@ class Samples:
 
 
 class Augmented(Samples):
-    """Samples with work on the CPU: what it adds depends on sample and epoch, not on who does it."""
+    """Samples with work on the CPU: what it adds depends on sample and epoch, not on who does
+    it."""
 
     def host(self, rows: dict[str, Any], indices: np.ndarray, epoch: int) -> dict[str, Any]:
         added = torch.from_numpy((indices * 7 + epoch * 3) % 11)
@@ -226,7 +229,8 @@ class OneOf:
 
 
 class Loop:
-    """What `train.fit` sees of a run: a model, and groups of micro-batches, each an epoch of its own.
+    """What `train.fit` sees of a run: a model, and groups of micro-batches, each an epoch of its
+    own.
 
     Keeps `norms` and `means` of the groups: the gradient's before clipping, the loss per target.
     """

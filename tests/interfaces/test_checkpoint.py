@@ -1,4 +1,5 @@
-"""Checkpoints are whole or absent: round trips, what stays, and every way to die or decay in between."""
+"""Checkpoints are whole or absent: round trips, what stays, and every way to die or decay in
+between."""
 
 from __future__ import annotations
 

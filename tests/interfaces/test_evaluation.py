@@ -1,4 +1,5 @@
-"""A full pass: sums in float64 over present samples, each metric by its own denominator; no trace is left."""
+"""A full pass: sums in float64 over present samples, each metric by its own denominator; no trace
+is left."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ class Batches:
 
 
 class Squares(nn.Module):
-    """Loss: mean of x² over present samples. Metrics: `all` over samples, `even` over even numbers alone."""
+    """Loss: mean of x² over present samples. Metrics: `all` over samples, `even` over even numbers
+    alone."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +81,8 @@ def numbered(values: np.ndarray, batch: int) -> list[dict[str, Tensor]]:
 
 
 def test_sums_equal_a_direct_computation_in_float64() -> None:
-    """One large batch before many small ones: added in float32, the small ones would all be lost."""
+    """One large batch before many small ones: added in float32, the small ones would all be
+    lost."""
     values = np.full(16 * 200 + 5, 0.5, np.float32)
     values[:16] = 2.0**13
     found = evaluate(Squares(), Batches(numbered(values, 16)))
@@ -107,7 +110,8 @@ def test_without_any_target_nothing_is_divided_by_zero() -> None:
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("end", ["whole", "stopped", "broken"])
 def test_no_trace_is_left(training: bool, end: str) -> None:
-    """Whether it ends, is stopped by a signal or breaks: mode, buffers, gradients, random numbers."""
+    """Whether it ends, is stopped by a signal or breaks: mode, buffers, gradients, random
+    numbers."""
     model = Squares().train(training)
     before = torch.get_rng_state()
     batches = numbered(np.ones(40, np.float32), 8)

@@ -1,4 +1,5 @@
-"""Every loader gives the same batches: the right rows, of the right samples, in the order's sequence."""
+"""Every loader gives the same batches: the right rows, of the right samples, in the order's
+sequence."""
 
 from __future__ import annotations
 
@@ -110,7 +111,8 @@ def samples_of(loader: Any, epoch: int = 0) -> list[int]:
 def test_batches_hold_the_rows_of_their_samples(
     loader: str, order: str, shape: str, train: bool, make: Make
 ) -> None:
-    """Values, zeros after lengths, absent spans, index and starts, compared with a direct reading."""
+    """Values, zeros after lengths, absent spans, index and starts, compared with a direct
+    reading."""
     epoch = 2
     samples = shapes()[shape]
     made = make(loader, samples, order=order, train=train)
@@ -217,7 +219,8 @@ def test_a_batch_stays_until_the_next_one_is_asked_for(
 def test_epochs_can_be_left_early_and_loaders_interleave(
     loader: str, workers: int, make: Make
 ) -> None:
-    """The batch tried before step 0 is from an epoch that is dropped; evaluations run inside one."""
+    """The batch tried before step 0 is from an epoch that is dropped; evaluations run inside
+    one."""
     training = make(loader, shapes()["ragged"], num_workers=workers)
     validation = make(loader, shapes()["ragged"], num_workers=workers, train=False)
     expected = epoch_of(training)

@@ -1,4 +1,5 @@
-"""The loop of each framework: groups accumulated by weight, clipped by the norm of their mean gradient."""
+"""The loop of each framework: groups accumulated by weight, clipped by the norm of their mean
+gradient."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ def moved(model: nn.Module, start: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def mean_gradient(model: nn.Module, batch: dict[str, Tensor]) -> tuple[dict[str, Tensor], float]:
-    """Gradient of the mean loss of one whole batch, and that loss, by nothing but autograd in float64."""
+    """Gradient of the mean loss of one whole batch, and that loss, by nothing but autograd in
+    float64."""
     reference = copy.deepcopy(model).double()
     whole = {}
     for name, tensor in batch.items():
@@ -87,7 +89,8 @@ def test_groups_do_not_leak_into_each_other(framework: str) -> None:
 @every_framework
 @pytest.mark.parametrize("clip", [0.0, 0.05])
 def test_a_step_of_few_samples_moves_weights_by_its_share(framework: str, clip: float) -> None:
-    """Before the clipping, which sees the smaller gradient, as the logged norm does; the loss is its mean."""
+    """Before the clipping, which sees the smaller gradient, as the logged norm does; the loss is
+    its mean."""
     model = Ragged()
     batch = ragged_batch(24)
     wanted, loss = mean_gradient(model, batch)

@@ -1,4 +1,5 @@
-"""Which sample comes when, as a pure function: what must hold for any size, batch size, rank, seed."""
+"""Which sample comes when, as a pure function: what must hold for any size, batch size, rank,
+seed."""
 
 from __future__ import annotations
 

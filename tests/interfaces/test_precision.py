@@ -47,7 +47,8 @@ def test_matmuls_run_in_the_precision_and_weights_stay_float32(name: str) -> Non
 
 @pytest.mark.parametrize("weight", [0.0, 0.5, 1.0, 2.0, 3.0, 32.0, 1000.0, 1e6])
 def test_the_first_scale_fits_a_sum_over_the_weight(weight: float) -> None:
-    """Gradients of a sum start as large as those of a mean under GradScaler's own scale, or half of it."""
+    """Gradients of a sum start as large as those of a mean under GradScaler's own scale, or half of
+    it."""
     precision = make("fp16")
     precision.calibrate(weight)
     start = torch.amp.GradScaler("cpu").get_scale()

@@ -25,7 +25,8 @@ SEVERAL = [choice for choice in choices("distributed") if choice != "none"]
 
 
 def on_two_ranks(work: Callable[[int], Any]) -> list[Any]:
-    """What `work(rank)` gives in each of two processes that find each other; it may be an exception."""
+    """What `work(rank)` gives in each of two processes that find each other; it may be an
+    exception."""
     port = free_port()
     folder = Path(tempfile.mkdtemp())
     children = []
@@ -71,7 +72,8 @@ class Blocks(Ragged):
 
 
 def steps(distributed: Any, rank: int, world: int, clip: float) -> tuple[dict, list[float]]:
-    """Weights and losses after three groups of ragged micro-batches, of which a rank has its rows."""
+    """Weights and losses after three groups of ragged micro-batches, of which a rank has its
+    rows."""
     rows = slice(rank * 8 // world, (rank + 1) * 8 // world)
     groups = []
     for seed in range(3):

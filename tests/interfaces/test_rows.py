@@ -1,4 +1,5 @@
-"""What a row of training says: means over the steps since the row before, and each group's own rate."""
+"""What a row of training says: means over the steps since the row before, and each group's own
+rate."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ WORDS = split(
 
 
 def measuring() -> None:
-    """A model that measures half of its loss while it trains, with a graph behind it, and adds up targets."""
+    """A model that measures half of its loss while it trains, with a graph behind it, and adds up
+    targets."""
 
     def forward(model, real, batch):
         output = real(batch)

@@ -89,7 +89,8 @@ def test_warmup_then_decay_are_those_of_torch(name: str, warmup: int, final: flo
 def test_any_length_gives_rates_up_to_the_peak(
     name: str, total: int, warmup: int, final: float
 ) -> None:
-    """Also runs shorter than their warm-up, and steps behind the end; up first, then never up again."""
+    """Also runs shorter than their warm-up, and steps behind the end; up first, then never up
+    again."""
     found = rates(schedule(name, total, warmup, final), total + 5)
     assert 0 < max(found) <= PEAK * (1 + 1e-9)
     assert min(found) >= 0

@@ -1,4 +1,5 @@
-"""What every workload keeps to, so that loaders, steps and evaluation need to know nothing of it."""
+"""What every workload keeps to, so that loaders, steps and evaluation need to know nothing of
+it."""
 
 from __future__ import annotations
 

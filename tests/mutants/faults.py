@@ -1,7 +1,8 @@
 """Small faults as they happen to careful people, each with one quick test that must notice it.
 
-`file` is below `template/`, or below the package of `template/project/src`. `old` stands in it exactly
-once. `test` is a node id below `tests/`; it passes without the fault, as every normal run shows.
+`file` is below `template/`, or below the package of `template/project/src`. `old` stands in it
+exactly once. `test` is a node id below `tests/`; it passes without the fault, as every normal run
+shows.
 """
 
 from __future__ import annotations

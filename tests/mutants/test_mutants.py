@@ -1,7 +1,7 @@
 """Each fault of `faults.py` in a copy of the template: the test that it names must fail there.
 
-A suite that stays green over a broken engine protects nobody. The tests run in a fork of this process,
-where torch is loaded, with `FASTTRAIN_TEMPLATE` pointing at the copy.
+A suite that stays green over a broken engine protects nobody. The tests run in a fork of this
+process, where torch is loaded, with `FASTTRAIN_TEMPLATE` pointing at the copy.
 """
 
 from __future__ import annotations
@@ -134,7 +134,8 @@ def test_the_suite_notices(
     assert_noticed(fault, fault.test, tmp_path)
 
 
-# Faults in cases that `make test` leaves out: the cases, and last a test of `make test` that sees it as well.
+# Faults in cases that `make test` leaves out: the cases, and last a test of `make test` that sees
+# it as well.
 ELSEWHERE = {
     "resumed without random state": (
         "test_tier_b.py::test_trains_stops_resumes_and_evaluates[memmap-accelerate-tf32]",

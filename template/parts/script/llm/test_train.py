@@ -1,4 +1,5 @@
-"""What must stay true when you change train.py. It takes half a minute on a CPU, on its own text."""
+"""What must stay true when you change train.py. It takes half a minute on a CPU, on its own
+text."""
 
 import json
 import os

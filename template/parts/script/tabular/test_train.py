@@ -1,4 +1,5 @@
-"""What must stay true when you change train.py. It takes half a minute on a CPU, on synthetic data."""
+"""What must stay true when you change train.py. It takes half a minute on a CPU, on synthetic
+data."""
 
 import json
 import os

@@ -93,7 +93,8 @@ def classes(counts: np.ndarray, names: list[str]) -> str:
 
 
 def confusion(counts: np.ndarray, names: list[str]) -> Figure:
-    """What the rows of each class were taken for, (K, K), coloured by fraction of the true class."""
+    """What the rows of each class were taken for, (K, K), coloured by fraction of the true
+    class."""
     size = min(3 + 0.45 * len(names), 11)
     figure = Figure(figsize=(size + 1, size), layout="constrained")
     axes = figure.subplots()

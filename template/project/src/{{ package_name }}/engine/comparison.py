@@ -60,7 +60,8 @@ def table_rows(records: list[Record]) -> list[Cells]:
 
 
 def read_settings(folder: Path) -> dict[str, str]:
-    """Return the settings of a run by dotted key, and the fingerprint of its data; empty without."""
+    """Return the settings of a run by dotted key, and the fingerprint of its data; empty
+    without."""
     settings: dict[str, str] = {}
     with suppress(OSError, yaml.YAMLError):
         text = (folder / "config.resolved.yaml").read_text(encoding="utf-8")

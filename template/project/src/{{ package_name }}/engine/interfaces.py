@@ -20,8 +20,8 @@ from .errors import UserError
 Batch = dict[str, Tensor]
 """What a model gets: every tensor has the batch as its first axis and is on the device. It is
 valid until the next `next()` of its loader. `present` (B,) bool is False in rows that are padding;
-`index` (B,) int64 is the sample's number, −1 there; `starts_sequence` (B,) bool is False where a carried
-state continues."""
+`index` (B,) int64 is the sample's number, −1 there; `starts_sequence` (B,) bool is False where a
+carried state continues."""
 
 
 class Spans(NamedTuple):
@@ -64,7 +64,8 @@ class Samples(Protocol):
         """Rows of each sample by array name; index −1 gives spans of length 0."""
 
     def batch(self, rows: dict[str, Rows]) -> Batch:
-        """On the device: split, shift, cast, mask. The loader adds `index`, `present`, `starts_sequence`."""
+        """On the device: split, shift, cast, mask. The loader adds `index`, `present`,
+        `starts_sequence`."""
 
     # Optional: `orders`, by value of `data.order` a subclass of Order, or what makes one from its
     # arguments.

@@ -151,7 +151,8 @@ class Order:
     def positions(
         self, epoch: int, rows: np.ndarray, columns: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return two arrays (rows, columns): positions in `range(count)`, −1 for padding; starts."""
+        """Return two arrays (rows, columns): positions in `range(count)`, −1 for padding;
+        starts."""
         positions = rows * self.batch_size_all_ranks + columns
         positions[positions >= self.count] = -1
         if self.train and self.kind != "time":
