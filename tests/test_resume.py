@@ -236,7 +236,7 @@ def test_missing_foreign_and_changed_data(place: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     foreign = json.dumps(manifest | {"workload": "weather"})
-    for content, pattern in ((foreign, "weather"), ("{", "format None")):
+    for content, pattern in ((foreign, "weather"), ("{", "unreadable manifest")):
         (other / "manifest.json").write_text(content)
         one_error(train(place, "--data.path", str(other)), pattern)
     assert not (place / "runs").exists(), "an error leaves nothing behind"
