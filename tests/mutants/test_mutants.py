@@ -1,4 +1,4 @@
-"""Each fault of `faults.py` in a copy of the template: the test that it names must fail there.
+"""Each fault of `faults.yml` in a copy of the template: the test that it names must fail there.
 
 A suite that stays green over a broken engine protects nobody. The tests run in a fork of this
 process, where torch is loaded, with `FASTTRAIN_TEMPLATE` pointing at the copy.
@@ -23,7 +23,7 @@ import hypothesis.strategies
 import pytest
 import running  # noqa: F401
 import safetensors.torch  # noqa: F401
-from faults import FAMILIES, FAULTS, LOOP, PRECISION, Fault
+from faults import FAMILIES, FAULTS, Fault
 from quick_copier import COMPILED
 from rendering import REPOSITORY, copy_template
 
@@ -146,7 +146,7 @@ ELSEWHERE = {
     ),
     "Accelerate divides by one rank's targets": (
         "test_distributed.py::test_two_ranks_train_stop_resume_and_evaluate_as_one[seq2seq-accelerate-ddp]",
-        LOOP + "test_two_ranks_that_average_gradients_equal_one[0.0-accelerate]",
+        "interfaces/test_loop.py::test_two_ranks_that_average_gradients_equal_one[0.0-accelerate]",
     ),
     "Lightning counts a resumed epoch from its beginning": (
         "test_phases.py::test_resume_inside_any_phase[(27, 28, 31)-lightning]",
@@ -154,7 +154,7 @@ ELSEWHERE = {
     ),
     "gradients are not unscaled": (
         "test_distributed.py::test_half_precision_over_ranks[fp16]",
-        PRECISION + "test_the_optimizer_sees_the_unscaled_mean_gradient",
+        "interfaces/test_precision.py::test_the_optimizer_sees_the_unscaled_mean_gradient",
     ),
     "resumed with the schedule's beginning": (
         "test_resume.py::test_sigkill_at_a_random_point[9]",
