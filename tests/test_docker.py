@@ -17,7 +17,6 @@ import yaml
 from packaging.specifiers import SpecifierSet
 from rendering import REPOSITORY, render, render_into
 from running import documented, run
-from variants import gpus
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -129,20 +128,6 @@ def test_its_command_starts_a_run_and_then_resumes_it(tmp_path: Path) -> None:
     assert "resumed at step 4 of 8" in start()
     assert list((folder / "runs").iterdir()) == [started]
     assert (started / "checkpoints/step-00000008").is_dir()
-
-
-def test_the_guide_says_what_the_files_say() -> None:
-    """Cards that it names are in the table with that memory; its container is the Dockerfile's."""
-    guide = (REPOSITORY / "docs/rented-gpu.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `([a-z0-9_]+)` \| (\d+) GB \|", guide, re.MULTILINE)
-    assert len(rows) >= 5
-    for key, memory in rows:
-        assert round(gpus()[key]["memory_gb"]) == int(memory), key
-    started = re.findall(r"^docker run (.+)$", guide, re.MULTILINE)
-    assert started
-    dockerfile = (project() / "Dockerfile").read_text(encoding="utf-8")
-    (promised,) = re.findall(r"^#   docker run (.+) my-training$", dockerfile, re.MULTILINE)
-    assert promised in started[0]
 
 
 @pytest.mark.full

@@ -173,14 +173,6 @@ def test_what_is_cut_or_damaged_is_left_out(undrawn, tmp_path, tail):
     assert page_of(cut).replace("cut", "run") == page_of(make_run(tmp_path / "run", steps(100)))
 
 
-def test_losses_that_are_no_numbers(tmp_path):
-    rows = steps(50) + evaluations(0.5, math.nan, math.inf)
-    rows[2]["loss"] = None
-    page = page_of(make_run(tmp_path / "run", rows))
-    assert "validation loss 0.5 at step 100" in page
-    assert "(curves.png)" in page
-
-
 def test_the_page_survives_a_plot_that_cannot_be_drawn(whole, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     page = page_of(whole)
@@ -189,13 +181,6 @@ def test_the_page_survives_a_plot_that_cannot_be_drawn(whole, monkeypatch):
     left = {path.name for path in whole.iterdir()}
     assert left >= {"report.md", "metrics.jsonl"}
     assert not {name for name in left if "partial" in name or "curves" in name}
-
-
-def test_settings_that_differ_are_listed_with_their_origin():
-    config = imported(render(), "config")
-    settings = config.load(overrides=[("training.epochs", "3"), ("optimizer.fused", "true")])
-    changed = {"name": "training.epochs", "value": 3, "default": 10, "origin": "--training.epochs"}
-    assert settings.changed() == [changed]
 
 
 # ---- names of runs ----
@@ -282,17 +267,6 @@ def test_settings_and_data_that_differ_are_named(undrawn, tmp_path):
     folders = [trained(tmp_path / "a", 0.5), trained(tmp_path / "b", 0.5, data="2")]
     rows = compared(*folders, target=tmp_path)
     assert [cells[-1] for cells in rows.values()] == ["data 1", "data 2"]
-
-
-def test_one_plot_has_the_curves_of_the_best_runs(tmp_path):
-    short = trained(tmp_path / "short", 0.5)
-    many = [trained(tmp_path / f"run-{number}", 0.9, 0.6 + number / 100) for number in range(10)]
-    (axes,) = comparison.loss_curves([record.read_run(folder) for folder in (short, *many)]).axes
-    names = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert names[0].startswith("0.5  ")
-    assert len({line.get_color() for line in axes.get_lines()}) == len(names) == 10
-    low, high = axes.get_ylim()
-    assert low <= 0.5 < 0.68 <= high
 
 
 # ---- the command ----

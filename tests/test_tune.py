@@ -134,19 +134,6 @@ def test_the_samples_limit_the_batch() -> None:
     assert found.chosen["data.batch_size"] == 64  # 8 steps an epoch are left: 1000 / 8 = 125
 
 
-def test_noise_changes_nothing() -> None:
-    """The best of a screening was lucky; repeated, the sides overlap."""
-    found = tuner(lambda overrides, number: 100 + 37 * number % 11)
-    found.knob("workers", [{"data.num_workers": number} for number in (0, 2, 4, 8)])
-    assert found.chosen == {}
-    assert found.trials.calls[0] == {"data.num_workers": 0}
-    repeated = [call["data.num_workers"] for call in found.trials.calls[4:]]
-    assert len(repeated) == 6
-    assert sorted(repeated) == sorted([0, max(repeated)] * 3)
-    assert repeated not in ([0, 0, 0, *[max(repeated)] * 3], [max(repeated)] * 3 + [0] * 3)
-    assert "kept as it was" in found.lines[-1]
-
-
 def test_a_clear_gain_is_taken_and_the_next_knob_is_upon_it() -> None:
     found = tuner(
         lambda overrides, number: 100 + 20 * overrides.get("data.num_workers", 0) + number % 3
