@@ -169,7 +169,7 @@ class Source:
         """Take what the first rows show, and print it where it is not what was expected."""
         sample = read_sample(path, self.style["encoding"])
         if "\0" in sample:
-            what = "a NUL byte, as in a workbook, a plot or another binary file"
+            what = "a NUL byte, as in a workbook, an image or another binary file"
             remedy = "export it as CSV or Parquet; of a text in UTF-16, say --encoding utf-16"
             raise UserError(what, str(path), remedy)
 
