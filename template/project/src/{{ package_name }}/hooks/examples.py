@@ -51,7 +51,7 @@ class Hook:
         model.eval()
         try:
             files = draw(run.project, run.validation, run.folder / FOLDER)
-        except Exception as error:  # of matplotlib, a `examples.py` for other data, a full disk
+        except Exception as error:  # of matplotlib, an `examples.py` for other data, a full disk
             self.draws = False
             run.monitor.line(f"note: no more examples: {type(error).__name__}: {error}")
             return
