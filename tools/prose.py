@@ -132,17 +132,18 @@ def paragraphs(source: str) -> Iterator[Text]:
 
 
 def joined(lines: Iterable[Text]) -> Iterator[Text]:
-    """Join the texts of consecutive lines."""
+    """Join the texts of consecutive lines, up to an empty one."""
     start = 0
     last = 0
     words: list[str] = []
     for number, text in lines:
-        if words and number > last + 1:
+        if words and (number > last + 1 or not text):
             yield start, " ".join(words)
             words = []
         if not words:
             start = number
-        words.append(text)
+        if text:
+            words.append(text)
         last = number
     if words:
         yield start, " ".join(words)
