@@ -4,12 +4,14 @@ ranks."""
 from __future__ import annotations
 
 import functools
+import inspect
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
+from importing import imported
 from ranks import run_ranks
 from rendering import render
 from running import evaluations, losses, newest_run, one_error, rows, run, weights
@@ -226,3 +228,28 @@ def test_hooks_on_two_ranks(framework: str, hooked, place: Path) -> None:
     results = run_ranks(bad, "train", *WORDS, "--data.batch_size", "64", cwd=place)
     assert [result.code for result in results] == [2, 2], results[0].err[-2000:]
     assert "".join(result.err for result in results).count("error: on purpose") >= 1
+
+
+@pytest.mark.parametrize("workload", ["llm", "tabular"])
+def test_each_hook_fits_the_protocol(workload: str) -> None:
+    """A method of a protocol's name takes its arguments; one of another name is never called."""
+    project = render(workload=workload, extras=choices("extras"))
+    protocol = imported(project, "engine.interfaces").Hook
+    moments = {
+        name: list(inspect.signature(method).parameters)
+        for name, method in vars(protocol).items()
+        if inspect.isfunction(method) and not name.startswith("_")
+    }
+    modules = imported(project, "engine.plugins").discover("hooks", "Hook")
+    assert {"alerts", "examples", "ema", "guard", "watch"} <= {
+        module.__name__.rpartition(".")[2] for module in modules
+    }
+    called = set()
+    for module in modules:
+        methods = {name: getattr(module.Hook, name, None) for name in moments}
+        own = {name: method for name, method in methods.items() if method is not None}
+        assert own, module
+        for name, method in own.items():
+            assert list(inspect.signature(method).parameters) == moments[name], (module, name)
+        called |= own.keys()
+    assert called >= moments.keys() - {"before_step"}
