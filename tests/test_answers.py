@@ -123,7 +123,7 @@ def test_without_a_compiler_the_remedy_is_to_install_one(said: str) -> None:
     explanations = imported(render(), "engine.explanations")
     kind = type("BackendCompilerFailed", (Exception,), {"__module__": "torch._dynamo.exc"})
     line = str(explanations.explain(kind(said)))
-    assert "no working compiler" in line
+    assert "no working C++ compiler" in line
     assert "install one" in line
     assert "fullgraph" not in line
 

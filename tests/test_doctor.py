@@ -75,7 +75,7 @@ def test_something_broken_exits_with_1_and_the_rest_is_checked(tmp_path):
     states = findings(done)
     assert list(states) == CHECKS
     assert [name for name in states if states[name] == "failed"] == ["data", "compile"]
-    assert re.search("compile  .+no working compiler.+--compile.enabled false", done.out)
+    assert re.search(r"compile  .+no working C\+\+ compiler.+--compile.enabled false", done.out)
     assert re.search("fp16 on this CPU: .+measured.; the LSTM computes in float32", done.out)
 
 

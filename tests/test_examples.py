@@ -132,7 +132,7 @@ def take_matplotlib_away() -> None:
 def draw_seldom() -> None:
     from my_training.hooks import examples  # type: ignore[import-not-found]
 
-    examples.SHARE = 0.0
+    examples.TIME_FRACTION = 0.0
 
 
 def break_drawing() -> None:
@@ -150,7 +150,7 @@ def break_drawing() -> None:
         (take_matplotlib_away, "note: no more examples: ModuleNotFoundError: ", []),
     ],
 )
-def test_pictures_cost_no_bit_of_the_training(
+def test_examples_cost_no_bit_of_the_training(
     before: Callable[[], None], note: str, at: list[int], plain: Path, tmp_path: Path
 ) -> None:
     """Drawn at the first evaluation and the last, failed, or without matplotlib: the same
@@ -181,6 +181,7 @@ def test_of_several_ranks_the_first_draws(distributed: str, tmp_path: Path) -> N
 
 
 alerts = imported(render(), "hooks.alerts")
+config = imported(render(), "config")
 progress = imported(render(), "engine.progress")
 WORSE = "is worse than 1 without a model"
 
@@ -197,15 +198,17 @@ WORSE = "is worse than 1 without a model"
     ],
 )
 def test_what_an_alert_of_divergence_is(loss: float, best: float, step: int, expected: str) -> None:
-    settings = SimpleNamespace(
-        optimizer=SimpleNamespace(learning_rate=0.1), training=SimpleNamespace(gradient_clip=1.0)
+    precision = SimpleNamespace(name="fp32")
+    run = SimpleNamespace(
+        progress=progress.Progress(step=step, best_loss=best, best_step=4),
+        last_step=100,
+        settings=config.load(),
+        project=SimpleNamespace(precision=precision),
     )
-    state = progress.Progress(step=step, best_loss=best, best_step=4)
-    text = alerts.divergence(loss, 1.0, state, 100, settings)
+    text = alerts.divergence(loss, 1.0, run)
     assert (expected in text) if expected else text is None
-    assert "worse than nan" in alerts.divergence(
-        0.5, math.nan, progress.Progress(step=50), 100, settings
-    )
+    run.progress = progress.Progress(step=50)
+    assert "worse than nan" in alerts.divergence(0.5, math.nan, run)
 
 
 def test_a_training_that_diverges_is_an_alert(tmp_path: Path) -> None:
@@ -213,6 +216,6 @@ def test_a_training_that_diverges_is_an_alert(tmp_path: Path) -> None:
     words = (*TABLE, *split(words), "--evaluation.every_steps", "10")
     done = run(render(workload="tabular"), "train", *words, cwd=tmp_path)
     (alert,) = [line for line in done.out.splitlines() if line.startswith("alert: divergence: ")]
-    assert alert.endswith(": lower optimizer.learning_rate (1), or set training.gradient_clip 1")
+    assert ": lower optimizer.learning_rate (1); or set training.gradient_clip 1; or " in alert
     page = (newest_run(tmp_path) / "report.md").read_text()
     assert page.index(alert.removeprefix("alert: ")) < page.index("## Losses")

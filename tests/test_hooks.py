@@ -4,12 +4,14 @@ ranks."""
 from __future__ import annotations
 
 import functools
+import inspect
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
+from importing import imported
 from ranks import run_ranks
 from rendering import render
 from running import evaluations, losses, newest_run, one_error, rows, run, weights
@@ -226,3 +228,17 @@ def test_hooks_on_two_ranks(framework: str, hooked, place: Path) -> None:
     results = run_ranks(bad, "train", *WORDS, "--data.batch_size", "64", cwd=place)
     assert [result.code for result in results] == [2, 2], results[0].err[-2000:]
     assert "".join(result.err for result in results).count("error: on purpose") >= 1
+
+
+def test_each_hook_fits_the_protocol() -> None:
+    project = render(workload="llm", extras=choices("extras"))
+    protocol = imported(project, "engine.interfaces").Hook
+    modules = imported(project, "engine.plugins").discover("hooks", "Hook")
+    assert len(modules) > 5
+    for module in modules:
+        own = vars(module.Hook).keys() & vars(protocol).keys()
+        moments = [name for name in own if not name.startswith("_") and name != "trials"]
+        assert moments, module
+        for name in moments:
+            ours = inspect.signature(getattr(module.Hook, name))
+            assert list(ours.parameters) == [*inspect.signature(vars(protocol)[name]).parameters]

@@ -15,7 +15,7 @@ from variants import Answers, choices, name, pairwise
 EXTRAS = list(choices("extras"))
 # Modules of the core's own folders that only an extra brings.
 OF_EXTRAS = {
-    "commands": ("benchmark", "check", "estimate", "export", "profile", "tune"),
+    "commands": ("benchmark", "check", "compare", "estimate", "export", "profile", "tune"),
     "hooks": ("ema", "watch", "guard"),
 }
 SLOW = {"pyarrow", "matplotlib", "pandas", "h5py"}

@@ -22,7 +22,6 @@ from variants import choices
 TABULAR = render(workload="tabular")
 memory = imported(TABULAR, "engine.memory")
 nonfinite = imported(TABULAR, "engine.nonfinite")
-alerts = imported(TABULAR, "hooks.alerts")
 train = imported(TABULAR, "commands.train")
 config = imported(TABULAR, "config")
 errors = imported(TABULAR, "engine.errors")
@@ -237,21 +236,7 @@ def test_advice_fits_the_run(given: str, precision: str, expected: list[str]) ->
     assert sorted(advice) == sorted(["lower optimizer.learning_rate (0.001)", *expected])
 
 
-# ---- a run that is too long, an evaluation that is too long
-# ------------------------------------------
-
-
-def test_a_run_of_more_than_a_month_is_an_alert(tmp_path: Path) -> None:
-    words = ("--training.epochs", "1e9", "--max-steps", "3", "--monitor.every_steps", "1")
-    done = run(TABULAR, "train", *words, cwd=tmp_path)
-    assert done.code == 0, done.err
-    (alert,) = [line for line in done.out.splitlines() if line.startswith("alert: ")]
-    says = r"another [\d,]+ days at this pace: lower training.epochs \(1,000,000,000\)"
-    assert re.search(says, alert)
-    assert alert.removeprefix("alert: ") in (newest_run(tmp_path) / "report.md").read_text()
-    assert alerts.long_run(29 * 86400, config.load()) is None
-    steps = config.load(overrides=[("training.max_steps", "70000000")])
-    assert "training.max_steps (70,000,000)" in alerts.long_run(1e8, steps)
+# ---- an evaluation that is too long --------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

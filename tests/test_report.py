@@ -1,4 +1,5 @@
-"""`report.md` and `curves.png` from whatever a run left behind, comparisons, and names of runs."""
+"""`report.md` and `curves.png` from whatever a run left behind, names of runs, and the extra
+`compare`."""
 
 from __future__ import annotations
 
@@ -19,9 +20,10 @@ from running import Result, one_error, run
 
 record = imported(render(), "engine.record")
 report = imported(render(), "engine.report")
-comparison = imported(render(), "engine.comparison")
 runs = imported(render(), "engine.runs")
 errors = imported(render(), "engine.errors")
+COMPARE = {"extras": ["compare"]}
+compare = imported(render(**COMPARE), "commands.compare")
 
 STARTED = 1_790_000_000.0
 ENVIRONMENT = {
@@ -76,8 +78,7 @@ def make_run(folder: Path, rows: list[dict] = (), tail: str = "", **files: dict)
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """A plot takes longer than all else."""
-    for module in (report, comparison):
-        monkeypatch.setattr(module, "draw", lambda path, *_: f"![]({path.name})")
+    monkeypatch.setattr(report, "draw", lambda path, *_: f"![]({path.name})")
 
 
 def page_of(run: Path) -> str:
@@ -229,46 +230,6 @@ def test_a_place_that_cannot_be_written_is_one_line(tmp_path):
         runs.new_run("x", tmp_path / "runs")
 
 
-# ---- several runs ----
-
-
-def trained(folder: Path, *losses: float, state: str = "finished", data: str = "1") -> Path:
-    """A run with these validation losses; the learning rate is the last of them."""
-    status = {"state": state, "reason": "", "step": 100 * len(losses)}
-    rows = steps(100 * len(losses)) + evaluations(*losses)
-    run = make_run(folder, rows, env=ENVIRONMENT, status=status, data={data: {}})
-    settings = f"optimizer:\n  learning_rate: {losses[-1]}\n  fused: true\nphases: []\n"
-    (run / "config.resolved.yaml").write_text(settings, encoding="utf-8")
-    return run
-
-
-def compared(*folders: Path, target: Path) -> dict[str, list[str]]:
-    """The cells of each run in compare.md."""
-    _, page = comparison.write_comparison(folders, target)
-    lines = [line for line in page.read_text(encoding="utf-8").splitlines() if "|" in line]
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
-    return {Path(name).name: cells for name, *cells in rows[2:]}
-
-
-def test_runs_are_compared_the_lowest_validation_loss_first(undrawn, tmp_path):
-    good = trained(tmp_path / "good", 0.9, 0.4, 0.5)
-    poor = trained(tmp_path / "poor", 0.9, 0.8, state="running")
-    unmeasured = make_run(tmp_path / "unmeasured", steps(50), env=ENVIRONMENT)
-    rows = compared(unmeasured, poor, good, poor, target=tmp_path)
-    assert list(rows) == ["good", "poor", "unmeasured"]
-    assert rows["good"][:5] == ["finished", "0.4", "200", "300", "0:05:00"]
-    assert rows["poor"][0] == "running or killed"
-    assert rows["poor"][-1] == "optimizer.learning_rate 0.8"
-    assert "(compare.png)" in (tmp_path / "compare.md").read_text()
-    assert set(runs.all_runs(tmp_path)) == {good, poor, unmeasured}, "a comparison is no run"
-
-
-def test_settings_and_data_that_differ_are_named(undrawn, tmp_path):
-    folders = [trained(tmp_path / "a", 0.5), trained(tmp_path / "b", 0.5, data="2")]
-    rows = compared(*folders, target=tmp_path)
-    assert [cells[-1] for cells in rows.values()] == ["data 1", "data 2"]
-
-
 # ---- the command ----
 
 
@@ -299,25 +260,6 @@ def test_the_command_needs_no_torch(tmp_path):
     subprocess.run(command, cwd=tmp_path, env=os.environ | path, check=True, capture_output=True)
 
 
-def test_the_command_compares_all_runs_or_those_that_are_named(tmp_path):
-    words = ("report", "--compare")
-    one_error(run(render(), *words, cwd=tmp_path), "no run yet")
-    trained(tmp_path / "runs" / "größe", 0.5)
-    trained(tmp_path / "runs" / "b", 0.6)
-    trained(tmp_path / "c", 0.4)
-
-    def ascii_only() -> None:
-        sys.stdout.reconfigure(encoding="ascii")
-
-    # A terminal without the characters of a name gets question marks, the page gets the name.
-    done = run(render(), *words, cwd=tmp_path, before=ascii_only)
-    assert done.code == 0, done.err
-    assert first_words(done) == ["run", "runs/gr??e", "runs/b", "runs/compare.md"]
-    assert "| runs/größe |" in (tmp_path / "runs/compare.md").read_text(encoding="utf-8")
-    done = run(render(), "report", "b", "--compare", "./c", cwd=tmp_path)
-    assert first_words(done) == ["run", "c", "runs/b", "runs/compare.md"]
-
-
 @pytest.mark.parametrize("there", [True, False])
 def test_open_shows_the_page_where_there_is_a_browser(tmp_path, there):
     make_run(tmp_path / "runs" / "a", steps(20))
@@ -329,3 +271,63 @@ def test_open_shows_the_page_where_there_is_a_browser(tmp_path, there):
     page = tmp_path / "runs/a/report.md"
     assert done.out.endswith(f"\nruns/a/report.md\n{page.as_uri()}\n")
     assert ("this machine has no browser" in done.err) != there
+
+
+# ---- several runs ----
+
+
+def trained(folder: Path, *losses: float, state: str = "finished", data: str = "1") -> Path:
+    """A run with these validation losses; the learning rate is the last of them."""
+    status = {"state": state, "reason": "", "step": 100 * len(losses)}
+    rows = steps(100 * len(losses)) + evaluations(*losses)
+    run = make_run(folder, rows, env=ENVIRONMENT, status=status, data={data: {}})
+    settings = f"optimizer:\n  learning_rate: {losses[-1]}\n  fused: true\nphases: []\n"
+    (run / "config.resolved.yaml").write_text(settings, encoding="utf-8")
+    return run
+
+
+def compared(*folders: Path, target: Path) -> dict[str, list[str]]:
+    """The cells of each run in compare.md."""
+    page = Path(compare.write_comparison(folders, target)[-1])
+    lines = [line for line in page.read_text(encoding="utf-8").splitlines() if "|" in line]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    return {Path(name).name: cells for name, *cells in rows[2:]}
+
+
+def test_runs_are_compared_the_lowest_validation_loss_first(tmp_path):
+    good = trained(tmp_path / "good", 0.9, 0.4, 0.5)
+    poor = trained(tmp_path / "poor", 0.9, 0.8, state="running")
+    unmeasured = make_run(tmp_path / "unmeasured", steps(50), env=ENVIRONMENT)
+    rows = compared(unmeasured, poor, good, poor, target=tmp_path)
+    assert list(rows) == ["good", "poor", "unmeasured"]
+    assert rows["good"][:5] == ["finished", "0.4", "200", "300", "0:05:00"]
+    assert rows["poor"][0] == "running or killed"
+    assert rows["poor"][-1] == "optimizer.learning_rate 0.8"
+    assert "(compare.png)" in (tmp_path / "compare.md").read_text()
+    assert (tmp_path / "compare.png").stat().st_size > 10_000, "something is drawn"
+    assert set(runs.all_runs(tmp_path)) == {good, poor, unmeasured}, "a comparison is no run"
+
+
+def test_settings_and_data_that_differ_are_named(tmp_path):
+    folders = [trained(tmp_path / "a", 0.5), trained(tmp_path / "b", 0.5, data="2")]
+    rows = compared(*folders, target=tmp_path)
+    assert [cells[-1] for cells in rows.values()] == ["data 1", "data 2"]
+
+
+def test_the_command_compares_all_runs_or_those_that_are_named(tmp_path):
+    project = render(**COMPARE)
+    one_error(run(project, "compare", cwd=tmp_path), "no run yet")
+    trained(tmp_path / "runs" / "größe", 0.5)
+    trained(tmp_path / "runs" / "b", 0.6)
+    trained(tmp_path / "c", 0.4)
+
+    def ascii_only() -> None:
+        sys.stdout.reconfigure(encoding="ascii")
+
+    # A terminal without the characters of a name gets question marks, the page gets the name.
+    done = run(project, "compare", cwd=tmp_path, before=ascii_only)
+    assert done.code == 0, done.err
+    assert first_words(done) == ["run", "runs/gr??e", "runs/b", "runs/compare.md"]
+    assert "| runs/größe |" in (tmp_path / "runs/compare.md").read_text(encoding="utf-8")
+    done = run(project, "compare", "b", "./c", cwd=tmp_path)
+    assert first_words(done) == ["run", "c", "runs/b", "runs/compare.md"]

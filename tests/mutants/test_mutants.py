@@ -107,7 +107,7 @@ def assert_noticed(fault: Fault, test: str, folder: Path) -> None:
 # Of each family `make test` tries one: these, whose tests take least, else the first.
 QUICK = (
     "one learning rate for all groups",
-    "a loss that begins above the naive one is an alert",
+    "a loss that begins above the baseline is an alert",
     "Lightning weighs micro-batches alike",
     "an error line shows a password",
     "checkpoints are believed unread",

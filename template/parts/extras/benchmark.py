@@ -16,7 +16,6 @@ import yaml
 
 from ..engine.errors import UserError
 from ..engine.gpus import Card, features, resolve_precision
-from ..engine.report import print_lines
 from ..measure.measurements import Measurements, Plan, environment
 from ..measure.trials import LOADER, Overrides, Trials, card_here, changed
 
@@ -94,7 +93,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
     }
     results = Measurements(OUTPUT, plans, about)
     results.measure(trials, arguments.warmup, arguments.steps)
-    print_lines((OUTPUT / "benchmark.md").read_text(encoding="utf-8").splitlines())
+    print((OUTPUT / "benchmark.md").read_text(encoding="utf-8"), end="")
     return 0
 
 

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..engine.errors import UserError
-from ..engine.report import print_lines
 
 if TYPE_CHECKING:
     from ..config import Settings
@@ -58,8 +56,7 @@ def run(arguments: argparse.Namespace, load: Callable[[], Settings]) -> int:
             line = f"because {cause} failed"
         else:
             states[name], line = attempt(check, bench)
-        print_lines([f"{states[name]:9} {name:11} {line}"])
-        sys.stdout.flush()
+        print(f"{states[name]:9} {name:11} {line}", flush=True)
     return int("failed" in states.values())
 
 

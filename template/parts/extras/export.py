@@ -19,7 +19,7 @@ from ..engine.errors import UserError
 from ..engine.files import replacing, write_json, write_text
 from ..engine.runs import find_run, typed_path, typed_run
 from ..model import build_model
-from .evaluate import add_weights, open_run, table
+from .evaluate import add_weights, open_run
 
 EXAMPLE = '''"""Predicts with an exported model: python load.py (made by `export` of $package)."""
 
@@ -156,6 +156,7 @@ def write_int8(
 ) -> None:
     """Write the weights in int8, and print what they change on a split."""
     from ..engine.evaluation import evaluate
+    from ..engine.report import aligned, side_by_side
 
     def measure() -> dict[str, float]:
         model.to(project.device)
@@ -170,7 +171,8 @@ def write_int8(
     for note in notes:
         print(f"note: {note}")
     print(f"measured on the {split} split:")
-    print(table({"as trained": before, "int8": measure()}))
+    rows = {"as trained": before, "int8": measure()}
+    print("\n".join(aligned(*side_by_side(rows))))
 
 
 def stored(model: nn.Module, rounded: dict[str, tuple[Tensor, Tensor]]) -> dict[str, Tensor]:

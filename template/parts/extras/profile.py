@@ -32,7 +32,6 @@ def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
         settings = settings.phase(1)
 
     from ..engine.files import write_text
-    from ..engine.report import print_lines
     from ..measure.profiling import measure, page
     from ..measure.steps import stepping
 
@@ -41,5 +40,5 @@ def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
         profiled = measure(step, OUTPUT, max(arguments.steps, 1))
     text = page(profiled, SHOWN)
     write_text(OUTPUT / "profile.md", text)
-    print_lines(text.splitlines())
+    print(text, end="")
     return 0

@@ -8,7 +8,7 @@ from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..engine.files import replacing, write_text
-from ..engine.report import listed, show, table
+from ..engine.report import show, table
 from .trials import Overrides
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def write_page(folder: Path, found: Found, study: Study) -> None:
     repeats = [(row.name, row.loss) for row in found.repeats]
     parts = [
         ["# Search"],
-        listed("Result", found.verdict()),
+        ["## Result", "", *(f"- {line}" for line in found.verdict())],
         ["![losses of the trials over each setting](search.png)"],
         table("Trials, the lowest loss first", ("", "loss", *keys, ""), trials),
         table("Repeated with other seeds", ("", "loss"), repeats),

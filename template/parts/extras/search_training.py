@@ -95,7 +95,7 @@ def train(folder: Path, number: int) -> int:
     start_time = time.monotonic()
     distributed = Distributed()
     run_folder = folder / "run"
-    watcher = Watcher(None if number < 0 else trial_of(folder.parent, number))
+    watcher: Any = Watcher(None if number < 0 else trial_of(folder.parent, number))
     resumed = (run_folder / "checkpoints").exists()
     run_folder.mkdir(exist_ok=True)
 

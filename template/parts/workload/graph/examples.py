@@ -1,8 +1,8 @@
-"""What a person wants to see of the model at an evaluation, for the report and the tracker.
+"""Plots and a table of forecasts, for the report and the tracker. Yours to change.
 
-Yours to change. `examples` gives figures, and texts in Markdown, by name; hooks/examples.py says
-when. Of several horizons they show the first. Shapes: `D` days, `K` seats for stocks of a day, `M`
-targets of all days.
+`examples` returns figures, and texts in Markdown, by name; hooks/examples.py calls it. Of several
+horizons, they show the first. Shapes: `D` days, `K` seats for stocks of a day, `M` targets of all
+days.
 """
 
 from __future__ import annotations

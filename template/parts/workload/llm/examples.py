@@ -1,7 +1,6 @@
-"""What a person wants to see of the model at an evaluation, for the report and the tracker.
+"""Texts that the model continues at an evaluation, for the report and the tracker. Yours to change.
 
-Yours to change. `examples` gives texts in Markdown, or matplotlib's figures, by name;
-hooks/examples.py says when.
+`examples` returns texts in Markdown, or matplotlib figures, by name; hooks/examples.py calls it.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ def answer(project: Project, batch: Batch) -> Batch:
 
 
 def examples(batch: Batch, predictions: Batch, project: Project) -> dict[str, str]:
-    """How the model goes on with a text."""
+    """How the model continues a text."""
     tokenizer = restore(project.store.facts["tokenizer"])
 
     def quoted(title: str, tokens: list[int]) -> str:

@@ -1,7 +1,6 @@
-"""What a person wants to see of the model at an evaluation, for the report and the tracker.
+"""Predicted pairs at an evaluation, for the report and the tracker. Yours to change.
 
-Yours to change. `examples` gives texts in Markdown, or matplotlib's figures, by name;
-hooks/examples.py says when.
+`examples` returns texts in Markdown, or matplotlib figures, by name; hooks/examples.py calls it.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ PAIRS = 16  # of them
 
 
 def answer(project: Project, batch: Batch) -> Batch:
-    """`text` (PAIRS, longest) decoded greedily.
+    """`text` (PAIRS, longest), decoded greedily.
 
-    Of a sharded model the likeliest after the true ones: decoding ends elsewhere on each rank, and
-    a sharded model needs all ranks for every token.
+    For a sharded model, the likeliest token after the true ones: decoding ends at another length
+    on each rank, and a sharded model needs all ranks for every token.
     """
     model = project.model
     if project.distributed.forward_exchanges:
@@ -50,9 +49,9 @@ def examples(batch: Batch, predictions: Batch, project: Project) -> dict[str, st
     sides = zip(batch["source"], batch["targets"], predictions["text"], strict=False)
     for source, target, prediction in sides:
         texts = (text(source), text(target), text(prediction))
-        share = SequenceMatcher(None, texts[1], texts[2]).ratio()
-        pairs.append((share, texts))
-    rows = [(*texts, f"{share:.0%}") for share, texts in sorted(pairs)]
+        similarity = SequenceMatcher(None, texts[1], texts[2]).ratio()
+        pairs.append((similarity, texts))
+    rows = [(*texts, f"{similarity:.0%}") for similarity, texts in sorted(pairs)]
     title = "Pairs of the validation, the least alike first"
     lines = table(title, ("source", "target", "prediction", "alike"), rows)
     return {"pairs": "\n".join(lines)}

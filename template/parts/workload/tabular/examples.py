@@ -1,6 +1,6 @@
 """Plots and tables of the model at an evaluation, for the report and the tracker. Yours to change.
 
-`examples` gives figures, and texts in Markdown, by name; hooks/examples.py says when.
+`examples` returns figures, and texts in Markdown, by name; hooks/examples.py calls it.
 Shapes: `N` rows, `K` classes.
 """
 

@@ -1,7 +1,7 @@
 """Plots of the model at an evaluation, for the report and the tracker. Yours to change.
 
-`examples` gives figures, and texts in Markdown, by name; hooks/examples.py says when. Of several
-targets they show the first. Shapes: `N` windows, `T` rows of history, `H` horizons.
+`examples` returns figures, and texts in Markdown, by name; hooks/examples.py calls it. Of several
+targets, they show the first. Shapes: `N` windows, `T` rows of history, `H` horizons.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -44,6 +43,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
 
     from .. import dataset
     from ..engine.evaluation import evaluate, timed
+    from ..engine.report import aligned, side_by_side
     from ..engine.tracker import Tracker
 
     project, step = open_run(folder, settings, arguments)
@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     print(f"{device_line(project.device)}, {conditions}")
     print(f"{folder}: {split} split, checkpoint of step {step}")
     print(f"{count:,} samples in {seconds:.1f} s, {count / seconds:,.0f} samples/s")
-    print(table({"model": metrics, **baselines}))
+    print("\n".join(aligned(*side_by_side({"model": metrics, **baselines}))))
 
 
 def averages() -> dict[str, Any]:
@@ -187,8 +187,8 @@ def new_loader(project: Project, folder: Path) -> Loader:
 
 
 def predictions(
-    project: Any, loader: Loader, answer: Callable[[Batch], dict[str, Any]] | None = None
-) -> Iterator[tuple[Batch, dict[str, Any]]]:
+    project: Any, loader: Loader, answer: Callable[[Batch], Batch] | None = None
+) -> Iterator[tuple[Batch, Batch]]:
     """Yield what `engine.evaluation.predictions` does, with a progress bar; close the loader."""
     from tqdm import tqdm
 
@@ -199,28 +199,17 @@ def predictions(
     loader.close()
 
 
-def collected(
-    predicted: Iterable[tuple[Batch, dict[str, Any]]], *names: str
-) -> dict[str, np.ndarray]:
+def collected(predicted: Iterable[tuple[Batch, Batch]], *names: str) -> dict[str, np.ndarray]:
     """Return what was predicted for every sample, and `names` of the batches.
 
     Arrays are (N, …), in the order of the samples.
     """
-    import torch
+    from ..engine.evaluation import joined, present_rows
 
-    parts: dict[str, list[Any]] = defaultdict(list)
+    batches = []
     for batch, values in predicted:
-        present = batch["index"] >= 0
         known = {name: batch[name] for name in ("index", *names) if name in batch}
-        for name, value in (values | known).items():
-            parts[name].append(value[present].cpu())
-    arrays = {name: torch.cat(tensors).numpy() for name, tensors in parts.items()}
+        batches.append(present_rows(values | known, batch["present"]))
+    arrays = {name: tensor.numpy() for name, tensor in joined(batches).items()}
     order = arrays["index"].argsort(kind="stable")  # lanes visit samples in another order
     return {name: array[order] for name, array in arrays.items()}
-
-
-def table(rows: dict[str, dict[str, float]]) -> str:
-    """Show metrics next to each other, a line for each row."""
-    from ..engine.report import aligned, side_by_side
-
-    return "\n".join(aligned(*side_by_side(rows)))

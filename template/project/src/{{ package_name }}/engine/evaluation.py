@@ -75,6 +75,16 @@ def predictions(
         yield batch, predicted
 
 
+def present_rows(values: Batch, present: Tensor) -> Batch:
+    """Return the rows that are no padding, on the CPU. values: perhaps of the first rows alone."""
+    return {name: rows[present[: len(rows)]].cpu() for name, rows in values.items()}
+
+
+def joined(batches: list[Batch]) -> Batch:
+    """Return several batches as one."""
+    return {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
+
+
 def seconds_of(model: Any, loader: Any, precision: Precision, distributed: Any) -> float:
     """Estimate what a pass over a loader takes, by its first batches.
 

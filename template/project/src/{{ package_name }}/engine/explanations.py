@@ -9,7 +9,6 @@ from .errors import UserError
 
 if TYPE_CHECKING:
     from .config import Settings
-    from .order import Order
 
 PACKAGE = __package__.partition(".")[0]
 # torch's class by its name, because torch is not imported for this; the words of CUDA, cuBLAS and
@@ -19,7 +18,7 @@ GPU_MEMORY = ("OutOfMemoryError", "error: out of memory", "_ALLOC_FAILED", "_ALL
 
 KNOWN = {
     r"^torch\._(dynamo|inductor).*(Cxx|C compiler)": (  # in words of Inductor or Triton
-        "there is no working compiler of C++ here: compile.enabled: "
+        "no working C++ compiler found: compile.enabled: "
         "install one, such as g++, or --compile.enabled false"
     ),
     # Inductor reads its own files in the locale's encoding.
@@ -33,7 +32,7 @@ KNOWN = {
     ),
     r"^torch\.distributed|gloo": (
         "another process of this run is gone: {first}: "
-        "its own last words say why; `train --resume` goes on from the newest checkpoint"
+        "its own output says why; `train --resume` continues from the newest checkpoint"
     ),
     "CUDA driver error": (  # a virtual GPU, or WSL
         "{first}: {command}: try PYTORCH_ALLOC_CONF=expandable_segments:False"
@@ -57,16 +56,15 @@ KNOWN = {
 def explain(
     error: BaseException | None,
     settings: Settings | None = None,
-    order: Order | None = None,
+    batch_size: int | None = None,
     command: str = "train",
 ) -> UserError | None:
     """Return the line for a failure that a user can fix; None for any other error.
 
-    settings, order: of a training; the order is None where the failure came before there was one.
+    settings, batch_size: of a training. The batch size is None if the failure came before the data.
     """
     memory = missing_memory(error)
     if memory:
-        batch_size = order.batch_size if order is not None else None
         return out_of_memory(memory, settings, batch_size, command)
     # After the name of torch's compiler comes what its backend said.
     said = re.sub(r"^.* raised:\n", "", str(error).strip())
@@ -104,12 +102,12 @@ def out_of_memory(
 ) -> UserError:
     """Return the settings to try, mildest first.
 
-    batch_size: where it is not `data.batch_size`.
+    batch_size: of this run; None stands for `data.batch_size`.
     """
     what = f"out of {memory}"
     if settings is None:
         remedy = "smaller batches: --evaluation.batch_size, --data.batch_size"
-        return UserError(what, command, f"{remedy}; or end what else runs")
+        return UserError(what, command, f"{remedy}; or stop other processes")
 
     training = settings.training
     steps = []

@@ -111,9 +111,42 @@ class Model(Protocol):
     # Optional: `recurrent`, a `RecurrentState` of engine/recurrent.py, which checkpoints store.
 
 
-def require_attributes(names: Iterable[str], found: object, title: str) -> None:
-    """Raise `UserError` where what yours gives lacks one of `names`."""
-    missing = [name for name in names if not hasattr(found, name)]
+class Hook(Protocol):
+    """The class `Hook` of a file in `hooks/`: any of these methods, called on every rank.
+
+    `run` is an `engine.run.Run`. Each phase has hooks of its own.
+    """
+
+    trials: bool  # False: no part in the short runs of benchmark and tune (default: True)
+
+    def start(self, run: Any) -> None:
+        """Called when a phase starts, after its checkpoint is restored."""
+
+    def before_step(self, run: Any) -> None:
+        """Called before the first forward of a step."""
+
+    def after_step(self, run: Any) -> None:
+        """Called after each step. See `run.progress.step`, `run.monitor.row`."""
+
+    def evaluating(self, run: Any) -> Any:
+        """Return a context manager that surrounds an evaluation."""
+
+    def after_evaluation(self, run: Any, metrics: dict[str, float]) -> None:
+        """Called with the results of an evaluation. What it adds to them is logged, too."""
+
+    def close(self, run: Any) -> None:
+        """Called at the end of a phase, also after an error."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what checkpoints store: plain values and tensors."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore a stored state: on resume, and from phase to phase."""
+
+
+def require_attributes(names: Iterable[str], value: object, title: str) -> None:
+    """Raise `UserError` if what your file returned lacks one of `names`."""
+    missing = [name for name in names if not hasattr(value, name)]
     if missing:
         what = f"{title} has no {' and no '.join(missing)}"
-        raise UserError(what, "model.py", "its contract stands in engine/interfaces.py")
+        raise UserError(what, "model.py", "see its contract in engine/interfaces.py")

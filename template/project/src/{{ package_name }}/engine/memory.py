@@ -106,7 +106,8 @@ def _check_forward(project: Project, loader: Any, batch: Batch, reserved: list[T
         return
     gradients = [weight for weight in project.model.parameters() if weight.requires_grad]
     fixed = sum(tensor.nbytes for tensor in [*gradients, *reserved])
-    kept_by_two, kept_by_four = (kept_bytes(project, batch, count) for count in (2, 4))
+    kept_by_two = kept_bytes(project, batch, 2)
+    kept_by_four = kept_bytes(project, batch, 4)
     sample_bytes = row_bytes(project, loader) + max(kept_by_four - kept_by_two, 0) // 2
     _check(project.settings, loader.order, fixed, sample_bytes, CPU)
 

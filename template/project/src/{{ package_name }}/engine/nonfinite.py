@@ -113,15 +113,16 @@ def loss_is_finite(project: Project, batch: Batch) -> bool:
 def explain_sample(project: Project, sample: Batch) -> str:
     """Name the array that makes the loss of a sample bad, and its place."""
     broken = [name for name, values in sample.items() if not values.isfinite().all()]
+    if not broken:
+        return "its values are finite, and its loss is not"
+    cause = broken[0]
     # A nan can be harmless, such as an empty cell. The cause is the array whose repair helps.
-    harmful = []
     for name in broken:
         repaired = {name: sample[name].nan_to_num(0.0, 0.0, 0.0)}
         if loss_is_finite(project, sample | repaired):
-            harmful.append(name)
-    for name in [*harmful, *broken]:
-        return place(project, name, sample[name][0])
-    return "its values are finite, and its loss is not"
+            cause = name
+            break
+    return place(project, cause, sample[cause][0])
 
 
 def place(project: Project, name: str, values: torch.Tensor) -> str:

@@ -17,6 +17,7 @@ from .plugins import discover
 
 if TYPE_CHECKING:
     from .distributed import Distributed
+    from .interfaces import Hook
     from .order import Order
 
 
@@ -39,8 +40,7 @@ class Progress:
         return asdict(self)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name in vars(self):
-            setattr(self, name, state[name])
+        vars(self).update(state)
 
     def advance(self, batch: int, batches: int) -> None:
         """Count the step that ended with micro-batch `batch` (from 1) of an epoch of `batches`."""
@@ -135,7 +135,7 @@ class Hooks:
     """
 
     def __init__(self, trial: bool, notes: list[str]):
-        self.all: dict[str, Any] = {}
+        self.all: dict[str, Hook] = {}
         for module in discover("hooks", "Hook"):
             hook = module.Hook()
             if not trial or getattr(hook, "trials", True):
@@ -144,11 +144,6 @@ class Hooks:
             name: hook for name, hook in self.all.items() if hasattr(hook, "state_dict")
         }
         self.notes = notes
-
-    def tell(self, moment: str, run: object, *facts: object) -> list[Any]:
-        """Call this method of each hook that has it, in the order of names; return the results."""
-        methods = [getattr(hook, moment, None) for hook in self.all.values()]
-        return [method(run, *facts) for method in methods if method is not None]
 
     def state_dict(self) -> dict[str, Any]:
         """Collect the hooks' states on every rank; rank 0's are saved, and sharded tensors whole.

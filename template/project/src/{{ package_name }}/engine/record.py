@@ -34,10 +34,6 @@ class Record:
     result: Row  # of the last `evaluate`
 
     @property
-    def name(self) -> str:
-        return self.folder.resolve().name
-
-    @property
     def state(self) -> str:
         """How the run ended, in a word or two."""
         state: str = self.status.get("state", "running")
@@ -79,7 +75,7 @@ class Record:
         return [name for name in names if name not in NO_METRICS]
 
     def of_kind(self, kind: str) -> list[Row]:
-        """Return the events of one kind: alert, checkpoint, plots, naive."""
+        """Return the events of one kind: alert, baseline_loss, checkpoint, examples."""
         return [row for row in self.events if row.get("event") == kind]
 
 

@@ -6,8 +6,7 @@ Imports no torch: the page of a run that has crashed can be written on another m
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from inspect import signature
 from pathlib import Path
@@ -15,6 +14,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from .files import replacing, write_text
+from .metrics_file import write_table
 from .plugins import discover
 from .record import Record, Row, Series, numbers, read_run
 
@@ -45,21 +45,23 @@ CURVES = ("learning_rate", "samples_per_second", "gradient_norm")  # plotted nex
 FEW_POINTS = 50  # a curve of more has no markers
 
 
-def write_report(folder: Path) -> None:
-    """Write `report.md` and `curves.png` into the folder of a run.
+def write_report(folder: Path) -> Record:
+    """Write `report.md`, `curves.png` and `metrics.csv` of a run; return what they show.
 
-    Raises OSError where it cannot.
+    Raises OSError if it cannot write.
     """
     record = read_run(folder)
     image = draw(folder / "curves.png", lambda: curves(record))
     write_text(folder / "report.md", page(record, image))
+    write_table(folder)
+    return record
 
 
 def page(record: Record, image: str) -> str:
     """Return the text of report.md. image: its line for curves.png."""
     environment = record.environment
     lines = [f"- {name}: {text}" for name, text in summary(record)]
-    sections = [[f"# Run {record.name}", "", *lines], [image]]
+    sections = [[f"# Run {record.folder.resolve().name}", "", *lines], [image]]
     sections.append(table("Losses and metrics", *losses(record)))
     sections.append(evaluation(record.result))
     sections += parts_of_extras(record.folder)
@@ -154,10 +156,12 @@ def speed(history: list[Row]) -> list[Cells]:
 
 
 def machine(environment: Row) -> list[Cells]:
-    known = {"device": environment.get("gpu"), **environment.get("versions", {})}
-    known["git"] = environment.get("git")
-    known["command"] = " ".join(environment.get("argv", []))
-    return list(known.items())
+    return [
+        ("device", environment.get("gpu")),
+        *environment.get("versions", {}).items(),
+        ("git", environment.get("git")),
+        ("command", " ".join(environment.get("argv", []))),
+    ]
 
 
 # --- how text looks
@@ -191,13 +195,6 @@ def aligned(header: Cells, rows: Sequence[Cells]) -> list[str]:
     return lines
 
 
-def listed(title: str, lines: list[str]) -> list[str]:
-    """Return a heading with a list; nothing where there are no lines."""
-    if not lines:
-        return []
-    return [f"## {title}", "", *(f"- {line}" for line in lines)]
-
-
 def show(value: Any, digits: int = 5) -> str:
     """Write a cell: floats by their significant digits, large ones without a fraction."""
     if value is None:
@@ -218,13 +215,6 @@ def duration(seconds: float) -> str:
     if days >= 2:
         return f"{days:,.0f} days"
     return f"{seconds:.1f} s" if seconds < 60 else str(timedelta(seconds=round(seconds)))
-
-
-def print_lines(lines: Iterable[str]) -> None:
-    """Print; a character that the terminal's encoding does not have becomes a question mark."""
-    encoding = sys.stdout.encoding or "utf-8"
-    for line in lines:
-        print(line.encode(encoding, "replace").decode(encoding))
 
 
 # --- plots

@@ -191,7 +191,8 @@ class Run:
 
     def call_hooks(self, moment: str, *details: object) -> list[Any]:
         """Call this method of each hook that has it, in the order of names; return the results."""
-        return self.hooks.tell(moment, self, *details)
+        methods = [getattr(hook, moment, None) for hook in self.hooks.all.values()]
+        return [method(self, *details) for method in methods if method is not None]
 
     # --- evaluations
 

@@ -72,8 +72,8 @@ class Session:
         """Return one line for an error that a setting can fix; None for any other."""
         if isinstance(error, NonFinite) and self.run is not None:
             return explain_non_finite(error, self.run)
-        order = self.run.loader.order if self.run is not None else None
-        return explain(error, self.phase_settings, order)
+        batch_size = self.run.loader.order.batch_size if self.run is not None else None
+        return explain(error, self.phase_settings, batch_size)
 
     # --- phases
 

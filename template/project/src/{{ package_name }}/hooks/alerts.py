@@ -1,4 +1,4 @@
-"""Warns once about a run that waits for data, that takes too long, or that gets worse.
+"""Warns once about a run that waits for data or that gets worse.
 
 Each function of this file returns a text or None. Delete the file to have no such alerts.
 """
@@ -8,16 +8,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from ..engine.report import duration
+from ..engine.nonfinite import advice
 
 if TYPE_CHECKING:
-    from ..engine.config import Settings
-    from ..engine.progress import Progress
     from ..engine.run import Run
 
 WAIT_FRACTION = 0.15  # of the time, above which waiting for data is an alert
 WAIT_SECONDS = 10.0  # shortest time that is judged
-LONG_RUN = 30 * 86_400.0  # seconds
 DIVERGENCE_FACTOR = 3.0  # loss over the best loss, above which it is an alert
 LEARNING_STEPS = 20  # every model is bad in its first steps
 LEARNING_FRACTION = 0.1  # of the steps, after which a model must beat the baseline
@@ -41,9 +38,6 @@ class Hook:
         # Not the first record: its steps compile, and fill caches.
         if self.row is not None:
             self._judge_wait(run, row, row["step"] - self.row["step"])
-            text = long_run(row["eta_s"], run.settings)
-            if text:
-                run.monitor.alert(row["step"], "length", text)
         self.row = row
 
     def _judge_wait(self, run: Run, row: dict[str, Any], num_steps: int) -> None:
@@ -68,7 +62,7 @@ class Hook:
             self.baseline = run.project.baseline_loss("validation")
             finite = self.baseline if math.isfinite(self.baseline) else None
             run.monitor.event(step, "baseline_loss", loss=finite)
-        text = divergence(metrics["loss"], self.baseline, run.progress, run.last_step, run.settings)
+        text = divergence(metrics["loss"], self.baseline, run)
         if text:
             run.monitor.alert(step, "divergence", text)
 
@@ -83,26 +77,13 @@ def data_wait(fraction: float, workers: float | None) -> str | None:
     return f"input-bound: the loop waits for data {fraction:.0%} of the time: {remedy}"
 
 
-def long_run(seconds_left: float, settings: Settings) -> str | None:
-    """Warn about a run that takes longer than a month."""
-    if seconds_left <= LONG_RUN:
-        return None
-    training = settings.training
-    length = f"training.epochs ({training.epochs:,})"
-    if training.max_steps:
-        length = f"training.max_steps ({training.max_steps:,})"
-    left = f"this run takes another {duration(seconds_left)} at this pace"
-    return f"{left}: lower {length}, or let `train --minutes N` choose the number of steps"
-
-
-def divergence(
-    loss: float, baseline: float, progress: Progress, last_step: int, settings: Settings
-) -> str | None:
+def divergence(loss: float, baseline: float, run: Run) -> str | None:
     """Judge the loss of an evaluation. baseline: the loss without a model.
 
     A loss or a baseline that is nan is never better.
     """
-    must_beat_baseline = progress.step >= max(LEARNING_FRACTION * last_step, LEARNING_STEPS)
+    progress = run.progress
+    must_beat_baseline = progress.step >= max(LEARNING_FRACTION * run.last_step, LEARNING_STEPS)
     if loss > DIVERGENCE_FACTOR * progress.best_loss > 0:
         best = f"its best {progress.best_loss:.4g} at step {progress.best_step}"
         what = f"{loss:.4g} is over {DIVERGENCE_FACTOR:g} times {best}"
@@ -110,8 +91,5 @@ def divergence(
         what = f"{loss:.4g} is worse than {baseline:.4g} without a model"
     else:
         return None
-
-    remedy = f"lower optimizer.learning_rate ({settings.optimizer.learning_rate:g})"
-    if not settings.training.gradient_clip:
-        remedy += ", or set training.gradient_clip 1"
+    remedy = advice(run.settings, run.project.precision.name)
     return f"divergence: the validation loss {what}: {remedy}"

@@ -1,8 +1,8 @@
 """Examples of what the model does, made at evaluations, for the report and the tracker.
 
 What they show is in `examples.py` next to `model.py`; without that file there are none. Rank 0
-draws them. Apart from the first and the last they take a fiftieth of the run's time together. They
-draw no random number of the training, and end no run: what fails is one note.
+draws them. Apart from the first and the last, they take at most a fiftieth of the run's time. They
+change no random number of the training and end no run: a failure is one note.
 """
 
 from __future__ import annotations
@@ -12,18 +12,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..engine.files import read_rows, replacing
+from ..engine.files import read_rows, replacing, write_text
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from ..engine.interfaces import Batch
     from ..engine.project import Project
     from ..engine.run import Run
 
-SHARE = 0.02
-FOLDER = "examples"  # of the run
-THERE = (Path(__file__).parents[1] / "examples.py").exists()
+TIME_FRACTION = 0.02  # of the run's time, above which an evaluation gets no examples
+FOLDER = "examples"  # in the folder of the run
 
 
 class Hook:
@@ -32,16 +29,16 @@ class Hook:
     trials = False
 
     def __init__(self) -> None:
-        self.begun = time.perf_counter()
-        self.spent = 0.0
-        self.draws = THERE
+        self.start_time = time.perf_counter()
+        self.seconds = 0.0  # spent on examples
+        self.enabled = (Path(__file__).parents[1] / "examples.py").exists()
 
     def after_evaluation(self, run: Run, metrics: dict[str, float]) -> None:
         now = time.perf_counter()
         group = run.project.distributed
-        is_rare = self.spent <= SHARE * (now - self.begun)
+        is_rare = self.seconds <= TIME_FRACTION * (now - self.start_time)
         is_last = run.progress.step >= run.last_step
-        is_due = group.gather_objects(self.draws and (is_rare or is_last))[0]  # by rank 0's clock
+        is_due = group.gather_objects(self.enabled and (is_rare or is_last))[0]  # by rank 0's clock
         takes_part = group.is_main or group.forward_exchanges
         if not is_due or not takes_part:
             return
@@ -52,44 +49,45 @@ class Hook:
         try:
             files = draw(run.project, run.validation, run.folder / FOLDER)
         except Exception as error:  # of matplotlib, an `examples.py` for other data, a full disk
-            self.draws = False
+            self.enabled = False
             run.monitor.line(f"note: no more examples: {type(error).__name__}: {error}")
             return
         finally:
             model.train(was_training)
         seconds = time.perf_counter() - now
-        self.spent += seconds
+        self.seconds += seconds
         run.monitor.show(run.progress.step, files)
         run.monitor.event(run.progress.step, FOLDER, seconds=seconds)
 
 
 def draw(project: Project, loader: Any, folder: Path) -> list[Path]:
-    """Write what `examples` gives: figures as .png, texts as .md. None on other ranks than 0."""
+    """Write what `examples` returns: figures as .png, texts as .md. Only rank 0 writes them."""
     from .. import examples
 
-    batch, answers = predict_some(project, loader, examples)
+    batch, answers = predict_samples(project, loader, examples)
     if not project.distributed.is_main:
         return []
     files = []
     for name, example in examples.examples(batch, answers, project).items():
         folder.mkdir(exist_ok=True)
-        path = folder / f"{name}.{'md' if isinstance(example, str) else 'png'}"
-        with replacing(path) as file:
-            if isinstance(example, str):
-                file.write(example.encode())
-            else:
+        if isinstance(example, str):
+            path = folder / f"{name}.md"
+            write_text(path, example)
+        else:
+            path = folder / f"{name}.png"
+            with replacing(path) as file:
                 example.savefig(file, dpi=110)
         files.append(path)
     return files
 
 
-def predict_some(project: Project, loader: Any, examples: Any) -> list[Batch]:
-    """Return the first `SAMPLES` samples of a loader and what the model says of them, on the CPU.
+def predict_samples(project: Project, loader: Any, examples: Any) -> list[Batch]:
+    """Return the first `SAMPLES` samples of a loader, at least a batch, and their predictions.
 
-    They are a batch at least. `examples.answer(project, batch)` says it where there is one, perhaps
-    of a batch's first samples alone; else the model's `predict`.
+    Both are on the CPU. Predictions are those of `examples.answer(project, batch)`, if there is
+    one, perhaps for a batch's first samples alone; else of the model's `predict`.
     """
-    from ..engine.evaluation import predictions
+    from ..engine.evaluation import joined, predictions, present_rows
 
     answer = None
     if hasattr(examples, "answer"):
@@ -105,18 +103,6 @@ def predict_some(project: Project, loader: Any, examples: Any) -> list[Batch]:
         if count >= examples.SAMPLES:
             break
     return [joined(batches), joined(answers)]
-
-
-def present_rows(batch: Batch, present: Tensor) -> Batch:
-    """Return the rows that are no padding, on the CPU."""
-    return {name: values[present[: len(values)]].cpu() for name, values in batch.items()}
-
-
-def joined(batches: list[Batch]) -> Batch:
-    """Return several batches as one."""
-    import torch
-
-    return {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
 
 
 def report(run: Path) -> list[str]:

@@ -1,18 +1,21 @@
-"""Several runs next to each other, for `report --compare`: a table, and a plot of their losses."""
+"""Compare several runs: a table, and a plot of their losses, in runs/compare.md."""
 
 from __future__ import annotations
 
+import argparse
 import math
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from .files import read_json, write_text
-from .record import Record, numbers, read_run
-from .report import Cells, aligned, draw, duration, markdown, plot, table, tidy
+from ..engine.errors import UserError
+from ..engine.files import read_json, write_text
+from ..engine.record import Record, numbers, read_run
+from ..engine.report import Cells, aligned, draw, duration, markdown, plot, table, tidy
+from ..engine.runs import RUNS, all_runs, find_run, typed_run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,11 +24,27 @@ HEADER = ("run", "state", "best loss", "at step", "steps", "duration", "settings
 MOST_CURVES = 10  # as many as there are colors
 
 
-def write_comparison(folders: Sequence[Path], target: Path) -> tuple[list[str], Path]:
+def arguments(parser: argparse.ArgumentParser) -> None:
+    runs_help = "names or folders of runs (default: all runs)"
+    parser.add_argument("runs", nargs="*", type=typed_run, metavar="RUN", help=runs_help)
+
+
+def run(arguments: argparse.Namespace, load: Any) -> None:
+    """Write the page and its plot; print the table and the path of the page."""
+    # With no run at all, `find_run` says what to do.
+    folders = [find_run(name) for name in arguments.runs] or all_runs() or [find_run()]
+    try:
+        lines = write_comparison(folders, RUNS)
+    except OSError as error:
+        what = f"the comparison could not be written ({error.strerror})"
+        raise UserError(what, str(error.filename)) from error
+    print("\n".join(lines))
+
+
+def write_comparison(folders: Sequence[Path], target: Path) -> list[str]:
     """Write compare.md and compare.png into the folder `target`.
 
-    Returns the lines that the terminal shows, and the path of the page. Raises OSError where it
-    cannot write.
+    Returns the lines that the terminal shows. Raises OSError if it cannot write.
     """
     records = [read_run(folder) for folder in dict.fromkeys(folders)]
     records.sort(key=lambda record: record.best.get("loss", math.inf))
@@ -35,7 +54,7 @@ def write_comparison(folders: Sequence[Path], target: Path) -> tuple[list[str], 
     page = target / "compare.md"
     title = "Runs, the lowest validation loss first"
     write_text(page, markdown([[image], table(title, HEADER, rows)]))
-    return aligned(HEADER, rows), page
+    return [*aligned(HEADER, rows), "", str(page)]
 
 
 def table_rows(records: list[Record]) -> list[Cells]:
@@ -60,8 +79,10 @@ def table_rows(records: list[Record]) -> list[Cells]:
 
 
 def read_settings(folder: Path) -> dict[str, str]:
-    """Return the settings of a run by dotted key, and the fingerprint of its data; empty
-    without."""
+    """Return the settings of a run by dotted key, and the fingerprint of its data.
+
+    The result is empty if the run has no readable settings.
+    """
     settings: dict[str, str] = {}
     with suppress(OSError, yaml.YAMLError):
         text = (folder / "config.resolved.yaml").read_text(encoding="utf-8")
@@ -76,7 +97,7 @@ def read_settings(folder: Path) -> dict[str, str]:
 
 
 def loss_curves(records: list[Record]) -> Figure:
-    """Plot the validation loss of each run over the steps; of many runs the best ones."""
+    """Plot the validation loss of each run over the steps, of at most the ten best runs."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 5), layout="constrained")
