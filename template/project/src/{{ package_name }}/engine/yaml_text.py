@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from .files import read_lines
 
 
 # libyaml is ten times as fast, where PyYAML was built with it.
@@ -75,13 +76,10 @@ def annotated_yaml(
 
 def comments(path: Path) -> dict[str, str]:
     """Return the comment above each setting of a config.yaml, by dotted key."""
-    lines: list[str] = []
-    with suppress(OSError):
-        lines = path.read_text(encoding="utf-8-sig", errors="replace").splitlines()
     texts: dict[str, str] = {}
     section = ""
     above: list[str] = []
-    for line in lines:
+    for line in read_lines(path):
         name = line.strip().partition(":")[0]
         if name.startswith("#"):
             above.append(line.strip("# "))
