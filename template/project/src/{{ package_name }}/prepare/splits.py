@@ -126,13 +126,12 @@ def add_input(parser: argparse.ArgumentParser, title: str, required: bool = True
         f"{title}: CSV with a header line, also .gz; Parquet, Feather, Arrow; or a folder of them"
     )
     add("--input", required=required, type=typed_path, metavar="PATH", help=text)
-    default = "by its first rows" if required else "as in `prepare`"
-    text = f"between cells of a CSV, or `tab` (default: {default})"
+    text = "between cells of a CSV, or `tab` (default: by its first rows)"
     add("--delimiter", type=sign, metavar="SIGN", help=text)
-    text = f"in numbers of a CSV (default: {default})"
+    text = "in numbers of a CSV (default: by its first rows)"
     add("--decimal", type=sign, metavar="SIGN", help=text)
-    default = "utf-8" if required else "as in `prepare`"
-    add("--encoding", metavar="NAME", help=f"of a CSV, such as latin-1 (default: {default})")
+    text = "of a CSV, such as latin-1 (default: utf-8, or as in `prepare`)"
+    add("--encoding", metavar="NAME", help=text)
     text = "a cell without a value; repeatable"
     add("--missing", action="append", metavar="TEXT", help=text)
     text = "of times, such as %%d.%%m.%%Y (default: ISO 8601, or the one that reads them all)"
