@@ -106,7 +106,7 @@ class LoaderSettings(Section):
 
     path: Annotated[str, Field(min_length=1)] = "data"
     batch_size: BatchSize = 32
-    order: Literal["auto", "full", "block", "time", "lanes", "bucket", "random_start"] = "auto"
+    order: str = "auto"  # each workload says which it has
     fraction: Fraction = 1.0
     shuffle_block: Positive = 8192
     num_workers: Annotated[int, Field(ge=0, le=256)] | Auto = "auto"
@@ -278,9 +278,8 @@ class Settings(Section):
                 continue
             if key == "phases":
                 value = self.resolved()[key]
-            origin = self.origins[key]
-            row = {"name": key, "value": value, "default": setting.default, "origin": origin}
-            rows.append(row)
+            row = {"name": key, "value": value, "default": setting.default}
+            rows.append({**row, "origin": self.origins[key]})
         return rows
 
     def without_effect(self, keys: Iterable[str], why: str) -> list[str]:
