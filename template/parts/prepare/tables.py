@@ -149,18 +149,16 @@ class Source:
         self._guess_style(path)
         read = csv.ReadOptions(use_threads=False, encoding=self.style["encoding"])
         parse = csv.ParseOptions(delimiter=self.style["delimiter"], newlines_in_values=True)
-        with pa.input_stream(str(path)) as file:
-            names = csv.open_csv(file, read, parse).schema.names
+        names = csv.open_csv(path, read, parse).schema.names
 
         types = dict.fromkeys(names, STRING)
         convert = csv.ConvertOptions(
             column_types=types, null_values=self.missing, strings_can_be_null=True
         )
         last_batch = None
-        with pa.input_stream(str(path)) as file:
-            for batch in csv.open_csv(file, read, parse, convert):
-                yield batch
-                last_batch = batch
+        for batch in csv.open_csv(path, read, parse, convert):
+            yield batch
+            last_batch = batch
         if last_batch and str(last_batch.column(-1)[-1]).endswith("\n"):
             raise pa.ArrowInvalid(OPEN_QUOTE)
 
@@ -204,12 +202,8 @@ class Source:
 def check_names(names: list[str], path: Path) -> None:
     """Raise `UserError` for columns that cannot be told apart."""
     for place, name in enumerate(names, 1):
-        what = ""
-        if not name:
-            what = f"no name of column {place}"
-        elif names.count(name) > 1:
-            what = f"two columns are named '{name}'"
-        if what:
+        if not name or names.count(name) > 1:
+            what = f"two columns are named '{name}'" if name else f"no name of column {place}"
             remedy = "name it; from pandas, export with index=False"
             raise UserError(what, f"{path}, line 1", remedy)
 
@@ -249,9 +243,7 @@ def place_of(name: str, names: list[str], path: Path) -> int:
     if name in names:
         return names.index(name)
     likely = near(name, names)
-    hint = f"it has {', '.join(names[:20])}"
-    if likely:
-        hint = f"did you mean '{likely}'?"
+    hint = f"did you mean '{likely}'?" if likely else f"it has {', '.join(names[:20])}"
     raise UserError(f"no column '{name}'", str(path), hint)
 
 
@@ -299,13 +291,11 @@ class Block(NamedTuple):
         """(rows,) float64, `TEXT` where a cell is no number; and whether each cell has a value."""
         decimal = self.source.style["decimal"]
         column = self.table[name]
-        # Where all cells are plain numbers, this takes half the time.
-        is_quick = column.type == STRING and decimal == "."
-        if not is_quick:
+        if column.type != STRING:
             column = self.column(name)
-        if column.type == STRING and decimal != ".":
+        elif decimal != ".":
             # A point is no decimal mark then.
-            without_points = pc.replace_substring(column, ".", "x")
+            without_points = pc.replace_substring(self.column(name), ".", "x")
             column = pc.replace_substring(without_points, decimal, ".")
         if pa.types.is_temporal(column.type):
             return np.full(len(column), TEXT), column.is_valid().to_numpy()
@@ -313,8 +303,10 @@ class Block(NamedTuple):
             numbers = column.cast(FLOAT, safe=False)
             return numbers.to_numpy(), numbers.is_valid().to_numpy()
 
-        # Some are texts. Python reads each different cell once.
-        places, cells = encode(self.column(name) if is_quick else column)
+        # Some are texts, or have spaces around. Python reads each different cell once.
+        if decimal == ".":
+            column = self.column(name)
+        places, cells = encode(column)
         values = [number(cell) for cell in cells]
         values.append(np.nan)  # for the place -1
         return np.array(values)[places], places >= 0
@@ -382,6 +374,5 @@ def number(cell: str) -> float:
 
 def has_commas(cells: list[str]) -> bool:
     """Whether all cells are numbers but for commas, of thousands or decimal ones, in some."""
-    if not any("," in cell for cell in cells):
-        return False
-    return all(number(cell.replace(",", "")) != TEXT for cell in cells)
+    are_numbers = all(number(cell.replace(",", "")) != TEXT for cell in cells)
+    return are_numbers and any("," in cell for cell in cells)

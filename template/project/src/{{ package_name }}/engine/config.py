@@ -284,11 +284,8 @@ class Settings(Section):
 
     def without_effect(self, keys: Iterable[str], why: str) -> list[str]:
         """Return a note for each of `keys` that the environment or a flag sets in vain."""
-        notes = []
-        for key, origin in self.origins.items():
-            if key in keys and outranks_files(origin):
-                notes.append(f"{origin} has no effect: {why}")
-        return notes
+        origins = [origin for key, origin in self.origins.items() if key in keys]
+        return [f"{origin} has no effect: {why}" for origin in filter(outranks_files, origins)]
 
     def phase(self: SettingsT, number: int) -> SettingsT:
         """Return the settings of phase `number`, counted from 1.

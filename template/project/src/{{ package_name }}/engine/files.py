@@ -80,12 +80,10 @@ def read_json(path: Path) -> dict[str, Any]:
     return {}
 
 
-def blocks(path: Path) -> Iterator[memoryview]:
-    """Yield a file's content block by block; the next block replaces it in memory."""
+def blocks(path: Path) -> Iterator[bytes]:
+    """Yield a file's content block by block."""
     with open(path, "rb") as file:
-        buffer = memoryview(bytearray(BLOCK_BYTES))
-        for count in iter(partial(file.readinto, buffer), 0):
-            yield buffer[:count]
+        yield from iter(partial(file.read, BLOCK_BYTES), b"")
 
 
 def sha256(path: Path) -> str:

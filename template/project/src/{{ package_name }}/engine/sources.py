@@ -206,6 +206,7 @@ def prefixes(keys: Iterable[str]) -> set[str]:
     """Return every section above `keys`: `train.batch.seed` is in `train` and `train.batch`."""
     sections = set()
     for key in keys:
-        for depth in range(1, key.count(".") + 1):
-            sections.add(key.rsplit(".", depth)[0])
+        while "." in key:
+            key = key.rpartition(".")[0]
+            sections.add(key)
     return sections

@@ -34,13 +34,6 @@ AGAIN = "run `prepare` again"
 SYNTHETIC = "synthetic"  # the kind, and the folder, of data that `train` makes where there are none
 
 
-def _numpy_dtype(name: str) -> np.dtype:
-    """Return the dtype that holds the bytes: numpy has no bfloat16, so its bits are uint16."""
-    if name == "bfloat16":
-        name = "uint16"
-    return np.dtype(name)
-
-
 @dataclass(frozen=True)
 class Array:
     """One named array: `shape[0]` rows of `dtype` at `offset` bytes of the file `path`.
@@ -59,8 +52,8 @@ class Array:
 
     @property
     def stored(self) -> np.dtype:
-        """The numpy dtype of the bytes."""
-        return _numpy_dtype(self.dtype)
+        """The numpy dtype of the bytes; numpy has no bfloat16, so its bits are uint16."""
+        return np.dtype("uint16" if self.dtype == "bfloat16" else self.dtype)
 
     @property
     def row_bytes(self) -> int:
@@ -155,10 +148,8 @@ class Store:
 
     def remember(self, run: Path) -> None:
         """Keep the manifest in the run's folder; phases may have several datasets."""
-        manifests = read_json(run / REMEMBERED)
-        if manifests.get(self.fingerprint) != self.manifest:
-            manifests[self.fingerprint] = self.manifest
-            write_json(run / REMEMBERED, manifests)
+        path = run / REMEMBERED
+        write_json(path, {**read_json(path), self.fingerprint: self.manifest})
 
     @classmethod
     def remembered(cls, run: Path, fingerprint: str) -> Store | None:

@@ -83,6 +83,8 @@ def print_summary(
 
     columns: (name, type, lowest, highest, missing) each.
     """
+    from ..engine.loader import Loader
+
     for column in columns:
         print("  {:24.24}{:>10}{:>14}{:>14}{:>10}".format(*column))
     constant = [column[0] for column in columns if column[1] == "constant"]
@@ -93,21 +95,15 @@ def print_summary(
     if first == last:
         remedy = "`evaluate` needs --split validation, which chose the best step"
         print(f"note: nothing is left to test: {remedy}")
-    print_size(sum(file["bytes"] for file in data.files.values()))
-    print(f"written to: {'nowhere, by --dry-run' if dry_run else data.folder}")
-    package = (__package__ or "").partition(".")[0]
-    print(f"next:       python -m {package} train")
-
-
-def print_size(size: int) -> None:
-    """Print the size of the data, and which loader is for more than fit into memory."""
-    from ..engine.loader import Loader
-
+    size = sum(file["bytes"] for file in data.files.values())
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     print(f"size:       {size / 1e6:,.1f} MB of data, {memory / 1e9:,.0f} GB of memory")
     if size > memory and "chunk_size_gb" in Loader.WITHOUT_EFFECT:
         command = "copier update --defaults -r :current: -d loader=chunk"
         print(f"note: the data are larger than memory, which is for another loader: {command}")
+    print(f"written to: {'nowhere, by --dry-run' if dry_run else data.folder}")
+    package = (__package__ or "").partition(".")[0]
+    print(f"next:       python -m {package} train")
 
 
 def sign(text: str) -> str:
