@@ -95,7 +95,7 @@ def test_synthetic_data_that_are_gone_are_made_again(begun: Path) -> None:
     shutil.rmtree(folder)
     again = run(TABULAR, "train", "--resume", "--max-steps", "6", cwd=begun)
     assert again.code == 0, again.err
-    next(folder.glob("*.npy")).unlink()
+    next(folder.glob("*.bin")).unlink()
     refused = run(TABULAR, "train", cwd=begun)
     one_error(refused, "changed or removed: remove data/synthetic: `train` makes")
 

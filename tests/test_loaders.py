@@ -74,10 +74,8 @@ class Windows(Pages):
 def write(folder: Path, rows: int = Pages.count) -> None:
     random = np.random.default_rng(1)
     with module("engine.store").StoreWriter(folder, "fake") as writer:
-        pages = writer.create("pages", (rows, 64, 70), "float32")
-        pages[...] = random.normal(size=(rows, 64, 70))
-        targets = writer.create("targets", (rows, 2), "int64")
-        targets[...] = random.integers(-9, 9, (rows, 2))
+        writer.append("pages", random.normal(size=(rows, 64, 70)).astype(np.float32))
+        writer.append("targets", random.integers(-9, 9, (rows, 2)))
         writer.splits = {"train": [0, rows]}
 
 

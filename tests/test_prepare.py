@@ -174,7 +174,7 @@ NOTED: dict[str, tuple[str, str, str]] = {
     "a constant target": (
         with_column(price=[5] * ROWS),
         "",
-        "the target is 5 in every training row",
+        "one value in all training rows, which tells nothing: price\n",
     ),
     "no test rows": (with_column(), "--split 0.8,0.2", "nothing is left to test: `evaluate` needs"),
     "decimal commas": (COMMAS, "", "--delimiter ';' --decimal , found in the first rows"),

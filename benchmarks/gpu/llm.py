@@ -84,7 +84,7 @@ def write_tokens(folder: Path, count: int, vocabulary: int) -> None:
     drawn = np.minimum(random.zipf(1.2, count), vocabulary - 1).astype(np.int64)
     drawn[1::2] = (drawn[::2] * 31 + 7) % (vocabulary - 1)
     with project("engine.store").StoreWriter(folder, "llm") as writer:
-        writer.create("tokens", drawn.shape, "uint16")[...] = drawn
+        writer.append("tokens", drawn.astype(np.uint16))
         writer.facts = {"vocabulary": vocabulary, "token_bytes": [4] * (vocabulary - 1) + [0]}
         writer.splits = {"train": [0, count], "validation": [count, count], "test": [count, count]}
 

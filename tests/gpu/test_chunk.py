@@ -30,9 +30,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("store")
     random = np.random.default_rng(1)
     with module("engine.store").StoreWriter(place, "fake") as writer:
-        writer.create("pages", (ROWS, *SHAPE), "float32")[...] = random.normal(size=(ROWS, *SHAPE))
-        writer.create("series", (ROWS + 50, 3), "float16")[...] = random.normal(size=(ROWS + 50, 3))
-        writer.create("tokens", (40 * ROWS,), "uint16")[...] = random.integers(0, 60_000, 40 * ROWS)
+        writer.append("pages", random.normal(size=(ROWS, *SHAPE)).astype(np.float32))
+        writer.append("series", random.normal(size=(ROWS + 50, 3)).astype(np.float16))
+        writer.append("tokens", random.integers(0, 60_000, 40 * ROWS).astype(np.uint16))
         writer.splits = {"train": [0, ROWS]}
     return place
 

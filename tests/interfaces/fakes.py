@@ -64,7 +64,7 @@ def write_store(folder: Path, loader: str, dtype: str = "float32") -> Any:
     store = engine("store", loader=loader)
     with store.StoreWriter(folder, "fake") as writer:
         for name, row in ARRAYS.items():
-            writer.create(name, (ROWS, *row), dtype)[...] = as_stored(content(row), dtype)
+            writer.append(name, as_stored(content(row), dtype), dtype)
         writer.splits = {"train": [0, COUNT]}
     return store.Store.open(folder, "fake")
 

@@ -2,7 +2,7 @@
 
 Small data are compared whenever they are opened. Larger ones are read here, in a thread of rank 0:
 it takes disk and a part of a core until it has read all, and nothing in later runs on the same
-data. A damaged block ends the run with the name of the file and the block.
+data. A damaged file ends the run with its name.
 """
 
 from __future__ import annotations

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ..engine.errors import UserError
-from .formats import best_formats
+from .formats import SECONDS, best_formats
 from .rows import Table
-from .tables import COMMAS, TEXT, has_commas, place_of
+from .tables import COMMAS, TEXT, encode, has_commas, place_of
 
 if TYPE_CHECKING:
     from ..engine.store import StoreWriter
@@ -25,7 +26,8 @@ OTHERWISE = (
 TARGET = "fix the cell, or use --task classification"
 MOSTLY = 0.5  # a column with this share of numbers is numeric, and a text in it an error
 EXACT = 1 << 24  # float32 tells whole numbers apart up to here
-TIMES = ("hour", "weekday", "month")
+# Of a time: the hour from 0, the weekday from 0 (Monday), the month from 1.
+TIMES = {"hour": pc.hour, "weekday": pc.day_of_week, "month": pc.month}
 Kinds = dict[str, Any]
 """What a column holds: `number`, `category`, or the parts of a time that are to be kept."""
 
@@ -138,11 +140,12 @@ class Columns:
         has_target = np.ones(len(block.table), bool)
         for name, kind in self.kinds.items():
             place_of(name, block.table.column_names, block.source.path)
+            cells = block.with_missing(NO_TARGET) if name == self.target else block
             if kind == "category":
-                codes.append(self._category(block, name))
+                codes.append(self._category(cells, name))
                 is_known = codes[-1] > 0
             elif kind == "number":
-                numbers.append(self._number(block, name))
+                numbers.append(self._number(cells, name))
                 is_known = ~np.isnan(numbers[-1])
             else:
                 numbers += time_features(block, name, kind)
@@ -155,40 +158,31 @@ class Columns:
 
     def _category(self, block: Block, name: str) -> np.ndarray:
         """(rows,) codes; 0 for a missing cell, and for values that training has not seen."""
-        places, cells = block.texts(name, self._gaps(name))
+        places, cells = encode(block.column(name))
         codes = self.codes[name]
         for cell in cells:
             codes.setdefault(cell, len(codes) + 1 if self.is_learning else 0)
         if self.is_learning and len(codes) > self.limit:
-            self._refuse_levels(block, name)
+            remedy = f"leave it out with --drop '{name}', or raise --max-levels"
+            if has_commas(list(codes)):
+                remedy = f"{COMMAS}; {remedy}"
+            elif is_time(block, name):
+                remedy += "; of times, see --time-features"
+            what = f"more than {self.limit} different values in a category"
+            raise UserError(what, f"{block.source.path}, column '{name}'", remedy)
         return np.array([*(codes[cell] for cell in cells), 0], np.int32)[places]
-
-    def _refuse_levels(self, block: Block, name: str) -> None:
-        remedy = f"leave it out with --drop '{name}', or raise --max-levels"
-        if has_commas(list(self.codes[name])):
-            remedy = f"{COMMAS}; {remedy}"
-        elif is_time(block, name):
-            remedy += "; of times, see --time-features"
-        what = f"more than {self.limit} different values in a category"
-        raise UserError(what, f"{block.source.path}, column '{name}'", remedy)
 
     def _number(self, block: Block, name: str) -> np.ndarray:
         remedy = TARGET if name == self.target else OTHERWISE
-        values = block.numbers(name, remedy, self._gaps(name))
+        values = block.numbers(name, remedy)
         large = values[np.abs(values) > EXACT]
         if ((large == large // 1) & (large != np.float32(large))).any():
             self.rounded.add(name)
         return values
 
-    def _gaps(self, name: str) -> tuple[str, ...]:
-        return NO_TARGET if name == self.target else ()
-
     def levels(self) -> dict[str, list[str]]:
         """The values of each category, in the order of their codes."""
-        levels = {}
-        for name, codes in self.codes.items():
-            levels[name] = [cell for cell, code in codes.items() if code]
-        return levels
+        return {name: [cell for cell in codes if codes[cell]] for name, codes in self.codes.items()}
 
     def print_notes(self) -> None:
         """Print a note for each column that may not be meant so."""
@@ -205,14 +199,5 @@ class Columns:
 def time_features(block: Block, name: str, parts: list[str]) -> list[np.ndarray]:
     """(rows,) for each part of a column of times; NaN where a cell is missing."""
     seconds, is_known = block.times(name)
-    return [np.where(is_known, part_of(part, seconds), np.nan) for part in parts]
-
-
-def part_of(part: str, seconds: np.ndarray) -> np.ndarray:
-    """The hour from 0, the weekday from 0 (Monday) or the month from 1, of seconds since 1970."""
-    if part == "hour":
-        return seconds // 3600 % 24
-    if part == "weekday":
-        return (seconds // 86400 + 3) % 7
-    months = seconds.astype("datetime64[s]").astype("datetime64[M]")
-    return months.astype(int) % 12 + 1
+    times = pa.array(seconds, mask=~is_known).cast(SECONDS)
+    return [TIMES[part](times).to_numpy(zero_copy_only=False) for part in parts]

@@ -37,7 +37,8 @@ FORMATS = [date + clock for date in re.split(r"[|\n]", DATES.strip()) for clock 
 
 FIRST_CELLS = 64  # a format that reads none of them is not tried on the others
 SECONDS = pa.timestamp("s")
-ISO_TYPES = (SECONDS, pa.timestamp("us"), pa.timestamp("us", "UTC"), pa.int64())
+ISO_TYPES = (pa.timestamp("us"), pa.timestamp("us", "UTC"), pa.int64())
+WHOLE = re.compile(r"-?\d{1,18}")
 
 
 # --- a CSV, by its first rows
@@ -88,18 +89,17 @@ def guess_decimal(text: str, delimiter: str, expected: str) -> str:
 
 def best_formats(cells: pa.Array, formats: list[str]) -> list[str]:
     """The formats that read most of the cells (different texts), and at least half of them."""
-    counts = {}
+    first = cells[:FIRST_CELLS]
+    unread = {}  # number of cells, by format
     for time_format in formats:
-        counts[time_format] = 0
-        first = cells[:FIRST_CELLS]
         if read_texts(first, time_format).null_count < len(first):
-            counts[time_format] = len(cells) - read_texts(cells, time_format).null_count
-        if counts[time_format] == len(cells) and time_format == ISO:
+            unread[time_format] = read_texts(cells, time_format).null_count
+        if unread.get(ISO) == 0:
             break
-    most = max(counts.values())
-    if 2 * most < len(cells):
+    fewest = min(unread.values(), default=len(cells))
+    if 2 * fewest > len(cells):
         return []
-    return [time_format for time_format, count in counts.items() if count == most]
+    return [time_format for time_format, count in unread.items() if count == fewest]
 
 
 def choose_format(cells: pa.Array, formats: list[str], where: str) -> str:
@@ -107,9 +107,9 @@ def choose_format(cells: pa.Array, formats: list[str], where: str) -> str:
 
     Raises `UserError` where another one is as good and reads a cell differently.
     """
-    best = best_formats(cells, formats)
-    if not best or ISO in best:
-        return best[0] if best else ISO
+    best = best_formats(cells, formats) or [ISO]
+    if ISO in best:
+        return best[0]
     first = read_texts(cells, best[0])
     for time_format in best[1:]:
         other = read_texts(cells, time_format)
@@ -138,18 +138,17 @@ def read_texts(texts: Any, time_format: str) -> pa.ChunkedArray:
         for kind in ISO_TYPES:
             with suppress(pa.ArrowInvalid):
                 return texts.cast(kind)
-        is_whole = pc.match_substring_regex(texts, r"^-?\d{1,18}$")
-        if 2 * pc.sum(is_whole).as_py() > len(texts):
-            return pc.if_else(is_whole, texts, None).cast(pa.int64())
     # Arrow reads 31.02. as 2 March, and 24 as the year 24.
     cells = [seconds_of(cell, time_format) for cell in texts.to_pylist()]
     return pa.chunked_array([cells], pa.int64())
 
 
 def seconds_of(cell: str | None, time_format: str) -> int | None:
-    """Seconds since 1970; None for a missing cell, and for one that is no such time."""
+    """Seconds since 1970, or a whole number; None for a cell that is missing or neither."""
     if cell is None:
         return None
+    if time_format == ISO and WHOLE.fullmatch(cell):
+        return int(cell)
     try:
         if time_format == ISO:
             cell = cell.replace("Z", "+00:00")  # for Python 3.10

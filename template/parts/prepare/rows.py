@@ -61,6 +61,28 @@ def describe(table: Table, train: np.ndarray) -> tuple[Facts, list[tuple[str, ..
     values; those that no training row has are left out. Raises `UserError` for a column without any
     value and for a class that no training row has.
     """
+    scaler, counts = _learn(table, train)
+    features = _scales(table.names, scaler)
+    categories = []
+    for name, values in table.levels.items():
+        categories.append({"name": name, "values": _known(values, counts[name])})
+    (target,) = [fact for fact in features + categories if fact["name"] == table.target]
+    task = "regression"
+    if target in categories:
+        task = "classification"
+        target = _describe_classes(table, target["values"], counts[table.target])
+    facts = {
+        "task": task,
+        "features": [fact for fact in features if fact["name"] != table.target],
+        "categories": [fact for fact in categories if fact["name"] != table.target],
+        "columns": {name: kind for name, kind in table.kinds.items() if name != table.target},
+        "target": target,
+    }
+    return facts, scaler.columns(table.names) + _lines(counts)
+
+
+def _learn(table: Table, train: np.ndarray) -> tuple[Scaler, dict[str, np.ndarray]]:
+    """The scale of each number, and how often each code of each category is in training rows."""
     scaler = Scaler(len(table.names))
     counts = {name: np.zeros(len(values) + 1, int) for name, values in table.levels.items()}
     for block in _slices(len(table), BLOCK_ROWS):
@@ -68,21 +90,7 @@ def describe(table: Table, train: np.ndarray) -> tuple[Facts, list[tuple[str, ..
         scaler.add(table.numbers.take(rows, 0))
         for count, codes in zip(counts.values(), table.codes.take(rows, 0).T, strict=True):
             count += np.bincount(codes, minlength=len(count))
-
-    features = _scales(table.names, scaler)
-    categories = []
-    for name, values in table.levels.items():
-        categories.append({"name": name, "values": _known(values, counts[name])})
-    facts: Facts = {
-        "task": "classification" if table.target in table.levels else "regression",
-        "features": [fact for fact in features if fact["name"] != table.target],
-        "categories": [fact for fact in categories if fact["name"] != table.target],
-        "columns": {name: kind for name, kind in table.kinds.items() if name != table.target},
-    }
-    (target,) = [fact for fact in features + categories if fact["name"] == table.target]
-    if facts["task"] == "classification":
-        target = _describe_classes(table, target["values"], counts[table.target])
-    return facts | {"target": target}, scaler.columns(table.names) + _lines(counts)
+    return scaler, counts
 
 
 def _scales(names: list[str], scaler: Scaler) -> list[Facts]:
@@ -128,36 +136,40 @@ def _known(values: list[str], counts: np.ndarray) -> list[str]:
 
 def write(writer: StoreWriter, table: Table, facts: Facts, order: np.ndarray) -> None:
     """Write rows of a table, by their numbers in `order`, in the codes of `facts`."""
-    is_target = np.array([name == table.target for name in table.names], bool)
-    mean = np.float32([column["mean"] for column in facts["features"]])
-    had_gaps = np.array([column["missing"] > 0 for column in facts["features"]], bool)
-    known = {column["name"]: column["values"] for column in facts["categories"]}
-    known[table.target] = facts["target"].get("classes", [])
+    is_target = np.array(table.names, str) == table.target
+    # A gap in a column that had none in training becomes the mean.
+    gaps = [np.nan if column["missing"] else column["mean"] for column in facts["features"]]
+    fill = np.array(gaps, np.float32)
+    new_codes = _new_codes(table, facts)
 
     for piece in _slices(len(order), PIECE_ROWS):
         numbers = table.numbers.take(order[piece], 0)
-        if facts["features"]:
+        if gaps:
             values = numbers[:, ~is_target]
-            # A gap in a column that had none in training becomes the mean.
-            values = np.where(np.isnan(values) & ~had_gaps, mean, values)
-            writer.append("features", values)
+            writer.append("features", np.where(np.isnan(values), fill, values))
         if is_target.any():
             writer.append("target", numbers[:, is_target][:, 0])
 
-        codes = {}
+        categories = []
         columns = table.codes.take(order[piece], 0).T
-        for (name, values), column in zip(table.levels.items(), columns, strict=True):
-            codes[name] = _renumber(values, known[name])[column]
-        classes = codes.pop(table.target, None)
-        if codes:
-            writer.append("categories", np.stack(list(codes.values()), 1))
-        if classes is not None:
-            writer.append("target", classes.astype(np.int64) - 1)
+        for name, column in zip(table.levels, columns, strict=True):
+            codes = new_codes[name][column]
+            if name == table.target:
+                writer.append("target", codes.astype(np.int64) - 1)
+            else:
+                categories.append(codes)
+        if categories:
+            writer.append("categories", np.stack(categories, 1))
     writer.facts = facts
 
 
-def _renumber(values: list[str], known: list[str]) -> np.ndarray:
-    """Codes of a table → those of the facts, 0 for what training has not."""
-    code_of = {value: code for code, value in enumerate(known, 1)}
-    codes = [code_of.get(value, 0) for value in values]
-    return np.array([0, *codes], np.int32)
+def _new_codes(table: Table, facts: Facts) -> dict[str, np.ndarray]:
+    """The code in `facts` of each code of a table; 0 for what training has not."""
+    known = {column["name"]: column["values"] for column in facts["categories"]}
+    known[table.target] = facts["target"].get("classes", [])
+    new_codes = {}
+    for name, values in table.levels.items():
+        code_of = {value: code for code, value in enumerate(known[name], 1)}
+        codes = [code_of.get(value, 0) for value in values]
+        new_codes[name] = np.array([0, *codes], np.int32)
+    return new_codes

@@ -44,10 +44,10 @@ class Scaler:
 
     def _merge(self, known: np.ndarray, mean: np.ndarray, squares: np.ndarray) -> None:
         """Add a block's count of values, mean and sum of squares, (columns,) each."""
-        share = known / np.maximum(self.count + known, 1)
+        fraction = known / np.maximum(self.count + known, 1)
         apart = mean - self.mean
-        self.squares += squares + apart**2 * self.count * share
-        self.mean = self.mean + apart * share
+        self.squares += squares + apart**2 * self.count * fraction
+        self.mean = self.mean + apart * fraction
         self.count = self.count + known
 
     def scale(self) -> tuple[np.ndarray, np.ndarray]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from difflib import get_close_matches
+from copy import copy
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,11 +20,11 @@ from pyarrow import csv, ipc, parquet
 from tqdm import tqdm
 
 from ..engine.errors import UserError
+from ..engine.sources import near
 from .formats import (
     FORMATS,
     ISO,
     NAMES,
-    SECONDS,
     choose_format,
     guess_decimal,
     guess_delimiter,
@@ -73,16 +73,15 @@ class Source:
         """
         known = known or {}
         self.path = path
-        self.style = {name: known.get(name, default) for name, default in STYLE.items()}
-        self.given = {name for name in STYLE if flags.get(name) is not None}
-        self.style.update({name: flags[name] for name in self.given})
+        self.given = {name: value for name, value in flags.items() if value is not None}
+        stated = {**STYLE, **known, **self.given}
+        self.style = {name: stated[name] for name in STYLE}
         self.missing = [*missing, *self.style["missing"]]
 
         self.formats = [ISO, *FORMATS]  # of times
         self.time_formats: dict[str, str] = dict(known.get("time_formats", {}))  # by column
-        time_format = flags.get("time_format")
-        if time_format is not None:
-            self.formats = [time_format, ISO]
+        if "time_format" in self.given:
+            self.formats = [flags["time_format"], ISO]
             self.time_formats = {}
 
     @property
@@ -128,7 +127,7 @@ class Source:
         try:
             for batch in self._batches(path):
                 names = [name.strip() for name in batch.schema.names]
-                self._check_names(names, path)
+                check_names(names, path)
                 columns = [_plain(column) for column in batch.columns]
                 yield pa.Table.from_arrays(columns, names)
         except UNREADABLE as error:
@@ -150,18 +149,16 @@ class Source:
         self._guess_style(path)
         read = csv.ReadOptions(use_threads=False, encoding=self.style["encoding"])
         parse = csv.ParseOptions(delimiter=self.style["delimiter"], newlines_in_values=True)
-        with pa.input_stream(str(path)) as file:
-            names = csv.open_csv(file, read, parse).schema.names
+        names = csv.open_csv(path, read, parse).schema.names
 
         types = dict.fromkeys(names, STRING)
         convert = csv.ConvertOptions(
             column_types=types, null_values=self.missing, strings_can_be_null=True
         )
         last_batch = None
-        with pa.input_stream(str(path)) as file:
-            for batch in csv.open_csv(file, read, parse, convert):
-                yield batch
-                last_batch = batch
+        for batch in csv.open_csv(path, read, parse, convert):
+            yield batch
+            last_batch = batch
         if last_batch and str(last_batch.column(-1)[-1]).endswith("\n"):
             raise pa.ArrowInvalid(OPEN_QUOTE)
 
@@ -173,26 +170,17 @@ class Source:
             remedy = "export it as CSV or Parquet; of a text in UTF-16, say --encoding utf-16"
             raise UserError(what, str(path), remedy)
 
-        expected = self.style.copy()
-        if "delimiter" not in self.given:
-            self.style["delimiter"] = guess_delimiter(sample, expected["delimiter"])
-        delimiter = self.style["delimiter"]
-        if "decimal" not in self.given:
-            self.style["decimal"] = guess_decimal(sample, delimiter, expected["decimal"])
+        expected = self.style
+        delimiter = self.given.get("delimiter")
+        if not delimiter:
+            delimiter = guess_delimiter(sample, expected["delimiter"])
+        decimal = self.given.get("decimal")
+        if not decimal:
+            decimal = guess_decimal(sample, delimiter, expected["decimal"])
+        self.style = {**expected, "delimiter": delimiter, "decimal": decimal}
         if self.style != expected:
-            name = NAMES.get(delimiter, repr(delimiter))
-            flags = f"--delimiter {name} --decimal {self.style['decimal']}"
+            flags = f"--delimiter {NAMES.get(delimiter, repr(delimiter))} --decimal {decimal}"
             print(f"note: {flags} found in the first rows of {path}")
-
-    def _check_names(self, names: list[str], path: Path) -> None:
-        """Raise `UserError` for columns that cannot be told apart."""
-        remedy = "name it; from pandas, export with index=False"
-        for place, name in enumerate(names):
-            if not name or name in names[:place]:
-                what = (
-                    f"two columns are named '{name}'" if name else f"no name of column {place + 1}"
-                )
-                raise UserError(what, f"{path}, line 1", remedy)
 
     def _explain(self, error: Exception, path: Path) -> UserError:
         """The line for a file that cannot be read."""
@@ -209,6 +197,15 @@ class Source:
             return UserError(f"not {self.style['encoding'].upper()} text", str(path), remedy)
         what = f"cannot read the file ({text})".partition("\n")[0]
         return UserError(what, str(path), "check --input and --encoding, or fetch the file again")
+
+
+def check_names(names: list[str], path: Path) -> None:
+    """Raise `UserError` for columns that cannot be told apart."""
+    for place, name in enumerate(names, 1):
+        if not name or names.count(name) > 1:
+            what = f"two columns are named '{name}'" if name else f"no name of column {place}"
+            remedy = "name it; from pandas, export with index=False"
+            raise UserError(what, f"{path}, line 1", remedy)
 
 
 def _join(waiting: pa.Table | None, table: pa.Table, path: Path, first_path: Path) -> pa.Table:
@@ -234,10 +231,8 @@ def _plain(column: pa.Array) -> pa.Array:
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     kind = column.type
-    if pa.types.is_integer(kind) or pa.types.is_date(kind):
+    if pa.types.is_integer(kind) or pa.types.is_date(kind) or pa.types.is_timestamp(kind):
         return column
-    if pa.types.is_timestamp(kind):
-        return column.cast(SECONDS, safe=False)
     with suppress(pa.ArrowException):
         return column.cast(FLOAT if pa.types.is_floating(kind) else STRING)
     return column
@@ -247,10 +242,8 @@ def place_of(name: str, names: list[str], path: Path) -> int:
     """Where a column is; raises `UserError` where it is not there, with the one probably meant."""
     if name in names:
         return names.index(name)
-    likely = get_close_matches(name, names, 1)
-    hint = f"it has {', '.join(names[:20])}"
-    if likely:
-        hint = f"did you mean '{likely[0]}'?"
+    likely = near(name, names)
+    hint = f"did you mean '{likely}'?" if likely else f"it has {', '.join(names[:20])}"
     raise UserError(f"no column '{name}'", str(path), hint)
 
 
@@ -262,20 +255,25 @@ class Block(NamedTuple):
     first: int
     table: pa.Table
 
+    def with_missing(self, cells: tuple[str, ...]) -> Block:
+        """The same rows, in which further cells count as missing."""
+        source = copy(self.source)
+        source.missing = [*source.missing, *cells]
+        return self._replace(source=source)
+
     def error(self, what: str, row: int, column: str, remedy: str) -> UserError:
         """An error in a cell of this block; rows count from 1 in their file, without the header."""
         row += self.first
         start, path = [file for file in self.starts if file[0] <= row][-1]
         return UserError(what, f"{path}, row {row - start + 1}, column '{column}'", remedy)
 
-    def column(self, name: str, gaps: tuple[str, ...] = ()) -> pa.ChunkedArray:
+    def column(self, name: str) -> pa.ChunkedArray:
         """Stripped texts, numbers or times; null where one is missing.
 
-        gaps: cells that are missing in addition to those of the source. Raises `UserError` for a
-        column of anything else.
+        Raises `UserError` for a column of anything else.
         """
         column = self.table[name]
-        missing = [*self.source.missing, *gaps]
+        missing = self.source.missing
         if column.type == STRING:
             texts = pc.ascii_trim_whitespace(column)
             return pc.if_else(pc.is_in(texts, pa.array(missing, STRING)), None, texts)
@@ -287,23 +285,17 @@ class Block(NamedTuple):
             raise UserError(f"cells of type {column.type}", where, remedy)
         return column
 
-    def texts(self, name: str, gaps: tuple[str, ...] = ()) -> tuple[np.ndarray, list[str]]:
-        """(rows,) places in the list of different cells, −1 for a missing one; and that list."""
-        texts = self.column(name, gaps).cast(STRING)
-        encoded = texts.combine_chunks().dictionary_encode()
-        return encoded.indices.fill_null(-1).to_numpy(), encoded.dictionary.to_pylist()
-
     # --- numbers
 
-    def parse(self, name: str, gaps: tuple[str, ...] = ()) -> tuple[np.ndarray, np.ndarray]:
+    def parse(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """(rows,) float64, `TEXT` where a cell is no number; and whether each cell has a value."""
         decimal = self.source.style["decimal"]
         column = self.table[name]
-        if column.type != STRING or decimal != "." or gaps:
-            column = self.column(name, gaps)
-        if decimal != "." and column.type == STRING:
+        if column.type != STRING:
+            column = self.column(name)
+        elif decimal != ".":
             # A point is no decimal mark then.
-            without_points = pc.replace_substring(column, ".", "x")
+            without_points = pc.replace_substring(self.column(name), ".", "x")
             column = pc.replace_substring(without_points, decimal, ".")
         if pa.types.is_temporal(column.type):
             return np.full(len(column), TEXT), column.is_valid().to_numpy()
@@ -311,43 +303,49 @@ class Block(NamedTuple):
             numbers = column.cast(FLOAT, safe=False)
             return numbers.to_numpy(), numbers.is_valid().to_numpy()
 
-        # Some are texts. Python reads each different cell once.
-        places, cells = self.texts(name, gaps)
-        values = [number(cell, decimal) for cell in cells]
+        # Some are texts, or have spaces around. Python reads each different cell once.
+        if decimal == ".":
+            column = self.column(name)
+        places, cells = encode(column)
+        values = [number(cell) for cell in cells]
         values.append(np.nan)  # for the place -1
         return np.array(values)[places], places >= 0
 
-    def numbers(self, name: str, remedy: str, gaps: tuple[str, ...] = ()) -> np.ndarray:
+    def numbers(self, name: str, remedy: str) -> np.ndarray:
         """(rows,) float64, NaN where a cell is missing.
 
-        Raises `UserError` for a cell that is no number of float32. gaps: as of `column`.
+        Raises `UserError` for a cell that is no number of float32.
         """
-        values, is_known = self.parse(name, gaps)
+        values, is_known = self.parse(name)
+        if "nan" in self.source.missing:
+            is_known = is_known & ~np.isnan(values)
         is_wrong = is_known & ~(np.abs(values) < FLOAT32_MAX)
         if is_wrong.any():
             row = int(is_wrong.argmax())
-            raise self._number_error(name, row, values[row], remedy)
+            cell = str(self.column(name)[row])
+            if cell.lower() in GAPS:
+                remedy = f"fix the cell, or say --missing '{cell}'"
+            elif has_commas([cell]):
+                remedy = COMMAS
+            expected = "number" if values[row] == TEXT else "finite number"
+            raise self.error(f"{cell!r} is not a {expected}", row, name, remedy)
         return np.where(is_known, values, np.nan)
-
-    def _number_error(self, name: str, row: int, value: float, remedy: str) -> UserError:
-        """The error for a cell of which `numbers` makes no number."""
-        cell = str(self.column(name)[row])
-        if cell.lower() in GAPS:
-            remedy = f"fix the cell, or say --missing '{cell}'"
-        elif has_commas([cell]):
-            remedy = COMMAS
-        expected = "number" if value == TEXT else "finite number"
-        return self.error(f"{cell!r} is not a {expected}", row, name, remedy)
 
     # --- times
 
     def times(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """(rows,) int64 seconds since 1970, or whole numbers; and whether each cell has a value.
 
-        Raises `UserError` for a cell that is neither.
+        The first block that asks for a column decides on its format. Raises `UserError` for a cell
+        that is neither, and for times that could be read in two ways.
         """
-        time_format = self.time_format(name)
         column = self.column(name)
+        known = self.source.time_formats
+        if name not in known and column.type == STRING:
+            cells = column.unique().drop_null()
+            where = f"{self.source.path}, column '{name}'"
+            known[name] = choose_format(cells, self.source.formats, where)
+        time_format = known.get(name, ISO)
         seconds = to_seconds(column, time_format)
         is_known = column.is_valid().to_numpy()
         is_wrong = is_known & seconds.is_null().to_numpy()
@@ -359,24 +357,15 @@ class Block(NamedTuple):
             raise self.error(f"'{column[row]}' is not a time", row, name, remedy)
         return seconds.fill_null(0).to_numpy(), is_known
 
-    def time_format(self, name: str) -> str:
-        """The format of a column's times, found by the first block that asks; `ISO` for no format.
 
-        Raises `UserError` where its times could be read in two ways.
-        """
-        known = self.source.time_formats
-        column = self.column(name)
-        if name not in known and column.type == STRING:
-            cells = column.unique().drop_null()
-            where = f"{self.source.path}, column '{name}'"
-            known[name] = choose_format(cells, self.source.formats, where)
-        return known.get(name, ISO)
+def encode(column: pa.ChunkedArray) -> tuple[np.ndarray, list[str]]:
+    """(rows,) places in the list of different cells, −1 for a missing one; and that list."""
+    encoded = column.cast(STRING).combine_chunks().dictionary_encode()
+    return encoded.indices.fill_null(-1).to_numpy(), encoded.dictionary.to_pylist()
 
 
-def number(cell: str, decimal: str = ".") -> float:
+def number(cell: str) -> float:
     """A cell's number, or `TEXT`."""
-    if decimal != ".":
-        cell = cell.replace(".", "x").replace(decimal, ".")
     try:
         return float(cell.replace("_", "x"))  # Python reads 1_2 as 12
     except ValueError:
@@ -385,6 +374,5 @@ def number(cell: str, decimal: str = ".") -> float:
 
 def has_commas(cells: list[str]) -> bool:
     """Whether all cells are numbers but for commas, of thousands or decimal ones, in some."""
-    if not any("," in cell for cell in cells):
-        return False
-    return all(number(cell.replace(",", "")) != TEXT for cell in cells)
+    are_numbers = all(number(cell.replace(",", "")) != TEXT for cell in cells)
+    return are_numbers and any("," in cell for cell in cells)

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from .errors import UserError
-from .files import checksums
-from .store import Array, StoreWriter
+from .store import Array, StoreWriter, size_and_hash
 
 DTYPES = ("float16", "float32", "float64", "uint8", "int8", "int16", "int32", "int64", "uint16")
 LOCKED = (11, 35)  # EAGAIN on Linux and macOS
@@ -40,7 +39,7 @@ def refer(writer: StoreWriter, **arrays: Array) -> None:
     for name, array in arrays.items():
         path = str(array.path.resolve())
         if path not in writer.files:
-            writer.files[path] = checksums(array.path)
+            writer.files[path] = size_and_hash(array.path)
         writer.arrays[name] = {
             "file": path,
             "offset": array.offset,

@@ -11,6 +11,7 @@ stocks of a day, `G` graphs, `k` neighbours, `L` days that a correlation looks b
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,6 +33,8 @@ DAILY = {"return": 0, "range": 1, "volatility": 3}
 WEEK = 5  # trading days
 MONTH = 22
 VOLUME_DAYS = 20
+# Of the arrays; the others are int32.
+DTYPES = {"features": "float32", "target": "float32", "returns": "float32", "dates": "int64"}
 STOCKS_AT_ONCE = 128  # whose correlations with all stocks are in memory together
 DAYS_AT_ONCE = 16
 STILL = 1e-9  # a variance that is this share of the squares is rounding
@@ -97,13 +100,15 @@ class Samples:
         """
         listed = rows["features"].lengths > 0
         absent = len(self.facts["tickers"])
-        stock = rows["stock"].values[:, :, 0].long()
+        stock = rows["stock"].values[:, :, 0]
+        stock = stock.long()
         stock = stock.masked_fill(~listed, absent)  # (B, K)
         if self.rebuild:
             neighbors = self._rebuilt(rows["returns"].values, stock)
         else:
-            stored = rows["neighbors"].values[:, :, 0].long()
-            neighbors = stored.masked_fill(~listed.unsqueeze(2), -1)
+            stored = rows["neighbors"].values[:, :, 0]
+            has_neighbors = listed.unsqueeze(2)
+            neighbors = stored.long().masked_fill(~has_neighbors, -1)
         return {
             "features": rows["features"].values,
             "target": rows["target"].values[:, :, 0],
@@ -130,8 +135,10 @@ def _as_seats(neighbors: Tensor, stock: Tensor, absent: int) -> Tensor:
     seat_of_stock = stock.new_full((len(stock), absent + 1), -1)
     seat_of_stock.scatter_(1, stock, seats.expand_as(stock))
     seat_of_stock[:, absent] = -1
-    stocks = neighbors.masked_fill(neighbors < 0, absent)
-    return seat_of_stock.gather(1, stocks.flatten(1)).view_as(neighbors)
+    is_nobody = neighbors < 0
+    stocks = neighbors.masked_fill(is_nobody, absent)
+    neighbor_seats = seat_of_stock.gather(1, stocks.flatten(1))
+    return neighbor_seats.view_as(neighbors)
 
 
 def correlated(returns: Tensor, count: int, overlap: int) -> Tensor:
@@ -147,28 +154,35 @@ def correlated(returns: Tensor, count: int, overlap: int) -> Tensor:
         returns = _standardised(returns)
 
     num_stocks = returns.shape[-1]
+    num_best = min(count, num_stocks)
     neighbors = []
     for first in range(0, num_stocks, STOCKS_AT_ONCE):
         block = slice(first, first + STOCKS_AT_ONCE)
         if is_complete:
-            strength = (returns[..., block].mT @ returns).abs_()
+            block_returns = returns[..., block]
+            strength = block_returns.mT @ returns
+            strength.abs_()
             strength.nan_to_num_(nan=-1)
         else:
             strength = _pairwise(returns, known, overlap, block)
         # Nothing is its own neighbour.
         strength.diagonal(first, -2, -1).fill_(-1)
-        best = strength.topk(min(count, num_stocks), -1)
-        neighbors.append(best.indices.masked_fill(best.values < 0, -1))
-    lacking = max(count - num_stocks, 0)
-    return functional.pad(torch.cat(neighbors, -2), (0, lacking), value=-1)
+        best = strength.topk(num_best, -1)
+        is_unknown = best.values < 0
+        best_stocks = best.indices.masked_fill(is_unknown, -1)
+        neighbors.append(best_stocks)
+    of_all = torch.cat(neighbors, -2)
+    return functional.pad(of_all, (0, count - num_best), value=-1)
 
 
 def _standardised(returns: Tensor) -> Tensor:
     """Returns (…, L, S) without gaps whose products are correlations; NaN if one never changes."""
     centered = returns - returns.mean(-2, keepdim=True)
     squares = centered.square().sum(-2, keepdim=True)
-    moves = squares > STILL * returns.square().sum(-2, keepdim=True)
-    return torch.where(moves, centered / squares.sqrt(), torch.nan)
+    size = returns.square().sum(-2, keepdim=True)
+    moves = squares > STILL * size
+    standardised = centered / squares.sqrt()
+    return torch.where(moves, standardised, torch.nan)
 
 
 def _pairwise(returns: Tensor, known: Tensor, overlap: int, block: slice) -> Tensor:
@@ -191,7 +205,8 @@ def _pairwise(returns: Tensor, known: Tensor, overlap: int, block: slice) -> Ten
 
     covariance = block_returns.mT @ returns
     covariance -= total * other_total / shared_days
-    strength = covariance.abs() / (variance * other_variance).sqrt()
+    scale = (variance * other_variance).sqrt()
+    strength = covariance.abs() / scale
     is_known = enough & moves & other_moves
     return torch.where(is_known, strength, -1.0)
 
@@ -304,7 +319,8 @@ def _make_timeline(stocks: dict[str, Stock], plan: Plan) -> Timeline:
     listed = np.zeros(len(calendar), np.int64)  # stocks of each day
     for stock in stocks.values():
         place = np.searchsorted(calendar, stock.dates)
-        listed[place[plan.window - 1 :]] += 1
+        with_window = place[plan.window - 1 :]
+        listed[with_window] += 1
     days = np.flatnonzero(listed)
 
     # Periods are counted from 1970: the same for any first day.
@@ -312,33 +328,46 @@ def _make_timeline(stocks: dict[str, Stock], plan: Plan) -> Timeline:
     opens = np.flatnonzero(np.diff(period, prepend=period[0] - 1))
     graph = np.searchsorted(opens, days, "right") - 1
     used, graph = np.unique(graph, return_inverse=True)
-    sample = (listed > 0).cumsum() - 1
+    is_sample = listed > 0
+    sample = is_sample.cumsum() - 1
     seats = int(listed.max())
     return Timeline(calendar, days, sample, graph, opens[used], seats)
+
+
+def create(writer: StoreWriter, name: str, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """Return an array of the store to fill in any order, mapped from its file."""
+    path = writer.path(name)
+    values = np.memmap(path, dtype, "w+", shape=shape)
+    # So a full disk is an error here; later it would kill the process.
+    if hasattr(os, "posix_fallocate"):
+        with open(path, "r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    writer.arrays[name] = {"offset": 0, "shape": list(shape), "dtype": dtype}
+    return values
 
 
 def _create_arrays(
     writer: StoreWriter, stocks: dict[str, Stock], timeline: Timeline, plan: Plan
 ) -> Arrays:
     """Create all arrays; fill in what does not depend on a stock."""
-    arrays: Arrays = {}
-
-    def create(name: str, dtype: str, *shape: int) -> None:
-        arrays[name] = writer.create(name, shape, dtype)
-
     num_rows = sum(len(stock.dates) for stock in stocks.values())
     num_samples = len(timeline.days)
     num_graphs = len(timeline.graph_days)
     padded_days = plan.correlation_days - 1 + len(timeline.calendar)
 
-    create("features", "float32", num_rows, len(FEATURES))
-    create("target", "float32", num_rows, len(plan.horizons))
-    create("stock", "int32", num_rows)
-    create("seats", "int32", num_samples, timeline.seats)
-    create("days", "int32", num_samples, 2)
-    create("returns", "float32", padded_days, len(stocks))
-    create("neighbors", "int32", num_graphs * len(stocks), plan.neighbors)
-    create("dates", "int64", num_samples)
+    shapes = {
+        "features": (num_rows, len(FEATURES)),
+        "target": (num_rows, len(plan.horizons)),
+        "stock": (num_rows,),
+        "seats": (num_samples, timeline.seats),
+        "days": (num_samples, 2),
+        "returns": (padded_days, len(stocks)),
+        "neighbors": (num_graphs * len(stocks), plan.neighbors),
+        "dates": (num_samples,),
+    }
+    arrays = {}
+    for name, shape in shapes.items():
+        arrays[name] = create(writer, name, shape, DTYPES.get(name, "int32"))
 
     arrays["days"][:, 0] = timeline.graph
     arrays["days"][:, 1] = timeline.graph_days[timeline.graph]
@@ -357,7 +386,8 @@ def _targets(features: np.ndarray, place: np.ndarray, plan: Plan) -> np.ndarray:
     first_known = 0 if plan.target == "range" else 1  # a stock's first day has no return
     values = features[:, DAILY[plan.target]]
     daily[since[first_known:]] = values[first_known:]
-    return np.stack(_futures(daily, plan), 1)[since]
+    futures = np.stack(_futures(daily, plan), 1)
+    return futures[since]
 
 
 def _calendar(stocks: dict[str, Stock]) -> np.ndarray:
@@ -394,14 +424,16 @@ def _write_graphs(arrays: Arrays, days: np.ndarray, plan: Plan) -> None:
     by_graph = arrays["neighbors"].reshape(len(days), -1, plan.neighbors)
     for graph, day in enumerate(days):
         past = arrays["returns"][day : day + plan.correlation_days]
-        by_graph[graph] = correlated(torch.tensor(past), plan.neighbors, plan.overlap)
+        returns = torch.tensor(past)
+        by_graph[graph] = correlated(returns, plan.neighbors, plan.overlap)
 
 
 def _scales(key: str, names: Iterable[Any], scaler: Scaler) -> list[Facts]:
     """Name, mean and standard deviation of each column's known values; 1 if they are all equal."""
     scales = []
     for name, mean, std in zip(names, *scaler.scale(), strict=True):
-        scales.append({key: name, "mean": float(mean), "std": float(std)})
+        scale = {key: name, "mean": float(mean), "std": float(std)}
+        scales.append(scale)
     return scales
 
 
@@ -433,17 +465,20 @@ def _columns(store: Store, split: str) -> tuple[np.ndarray, np.ndarray]:
     first, last = store.splits[split]
     seats = store.arrays["seats"].rows()[first:last]
     rows = seats[seats >= 0]
-    features = store.arrays["features"].rows()[rows]
-    target = store.arrays["target"].rows()[rows]
-    return features.astype(np.float64), target.astype(np.float64)
+    all_features = store.arrays["features"].rows()
+    all_targets = store.arrays["target"].rows()
+    features = all_features[rows].astype(np.float64)
+    target = all_targets[rows].astype(np.float64)
+    return features, target
 
 
 def finish(metrics: Metrics, store: Store, split: str) -> Metrics:
     """Add `r2`: 1 − squared error ÷ variance of the split's own targets, all horizons together."""
     _, target = _columns(store, split)
     deviation = target - np.nanmean(target, 0)
+    squares = np.nansum(deviation**2)
     num_known = np.isfinite(target).sum()
-    variance = np.nansum(deviation**2) / max(num_known, 1)
+    variance = squares / max(num_known, 1)
     if variance > 0 and "mse_original" in metrics:
         r2 = 1 - metrics["mse_original"] / float(variance)
         return {**metrics, "r2": r2}
@@ -469,11 +504,15 @@ def baselines(store: Store, settings: Any, split: str) -> dict[str, Metrics]:
     days = np.ones(len(facts["horizons"]))
     if facts["kind"] == "return":  # the sum of the days
         days = _of_horizons(facts, "days")
+    mean = np.broadcast_to(_of_horizons(facts, "mean"), target.shape)
+    last_day = features[:, [daily]]
+    last_week = features[:, [week]]
+    har = _har(store, features, daily)
     return {
-        "mean": measure(np.broadcast_to(_of_horizons(facts, "mean"), target.shape)),
-        "last value": measure(features[:, [daily]] * days),
-        "mean of 5 days": measure(features[:, [week]] * days),
-        "HAR ridge": measure(_har(store, features, daily)),
+        "mean": measure(mean),
+        "last value": measure(last_day * days),
+        "mean of 5 days": measure(last_week * days),
+        "HAR ridge": measure(har),
     }
 
 
@@ -488,14 +527,19 @@ def _har(store: Store, features: np.ndarray, daily: int) -> np.ndarray:
     train_features, train_targets = _columns(store, "train")
     x = train_features[:, columns]
     new = features[:, columns]
-    return np.stack([_ridge(x, target, new) for target in train_targets.T], 1)
+    forecasts = []
+    for target in train_targets.T:
+        forecasts.append(_ridge(x, target, new))
+    return np.stack(forecasts, 1)
 
 
 def baseline_loss(store: Store, split: str) -> float:
     """The loss of the mean of the training targets."""
     facts = store.facts["target"]
+    mean = _of_horizons(facts, "mean")
     _, target = _columns(store, split)
-    return _errors(_of_horizons(facts, "mean"), target, facts)["mse"]
+    metrics = _errors(mean, target, facts)
+    return metrics["mse"]
 
 
 def _errors(guess: np.ndarray, target: np.ndarray, facts: Facts) -> Metrics:
@@ -503,7 +547,9 @@ def _errors(guess: np.ndarray, target: np.ndarray, facts: Facts) -> Metrics:
     known = np.isfinite(target)
     difference = guess - target
     error = difference[known]
-    scaled = (difference / _of_horizons(facts, "std"))[known]
+    std = _of_horizons(facts, "std")
+    in_deviations = difference / std
+    scaled = in_deviations[known]
     metrics = {
         "mse": np.mean(scaled**2),
         "mae": np.mean(np.abs(scaled)),
@@ -513,7 +559,8 @@ def _errors(guess: np.ndarray, target: np.ndarray, facts: Facts) -> Metrics:
     moved = known & (target != 0)
     if facts["kind"] == "return" and moved.any():
         is_right = (guess > 0) == (target > 0)
-        metrics["direction_accuracy"] = np.mean(is_right[moved])
+        hits = is_right[moved]
+        metrics["direction_accuracy"] = np.mean(hits)
     return {name: float(value) for name, value in metrics.items()}
 
 
@@ -523,12 +570,16 @@ def _ridge(x: np.ndarray, y: np.ndarray, new: np.ndarray) -> np.ndarray:
     x = x[known]
     y = y[known]
     mean = x.mean(0)
-    std = np.maximum(x.std(0), 1e-12)
+    spread = x.std(0)
+    std = np.maximum(spread, 1e-12)
     z = (x - mean) / std
     penalty = np.eye(z.shape[1])
     y_mean = y.mean()
-    weights = np.linalg.solve(z.T @ z + penalty, z.T @ (y - y_mean))
-    return y_mean + (new - mean) / std @ weights
+    left = z.T @ z + penalty
+    right = z.T @ (y - y_mean)
+    weights = np.linalg.solve(left, right)
+    z_new = (new - mean) / std
+    return y_mean + z_new @ weights
 
 
 def split_days(sizes: list[int], ahead: int) -> dict[str, list[int]]:
@@ -561,6 +612,23 @@ def synthesize(folder: Path, settings: Any) -> None:
 
 def _made_up_stocks(stocks: int, days: int) -> dict[str, Stock]:
     """Stocks with sectors, a market, calm and wild months; some come later and some leave."""
+    prices, volume = _made_up_market(stocks, days)
+    dates = np.datetime64("2015-01-01") + np.arange(days)
+    made = {}
+    for number in range(stocks):
+        listed = slice(0, days)
+        if number % 8 == 6:
+            listed = slice(0, 700)
+        elif number % 8 == 7:
+            listed = slice(200, days)
+        of_stock = prices[listed, number]
+        name = f"stock {number:02d}"
+        made[name] = Stock(dates[listed], of_stock, of_stock[:, 3], volume[listed, number])
+    return made
+
+
+def _made_up_market(stocks: int, days: int) -> tuple[np.ndarray, np.ndarray]:
+    """Prices (days, stocks, 4) and volume (days, stocks)."""
     random = np.random.default_rng(21)
     sector = np.arange(stocks) % 4
     log_scale = _calm_and_wild(random, sector, days)
@@ -573,23 +641,14 @@ def _made_up_stocks(stocks: int, days: int) -> dict[str, Stock]:
     close = 50 * np.exp(np.cumsum(returns, 0))
     opening = close * np.exp(-returns)
     reach = np.abs(random.standard_normal((days, stocks, 2)))
-    high = np.maximum(opening, close) * np.exp(scale * reach[:, :, 0])
-    low = np.minimum(opening, close) * np.exp(-scale * reach[:, :, 1])
+    above = np.exp(scale * reach[:, :, 0])
+    below = np.exp(-scale * reach[:, :, 1])
+    high = np.maximum(opening, close) * above
+    low = np.minimum(opening, close) * below
     prices = np.stack([opening, high, low, close], 2)
     noise = random.standard_normal((days, stocks))
     volume = np.exp(13 + log_scale + 0.3 * noise)
-    dates = np.datetime64("2015-01-01") + np.arange(days)
-
-    made = {}
-    for number in range(stocks):
-        listed = slice(0, days)
-        if number % 8 == 6:
-            listed = slice(0, 700)
-        elif number % 8 == 7:
-            listed = slice(200, days)
-        of_stock = (values[listed, number] for values in (prices, close, volume))
-        made[f"stock {number:02d}"] = Stock(dates[listed], *of_stock)
-    return made
+    return prices, volume
 
 
 def _calm_and_wild(random: np.random.Generator, sector: np.ndarray, days: int) -> np.ndarray:

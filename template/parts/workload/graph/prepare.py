@@ -211,9 +211,10 @@ def read_prices(source: Source) -> Iterator[tuple[np.ndarray, np.ndarray, list[s
         date = dates(block, column["date"])
         places, tickers = tickers_of(block, column, len(date), source.path)
         values = {}
+        prices = block.with_missing(GAPS)
         for name in (*PRICES, "volume", "adjusted"):
             if name in column:
-                values[name] = block.numbers(column[name], "fix the cell", GAPS)
+                values[name] = prices.numbers(column[name], "fix the cell")
         values.setdefault("adjusted", values["close"])
 
         for first in range(0, len(date), PIECE_ROWS):
@@ -244,6 +245,8 @@ def tickers_of(
     """(n,) place of each row's ticker in a list, and the list."""
     import numpy as np
 
+    from ..prepare.tables import encode
+
     if "ticker" not in column:
         name = path.name
         if name.lower().endswith(".gz"):
@@ -251,7 +254,7 @@ def tickers_of(
         ticker = name.rpartition(".")[0] or name
         return np.zeros(num_rows, int), [ticker]
 
-    places, tickers = block.texts(column["ticker"])
+    places, tickers = encode(block.column(column["ticker"]))
     if (places < 0).any():
         row = int((places < 0).argmax())
         remedy = "fill it in, or remove the row"
@@ -425,11 +428,12 @@ def by_stock(writer: StoreWriter, count: int) -> list[np.ndarray]:
     """The rows that were read, each of `count` stocks together, mapped, in their files' order."""
     import numpy as np
 
+    from ..dataset import create
     from ..prepare.scaling import BLOCK_ROWS
 
     rows = writer.appended(".rows")
     tickers = writer.appended(".tickers")
-    grouped = writer.create(".stocks", rows.shape, str(rows.dtype))
+    grouped = create(writer, ".stocks", rows.shape, str(rows.dtype))
     blocks = [slice(first, first + BLOCK_ROWS) for first in range(0, len(rows), BLOCK_ROWS)]
     total = np.zeros(count, np.int64)
     for block in blocks:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import random
 import sysconfig
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -120,15 +121,29 @@ def write(
     and test end. column: of files whose rows are documents. Raises `UserError` with file and byte
     where a text is not in the tokenizer's encoding.
     """
-    with StoreWriter(folder, WORKLOAD) as writer:
-        written = None
-        if tokenizer.kind == "byte":
-            written = write_tokens(writer, tokenizer, files, column, "uint8")
-        if written is None:
-            dtype = "uint16" if tokenizer.end < 2**16 else "uint32"
-            written = write_tokens(writer, tokenizer, files, column, dtype)
+    if tokenizer.kind == "byte":
+        with suppress(HasByte255):
+            return _write(folder, tokenizer, files, borders, source, column, "uint8")
+    dtype = "uint16" if tokenizer.end < 2**16 else "uint32"
+    return _write(folder, tokenizer, files, borders, source, column, dtype)
 
-        ends, num_documents = written or ([], 0)
+
+class HasByte255(Exception):
+    """8 bits are too few for the tokens of a text."""
+
+
+def _write(
+    folder: Path,
+    tokenizer: Tokenizer,
+    files: Sequence[Path],
+    borders: Borders,
+    source: dict[str, Any],
+    column: str,
+    dtype: str,
+) -> StoreWriter:
+    """Write the store with tokens of a dtype. Raises `HasByte255`."""
+    with StoreWriter(folder, WORKLOAD) as writer:
+        ends, num_documents = write_tokens(writer, tokenizer, files, column, dtype)
         train, validation, test = borders(np.array(ends))
         writer.splits = {
             "train": [0, train],
@@ -147,20 +162,16 @@ def write(
 
 def write_tokens(
     writer: StoreWriter, tokenizer: Tokenizer, files: Sequence[Path], column: str, dtype: str
-) -> tuple[list[int], int] | None:
-    """Write the tokens of all files; return where each ends, and how many documents there are.
-
-    None, and nothing is written, where 8 bits are too few for a text.
-    """
+) -> tuple[list[int], int]:
+    """Write the tokens of all files; return where each ends, and how many documents there are."""
     pieces = Pieces(writer, tokenizer, dtype)
     ends = []
     for path in files:
         for document in documents(path, column, cut=not pieces.short):
             pieces.hold(document)
-            if pieces.is_full and not pieces.write():
-                return None
-        if not pieces.write():
-            return None
+            if pieces.is_full:
+                pieces.write()
+        pieces.write()
         ends.append(writer.arrays["tokens"]["shape"][0])
     return ends, pieces.num_documents
 
@@ -190,21 +201,19 @@ class Pieces:
         self.size += len(text)
         self.num_documents += is_last
 
-    def write(self) -> bool:
-        """Append the tokens of what is held; false, and none are left, where 8 bits are too few."""
+    def write(self) -> None:
+        """Append the tokens of what is held."""
         parts = [self.end[:0]]
         tokens_of_pieces = encoded(self.tokenizer, self.held)
         for tokens, (_, _, text, is_last) in zip(tokens_of_pieces, self.held, strict=True):
             if self.short and b"\xff" in text:
-                self.writer.drop("tokens")
-                return False
+                raise HasByte255
             parts.append(tokens.astype(self.dtype, copy=False))
             if is_last:
                 parts.append(self.end)
         self.writer.append("tokens", np.concatenate(parts))
         self.held = []
         self.size = 0
-        return True
 
 
 def encoded(tokenizer: Tokenizer, held: list[Document]) -> list[np.ndarray]:

@@ -82,14 +82,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     """Read each file twice: to find copies and learn the vocabulary, then to write its tokens."""
     from ..dataset import write
-    from ..engine.files import writable_folder
 
-    split_shares(arguments.split)  # before the work
-    if arguments.tokenizer == "bpe" and arguments.vocabulary <= BYTES:
-        what = f"byte pairs need a vocabulary above {BYTES}"
-        where = f"--vocabulary {arguments.vocabulary}"
-        raise UserError(what, where, "give more, such as 8192")
-
+    check(arguments)
     files, num_copies = find_files(Path(arguments.input), arguments.glob)
     split_by = arguments.split_by
     if split_by == "auto":
@@ -109,10 +103,18 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
 
     source = {"file": Path(arguments.input).name, "files": len(files), "split_by": split_by}
     with destination(load().data.path, arguments.dry_run) as folder:
-        folder = writable_folder(folder, "choose another data.path")
         store = write(folder, tokenizer, files, borders, source, arguments.column)
         report(store, tokenizer, num_copies)
         print_summary(store, arguments.dry_run)
+
+
+def check(arguments: argparse.Namespace) -> None:
+    """Raise `UserError` for flags that cannot work, before the work begins."""
+    split_shares(arguments.split)
+    if arguments.tokenizer == "bpe" and arguments.vocabulary <= BYTES:
+        what = f"byte pairs need a vocabulary above {BYTES}"
+        where = f"--vocabulary {arguments.vocabulary}"
+        raise UserError(what, where, "give more, such as 8192")
 
 
 def report(store: StoreWriter, tokenizer: Tokenizer, num_copies: int) -> None:

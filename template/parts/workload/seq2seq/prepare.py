@@ -60,26 +60,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="of .jsonl and .parquet (default: target)",
     )
     add("--prefix", default="", metavar="TEXT", help='before each source, such as "summarize: "')
-    add(
-        "--tokenizer",
-        choices=["byte", "char", "space", "bpe", "pretrained"],
-        default="byte",
-        help="a token for each byte, char or word between spaces; byte pairs of these texts;"
-        " those of --pretrained (default: byte)",
-    )
-    add(
-        "--vocabulary",
-        type=int,
-        default=8192,
-        metavar="N",
-        help="tokens that bpe learns (default: 8192)",
-    )
-    add("--pretrained", metavar="NAME", help="folder or hub name of the T5 whose tokenizer to take")
-    add(
-        "--unknown",
-        action="store_true",
-        help="one token for what training has not, instead of an error",
-    )
+    add_tokenizer(parser)
     add(
         "--max-source", type=int, default=512, metavar="N", help="tokens of a source (default: 512)"
     )
@@ -108,6 +89,31 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="of the shuffle before the split (default: 0)",
     )
     add_dry_run(parser)
+
+
+def add_tokenizer(parser: argparse.ArgumentParser) -> None:
+    """Flags of how texts become tokens."""
+    add = parser.add_argument
+    add(
+        "--tokenizer",
+        choices=["byte", "char", "space", "bpe", "pretrained"],
+        default="byte",
+        help="a token for each byte, char or word between spaces; byte pairs of these texts;"
+        " those of --pretrained (default: byte)",
+    )
+    add(
+        "--vocabulary",
+        type=int,
+        default=8192,
+        metavar="N",
+        help="tokens that bpe learns (default: 8192)",
+    )
+    add("--pretrained", metavar="NAME", help="folder or hub name of the T5 whose tokenizer to take")
+    add(
+        "--unknown",
+        action="store_true",
+        help="one token for what training has not, instead of an error",
+    )
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:

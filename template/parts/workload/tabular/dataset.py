@@ -14,6 +14,7 @@ import numpy as np
 from .engine.interfaces import Batch, Rows, Spans
 from .engine.store import Store, StoreWriter
 from .prepare.rows import Table, describe, write
+from .prepare.splits import borders
 from .settings import WORKLOAD
 
 
@@ -46,18 +47,14 @@ class Samples:
 def _target(store: Store, split: str) -> np.ndarray:
     """(N,) targets of a split, float64 or classes."""
     first, last = store.splits[split]
-    target = np.asarray(store.arrays["target"].rows()[first:last])
-    if store.facts["task"] == "regression":
-        return target.astype(np.float64)
-    return target
+    target = store.arrays["target"].read(first, last)
+    return target.astype(np.float64 if store.facts["task"] == "regression" else np.int64)
 
 
 def finish(metrics: dict[str, float], store: Store, split: str) -> dict[str, float]:
     """Add `r2`: 1 − squared error ÷ variance of the split's targets, unless all are equal."""
-    if "mse_original" not in metrics:
-        return metrics
     variance = _target(store, split).var()
-    if variance > 0:
+    if variance > 0 and "mse_original" in metrics:
         return {**metrics, "r2": 1 - metrics["mse_original"] / float(variance)}
     return metrics
 
@@ -65,8 +62,8 @@ def finish(metrics: dict[str, float], store: Store, split: str) -> dict[str, flo
 def baselines(store: Store, settings: Any, split: str) -> dict[str, dict[str, float]]:
     """The mean of the training targets, or the commonest training class.
 
-    The log loss of `majority` is that of the training rows' class shares: a certain answer would
-    have none.
+    The log loss of `majority` is that of the training rows' class fractions: a certain answer
+    would have none.
     """
     target = _target(store, split)
     facts = store.facts["target"]
@@ -84,25 +81,21 @@ def baselines(store: Store, settings: Any, split: str) -> dict[str, dict[str, fl
         }
         return {"mean": finish(metrics, store, split)}
 
-    shares = np.array(facts["counts"]) / sum(facts["counts"])
-    accuracy = float(np.mean(target == shares.argmax()))
-    log_loss = float(-np.log(shares[target]).mean())
+    fractions = np.array(facts["counts"]) / sum(facts["counts"])
+    accuracy = float(np.mean(target == fractions.argmax()))
+    log_loss = float(-np.log(fractions[target]).mean())
     return {"majority": {"accuracy": accuracy, "log_loss": log_loss}}
 
 
 def baseline_loss(store: Store, split: str) -> float:
-    """The loss of the mean of the training targets, or of the shares of their classes."""
+    """The loss of the mean of the training targets, or of the fractions of their classes."""
     (row,) = baselines(store, None, split).values()
     return row["mse"] if "mse" in row else row["log_loss"]
 
 
-def synthesize(folder: Path, settings: Any) -> None:
-    """Write 20,000 rows of a made-up harvest: six numbers, a category, some cells empty.
-
-    They are always the same.
-    """
+def _made_up_harvest(count: int) -> Table:
+    """Rows of six numbers, a category and a target; some cells are empty."""
     random = np.random.default_rng(20)
-    count = 20_000
     x = random.standard_normal((count, 6))
     soil = random.integers(1, 5, count).astype(np.int32)
     effect_of_soil = np.array([0, -1, 0, 1, 3])[soil]
@@ -113,22 +106,23 @@ def synthesize(folder: Path, settings: Any) -> None:
     x[:, 1:4][random.random((count, 3)) < 0.02] = np.nan
     soil[random.random(count) < 0.02] = 0
     names = ["sun", "rain", "wind", "slope", "height", "noise"]
-    table = Table(
+    return Table(
         kinds={**dict.fromkeys(names, "number"), "yield": "number", "soil": "category"},
         numbers=np.column_stack([20 + 5 * x, target]).astype(np.float32),
         codes=soil[:, None],
         levels={"soil": ["clay", "loam", "peat", "sand"]},
         target="yield",
     )
+
+
+def synthesize(folder: Path, settings: Any) -> None:
+    """Write 20,000 rows of a made-up harvest, always the same."""
+    count = 20_000
+    table = _made_up_harvest(count)
     rows = np.arange(count)
-    border = count * 7 // 10
-    last = count * 85 // 100
-    facts, _ = describe(table, rows < border)
+    splits = borders("0.7,0.15,0.15", count)
+    facts, _ = describe(table, rows < splits["train"][1])
     with StoreWriter(folder, WORKLOAD) as writer:
         write(writer, table, facts, rows)
-        writer.splits = {
-            "train": [0, border],
-            "validation": [border, last],
-            "test": [last, count],
-        }
+        writer.splits = splits
         writer.source = {"kind": "synthetic"}

@@ -24,8 +24,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = functional.relu(self.linear(x))
-        if self.dropout:
-            hidden = functional.dropout(hidden, self.dropout, self.training)
+        hidden = functional.dropout(hidden, self.dropout, self.training)
         return x + hidden
 
 
@@ -83,8 +82,7 @@ class Network(nn.Module):
         if self.embedding is not None:
             vectors = self.embedding(batch["categories"] + self.offsets)  # (B, C, category_width)
             parts.append(vectors.flatten(1))
-        inputs = torch.cat(parts, 1) if len(parts) > 1 else parts[0]
-        x = functional.relu(self.first(inputs))
+        x = functional.relu(self.first(torch.cat(parts, 1)))
         for layer in self.layers:
             x = layer(x)
         return self.head(x).float()

@@ -101,29 +101,20 @@ def fill(writer: StoreWriter, table: Table, arguments: argparse.Namespace) -> li
     train[order[: splits["train"][1]]] = True
 
     facts, columns = describe(table, train)
-    check(table, facts, columns, arguments)
+    check(table, facts, arguments)
     write(writer, table, facts, order[: splits["test"][1]])
     writer.splits = splits
     return columns
 
 
-def check(
-    table: Table,
-    facts: dict[str, Any],
-    columns: list[tuple[str, ...]],
-    arguments: argparse.Namespace,
-) -> None:
+def check(table: Table, facts: dict[str, Any], arguments: argparse.Namespace) -> None:
     """Raise `UserError` for what cannot be meant, and print what may not be."""
     from ..prepare.tables import COMMAS, has_commas
 
     path = arguments.input
-    target = facts["target"]
-    if "classes" in target and len(target["classes"]) < 2:
+    if len(facts["target"].get("classes", [])) == 1:
         where = f"{path}, column '{arguments.target}'"
         raise UserError("all training rows have one class", where)
-    if (arguments.target, "constant") in [column[:2] for column in columns]:
-        what = f"the target is {target['mean']:g} in every training row"
-        print(f"note: {what}, so there is nothing to learn")
 
     for name in facts["columns"]:
         cells = table.levels.get(name, [])

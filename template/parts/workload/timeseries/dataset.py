@@ -18,6 +18,7 @@ from .engine.lanes import Lanes
 from .engine.store import Store, StoreWriter
 from .prepare.frames import Frame, describe, resample, write_frames
 from .prepare.series import Series
+from .prepare.splits import borders
 from .settings import WORKLOAD
 
 if TYPE_CHECKING:
@@ -180,13 +181,10 @@ def _examples(store: Store, split: str) -> Iterator[tuple[np.ndarray, np.ndarray
         yield inputs, target.transpose(0, 2, 1)
 
 
-def synthesize(folder: Path, settings: Any) -> None:
-    """Write 20,000 hours of three made-up columns: days, weeks and a slow wandering.
-
-    They are always the same.
-    """
+def _made_up_series(count: int) -> Series:
+    """Hours of three columns, made of days, weeks and a slow wandering."""
     random = np.random.default_rng(22)
-    hours = np.arange(20_000)
+    hours = np.arange(count)
     noise = random.standard_normal((len(hours), 3))
     wander = np.zeros_like(noise)
     for hour in range(1, len(hours)):
@@ -198,9 +196,13 @@ def synthesize(folder: Path, settings: Any) -> None:
     price = 0.6 * load + 10 * np.sin(2 * day) + 4 * wander[:, 2]
     values = np.stack([load, warmth, price], 1).astype(np.float32)
     midnight = 1_600_000_000 // 86400 * 86400
-    series = Series(["load", "warmth", "price"], midnight + 3600 * hours, values, 3600)
+    return Series(["load", "warmth", "price"], midnight + 3600 * hours, values, 3600)
 
-    splits = {"train": [0, 14_000], "validation": [14_000, 17_000], "test": [17_000, 20_000]}
+
+def synthesize(folder: Path, settings: Any) -> None:
+    """Write 20,000 made-up hours, always the same."""
+    series = _made_up_series(20_000)
+    splits = borders("0.7,0.15,0.15", len(series))
     frames = [Frame("H1", series, 48), Frame("H4", resample(series, 4 * 3600, {}), 24)]
     facts, _ = describe(frames, splits, targets=[0, 1, 2], horizon=12)
     with StoreWriter(folder, WORKLOAD) as writer:

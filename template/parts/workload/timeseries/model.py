@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .settings import Sections
 
 State = tuple[Tensor, Tensor]
-FLOAT32_ON_CPU = "the LSTM"  # says so at the start of a run in half precision
+FLOAT32_ON_CPU = "the LSTM"  # named at the start of a run in half precision
 
 
 class Encoder(nn.Module):
@@ -68,26 +68,22 @@ class Forecaster(nn.Module):
         self.horizon = facts["horizon"]  # rows
         self.subtract = sizes.subtract_last
         self.dropout = sizes.dropout
+        self.encoders = nn.ModuleList()
         for frame in frames:
             self.register_buffer(f"mean_{frame['name']}", torch.tensor(frame["mean"]))
             self.register_buffer(f"std_{frame['name']}", torch.tensor(frame["std"]))
+            self.encoders.append(Encoder(len(frame["mean"]), sizes.width, sizes.depth))
         self.register_buffer("target_mean", torch.tensor(facts["target_mean"]))
         self.register_buffer("target_std", torch.tensor(facts["target_std"]))
-
-        self.encoders = nn.ModuleList()
-        for frame in frames:
-            self.encoders.append(Encoder(len(frame["mean"]), sizes.width, sizes.depth))
         self.head = nn.Linear(sizes.width * len(frames), self.horizon * len(self.targets))
         self.line = None
         if sizes.linear_path:
             self.line = nn.Linear(frames[0]["history"], self.horizon)
 
+        in_lanes = settings.data.order == "lanes"
+        self.recurrent = RecurrentState() if in_lanes else None
         seconds = [frame["history"] * frame["step"] for frame in frames]
-        self.carried = [False for _ in frames]
-        self.recurrent: RecurrentState | None = None
-        if settings.data.order == "lanes":
-            self.recurrent = RecurrentState()
-            self.carried = [length <= seconds[0] for length in seconds]
+        self.carried = [in_lanes and length <= seconds[0] for length in seconds]
 
     def blocks(self) -> list[nn.Module]:
         """The encoders, for recomputation and sharding one by one."""
@@ -95,24 +91,9 @@ class Forecaster(nn.Module):
 
     def forecast(self, batch: Batch) -> Tensor:
         """(B, H, G) float32 in standard deviations, also under autocast."""
-        states: dict[str, State] = {}
-        if self.recurrent is not None:
-            states = self.recurrent.apply(batch, self.training) or {}
         frames = [self._standardised(name, batch[name]) for name in self.names]
-        encoded = []
-        carry = dict[str, State]()
-        for place, (name, encoder) in enumerate(zip(self.names, self.encoders, strict=True)):
-            x = frames[place]
-            if self.subtract:
-                x = x - x[:, -1:]  # (B, T, C)
-            state = _turned(states[name]) if name in states else None
-            output, state = encoder(x, state)
-            encoded.append(output)
-            if self.carried[place]:
-                carry[name] = _turned(state)
-        if self.recurrent is not None:
-            self.recurrent.update(carry, self.training)
-        hidden = functional.dropout(torch.cat(encoded, 1), self.dropout, self.training)
+        encoded = self._encode(frames, batch)
+        hidden = functional.dropout(encoded, self.dropout, self.training)
         forecast = self.head(hidden).float().unflatten(1, (self.horizon, len(self.targets)))
 
         series = frames[0][:, :, self.targets]  # (B, T, G)
@@ -123,6 +104,26 @@ class Forecaster(nn.Module):
         if self.subtract:
             forecast = forecast + last
         return forecast
+
+    def _encode(self, frames: list[Tensor], batch: Batch) -> Tensor:
+        """(B, frames × width), from the state that is carried and on to the next batch's."""
+        states: dict[str, State] = {}
+        if self.recurrent is not None:
+            states = self.recurrent.apply(batch, self.training) or {}
+        outputs = []
+        carry: dict[str, State] = {}
+        for place, name in enumerate(self.names):
+            x = frames[place]
+            if self.subtract:
+                x = x - x[:, -1:]  # (B, T, C)
+            state = _turned(states[name]) if name in states else None
+            output, state = self.encoders[place](x, state)
+            outputs.append(output)
+            if self.carried[place]:
+                carry[name] = _turned(state)
+        if self.recurrent is not None:
+            self.recurrent.update(carry, self.training)
+        return torch.cat(outputs, 1)
 
     def _standardised(self, name: str, values: Tensor) -> Tensor:
         mean = getattr(self, f"mean_{name}")

@@ -101,13 +101,12 @@ def write_windows(
         if dtype is None:
             refer(writer, features=features, targets=targets)
         else:
-            stored = writer.create("features", features.shape, dtype)
-            for first, values in _blocks(features, "storing"):
-                rows = slice(first, first + len(values))
-                stored[rows], error = _stored(values, scale, dtype)
+            for _, values in _blocks(features, "storing"):
+                stored, error = _stored(values, scale, dtype)
+                writer.append("features", stored, dtype)
                 rounding = max(rounding, error)
-            stored = writer.create("targets", targets.shape, "float32")
-            stored[...] = targets.read(0, targets.shape[0])
+            for _, values in _blocks(targets, "storing"):
+                writer.append("targets", values.astype(np.float32))
         writer.facts = facts
         writer.splits = splits
         writer.source = source

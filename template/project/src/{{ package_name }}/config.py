@@ -70,7 +70,7 @@ def load(
     Args:
         resolved: `config` is the `config.resolved.yaml` of a run that is resumed. Settings in it
             that this project no longer has, as of an extra that was taken away, are a note.
-        mistakes: what else is wrong, to be raised together with what is wrong here.
+        mistakes: further errors, raised together with those that are in here.
 
     Raises:
         UserErrors: every error in every source, one line each.
@@ -96,7 +96,7 @@ def load(
     _normalize_phases(given, merged)
     given.reject()
 
-    settings = given.build(merged)
+    settings: Settings = given.build(merged)
     settings._origins = {key: value.origin for key, value in merged.items()}
     notes = [*_misspelt(environment), *given.notes]
     settings._notes = list(dict.fromkeys(notes))
@@ -104,13 +104,13 @@ def load(
     return settings
 
 
-def _profiles(given: Sources[Settings], file: Layer, config: str) -> dict[str, Layer]:
+def _profiles(given: Sources, file: Layer, config: str) -> dict[str, Layer]:
     """Return the settings in each profile of a file, by name."""
     trees = given.build(_only("profiles", file)).profiles
     return {name: given.tree(tree, f"{config} profile {name}") for name, tree in trees.items()}
 
 
-def _normalize_phases(given: Sources[Settings], merged: Layer) -> None:
+def _normalize_phases(given: Sources, merged: Layer) -> None:
     """Write the phases' overrides by dotted key, without what environment or flags outrank."""
     given_phases = given.build(_only("phases", merged)).phases
     if not given_phases:
@@ -131,21 +131,21 @@ def _only(key: str, layer: Layer) -> Layer:
     return {key: layer[key]} if key in layer else {}
 
 
-def _reject_conflicts(given: Sources[Settings], settings: Settings) -> None:
+def _reject_conflicts(given: Sources, settings: Settings) -> None:
     """Raise `UserErrors` for values that are fine alone and wrong together, in any phase too."""
     phases = [settings.phase(number) for number in range(1, len(settings.phases) + 1)]
     for variant in [settings, *phases]:
         for what, keys, remedy in variant.conflicts():
             where = dict.fromkeys(variant.origins[key] for key in keys)
             given.mistake(what, " and ".join(where), remedy)
-    # A later phase goes on with the weights of the first.
+    # A later phase continues with the weights of the first.
     of_weights = [key for key in SETTINGS if key.startswith("model.") and "dropout" not in key]
     for phase, key in product(phases[1:], [*of_weights, "training.init_from"]):
         value = phase.value(key)
         first = phases[0].value(key)
         if value != first:
             what = f"{key} is {value}, but {first} in phase 1"
-            remedy = "set it for all phases: each goes on with the same weights"
+            remedy = "set it for all phases: each continues with the same weights"
             given.mistake(what, phase.origins["training.max_steps"], remedy)
     given.reject()
 

@@ -106,7 +106,7 @@ class LoaderSettings(Section):
 
     path: Annotated[str, Field(min_length=1)] = "data"
     batch_size: BatchSize = 32
-    order: Literal["auto", "full", "block", "time", "lanes", "bucket", "random_start"] = "auto"
+    order: str = "auto"  # each workload says which it has
     fraction: Fraction = 1.0
     shuffle_block: Positive = 8192
     num_workers: Annotated[int, Field(ge=0, le=256)] | Auto = "auto"
@@ -278,18 +278,14 @@ class Settings(Section):
                 continue
             if key == "phases":
                 value = self.resolved()[key]
-            origin = self.origins[key]
-            row = {"name": key, "value": value, "default": setting.default, "origin": origin}
-            rows.append(row)
+            row = {"name": key, "value": value, "default": setting.default}
+            rows.append({**row, "origin": self.origins[key]})
         return rows
 
     def without_effect(self, keys: Iterable[str], why: str) -> list[str]:
         """Return a note for each of `keys` that the environment or a flag sets in vain."""
-        notes = []
-        for key, origin in self.origins.items():
-            if key in keys and outranks_files(origin):
-                notes.append(f"{origin} has no effect: {why}")
-        return notes
+        origins = [origin for key, origin in self.origins.items() if key in keys]
+        return [f"{origin} has no effect: {why}" for origin in filter(outranks_files, origins)]
 
     def phase(self: SettingsT, number: int) -> SettingsT:
         """Return the settings of phase `number`, counted from 1.

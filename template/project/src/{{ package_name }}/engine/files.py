@@ -1,4 +1,4 @@
-"""Files that are written completely or not at all, and checksums of files.
+"""Files that are written completely or not at all, and the hashes of files.
 
 A write has a temporary name, fsync, rename, fsync of the folder.
 """
@@ -8,19 +8,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from .errors import UserError
-
-BLOCK_BYTES = 32 << 20
-"""Unit of the crc32 checksums: small enough to locate damage, large enough to cost nothing."""
-
-PIECE_BYTES = 256 << 10  # read at a time for a hash: it stays in the processor's cache
+BLOCK_BYTES = 256 << 10  # read at a time for a hash: it stays in the processor's cache
 
 
 def sync(path: Path) -> None:
@@ -54,13 +48,17 @@ def write_text(path: Path, text: str) -> None:
         file.write(text.encode())
 
 
+def read_lines(path: Path) -> list[str]:
+    """Read the lines of a text file; return none if it cannot be read."""
+    with suppress(OSError):
+        return path.read_text(encoding="utf-8-sig", errors="replace").splitlines()
+    return []
+
+
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """Read records with an integer `step`, one a line; skip lines that a crash has damaged."""
-    lines: list[str] = []
-    with suppress(OSError):
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     rows = []
-    for line in lines:
+    for line in read_lines(path):
         with suppress(ValueError):
             row = json.loads(line)
             if isinstance(row, dict) and isinstance(row.get("step"), int):
@@ -82,43 +80,15 @@ def read_json(path: Path) -> dict[str, Any]:
     return {}
 
 
-def blocks(path: Path, size: int = BLOCK_BYTES) -> Iterator[memoryview]:
-    """Yield a file's content block by block; the next block replaces it in memory."""
+def blocks(path: Path) -> Iterator[bytes]:
+    """Yield a file's content block by block."""
     with open(path, "rb") as file:
-        file_bytes = os.fstat(file.fileno()).st_size
-        buffer = memoryview(bytearray(min(size, file_bytes)))
-        for count in iter(partial(file.readinto, buffer), 0):
-            yield buffer[:count]
+        yield from iter(partial(file.read, BLOCK_BYTES), b"")
 
 
 def sha256(path: Path) -> str:
     """Hash a file's content, with about 1.3-2 GB/s on a core."""
     digest = hashlib.sha256()
-    for block in blocks(path, PIECE_BYTES):
+    for block in blocks(path):
         digest.update(block)
     return digest.hexdigest()
-
-
-def checksums(path: Path) -> dict[str, Any]:
-    """Return a file's size, its sha256 and the crc32 of each of its 32 MB blocks, in one pass."""
-    digest = hashlib.sha256()
-    crcs: list[int] = []
-    for number, piece in enumerate(blocks(path, PIECE_BYTES)):
-        digest.update(piece)
-        if number % (BLOCK_BYTES // PIECE_BYTES) == 0:
-            crcs.append(0)
-        crcs[-1] = zlib.crc32(piece, crcs[-1])
-    return {"bytes": path.stat().st_size, "sha256": digest.hexdigest(), "crc32": crcs}
-
-
-def writable_folder(folder: Path, remedy: str) -> Path:
-    """Create `folder` if necessary. Raises `UserError` if it cannot be written."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f".probe-{os.getpid()}"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        what = f"cannot write into the folder ({error.strerror})"
-        raise UserError(what, str(folder), remedy) from error
-    return folder

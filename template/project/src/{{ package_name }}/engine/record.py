@@ -36,25 +36,23 @@ class Record:
     @property
     def state(self) -> str:
         """How the run ended, in a word or two."""
-        state: str = self.status.get("state", "running")
+        state = str(self.status.get("state", "running"))
         return "running or killed" if state == "running" else state
 
     @property
     def step(self) -> int:
         """The last known step: the status of a killed run is as old as its start."""
         logged = [row["step"] for row in self.history]
-        step: int = max([self.status.get("step", 0), *logged])
-        return step
+        return int(max([self.status.get("step", 0), *logged]))
 
     @property
     def seconds(self) -> float | None:
         """From the start to the last entry of its logs, with the pauses before a resume."""
-        started: float | None = self.environment.get("started")
-        rows = [*self.history, *self.evaluations, *self.events]
-        if started is None or not rows:
+        started = self.environment.get("started")
+        times = [row.get("time", 0) for row in self.history + self.evaluations + self.events]
+        if started is None or not times:
             return None
-        last: float = max(row.get("time", 0) for row in rows)
-        return max(last - started, 0)
+        return float(max(max(times) - started, 0))
 
     @property
     def best(self) -> Row:
@@ -65,8 +63,8 @@ class Record:
     @property
     def baseline(self) -> float | None:
         """The loss without a model, if the run measured it."""
-        losses = [row["loss"] for row in self.of_kind("baseline_loss")]
-        return losses[0] if losses else None
+        events = self.of_kind("baseline_loss")
+        return events[0]["loss"] if events else None
 
     @property
     def metrics(self) -> list[str]:

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Generic
+from typing import Any
 
 import yaml
 from pydantic import ValidationError
 
-from .config import Layer, SettingsT, Sourced, catalogue, nested, outranks_files
+from .config import Layer, Settings, Sourced, catalogue, nested, outranks_files
 from .errors import UserError, UserErrors
 from .yaml_text import parse, parse_scalar
 
@@ -54,13 +54,13 @@ HINTS = {
 
 
 @dataclass
-class Sources(Generic[SettingsT]):
+class Sources:
     """Turns what people gave into layers, and layers into settings.
 
     tolerant: an unknown key in a file is a note.
     """
 
-    model: type[SettingsT]
+    model: type[Settings]
     tolerant: bool = False
     mistakes: list[UserError] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -164,7 +164,7 @@ class Sources(Generic[SettingsT]):
 
     # --- checking
 
-    def build(self, layer: Layer) -> SettingsT:
+    def build(self, layer: Layer) -> Any:
         """Return checked settings, or the defaults after noting each wrong value."""
         try:
             return self.model.model_validate(nested(layer, {}))
@@ -206,6 +206,7 @@ def prefixes(keys: Iterable[str]) -> set[str]:
     """Return every section above `keys`: `train.batch.seed` is in `train` and `train.batch`."""
     sections = set()
     for key in keys:
-        for depth in range(1, key.count(".") + 1):
-            sections.add(key.rsplit(".", depth)[0])
+        while "." in key:
+            key = key.rpartition(".")[0]
+            sections.add(key)
     return sections

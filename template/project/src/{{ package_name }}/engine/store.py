@@ -1,9 +1,9 @@
-"""The prepared dataset: named arrays, each a `.npy` file, and a manifest that describes them.
+"""The prepared dataset: named arrays, each a file of its bytes, and a manifest of them.
 
 The manifest holds the metadata of the data (sizes, scaler, vocabulary), the borders of the splits,
-the place of each array and checksums of each file. It is written last, so a folder with a manifest
-is complete. Every loader reads the same bytes at the same offsets: another `loader` needs no new
-`prepare`. An HDF5 file that is not ours stays where it is: the manifest names it.
+the place of each array, and size and sha256 of each file. It is written last, so a folder with a
+manifest is complete. Every loader reads the same bytes at the same offsets: another `loader` needs
+no new `prepare`. An HDF5 file that is not ours stays where it is: the manifest names it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import json
 import os
 import re
 import shutil
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,23 +22,16 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from .errors import UserError
-from .files import BLOCK_BYTES, blocks, checksums, read_json, sync, writable_folder, write_json
+from .files import blocks, read_json, sha256, sync, write_json
 
 FORMAT = 3  # goes up when the manifest, an array or the fingerprint means something else
 MANIFEST = "manifest.json"
 VERIFIED = "verified.json"
 REMEMBERED = "data.json"
-OURS = re.compile(r"store-.+-[0-9a-f]{12}\.npy")
+OURS = re.compile(r"store-.+-[0-9a-f]{12}\.bin")
 SMALL_BYTES = 64 << 20  # up to here, comparing all checksums takes less time than importing torch
 AGAIN = "run `prepare` again"
 SYNTHETIC = "synthetic"  # the kind, and the folder, of data that `train` makes where there are none
-
-
-def _numpy_dtype(name: str) -> np.dtype:
-    """Return the dtype that holds the bytes: numpy has no bfloat16, so its bits are uint16."""
-    if name == "bfloat16":
-        name = "uint16"
-    return np.dtype(name)
 
 
 @dataclass(frozen=True)
@@ -60,8 +52,8 @@ class Array:
 
     @property
     def stored(self) -> np.dtype:
-        """The numpy dtype of the bytes."""
-        return _numpy_dtype(self.dtype)
+        """The numpy dtype of the bytes; numpy has no bfloat16, so its bits are uint16."""
+        return np.dtype("uint16" if self.dtype == "bfloat16" else self.dtype)
 
     @property
     def row_bytes(self) -> int:
@@ -73,7 +65,7 @@ class Array:
             return np.empty(self.shape, self.stored)
         if self.offset is None:
             what = f"dataset '{self.dataset}' is packed and cannot be mapped"
-            remedy = "use the loader chunk, or `prepare --dtype` to store it anew"
+            remedy = "use the loader chunk, or `prepare --dtype` to store it again"
             raise UserError(what, str(self.path), remedy)
         try:
             return np.memmap(self.path, self.stored, mode="c", offset=self.offset, shape=self.shape)
@@ -148,9 +140,7 @@ class Store:
     def _check_sizes(self) -> None:
         for name, entry in self.files.items():
             path = self.folder / name
-            size: int | str = "no"
-            if path.exists():
-                size = path.stat().st_size
+            size = path.stat().st_size if path.exists() else "no"
             if size != entry["bytes"]:
                 what = f"{size} bytes where the manifest says {entry['bytes']}"
                 remedy = "the file was cut, changed or removed: " + self.again
@@ -158,23 +148,15 @@ class Store:
 
     def remember(self, run: Path) -> None:
         """Keep the manifest in the run's folder; phases may have several datasets."""
-        manifests = read_json(run / REMEMBERED)
-        if manifests.get(self.fingerprint) != self.manifest:
-            manifests[self.fingerprint] = self.manifest
-            write_json(run / REMEMBERED, manifests)
+        path = run / REMEMBERED
+        write_json(path, {**read_json(path), self.fingerprint: self.manifest})
 
     @classmethod
-    def remembered(cls, run: Path, fingerprint: str | None = None) -> Store | None:
-        """Return the data that a run was trained on, without rows; None if it has no record.
-
-        fingerprint: which of them, if its phases had several; without one, the last.
-        """
+    def remembered(cls, run: Path, fingerprint: str) -> Store | None:
+        """Return the data of a run, without rows; None if it has no record of them."""
         path = run / REMEMBERED
-        for manifest in reversed(read_json(path).values()):
-            store = cls(path, manifest)
-            if fingerprint in (None, store.fingerprint):
-                return store
-        return None
+        manifest = read_json(path).get(fingerprint)
+        return cls(path, manifest) if manifest else None
 
 
 def _array(folder: Path, name: str, file: str, shape: list[int], **fields: Any) -> Array:
@@ -186,7 +168,7 @@ def verify(store: Store, again: bool = False, stop: Callable[[], bool] = lambda:
 
     A flipped bit would load silently. A file that was compared counts as good while its size,
     modification time and inode stay the same. again: compare also those. stop: end early. Raises
-    `UserError` that names the file and the first damaged block.
+    `UserError` that names the damaged file.
     """
     record = read_json(store.folder / VERIFIED)
     num_bytes = 0
@@ -197,19 +179,19 @@ def verify(store: Store, again: bool = False, stop: Callable[[], bool] = lambda:
         if record.get(name) == state and not again:
             continue
 
-        crcs = store.files[name]["crc32"]
+        digest = hashlib.sha256()
         try:
-            for number, block in enumerate(blocks(path)):
+            for block in blocks(path):
                 if stop():
                     return num_bytes
                 num_bytes += len(block)
-                if zlib.crc32(block) != crcs[number]:
-                    where = f"{path}, block {number + 1} of {BLOCK_BYTES >> 20} MB"
-                    remedy = "copy the file again, or " + store.again
-                    raise UserError("the stored data are damaged", where, remedy)
+                digest.update(block)
         except OSError as error:
             what = f"the disk cannot read ({error.strerror})"
             raise UserError(what, str(path), "check it") from error
+        if digest.hexdigest() != store.files[name]["sha256"]:
+            remedy = "copy the file again, or " + store.again
+            raise UserError("the stored data are damaged", str(path), remedy)
 
         record[name] = state
         # If the folder cannot be written, the file is compared each time.
@@ -222,13 +204,12 @@ class StoreWriter:
     """Writes a store; a folder that had one keeps it until the new one is complete.
 
         with StoreWriter(folder, "tabular") as writer:
-            writer.create("features", (rows, columns), "float32")[...] = values
+            writer.append("features", values)  # (rows, columns), again for further rows
             writer.facts = {...}
             writer.splits = {"train": [0, 80], "validation": [80, 90], "test": [90, 100]}
 
-    `append` takes rows as they come, for an array whose length is not known before the end. An
-    array whose name begins with a dot is deleted at the end of the block. An exception in the block
-    removes what was written.
+    An array whose name begins with a dot is deleted at the end of the block. An exception in the
+    block removes what was written.
     """
 
     def __init__(self, folder: str | Path, workload: str):
@@ -239,29 +220,22 @@ class StoreWriter:
         self.source: dict[str, Any] = {}
         self.arrays: dict[str, dict[str, Any]] = {}
         self.files: dict[str, dict[str, Any]] = {}
+        self._partial = self.folder / f".store-{os.getpid()}.partial"
         self._open: dict[str, BinaryIO] = {}  # files of arrays that grow
 
     def __enter__(self) -> StoreWriter:
-        writable_folder(self.folder, "choose another data.path")
+        try:
+            self._partial.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            what = f"cannot write into the folder ({error.strerror})"
+            raise UserError(what, str(self.folder), "choose another data.path") from error
         for stale in self.folder.glob(".store-*.partial"):
             _remove_if_dead(stale)
-        self._partial = self.folder / f".store-{os.getpid()}.partial"
-        self._partial.mkdir(exist_ok=True)
         return self
 
-    def _path(self, name: str) -> Path:
-        return self._partial / f"{name}.npy"
-
-    def create(self, name: str, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-        """Return an array to fill, mapped from its file; bfloat16 takes its bits as uint16."""
-        path = self._path(name)
-        values = np.lib.format.open_memmap(path, "w+", _numpy_dtype(dtype), shape)
-        # So a full disk is an error here; later it would kill the process.
-        if hasattr(os, "posix_fallocate"):
-            with open(path, "r+b") as file:
-                os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
-        self.arrays[name] = {"offset": values.offset, "shape": list(shape), "dtype": dtype}
-        return values
+    def path(self, name: str) -> Path:
+        """The file of an array until the end of the block."""
+        return self._partial / f"{name}.bin"
 
     def append(self, name: str, rows: np.ndarray, dtype: str = "") -> None:
         """Write rows behind those that the array has.
@@ -273,45 +247,24 @@ class StoreWriter:
             shape = [0, *rows.shape[1:]]
             dtype = dtype or str(rows.dtype)
             self.arrays[name] = {"offset": 0, "shape": shape, "dtype": dtype}
-            self._open[name] = open(self._path(name), "wb")  # noqa: SIM115 - closed at the end
-            self._write_header(name)
+            self._open[name] = open(self.path(name), "wb")  # noqa: SIM115 - closed at the end
         self.arrays[name]["shape"][0] += len(rows)
         self._open[name].write(np.ascontiguousarray(rows).data)
-
-    def _write_header(self, name: str) -> None:
-        """Write the beginning of the file, which has the same length for any number of rows."""
-        entry = self.arrays[name]
-        file = self._open[name]
-        header = {
-            "descr": _numpy_dtype(entry["dtype"]).str,
-            "fortran_order": False,
-            "shape": tuple(entry["shape"]),
-        }
-        file.seek(0)
-        np.lib.format.write_array_header_1_0(file, header)
-        entry["offset"] = file.tell()
 
     def appended(self, name: str) -> np.ndarray:
         """Map the rows that an array has so far."""
         self._open[name].flush()
-        return _array(self._partial, name, f"{name}.npy", **self.arrays[name]).rows()
-
-    def drop(self, name: str) -> None:
-        """Forget an array that grows, if it was begun."""
-        if name in self._open:
-            self._open.pop(name).close()
-            del self.arrays[name]
+        return _array(self._partial, name, f"{name}.bin", **self.arrays[name]).rows()
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         try:
+            for file in self._open.values():
+                file.close()
             if error is None:
                 self._commit()
         except OSError as failure:
             error = failure
         finally:
-            for file in self._open.values():
-                with contextlib.suppress(OSError):  # what a full disk did not take
-                    file.close()
             shutil.rmtree(self._partial, ignore_errors=True)
 
         # Also an error of the block's own writes.
@@ -323,8 +276,14 @@ class StoreWriter:
         """Give the files their names, then write the manifest, then delete the previous store."""
         self.arrays = {name: entry for name, entry in self.arrays.items() if name[0] != "."}
         for name, entry in self.arrays.items():
-            if "file" not in entry:
-                self._commit_array(name, entry)
+            if "file" in entry:
+                continue  # it stays where it is
+            path = self.path(name)
+            file = size_and_hash(path)
+            entry["file"] = f"store-{name}-{file['sha256'][:12]}.bin"
+            self.files[entry["file"]] = file
+            sync(path)
+            os.replace(path, self.folder / entry["file"])
         sync(self.folder)
 
         manifest: dict[str, Any] = {"format": FORMAT}
@@ -337,16 +296,10 @@ class StoreWriter:
             if OURS.fullmatch(old.name) and old.name not in current:
                 old.unlink()
 
-    def _commit_array(self, name: str, entry: dict[str, Any]) -> None:
-        path = self._path(name)
-        if name in self._open:
-            self._write_header(name)
-            self._open[name].close()
-        file = checksums(path)
-        entry["file"] = f"store-{name}-{file['sha256'][:12]}.npy"
-        self.files[entry["file"]] = file
-        sync(path)
-        os.replace(path, self.folder / entry["file"])
+
+def size_and_hash(path: Path) -> dict[str, Any]:
+    """Return what a manifest knows of a file."""
+    return {"bytes": path.stat().st_size, "sha256": sha256(path)}
 
 
 def _remove_if_dead(folder: Path) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from .files import read_lines
 
 
 # libyaml is ten times as fast, where PyYAML was built with it.
@@ -16,16 +17,12 @@ class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mis
     """YAML in which a key written twice is an error, where PyYAML would silently take the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                continue
-            if key.value in seen:
+        names = [key.value for key, _ in node.value]
+        for place, (key, _) in enumerate(node.value):
+            if key.value in names[:place]:
                 problem = f"duplicate key {key.value!r}"
                 raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
-            seen.add(key.value)
-        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
-        return mapping
+        return dict(super().construct_mapping(node, deep))
 
 
 class Dumper(yaml.SafeDumper):
@@ -75,13 +72,10 @@ def annotated_yaml(
 
 def comments(path: Path) -> dict[str, str]:
     """Return the comment above each setting of a config.yaml, by dotted key."""
-    lines: list[str] = []
-    with suppress(OSError):
-        lines = path.read_text(encoding="utf-8-sig", errors="replace").splitlines()
     texts: dict[str, str] = {}
     section = ""
     above: list[str] = []
-    for line in lines:
+    for line in read_lines(path):
         name = line.strip().partition(":")[0]
         if name.startswith("#"):
             above.append(line.strip("# "))

@@ -83,6 +83,8 @@ def print_summary(
 
     columns: (name, type, lowest, highest, missing) each.
     """
+    from ..engine.loader import Loader
+
     for column in columns:
         print("  {:24.24}{:>10}{:>14}{:>14}{:>10}".format(*column))
     constant = [column[0] for column in columns if column[1] == "constant"]
@@ -93,21 +95,15 @@ def print_summary(
     if first == last:
         remedy = "`evaluate` needs --split validation, which chose the best step"
         print(f"note: nothing is left to test: {remedy}")
-    print_size(sum(file["bytes"] for file in data.files.values()))
-    print(f"written to: {'nowhere, by --dry-run' if dry_run else data.folder}")
-    package = (__package__ or "").partition(".")[0]
-    print(f"next:       python -m {package} train")
-
-
-def print_size(size: int) -> None:
-    """Print the size of the data, and which loader is for more than fit into memory."""
-    from ..engine.loader import Loader
-
+    size = sum(file["bytes"] for file in data.files.values())
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     print(f"size:       {size / 1e6:,.1f} MB of data, {memory / 1e9:,.0f} GB of memory")
     if size > memory and "chunk_size_gb" in Loader.WITHOUT_EFFECT:
         command = "copier update --defaults -r :current: -d loader=chunk"
         print(f"note: the data are larger than memory, which is for another loader: {command}")
+    print(f"written to: {'nowhere, by --dry-run' if dry_run else data.folder}")
+    package = (__package__ or "").partition(".")[0]
+    print(f"next:       python -m {package} train")
 
 
 def sign(text: str) -> str:
@@ -126,13 +122,12 @@ def add_input(parser: argparse.ArgumentParser, title: str, required: bool = True
         f"{title}: CSV with a header line, also .gz; Parquet, Feather, Arrow; or a folder of them"
     )
     add("--input", required=required, type=typed_path, metavar="PATH", help=text)
-    default = "by its first rows" if required else "as in `prepare`"
-    text = f"between cells of a CSV, or `tab` (default: {default})"
+    text = "between cells of a CSV, or `tab` (default: by its first rows)"
     add("--delimiter", type=sign, metavar="SIGN", help=text)
-    text = f"in numbers of a CSV (default: {default})"
+    text = "in numbers of a CSV (default: by its first rows)"
     add("--decimal", type=sign, metavar="SIGN", help=text)
-    default = "utf-8" if required else "as in `prepare`"
-    add("--encoding", metavar="NAME", help=f"of a CSV, such as latin-1 (default: {default})")
+    text = "of a CSV, such as latin-1 (default: utf-8, or as in `prepare`)"
+    add("--encoding", metavar="NAME", help=text)
     text = "a cell without a value; repeatable"
     add("--missing", action="append", metavar="TEXT", help=text)
     text = "of times, such as %%d.%%m.%%Y (default: ISO 8601, or the one that reads them all)"
