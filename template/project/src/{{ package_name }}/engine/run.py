@@ -270,5 +270,4 @@ class Run:
         """Mark the checkpoint of the best step, if that could be saved."""
         best_step = self.progress.best_step
         if self.project.distributed.is_main and self.saved_step == best_step:
-            path = self.folder / "checkpoints" / f"step-{best_step:08d}"
-            self.checkpoint.mark_best(path, self.progress.best_loss)
+            self.checkpoint.mark_best(best_step, self.progress.best_loss)
