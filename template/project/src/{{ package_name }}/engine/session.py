@@ -77,11 +77,6 @@ class Session:
 
     # --- phases
 
-    def train(self, fit: Callable[[Run], None], phase: int = 0) -> None:
-        """Train all phases, or only this one (from 1)."""
-        for run in self.phases(phase):
-            fit(run)
-
     def phases(self, only: int = 0) -> Iterator[Run]:
         """Yield each phase, ready to train; a run without phases is one of them.
 
