@@ -264,7 +264,7 @@ def test_a_disk_full_for_one_shard_costs_that_checkpoint_only(place: Any) -> Non
     folder = place("llm")
     rare = ("--evaluation.every_steps", "100")
     main, _ = train_ranks(project, *flags("llm", 2, *rare), cwd=folder, before=full_disk)
-    assert main.out.count("training goes on") == 1
+    assert main.out.count("training continues") == 1
     steps = sorted(path.name for path in (newest_run(folder) / "checkpoints").glob("step-*"))
     assert steps == ["step-00000008", "step-00000024"]
     assert trained(folder) == pytest.approx(trained(alone("llm", place)), rel=1e-5)

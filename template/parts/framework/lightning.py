@@ -38,7 +38,7 @@ class RestOfEpoch:
 
 
 class Module(lightning.LightningModule):
-    """Trains by manual optimization: a step reads as in a loop of one's own."""
+    """Trains by manual optimization: a step reads as in your own loop."""
 
     def __init__(self, run: Run):
         super().__init__()

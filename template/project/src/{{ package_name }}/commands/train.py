@@ -37,7 +37,7 @@ EVALUATION_SHARE = 1 / 4  # of the time that `--minutes` gives: the most that ev
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags that only this command has."""
     add = parser.add_argument
-    resume = "go on with a run and its settings; the newest one without a name"
+    resume = "resume a run with its settings; the newest one without a name"
     add("--resume", nargs="?", const="", type=typed_run, metavar="RUN", help=resume)
     add("--name", help="name of the new run (default: date and time)")
     stop = "stop this call after step N; the schedule keeps its length"
@@ -145,7 +145,7 @@ def print_end(session: Session) -> None:
     if session.finished:
         print(f"finished {where}: {session.folder / 'report.md'}")
     else:
-        print(f"stopped {where}: `train --resume {session.folder.name}` goes on")
+        print(f"stopped {where}: `train --resume {session.folder.name}` continues it")
 
 
 def changes(folder: Path, settings: Settings) -> dict[str, object]:

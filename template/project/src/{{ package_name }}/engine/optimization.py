@@ -91,7 +91,7 @@ def compiles(settings: Settings, capability: Capability | None) -> tuple[bool, s
 def compile_blocks(
     blocks: list[Any], settings: Settings, capability: Capability | None
 ) -> tuple[str, str]:
-    """Compile blocks in place if `compiles` says so; return how many and why, for `describe`.
+    """Compile blocks in place if `compiles` is true; return how many and why, for `describe`.
 
     Compiling per block takes a fifth of the whole model's compile time and keeps the keys of the
     state_dict. A block with `ragged` has other shapes in each batch: it is compiled for any shape,

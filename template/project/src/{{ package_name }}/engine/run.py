@@ -259,7 +259,7 @@ class Run:
         except DiskFull as error:
             if self.should_stop:
                 raise
-            self.monitor.line(f"note: {error}; training goes on, the next checkpoint tries again")
+            self.monitor.line(f"note: {error}; training continues, the next checkpoint tries again")
             return
 
         self.saved_step = step

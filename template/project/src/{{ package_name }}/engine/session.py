@@ -89,7 +89,7 @@ class Session:
         first = self.progress.phase + 1
         if 0 < only < first:
             where = f"the run is in phase {first}"
-            raise UserError(f"phase {only} is finished", where, "--resume goes on with it")
+            raise UserError(f"phase {only} is finished", where, "--resume continues with it")
 
         for number in range(first, max(num_phases, 1) + 1):
             run = self._begin_phase(number)
