@@ -581,7 +581,7 @@ def test_what_a_file_defines_is_discovered(hooked):
     assert names == ["alerts", "examples", "heavy", "look"]
     pages = imported(hooked, "engine.report").parts_of_extras(Path("run"))
     assert ["seen"] in pages
-    source = '"""class Text"""\nclass A: ...\nB: str = "b"\nC = D = 1\nif True:\n    E = 1\n'
+    source = '"""class Text"""\nclass A: ...\nB: str = "b"\nC = D = 1\nimport E\nF.g = 1\n'
     assert plugins.definitions(source) == {"A", "B", "C", "D"}
 
 

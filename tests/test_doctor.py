@@ -28,7 +28,7 @@ H100 = Card("NVIDIA H100 80GB HBM3", (9, 0), 79.1, 132)
 SLICE = Card("NVIDIA H100 80GB HBM3 MIG 1g.10gb", (9, 0), 9.8, 16)
 MI300X = Card("AMD Instinct MI300X", (9, 4), 191.7, 304, hip=True)
 CHECKS = ["driver", "wheel", "card", "precision", "data", "compile"]
-STATE = ("device", "torch", "TF32 in matmuls", "float32 matmul precision", "deterministic")
+STATE = ("device", "torch", "TF32 in matmuls", "deterministic")
 
 
 # ---- this machine, through the command line ----
@@ -66,6 +66,7 @@ def test_a_healthy_machine_exits_with_0_and_shows_what_is_set(tmp_path):
     assert re.search("fp32: there is no GPU.+; bf16 on this CPU: .+ as in fp32 .measured", done.out)
     for name in STATE:
         assert f"\n{name} " in done.out
+    assert "float32 matmul precision is highest" in done.out
 
 
 def test_something_broken_exits_with_1_and_the_rest_is_checked(tmp_path):

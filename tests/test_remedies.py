@@ -244,7 +244,7 @@ def test_advice_fits_the_run(given: str, precision: str, expected: list[str]) ->
     [
         (1100.0, 10.0, "", (1000, 1.0)),  # 10 evaluations of 10 s
         (80.0, 40.0, "", (60, 1 / 2)),  # one of 20 s
-        (1000.0, 10.0, "evaluation.every_steps=10", (750, 1 / 4)),
+        (1000.0, 10.0, "evaluation.every_steps=10", (800, 1 / 4)),
         (1000.0, 10.0, "training.max_steps=6", (6, 1.0)),
         (-5.0, 10.0, "", (1, 1 / 100)),  # the trial has taken all of it
         (100.0, 0.0, "", (100, 1.0)),  # no validation split

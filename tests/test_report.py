@@ -189,9 +189,7 @@ def test_the_page_survives_a_plot_that_cannot_be_drawn(whole, monkeypatch):
 
 def test_the_newest_run_is_the_one_that_started_last(tmp_path):
     for number, name in enumerate(["zebra", "apple", "mango"]):
-        settings = make_run(tmp_path / name) / "config.resolved.yaml"
-        settings.touch()
-        os.utime(settings, (number, number))
+        make_run(tmp_path / name, env={"started": number})
     (tmp_path / "no run").mkdir()
     (tmp_path / "file").touch()
     make_run(tmp_path / "apple" / "inner")  # touches the folder of an older run
@@ -205,7 +203,7 @@ def test_a_missing_run_is_one_line_that_lists_the_runs(tmp_path):
             runs.find_run(name, tmp_path)
     for number in range(12):
         os.utime(make_run(tmp_path / f"run-{number}"), (number, number))
-    with pytest.raises(errors.UserError, match=r"runs are run-11, .+ run-4 and 4 more$"):
+    with pytest.raises(errors.UserError, match=r"newest runs are run-11, .+ run-4$"):
         runs.find_run("nope", tmp_path)
 
 
@@ -249,7 +247,7 @@ def test_the_command_takes_the_newest_run_a_name_or_a_path(tmp_path):
     shutil.move(newer, tmp_path / "moved")
     assert first_words(run(render(), "report", "moved", cwd=tmp_path))[-1] == "moved/report.md"
     refused = run(render(), "report", "nope", cwd=tmp_path)
-    assert one_error(refused) == "error: no run 'nope': runs/: runs are a"
+    assert one_error(refused) == "error: no run 'nope': runs/: the newest runs are a"
 
 
 def test_the_command_needs_no_torch(tmp_path):

@@ -182,7 +182,7 @@ def test_full_disk_keeps_the_last_checkpoint(place: Path, reference: Path) -> No
     words = ("--resume", "--max-steps", "35")
     full = train(place, *words, before=lambda: limit_file_size(size))
     one_error(full, "checkpoint of step 35 could not be written")
-    assert "training goes on" in full.out  # the saves on the way only warn
+    assert "training continues" in full.out  # the saves on the way only warn
     assert checkpoints(place) == before
     finish(place, reference)
 

@@ -123,7 +123,6 @@ def test_the_cost_of_half_precision_is_measured_without_a_trace() -> None:
     module = engine("precision")
     torch.manual_seed(3)
     random = torch.get_rng_state()
-    assert module.cost_on_cpu("fp32", "the LSTM") == module.cost_on_cpu("fp8") == ""
     pattern = r"{} on this CPU: a matrix product takes [\d.]+x as long as in fp32 \(measured\)"
     assert re.fullmatch(pattern.format("bf16"), module.cost_on_cpu("bf16"))
     expected = pattern.format("fp16") + "; the LSTM computes in float32"

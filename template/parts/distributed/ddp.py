@@ -14,13 +14,8 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from .group import Group, number
-
-# To Lightning each rank is a run of one process.
-LIGHTNING: dict[str, Any] = {"devices": 1}
-if torch.cuda.is_available():
-    LIGHTNING["devices"] = [number("LOCAL_RANK", 0)]
-ACCELERATE: dict[str, Any] = {}
+from .group import Group
+from .shards import Shards
 
 
 class Distributed(Group):
@@ -43,9 +38,9 @@ class Distributed(Group):
             return nullcontext()
         return self._model.no_sync()
 
-    def take_shards(self, state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Split a checkpoint's state into what rank 0 writes and each rank's shards: none."""
-        return state, {}
+    def save_shards(self, state: dict[str, Any], folder: Path) -> Shards:
+        """Write this rank's part of a checkpoint's state: none."""
+        return Shards(state, {}, {})
 
     def give_shards(self, state: dict[str, Any], folder: Path, shapes: dict[str, Any]) -> None:
         """Put the shards back: there are none."""

@@ -22,13 +22,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, Shard
 
-from .group import Group, number
+from .files import sha256
+from .group import Group
+from .shards import Shards, own, save_tensors
 
-# To Lightning each rank is a run of one process.
-LIGHTNING: dict[str, Any] = {"devices": 1}
-if torch.cuda.is_available():
-    LIGHTNING["devices"] = [number("LOCAL_RANK", 0)]
-ACCELERATE: dict[str, Any] = {}
 METHODS = ("predict", "generate")  # of a model, called in addition to its forward
 
 
@@ -75,23 +72,15 @@ class Distributed(Group):
         if self._model is not None:
             self._model.set_requires_gradient_sync(True)
 
-    def take_shards(self, state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Split a checkpoint's state into what rank 0 writes and each rank's shards.
-
-        A shard's key is its path: {"optimizer/state/0/exp_avg": DTensor}.
-        """
-        whole: dict[str, Any] = {}
-        shards: dict[str, Any] = {}
-        for key, value in state.items():
-            if isinstance(value, DTensor):
-                shards[str(key)] = value
-            elif isinstance(value, dict):
-                whole[key], inner_shards = self.take_shards(value)
-                for name, tensor in inner_shards.items():
-                    shards[f"{key}/{name}"] = tensor
-            else:
-                whole[key] = value
-        return whole, shards
+    def save_shards(self, state: dict[str, Any], folder: Path) -> Shards:
+        """Write this rank's rows of each sharded tensor of a checkpoint's state."""
+        whole, sharded = split(state)
+        if not sharded:
+            return Shards(whole, {}, {})
+        path = folder / f"shard-{self.rank:05}.safetensors"
+        aliases = save_tensors({key: own(tensor) for key, tensor in sharded.items()}, path)
+        shapes = {key: list(tensor.shape) for key, tensor in sharded.items()}
+        return Shards(whole, {**shapes, **aliases}, {path.name: sha256(path)})
 
     def give_shards(self, state: dict[str, Any], folder: Path, shapes: dict[str, Any]) -> None:
         """Put this rank's rows back, read from the files of all ranks that saved.
@@ -132,6 +121,25 @@ class Distributed(Group):
         return DTensor.from_local(
             local, self._mesh, [Shard(0)], shape=whole.shape, stride=whole.stride()
         )
+
+
+def split(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Split a checkpoint's state into what is not sharded, and the sharded tensors.
+
+    A tensor's key is its path: {"optimizer/state/0/exp_avg": DTensor}.
+    """
+    whole: dict[str, Any] = {}
+    sharded: dict[str, Any] = {}
+    for key, value in state.items():
+        if isinstance(value, DTensor):
+            sharded[str(key)] = value
+        elif isinstance(value, dict):
+            whole[key], inner = split(value)
+            for name, tensor in inner.items():
+                sharded[f"{key}/{name}"] = tensor
+        else:
+            whole[key] = value
+    return whole, sharded
 
 
 def rows(count: int, rank: int, world: int) -> tuple[int, int]:

@@ -12,11 +12,9 @@ import torch
 from torch import Tensor
 
 from .errors import UserError
+from .shards import Shards
 
 T = TypeVar("T")
-
-LIGHTNING: dict[str, Any] = {"devices": 1}
-ACCELERATE: dict[str, Any] = {}
 
 
 class Distributed:
@@ -66,9 +64,9 @@ class Distributed:
         """Return the largest number: a signal to one rank stops all after the same step."""
         return number
 
-    def take_shards(self, state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Split a checkpoint's state into what rank 0 writes and each rank's shards: none."""
-        return state, {}
+    def save_shards(self, state: dict[str, Any], folder: Path) -> Shards:
+        """Write this rank's part of a checkpoint's state: none."""
+        return Shards(state, {}, {})
 
     def give_shards(self, state: dict[str, Any], folder: Path, shapes: dict[str, Any]) -> None:
         """Put the shards back: there are none."""

@@ -167,8 +167,7 @@ def roof_of(run: Run, batch: Batch) -> float:
     from ..model import build_model
 
     project = run.project
-    this = this_card()
-    gpu, _ = match(this.name, this.sm_count, this.memory_gb)
+    gpu, _ = match(this_card())
     if gpu is None:
         return 0.0
 

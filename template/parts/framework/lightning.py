@@ -17,7 +17,6 @@ import lightning
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from torch import Tensor
 
-from .engine.distributed import LIGHTNING
 from .engine.interfaces import Batch
 from .engine.precision import total
 from .engine.run import Run
@@ -39,7 +38,7 @@ class RestOfEpoch:
 
 
 class Module(lightning.LightningModule):
-    """Trains by manual optimization: a step reads as in a loop of one's own."""
+    """Trains by manual optimization: a step reads as in your own loop."""
 
     def __init__(self, run: Run):
         super().__init__()
@@ -78,53 +77,60 @@ class Module(lightning.LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> None:
         run = self.run
-        monitor = run.monitor
         precision = run.project.precision
-        distributed = run.project.distributed
-        epoch = run.progress.epoch
 
         # forward and backward
         self.number += 1
         closes = self.number % run.accumulation == 0 or self.number == len(run.loader)
         if not self.losses:
             run.call_hooks("before_step")
-        with nullcontext() if closes else distributed.no_sync():
+        with nullcontext() if closes else run.project.distributed.no_sync():
             with precision.autocast():
                 output = self.model(batch)
             # loss × targets: a group of unequal micro-batches is one mean over all of its targets,
             # which `loss / accumulation` is only where all have as many.
             self.manual_backward(output.loss, gradient=precision.scale(output.total_weight))
-        monitor.keep(output.metrics)
+        run.monitor.keep(output.metrics)
         self.losses.append((output.loss.detach(), output.total_weight))
         if not closes:
             return
 
+        self.take_step(run.progress.epoch, (self.first, self.number))
+        self.trainer.should_stop = run.should_stop
+        self.first = self.number
+        self.losses = []
+
+    def take_step(self, epoch: int, batches: tuple[int, int]) -> None:
+        """Update the weights with the gradients of a group of micro-batches; log, evaluate, save.
+
+        batches: first and last + 1 of the group in its epoch.
+        """
+        run = self.run
+        precision = run.project.precision
+        distributed = run.project.distributed
+        monitor = run.monitor
+
         # The last, incomplete step of an epoch moves the weights by its fraction of a step.
-        step_fraction = run.loader.order.step_fraction(
-            epoch, self.first, self.number, run.accumulation
-        )
+        step_fraction = run.loader.order.step_fraction(epoch, *batches, run.accumulation)
         # Gradients are averaged over the ranks: × world makes a sum of them again.
         total_weight = distributed.sum_over_ranks(total(self.losses)).clamp(min=1)
         total_weight = total_weight / (distributed.world * step_fraction)
         # Unscale, divide, clip, step, clear: one pass. Lightning's wrapper counts its global_step.
         norm = precision.step(self.optimizers(), run.settings.training.gradient_clip, total_weight)
-        step = run.advance(self.number)
+        step = run.advance(batches[1])
 
         # log
-        monitor.note(step, epoch, (self.first, self.number), self.losses)
+        monitor.note(step, epoch, batches, self.losses)
         if monitor.due(step):
             monitor.log(step, epoch, norm / total_weight, run.schedule.learning_rate)  # host sync
         run.schedule.set(run.step_of_phase)
         run.call_hooks("after_step")
-        self.first = self.number
-        self.losses = []
 
         # evaluate and save
         if run.evaluation_due:
             run.evaluate()
         if run.save_due:
             run.save()
-        self.trainer.should_stop = run.should_stop
 
 
 def fit(run: Run) -> None:
@@ -136,9 +142,11 @@ def fit(run: Run) -> None:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     # It gives advice on loaders and loggers that are not Lightning's here.
     warnings.filterwarnings("ignore", module="lightning")
+    device = run.project.device
     trainer = lightning.Trainer(
-        accelerator="gpu" if run.project.device.type == "cuda" else "cpu",
-        **LIGHTNING,
+        accelerator="gpu" if device.type == "cuda" else "cpu",
+        # To Lightning each rank is a run of one process.
+        devices=1 if device.index is None else [device.index],
         # Not Slurm's: it would count processes and requeue by itself.
         plugins=LightningEnvironment(),
         max_epochs=-1,

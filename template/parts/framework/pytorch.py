@@ -22,54 +22,65 @@ def train_epoch(run: Run) -> None:
     """Train what is left of the current epoch."""
     project = run.project
     model = project.wrapped
-    optimizer = project.optimizer
     precision = project.precision
-    distributed = project.distributed
-    monitor = run.monitor
-    clip = run.settings.training.gradient_clip
 
     epoch = run.progress.epoch
     first = run.progress.batch  # first micro-batch of the open group
     losses: list[tuple[Tensor, Tensor]] = []  # (loss, total_weight) of each
-    batches = monitor.timed(run.loader.epoch(epoch, first))
+    batches = run.monitor.timed(run.loader.epoch(epoch, first))
     for number, batch in enumerate(batches, start=first + 1):
         # forward and backward
         closes = number % run.accumulation == 0 or number == len(run.loader)
         if not losses:
             run.call_hooks("before_step")
-        with nullcontext() if closes else distributed.no_sync():
+        with nullcontext() if closes else project.distributed.no_sync():
             with precision.autocast():
                 output = model(batch)
             # loss × targets: a group of unequal micro-batches is one mean over all of its targets,
             # which `loss / accumulation` is only where all have as many.
             output.loss.backward(gradient=precision.scale(output.total_weight))
-        monitor.keep(output.metrics)
+        run.monitor.keep(output.metrics)
         losses.append((output.loss.detach(), output.total_weight))
         if not closes:
             continue
 
-        # The last, incomplete step of an epoch moves the weights by its fraction of a step.
-        step_fraction = run.loader.order.step_fraction(epoch, first, number, run.accumulation)
-        # Gradients are averaged over the ranks: × world makes a sum of them again.
-        total_weight = distributed.sum_over_ranks(total(losses)).clamp(min=1)
-        total_weight = total_weight / (distributed.world * step_fraction)
-        # Unscale, divide, clip, step, clear: one pass.
-        norm = precision.step(optimizer, clip, total_weight)
-        step = run.advance(number)
-
-        # log
-        monitor.note(step, epoch, (first, number), losses)
-        if monitor.due(step):
-            monitor.log(step, epoch, norm / total_weight, run.schedule.learning_rate)  # host sync
-        run.schedule.set(run.step_of_phase)
-        run.call_hooks("after_step")
+        take_step(run, epoch, (first, number), losses)
+        if run.should_stop:
+            break
         first = number
         losses = []
 
-        # evaluate and save
-        if run.evaluation_due:
-            run.evaluate()
-        if run.save_due:
-            run.save()
-        if run.should_stop:
-            break
+
+def take_step(
+    run: Run, epoch: int, batches: tuple[int, int], losses: list[tuple[Tensor, Tensor]]
+) -> None:
+    """Update the weights with the gradients of a group of micro-batches; log, evaluate, save.
+
+    batches: first and last + 1 of the group in its epoch.
+    """
+    project = run.project
+    precision = project.precision
+    distributed = project.distributed
+    monitor = run.monitor
+
+    # The last, incomplete step of an epoch moves the weights by its fraction of a step.
+    step_fraction = run.loader.order.step_fraction(epoch, *batches, run.accumulation)
+    # Gradients are averaged over the ranks: × world makes a sum of them again.
+    total_weight = distributed.sum_over_ranks(total(losses)).clamp(min=1)
+    total_weight = total_weight / (distributed.world * step_fraction)
+    # Unscale, divide, clip, step, clear: one pass.
+    norm = precision.step(project.optimizer, run.settings.training.gradient_clip, total_weight)
+    step = run.advance(batches[1])
+
+    # log
+    monitor.note(step, epoch, batches, losses)
+    if monitor.due(step):
+        monitor.log(step, epoch, norm / total_weight, run.schedule.learning_rate)  # host sync
+    run.schedule.set(run.step_of_phase)
+    run.call_hooks("after_step")
+
+    # evaluate and save
+    if run.evaluation_due:
+        run.evaluate()
+    if run.save_due:
+        run.save()

@@ -101,7 +101,8 @@ class Loader:
     def _automatic_workers(self, store: Store) -> int:
         """Half of the cores, at most 8; none if a batch is small and needs no work on the CPU."""
         batch_bytes = 0
-        for name, spans in self.samples.spans(self.order.first(), 0).items():
+        numbers = np.arange(min(self.order.batch_size, self.order.count))
+        for name, spans in self.samples.spans(numbers, 0).items():
             batch_bytes += spans.starts.size * spans.width * store.arrays[name].row_bytes
         if getattr(self.samples, "host", None) is None and batch_bytes < SMALL_BATCH_BYTES:
             return 0

@@ -129,13 +129,8 @@ class Loader:
             raise UserError(what, "data.resident true", "set it to auto")
 
     def stats(self) -> dict[str, float]:
-        """Batches so far, bytes in the buffers, and whether all rows are on the device."""
-        buffers = [tensor for buffers in self._ring for tensor in buffers.values()]
-        return {
-            "batches": self._batches,
-            "buffer_bytes": sum(tensor.nbytes for tensor in buffers),
-            "resident": float(self._resident),
-        }
+        """Batches so far, and whether all rows are on the device."""
+        return {"batches": self._batches, "resident": float(self._resident)}
 
     def close(self) -> None:
         self._sources = {}

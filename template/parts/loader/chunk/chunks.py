@@ -156,7 +156,8 @@ class Chunks:
         self.wanted = resident
         self.sources: dict[str, Plain | Filtered] = {}
         self.batch_bytes = 0
-        for name, spans in samples.spans(order.first(), 0).items():
+        numbers = np.arange(min(order.batch_size, order.count))
+        for name, spans in samples.spans(numbers, 0).items():
             self.sources[name] = open_source(arrays[name])
             self.batch_bytes += spans.starts.size * spans.width * arrays[name].row_bytes
         self.reader = Reader(holder, list(self.sources.values()), pin)

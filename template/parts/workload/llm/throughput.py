@@ -80,7 +80,7 @@ def peak_of(device: torch.device, precision: str) -> tuple[float, str]:
         return 0.0, "n/a: there is no GPU"
     if precision == "fp8":
         return 0.0, "n/a: fp8 and bf16 layers have different peaks"
-    gpu, why = match(card.name, card.sm_count, card.memory_gb)
+    gpu, why = match(card)
     if gpu is None:
         return 0.0, f"n/a: {why}"
     if precision not in gpu.tflops:

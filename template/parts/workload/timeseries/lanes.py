@@ -23,9 +23,7 @@ class Lanes(Order):
         self.stride = max(stride, 1)
         # Samples of all training lanes.
         self._steps = max(self.count // self.stride, min(self.count, 1))
-        self._lanes = min(self.stride, self.count)
-        if self.train:
-            self._lanes = self._steps
+        self._lanes = self._steps if self.train else min(self.stride, self.count)
         self.limit_batch(self._lanes)
         if self.train:
             self._lanes = min(self.batch_size_all_ranks, self._steps)
@@ -40,12 +38,10 @@ class Lanes(Order):
         """(turns + 1,) batches at which turns begin and the last one ends; training has one."""
         if self.train:
             return np.array([0, -(-self._steps // max(self._lanes, 1))])
-        ends = [0]
         # The first lane of a turn is the longest.
-        for lane in range(0, self._lanes, self.batch_size_all_ranks):
-            steps = -(-(self.count - lane) // self.stride)
-            ends.append(ends[-1] + steps)
-        return np.array(ends)
+        lanes = np.arange(0, self._lanes, self.batch_size_all_ranks)
+        steps = -(-(self.count - lanes) // self.stride)
+        return np.append(0, np.cumsum(steps))
 
     def positions(
         self, epoch: int, rows: np.ndarray, columns: np.ndarray

@@ -1,8 +1,8 @@
 """The one order in which a project is built, for training and every command.
 
-1 model · 2 fp8 · 3 frozen weights · 4 recomputation · 5 compile · 6 wrap or shard · 7 optimizer.
-Each step sees what the ones before it made of the model: compiling before recomputation would leave
-it out of the graph, an optimizer made before sharding would hold parameters that are no longer the
+1 model · 2 fp8 · 3 frozen weights · 4 activation checkpointing · 5 compile · 6 wrap or shard · 7 optimizer.
+Each step sees what the ones before it made of the model: compiling before checkpointing would
+leave it out of the graph, an optimizer made before sharding would hold parameters that are no longer the
 model's.
 """
 
@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from . import dataset
 from . import model as own_model
@@ -66,7 +64,7 @@ def assemble(
     seed_everything(seed)
     optimization.set_deterministic(settings.reproducibility.deterministic, training.cudnn_benchmark)
     card = this_card(device)
-    name, why = choose_precision(settings, device, card)
+    name, why = choose_precision(settings, card)
     precision = Precision(name, device)
     decided = {"precision": (name, why)}  # of each optimization: state and why
 
@@ -98,15 +96,15 @@ def assemble(
     )
 
 
-def choose_precision(settings: Settings, device: torch.device, card: Card) -> tuple[str, str]:
+def choose_precision(settings: Settings, card: Card) -> tuple[str, str]:
     """Return the precision and why; on a CPU also what it costs there."""
     training = settings.training
     name, why = resolve_precision(
         training.precision, card.capability, card.hip, training.fp8_emulation
     )
-    if device.type == "cpu":
+    if card.capability is None and name in ("fp16", "bf16"):
         cost = cost_on_cpu(name, getattr(own_model, "FLOAT32_ON_CPU", ""))
-        why = "; ".join(filter(None, (why, cost)))
+        why += f"; {cost}"
     return name, why
 
 

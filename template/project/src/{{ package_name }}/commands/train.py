@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from ..engine.project import Project
     from ..engine.session import Session
 
-MEASURED = 5  # steps, from whose last ones `--minutes` knows what one takes
+# From some steps `--minutes` knows what one takes. The first ones are slow.
+FIRST_STEPS = 5
+MOST_STEPS = 50
+MEASURING_SHARE = 1 / 20  # of the time that `--minutes` gives: the most that further steps take
 # Of data and model, what a resumed run may change: how fast, how much at a time. `Ranks` holds it
 # to as many samples a step.
 FREE = {"path", "batch_size", "num_workers", "pin_memory", "prefetch_factor", "persistent_workers"}
@@ -34,7 +37,7 @@ EVALUATION_SHARE = 1 / 4  # of the time that `--minutes` gives: the most that ev
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags that only this command has."""
     add = parser.add_argument
-    resume = "go on with a run and its settings; the newest one without a name"
+    resume = "resume a run with its settings; the newest one without a name"
     add("--resume", nargs="?", const="", type=typed_run, metavar="RUN", help=resume)
     add("--name", help="name of the new run (default: date and time)")
     stop = "stop this call after step N; the schedule keeps its length"
@@ -124,7 +127,8 @@ def train(
             changed=changed,
         )
         with session:
-            session.train(fit, arguments.phase)
+            for run in session.phases(arguments.phase):
+                fit(run)
 
     if distributed.is_main:
         print_end(session)
@@ -141,7 +145,7 @@ def print_end(session: Session) -> None:
     if session.finished:
         print(f"finished {where}: {session.folder / 'report.md'}")
     else:
-        print(f"stopped {where}: `train --resume {session.folder.name}` goes on")
+        print(f"stopped {where}: `train --resume {session.folder.name}` continues it")
 
 
 def changes(folder: Path, settings: Settings) -> dict[str, object]:
@@ -192,7 +196,7 @@ def within(
     if settings.phases:
         raise UserError("each phase has its own number of steps", "--minutes", "take it out")
     begun = time.perf_counter()
-    pace = measure_pace(settings, build, distributed)
+    pace = measure_pace(60 * minutes, settings, build, distributed)
     seconds = 60 * minutes - (time.perf_counter() - begun)
     seconds = min(distributed.gather_objects(seconds))  # then all ranks plan the same
     steps, fraction = plan(seconds, pace, settings)
@@ -200,38 +204,42 @@ def within(
     gc.collect()  # what the trial held
 
     origin = f"--minutes {minutes:g}"
-    overrides = {}
-    if fraction < 1:
-        value = fraction * settings.evaluation.fraction
-        overrides["evaluation.fraction"] = Sourced(value, origin)
-    return settings.lasting(steps, origin, overrides)
+    fraction *= settings.evaluation.fraction
+    return settings.lasting(steps, origin, {"evaluation.fraction": Sourced(fraction, origin)})
 
 
 def measure_pace(
-    settings: Settings, build: Callable[[Settings], Project], distributed: Distributed
+    seconds: float,
+    settings: Settings,
+    build: Callable[[Settings], Project],
+    distributed: Distributed,
 ) -> Pace:
-    """Train a few steps in a folder that is removed, and evaluate a few batches."""
+    """Train some steps in a folder that is removed, and evaluate a few batches.
+
+    seconds: of the whole run.
+    """
     from ..engine.evaluation import seconds_of
     from ..engine.session import Session
     from ..train import fit
 
-    trial = settings.lasting(MEASURED, "--minutes")
+    trial = settings.lasting(MOST_STEPS, "--minutes")
     with (
         TemporaryDirectory() as folder,
         redirect_stdout(io.StringIO()),
-        Session(Path(folder), trial, build, distributed, trial=True) as session,
+        Session(Path(folder), trial, build, distributed, FIRST_STEPS, trial=True) as session,
     ):
-        session.train(fit)
-        run = session.run
-        if run is None or session.exit_code or run.monitor.row is None:
-            raise SystemExit(session.exit_code)
-        step = run.monitor.row["step_ms"] / 1000
+        run = next(session.phases())
+        for _ in range(2):
+            fit(run)
+            if session.exit_code or run.monitor.row is None:
+                raise SystemExit(session.exit_code)
+            step = max(distributed.gather_objects(run.monitor.row["step_ms"] / 1000))
+            run.limit += int(MEASURING_SHARE * seconds / step)
         evaluation = 0.0
         if run.validation is not None:
             project = run.project
             evaluation = seconds_of(project.wrapped, run.validation, project.precision, distributed)
         steps_per_epoch = math.ceil(len(run.loader) / run.accumulation)
-        step = max(distributed.gather_objects(step))
         evaluation = max(distributed.gather_objects(evaluation))
         return Pace(step, evaluation, steps_per_epoch)
 
@@ -249,5 +257,8 @@ def plan(seconds: float, pace: Pace, settings: Settings) -> tuple[int, float]:
     if pace.evaluation > 0:
         share = EVALUATION_SHARE * seconds / (num_evaluations * pace.evaluation)
         fraction = min(1.0, max(0.01, share))
-    left = seconds - num_evaluations * fraction * pace.evaluation
-    return min(most, max(1, int(left / pace.step))), fraction
+    # Steps and the evaluation after them are repeated; what is left is for fewer steps.
+    evaluation = fraction * pace.evaluation
+    repeats, left = divmod(seconds, every * pace.step + evaluation)
+    steps = int(repeats) * every + max(0, int((left - evaluation) / pace.step))
+    return min(most, max(1, steps)), fraction

@@ -13,19 +13,17 @@ import contextlib
 import hashlib
 import json
 import os
-import re
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
-from safetensors.torch import save_file
 
 from .errors import UserError
 from .files import read_json, sha256, sync, write_json
+from .shards import save_tensors, write_tensors
 
 if TYPE_CHECKING:
     from .distributed import Distributed
@@ -39,24 +37,17 @@ MODEL = "model.safetensors"
 STATE = "state.pt"
 MANIFEST = "manifest.json"
 BEST = "best.json"
-SHARD = "shard-{:05}.safetensors"  # the rows of one rank, if the model is sharded
-NAME = re.compile(r"step-\d{8}")
+NAME = "step-" + 8 * "[0-9]"
 
 
 class DiskFull(UserError):
     """A checkpoint could not be written. Earlier checkpoints are untouched."""
 
 
-class Part(Protocol):
-    """Anything whose state is saved: the model, the optimizer, the progress of the run."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: dict[str, Any], /) -> object: ...
-
-
 class Checkpoint:
     """Saves and restores the parts of a run: `model` and everything else that has a state.
+
+    parts: by name, anything with `state_dict` and `load_state_dict`.
 
     keep: how many of the newest stay, in addition to the best one. facts: plain values stored in
     the manifest, which must be the same on resume, such as the data and the schedule.
@@ -68,48 +59,38 @@ class Checkpoint:
         distributed: Distributed,
         keep: int = 2,
         facts: dict[str, Any] | None = None,
-        **parts: Part,
+        **parts: Any,
     ):
         self.folder = folder
         self.partial = folder / ".saving"  # becomes a checkpoint when it is complete
         self.distributed = distributed
-        self.keep = max(keep, 2)
+        self.keep = keep
         self.facts = facts or {}
         self.parts = parts
         self.skipped: list[str] = []
 
     # --- saving
 
-    def save(self, step: int) -> Path:
+    def save(self, step: int) -> None:
         """Write the checkpoint of `step`, then remove old ones. Call it on every rank.
 
         Rank 0 writes; with a sharded model each rank writes its own rows. Raises `DiskFull`, and
         then nothing half-written is left.
         """
-        states = {name: part.state_dict() for name, part in self.parts.items()}
-        state, shards = self.distributed.take_shards(states)
+        state = {name: part.state_dict() for name, part in self.parts.items()}
+        self._on_all_ranks(step, self._make_partial)
+        save_shards = self.distributed.save_shards
+        shards = self._on_all_ranks(step, lambda: save_shards(state, self.partial))
         manifest: Manifest = {"format": FORMAT, "step": step, "facts": self.facts}
-        manifest |= {"sha256": {}, "shards": {}}
-        self._on_main(step, lambda: _empty(self.partial))
-        if shards:
-            self._save_shards(manifest, shards)
-        self._on_main(step, lambda: self._commit(manifest, state))
-        return self.folder / f"step-{step:08d}"
+        manifest |= {"sha256": {}, "shards": shards.shapes}
+        for hashes in self.distributed.gather_objects(shards.sha256):
+            manifest["sha256"] |= hashes
+        self._on_all_ranks(step, lambda: self._commit(manifest, shards.whole))
 
-    def _save_shards(self, manifest: Manifest, shards: dict[str, Any]) -> None:
-        """Write this rank's rows of each sharded tensor; add all ranks' files to the manifest."""
-        path = self.partial / SHARD.format(self.distributed.rank)
-        rows = {key: tensor.to_local() for key, tensor in shards.items()}
-        aliases = self._on_all_ranks(manifest["step"], lambda: _save_model(rows, path))
-        for key, tensor in shards.items():
-            manifest["shards"][key] = list(tensor.shape)
-        manifest["shards"] |= aliases
-        manifest["sha256"] |= self.distributed.gather_objects((path.name, sha256(path)))
-
-    def _on_main(self, step: int, write: Callable[[], object]) -> None:
-        if not self.distributed.is_main:
-            write = bool
-        self._on_all_ranks(step, write)
+    def _make_partial(self) -> None:
+        if self.distributed.is_main:
+            shutil.rmtree(self.partial, ignore_errors=True)
+            self.partial.mkdir(parents=True)
 
     def _on_all_ranks(self, step: int, write: Callable[[], T]) -> T:
         """Return `write()`. If a disk is full, all ranks raise `DiskFull`."""
@@ -128,8 +109,10 @@ class Checkpoint:
 
     def _commit(self, manifest: Manifest, state: dict[str, Any]) -> None:
         """Write what is not sharded, then the manifest; then give the folder its name."""
-        manifest["aliases"] = _save_model(state.pop("model"), self.partial / MODEL)
-        _write(torch.save, state, self.partial / STATE)
+        if not self.distributed.is_main:
+            return
+        manifest["aliases"] = save_tensors(state.pop("model"), self.partial / MODEL)
+        write_tensors(torch.save, state, self.partial / STATE)
         for name in (MODEL, STATE):
             manifest["sha256"][name] = sha256(self.partial / name)
         write_json(self.partial / MANIFEST, {**manifest, "seal": _seal(manifest)})
@@ -138,7 +121,7 @@ class Checkpoint:
         # A run that was killed while it removed a checkpoint has left these.
         for trash in self.folder.glob(".trash-*"):
             shutil.rmtree(trash, ignore_errors=True)
-        target = self.folder / f"step-{manifest['step']:08d}"
+        target = self.folder / step_name(manifest["step"])
         _remove(target)  # the same step again, after a resume
         os.replace(self.partial, target)
         sync(self.folder)
@@ -155,11 +138,12 @@ class Checkpoint:
             if path.name != self.best():
                 _remove(path)
 
-    def mark_best(self, path: Path, loss: float) -> None:
+    def mark_best(self, step: int, loss: float) -> None:
         """Name the checkpoint with the lowest evaluation loss, which is never removed."""
         # If the disk is full, the next resume marks it.
         with contextlib.suppress(OSError):
-            write_json(self.folder / BEST, {"checkpoint": path.name, "loss": loss})
+            best = {"checkpoint": step_name(step), "loss": loss}
+            write_json(self.folder / BEST, best)
 
     # --- loading
 
@@ -212,12 +196,9 @@ class Checkpoint:
         elif which != "last":
             candidates = [self.folder / which]
 
-        def read() -> tuple[Manifest | None, list[str]]:
-            if self.distributed.is_main:
-                return _first_valid(candidates)
-            return None, []
-
-        result = self.distributed.on_all_ranks(read)
+        if not self.distributed.is_main:
+            candidates = []
+        result = self.distributed.on_all_ranks(lambda: _first_valid(candidates))
         manifest, self.skipped = self.distributed.gather_objects(result)[0]
         if manifest is None and self.skipped:
             remedy = f"restore one into {self.folder}"
@@ -227,9 +208,7 @@ class Checkpoint:
     def _restore(self, manifest: Manifest, names: list[str]) -> None:
         """Restore these parts in their order, and the model last."""
         path = manifest["path"]
-        state: dict[str, Any] = {"model": load_tensors((path / MODEL).read_bytes())}
-        for alias, name in manifest["aliases"].items():
-            state["model"][alias] = state["model"][name]
+        state: dict[str, Any] = {"model": read_model(manifest)}
         others = [name for name in names if name != "model"]
         if others:
             # A checkpoint from elsewhere cannot run code (needs torch >= 2.10, CVE-2026-24747).
@@ -249,12 +228,21 @@ class Checkpoint:
             raise UserError(what, str(path), remedy) from error
 
 
+def step_name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def read_model(manifest: Manifest) -> dict[str, torch.Tensor]:
+    """Return the weights that are not sharded."""
+    tensors = load_tensors((manifest["path"] / MODEL).read_bytes())
+    for alias, name in manifest["aliases"].items():
+        tensors[alias] = tensors[name]
+    return tensors
+
+
 def folders(folder: Path) -> list[Path]:
     """Return all checkpoints in a folder, newest first, valid or not."""
-    if not folder.is_dir():
-        return []
-    checkpoints = [path for path in folder.iterdir() if NAME.fullmatch(path.name)]
-    return sorted(checkpoints, reverse=True)
+    return sorted(folder.glob(NAME), reverse=True)
 
 
 def _first_valid(paths: list[Path]) -> tuple[Manifest | None, list[str]]:
@@ -284,36 +272,6 @@ def _verify(path: Path) -> Manifest:
         if sha256(path / name) != expected:
             raise ValueError(f"{name} does not match its sha256")
     return {**manifest, "path": path}
-
-
-def _empty(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-
-
-def _save_model(tensors: dict[str, torch.Tensor], path: Path) -> dict[str, str]:
-    """Write each tensor once; return the names that share a tensor with another (tied weights)."""
-    unique: dict[str, torch.Tensor] = {}
-    first_names: dict[tuple[Any, ...], str] = {}
-    aliases = {}
-    for name, tensor in tensors.items():
-        key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.device)
-        if tensor.numel() and key in first_names:
-            aliases[name] = first_names[key]
-        else:
-            first_names[key] = name
-            unique[name] = tensor.contiguous()
-    _write(save_file, unique, path)
-    return aliases
-
-
-def _write(save: Callable[..., None], content: dict[str, Any], path: Path) -> None:
-    try:
-        save(content, path)
-    except (RuntimeError, SafetensorError) as error:
-        # Both libraries raise these for a full disk.
-        raise OSError(str(error)) from error
-    sync(path)
 
 
 def _seal(manifest: dict[str, Any]) -> str:

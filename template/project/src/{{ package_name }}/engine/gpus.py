@@ -87,36 +87,26 @@ def table() -> dict[str, Gpu]:
     return {key: Gpu(key, **row) for key, row in rows.items()}
 
 
-def match(
-    name: str, sm_count: int | None = None, memory_gb: float | None = None
-) -> tuple[Gpu | None, str]:
-    """Return the row of the card that the driver calls `name`, and why that one or none.
-
-    Args:
-        name: from `torch.cuda.get_device_name()` or `nvidia-smi`; older drivers omit the maker.
-        sm_count: its streaming multiprocessors, if known.
-        memory_gb: its memory in GiB, if known.
+def match(card: Card) -> tuple[Gpu | None, str]:
+    """Return the row of a card, and why that one or none; older drivers omit the maker.
 
     A name must agree in full: "RTX 4070" is no "RTX 4070 Ti SUPER", and "RTX 4090 Laptop GPU" or a
     slice of a card (MIG) is slower than the card. Cards of the same name differ in size.
     """
-    card = name.strip().removeprefix("NVIDIA ").strip()
+    name = card.name.strip().removeprefix("NVIDIA ").strip()
     matching = []
     for gpu in table().values():
-        if card not in gpu.aliases or sm_count not in (None, gpu.sm_count):
+        if name not in gpu.aliases or card.sm_count != gpu.sm_count:
             continue
         # Reported GiB against sold GB: error correction and the driver keep up to 9 % (T4 14.6 of
         # 16), and some makers sell decimal gigabytes (B300: 268 GiB as 288). The nearest other size
         # is 17 % away.
-        if memory_gb is None or 0.89 <= memory_gb / gpu.memory_gb <= 1.05:
+        if 0.89 <= card.memory_gb / gpu.memory_gb <= 1.05:
             matching.append(gpu)
     if len(matching) == 1:
-        return matching[0], f"{card} is {matching[0].label}"
-    if memory_gb is not None:
-        card += f" with {memory_gb:.1f} GB, {sm_count or 'some'} multiprocessors"
-    if matching:
-        return None, f"{card} is more than one card in the table"
-    return None, f"{card} is not in the table"
+        return matching[0], f"{name} is {matching[0].label}"
+    size = f"{card.memory_gb:.1f} GB, {card.sm_count} multiprocessors"
+    return None, f"{name} with {size} is not in the table"
 
 
 def resolve_precision(

@@ -91,7 +91,7 @@ def compiles(settings: Settings, capability: Capability | None) -> tuple[bool, s
 def compile_blocks(
     blocks: list[Any], settings: Settings, capability: Capability | None
 ) -> tuple[str, str]:
-    """Compile blocks in place if `compiles` says so; return how many and why, for `describe`.
+    """Compile blocks in place if `compiles` is true; return how many and why, for `describe`.
 
     Compiling per block takes a fifth of the whole model's compile time and keeps the keys of the
     state_dict. A block with `ragged` has other shapes in each batch: it is compiled for any shape,
@@ -276,24 +276,25 @@ def describe(
     matmuls = f"float32 matmul precision is {torch.get_float32_matmul_precision()}"
     fused = settings.optimizer.fused and settings.optimizer.name in FUSED
     pinned = settings.data.pin_memory and distributed.device.type == "cuda"
+    recomputed = training.gradient_checkpointing
     deterministic = settings.reproducibility.deterministic
-    accumulation = str(training.gradient_accumulation_steps)
-    clip = str(training.gradient_clip or "off")
-    rows = {
+    accumulation = training.gradient_accumulation_steps
+    rows: dict[str, tuple[object, str]] = {
         **decided,
-        "TF32 in matmuls": (_on(backends.cuda.matmul.allow_tf32), matmuls),
-        "TF32 in cuDNN": (_on(backends.cudnn.allow_tf32), "follows the precision"),
-        "cuDNN benchmark": (_on(backends.cudnn.benchmark), "training.cudnn_benchmark"),
-        "fused optimizer": (_on(fused), "optimizer.fused, AdamW only"),
-        "recomputation": (_on(training.gradient_checkpointing), "training.gradient_checkpointing"),
-        "processes": (str(distributed.world), "a device each"),
+        "TF32 in matmuls": (backends.cuda.matmul.allow_tf32, matmuls),
+        "TF32 in cuDNN": (backends.cudnn.allow_tf32, "follows the precision"),
+        "cuDNN benchmark": (backends.cudnn.benchmark, "training.cudnn_benchmark"),
+        "fused optimizer": (fused, "optimizer.fused, AdamW only"),
+        "activation checkpointing": (recomputed, "training.gradient_checkpointing"),
+        "processes": (distributed.world, "a device each"),
         "accumulation": (accumulation, "training.gradient_accumulation_steps"),
-        "gradient clip": (clip, "training.gradient_clip"),
-        "pinned memory": (_on(pinned), "data.pin_memory, with CUDA only"),
-        "deterministic": (_on(deterministic), "reproducibility.deterministic"),
+        "gradient clip": (training.gradient_clip or "off", "training.gradient_clip"),
+        "pinned memory": (pinned, "data.pin_memory, with CUDA only"),
+        "deterministic": (deterministic, "reproducibility.deterministic"),
     }
-    return [{"name": name, "state": state, "why": why} for name, (state, why) in rows.items()]
-
-
-def _on(value: bool) -> str:
-    return "on" if value else "off"
+    described = []
+    for name, (state, why) in rows.items():
+        if isinstance(state, bool):
+            state = "on" if state else "off"
+        described.append({"name": name, "state": str(state), "why": why})
+    return described

@@ -124,10 +124,6 @@ class Order:
             return positions
         return positions * self.length // self.count
 
-    def first(self) -> np.ndarray:
-        """Return the numbers of the first samples, as many as a batch has."""
-        return self.sample(np.arange(min(self.batch_size, self.count)))
-
     def batches(self, number: int, start: int = 0) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield (B,) sample numbers and (B,) starts of each batch of an epoch, from `start` on."""
         # Several batches at once, but not the epoch: it may not fit into memory.
@@ -196,18 +192,11 @@ class Order:
         return permutation(self.count, self.seed, epoch)
 
 
-def make_order(
-    samples: Any,
-    settings: Any,
-    rank: int = 0,
-    world: int = 1,
-    train: bool = True,
-    fraction: float = 1.0,
-) -> Order:
+def make_order(samples: Any, settings: Any, *ranks: Any, **options: Any) -> Order:
     """Make the order that `data.order` names: the workload's own, if it has one of that name.
 
-    fraction: of the samples that an evaluation takes; always the same ones.
+    ranks, options: further arguments of `Order`.
     """
     own_orders = getattr(samples, "orders", {})
     make: type[Order] = own_orders.get(settings.data.order, Order)
-    return make(len(samples), settings, rank, world, train, fraction)
+    return make(len(samples), settings, *ranks, **options)

@@ -5,10 +5,10 @@ Files are parsed, not imported: an import could load torch, which takes seconds.
 
 from __future__ import annotations
 
-import ast
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from symtable import symtable
 from types import ModuleType
 
 PACKAGE = Path(__file__).parents[1]
@@ -30,11 +30,5 @@ def discover(folder: str, name: str) -> list[ModuleType]:
 
 def definitions(source: str) -> set[str]:
     """Return the names of classes, functions and variables at the top level of a module."""
-    names = set()
-    for statement in ast.parse(source).body:
-        if isinstance(statement, ast.ClassDef | ast.FunctionDef):
-            names.add(statement.name)
-        elif isinstance(statement, ast.Assign | ast.AnnAssign):
-            stored = [node for node in ast.walk(statement) if isinstance(node, ast.Name)]
-            names |= {node.id for node in stored if isinstance(node.ctx, ast.Store)}
-    return names
+    symbols = symtable(source, "", "exec").get_symbols()
+    return {symbol.get_name() for symbol in symbols if symbol.is_assigned()}

@@ -37,9 +37,8 @@ class Precision:
         self.name = name
         self.device = device
         self.dtype = HALF.get(name)
-        self.scaler: torch.amp.GradScaler | None = None
-        if name == "fp16":
-            self.scaler = torch.amp.GradScaler(device.type, init_scale=SCALE)
+        # Disabled, it leaves gradients as they are.
+        self.scaler = torch.amp.GradScaler(device.type, init_scale=SCALE, enabled=name == "fp16")
         self._skipped: Tensor | float = 0.0  # steps that overflowed; on the device
         # In float32 matmuls, and in cuDNN's convolutions and RNNs, which use it even in "highest"
         # by default. Two calls and no more: setting the newer `fp32_precision` flags as well makes
@@ -57,13 +56,13 @@ class Precision:
 
         Else the first ~10 steps overflow.
         """
-        if self.scaler is not None:
+        if self.scaler.is_enabled():
             exponent = math.ceil(math.log2(max(weight, 1.0)))
             self.scaler = torch.amp.GradScaler(self.device.type, init_scale=SCALE / 2**exponent)
 
     def scale(self, gradient: Tensor) -> Tensor:
         """Return the gradient that backward starts from, times the loss scale."""
-        return gradient if self.scaler is None else self.scaler.scale(gradient)
+        return self.scaler.scale(gradient)
 
     def step(self, optimizer: Any, clip: float, divisor: Tensor) -> Tensor:
         """Unscale, divide by `divisor`, clip to the norm `clip` (0 = off), step, clear.
@@ -73,8 +72,7 @@ class Precision:
         overflow flag. Returns the norm before division and clipping, a scalar on the device.
         """
         raw = getattr(optimizer, "optimizer", optimizer)
-        if self.scaler is not None:
-            self.scaler.unscale_(raw)
+        self.scaler.unscale_(raw)
         parameters = (parameter for group in raw.param_groups for parameter in group["params"])
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
@@ -86,10 +84,10 @@ class Precision:
         whole = torch.maximum(divisor, norm / clip) if clip else divisor
         torch._foreach_div_([own(gradient) for gradient in gradients], whole)
 
-        if self.scaler is None:
-            optimizer.step()
-        else:
+        if self.scaler.is_enabled():
             self._guarded(optimizer, raw)
+        else:
+            optimizer.step()
         raw.zero_grad(set_to_none=True)
         return norm
 
@@ -99,12 +97,10 @@ class Precision:
         The fused kernel skips that by itself; else the flag is read once. `scaler.step()` does not
         see through a framework's wrapper, and would let the overflow into the weights.
         """
-        assert self.scaler is not None
         overflow = sum(self.scaler._found_inf_per_device(raw).values())
         self._skipped = self._skipped + (overflow > 0)
         fused = getattr(raw, "_step_supports_amp_scaling", False)
         if fused:
-            raw.grad_scale = None
             raw.found_inf = overflow
         elif overflow:  # host sync: the price of an unfused optimizer under fp16
             raw.zero_grad(set_to_none=True)  # no gradients, no update; a framework counts the step
@@ -120,23 +116,21 @@ class Precision:
         return count
 
     def state_dict(self) -> dict[str, Any]:
-        scaler = self.scaler.state_dict() if self.scaler is not None else None
-        return {"name": self.name, "scaler": scaler, "skipped": float(self._skipped)}
+        scaler = self.scaler.state_dict()
+        return {"scaler": scaler, "skipped": float(self._skipped)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if self.scaler is not None and state["scaler"]:
+        if self.scaler.is_enabled() and state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])
             self._skipped = state["skipped"]
 
 
 def cost_on_cpu(name: str, in_float32: str = "") -> str:
-    """Measure what fp16 or bf16 costs on this CPU; an empty text for another precision.
+    """Measure what fp16 or bf16 costs on this CPU.
 
     It takes a few hundredths of a second, and draws no random numbers. in_float32: the part of the
     model that computes in float32 all the same.
     """
-    if name not in ("fp16", "bf16"):
-        return ""
     values = torch.full((256, 256), 0.01)
     seconds = []
     for half in (True, False):

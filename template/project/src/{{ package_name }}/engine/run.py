@@ -260,7 +260,7 @@ class Run:
         except DiskFull as error:
             if self.should_stop:
                 raise
-            self.monitor.line(f"note: {error}; training goes on, the next checkpoint tries again")
+            self.monitor.line(f"note: {error}; training continues, the next checkpoint tries again")
             return
 
         self.saved_step = step
@@ -271,5 +271,4 @@ class Run:
         """Mark the checkpoint of the best step, if that could be saved."""
         best_step = self.progress.best_step
         if self.project.distributed.is_main and self.saved_step == best_step:
-            path = self.folder / "checkpoints" / f"step-{best_step:08d}"
-            self.checkpoint.mark_best(path, self.progress.best_loss)
+            self.checkpoint.mark_best(best_step, self.progress.best_loss)

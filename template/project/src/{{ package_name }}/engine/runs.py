@@ -74,11 +74,8 @@ def is_run(folder: Path) -> bool:
 
 def started(run: Path) -> float:
     """Return when the run began, in seconds since the epoch."""
-    # Its settings are written once, at the start.
-    settings = run / "config.resolved.yaml"
-    if settings.exists():
-        return settings.stat().st_mtime
-    return run.stat().st_mtime
+    start: float = read_json(run / "env.json").get("started", run.stat().st_mtime)
+    return start
 
 
 def all_runs(runs: Path = RUNS) -> list[Path]:
@@ -104,9 +101,7 @@ def find_run(name_or_path: str | Path | None = None, runs: Path = RUNS) -> Path:
             return folder
     known = f"there is no run yet: {start}"
     if newest_first:
-        known = "runs are " + ", ".join(run.name for run in newest_first[:8])
-    if len(newest_first) > 8:
-        known += f" and {len(newest_first) - 8} more"
+        known = "the newest runs are " + ", ".join(run.name for run in newest_first[:8])
     raise UserError(f"no run '{name_or_path}'", f"{runs}/", known)
 
 
@@ -141,25 +136,17 @@ def new_run(name: str | None = None, runs: Path = RUNS) -> Path:
 
 
 def amend(run: Path, text: str, since: str) -> None:
-    """Replace a run's settings and mark the changed lines. Keep the file's time, which dates it."""
+    """Replace a run's settings and mark the changed lines."""
     path = run / "config.resolved.yaml"
-    status = path.stat()
     old_lines = path.read_text(encoding="utf-8").splitlines()
     lines = text.splitlines()
     # Another number of lines is another version's: then none is marked.
     if len(old_lines) == len(lines):
         for index, old_line in enumerate(old_lines):
-            if _setting(lines[index]) == _setting(old_line):
-                lines[index] = old_line
-            else:
-                lines[index] += f", {since}"
+            setting = old_line.partition("  # ")[0]  # without where its value came from
+            is_same = lines[index].partition("  # ")[0] == setting
+            lines[index] = old_line if is_same else f"{lines[index]}, {since}"
     write_text(path, "\n".join([*lines, ""]))
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-
-
-def _setting(line: str) -> str:
-    """Remove the comment that says where the value came from."""
-    return line.partition("  # ")[0]
 
 
 def write_status(run: Path, state: str, reason: str, step: int, resumed: bool = False) -> None:

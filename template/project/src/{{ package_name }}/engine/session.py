@@ -77,11 +77,6 @@ class Session:
 
     # --- phases
 
-    def train(self, fit: Callable[[Run], None], phase: int = 0) -> None:
-        """Train all phases, or only this one (from 1)."""
-        for run in self.phases(phase):
-            fit(run)
-
     def phases(self, only: int = 0) -> Iterator[Run]:
         """Yield each phase, ready to train; a run without phases is one of them.
 
@@ -94,7 +89,7 @@ class Session:
         first = self.progress.phase + 1
         if 0 < only < first:
             where = f"the run is in phase {first}"
-            raise UserError(f"phase {only} is finished", where, "--resume goes on with it")
+            raise UserError(f"phase {only} is finished", where, "--resume continues with it")
 
         for number in range(first, max(num_phases, 1) + 1):
             run = self._begin_phase(number)

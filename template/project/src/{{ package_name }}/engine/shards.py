@@ -1,11 +1,25 @@
-"""Tensors that FSDP has split: of each, a rank keeps its own rows."""
+"""Files of tensors, and tensors that FSDP has split: of each, a rank keeps its own rows."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch import Tensor
+
+from .files import sync
+
+
+class Shards(NamedTuple):
+    """What `save_shards` of a rank has made of a checkpoint's state."""
+
+    whole: dict[str, Any]  # the state without sharded tensors
+    shapes: dict[str, Any]  # of sharded tensors; of a tied weight, the key of the other one
+    sha256: dict[str, str]  # of the file with this rank's rows
 
 
 def fill(tensor: Any, source: Tensor) -> None:
@@ -23,3 +37,31 @@ def own(tensor: Any) -> Tensor:
     """Return this rank's rows of a sharded tensor, or another tensor as it is."""
     local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return local
+
+
+# --- files
+
+
+def save_tensors(tensors: dict[str, Tensor], path: Path) -> dict[str, str]:
+    """Write each tensor once; return the names that share a tensor with another (tied weights)."""
+    unique: dict[str, Tensor] = {}
+    first_names: dict[tuple[Any, ...], str] = {}
+    aliases = {}
+    for name, tensor in tensors.items():
+        key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.device)
+        if tensor.numel() and key in first_names:
+            aliases[name] = first_names[key]
+        else:
+            first_names[key] = name
+            unique[name] = tensor.contiguous()
+    write_tensors(save_file, unique, path)
+    return aliases
+
+
+def write_tensors(save: Callable[..., None], content: dict[str, Any], path: Path) -> None:
+    try:
+        save(content, path)
+    except (RuntimeError, SafetensorError) as error:
+        # Both libraries raise these for a full disk.
+        raise OSError(str(error)) from error
+    sync(path)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import fnmatch
+from collections import defaultdict
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,10 +13,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from .checkpoint import MANIFEST, MODEL, Checkpoint
+from .checkpoint import MANIFEST, MODEL, Checkpoint, read_model
 from .errors import UserError
 from .files import sha256
-from .runs import RUNS
+from .runs import RUNS, is_run
 from .shards import fill
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ SCRIPT_CHECKPOINT = "step-*-*.pt"
 SHOWN = 3  # tensors named in a note
 
 Tensors = dict[str, Tensor]
-Shape = Sequence[int]
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> tuple[str, str]:
@@ -39,13 +39,13 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> tuple[str, str]:
     """
     weights = dict(model.named_parameters(remove_duplicate=False))  # tied weights have two names
     for pattern in patterns:
-        matching = [weight for name, weight in weights.items() if fnmatchcase(name, pattern)]
+        matching = fnmatch.filter(weights, pattern)
         if not matching:
             names = ", ".join(list(weights)[:8])
             what = f"no weight's name fits '{pattern}'"
             raise UserError(what, "training.freeze", f"names are {names}, …")
-        for weight in matching:
-            weight.requires_grad_(False)
+        for name in matching:
+            weights[name].requires_grad_(False)
 
     total = sum(weight.numel() for weight in model.parameters())
     frozen = sum(weight.numel() for weight in model.parameters() if not weight.requires_grad)
@@ -58,45 +58,51 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> tuple[str, str]:
 def load_initial(project: Project, restored: bool) -> list[str]:
     """Load the weights of `training.init_from` into a new run's model; return notes for the user.
 
-    What fits by name and shape is taken: weights, and buffers such as running statistics. Whole
-    numbers, such as the codes of categories, follow from the data. restored: the run has loaded its
-    own checkpoint, which takes precedence.
+    Weights and buffers that fit by name and shape are loaded. Whole numbers, such as the codes of
+    categories, follow from the data. restored: the run has loaded its own checkpoint, which takes
+    precedence.
     """
     settings = project.settings
+    place = settings.training.init_from
     if restored:
         return settings.without_effect([INIT_FROM], "the run resumes from its own checkpoint")
-    if not settings.training.init_from:
+    if not place:
         return []
 
-    path, source = read_weights(settings.training.init_from, project.distributed)
+    path, tensors = read_weights(place, project.distributed)
     if path.suffix == ".pt":
-        source = _rename(source, getattr(project.model, "script_names", {}))
-    taken: set[int] = set()  # by id: a tied weight has two names
-    new: dict[int, tuple[str, Shape]] = {}
-    for name, tensor in project.model.state_dict(keep_vars=True).items():
-        if not tensor.is_floating_point():
-            source.pop(name, None)
-        elif name in source and source[name].shape == tensor.shape:
-            fill(tensor, source.pop(name))
-            taken.add(id(tensor))
-        elif isinstance(tensor, nn.Parameter):
-            new[id(tensor)] = (name, tensor.shape)
+        tensors = _rename(tensors, getattr(project.model, "script_names", {}))
+    source = _floats(tensors)
+    target = _floats(project.model.state_dict(keep_vars=True))
+    fitting = []
+    for name, tensor in target.items():
+        if name in source and source[name].shape == tensor.shape:
+            fill(tensor, source[name])
+            fitting.append(name)
 
-    missing = [entry for key, entry in new.items() if key not in taken]
-    left = [(name, tensor.shape) for name, tensor in source.items()]
-    if taken.isdisjoint(map(id, project.model.parameters())):
-        remedy = f"it has {listed(left)}; the model has {listed(missing)}"
+    filled = {id(target[name]) for name in fitting}  # a tied weight has two names
+    left = sorted(source.keys() - fitting)
+    new = []
+    for name, tensor in target.items():
+        if isinstance(tensor, nn.Parameter) and id(tensor) not in filled:
+            new.append(name)
+    if filled.isdisjoint(map(id, project.model.parameters())):
+        remedy = f"it has {listed(source, left)}; the model has {listed(target, new)}"
         raise UserError("no weight fits this model", f"{INIT_FROM} {path}", remedy)
-    counts = f"{len(taken)} tensors fit; new: {listed(missing)}; left: {listed(left)}"
+    counts = f"{len(fitting)} tensors fit; new: {listed(target, new)}; left: {listed(source, left)}"
     return [f"weights of {path}: {counts}"]
 
 
-def listed(shapes: Sequence[tuple[str, Shape]]) -> str:
+def _floats(tensors: Tensors) -> Tensors:
+    return {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
+
+
+def listed(tensors: Tensors, names: list[str]) -> str:
     """Name the first of many tensors: `head.weight 1×64, head.bias 1 and 4 more`."""
-    shown = [f"{name} {'×'.join(map(str, shape))}".strip() for name, shape in shapes[:SHOWN]]
+    shown = [f"{name} {'×'.join(map(str, tensors[name].shape))}".strip() for name in names[:SHOWN]]
     text = ", ".join(shown) or "nothing"
-    if len(shapes) > SHOWN:
-        text += f" and {len(shapes) - SHOWN} more"
+    if len(names) > SHOWN:
+        text += f" and {len(names) - SHOWN} more"
     return text
 
 
@@ -109,25 +115,27 @@ def read_weights(place: str, distributed: Distributed) -> tuple[Path, Tensors]:
     Of a run, the best checkpoint that is not damaged, or else the newest; of a folder,
     `model.safetensors`, or else all its files. Runs and checkpoints of `layout: script` too.
     """
-    for path in (RUNS / place, Path(place)):
-        script_files = sorted((path / "checkpoints").glob(SCRIPT_CHECKPOINT), reverse=True)
-        if path.match(SCRIPT_CHECKPOINT) and path.is_file():
-            script_files = [path]
-        if script_files:
-            return _read_script(script_files)
-        if (path / MANIFEST).is_file():
-            return _read_checkpoint(path.parent, path.name, distributed)
-        if (path / "checkpoints").is_dir():
-            return _read_checkpoint(path / "checkpoints", "best", distributed)
-        if (path / MODEL).exists():
-            path = path / MODEL
-        files = sorted(path.glob("*.safetensors"))
-        if path.suffix == ".safetensors" and path.is_file():
-            files = [path]
-        if files:
-            return path, _read_files(files)
-    remedy = "give a run, a checkpoint, or a folder or file of safetensors"
-    raise UserError("there are no weights", f"{INIT_FROM} {place}", remedy)
+    path = RUNS / place if is_run(RUNS / place) else Path(place)
+    checkpoints = path / "checkpoints"
+    if (path / MANIFEST).is_file():
+        return _read_checkpoint(path.parent, path.name, distributed)
+    if path.is_file() and path.match(SCRIPT_CHECKPOINT):
+        return _read_script([path])
+    script_files = sorted(checkpoints.glob(SCRIPT_CHECKPOINT), reverse=True)
+    if script_files:
+        return _read_script(script_files)
+    if checkpoints.is_dir():
+        return _read_checkpoint(checkpoints, "best", distributed)
+
+    if (path / MODEL).exists():
+        path = path / MODEL
+    files = sorted(path.glob("*.safetensors"))
+    if path.is_file():
+        files = [path]
+    if not files:
+        remedy = "give a run, a checkpoint, or a folder or file of safetensors"
+        raise UserError("there are no weights", f"{INIT_FROM} {place}", remedy)
+    return path, _read_files(files)
 
 
 def _read_files(files: list[Path]) -> Tensors:
@@ -149,18 +157,16 @@ def _read_checkpoint(folder: Path, which: str, distributed: Distributed) -> tupl
     if manifest is None:
         raise UserError("the run has no checkpoint yet", f"{INIT_FROM} {folder.parent}")
     path = manifest["path"]
-    tensors = load_file(path / MODEL)
-    rows: dict[str, list[Tensor]] = {}
+    tensors = read_model(manifest)
+    rows = defaultdict(list)
     for file in sorted(path.glob("shard-*.safetensors")):
         for key, tensor in load_file(file).items():
-            rows.setdefault(key, []).append(tensor)
-    for key, shards in rows.items():
+            rows[key].append(tensor)
+    for key, shape in manifest["shards"].items():
+        # Of tied weights, only the first is stored.
+        stored = shape if isinstance(shape, str) else key
         if key.startswith("model/"):
-            tensors[key.removeprefix("model/")] = torch.cat(shards)
-
-    for alias, name in (manifest["aliases"] | manifest["shards"]).items():
-        if isinstance(name, str):  # else the shape of a sharded tensor
-            tensors[alias.removeprefix("model/")] = tensors[name.removeprefix("model/")]
+            tensors[key.removeprefix("model/")] = torch.cat(rows[stored])
     return path, tensors
 
 
