@@ -10,6 +10,7 @@ project = "fasttrain-template"
 html_title = project
 extensions = ["myst_parser"]
 exclude_patterns = [".doctrees"]
+myst_enable_extensions = ["html_image"]  # <img src="..."> is a picture to copy, too
 myst_heading_anchors = 6  # every heading, by the names that GitHub gives
 highlight_language = "text"  # blocks that name no language are commands and their output
 
@@ -23,6 +24,7 @@ html_theme_options = {
     "navigation_with_keys": True,
 }
 html_copy_source = False
+html_use_index = False  # of Python's objects, which these pages do not have
 html_show_copyright = False
 if "GITHUB_REPOSITORY" in os.environ:
     owner, name = os.environ["GITHUB_REPOSITORY"].split("/")
