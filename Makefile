@@ -46,7 +46,7 @@ bench: $(READY) $(PEERS) ## measure on this machine's CPU, against the peers: ma
 bench-gpu: $(READY) ## test and measure on this machine's GPU: make bench-gpu [PART=llm] [ARGS=--rehearse or --publish]
 	$(BIN)/python benchmarks/gpu/$(or $(PART),run_all).py $(ARGS)
 
-lint: $(READY) ## style and types of the repository and of every part
+lint: $(READY) ## style, spelling and types of the repository and of every part
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/codespell
