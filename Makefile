@@ -13,11 +13,12 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 READY := .venv/.ready
 LOWEST := .venv-copier-lowest/.ready
 PEERS := .venv-peers/.ready
+DOCS := .venv-docs/.ready
 COPIER := build/.venv-copier
 LOWEST_VERSION := $(shell sed -n 's/^_min_copier_version: "\([0-9.]*\)".*/\1/p' copier.yml)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint bench bench-gpu
+.PHONY: help setup demo test test-all lint docs links bench bench-gpu
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-11s%s\n", $$1, $$2 }' Makefile
@@ -45,13 +46,20 @@ bench: $(READY) $(PEERS) ## measure on this machine's CPU, against the peers: ma
 bench-gpu: $(READY) ## test and measure on this machine's GPU: make bench-gpu [PART=llm] [ARGS=--rehearse or --publish]
 	$(BIN)/python benchmarks/gpu/$(or $(PART),run_all).py $(ARGS)
 
-lint: $(READY) ## style and types of the repository and of every part
+lint: $(READY) ## style, spelling and types of the repository and of every part
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/codespell
 	$(BIN)/python tools/link.py build/linked
 	$(BIN)/mypy
 	$(BIN)/mypy benchmarks/gpu/*.py
 	$(BIN)/python -m pytest --quiet tests/test_tier_a.py::test_types
+
+docs: $(DOCS) ## build the site of docs/ and the README into build/site; a broken link is an error
+	.venv-docs/bin/python tools/build_site.py build/site
+
+links: ## ask every site that the documents link to; needs a network
+	$(PYTHON) tools/links.py
 
 # torch goes first and by its exact version: as a dependency of another package pip would take the newest
 # one and all of CUDA with it. LOWEST_VERSIONS=1 takes the lowest versions that pyproject.toml allows.
@@ -68,6 +76,11 @@ $(PEERS): Makefile
 	test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
 	.venv-peers/bin/python -m pip install --quiet "$(TORCH)" $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 	.venv-peers/bin/python -m pip install --quiet "$(TORCH)" h5py webdataset mosaicml-streaming
+	touch $@
+
+$(DOCS): tools/docs_site/requirements.txt
+	test -x .venv-docs/bin/python || $(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install --quiet --requirement $<
 	touch $@
 
 $(LOWEST): copier.yml

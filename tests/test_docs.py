@@ -1,0 +1,249 @@
+"""The documents: every link leads somewhere, every page is in the navigation, and the site's pages
+are those of docs/."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import build_site
+import pytest
+import yaml
+from links import (
+    CODE_ADDRESS,
+    DOCS,
+    REPOSITORY,
+    SITE_ADDRESS,
+    anchors,
+    documents,
+    links,
+    local_file,
+    other_sites,
+    problems,
+)
+from links import main as check_other_sites
+from rendering import render
+from variants import choices, scripts
+
+WORKFLOWS = sorted((REPOSITORY / ".github/workflows").glob("*.yml"))
+
+
+def written(folder: Path, text: str) -> Path:
+    page = folder / "page.md"
+    page.write_text(text, encoding="utf-8")
+    return page
+
+
+@pytest.mark.parametrize("path", documents(), ids=lambda path: str(path.relative_to(REPOSITORY)))
+def test_links_lead_to_a_file_and_to_a_heading_of_it(path: Path) -> None:
+    assert problems(path) == []
+
+
+@pytest.mark.parametrize("workload", choices("workload"))
+def test_links_of_a_rendered_readme_lead_somewhere(workload: str) -> None:
+    everything = {"extras": list(choices("extras")), "tracker": "wandb"}
+    for answers in ({}, everything):
+        assert problems(render(workload=workload, **answers) / "README.md") == []
+
+
+@pytest.mark.parametrize("workload", sorted({answers["workload"] for answers in scripts()}))
+def test_links_of_a_script_s_readme_lead_somewhere(workload: str) -> None:
+    assert problems(render(workload=workload, layout="script") / "README.md") == []
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "missing.md",
+        "docs/../missing.md",
+        "#no-such-heading",
+        "page.md#no-such-heading",
+        f"{CODE_ADDRESS}/blob/main/docs/missing.md",
+        f"{CODE_ADDRESS}/blob/main/docs/update.md#no-such-heading",
+        f"{SITE_ADDRESS}/missing.html",
+        f"{SITE_ADDRESS}/update.html#no-such-heading",
+    ],
+)
+def test_a_link_that_leads_nowhere_is_named_with_its_line(tmp_path: Path, target: str) -> None:
+    page = written(tmp_path, f"# Page\n\nA [link\nof two lines]({target}).\n")
+    (problem,) = problems(page)
+    assert problem.startswith(f"{page}:4: {target}: no such ")
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "page.md",
+        "#a-word--code_here",
+        "#twice-1",
+        "#made-by-hand",
+        f"{CODE_ADDRESS}/tree/main/template/parts",
+        f"{CODE_ADDRESS}",
+        f"{SITE_ADDRESS}",
+        f"{SITE_ADDRESS}/overview.html",
+        f"{SITE_ADDRESS}/benchmarks/",
+        f"{SITE_ADDRESS}/update.html#what-an-update-may-change",
+        "mailto:nobody",
+    ],
+)
+def test_headings_have_the_anchors_that_github_gives_them(tmp_path: Path, target: str) -> None:
+    text = "# A [word](x.md) & `code_here`!\n\n## Twice\n\n## Twice\n\n"
+    text += f'<a id="made-by-hand"></a>\n\n[link]: {target}\n'
+    assert problems(written(tmp_path, text.replace("(x.md)", "(page.md)"))) == []
+
+
+def test_what_looks_like_a_link_in_code_is_none(tmp_path: Path) -> None:
+    text = (
+        "`a[0](b)` and\n\n    c[1](d)\n\n    e[2](f)\n\n```python\n# no heading\ng[3](h)\n```\n\n"
+    )
+    page = written(tmp_path, text + "<!-- [i](j) -->\n[real](k)\n")
+    assert [link.target for link in links(page.read_text(encoding="utf-8"))] == ["k"]
+    assert anchors(page) == frozenset()
+
+
+def test_every_page_is_in_the_navigation_once() -> None:
+    listed = [page.source for pages in build_site.navigation().values() for page in pages]
+    assert len(listed) == len(set(listed))
+    assert set(DOCS.rglob("*.md")) - {DOCS / "README.md"} <= set(listed)
+
+
+def test_the_site_has_every_page_and_no_link_of_it_is_lost(tmp_path: Path) -> None:
+    build_site.copy_pages(tmp_path)
+    pages = sorted(tmp_path.rglob("*.md"))
+    assert len(pages) == len(list(DOCS.rglob("*.md"))) + 2  # and README.md, CHANGELOG.md
+    assert tmp_path / "index.md" in pages
+    for page in pages:
+        assert problems(page) == []
+        for link in links(page.read_text(encoding="utf-8")):
+            file = local_file(link.target, page)
+            inside = file is None or tmp_path in file.resolve().parents
+            assert inside or link.target.startswith(CODE_ADDRESS), f"{page}: {link.target}"
+
+
+def test_the_sidebar_lists_what_exists(tmp_path: Path) -> None:
+    build_site.copy_pages(tmp_path)
+    start_page = (tmp_path / "index.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```\{toctree\}\n(.*?)^```$", start_page, re.MULTILINE | re.DOTALL)
+    names = []
+    for block in blocks:
+        lines = block.split("\n\n")[1].split()
+        names += [line.strip("<>") for line in lines if line not in ("Overview", "Changelog")]
+    pages = {page.relative_to(tmp_path).with_suffix("") for page in tmp_path.rglob("*.md")}
+    assert {Path(name) for name in names} == pages - {Path("index")}
+
+
+def test_a_page_that_asks_another_host_is_named(tmp_path: Path) -> None:
+    remote = [
+        '<script defer src="https://cdn.example.org/x.js"></script>',
+        '<link rel="stylesheet" href="//fonts.example.org/css">',
+        '<img alt="badge" src="https://badges.example.org/1.svg">',
+        "<style>@import 'https://fonts.example.org/css'</style>",
+        "<style>body { background: url(https://images.example.org/1.png) }</style>",
+    ]
+    for line in remote:
+        (tmp_path / "page.html").write_text(line)
+        assert len(list(build_site.remote_requests(tmp_path))) == 1, line
+    own = '<script src="_static/x.js"></script><a href="https://example.org">elsewhere</a>'
+    canonical = '<link rel="canonical" href="https://example.org/page.html">'
+    (tmp_path / "page.html").write_text(own + canonical)
+    assert list(build_site.remote_requests(tmp_path)) == []
+
+
+class Site(BaseHTTPRequestHandler):
+    """A site that has two pages, one of which it gives only whole."""
+
+    def do_HEAD(self) -> None:
+        self.send_response({"/page": 200, "/only-get": 405}.get(self.path, 404))
+        self.end_headers()
+
+    def do_GET(self) -> None:
+        self.send_response({"/only-get": 200}.get(self.path, 404))
+        self.end_headers()
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Site) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_make_links_names_an_address_that_is_gone(
+    tmp_path: Path,
+    address: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("links.is_public", lambda address: True)
+    page = written(tmp_path, f"[a]({address}/page), {address}/only-get.\n")
+    assert check_other_sites([str(page)]) == 0
+    assert capsys.readouterr().out == "2 addresses, 0 of them without an answer\n"
+    page = written(tmp_path, f"\n`curl {address}/gone` and {address}/gone#place\n")
+    assert check_other_sites([str(page)]) == 1
+    expected = f"{page}:2: {address}/gone: HTTP Error 404: Not Found\n"
+    assert capsys.readouterr().out.startswith(expected)
+
+
+def test_make_links_asks_no_example_and_not_the_reader_s_own_machine(tmp_path: Path) -> None:
+    text = "http://localhost:6006 http://127.0.0.1 https://<host>/x https://{{ wheel }} "
+    page = written(tmp_path, f"{text}{CODE_ADDRESS} {SITE_ADDRESS} https://example.org/a#b")
+    assert [place for place, _ in other_sites([page])] == ["https://example.org/a"]
+
+
+@pytest.mark.parametrize("path", [*WORKFLOWS, REPOSITORY / ".ci/run"], ids=lambda path: path.name)
+def test_workflows_run_targets_that_the_makefile_has(path: Path) -> None:
+    makefile = (REPOSITORY / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    commands = commands_of(path)
+    assert commands
+    for command in commands:
+        used = re.findall(r"\bmake +([a-z-]+)", command)
+        assert set(used) <= targets, command
+        scripts = re.findall(r"(?<!\S)\.ci/\S+", command)
+        assert used or scripts, command
+        assert all((REPOSITORY / script).exists() for script in scripts), command
+
+
+def commands_of(path: Path) -> list[str]:
+    """What a workflow, or CI's script, runs."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix != ".yml":
+        return [line for line in text.splitlines() if "make" in line and not line.startswith("#")]
+    steps = []
+    for job in yaml.safe_load(text)["jobs"].values():
+        steps += job["steps"]
+    return [step["run"] for step in steps if "run" in step]
+
+
+def test_the_published_folder_is_the_one_that_make_docs_builds() -> None:
+    workflow = yaml.safe_load((REPOSITORY / ".github/workflows/docs.yml").read_text())
+    steps = workflow["jobs"]["build"]["steps"]
+    (upload,) = [step for step in steps if "upload-pages-artifact" in step.get("uses", "")]
+    makefile = (REPOSITORY / "Makefile").read_text(encoding="utf-8")
+    assert f"tools/build_site.py {upload['with']['path']}\n" in makefile
+    assert workflow["jobs"]["deploy"]["needs"] == "build"
+    granted = workflow["jobs"]["deploy"]["permissions"]
+    assert granted == {"pages": "write", "id-token": "write"}
+
+
+def test_a_broken_link_in_a_page_stays_for_sphinx_to_refuse(tmp_path: Path) -> None:
+    source = DOCS / "update.md"
+    names = build_site.site_files()
+    assert build_site.site_link("missing.md#x", source, names) == "missing.md#x"
+    assert build_site.site_link("README.md#x", source, names) == "index.md#x"
+    assert build_site.site_link("benchmarks/README.md", source, names) == "benchmarks/index.md"
+    code = f"{CODE_ADDRESS}/blob/HEAD/copier.yml"
+    assert build_site.site_link("../copier.yml", source, names) == code
+    folder = f"{CODE_ADDRESS}/tree/HEAD/template/parts"
+    assert build_site.site_link("../template/parts", source, names) == folder
+    assert build_site.site_link("../CHANGELOG.md", source, names) == "changelog.md"
+    page = DOCS / "benchmarks/loop.md"
+    assert build_site.site_link("../update.md", page, names) == "../update.md"
+    assert build_site.site_link("https://example.org", page, names) == "https://example.org"
