@@ -87,8 +87,7 @@ def offset_of(path: Path, name: str = "features") -> int:
         return file[name].id.get_offset()
 
 
-# ---- cases: functions of (path, epoch) that yield (features, targets) batch by batch
-# --------------
+# ---- cases: functions of (path, epoch) that yield (features, targets) batch by batch -------------
 
 
 def raw(path: Path, threads: int, reused: int = 0) -> float:

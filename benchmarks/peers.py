@@ -57,7 +57,7 @@ def streaming(path: Path, sizes: Sizes, batch: int, workers: int) -> Callable[[i
     """MDS shards of 64 MB, shuffled by its own default."""
     import torch
 
-    # Streaming imports torchvision for its plot sets, whose operators are absent beside a CPU's
+    # Streaming imports torchvision for its image sets, whose operators are absent with a CPU's
     # torch.
     torch.library.register_fake = lambda *names, **more: lambda function: function
     from streaming import MDSWriter, StreamingDataset

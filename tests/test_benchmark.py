@@ -22,7 +22,7 @@ import yaml
 from forking import forked_trials
 from importing import imported
 from rendering import REPOSITORY
-from running import PACKAGE, one_error, run
+from running import PACKAGE, check_run, one_error, run
 from test_tier_b import TINY
 from variants import choices, gpus, name, pairwise
 
@@ -44,8 +44,7 @@ def result(folder: Path) -> dict[str, Any]:
 
 
 def command(project: Path, folder: Path, *words: str, before: Any = None) -> dict[str, Any]:
-    done = run(project, "benchmark", *words, cwd=folder, before=forked_trials(project, before))
-    assert done.code == 0, done.err[-3000:]
+    check_run(project, "benchmark", *words, cwd=folder, before=forked_trials(project, before))
     return result(folder)
 
 
@@ -122,7 +121,7 @@ def test_an_interrupted_benchmark_is_resumed(tmp_path: Path) -> None:
     assert stopped.code == 130
     assert [row["processes"] for row in result(tmp_path)["rows"]] == [1, 1]
     assert "same command again" in (tmp_path / "benchmark_results/benchmark.md").read_text()
-    assert run(project, "benchmark", *TWICE, cwd=tmp_path, before=before).code == 0
+    check_run(project, "benchmark", *TWICE, cwd=tmp_path, before=before)
     assert len(log.read_text()) == 5, "two rows have one process, and need another"
     assert [row["processes"] for row in result(tmp_path)["rows"]] == [2, 2]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from rendering import render
-from running import one_error, run
+from rendering import render, replace
+from running import check_run, one_error, run
 from test_tier_b import TINY
 from variants import choices
 
@@ -17,8 +17,7 @@ SMALL = ("--samples", "64")
 
 
 class Broken(NamedTuple):
-    """A fault of one's own: `old` stands in the file once; `check` fails, and its line has
-    `words`."""
+    """`old` is in the file once; with `new`, `check` fails and its line has `words`."""
 
     workload: str
     file: str
@@ -39,7 +38,7 @@ BROKEN = {
         "model.py",
         "target = torch.where(present, target, prediction.detach())",
         "",
-        "filler",
+        "padding_rows",
         'with them the loss is.*batch["present"]',
     ),
     "a leak by one row": Broken(
@@ -163,8 +162,9 @@ BROKEN = {
 @pytest.mark.parametrize("workload", choices("workload"))
 @pytest.mark.first(3)
 def test_the_workloads_keep_to_their_contract(workload: str, tmp_path: Path) -> None:
-    result = run(render(workload=workload, **CHECK), "check", *SMALL, *TINY[workload], cwd=tmp_path)
-    assert result.code == 0, result.out + result.err
+    result = check_run(
+        render(workload=workload, **CHECK), "check", *SMALL, *TINY[workload], cwd=tmp_path
+    )
     states = {line.split()[1]: line.split()[0] for line in result.out.splitlines()}
     assert len(states) == 14
     skipped = {name for name, state in states.items() if state == "skipped"}
@@ -176,10 +176,7 @@ def test_the_workloads_keep_to_their_contract(workload: str, tmp_path: Path) -> 
 def test_what_breaks_the_contract_is_named(name: str, tmp_path: Path) -> None:
     fault = BROKEN[name]
     project = shutil.copytree(render(workload=fault.workload, **CHECK), tmp_path / "project")
-    path = project / "src/my_training" / fault.file
-    text = path.read_text(encoding="utf-8")
-    assert text.count(fault.old) == 1
-    path.write_text(text.replace(fault.old, fault.new), encoding="utf-8")
+    replace(project / "src/my_training" / fault.file, fault.old, fault.new)
     words = ("check", "--only", fault.check, *SMALL, *TINY[fault.workload])
     result = run(project, *words, cwd=tmp_path)
     assert result.code == 1, result.out + result.err
@@ -229,10 +226,7 @@ def test_one_nan_is_one_failure_with_its_array_column_and_sample(name: str, tmp_
     """What depends on the samples is skipped because of them, and accuses nothing else."""
     workload, file, old, new, reason = NAN[name]
     project = shutil.copytree(render(workload=workload, **CHECK), tmp_path / "project")
-    path = project / "src/my_training" / file
-    text = path.read_text(encoding="utf-8")
-    assert text.count(old) == 1
-    path.write_text(text.replace(old, new), encoding="utf-8")
+    replace(project / "src/my_training" / file, old, new)
     result = run(project, "check", *SMALL, *TINY[workload], cwd=tmp_path)
     assert result.code == 1, result.out + result.err
     lines = {line.split()[1]: line.split(maxsplit=2)[::2] for line in result.out.splitlines()}
@@ -244,7 +238,7 @@ def test_one_nan_is_one_failure_with_its_array_column_and_sample(name: str, tmp_
     assert len(lines) == 11
 
 
-def test_a_mistake_in_the_command_is_one_line(tmp_path: Path) -> None:
+def test_wrong_flags_are_one_line(tmp_path: Path) -> None:
     project = render(workload="tabular", **CHECK)
     one_error(
         run(project, "check", "--only", "shape", cwd=tmp_path),

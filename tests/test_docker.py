@@ -16,7 +16,7 @@ import pytest
 import yaml
 from packaging.specifiers import SpecifierSet
 from rendering import REPOSITORY, render, render_into
-from running import documented, run
+from running import check_run, documented
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -135,5 +135,4 @@ def test_the_commands_of_the_guide(tmp_path: Path) -> None:
     commands = documented(REPOSITORY / "docs/rented-gpu.md")
     assert [words[0] for words in commands] == ["doctor", "train", "train", "train"]
     for words in commands[1:]:
-        result = run(project(), *words, cwd=tmp_path)
-        assert result.code == 0, (words, result.err)
+        check_run(project(), *words, cwd=tmp_path)

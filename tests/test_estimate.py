@@ -297,7 +297,7 @@ def test_what_does_not_fit_is_last_and_said(tmp_path):
         (("--price", "mine=1"), "no card 'mine'"),
     ],
 )
-def test_mistakes_are_one_line(tmp_path, words, says):
+def test_wrong_flags_are_one_line(tmp_path, words, says):
     one_error(estimated(render(workload="tabular"), "estimate", *words, cwd=tmp_path), says)
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from importing import imported
 from rendering import REPOSITORY, render
-from running import documented, newest_run, one_error, run
+from running import check_run, documented, newest_run, one_error, run
 from safetensors.torch import load_file
 from test_tier_b import TINY
 from torch import nn
@@ -25,8 +25,7 @@ SHORT = ("--training.max_steps", "20", "--data.num_workers", "0")
 def trained(workload: str, folder: Path) -> Path:
     """A project with the command, and a short run of it in `folder`."""
     project = render(workload=workload, **EXPORT)
-    result = run(project, "train", *TINY[workload], *SHORT, cwd=folder)
-    assert result.code == 0, result.err
+    check_run(project, "train", *TINY[workload], *SHORT, cwd=folder)
     return project
 
 
@@ -57,8 +56,7 @@ def example(project: Path, folder: Path) -> str:
 @pytest.mark.first(1)
 def test_every_workload_is_written_and_loads(workload: str, tmp_path) -> None:
     project = trained(workload, tmp_path)
-    result = run(project, "export", "--int8", cwd=tmp_path)
-    assert result.code == 0, result.err
+    result = check_run(project, "export", "--int8", cwd=tmp_path)
     folder = newest_run(tmp_path) / "export"
     program = torch.export.load(folder / "model.pt2").module()
     batch = load_file(folder / "example.safetensors")
@@ -85,8 +83,7 @@ def test_every_workload_is_written_and_loads(workload: str, tmp_path) -> None:
 def test_the_example_predicts_with_torch_alone_and_with_the_project(tmp_path) -> None:
     project = trained("timeseries", tmp_path)
     output = tmp_path / "elsewhere" / "model"
-    result = run(project, "export", "--output", str(output), cwd=tmp_path)
-    assert result.code == 0, result.err
+    result = check_run(project, "export", "--output", str(output), cwd=tmp_path)
     assert "int8" not in result.out
     alone = example(Path("/nowhere"), output)
     assert "prediction (64, 12, 3)" in alone
@@ -113,8 +110,7 @@ def stubborn_model() -> None:
 
 def test_a_model_that_torch_export_refuses_is_written_all_the_same(tmp_path) -> None:
     project = trained("tabular", tmp_path)
-    result = run(project, "export", cwd=tmp_path, before=stubborn_model)
-    assert result.code == 0, result.err
+    result = check_run(project, "export", cwd=tmp_path, before=stubborn_model)
     assert "note: no model.pt2, torch.export refuses: " in result.out
     folder = newest_run(tmp_path) / "export"
     assert not (folder / "model.pt2").exists()
@@ -143,8 +139,7 @@ def test_what_was_compiled_for_training_is_exported_plain(tmp_path) -> None:
     machines."""
     project = trained("tabular", tmp_path)
     words = ("--compile.enabled", "true", "--training.precision", "bf16")
-    result = run(project, "export", "--int8", *words, cwd=tmp_path)
-    assert result.code == 0, result.err
+    result = check_run(project, "export", "--int8", *words, cwd=tmp_path)
     assert "model.pt2: " in result.out
     assert metrics(result.out)["int8"][0] == pytest.approx(metrics(result.out)["as"][0], rel=0.05)
 
@@ -162,7 +157,7 @@ def test_a_head_that_shares_its_weight_with_an_embedding_stays() -> None:
     assert model.head.weight is model.embedding.weight
 
 
-def test_mistakes_are_one_line(tmp_path) -> None:
+def test_wrong_flags_are_one_line(tmp_path) -> None:
     project = trained("tabular", tmp_path)
     (tmp_path / "file").touch()
     refused = run(project, "export", "--output", "file/below", cwd=tmp_path)
@@ -173,7 +168,6 @@ def test_mistakes_are_one_line(tmp_path) -> None:
 def test_the_page_names_every_file(tmp_path) -> None:
     page = REPOSITORY / "docs/export.md"
     for words in documented(page):
-        result = run(render(workload="tabular", **EXPORT), *words, cwd=tmp_path)
-        assert result.code == 0, result.err
+        check_run(render(workload="tabular", **EXPORT), *words, cwd=tmp_path)
     for path in (newest_run(tmp_path) / "export").iterdir():
         assert f"`{path.name}`" in page.read_text(encoding="utf-8")

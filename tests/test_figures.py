@@ -27,7 +27,7 @@ import torch
 import yaml
 from budget import SCRIPT, TABULAR_SCRIPT
 from rendering import REPOSITORY, render
-from running import PACKAGE, newest_run, rows, start
+from running import PACKAGE, evaluation_of, rows, start
 from test_graph import classifier
 from test_script import start_script
 from variants import gpus
@@ -75,7 +75,7 @@ def done(workload: str, *words: str, place: Path) -> str:
 def evaluated(workload: str, *words: str, place: Path) -> Found:
     """The model's metrics by name, and those of each baseline as `baseline.name`."""
     done(workload, *words, place=place)
-    found = json.loads((newest_run(place) / "evaluation.json").read_text())
+    found = evaluation_of(place)
     baselines = {
         f"{row}.{name}": x for row, got in found["baselines"].items() for name, x in got.items()
     }

@@ -24,7 +24,7 @@ import transformers
 import yaml
 from importing import imported
 from rendering import REPOSITORY, render
-from running import Result, documented, losses, newest_run, run
+from running import Result, check_run, documented, evaluation_of, losses, newest_run
 from safetensors.torch import save_file
 from sklearn.datasets import load_digits
 from test_shell import shell
@@ -73,8 +73,7 @@ def program(path: Path) -> ModuleType:
 
 
 def done(project: Path, *words: str, cwd: Path) -> Result:
-    result = run(project, *words, cwd=cwd)
-    assert result.code == 0, result.err[-2000:]
+    result = check_run(project, *words, cwd=cwd)
     return result
 
 
@@ -172,7 +171,7 @@ def nanogpts(old: Any, batch: Batch, padding: int = 0) -> tuple[torch.Tensor, to
     return logits, loss
 
 
-def test_a_nanogpt_goes_on_as_the_projects_gpt(nanogpt: Path) -> None:
+def test_a_nanogpt_continues_as_the_projects_gpt(nanogpt: Path) -> None:
     project = LLM.project()
     values = yaml.safe_load((project / "config.yaml").read_text(encoding="utf-8"))
     for section, given in yaml.safe_load(quoted("from-nanogpt", "yaml")[0]).items():
@@ -224,7 +223,7 @@ def write_flowers(path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:You are trying to `self.log")
-def test_a_lightning_module_goes_on(tmp_path: Path) -> None:
+def test_a_lightning_module_becomes_a_project(tmp_path: Path) -> None:
     write_flowers(tmp_path / "flowers.csv")
     execute(BEFORE / "flowers.py", tmp_path)
 
@@ -257,7 +256,7 @@ def test_a_lightning_module_goes_on(tmp_path: Path) -> None:
 # ---- from HF Trainer ---------------------------------------------------------------------------
 
 
-def test_a_model_of_hf_trainer_goes_on(tmp_path: Path) -> None:
+def test_a_model_of_hf_trainer_becomes_a_project(tmp_path: Path) -> None:
     (tmp_path / "input.txt").write_text(PROSE * 40, encoding="utf-8")
     execute(BEFORE / "trainer.py", tmp_path)
 
@@ -286,7 +285,7 @@ def test_a_model_of_hf_trainer_goes_on(tmp_path: Path) -> None:
 # ---- from a notebook ---------------------------------------------------------------------------
 
 
-def test_a_notebook_goes_on(tmp_path: Path) -> None:
+def test_a_notebook_becomes_a_project(tmp_path: Path) -> None:
     digits = load_digits()
     np.savez(tmp_path / "digits.npz", images=digits.images.astype(np.uint8), labels=digits.target)
     *files, last = quoted("from-notebook")
@@ -310,7 +309,7 @@ def test_a_notebook_goes_on(tmp_path: Path) -> None:
     predicted = np.load(newest_run(tmp_path) / "predictions.npz")["probability"]
     expected = torch.from_numpy(seen["logits"]).softmax(1)
     torch.testing.assert_close(torch.from_numpy(predicted), expected, **CLOSE)
-    evaluation = json.loads((newest_run(tmp_path) / "evaluation.json").read_text())
+    evaluation = evaluation_of(tmp_path)
     assert evaluation["metrics"]["loss"] == pytest.approx(float(seen["loss"]), abs=1e-6)
 
     check_training(project, tmp_path, *train)

@@ -3,7 +3,6 @@ them."""
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 import stocks
 import torch
 from rendering import REPOSITORY
-from running import documented, losses, newest_run, one_error
+from running import documented, evaluation_of, losses, newest_run, one_error
 from stocks import (
     GRAPH,
     HEADER,
@@ -376,7 +375,7 @@ def test_predictions_are_those_that_evaluation_measures(tmp_path: Path) -> None:
     for words in (TRAIN, ("evaluate",), ("predict",), ("predict", "--output", "old.csv")):
         GRAPH.done(*words, cwd=place)
     old = np.load(newest_run(place) / "predictions.npz")
-    evaluation = json.loads((newest_run(place) / "evaluation.json").read_text())
+    evaluation = evaluation_of(place)
     error = old["prediction"] - old["target"]
     assert old["horizons"].tolist() == [1, 3]
     expected = pytest.approx(evaluation["metrics"]["mse_original"], rel=1e-4)
@@ -435,7 +434,7 @@ def test_returns_of_random_walks_cannot_be_told(tmp_path: Path) -> None:
     place = prepared(tmp_path, "--target", "return", table=table)
     GRAPH.done(*TRAIN, "--training.max_steps", "60", cwd=place)
     GRAPH.done("evaluate", cwd=place)
-    evaluation = json.loads((newest_run(place) / "evaluation.json").read_text())
+    evaluation = evaluation_of(place)
     assert 0.44 < evaluation["metrics"]["direction_accuracy"] < 0.56
     assert evaluation["metrics"]["mse"] > 0.95 * evaluation["baselines"]["mean"]["mse"]
 

@@ -87,7 +87,7 @@ def test_attention_is_what_the_book_says(
 
 
 @pytest.mark.parametrize("dropout", [-0.1, 1.0])
-def test_a_share_outside_is_refused(dropout: float) -> None:
+def test_a_dropout_outside_its_range_is_refused(dropout: float) -> None:
     with pytest.raises(ValueError, match="from 0 to below 1"):
         attention(dropout)
 

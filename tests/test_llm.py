@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import gzip
-import json
 import math
 import re
 from collections import Counter
@@ -15,7 +14,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from running import Result, evaluations, losses, newest_run, one_error, rows, run, weights
+from running import (
+    Result,
+    check_run,
+    evaluation_of,
+    evaluations,
+    losses,
+    one_error,
+    rows,
+    run,
+    weights,
+)
 from torch.nn import functional
 from workload import Batch, Workload
 
@@ -470,7 +479,7 @@ def test_it_learns_the_order_of_tokens_and_says_how_well(place: Path) -> None:
     assert "mfu" not in row
 
     LLM.done("evaluate", cwd=place)
-    found = json.loads((newest_run(place) / "evaluation.json").read_text())
+    found = evaluation_of(place)
     metrics = found["metrics"]
     text = tokens(place / "data", "test")
     assert metrics["perplexity"] == pytest.approx(math.exp(metrics["loss"]))
@@ -520,17 +529,16 @@ def test_the_count_model_is_the_one_of_witten_and_bell() -> None:
 def test_fp8_emulated_learns_as_bf16_does(place: Path) -> None:
     project = LLM.project(precision="fp8")
     words = ("train", *SMALL, "--model.width", "128", "--training.max_steps", "8")
-    result = run(project, *words, "--training.fp8_emulation", "true", cwd=place)
-    assert result.code == 0, result.err
+    result = check_run(project, *words, "--training.fp8_emulation", "true", cwd=place)
     assert "torchao" not in result.err, "what its import has to say is not the user's business"
     assert "_pytree" not in result.err
     assert re.search("emulated.* 8 layers", result.out, re.DOTALL)
     fp8 = float.fromhex(losses(place)[-1][1])
-    assert run(project, *words, "--training.precision", "bf16", cwd=place).code == 0
+    check_run(project, *words, "--training.precision", "bf16", cwd=place)
     bf16 = float.fromhex(losses(place)[-1][1])
     assert fp8 != bf16
     assert fp8 == pytest.approx(bf16, rel=0.05)
-    assert run(project, "evaluate", cwd=place).code == 0
+    check_run(project, "evaluate", cwd=place)
 
 
 def test_fp8_layers_evaluate_in_bf16_and_leave_small_ones_alone() -> None:

@@ -3,7 +3,6 @@ predicts."""
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from pathlib import Path
@@ -11,8 +10,8 @@ from pathlib import Path
 import budget
 import numpy as np
 import pytest
-from rendering import REPOSITORY, render
-from running import newest_run, run
+from rendering import REPOSITORY, render, replace
+from running import check_run, evaluation_of, newest_run, run
 
 PAGE = (REPOSITORY / "docs/own-data.md").read_text(encoding="utf-8")
 FILES = ("dataset.py", "model.py", "commands/prepare.py", "commands/predict.py")
@@ -58,8 +57,7 @@ def test_the_example_keeps_to_its_contract_trains_and_predicts(
 ) -> None:
     text = (project / "config.yaml").read_text(encoding="utf-8")
     (tmp_path / "config.yaml").write_text(OTHERS.sub("  width: 64\n", text), encoding="utf-8")
-    result = run(project, "check", cwd=tmp_path)
-    assert result.code == 0, result.out + result.err
+    result = check_run(project, "check", cwd=tmp_path)
     assert [line.split()[0] for line in result.out.splitlines()] == ["ok"] * 14
 
     random, folder = np.random.default_rng(1), tmp_path / "signals"
@@ -77,9 +75,8 @@ def test_the_example_keeps_to_its_contract_trains_and_predicts(
         ("evaluate",),
         ("predict",),
     ):
-        result = run(project, *words, cwd=tmp_path)
-        assert result.code == 0, result.err
-    found = json.loads((newest_run(tmp_path) / "evaluation.json").read_text())
+        result = check_run(project, *words, cwd=tmp_path)
+    found = evaluation_of(tmp_path)
     assert found["metrics"]["accuracy"] > 0.8 > found["baselines"]["most frequent"]["accuracy"]
     predicted = np.load(newest_run(tmp_path) / "predictions.npz")
     assert predicted["probability"].shape == (30, 2)
@@ -89,10 +86,7 @@ def test_the_example_keeps_to_its_contract_trains_and_predicts(
 def test_a_check_names_what_the_example_would_do_wrong(project: Path, tmp_path: Path) -> None:
     """The mean of a signal over what pads it too."""
     broken = shutil.copytree(project, tmp_path / "project")
-    path = broken / "src/my_training/model.py"
-    text = path.read_text(encoding="utf-8")
-    assert text.count(" * inside\n") == 1
-    path.write_text(text.replace(" * inside\n", "\n"), encoding="utf-8")
+    replace(broken / "src/my_training/model.py", " * inside\n", "\n")
     (tmp_path / "config.yaml").write_text("{}", encoding="utf-8")
     result = run(broken, "check", "--only", "padding", cwd=tmp_path)
     assert result.code == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,16 @@ import numpy as np
 import pytest
 import yaml
 from rendering import render
-from running import evaluations, losses, newest_run, one_error, rows, run, weights
+from running import (
+    check_run,
+    evaluation_of,
+    evaluations,
+    losses,
+    one_error,
+    rows,
+    run,
+    weights,
+)
 from variants import choices
 
 OPTIONS = ("--model.width", "16", "--monitor.every_steps", "1", "--schedule.warmup_steps", "2")
@@ -43,8 +51,7 @@ def configure(folder: Path, phases: Any = PHASES) -> None:
 
 def train(place: Path, *words: str, framework: str = "pytorch") -> None:
     project = render(workload="tabular", framework=framework)
-    result = run(project, "train", *words, cwd=place)
-    assert result.code == 0, result.err
+    check_run(project, "train", *words, cwd=place)
 
 
 def results(place: Path) -> tuple[object, ...]:
@@ -110,7 +117,7 @@ def test_a_phase_trains_and_evaluates_on_data_of_its_own(tmp_path: Path) -> None
         table = np.column_stack([a, noise, slope * a + noise])
         np.savetxt(tmp_path / f"{name}.csv", table, delimiter=",", header="a,b,target", comments="")
         words = f"--input {name}.csv --target target --task regression --data.path data/{name}"
-        assert run(project, "prepare", *words.split(), cwd=tmp_path).code == 0
+        check_run(project, "prepare", *words.split(), cwd=tmp_path)
         overrides = {"data.path": f"data/{name}"}
         phases.append({"name": name, "steps": steps, "overrides": overrides})
     configure(tmp_path, phases)
@@ -126,6 +133,6 @@ def test_a_phase_trains_and_evaluates_on_data_of_its_own(tmp_path: Path) -> None
     trained = [row["loss"] for row in rows(tmp_path) if "split" not in row]
     assert trained[9] > 2 * trained[8]
     words = ("--checkpoint", "last", "--split", "validation")
-    assert run(project, "evaluate", *words, cwd=tmp_path).code == 0
-    measured = json.loads((newest_run(tmp_path) / "evaluation.json").read_text())["metrics"]["loss"]
+    check_run(project, "evaluate", *words, cwd=tmp_path)
+    measured = evaluation_of(tmp_path)["metrics"]["loss"]
     assert measured == float.fromhex(evaluations(tmp_path)[-1][1])

@@ -78,7 +78,7 @@ REFUSED: dict[str, tuple[str | bytes, str, str]] = {
         "2 cells where the header has 4: .*row 201",
     ),
     "no delimiter": (with_column(), "--delimiter ,,", "',,' is not one character"),
-    "a plot": (
+    "an image": (
         b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + bytes(range(256)) * 9,
         "",
         "a NUL byte, .*binary file: .*export it",

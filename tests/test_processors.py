@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from fresh import Command, Result, run_in
 from rendering import render
-from running import PACKAGE, losses, one_error, run
+from running import PACKAGE, check_run, losses, one_error
 from test_script import CASES, words_of
 from test_tier_b import TINY, place  # noqa: F401
 from variants import choices
@@ -80,7 +80,7 @@ def test_an_lstm_trains_in_half_precision_without_avx512(
     assert len(found) == STEPS
     if precision == "fp32":
         here = place(workload)
-        assert run(render(workload=workload), "train", *short(workload), cwd=here).code == 0
+        check_run(render(workload=workload), "train", *short(workload), cwd=here)
         assert found == pytest.approx(curve(here), rel=TOLERANCE)
     elif workload == "timeseries":
         in_float32 = curve(lstm_runs["timeseries fp32"])
@@ -99,7 +99,7 @@ def test_without_avx_on_two_threads_losses_are_the_same_but_for_rounding(
     there = place(workload)
     project = render(workload=workload)
     words = ("train", *short(workload))
-    assert run(project, *words, cwd=here).code == 0
+    check_run(project, *words, cwd=here)
     (result,) = run_in(WITHOUT_AVX | TWO_THREADS, [command(project, *words, cwd=there)])
     assert result.code == 0, result.err
     assert curve(there) == pytest.approx(curve(here), rel=TOLERANCE)
@@ -123,7 +123,7 @@ BARE = {
     "PATH": "/nonexistent",
     "CC": None,
     "CXX": "/nonexistent/c++",
-    "FASTTRAIN_PICTURES": "1",  # whose fonts have a cache at home
+    "FASTTRAIN_EXAMPLES": "1",  # whose fonts have a cache at home
 }
 
 

@@ -16,7 +16,7 @@ import pytest
 import rendering
 import torch
 from importing import imported
-from running import PACKAGE, run
+from running import PACKAGE, check_run
 from test_tier_b import TINY
 from torch import nn
 from variants import choices, name, pairwise
@@ -34,8 +34,7 @@ def profiled(folder: Path, before: Callable[[], None] | None = None, **answers: 
     """profile.md of a short profile."""
     workload = answers.setdefault("workload", "tabular")
     flags = (*TINY[workload], "--steps", "3")
-    done = run(render(**answers), "profile", *flags, cwd=folder, before=before)
-    assert done.code == 0, done.err[-3000:]
+    done = check_run(render(**answers), "profile", *flags, cwd=folder, before=before)
     page = (folder / "trace/profile.md").read_text()
     assert page in done.out
     return page

@@ -3,7 +3,6 @@ line."""
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable
@@ -16,7 +15,7 @@ import pytest
 import torch
 from importing import imported
 from rendering import render
-from running import losses, newest_run, one_error, rows, run
+from running import check_run, evaluation_of, losses, newest_run, one_error, report_of, rows, run
 from variants import choices
 
 TABULAR = render(workload="tabular")
@@ -28,8 +27,7 @@ config = imported(TABULAR, "config")
 errors = imported(TABULAR, "engine.errors")
 
 
-# ---- a batch that is larger than the split, or than the memory
-# --------------------------------------
+# ---- a batch that is larger than the split, or than the memory -----------------------------------
 
 
 @pytest.mark.parametrize("framework", choices("framework"))
@@ -44,14 +42,12 @@ def test_a_batch_larger_than_the_split_is_reduced_and_resumes(
     )
     whole = tmp_path / "whole"
     parts = tmp_path / "parts"
-    done = run(project, "train", *words, cwd=whole)
-    assert done.code == 0, done.err
+    done = check_run(project, "train", *words, cwd=whole)
     assert "note: a batch of 2,048 samples: the training split has 1,400" in done.out
     assert "3 steps of 2,048 samples" in done.out
 
-    assert run(project, "train", *words, "--max-steps", "1", cwd=parts).code == 0
-    again = run(project, "train", "--resume", cwd=parts)
-    assert again.code == 0, again.err
+    check_run(project, "train", *words, "--max-steps", "1", cwd=parts)
+    check_run(project, "train", "--resume", cwd=parts)
     assert losses(parts) == losses(whole)
 
 
@@ -91,8 +87,7 @@ def test_a_batch_that_does_not_fit_is_an_error_before_the_first_step(
     if free > 1_000_000:  # the rows alone do not say what a step needs
         words = f"--data.batch_size {suggested} --model.width 64 --training.max_steps 1"
         words = split(f"{words} --evaluation.batch_size 64")
-        done = run(TABULAR, "train", *words, cwd=tmp_path, before=little_memory(free))
-        assert done.code == 0, done.err
+        check_run(TABULAR, "train", *words, cwd=tmp_path, before=little_memory(free))
 
 
 def test_a_batch_of_the_validation_that_does_not_fit_names_its_setting(tmp_path: Path) -> None:
@@ -113,8 +108,8 @@ def test_the_measurement_of_a_small_batch_costs_no_bit_of_the_training(tmp_path:
         memory._check_forward = lambda *_: None
 
     words = split("--training.max_steps 8 --monitor.every_steps 1 --model.dropout 0.2")
-    assert run(TABULAR, "train", *words, cwd=measured).code == 0
-    assert run(TABULAR, "train", *words, cwd=plain, before=leave_out).code == 0
+    check_run(TABULAR, "train", *words, cwd=measured)
+    check_run(TABULAR, "train", *words, cwd=plain, before=leave_out)
     assert losses(measured) == losses(plain)
 
 
@@ -138,8 +133,7 @@ def test_free_memory_is_what_a_container_leaves_and_shared_by_processes(
     assert memory.free_memory(cpu) > 1 << 19, "no limit"
 
 
-# ---- a loss that is not finite
-# -----------------------------------------------------------------------
+# ---- a loss that is not finite -------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -237,18 +231,16 @@ def test_advice_fits_the_run(given: str, precision: str, expected: list[str]) ->
     assert sorted(advice) == sorted(["lower optimizer.learning_rate (0.001)", *expected])
 
 
-# ---- a run that is too long, an evaluation that is too long
-# ------------------------------------------
+# ---- a run that is too long, an evaluation that is too long --------------------------------------
 
 
 def test_a_run_of_more_than_a_month_is_an_alert(tmp_path: Path) -> None:
     words = ("--training.epochs", "1e9", "--max-steps", "3", "--monitor.every_steps", "1")
-    done = run(TABULAR, "train", *words, cwd=tmp_path)
-    assert done.code == 0, done.err
+    done = check_run(TABULAR, "train", *words, cwd=tmp_path)
     (alert,) = [line for line in done.out.splitlines() if line.startswith("alert: ")]
     says = r"another [\d,]+ days at this pace: lower training.epochs \(1,000,000,000\)"
     assert re.search(says, alert)
-    assert alert.removeprefix("alert: ") in (newest_run(tmp_path) / "report.md").read_text()
+    assert alert.removeprefix("alert: ") in report_of(tmp_path)
     assert alerts.long_run(29 * 86400, config.load()) is None
     steps = config.load(overrides=[("training.max_steps", "70000000")])
     assert "training.max_steps (70,000,000)" in alerts.long_run(1e8, steps)
@@ -294,8 +286,7 @@ def test_a_short_run_measures_a_part_of_the_validation_and_says_so(
         "--minutes 100 --data.batch_size 64 --training.max_steps 4"
         " --evaluation.every_steps 2 --model.width 16"
     )
-    done = run(project, "train", *words, cwd=tmp_path, before=slow_evaluations)
-    assert done.code == 0, done.err
+    done = check_run(project, "train", *words, cwd=tmp_path, before=slow_evaluations)
     place = newest_run(tmp_path)
     resolved = (place / "config.resolved.yaml").read_text()
     fraction = re.search(r"^  fraction: (0\.\d+) +# --minutes 100$", resolved, re.MULTILINE)[1]
@@ -305,13 +296,12 @@ def test_a_short_run_measures_a_part_of_the_validation_and_says_so(
 
     measured = [row["loss"] for row in rows(tmp_path) if "split" in row]
     assert len(measured) == 2
-    assert run(project, "evaluate", "--split", "validation", cwd=tmp_path).code == 0
-    evaluated = json.loads((place / "evaluation.json").read_text())["metrics"]["loss"]
+    check_run(project, "evaluate", "--split", "validation", cwd=tmp_path)
+    evaluated = evaluation_of(tmp_path)["metrics"]["loss"]
     assert evaluated not in measured, "of all samples"
 
 
-# ---- flags
-# -------------------------------------------------------------------------------------------
+# ---- flags ---------------------------------------------------------------------------------------
 
 
 def test_dashes_and_underscores_are_the_same_in_flags(

@@ -12,7 +12,21 @@ from typing import Any
 
 import pytest
 from rendering import render
-from running import Result, evaluations, losses, newest_run, one_error, rows, run, start, weights
+from running import (
+    Result,
+    check_run,
+    evaluation_of,
+    evaluations,
+    flip_bit,
+    losses,
+    newest_run,
+    one_error,
+    report_of,
+    rows,
+    run,
+    start,
+    weights,
+)
 from test_tier_b import TINY
 from variants import choices
 
@@ -122,7 +136,7 @@ def test_signal_saves_reports_and_resumes(
         assert result.code == code, result.err
         last_step = losses(place)[-1][0]
         assert checkpoints(place)[-1].name == f"step-{last_step:08d}", "a step was lost"
-        assert signal.Signals(number).name in (newest_run(place) / "report.md").read_text()
+        assert signal.Signals(number).name in report_of(place)
         words = ("--resume",)
     finish(place, reference, framework)
 
@@ -143,12 +157,6 @@ def test_signal_inside_an_evaluation_repeats_it(place: Path, reference: Path) ->
     assert losses(place)[-1][0] == 20
     assert evaluations(place) == []
     finish(place, reference)
-
-
-def flip_bit(path: Path, place: int) -> None:
-    content = bytearray(path.read_bytes())
-    content[place] ^= 1
-    path.write_bytes(bytes(content))
 
 
 def test_damaged_checkpoints_are_skipped_and_named(place: Path, reference: Path) -> None:
@@ -290,7 +298,7 @@ def test_early_stop_and_best_checkpoint(place: Path) -> None:
     last_step = losses(place)[-1][0]
     assert last_step < STEPS
     assert command("evaluate", "--split", "validation", cwd=place).code == 0
-    evaluation = json.loads((newest_run(place) / "evaluation.json").read_text())
+    evaluation = evaluation_of(place)
     assert evaluation["step"] == best_step
     assert evaluation["metrics"]["loss"] == pytest.approx(best_loss, abs=1e-6)
     assert train(place, "--resume").code == 0
@@ -305,11 +313,10 @@ def test_a_run_resumes_when_extras_tracker_and_loader_are_others(tmp_path: Path)
     parts = tmp_path / "parts"
     words = ("train", *TINY["timeseries"], "--training.max_steps", "20")
     words = (*words, "--evaluation.every_steps", "10", "--monitor.every_steps", "1")
-    assert run(everything, *words, cwd=whole).code == 0
-    assert run(everything, *words, "--max-steps", "12", cwd=parts).code == 0
+    check_run(everything, *words, cwd=whole)
+    check_run(everything, *words, "--max-steps", "12", cwd=parts)
     (parts / "config.yaml").unlink()  # as an update leaves it
-    resumed = run(render(workload="timeseries", extras=[]), "train", "--resume", cwd=parts)
-    assert resumed.code == 0, resumed.err
+    resumed = check_run(render(workload="timeseries", extras=[]), "train", "--resume", cwd=parts)
     assert "watch" in resumed.err
     assert losses(parts) == losses(whole)
     assert evaluations(parts) == evaluations(whole)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import fcntl
 import functools
-import json
 import os
 import random
 import re
@@ -28,8 +27,21 @@ import numpy as np
 import pytest
 import torch
 from forking import run_pytest
-from rendering import REPOSITORY, render, render_into
-from running import Result, Running, evaluations, losses, newest_run, one_error, rows, run
+from rendering import REPOSITORY, render, render_into, replace
+from running import (
+    Result,
+    Running,
+    check_run,
+    evaluation_of,
+    evaluations,
+    flip_bit,
+    last_checkpoint,
+    losses,
+    newest_run,
+    one_error,
+    rows,
+    run,
+)
 from safetensors.numpy import load_file
 from variants import SCRIPTS, choices, scripts
 
@@ -196,8 +208,7 @@ def of_package(
     words += f" --training.gradient_accumulation_steps {accumulation} --monitor.every_steps {every}"
     words += " --evaluation.every_steps 40"
     for command in (f"prepare {case.prepare}", f"train {words}"):
-        done = run(project, *command.split(), cwd=cwd)
-        assert done.code == 0, done.err
+        check_run(project, *command.split(), cwd=cwd)
 
 
 SHARED = ("step", "split", "epoch", "loss", "learning_rate", "gradient_norm")
@@ -221,7 +232,7 @@ SCALES = re.compile(r"(target_)?(mean|std)(_rows)?|gaps|offsets")
 
 def weights(cwd: Path) -> dict[str, bytes]:
     """Of the last checkpoint, by their names in the package."""
-    newest = max((newest_run(cwd) / "checkpoints").glob("step-*"))
+    newest = last_checkpoint(cwd)
     if newest.is_file():
         return script_weights(newest)
     arrays = load_file(newest / "model.safetensors")
@@ -249,8 +260,8 @@ def test_losses_evaluations_and_weights_are_those_of_the_package(
     assert [len(losses(tmp_path / "script")), len(records)] == [100, 103]
     assert records == curves(package)
     assert weights(tmp_path / "script") == weights(package)
-    assert run(render(workload=workload), "evaluate", "--split", "test", cwd=package).code == 0
-    measured = json.loads((newest_run(package) / "evaluation.json").read_text())["metrics"]
+    check_run(render(workload=workload), "evaluate", "--split", "test", cwd=package)
+    measured = evaluation_of(package)["metrics"]
     *_, test = rows(tmp_path / "script")
     assert (test["split"], test["loss"]) == ("test", measured["loss"])
 
@@ -270,7 +281,7 @@ def test_half_precision_is_that_of_the_package(
 @pytest.mark.full
 def test_the_standard_librarys_text_is_that_of_the_package(tmp_path: Path) -> None:
     words = ["--data.batch_size", "16", "--training.max_steps", "5", "--monitor.every_steps", "1"]
-    assert run(render(workload="llm"), "train", *words, cwd=tmp_path / "package").code == 0
+    check_run(render(workload="llm"), "train", *words, cwd=tmp_path / "package")
     words = ["--batch_size", "16", "--max_steps", "5", "--log_every", "1"]
     assert run_script(script("llm"), *words, cwd=tmp_path / "script").code == 0
     assert losses(tmp_path / "script") == losses(tmp_path / "package")
@@ -452,15 +463,10 @@ def test_a_damaged_line_of_metrics_does_not_matter(line: str, stopped: Path) -> 
     assert metrics.read_text().splitlines()[: len(lines)] == lines
 
 
-def damage(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
 def test_a_damaged_checkpoint_is_none_of_the_two_newest(stopped: Path, base: Path) -> None:
     """Else the next save would delete the one that the run was resumed from."""
-    damage(checkpoints(stopped)[-1])
+    newest = checkpoints(stopped)[-1]
+    flip_bit(newest, newest.stat().st_size // 2)
 
     def kill_after_save(train: Any) -> None:
         save = train.save_checkpoint
@@ -473,7 +479,7 @@ def test_a_damaged_checkpoint_is_none_of_the_two_newest(stopped: Path, base: Pat
 
     assert resumed(stopped, kill_after_save).code == -signal.SIGKILL
     assert saved_steps(stopped) == [15, 30]
-    damage(checkpoints(stopped)[-1])
+    flip_bit(checkpoints(stopped)[-1], -100)
     assert resumed(stopped).code == 0
     assert result_of(stopped) == whole("timeseries", base)
 
@@ -481,7 +487,7 @@ def test_a_damaged_checkpoint_is_none_of_the_two_newest(stopped: Path, base: Pat
 def test_damaged_checkpoints_alone_are_one_line(stopped: Path) -> None:
     """Also the second time: the run does not begin again by itself."""
     for path in checkpoints(stopped):
-        damage(path)
+        flip_bit(path, path.stat().st_size // 2)
     for _ in range(2):
         one_error(resumed(stopped), "all checkpoints are damaged")
 
@@ -570,9 +576,7 @@ FAULTS = [
 @pytest.mark.parametrize(("workload", "old", "new"), FAULTS)
 def test_own_tests_notice(workload: str, old: str, new: str, tmp_path: Path) -> None:
     project = shutil.copytree(script(workload), tmp_path / "project")
-    text = (project / "train.py").read_text(encoding="utf-8")
-    assert text.count(old) == 1
-    (project / "train.py").write_text(text.replace(old, new), encoding="utf-8")
+    replace(project / "train.py", old, new)
     done = run_pytest(project, "test_train.py")
     assert done.code == 1, done.out
     assert "AssertionError" in done.out
@@ -647,8 +651,7 @@ def test_the_package_starts_from_the_best_undamaged_checkpoint_of_a_script(
     words += ["--optimizer.learning_rate", "1e-30", "--training.init_from"]
     package = render(workload=workload)
     for source in (newest_run(tmp_path / "script"), best):
-        begun = run(package, *words, str(source), cwd=cwd)
-        assert begun.code == 0, begun.err
+        begun = check_run(package, *words, str(source), cwd=cwd)
         assert f"weights of {best}: " in begun.out
         assert "new: nothing; left: nothing" in begun.out
         assert weights(cwd) == script_weights(best)

@@ -19,7 +19,7 @@ import rendering
 import yaml
 from forking import forked_trainings
 from importing import imported
-from running import PACKAGE, newest_run, one_error, run, start, until
+from running import PACKAGE, check_run, newest_run, one_error, run, start, until
 from test_tier_b import TINY
 from variants import choices, name
 
@@ -42,7 +42,7 @@ def module(path: str) -> Any:
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Synthetic samples, made once."""
     folder = tmp_path_factory.mktemp("data")
-    assert run(render(), "train", "--max-steps", "1", *SHORT, cwd=folder).code == 0
+    check_run(render(), "train", "--max-steps", "1", *SHORT, cwd=folder)
     return folder / "data"
 
 
@@ -120,7 +120,7 @@ def test_a_range_or_list_is_what_the_schema_says(word: str, expected: Any) -> No
         ("training.gradient_accumulation_steps=1,2", "compile.mode reduce-overhead"),
     ],
 )
-def test_a_mistake_in_the_space_is_one_line(text: str, said: str) -> None:
+def test_an_error_in_the_space_is_one_line(text: str, said: str) -> None:
     flags = ("compile.mode", "reduce-overhead") if "accumulation" in text else ()
     with pytest.raises(module("engine.errors").UserErrors) as caught:
         parsed(text, *flags)
@@ -138,8 +138,7 @@ def test_nothing_is_written_after_an_error(place: Path) -> None:
     assert not (place / "searches").exists()
 
 
-# ---- what is planted is found
-# ----------------------------------------------------------------------
+# ---- what is planted is found --------------------------------------------------------------------
 
 
 def planted(settings: dict[str, Any]) -> float:
@@ -149,7 +148,7 @@ def planted(settings: dict[str, Any]) -> float:
     return 0.3 + bowl + 0.001 * (settings["reproducibility"]["seed"] % 3)
 
 
-def without_picture() -> None:
+def without_plot() -> None:
     page: Any = importlib.import_module(f"{PACKAGE}.measure.search_page")
     page.draw = lambda *_: None
 
@@ -160,7 +159,7 @@ def computed(loss: Callable[[dict[str, Any]], float | tuple[int, str]]) -> Calla
 
     def put() -> None:
         search: Any = importlib.import_module(f"{PACKAGE}.measure.search")
-        without_picture()
+        without_plot()
 
         def launch(folder: Path, number: int) -> int:
             found = loss(yaml.safe_load((folder / "settings.yaml").read_text()))
@@ -181,8 +180,7 @@ def computed(loss: Callable[[dict[str, Any]], float | tuple[int, str]]) -> Calla
 def test_a_planted_optimum_is_found_in_20_trials(seed: int, place: Path) -> None:
     words = ("tune", "--search", *SPACE, "--trials", "20", "--model.width", "32")
     flags = ("--reproducibility.seed", str(seed))
-    done = run(render(), *words, *flags, cwd=place, before=computed(planted))
-    assert done.code == 0, done.err[-3000:]
+    done = check_run(render(), *words, *flags, cwd=place, before=computed(planted))
     assert states(place).count("COMPLETE") == 20
     text = (place / "tuned.yaml").read_text()
     tuned = yaml.safe_load(text)
@@ -215,7 +213,7 @@ def test_a_gain_must_exceed_the_spread(after: tuple[float, ...], said: str) -> N
     assert lines[1].endswith(f"over 3 other seeds, as configured 0.5 ± 0.01: {said}")
 
 
-def test_more_trials_go_on_with_the_same_study(place: Path) -> None:
+def test_more_trials_continue_the_same_study(place: Path) -> None:
     words = ("tune", "--search", *SPACE, "--trials")
     run(render(), *words, "4", cwd=place, before=computed(planted))
     before = results(place)
@@ -234,35 +232,31 @@ def test_a_trial_that_fails_is_noted_and_no_other_is_drawn_near(place: Path) -> 
         return planted(settings) if fits else (2, "error: out of memory: here: try\n")
 
     words = ("tune", "--search", *SPACE, "--trials", "8", "--model.width", "8")
-    done = run(render(), *words, cwd=place, before=computed(wide))
-    assert done.code == 0, done.err[-3000:]
+    check_run(render(), *words, cwd=place, before=computed(wide))
     assert "failed: out of memory: here: try" in (study(place) / "search.md").read_text()
     failed = [int(key[-3:]) for key, result in results(place).items() if "error" in result]
     found = states(place)
     assert {found[number - 1] for number in failed} == {"PRUNED"}
 
 
-def test_a_fault_of_the_code_is_mended_and_the_trial_repeated(place: Path) -> None:
+def test_a_trial_is_repeated_after_a_bug_is_fixed(place: Path) -> None:
     words = ("tune", "--search", *SPACE, "--trials", "2")
     broken = computed(lambda settings: (1, "Traceback\nValueError: width\n"))
     one_error(
         run(render(), *words, cwd=place, before=broken), "ValueError: width.*trial-001/log.*goes on"
     )
-    done = run(render(), *words, cwd=place, before=computed(planted))
-    assert done.code == 0, done.err[-3000:]
+    check_run(render(), *words, cwd=place, before=computed(planted))
     assert states(place) == ["COMPLETE"] * 2
 
 
 def test_minutes_leave_time_for_the_repeats(place: Path) -> None:
     """A trial of a second, as it says: after one of them, 6 seconds are too few for six repeats."""
     words = ("tune", "--search", *SPACE, "--trials", "20", "--minutes", str(6 / 60))
-    done = run(render(), *words, cwd=place, before=computed(planted))
-    assert done.code == 0, done.err[-3000:]
+    check_run(render(), *words, cwd=place, before=computed(planted))
     assert len(states(place)) == 1
 
 
-# ---- trainings
-# -------------------------------------------------------------------------------------
+# ---- trainings -----------------------------------------------------------------------------------
 
 SEARCH = ("tune", "--search", "optimizer.learning_rate=1e-5..1", "model.width=8,16")
 WIDE = (*SEARCH, *SHORT, "--model.width", "16", "--trials")
@@ -270,7 +264,7 @@ WIDE = (*SEARCH, *SHORT, "--model.width", "16", "--trials")
 
 def quick() -> None:
     """For `before`: one repeat is enough."""
-    without_picture()
+    without_plot()
     search: Any = importlib.import_module(f"{PACKAGE}.measure.search")
     search.REPEATS = 1
 
@@ -290,11 +284,9 @@ def closed_test_split() -> None:
 
 def test_trials_are_trainings_that_end_early_and_never_open_the_test_split(place: Path) -> None:
     project = render()
-    trained = run(project, "train", *SHORT, "--model.width", "16", cwd=place)
-    assert trained.code == 0, trained.err
+    check_run(project, "train", *SHORT, "--model.width", "16", cwd=place)
     assert run(project, "evaluate", cwd=place, before=closed_test_split).code == 1
-    done = run(project, *WIDE, "7", cwd=place, before=forked_trainings(project, closed_test_split))
-    assert done.code == 0, done.err[-3000:]
+    check_run(project, *WIDE, "7", cwd=place, before=forked_trainings(project, closed_test_split))
     first = results(place)["trial-001"]
     best = json.loads((newest_run(place) / "checkpoints/best.json").read_text())["loss"]
     assert first["loss"] == best, "the configuration as `train` trains it"
@@ -329,8 +321,7 @@ def test_every_workload_and_framework_is_searched(answers: dict[str, str], tmp_p
     words = ["tune", "--search", f"optimizer.learning_rate=1e-9,{rate}", *flags, "--trials", "3"]
     words += ["--training.max_steps", "9", "--evaluation.every_steps", "3"]
     words += ["--schedule.warmup_steps", "1"]
-    done = run(project, *words, cwd=tmp_path, before=forked_trainings(project, put))
-    assert done.code == 0, done.err[-3000:]
+    done = check_run(project, *words, cwd=tmp_path, before=forked_trainings(project, put))
     tuned = yaml.safe_load((tmp_path / "tuned.yaml").read_text())
     assert tuned["optimizer"]["learning_rate"] == float(rate)
     seen = {result["evaluations"] for result in results(tmp_path).values() if result.get("pruned")}
@@ -361,7 +352,7 @@ def test_two_processes_share_a_study_and_survive_a_kill(place: Path) -> None:
     settings = {path.read_text() for path in study(place).glob("trial-???/settings.yaml")}
     assert len(settings) == 4, "nothing is drawn twice"
     whole = ("train", "--config", str(study(place) / resumed[0] / "settings.yaml"))
-    assert run(project, *whole, cwd=place).code == 0
+    check_run(project, *whole, cwd=place)
     best = json.loads((newest_run(place) / "checkpoints/best.json").read_text())["loss"]
     assert results(place)[resumed[0]]["loss"] >= best, "equal, unless it was stopped for good"
 

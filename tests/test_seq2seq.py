@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from rendering import REPOSITORY
-from running import Result, documented, losses, newest_run, one_error, weights
+from running import Result, documented, evaluation_of, losses, newest_run, one_error, weights
 from torch.nn import functional
 from workload import Batch, Workload
 
@@ -649,7 +649,7 @@ def test_it_learns_and_says_how_well(trained: tuple[Path, str]) -> None:
     place, printed = trained
     SEQ2SEQ.done("evaluate", cwd=place)
     assert "tokens/s" in printed
-    evaluation = json.loads((newest_run(place) / "evaluation.json").read_text())
+    evaluation = evaluation_of(place)
     metrics = evaluation["metrics"]
     assert list(metrics) == ["loss", "loss_per_byte", "token_accuracy", "exact_match"]
     counts = evaluation["baselines"]["order-2 counts"]

@@ -18,7 +18,7 @@ from shlex import split
 
 import pytest
 from rendering import render
-from running import PACKAGE, Result, Running, one_error, run, start
+from running import PACKAGE, Result, Running, check_run, one_error, run, start
 from test_tier_b import TINY
 from variants import choices
 
@@ -73,7 +73,7 @@ def test_from_another_directory_everything_is_found_and_written_as_from_its_own(
     assert f"note: settings, data and runs are those of {project}\n" in done.err
 
 
-def test_what_a_person_names_is_meant_from_where_they_stand(tmp_path: Path) -> None:
+def test_paths_are_relative_to_the_current_directory(tmp_path: Path) -> None:
     project = tmp_path / "a project"
     cwd = tmp_path / "elsewhere"
     shutil.copytree(TABULAR, project)
@@ -95,7 +95,7 @@ def test_what_a_person_names_is_meant_from_where_they_stand(tmp_path: Path) -> N
     assert files(cwd) == {"rows.csv", "mine.yaml"}
 
 
-def test_an_installed_package_works_where_one_stands_and_says_where_settings_come_from(
+def test_an_installed_package_works_in_the_current_directory_and_says_where_settings_come_from(
     tmp_path: Path,
 ) -> None:
     """It has no pyproject.toml above it."""
@@ -141,7 +141,7 @@ REFUSED = {
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run `a`, and a configuration under an odd name."""
     folder = tmp_path_factory.mktemp("trained")
-    assert run(TABULAR, "train", *SHORT, "--name", "a", "--max-steps", "2", cwd=folder).code == 0
+    check_run(TABULAR, "train", *SHORT, "--name", "a", "--max-steps", "2", cwd=folder)
     (folder / "eine Größe").mkdir()
     (folder / "eine Größe/ü.yaml").write_text("reproducibility: {seed: 9}\n")
     return folder

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import csv
 import functools
-import json
 import re
 import subprocess
 import sys
@@ -19,7 +18,7 @@ import pytest
 import torch
 from made_up import ROWS, columns, files_of, lines, prepare, prepared, store, written
 from rendering import REPOSITORY
-from running import newest_run, one_error
+from running import evaluation_of, one_error
 from torch import Tensor
 from workload import Workload
 
@@ -365,7 +364,7 @@ def test_bad_predictions_are_one_line(tmp_path: Path) -> None:
 
 def evaluation(folder: Path) -> dict[str, Any]:
     done(folder, "evaluate")
-    return json.loads((newest_run(folder) / "evaluation.json").read_text())
+    return evaluation_of(folder)
 
 
 def test_learns_what_the_columns_say_and_nothing_from_shuffled_targets(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import functools
 import importlib
 import itertools
-import json
 import os
 import shutil
 import subprocess
@@ -17,7 +16,18 @@ from typing import Any
 import pytest
 import torch
 from rendering import render
-from running import PACKAGE, evaluations, losses, newest_run, rows, run, weights
+from running import (
+    PACKAGE,
+    check_run,
+    evaluation_of,
+    evaluations,
+    losses,
+    newest_run,
+    report_of,
+    rows,
+    run,
+    weights,
+)
 from tiers import covering
 from variants import choices, name, pairs, products
 
@@ -65,8 +75,7 @@ SHORT = (
 
 
 def train(project: Path, *words: str, cwd: Path, **more: Any) -> None:
-    done = run(project, "train", *words, cwd=cwd, **more)
-    assert done.code == 0, done.err
+    check_run(project, "train", *words, cwd=cwd, **more)
 
 
 @functools.cache
@@ -143,9 +152,8 @@ def test_trains_stops_resumes_and_evaluates(cell: dict[str, str], place: Any) ->
     first, last = (float.fromhex(expected[step][1]) for step in (0, -1))
     assert last <= 0.9 * first
 
-    evaluated = run(project, "evaluate", cwd=folder)
-    assert evaluated.code == 0, evaluated.err
-    result = json.loads((newest_run(folder) / "evaluation.json").read_text())
+    check_run(project, "evaluate", cwd=folder)
+    result = evaluation_of(folder)
     assert result["split"] == "test"
     assert result["metrics"]["loss"] < 1.05 * float.fromhex(measured[-1][1])
     assert result["baselines"]
@@ -174,7 +182,7 @@ def test_accumulation_last_short_group_steps_and_resumes(framework: str, place: 
     assert weights(parts) == weights(whole)
 
 
-def test_a_run_goes_on_under_another_framework(place: Any) -> None:
+def test_a_run_resumes_under_another_framework(place: Any) -> None:
     expected = uninterrupted("tabular", "fp16", place)
     folder = place("tabular")
     words = (*TINY["tabular"], *LONG)
@@ -205,7 +213,7 @@ def without_compiler() -> None:
     torch.optim.Optimizer.__init__ = refused  # type: ignore[assignment,method-assign]
 
 
-def test_a_verb_that_does_not_train_loads_no_compiler(place: Any) -> None:
+def test_a_command_that_does_not_train_loads_no_compiler(place: Any) -> None:
     """Seconds of each start: torch's optimizers and its deterministic mode import torch._dynamo."""
     project = render(workload="tabular")
     folder = place("tabular")
@@ -213,7 +221,7 @@ def test_a_verb_that_does_not_train_loads_no_compiler(place: Any) -> None:
     failed = run(project, "train", *words, cwd=folder, before=without_compiler)
     assert "would be loaded" in failed.err
     train(project, *words, cwd=folder)
-    assert run(project, "evaluate", cwd=folder, before=without_compiler).code == 0
+    check_run(project, "evaluate", cwd=folder, before=without_compiler)
 
 
 def overflowing() -> None:
@@ -241,7 +249,7 @@ def test_skipped_steps_are_counted_over_a_resume(framework: str, place: Any) -> 
     train(project, "--resume", cwd=folder, before=overflowing)
     skipped = {row["step"]: row["skipped_steps"] for row in rows(folder) if "split" not in row}
     assert skipped == {1: 0, 2: 0, 5: 0, 10: 1, 20: 1}
-    report = (newest_run(folder) / "report.md").read_text()
+    report = report_of(folder)
     assert "| steps skipped, for an overflow of fp16 | 2 |" in report
 
 

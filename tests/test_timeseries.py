@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
@@ -16,7 +15,7 @@ import torch
 from made_up import files_of, lines, prepare, prepared, written
 from made_up import store as opened_store
 from rendering import REPOSITORY
-from running import losses, newest_run, one_error
+from running import evaluation_of, losses, one_error
 from workload import Batch, Workload
 
 SMALL = (
@@ -247,7 +246,7 @@ def test_learns_what_shuffled_targets_do_not_have(tmp_path: Path) -> None:
 
 def evaluation(folder: Path) -> dict[str, Any]:
     done(folder, "evaluate")
-    return json.loads((newest_run(folder) / "evaluation.json").read_text())
+    return evaluation_of(folder)
 
 
 def test_baselines_are_as_a_slow_reading_makes_them(tmp_path: Path) -> None:
@@ -399,6 +398,6 @@ def test_documented_commands_run_and_beat_repeating_the_last_value(tmp_path: Pat
     subprocess.run([sys.executable, "-c", python], cwd=tmp_path, check=True)
     for line in shell.splitlines():
         done(tmp_path, *line.split()[3:])
-    found = json.loads((newest_run(tmp_path) / "evaluation.json").read_text())
+    found = evaluation_of(tmp_path)
     assert found["metrics"]["mse"] < 0.5 * found["baselines"]["repeat_last"]["mse"]
     assert np.load(tmp_path / "forecast.npz")["prediction"].shape[1:] == (24, 2)

@@ -18,7 +18,18 @@ import wandb  # noqa: F401
 import yaml
 from ranks import start_ranks
 from rendering import REPOSITORY, render
-from running import EXAMPLES, Result, losses, newest_run, one_error, rows, run, start
+from running import (
+    EXAMPLES,
+    Result,
+    check_run,
+    evaluation_of,
+    losses,
+    newest_run,
+    one_error,
+    rows,
+    run,
+    start,
+)
 from variants import choices
 
 TRACKERS = choices("tracker")[1:]
@@ -49,7 +60,7 @@ AWAY = {
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run without a tracker; its data are shared."""
     folder = tmp_path_factory.mktemp("reference")
-    assert run(render(workload="tabular"), "train", *OPTIONS, cwd=folder).code == 0
+    check_run(render(workload="tabular"), "train", *OPTIONS, cwd=folder)
     return folder
 
 
@@ -187,7 +198,7 @@ def test_a_run_its_resume_and_its_evaluation_arrive_and_no_secret_does(
     assert resumed.code == 0, resumed.err
     assert "tracked in" in resumed.out
     project = render(workload="tabular", tracker=tracker)
-    assert run(project, "evaluate", cwd=place).code == 0
+    check_run(project, "evaluate", cwd=place)
 
     assert losses(place) == losses(reference)
     config, series = tracked(place, tracker)
@@ -200,7 +211,7 @@ def test_a_run_its_resume_and_its_evaluation_arrive_and_no_secret_does(
         expected = [row["loss"] for row in written]
         assert [value for _, value in points] == pytest.approx(expected, rel=1e-6)
     assert {"train/learning_rate", "train/samples_per_second", "train/gradient_norm"} <= set(series)
-    evaluation = json.loads((newest_run(place) / "evaluation.json").read_text())
+    evaluation = evaluation_of(place)
     for name, value in evaluation["metrics"].items():
         assert series[f"test/{name}"][-1][1] == pytest.approx(value, rel=1e-6)
 

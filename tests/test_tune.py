@@ -14,7 +14,7 @@ import pytest
 import rendering
 from forking import forked_trials
 from importing import imported
-from running import PACKAGE, one_error, painted, run
+from running import PACKAGE, check_run, one_error, painted, run
 from test_tier_b import TINY
 from variants import choices, name, pairwise
 
@@ -42,15 +42,13 @@ def test_every_workload_gets_a_configuration(answers: dict[str, str], place: Pat
     """Within a budget of seconds; what it had no time for stays."""
     project, folder = render(**answers), place / answers["workload"]
     words = ("tune", "--minutes", "0.05", "--steps", "2", *TINY[answers["workload"]])
-    done = run(project, *words, cwd=folder, before=forked_trials(project))
-    assert done.code == 0, done.err[-3000:]
+    done = check_run(project, *words, cwd=folder, before=forked_trials(project))
     text = (folder / "tuned.yaml").read_text()
     faster = re.search(r"# tune$", text, flags=re.MULTILINE)
     last = "train --config tuned.yaml" if faster else "nothing was faster"
     assert f"tuned.yaml: {last}" in done.out.splitlines()[-1]
     assert text.startswith("# Tuned on CPU: ")
-    tuned = run(project, "train", "--config", "tuned.yaml", "--print-config", cwd=folder)
-    assert tuned.code == 0, tuned.err
+    check_run(project, "train", "--config", "tuned.yaml", "--print-config", cwd=folder)
 
 
 @pytest.mark.first(1)
@@ -63,14 +61,13 @@ def test_learning_rate_of_every_workload(workload: str, place: Path) -> None:
         importlib.import_module(f"{PACKAGE}.commands.tune").RATES = 50
 
     words = ("tune", "--learning-rate", *TINY[workload])
-    done = run(render(workload=workload), *words, cwd=folder, before=in_fewer_steps)
-    assert done.code == 0, done.err[-3000:]
+    done = check_run(render(workload=workload), *words, cwd=folder, before=in_fewer_steps)
     rate = float(re.search(r"--optimizer.learning_rate (\S+)", done.out)[1])
     assert 1e-6 < rate <= 0.1
     assert (folder / "learning_rate.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_mistakes(place: Path) -> None:
+def test_wrong_flags_are_one_line(place: Path) -> None:
     project = render(workload="tabular")
     one_error(run(project, "tune", "speed", cwd=place), "unknown knob 'speed'.*batch_size")
     for flag, value in (("--steps", "0"), ("--minutes", "nan"), ("--minutes", "-1")):

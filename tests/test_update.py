@@ -20,7 +20,7 @@ import yaml
 from copier import VcsRef, run_copy, run_update
 from copier._cli import CopierApp
 from quick_copier import quickly
-from rendering import REPOSITORY, questions, render, template
+from rendering import REPOSITORY, questions, render, replace, template
 from variants import choices, impossible, values
 
 OLD, NEW = "0.0.1", "0.0.2"
@@ -65,13 +65,6 @@ def commit(folder: Path, tag: str = "") -> Path:
     if tag:
         git(folder, "tag", tag)
     return folder
-
-
-def replace(path: Path, old: str, new: str) -> None:
-    """An edit that fails where its place is gone."""
-    text = path.read_text(encoding="utf-8")
-    assert text.count(old) == 1, f"{path}: {text.count(old)} × {old!r}"
-    path.write_text(text.replace(old, new), encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -198,7 +191,7 @@ def test_update_without_edits_is_a_fresh_copy(
     answers = {"gpu": "rtx_4090", "loader": "memmap", "extras": list(choices("extras"))}
     project = copied(upstream, tmp_path / "project", which=copier, **answers)
     run_copier(copier, "update", "--defaults", *more, cwd=project)
-    assert content(project) == content(fresh(upstream, tmp_path / "starts_sequence", **answers))
+    assert content(project) == content(fresh(upstream, tmp_path / "fresh", **answers))
     assert (
         yaml.safe_load((project / ".copier-answers.yml").read_text(encoding="utf-8"))["_commit"]
         == NEW
@@ -269,7 +262,7 @@ def test_edits_move_with_a_package_that_was_moved_first(
     run_copier(copier, *update, cwd=project)
     assert "src/other/model.py" in git(project, "ls-files", "-u")
     git(project, *update_page("git checkout --ours -- src/other"))
-    renamed = copied(upstream, tmp_path / "starts_sequence", package_name="other")
+    renamed = copied(upstream, tmp_path / "fresh", package_name="other")
     mine = {"src/other/model.py": model, "src/other/mine.py": "MINE = True\n"}
     assert content(project) == content(renamed) | mine
 
@@ -408,9 +401,7 @@ def test_copy_with_the_answers_of_a_project(upstream: Path, tmp_path: Path, copi
     words = [in_shell(word, project) for word in shlex.split(command)]
     assert words[-2] == str(upstream)
     run_copier(copier, *words[1:], cwd=project)
-    assert content(project / words[-1]) == content(
-        fresh(upstream, tmp_path / "starts_sequence", **answers)
-    )
+    assert content(project / words[-1]) == content(fresh(upstream, tmp_path / "fresh", **answers))
 
 
 def copier_commands(page: Path) -> list[str]:

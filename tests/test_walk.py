@@ -18,11 +18,11 @@ import h5py
 import numpy as np
 import pytest
 import stocks
-from rendering import REPOSITORY, questions, template
-from running import newest_run
+from rendering import REPOSITORY, questions, replace, template
+from running import report_of
 from terminal import ENTER, Terminal
 from test_interview import asked, down
-from test_update import _clean_home, commit, replace  # noqa: F401  # a fixture
+from test_update import _clean_home, commit  # noqa: F401  # a fixture
 from variants import choices
 
 SOURCE = "gh:org/fasttrain-template"  # what the documents call the template
@@ -152,7 +152,7 @@ def test_a_new_user_gets_along_by_what_is_documented(workload: str, tmp_path: Pa
     (project / ".venv").symlink_to(Path(sys.executable).parents[1])
     assert "finished at step" in do("make try", "--minutes 0.01")
     do("make report")
-    assert "validation" in (newest_run(project) / "report.md").read_text()
+    assert "validation" in report_of(project)
 
     # Data of their own, by the three lines of the README, and a run that ends before its time.
     OWN[workload](project)

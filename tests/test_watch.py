@@ -18,7 +18,7 @@ import pytest
 import torch
 from importing import imported
 from rendering import REPOSITORY, render
-from running import PACKAGE, documented, losses, newest_run, one_error, run
+from running import PACKAGE, check_run, documented, losses, newest_run, one_error, run
 from torch import nn
 from variants import choices
 
@@ -103,8 +103,7 @@ def test_a_slow_loader_is_told_and_reported_once(framework: str, tmp_path) -> No
     """Once, though the hook looks at the machine, too."""
     words = (*TABULAR, "--watch.every_seconds", "0.01", "--training.max_steps", "100")
     project = render(workload="tabular", framework=framework, **WATCH)
-    result = run(project, "train", *words, cwd=tmp_path, before=slow_loader)
-    assert result.code == 0, result.err
+    result = check_run(project, "train", *words, cwd=tmp_path, before=slow_loader)
     (alert,) = [line for line in result.out.splitlines() if line.startswith("alert: ")]
     assert alert.startswith("alert: input-bound: the loop waits for data ")
     folder = newest_run(tmp_path)
@@ -125,7 +124,7 @@ def test_watching_changes_no_loss(tmp_path) -> None:
     project = render(workload="tabular", **WATCH)
     for seconds in ("0", "0.01"):
         words = (*TABULAR, "--watch.every_seconds", seconds, "--training.max_steps", "60")
-        assert run(project, "train", *words, cwd=tmp_path / seconds).code == 0
+        check_run(project, "train", *words, cwd=tmp_path / seconds)
         assert (newest_run(tmp_path / seconds) / "system.csv").exists() == (seconds != "0")
     assert losses(tmp_path / "0") == losses(tmp_path / "0.01")
 
@@ -235,8 +234,7 @@ def hoarding_worker() -> None:
 def test_a_worker_that_grows_is_named(tmp_path) -> None:
     words = split("--data.num_workers 2 --data.batch_size 160 --training.epochs 3")
     project = render(workload="tabular", loader="dataloader", **WATCH)
-    result = run(project, "train", *TABULAR, *words, cwd=tmp_path, before=hoarding_worker)
-    assert result.code == 0, result.err
+    result = check_run(project, "train", *TABULAR, *words, cwd=tmp_path, before=hoarding_worker)
     alerts = [line for line in result.out.splitlines() if line.startswith("alert: memory: ")]
     assert len(alerts) == 2, result.out
     assert all("loader worker " in line and " MB in an epoch" in line for line in alerts)
@@ -255,7 +253,7 @@ class Toy(nn.Module):
         return interfaces.Output(self.layer(batch["x"]).square().mean(), torch.tensor(1.0))
 
 
-def test_the_share_of_the_roof(monkeypatch):
+def test_the_fraction_of_the_roofline(monkeypatch):
     """Of a card of the table, counted from the first batch's shapes; the random numbers of training
     stay."""
     gpus = imported(render(**WATCH), "engine.gpus")
@@ -298,7 +296,7 @@ def test_how_the_machine_was_used(tmp_path):
 def test_the_page_says_what_there_is(tmp_path) -> None:
     page = REPOSITORY / "docs/monitor.md"
     for words in documented(page):
-        assert run(render(workload="tabular", **WATCH), *words, cwd=tmp_path).code == 0
+        check_run(render(workload="tabular", **WATCH), *words, cwd=tmp_path)
     text = page.read_text(encoding="utf-8")
     for column in watch.COLUMNS:
         assert f"`{column}`" in text
@@ -340,6 +338,6 @@ def test_memory_that_ends_is_one_line_anywhere(error: Exception, says: str, tmp_
     refused = run(project, *words, cwd=tmp_path, before=full("train", error))
     one_error(refused, says, "data.batch_size")
     assert not list(tmp_path.glob("runs/*")), "nothing is left of it"
-    assert run(project, *words, cwd=tmp_path).code == 0
+    check_run(project, *words, cwd=tmp_path)
     refused = run(project, "evaluate", cwd=tmp_path, before=full("evaluate", error))
     one_error(refused, says, "evaluation.batch_size")

@@ -3,7 +3,6 @@ ChunkDataLoader."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -17,7 +16,7 @@ import pytest
 import torch
 from made_up import files_of
 from rendering import REPOSITORY
-from running import losses, newest_run, one_error, run
+from running import check_run, evaluation_of, flip_bit, losses, one_error, run
 from variants import choices
 from workload import Batch, Workload
 
@@ -253,8 +252,7 @@ def little_memory() -> None:
 def test_data_beyond_memory_are_for_the_chunk_loader(loader: str, tmp_path: Path) -> None:
     hdf5(tmp_path)
     for before in (None, little_memory):
-        result = run(project(loader=loader), *PREPARE, cwd=tmp_path, before=before)
-        assert result.code == 0, result.err
+        result = check_run(project(loader=loader), *PREPARE, cwd=tmp_path, before=before)
         told = "copier update --defaults -r :current: -d loader=chunk" in result.out
         assert told == bool(before and loader != "chunk")
 
@@ -269,9 +267,7 @@ def test_a_flipped_bit_is_found_and_named(tmp_path: Path) -> None:
     opened = store(tmp_path)
     assert verify(opened) == 0  # compared when it was opened, and known to be good
     assert verify(opened, again=True) >= path.stat().st_size
-    content = bytearray(path.read_bytes())
-    content[opened.arrays["features"].offset + 100] ^= 1
-    path.write_bytes(content)
+    flip_bit(path, opened.arrays["features"].offset + 100)
     says = r"damaged: .*windows\.h5, block 1 of 32 MB: copy"
     with pytest.raises(module("engine.errors").UserError, match=says):
         verify(opened)
@@ -330,6 +326,6 @@ def test_documented_commands_run_and_beat_the_linear_map(tmp_path: Path) -> None
     subprocess.run([sys.executable, "-c", python], cwd=tmp_path, check=True)
     for line in shell.splitlines():
         done(tmp_path, *line.split()[3:])
-    evaluation = json.loads((newest_run(tmp_path) / "evaluation.json").read_text())
+    evaluation = evaluation_of(tmp_path)
     assert evaluation["metrics"]["mse"] < 0.9 * evaluation["baselines"]["linear"]["mse"]
     assert np.load(tmp_path / "forecast.npz")["prediction"].shape == (8000, 6)

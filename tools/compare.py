@@ -47,9 +47,9 @@ from my_training.__main__ import main
 if "--help" not in sys.argv:
     from my_training.engine import report
     report.draw = lambda *_: ""
-    with contextlib.suppress(ImportError):  # an older version
-        from my_training.hooks import plots
-        plots.THERE = False
+    with contextlib.suppress(ImportError):  # a version that has none, or has it under another name
+        from my_training.hooks import examples
+        examples.THERE = False
 sys.exit(main(sys.argv[1:]))"""
 NEVER = dict.fromkeys(("--evaluation.every_steps", "--checkpoint.every_steps"), str(10**9))
 

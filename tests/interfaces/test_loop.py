@@ -88,7 +88,7 @@ def test_groups_do_not_leak_into_each_other(framework: str) -> None:
 
 @every_framework
 @pytest.mark.parametrize("clip", [0.0, 0.05])
-def test_a_step_of_few_samples_moves_weights_by_its_share(framework: str, clip: float) -> None:
+def test_a_step_of_few_samples_moves_weights_by_its_fraction(framework: str, clip: float) -> None:
     """Before the clipping, which sees the smaller gradient, as the logged norm does; the loss is
     its mean."""
     model = Ragged()

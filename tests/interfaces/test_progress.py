@@ -43,7 +43,7 @@ def test_carried_states_find_their_lanes(before: int, world: int) -> None:
         assert ranks.progress.batch == 6
 
 
-def test_smaller_batches_go_on_from_the_same_sample() -> None:
+def test_smaller_batches_continue_from_the_same_sample() -> None:
     ranks = ranks_of(2, 1, 2, "full")  # 4 at once instead of 8
     ranks.load_state_dict(saved(2))
     assert ranks.progress.batch == 12

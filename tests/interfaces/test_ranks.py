@@ -152,7 +152,7 @@ def test_ranks_come_to_agree(choice: str) -> None:
     }
 
 
-def test_processes_started_anew_do_not_meet_the_dead_ones() -> None:
+def test_restarted_processes_do_not_meet_the_dead_ones() -> None:
     """torchrun keeps its store, with the words of processes that it has killed."""
     group = engine("group", distributed="ddp", workload="tabular")
     port = free_port()

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 from rendering import questions, render
-from running import evaluations, losses, newest_run, rows, run, weights
+from running import check_run, evaluations, losses, newest_run, rows, weights
 from test_tier_b import TINY
 from torch import Tensor
 from variants import choices
@@ -37,8 +37,7 @@ def data(workload: str, base: Path) -> tuple[Path, tuple[str, ...]]:
     """Synthetic data of a workload, and flags for the share of it that makes `BATCHES` batches."""
     folder = base / workload
     words = ("train", "--max-steps", "1", *TINY[workload], *RUN)
-    result = run(render(workload=workload), *words, cwd=folder)
-    assert result.code == 0, result.err
+    check_run(render(workload=workload), *words, cwd=folder)
     share = min((BATCHES - 0.5) * EPOCHS / steps(folder), 1.0)
     return folder / "data", ("--data.fraction", f"{share:.6f}")
 
@@ -68,8 +67,7 @@ def train(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
             options = [*TINY[workload], *RUN, *share]
         project = render(workload=workload, framework=framework)
 
-        result = run(project, "train", *options, *words, cwd=folder, before=before)
-        assert result.code == 0, result.err[-3000:]
+        check_run(project, "train", *options, *words, cwd=folder, before=before)
         return folder
 
     return call

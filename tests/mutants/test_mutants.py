@@ -107,7 +107,7 @@ def assert_noticed(fault: Fault, test: str, folder: Path) -> None:
 # Of each family `make test` tries one: these, whose tests take least, else the first.
 QUICK = (
     "one learning rate for all groups",
-    "a loss that begins above the naive one is an alert",
+    "a loss that begins above the baseline is an alert",
     "Lightning weighs micro-batches alike",
     "an error line shows a password",
     "checkpoints are believed unread",
@@ -150,7 +150,7 @@ ELSEWHERE = {
     ),
     "Lightning counts a resumed epoch from its beginning": (
         "test_phases.py::test_resume_inside_any_phase[(27, 28, 31)-lightning]",
-        "test_tier_b.py::test_a_run_goes_on_under_another_framework",
+        "test_tier_b.py::test_a_run_resumes_under_another_framework",
     ),
     "gradients are not unscaled": (
         "test_distributed.py::test_half_precision_over_ranks[fp16]",

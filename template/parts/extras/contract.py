@@ -152,7 +152,7 @@ def nonfinite_places(value: Any, place: str = "") -> Iterator[str]:
             yield from nonfinite_places(inner, f"{place}[{number}]")
 
 
-def check_filler(bench: Bench) -> str:
+def check_padding_rows(bench: Bench) -> str:
     """Padding rows change nothing."""
     where = 'model.py, forward: batch["present"] says which rows count'
     numbers = bench.numbers("train", 3)
@@ -419,7 +419,7 @@ CHECKS: list[Callable[[Bench], str]] = [
     check_shapes,
     check_samples,
     check_evaluation,
-    check_filler,
+    check_padding_rows,
     check_mean,
     check_padding,
     check_future,
@@ -437,7 +437,7 @@ CHECKS: list[Callable[[Bench], str]] = [
 DEPENDS_ON = {
     "samples": "shapes",
     "evaluation": "samples",
-    **dict.fromkeys(("filler", "mean", "padding", "future", "saving"), "evaluation"),
+    **dict.fromkeys(("padding_rows", "mean", "padding", "future", "saving"), "evaluation"),
     **dict.fromkeys(("seed", "weights"), "samples"),
     "sync": "shapes",
     "overfit": "weights",
