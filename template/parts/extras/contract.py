@@ -64,7 +64,7 @@ def check_shapes(bench: Bench) -> str:
     check_output(model, bench.read(numbers[:1], training=True))
     several = model.eval()(bench.read(numbers)).metrics
     alone = model.eval()(bench.read([0])).metrics
-    are_scalars = all(not part.shape for pair in several.values() for part in pair)
+    are_scalars = all(not tensor.shape for pair in several.values() for tensor in pair)
     why = "metrics are not the same (sum, count) of () for every batch"
     require(are_scalars and several.keys() == alone.keys(), why, FORWARD)
 
@@ -96,15 +96,15 @@ def check_samples(bench: Bench) -> str:
     looked = 0
     for split in bench.samples:
         numbers = bench.numbers(split, bench.num_looked)
-        parts = [numbers[at : at + 4 * FEW] for at in range(0, len(numbers), 4 * FEW)]
-        for part in with_bar(parts, f"samples of {split}"):
-            of_all = problem(bench, model, split, part)
+        stretches = [numbers[at : at + 4 * FEW] for at in range(0, len(numbers), 4 * FEW)]
+        for stretch in with_bar(stretches, f"samples of {split}"):
+            of_all = problem(bench, model, split, stretch)
             if not of_all:
                 continue
-            for number in part:
+            for number in stretch:
                 why = problem(bench, model, split, [number])
                 require(not why, f"sample {number} of {split}", why)
-            raise Failed(f"samples {part[0]} to {part[-1]} of {split} together: {of_all}")
+            raise Failed(f"samples {stretch[0]} to {stretch[-1]} of {split} together: {of_all}")
         looked += len(numbers)
     return f"{looked:,} looked at"
 
