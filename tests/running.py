@@ -52,7 +52,8 @@ PAINT = matplotlib.figure.Figure.savefig
 # Drawing the plot of a short run takes three times as long as the run: figures are built, and
 # not painted.
 PLOT = base64.b64decode(
-    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGA"
+    "WjR9awAAAABJRU5ErkJggg=="
 )
 PATIENCE = 300.0  # seconds until what waits gives up: a slow machine is no fault
 
@@ -91,7 +92,8 @@ class Running:
     ):
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        self._out, self._err = folder / f".out{name}", folder / f".err{name}"
+        self._out = folder / f".out{name}"
+        self._err = folder / f".err{name}"
         sys.stdout.flush()
         sys.stderr.flush()
         gc.freeze()  # the child's collections need not walk through torch, nor copy its pages
@@ -282,8 +284,8 @@ def one_error(result: Result, *parts: str) -> str:
     assert "Traceback" not in result.err
     lines = result.errors()
     assert len(lines) == 1, result.err
-    for part in parts:
-        assert re.search(part, lines[0]), (part, lines[0])
+    for pattern in parts:
+        assert re.search(pattern, lines[0]), (pattern, lines[0])
     return lines[0]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -88,7 +87,8 @@ BROKEN = {
         "tabular",
         "dataset.py",
         BATCH,
-        f'{BATCH}\n        batch["features"] = batch["features"] + batch["features"].clone().normal_()',
+        f'{BATCH}\n        noise = batch["features"].clone().normal_()'
+        '\n        batch["features"] = batch["features"] + noise',
         "evaluation",
         "batch['features'] changes, as by an augmentation: dataset.py",
     ),
@@ -112,7 +112,8 @@ BROKEN = {
         "tabular",
         "dataset.py",
         BATCH,
-        f'{BATCH}\n        batch["features"] *= 1 + self.training * np.random.default_rng().random()',
+        f"{BATCH}\n        factor = np.random.default_rng().random()"
+        '\n        batch["features"] *= 1 + self.training * factor',
         "seed",
         "the same samples of the same epoch differ",
     ),
@@ -136,7 +137,8 @@ BROKEN = {
         "tabular",
         "model.py",
         "return self.head(x).float()",
-        'self.__dict__.setdefault("drawn", torch.randn(1))\n        return self.head(x).float() + self.drawn',
+        'drawn = self.__dict__.setdefault("drawn", torch.randn(1))'
+        "\n        return self.head(x).float() + drawn",
         "saving",
         "after loading prediction differs",
     ),
@@ -161,7 +163,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("workload", choices("workload"))
 @pytest.mark.first(3)
-def test_the_workloads_keep_to_their_contract(workload: str, tmp_path: Path) -> None:
+def test_the_workloads_keep_to_their_contract(workload, tmp_path):
     result = check_run(
         render(workload=workload, **CHECK), "check", *SMALL, *TINY[workload], cwd=tmp_path
     )
@@ -173,7 +175,7 @@ def test_the_workloads_keep_to_their_contract(workload: str, tmp_path: Path) -> 
 
 @pytest.mark.first(8)
 @pytest.mark.parametrize("name", BROKEN)
-def test_what_breaks_the_contract_is_named(name: str, tmp_path: Path) -> None:
+def test_what_breaks_the_contract_is_named(name, tmp_path):
     fault = BROKEN[name]
     project = shutil.copytree(render(workload=fault.workload, **CHECK), tmp_path / "project")
     replace(project / "src/my_training" / fault.file, fault.old, fault.new)
@@ -182,7 +184,7 @@ def test_what_breaks_the_contract_is_named(name: str, tmp_path: Path) -> None:
     assert result.code == 1, result.out + result.err
     (line,) = result.out.splitlines()
     assert line.split()[:2] == ["failed", fault.check]
-    assert all(part in line for part in fault.words.split(".*")), line
+    assert all(piece in line for piece in fault.words.split(".*")), line
 
 
 NAN = {  # name: (workload, file, a line there, what it becomes, the one line that says why)
@@ -191,7 +193,8 @@ NAN = {  # name: (workload, file, a line there, what it becomes, the one line th
         "dataset.py",
         'writer.source = {"kind": "synthetic"}',
         """cells = writer._open["features"]; cells.seek(-4 * 6 * 20_000 + 4 * 5, 2)
-        cells.write(np.float32("inf").tobytes()); cells.seek(0, 2); writer.source = {"kind": "synthetic"}""",
+        cells.write(np.float32("inf").tobytes()); cells.seek(0, 2)
+        writer.source = {"kind": "synthetic"}""",
         "sample 0 of train: 'features' has inf in column 5 (noise): the prepared data",
     ),
     "in a batch": (
@@ -222,7 +225,7 @@ NAN = {  # name: (workload, file, a line there, what it becomes, the one line th
 
 @pytest.mark.first(2)
 @pytest.mark.parametrize("name", NAN)
-def test_one_nan_is_one_failure_with_its_array_column_and_sample(name: str, tmp_path: Path) -> None:
+def test_one_nan_is_one_failure_with_its_array_column_and_sample(name, tmp_path):
     """What depends on the samples is skipped because of them, and accuses nothing else."""
     workload, file, old, new, reason = NAN[name]
     project = shutil.copytree(render(workload=workload, **CHECK), tmp_path / "project")
@@ -238,7 +241,7 @@ def test_one_nan_is_one_failure_with_its_array_column_and_sample(name: str, tmp_
     assert len(lines) == 11
 
 
-def test_wrong_flags_are_one_line(tmp_path: Path) -> None:
+def test_wrong_flags_are_one_line(tmp_path):
     project = render(workload="tabular", **CHECK)
     one_error(
         run(project, "check", "--only", "shape", cwd=tmp_path),

@@ -50,14 +50,14 @@ def saved(folder: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
     check_run(render(workload="tabular", **EMA), "train", *WORDS, *AVERAGED, cwd=folder)
     return folder
 
 
 @pytest.fixture
-def place(whole: Path, tmp_path: Path) -> Path:
+def place(whole, tmp_path):
     (tmp_path / "data").symlink_to(whole / "data")
     return tmp_path
 
@@ -65,7 +65,7 @@ def place(whole: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("decay", "start", "every"), [(0.9, 0, 1), (0.5, 3, 1), (0.95, 4, 3), (0.0, 0, 1)]
 )
-def test_averages_are_those_by_hand(decay: float, start: int, every: int) -> None:
+def test_averages_are_those_by_hand(decay, start, every):
     torch.manual_seed(0)
     hook = imported(render(**EMA), "hooks.ema").Hook()
     model = torch.nn.Linear(3, 2).double()
@@ -89,9 +89,7 @@ def test_averages_are_those_by_hand(decay: float, start: int, every: int) -> Non
 
 @every_framework
 @pytest.mark.first(1)
-def test_it_changes_no_step_and_resumes_bit_for_bit(
-    framework: str, place: Path, whole: Path
-) -> None:
+def test_it_changes_no_step_and_resumes_bit_for_bit(framework, place, whole):
     project = render(workload="tabular", framework=framework, **EMA)
     check_run(render(workload="tabular"), "train", *WORDS, cwd=place)
     assert (losses(place), weights(place)) == (losses(whole), weights(whole)), "as without it"
@@ -108,26 +106,27 @@ def test_it_changes_no_step_and_resumes_bit_for_bit(
     assert all(torch.equal(average, wanted[name]) for name, average in saved(place).items())
 
 
-def test_commands_use_the_averages(place: Path, whole: Path) -> None:
-    project, last = render(workload="tabular", **EMA), ("--checkpoint", "last")
-    found = {}
+def test_commands_use_the_averages(place, whole):
+    project = render(workload="tabular", **EMA)
+    last = ("--checkpoint", "last")
+    measured = {}
     for kind in ("trained", "averaged"):
         run_name = ("--run", str(newest_run(whole)), *last, "--weights", kind)
         check_run(project, "evaluate", *run_name, "--split", "validation", cwd=place)
-        found[kind] = evaluation_of(whole)["metrics"]["loss"]
+        measured[kind] = evaluation_of(whole)["metrics"]["loss"]
         output = ("--output", str(place / f"{kind}.csv"))
         check_run(project, "predict", *run_name, *output, cwd=place)
         check_run(project, "export", *run_name, "--output", str(place / kind), cwd=place)
     row = [row for row in rows(whole) if "split" in row][-1]
-    assert found == {"trained": row["loss"], "averaged": row["loss_averaged"]}
-    assert found["trained"] != found["averaged"]
+    assert measured == {"trained": row["loss"], "averaged": row["loss_averaged"]}
+    assert measured["trained"] != measured["averaged"]
     assert (place / "trained.csv").read_text() != (place / "averaged.csv").read_text()
     exported = load_file(place / "averaged/model.safetensors")
     assert all(torch.equal(exported[name], average) for name, average in saved(whole).items())
     assert "loss_averaged" in report_of(whole)
 
 
-def test_a_checkpoint_without_averages_is_refused_and_can_be_resumed(place: Path) -> None:
+def test_a_checkpoint_without_averages_is_refused_and_can_be_resumed(place):
     project = render(workload="tabular", **EMA)
     check_run(render(workload="tabular"), "train", *WORDS, "--max-steps", "12", cwd=place)
     refused = run(project, "evaluate", "--weights", "averaged", cwd=place)
@@ -141,8 +140,8 @@ def test_a_checkpoint_without_averages_is_refused_and_can_be_resumed(place: Path
 
 @pytest.mark.parametrize("distributed", ["fsdp", "ddp"])
 @pytest.mark.first(1)
-def test_two_ranks_average_as_one(distributed: str, tmp_path: Path) -> None:
-    """Under fsdp each has its share; one process goes on with both, and evaluates them."""
+def test_two_ranks_average_as_one(distributed, tmp_path):
+    """Under fsdp each has its shard; one process resumes with both, and evaluates them."""
     project = render(workload="llm", distributed=distributed, **EMA)
     words = (*TINY["llm"], "--training.precision", "fp32", "--model.dropout", "0", *AVERAGED)
     words += ("--training.max_steps", "14", "--evaluation.every_steps", "7")
@@ -161,6 +160,6 @@ def test_two_ranks_average_as_one(distributed: str, tmp_path: Path) -> None:
     check_run(project, "evaluate", "--weights", "averaged", "--checkpoint", "last", cwd=tmp_path)
 
 
-def test_the_pages_commands_work(tmp_path: Path) -> None:
+def test_the_pages_commands_work(tmp_path):
     for words in documented(REPOSITORY / "docs/ema.md"):
         check_run(render(workload="tabular", **EMA), *words, cwd=tmp_path)

@@ -148,7 +148,7 @@ def break_drawing() -> None:
         (take_matplotlib_away, "note: no more examples: ModuleNotFoundError: ", []),
     ],
 )
-def test_examples_change_no_bit_of_the_training(
+def test_examples_cost_no_bit_of_the_training(
     before: Callable[[], None], note: str, at: list[int], plain: Path, tmp_path: Path
 ) -> None:
     """Drawn at the first evaluation and the last, failed, or without matplotlib: the same

@@ -23,7 +23,7 @@ def length(cwd: Path) -> tuple[int, str]:
 
 @pytest.mark.parametrize("framework", choices("framework"))
 @pytest.mark.first(1)
-def test_minutes_become_steps_that_repeat_and_resume(framework: str, tmp_path: Path) -> None:
+def test_minutes_become_steps_that_repeat_and_resume(framework, tmp_path):
     project = render(workload="tabular", framework=framework)
     timed, again, resumed = (tmp_path / name for name in ("timed", "again", "resumed"))
     done = check_run(project, "train", "--minutes", "0.003", *LONG, cwd=timed)
@@ -41,7 +41,7 @@ def test_minutes_become_steps_that_repeat_and_resume(framework: str, tmp_path: P
     assert losses(resumed) == losses(timed)
 
 
-def test_minutes_take_no_more_steps_than_the_settings_say(tmp_path: Path) -> None:
+def test_minutes_take_no_more_steps_than_the_settings_say(tmp_path):
     words = ("--minutes", "60", "--training.max_steps", "6", "--max-steps", "2")
     check_run(render(workload="tabular"), "train", *words, cwd=tmp_path)
     assert length(tmp_path)[0] == 6
@@ -56,20 +56,18 @@ def test_minutes_take_no_more_steps_than_the_settings_say(tmp_path: Path) -> Non
         (("--minutes", "soon"), "invalid float value"),
     ],
 )
-def test_minutes_that_make_no_sense_are_one_line(
-    words: tuple[str, ...], reason: str, tmp_path: Path
-) -> None:
+def test_minutes_that_make_no_sense_are_one_line(words, reason, tmp_path):
     one_error(run(render(workload="tabular"), "train", *words, cwd=tmp_path), reason)
     assert not (tmp_path / "runs").exists()
 
 
-def test_minutes_of_phases_are_refused(tmp_path: Path) -> None:
+def test_minutes_of_phases_are_refused(tmp_path):
     (tmp_path / "config.yaml").write_text("phases:\n  - {name: one, steps: 5}\n")
     done = run(render(workload="tabular"), "train", "--minutes", "1", cwd=tmp_path)
     one_error(done, "its own number of steps")
 
 
-def test_first_steps_have_lines_of_their_own_with_the_time_left(tmp_path: Path) -> None:
+def test_first_steps_have_lines_of_their_own_with_the_time_left(tmp_path):
     done = check_run(
         render(workload="tabular"), "train", "--training.max_steps", "120", cwd=tmp_path
     )

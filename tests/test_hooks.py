@@ -21,7 +21,7 @@ WORDS = (
 )
 every_framework = pytest.mark.parametrize("framework", choices("framework"))
 
-COUNT = '''"""Notes each moment, counts steps and evaluations, and tells both in the rows of evaluations."""
+COUNT = '''"""Notes each moment, counts steps and evaluations, and adds both to evaluations."""
 
 from contextlib import contextmanager
 

@@ -30,7 +30,7 @@ PHASES = [
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def reference(tmp_path_factory):
     folder = tmp_path_factory.mktemp("phases")
     configure(folder)
     train(folder, *OPTIONS)
@@ -38,7 +38,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def place(reference: Path, tmp_path: Path) -> Path:
+def place(reference, tmp_path):
     (tmp_path / "data").symlink_to(reference / "data")
     configure(tmp_path)
     return tmp_path
@@ -59,7 +59,7 @@ def results(place: Path) -> tuple[object, ...]:
     return losses(place), evaluations(place), weights(place)
 
 
-def test_phases_run_in_turn_with_their_settings(reference: Path) -> None:
+def test_phases_run_in_turn_with_their_settings(reference):
     trained = [row for row in rows(reference) if "split" not in row]
     assert [row["step"] for row in trained] == list(range(1, 33))
     rates = [row["learning_rate"] for row in trained]
@@ -73,9 +73,7 @@ def test_phases_run_in_turn_with_their_settings(reference: Path) -> None:
 @pytest.mark.parametrize("framework", choices("framework"))
 @pytest.mark.parametrize("stops", [(5, 12, 20), (11, 13, 27), (12, 28, 31)], ids=str)
 @pytest.mark.cover(1)
-def test_resume_inside_any_phase(
-    framework: str, stops: tuple[int, ...], place: Path, reference: Path
-) -> None:
+def test_resume_inside_any_phase(framework, stops, place, reference):
     words = OPTIONS
     for stop in (*stops, 32):
         train(place, *words, "--max-steps", str(stop), framework=framework)
@@ -84,7 +82,7 @@ def test_resume_inside_any_phase(
     assert results(place) == results(reference)
 
 
-def test_one_phase_at_a_time(place: Path, reference: Path) -> None:
+def test_one_phase_at_a_time(place, reference):
     words = OPTIONS
     for number, steps in ((1, 12), (2, 27), (3, 32)):
         train(place, *words, "--phase", str(number))
@@ -94,7 +92,7 @@ def test_one_phase_at_a_time(place: Path, reference: Path) -> None:
     assert results(place) == results(reference)
 
 
-def test_a_phase_waits_for_the_one_before(place: Path) -> None:
+def test_a_phase_waits_for_the_one_before(place):
     def refused(phase: int, *parts: str) -> None:
         done = run(render(workload="tabular"), "train", "--phase", str(phase), cwd=place)
         one_error(done, *parts)
@@ -105,7 +103,7 @@ def test_a_phase_waits_for_the_one_before(place: Path) -> None:
     refused(2, "phase 1 is not finished", "step 7 of 12")
 
 
-def test_a_phase_trains_and_evaluates_on_data_of_its_own(tmp_path: Path) -> None:
+def test_a_phase_trains_and_evaluates_on_data_of_its_own(tmp_path):
     """Two prepared tables, one after the other; resumed in each to the bit, and evaluated on the
     last one."""
     project = render(workload="tabular")

@@ -52,7 +52,7 @@ def train(cwd: Path, *words: str, before: Any = None, **answers: Any) -> Result:
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def reference(tmp_path_factory):
     """A run that nothing disturbed; its data are shared."""
     folder = tmp_path_factory.mktemp("reference")
     result = train(folder)
@@ -61,7 +61,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def place(reference: Path, tmp_path: Path) -> Path:
+def place(reference, tmp_path):
     (tmp_path / "data").symlink_to(reference / "data")
     return tmp_path
 
@@ -102,7 +102,7 @@ def kill_in(function: str, hit: int) -> None:
 
 @pytest.mark.parametrize("point", range(POINTS))
 @pytest.mark.first(2)
-def test_sigkill_at_a_random_point(point: int, place: Path, reference: Path) -> None:
+def test_sigkill_at_a_random_point(point, place, reference):
     """Seeded points: after a record of metrics, inside a rename, inside an fsync."""
     chance = random.Random(point)
     framework = choices("framework")[max(point % 5 - 2, 0)]
@@ -123,9 +123,7 @@ def test_sigkill_at_a_random_point(point: int, place: Path, reference: Path) -> 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize("framework", choices("framework"))
 @pytest.mark.cover(1)
-def test_signal_saves_reports_and_resumes(
-    framework: str, number: int, code: int, place: Path, reference: Path
-) -> None:
+def test_signal_saves_reports_and_resumes(framework, number, code, place, reference):
     project = render(workload="tabular", framework=framework)
     words = OPTIONS
     for num_rows in (5, 30):  # the second one hits the resumed run
@@ -141,7 +139,7 @@ def test_signal_saves_reports_and_resumes(
     finish(place, reference, framework)
 
 
-def test_signal_inside_an_evaluation_repeats_it(place: Path, reference: Path) -> None:
+def test_signal_inside_an_evaluation_repeats_it(place, reference):
     def signal_in_evaluation() -> None:
         from my_training.engine import run  # type: ignore[import-not-found]
 
@@ -159,8 +157,8 @@ def test_signal_inside_an_evaluation_repeats_it(place: Path, reference: Path) ->
     finish(place, reference)
 
 
-def test_damaged_checkpoints_are_skipped_and_named(place: Path, reference: Path) -> None:
-    """If all are damaged, each command that loads one says so in one line."""
+def test_damaged_checkpoints_are_skipped_and_named(place, reference):
+    """If all are damaged, each command that loads one has one line of error."""
     assert train(place, "--max-steps", "21").code == 0
     newest = checkpoints(place)[-1]
     flip_bit(newest / "model.safetensors", 1000)
@@ -183,7 +181,7 @@ def limit_file_size(size: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
-def test_full_disk_keeps_the_last_checkpoint(place: Path, reference: Path) -> None:
+def test_full_disk_keeps_the_last_checkpoint(place, reference):
     assert train(place, "--max-steps", "21").code == 0
     before = checkpoints(place)
     size = (before[-1] / "state.pt").stat().st_size * 3 // 4
@@ -195,7 +193,7 @@ def test_full_disk_keeps_the_last_checkpoint(place: Path, reference: Path) -> No
     finish(place, reference)
 
 
-def test_a_full_disk_ends_no_training_at_a_record(place: Path, reference: Path) -> None:
+def test_a_full_disk_ends_no_training_at_a_record(place, reference):
     """Records that the disk has no room for wait in memory."""
 
     def fill() -> None:
@@ -227,7 +225,7 @@ def test_a_full_disk_ends_no_training_at_a_record(place: Path, reference: Path) 
     assert_same(place, reference)
 
 
-def test_an_error_before_the_first_step_is_one_line_and_leaves_no_run(place: Path) -> None:
+def test_an_error_before_the_first_step_is_one_line_and_leaves_no_run(place):
     one_error(train(place, "--training.precision", "fp8"), "fp8", "training.precision")
     one_error(train(place, "--max-steps", "-5"), "-5", "--max-steps")
     assert list((place / "runs").iterdir()) == []
@@ -236,7 +234,7 @@ def test_an_error_before_the_first_step_is_one_line_and_leaves_no_run(place: Pat
     one_error(train(place), "runs")
 
 
-def test_missing_foreign_and_changed_data(place: Path, tmp_path: Path) -> None:
+def test_missing_foreign_and_changed_data(place, tmp_path):
     nowhere = train(place, "--data.path", "nowhere")
     one_error(nowhere, "no prepared data", "nowhere", "prepare")
     source = (place / "data/synthetic").resolve()
@@ -259,7 +257,7 @@ def test_missing_foreign_and_changed_data(place: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("framework", choices("framework"))
-def test_a_loss_that_is_not_finite_names_its_samples(framework: str, place: Path) -> None:
+def test_a_loss_that_is_not_finite_names_its_samples(framework, place):
     """Nothing is saved after it; the samples are those of the step where it began."""
 
     def poison() -> None:
@@ -287,7 +285,7 @@ def test_a_loss_that_is_not_finite_names_its_samples(framework: str, place: Path
     assert checkpoints(place) == []
 
 
-def test_early_stop_and_best_checkpoint(place: Path) -> None:
+def test_early_stop_and_best_checkpoint(place):
     """A learning rate too high ends the run; `evaluate` takes the best checkpoint."""
     words = ("--evaluation.every_steps", "3", "--evaluation.patience", "2")
     words = (*words, "--optimizer.learning_rate", "0.5", "--schedule.name", "constant")
@@ -305,7 +303,7 @@ def test_early_stop_and_best_checkpoint(place: Path) -> None:
     assert losses(place)[-1][0] == last_step, "it stays stopped"
 
 
-def test_a_run_resumes_when_extras_tracker_and_loader_are_others(tmp_path: Path) -> None:
+def test_a_run_resumes_when_extras_tracker_and_loader_are_others(tmp_path):
     """A note names the sections that are gone, and every loss is the same."""
     answers = {"loader": "chunk", "tracker": "tensorboard", "extras": list(choices("extras"))}
     everything = render(workload="timeseries", **answers)

@@ -77,7 +77,8 @@ class Walker:
     them."""
 
     def __init__(self, project: Path, screen: str) -> None:
-        self.project, self.screen = project, screen
+        self.project = project
+        self.screen = screen
         # As `source .venv/bin/activate` does.
         path = f"{project / '.venv/bin'}{os.pathsep}{os.environ['PATH']}"
         self.environment = {
@@ -143,7 +144,7 @@ def interview(workload: str, folder: Path) -> Walker:
 
 @pytest.mark.full
 @pytest.mark.parametrize("workload", choices("workload"))
-def test_a_new_user_gets_along_by_what_is_documented(workload: str, tmp_path: Path) -> None:
+def test_a_new_user_gets_along_by_what_is_documented(workload, tmp_path):
     do = interview(workload, tmp_path)
     project = do.project
     do("git rev-parse 2> /dev/null || git init")

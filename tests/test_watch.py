@@ -9,7 +9,6 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from shlex import split
 from types import SimpleNamespace
 from typing import Any
@@ -48,9 +47,9 @@ TABULAR = ("--model.width", "32", "--data.batch_size", "128", "--monitor.every_s
     ],
 )
 def test_a_badly_used_device_gets_cause_and_remedy(waits, roof, means, kind, says):
-    found = watch.judge(waits, roof, means, SETTINGS)
-    assert (found[0] if found else None) == kind
-    assert says in (found[1] if found else "")
+    judged = watch.judge(waits, roof, means, SETTINGS)
+    assert (judged[0] if judged else None) == kind
+    assert says in (judged[1] if judged else "")
     assert watch.WAITS == alerts.WAIT_FRACTION, "no case is left to neither"
 
 
@@ -85,7 +84,9 @@ def test_waiting_for_data_is_judged_over_a_stretch():
 def slow_loader() -> None:
     from my_training.engine.loader import Loader
 
-    epoch, clock, late = Loader.epoch, time.perf_counter, [0]
+    epoch = Loader.epoch
+    clock = time.perf_counter
+    late = [0]
 
     def slow(self, *words):
         for batch in epoch(self, *words):
@@ -99,7 +100,7 @@ def slow_loader() -> None:
 
 @pytest.mark.parametrize("framework", choices("framework"))
 @pytest.mark.first(1)
-def test_a_slow_loader_is_told_and_reported_once(framework: str, tmp_path) -> None:
+def test_a_slow_loader_is_told_and_reported_once(framework, tmp_path):
     """Once, though the hook looks at the machine, too."""
     words = (*TABULAR, "--watch.every_seconds", "0.01", "--training.max_steps", "100")
     project = render(workload="tabular", framework=framework, **WATCH)
@@ -120,7 +121,7 @@ def test_a_slow_loader_is_told_and_reported_once(framework: str, tmp_path) -> No
     assert all(float(sample["host_mb"]) > 10 for sample in samples)
 
 
-def test_watching_changes_no_loss(tmp_path) -> None:
+def test_watching_changes_no_loss(tmp_path):
     project = render(workload="tabular", **WATCH)
     for seconds in ("0", "0.01"):
         words = (*TABULAR, "--watch.every_seconds", seconds, "--training.max_steps", "60")
@@ -221,7 +222,8 @@ def test_growth_between_two_looks(monkeypatch):
 def hoarding_worker() -> None:
     from my_training.engine.loader import Reader
 
-    read, hoard = Reader.__getitem__, []
+    read = Reader.__getitem__
+    hoard = []
 
     def keep(self, work):
         hoard.append(b"x" * (3 << 20))
@@ -231,7 +233,7 @@ def hoarding_worker() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory of processes is read from /proc")
-def test_a_worker_that_grows_is_named(tmp_path) -> None:
+def test_a_worker_that_grows_is_named(tmp_path):
     words = split("--data.num_workers 2 --data.batch_size 160 --training.epochs 3")
     project = render(workload="tabular", loader="dataloader", **WATCH)
     result = check_run(project, "train", *TABULAR, *words, cwd=tmp_path, before=hoarding_worker)
@@ -293,7 +295,7 @@ def test_how_the_machine_was_used(tmp_path):
     assert watch.report(tmp_path / "nowhere") == []
 
 
-def test_the_page_says_what_there_is(tmp_path) -> None:
+def test_the_page_says_what_there_is(tmp_path):
     page = REPOSITORY / "docs/monitor.md"
     for words in documented(page):
         check_run(render(workload="tabular", **WATCH), *words, cwd=tmp_path)
@@ -332,7 +334,7 @@ def full(command: str, error: Exception) -> Callable[[], None]:
         (RuntimeError("can't allocate memory: 37 GB"), "out of memory"),
     ],
 )
-def test_memory_that_ends_is_one_line_anywhere(error: Exception, says: str, tmp_path: Path) -> None:
+def test_memory_that_ends_is_one_line_anywhere(error, says, tmp_path):
     project = render(workload="tabular")
     words = ("train", *TABULAR, "--training.max_steps", "2")
     refused = run(project, *words, cwd=tmp_path, before=full("train", error))

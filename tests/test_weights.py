@@ -64,7 +64,7 @@ def write_phases(place: Path, *phases: dict[str, Any]) -> None:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(tmp_path_factory):
     """A folder with a run called `source`, and its synthetic data."""
     folder = tmp_path_factory.mktemp("trained")
     result = train(folder, "--name", "source", *WORDS, "--checkpoint.every_steps", "4")
@@ -73,7 +73,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def place(trained: Path, tmp_path: Path) -> Path:
+def place(trained, tmp_path):
     shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
     return tmp_path
 
@@ -81,7 +81,7 @@ def place(trained: Path, tmp_path: Path) -> Path:
 @every_framework
 @pytest.mark.parametrize("what", ["run", "path of a run", "checkpoint", "folder", "file"])
 @pytest.mark.cover(1)
-def test_a_new_run_starts_from_weights_anywhere(framework: str, what: str, place: Path) -> None:
+def test_a_new_run_starts_from_weights_anywhere(framework, what, place):
     expected = tensors(place)
     checkpoint = last_checkpoint(place)
     (place / "elsewhere").mkdir()
@@ -100,7 +100,7 @@ def test_a_new_run_starts_from_weights_anywhere(framework: str, what: str, place
     assert_tensors(tensors(place), expected)
 
 
-def test_the_best_checkpoint_is_taken_and_hashes_are_compared(place: Path) -> None:
+def test_the_best_checkpoint_is_taken_and_hashes_are_compared(place):
     checkpoints = place / "runs/source/checkpoints"
     best = json.loads((checkpoints / "best.json").read_text())["checkpoint"]
     words = (*WORDS, "--max-steps", "1", FROM)
@@ -111,7 +111,7 @@ def test_the_best_checkpoint_is_taken_and_hashes_are_compared(place: Path) -> No
     one_error(train(place, *words, str(checkpoints / best)), "no valid checkpoint", "sha256")
 
 
-def test_what_fits_is_taken_and_the_rest_is_named(place: Path) -> None:
+def test_what_fits_is_taken_and_the_rest_is_named(place):
     expected = tensors(place)
     others = {"head.weight": torch.zeros(3, 16), "spare": torch.zeros(2)}
     save_file(expected | others, place / "other.safetensors")
@@ -125,7 +125,7 @@ def test_what_fits_is_taken_and_the_rest_is_named(place: Path) -> None:
     assert line.removeprefix("note: ") in environment["notes"]
 
 
-def test_weights_that_are_missing_or_do_not_fit_are_one_line(place: Path) -> None:
+def test_weights_that_are_missing_or_do_not_fit_are_one_line(place):
     spare = {"spare": torch.zeros(2)}
     save_file(spare, place / "other.safetensors")
     (place / "broken.safetensors").write_bytes(b"no weights at all")
@@ -145,7 +145,7 @@ def test_weights_that_are_missing_or_do_not_fit_are_one_line(place: Path) -> Non
 
 @every_framework
 @pytest.mark.first(1)
-def test_a_resumed_run_continues_from_its_own_weights(framework: str, place: Path) -> None:
+def test_a_resumed_run_continues_from_its_own_weights(framework, place):
     words = (*WORDS, FROM, "source")
     assert train(place, *words, framework=framework).code == 0
     expected = (losses(place), weights(place))
@@ -158,7 +158,7 @@ def test_a_resumed_run_continues_from_its_own_weights(framework: str, place: Pat
 
 @every_framework
 @pytest.mark.first(1)
-def test_frozen_weights_stay_and_a_phase_trains_them(framework: str, place: Path) -> None:
+def test_frozen_weights_stay_and_a_phase_trains_them(framework, place):
     """No update, no weight decay, nothing in the optimizer; over phases bit for bit."""
     start = tensors(place)
     frozen = {"training.freeze": ["first.*", "layers.0.*", "*.bias"]}
@@ -183,7 +183,7 @@ def test_frozen_weights_stay_and_a_phase_trains_them(framework: str, place: Path
     assert (losses(place), weights(place)) == expected
 
 
-def test_wrong_patterns_and_phases_are_one_line(place: Path) -> None:
+def test_wrong_patterns_and_phases_are_one_line(place):
     unknown = train(place, *WORDS, "--training.freeze", "first.*, lost.*")
     one_error(unknown, "no weight's name fits 'lost.*'", "training.freeze", "first.weight")
     every = train(place, *WORDS, "--training.freeze", "*")
@@ -197,9 +197,7 @@ def test_wrong_patterns_and_phases_are_one_line(place: Path) -> None:
 
 @pytest.mark.parametrize("distributed", ["fsdp", "ddp"])
 @pytest.mark.first(1)
-def test_two_ranks_start_from_whole_and_from_sharded_weights(
-    distributed: str, tmp_path: Path
-) -> None:
+def test_two_ranks_start_from_whole_and_from_sharded_weights(distributed, tmp_path):
     """And one process from what two have saved, with averages that start there, too."""
     answers = {"workload": "llm", "extras": ["ema"]}
     words = ("train", *TINY["llm"], "--training.precision", "fp32", *STILL)
@@ -219,7 +217,7 @@ def test_two_ranks_start_from_whole_and_from_sharded_weights(
     assert_tensors(expected, state["hooks"]["ema"]["averages"])
 
 
-def test_the_pages_commands_work(tmp_path: Path) -> None:
+def test_the_pages_commands_work(tmp_path):
     page = REPOSITORY / "docs/weights.md"
     for words in documented(page):
         check_run(render(workload="tabular"), *words, cwd=tmp_path)

@@ -27,7 +27,8 @@ def sort_out(items: Iterable[pytest.Item]) -> None:
     for item in marked:
         groups.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for cases in groups.values():
-        if first := cases[0].get_closest_marker("first"):
+        first = cases[0].get_closest_marker("first")
+        if first:
             kept = set(range(first.args[0]))
         else:
             strength, *names = cases[0].get_closest_marker("cover").args

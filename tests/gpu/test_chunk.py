@@ -17,7 +17,9 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
 ]
-ROWS, SHAPE, BATCH = 2000, (64, 70), 32
+ROWS = 2000
+SHAPE = (64, 70)
+BATCH = 32
 BATCH_BYTES = 4 * BATCH * 64 * 70
 
 

@@ -38,7 +38,7 @@ def measuring() -> None:
 
 
 @pytest.fixture(scope="module")
-def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def single(tmp_path_factory):
     """A row for each step."""
     folder = tmp_path_factory.mktemp("single")
     words = (*WORDS, "--monitor.every_steps", "1")
@@ -47,7 +47,7 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def place(single: Path, tmp_path: Path) -> Path:
+def place(single, tmp_path):
     (tmp_path / "data").symlink_to(single / "data")
     return tmp_path
 
@@ -57,15 +57,13 @@ def training(folder: Path) -> list[dict]:
 
 
 def mean(rows: list[dict], name: str) -> float:
-    """By hand: groups have unequally many targets."""
+    """Computed here: groups have unequally many targets."""
     return sum(row[name] * row["targets"] for row in rows) / sum(row["targets"] for row in rows)
 
 
 @pytest.mark.parametrize("framework", choices("framework"))
 @pytest.mark.first(1)
-def test_a_row_is_the_mean_over_its_steps_wherever_a_run_stops(
-    framework: str, place: Path, single: Path
-) -> None:
+def test_a_row_is_the_mean_over_its_steps_wherever_a_run_stops(framework, place, single):
     project = render(workload="tabular", framework=framework)
     every = ("--monitor.every_steps", "5")
     done = check_run(project, "train", *WORDS, *every, cwd=place, before=measuring)
@@ -90,7 +88,7 @@ def test_a_row_is_the_mean_over_its_steps_wherever_a_run_stops(
             assert row[name] == again[name]
 
 
-def test_a_row_of_two_ranks_is_resumed_by_two_and_by_one(place: Path) -> None:
+def test_a_row_of_two_ranks_is_resumed_by_two_and_by_one(place):
     project = render(workload="tabular", distributed="ddp")
     words = (*WORDS, "--data.batch_size", "32", "--monitor.every_steps", "5")
     assert all(result.code == 0 for result in run_ranks(project, "train", *words, cwd=place))
@@ -108,7 +106,7 @@ def test_a_row_of_two_ranks_is_resumed_by_two_and_by_one(place: Path) -> None:
         assert float.fromhex(mine) == pytest.approx(float.fromhex(wanted), rel=1e-4)
 
 
-def test_each_group_keeps_its_own_rate() -> None:
+def test_each_group_keeps_its_own_rate():
     first = torch.zeros(1, requires_grad=True)
     second = torch.zeros(2, requires_grad=True)
     groups = [{"params": [first], "lr": 1e-3}, {"params": [second], "lr": 1e-4}]
