@@ -81,23 +81,24 @@ def per_second(run: Any, steps: int) -> float:
 def work(
     folder: Path, rank: int, shape: dict[str, Any], arguments: argparse.Namespace
 ) -> list[list[float]]:
-    """[[alone, beside each other, together], …] of each round, in samples a second of all."""
+    """[[alone, side by side, together], …] of each round, in samples a second of all."""
     make = importlib.import_module("my_training.engine.distributed").Distributed
     own = begun(folder, make(), shape)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2")
     distributed = make()
-    shared, found = begun(folder, distributed, shape), []
+    shared = begun(folder, distributed, shape)
+    rates = []
     for one in (own, shared):
         per_second(one, 3)
     for _ in range(arguments.rounds):
         distributed.gather_objects(rank)
         alone = 0.0 if rank else per_second(own, arguments.steps)
         distributed.gather_objects(rank)  # rank 1 has waited here, asleep
-        beside = sum(distributed.gather_objects(per_second(own, arguments.steps)))
+        side_by_side = sum(distributed.gather_objects(per_second(own, arguments.steps)))
         distributed.gather_objects(rank)
-        found.append([alone, beside, per_second(shared, arguments.steps)])
+        rates.append([alone, side_by_side, per_second(shared, arguments.steps)])
     distributed.close()
-    return found
+    return rates
 
 
 def measured(case: str, arguments: argparse.Namespace) -> list[str]:
@@ -127,13 +128,14 @@ def in_two_processes(
 ) -> list[list[float]]:
     children = []
     for rank in range(2):
-        if not (child := os.fork()):
+        child = os.fork()
+        if child == 0:
             sys.stdout = open(folder / f"out{rank}", "w")  # noqa: SIM115 - the runs' own lines
             sys.path.insert(0, str(project / "src"))
             code = 1
             try:
-                found = work(folder, rank, shape, arguments)
-                (folder / f"found{rank}").write_text(json.dumps(found))
+                rates = work(folder, rank, shape, arguments)
+                (folder / f"found{rank}").write_text(json.dumps(rates))
                 code = 0
             finally:
                 sys.stderr.flush()

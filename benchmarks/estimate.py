@@ -78,11 +78,11 @@ def measure(workload: str, rounds: int, quick: bool) -> list[tuple[float, float]
     estimates: Any = get("measure.estimates")
     if quick:
         estimates.fastest = functools.partial(estimates.fastest, seconds=SECONDS)
-    found = []
+    times = []
     for _ in range(rounds + 1):
         expected, _ = estimates.this_cpu().step(counted)
-        found.append((1000 * expected, 1000 * estimates.fastest(step, seconds=SECONDS)))
-    return found[1:]
+        times.append((1000 * expected, 1000 * estimates.fastest(step, seconds=SECONDS)))
+    return times[1:]
 
 
 def main() -> None:
@@ -97,7 +97,8 @@ def main() -> None:
     if arguments.rehearse:
         shrink()
     torch.set_num_threads(1)
-    how = f"{machine()}, one thread, fp32, {arguments.rounds} rounds, the fastest step of {SECONDS} s in each"
+    how = f"{machine()}, one thread, fp32, {arguments.rounds} rounds, "
+    how += f"the fastest step of {SECONDS} s in each"
     rows = []
     for workload in arguments.only:
         with tempfile.TemporaryDirectory() as folder:

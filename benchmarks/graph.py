@@ -41,12 +41,17 @@ import torch  # noqa: E402
 from publish import command_line, machine, publish  # noqa: E402
 from torch import Tensor  # noqa: E402
 
-HEADS, WIDTH, INPUTS = 8, 8, 64
+HEADS = 8
+WIDTH = 8
+INPUTS = 64
 SIZES = {
     "2,708 nodes, 10,556 edges": (2708, 10556, 1),
     "256 nodes, 2,560 edges × 32 days": (256, 2560, 32),
 }
-STOCKS, NEIGHBORS, DAYS, BATCH = 256, 10, 400, 32
+STOCKS = 256
+NEIGHBORS = 10
+DAYS = 400
+BATCH = 32
 MODEL: dict[str, str] = {}  # settings that are not as by default
 
 
@@ -72,26 +77,22 @@ def module(name: str) -> Any:
 def graph(nodes: int, edges: int, copies: int = 1) -> tuple[Tensor, Tensor]:
     """Features and edges of `copies` graphs side by side, each node with its own loop."""
     torch.manual_seed(0)
-    found = torch.cat(
+    candidates = torch.cat(
         [torch.randint(nodes, (2, edges)) + copy * nodes for copy in range(copies)], 1
     )
     loops = torch.arange(nodes * copies).expand(2, -1)
-    return torch.randn(nodes * copies, INPUTS), torch.cat([found, loops], 1).contiguous()
+    return torch.randn(nodes * copies, INPUTS), torch.cat([candidates, loops], 1).contiguous()
 
 
 def layers() -> dict[str, Any]:
     """Both layers with the same weights."""
     from torch_geometric.nn import GATConv
 
-    ours, theirs = (
-        module("model").GraphAttention(INPUTS, WIDTH, HEADS),
-        GATConv(INPUTS, WIDTH, HEADS, add_self_loops=False),
-    )
+    ours = module("model").GraphAttention(INPUTS, WIDTH, HEADS)
+    theirs = GATConv(INPUTS, WIDTH, HEADS, add_self_loops=False)
     theirs.lin.weight.data = ours.linear.weight.data.clone()
-    theirs.att_src.data, theirs.att_dst.data = (
-        ours.source.data[None].clone(),
-        ours.target.data[None].clone(),
-    )
+    theirs.att_src.data = ours.source.data[None].clone()
+    theirs.att_dst.data = ours.target.data[None].clone()
     return {"ours": ours, "PyG": theirs}
 
 
@@ -104,7 +105,7 @@ def dense(layer: Any, copies: int) -> Callable[[Tensor, Tensor], Tensor]:
         apart[edges[1] // size, edges[1] % size, edges[0] % size] = True
         values = layer.linear(x).view(copies, size, HEADS, WIDTH)
         leaving, arriving = (
-            (values * part).sum(3).mT for part in (layer.source, layer.target)
+            (values * vector).sum(3).mT for vector in (layer.source, layer.target)
         )  # (B, H, N)
         scores = torch.nn.functional.leaky_relu(
             leaving.unsqueeze(2) + arriving.unsqueeze(3), layer.slope
@@ -140,7 +141,8 @@ def difference(both: dict[str, Any], x: Tensor, edges: Tensor) -> float:
 
 
 def attention(rounds: int) -> dict[str, Any]:
-    both, rows = layers(), []
+    both = layers()
+    rows = []
     for title, size in SIZES.items():
         x, edges = graph(*size)
         apart = difference(both, x, edges)
@@ -200,7 +202,8 @@ def memory(start_method: str) -> dict[str, Any]:
 
 def peak(name: str, *size: int) -> float:
     """MB that one forward and backward needs at most, beyond what was there before."""
-    layer, (x, edges) = layers()[name], graph(*size)
+    layer = layers()[name]
+    x, edges = graph(*size)
     call(layer, *graph(64, 256))  # libraries make their own buffers
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts from here
     before = resident("VmRSS")
@@ -223,21 +226,23 @@ def in_child(start_method: str, function: Callable[..., float], *arguments: Any)
 
 def stocks(days: int) -> dict[str, Any]:
     """Random walks with a common factor."""
-    random, dataset = np.random.default_rng(0), module("dataset")
-    dates, found = np.datetime64("2020-01-01") + np.arange(days), {}
+    random = np.random.default_rng(0)
+    dataset = module("dataset")
+    dates = np.datetime64("2020-01-01") + np.arange(days)
+    table = {}
     market = random.standard_normal(days)
     for number in range(STOCKS):
         close = 50 * np.exp(np.cumsum(0.01 * (market + random.standard_normal(days))))
         prices = np.stack([close, 1.01 * close, 0.99 * close, close], 1)
-        found[f"{number:03d}"] = dataset.Stock(
+        table[f"{number:03d}"] = dataset.Stock(
             dates, prices, close, random.integers(1000, 9000, days) + 0.0
         )
-    return found
+    return table
 
 
 def python_loop(returns: Tensor, count: int, overlap: int) -> Tensor:
     """What `dataset.correlated` gives, day by day and stock by stock."""
-    found = np.full((*returns.shape[::2], count), -1)
+    neighbors = np.full((*returns.shape[::2], count), -1)
     np.seterr(invalid="ignore")  # 0 / 0 of a day that fills up the last batch
     for day, window in enumerate(returns.cpu().numpy().astype(np.float64)):
         window = window[~np.isnan(window).any(1)]
@@ -248,15 +253,16 @@ def python_loop(returns: Tensor, count: int, overlap: int) -> Tensor:
         for stock in range(window.shape[1]):
             strength = np.abs(window[:, stock] @ window) / (sizes[stock] * sizes)
             strength[stock] = -1
-            found[day, stock] = np.argsort(-strength)[:count]
-    return torch.from_numpy(found).to(returns.device)
+            neighbors[day, stock] = np.argsort(-strength)[:count]
+    return torch.from_numpy(neighbors).to(returns.device)
 
 
 def write(folder: Path, days: int = DAYS, batches: int = 3) -> None:
     """A store with graphs: the last batches of days are the validation split, as many before them
     train."""
     dataset = module("dataset")
-    table, plan = stocks(days), dataset.Plan(neighbors=NEIGHBORS)
+    table = stocks(days)
+    plan = dataset.Plan(neighbors=NEIGHBORS)
     with module("engine.store").StoreWriter(folder, "graph") as writer:
         arrays = dataset.panel(writer, table, plan)
         count = len(arrays["dates"]) - 1
@@ -279,68 +285,70 @@ def stepping(project: Any) -> Any:
     return step
 
 
-def graphs(rounds: int) -> dict[str, Any]:
-    dataset, config, assembly = module("dataset"), module("config"), module("assemble")
+Times = dict[str, dict[str, list[float]]]  # seconds of batches, by table row and by pass
+
+
+def ready(store: Any, title: str, rebuilt: bool) -> tuple[Any, Any, Any]:
+    """Loader, step and model of a row of the table."""
+    overrides = MODEL | {
+        "data.path": str(store.folder),
+        "data.batch_size": str(BATCH),
+        "data.num_workers": "0",
+        "graph_builder.use_in_training": "true" if rebuilt else "false",
+    }
+    settings = module("config").load(overrides=overrides.items())
     distributed = module("engine.distributed").Distributed()
+    project = module("assemble").assemble(settings, distributed, store)
+    loader = project.loader("train", train=True)
+    if title == "none":
+        forget(loader.samples)
+    return loader, stepping(project), project.model
+
+
+def time_graphs(store: Any, rounds: int) -> Times:
+    dataset = module("dataset")
     vectorised = dataset.correlated
+    builders = {
+        "none": None,
+        "cached": None,
+        "rebuilt, vectorised": vectorised,
+        "rebuilt, Python loop over stocks": python_loop,
+    }
+    sides = {title: ready(store, title, bool(builder)) for title, builder in builders.items()}
+    times: Times = {title: defaultdict(list) for title in builders}
+    for number in range(-1, rounds):  # the first one warms up
+        for title, builder in builders.items():
+            dataset.correlated = builder
+            loader, step, model = sides[title]
+            passes = times[title] if number >= 0 else defaultdict(list)
+            passes["loading"] += seconds_of(loader, lambda batch: None)
+            if title == "none":
+                continue
+            passes["training"] += seconds_of(loader, step)
+            with torch.no_grad():
+                passes["validation"] += seconds_of(loader, model.eval())
+            model.train()
+    dataset.correlated = vectorised
+    return times
+
+
+def graphs(rounds: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder))
-        store = module("engine.store").Store.open(folder)
-        rows = {
-            "none": None,
-            "cached": None,
-            "rebuilt, vectorised": vectorised,
-            "rebuilt, Python loop over stocks": python_loop,
-        }
-        ready: dict[str, Any] = {}
-        times: dict[str, dict[str, list[float]]] = {title: defaultdict(list) for title in rows}
-        for title, builder in rows.items():
-            overrides = MODEL | {
-                "data.path": folder,
-                "data.batch_size": str(BATCH),
-                "data.num_workers": "0",
-                "graph_builder.use_in_training": "true" if builder else "false",
-            }
-            project = assembly.assemble(
-                config.load(overrides=overrides.items()), distributed, store
-            )
-            ready[title] = project.loader("train", train=True), stepping(project), project.model
-        forget(ready["none"][0].samples)
-        for number in range(-1, rounds):  # the first one warms up
-            for title, builder in rows.items():
-                dataset.correlated, (loader, step, model) = builder, ready[title]
-                found = times[title] if number >= 0 else defaultdict(list)
-                found["loading"] += seconds_of(loader, lambda batch: None)
-                if title == "none":
-                    continue
-                found["training"] += seconds_of(loader, step)
-                with torch.no_grad():
-                    found["validation"] += seconds_of(loader, model.eval())
-                model.train()
-        dataset.correlated = vectorised
-    middle = {
-        title: {name: statistics.median(v) for name, v in found.items()}
-        for title, found in times.items()
-    }
-    lines = []
-    for title, row in list(middle.items())[1:]:
-        cost = row["loading"] - middle["none"]["loading"]
-        speeds = [
-            text
-            for name in ("training", "validation")
-            for text in (f"{row[name]:.3f}", f"{BATCH / row[name]:,.0f}")
-        ]
-        lines.append([title, *speeds, f"{1e3 * cost:.1f}", f"{cost / row['training']:.1%}"])
-    columns = [
-        "graphs",
-        "training s/it",
-        "samples/s",
-        "validation s/it",
-        "samples/s",
-        "graph ms",
-        "of the step",
-    ]
-    return {"columns": columns, "rows": lines}
+        times = time_graphs(module("engine.store").Store.open(folder), rounds)
+    medians = {}
+    for title, passes in times.items():
+        medians[title] = {name: statistics.median(seconds) for name, seconds in passes.items()}
+    without = medians.pop("none")["loading"]
+    rows = []
+    for title, seconds in medians.items():
+        cost = seconds["loading"] - without
+        cells = [title]
+        for name in ("training", "validation"):
+            cells += [f"{seconds[name]:.3f}", f"{BATCH / seconds[name]:,.0f}"]
+        rows.append([*cells, f"{1e3 * cost:.1f}", f"{cost / seconds['training']:.1%}"])
+    columns = ["graphs", "training s/it", "samples/s", "validation s/it", "samples/s"]
+    return {"columns": [*columns, "graph ms", "of the step"], "rows": rows}
 
 
 def forget(samples: Any) -> None:
@@ -359,7 +367,8 @@ def forget(samples: Any) -> None:
 def seconds_of(loader: Any, work: Callable[[Any], Any]) -> list[float]:
     """Seconds of each batch of an epoch and of `work` on it; on a CPU those of this process."""
     clock = time.perf_counter if torch.cuda.is_available() else time.process_time
-    times, start = [], clock()
+    times = []
+    start = clock()
     for batch in loader.epoch(0):
         work(batch)
         if torch.cuda.is_available():

@@ -111,7 +111,8 @@ def made_up_series(folder: Path) -> Path:
 
 def prepare(workload: str, series: Path | None, folder: Path) -> int:
     """Makes the data in `folder`; returns how many training samples there are."""
-    case, project = CASES[workload], render(workload=workload)
+    case = CASES[workload]
+    project = render(workload=workload)
     folder.mkdir()
     source = series.resolve() if series else made_up_series(folder)
     if workload == "tabular":
@@ -163,9 +164,9 @@ def train(workload: str, way: str, fraction: float, seed: int, folder: Path) -> 
         before=WAYS[way],
     )
     assert done.code == 0, done.err
-    found = list(rows(folder))
-    norms = [row["gradient_norm"] for row in found if "gradient_norm" in row]
-    (loss,) = [row["loss"] for row in found if row.get("split") == "validation"]
+    records = list(rows(folder))
+    norms = [row["gradient_norm"] for row in records if "gradient_norm" in row]
+    (loss,) = [row["loss"] for row in records if row.get("split") == "validation"]
     shutil.rmtree(newest_run(folder))
     return loss, max(norms[len(norms) // 10 :])
 
@@ -175,29 +176,32 @@ def deviation(values: Sequence[float]) -> float:
     return statistics.stdev(values) if len(values) > 1 else float("nan")
 
 
-def compare(workload: str, rest: int, seeds: int, samples: int, folder: Path) -> list[list[str]]:
+def compare(
+    workload: str, left_over: int, seeds: int, samples: int, folder: Path
+) -> list[list[str]]:
     """A row for each way."""
     case = CASES[workload]
-    found: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
-    fraction = (case.batch * case.batches + rest) / samples
+    scores: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
+    fraction = (case.batch * case.batches + left_over) / samples
     for seed in range(seeds):
         for way in WAYS:  # in turn, and seed by seed
-            found[way].append(train(workload, way, fraction, seed, folder))
+            scores[way].append(train(workload, way, fraction, seed, folder))
             print(
-                f"{workload}, {rest} of {case.batch}, seed {seed}, {way}: {found[way][-1]}",
+                f"{workload}, {left_over} of {case.batch}, seed {seed}, {way}: {scores[way][-1]}",
                 flush=True,
             )
-    first, cells = next(iter(WAYS)), []
-    for way, outcomes in found.items():
+    first = next(iter(WAYS))
+    cells = []
+    for way, outcomes in scores.items():
         losses, norms = zip(*outcomes, strict=True)
         changes = [
-            loss - before for (loss, _), (before, _) in zip(outcomes, found[first], strict=True)
+            loss - before for (loss, _), (before, _) in zip(outcomes, scores[first], strict=True)
         ]
         error = deviation(changes) / seeds**0.5
         change = "" if way == first else f"{statistics.mean(changes):+.4f} ± {error:.4f}"
         spread = f"{statistics.mean(losses):.4f} ({deviation(losses):.4f})"
         cells.append(
-            [f"{workload}, {rest} of {case.batch}", way, spread, change, f"{max(norms):.2f}"]
+            [f"{workload}, {left_over} of {case.batch}", way, spread, change, f"{max(norms):.2f}"]
         )
     return cells
 
@@ -222,23 +226,20 @@ def main() -> None:
         "norm",
     ]
     for workload in arguments.only or CASES:
-        case, on = CASES[workload], machine()
-        rests = (1,) if arguments.rehearse else (1, case.batch // 2)
+        case = CASES[workload]
+        left_over = (1,) if arguments.rehearse else (1, case.batch // 2)
+        model = case.flags or "the default model"
+        how = (
+            f"{machine()}. {case.data}, {case.epochs} epochs of {case.batches} batches of "
+            f"{case.batch} and the last one, `{model}`, fp32, {arguments.seeds} seeds"
+        )
+        rows = []
         with tempfile.TemporaryDirectory() as place:
             samples = prepare(workload, arguments.series, Path(place) / workload)
-            found = [
-                row
-                for rest in rests
-                for row in compare(workload, rest, arguments.seeds, samples, Path(place) / workload)
-            ]
-        publish(
-            "last_batch",
-            workload,
-            f"{on}. {case.data}, {case.epochs} epochs of {case.batches} batches of {case.batch} and the last "
-            f"one, `{case.flags or 'the default model'}`, fp32, {arguments.seeds} seeds",
-            {"columns": columns, "rows": found},
-            arguments=arguments,
-        )
+            for size in left_over:
+                rows += compare(workload, size, arguments.seeds, samples, Path(place) / workload)
+        table = {"columns": columns, "rows": rows}
+        publish("last_batch", workload, how, table, arguments=arguments)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ moves least.
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import itertools
 import os
@@ -20,6 +21,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,11 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
 
 from publish import command_line, machine, publish  # noqa: E402
 
-BLOCK, BATCH, EVERY, WARMUP, RATE = 64, 12, 10, 20, 1e-3
+BLOCK = 64
+BATCH = 12
+EVERY = 10
+WARMUP = 20
+RATE = 1e-3
 CHARACTERS = 1_200_000
 CALLS = 300  # of each way to gather windows
 FIRST = -1  # the round that warms up
@@ -78,20 +84,25 @@ class Theirs:
     def __init__(self, torch: Any, project: Any, data: Any, steps: int):
         import nanogpt
 
-        self.torch, self.nanogpt, self.data, self.steps = torch, nanogpt, data, steps
+        self.torch = torch
+        self.nanogpt = nanogpt
+        self.data = data
+        self.steps = steps
         vocabulary = project.model.embedding.num_embeddings
         self.model = nanogpt.GPT(nanogpt.GPTConfig(BLOCK, vocabulary, 4, 4, 128))
         nanogpt.load_ours(self.model, project.model)
         tokens = torch.from_numpy(data[: BATCH * BLOCK].astype("int64")).view(BATCH, BLOCK)
         with torch.no_grad():
-            expected, found = self.model(tokens)[0], project.model.logits(tokens)
-        apart = (expected[..., : found.shape[-1]] - found).abs().max().item()
+            expected = self.model(tokens)[0]
+            logits = project.model.logits(tokens)
+        apart = (expected[..., : logits.shape[-1]] - logits).abs().max().item()
         assert apart < 1e-5, f"not the same function: logits differ by {apart}"
         self.optimizer = self.model.configure_optimizers(0.1, RATE, (0.9, 0.99), "cpu")
 
     def run(self) -> list[float]:
         """Milliseconds of each step."""
-        torch, times = self.torch, []
+        torch = self.torch
+        times = []
         X, Y = self.nanogpt.get_batch(self.data, BATCH, BLOCK, "cpu")
         for iteration in range(self.steps):
             start = CLOCK()
@@ -131,7 +142,8 @@ class Ours:
         )
 
     def run(self) -> list[float]:
-        run, stamps = self.session.run, []
+        run = self.session.run
+        stamps = []
         advance = run.advance
 
         def timed(batch: int) -> int:
@@ -141,8 +153,8 @@ class Ours:
         run.advance = timed
         stamps.append(CLOCK())
         self.fit(run)
-        if code := self.session.exit_code:  # a signal: fewer steps than the others
-            sys.exit(code)
+        if self.session.exit_code:  # a signal: fewer steps than the others
+            sys.exit(self.session.exit_code)
         return [1000 * (after - before) for before, after in itertools.pairwise(stamps)]
 
 
@@ -150,11 +162,15 @@ def compare(torch: Any, folder: Path, threads: int, rounds: int, steps: int) -> 
     """Interleaved rounds; threads, both medians, the median ratio and its interval."""
     import numpy as np
 
-    tenth = lambda times: float(np.percentile(times[5:], 10))  # noqa: E731 - the first steps warm up
-    found = []
+    def tenth(times: list[float]) -> float:
+        """The first steps warm up."""
+        return float(np.percentile(times[5:], 10))
+
+    rounds_measured = []
     with open(os.devnull, "w") as nothing:
         for number in range(FIRST, rounds):
-            stdout, sys.stdout = sys.stdout, nothing
+            stdout = sys.stdout
+            sys.stdout = nothing
             ours = Ours(folder, steps)
             with ours.session as session:
                 for run in session.phases():
@@ -165,20 +181,31 @@ def compare(torch: Any, folder: Path, threads: int, rounds: int, steps: int) -> 
                     figures = {type(side).__name__: tenth(side.run()) for side in sides}
             sys.stdout = stdout
             if number >= 0:  # the first round warms up
-                found.append((figures["Ours"], figures["Theirs"]))
-                print(
-                    f"round {number + 1}: ours %.3f ms, nanoGPT's structure %.3f ms" % found[-1],
-                    flush=True,
-                )
-    mine, other = (statistics.median(side) for side in zip(*found, strict=True))
-    ratios = sorted(a / b for a, b in found)
-    low, high = (
-        ratios[max(len(ratios) // 2 - 2, 0)],
-        ratios[min(len(ratios) // 2 + 2, len(ratios) - 1)],
-    )
+                ours_ms = figures["Ours"]
+                theirs_ms = figures["Theirs"]
+                rounds_measured.append((ours_ms, theirs_ms))
+                line = f"ours {ours_ms:.3f} ms, nanoGPT's structure {theirs_ms:.3f} ms"
+                print(f"round {number + 1}: {line}", flush=True)
+    mine, other = (statistics.median(side) for side in zip(*rounds_measured, strict=True))
+    ratios = sorted(a / b for a, b in rounds_measured)
+    low = ratios[max(len(ratios) // 2 - 2, 0)]
+    high = ratios[min(len(ratios) // 2 + 2, len(ratios) - 1)]
     clock = "CPU time" if CLOCK is time.process_time else "wall"
-    middle, interval = statistics.median(ratios), f"{low:.3f} to {high:.3f}"
+    middle = statistics.median(ratios)
+    interval = f"{low:.3f} to {high:.3f}"
     return [str(threads), clock, f"{mine:.1f} ms", f"{other:.1f} ms", f"{middle:.3f}", interval]
+
+
+def percentile(call: Callable[[], Any]) -> float:
+    """The tenth percentile of some calls, in microseconds."""
+    import numpy as np
+
+    times = []
+    for _ in range(CALLS):
+        start = time.perf_counter()
+        call()
+        times.append(1e6 * (time.perf_counter() - start))
+    return float(np.percentile(times, 10))
 
 
 def windows(torch: Any, folder: Path) -> list[list[str]]:
@@ -187,48 +214,28 @@ def windows(torch: Any, folder: Path) -> list[list[str]]:
 
     rows = importlib.import_module("my_training.engine.rows")
     interfaces = importlib.import_module("my_training.engine.interfaces")
-    array = (
-        importlib.import_module("my_training.engine.store")
-        .Store.open(folder / "data")
-        .arrays["tokens"]
-    )
-    source, data = rows.mapped(array), np.asarray(array.rows())
+    store = importlib.import_module("my_training.engine.store").Store.open(folder / "data")
+    source = rows.mapped(store.arrays["tokens"])
+    data = np.asarray(store.arrays["tokens"].rows())
+
+    def stacked(starts: Any, block: int) -> Any:
+        copies = [data[start : start + block].astype(np.int64) for start in starts]
+        return torch.stack([torch.from_numpy(copy) for copy in copies])
+
     lines = []
     for block, batch in ((64, 12), (64, 256), (256, 64), (1024, 12)):
         starts = np.random.default_rng(0).integers(0, len(data) - block - 1, batch)
         spans = interfaces.Spans(starts, np.full(batch, block + 1), block + 1)
         out = torch.empty((batch, block + 1), dtype=source.dtype)
-
-        def gathered(spans: Any = spans, out: Any = out) -> Any:
-            return rows.gather(source, spans, out)
+        gathered = functools.partial(rows.gather, source, spans, out)
 
         def copied(starts: Any = starts, block: int = block) -> Any:
-            x = torch.stack(
-                [torch.from_numpy(data[i : i + block].astype(np.int64)) for i in starts]
-            )
-            y = torch.stack(
-                [torch.from_numpy(data[i + 1 : i + 1 + block].astype(np.int64)) for i in starts]
-            )
-            return x, y
+            return stacked(starts, block), stacked(starts + 1, block)
 
-        figures = []
-        for call in (gathered, copied):
-            times = []
-            for _ in range(CALLS):
-                start = time.perf_counter()
-                call()
-                times.append(1e6 * (time.perf_counter() - start))
-            figures.append(float(np.percentile(times, 10)))
-        ours, theirs = figures
-        lines.append(
-            [
-                f"{block:,}",
-                str(batch),
-                f"{ours:.1f} µs",
-                f"{theirs:.1f} µs",
-                f"{theirs / ours:.1f}×",
-            ]
-        )
+        ours = percentile(gathered)
+        theirs = percentile(copied)
+        cells = [f"{ours:.1f} µs", f"{theirs:.1f} µs", f"{theirs / ours:.1f}×"]
+        lines.append([f"{block:,}", str(batch), *cells])
     return lines
 
 

@@ -40,7 +40,11 @@ sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "benchmarks")]
 from forks import in_fork  # noqa: E402
 from publish import command_line, machine, publish  # noqa: E402
 
-ROWS, SHAPE, TARGETS, BATCH, CHUNK = 8192, (360, 167), 36, 256, 1024
+ROWS = 8192
+SHAPE = (360, 167)
+TARGETS = 36
+BATCH = 256
+CHUNK = 1024
 STEP = 0.015  # seconds: stands for the GPU's work on a batch
 ROW_BYTES = 4 * SHAPE[0] * SHAPE[1]
 BLOCK = 32 << 20
@@ -87,8 +91,7 @@ def offset_of(path: Path, name: str = "features") -> int:
         return file[name].id.get_offset()
 
 
-# ---- cases: functions of (path, epoch) that yield (features, targets) batch by batch
-# --------------
+# ---- cases: functions of (path, epoch) that yield (features, targets) batch by batch -------------
 
 
 def raw(path: Path, threads: int, reused: int = 0) -> float:
@@ -99,7 +102,8 @@ def raw(path: Path, threads: int, reused: int = 0) -> float:
     Memory that fits in the CPU's cache is filled faster, without reaching the memory at all: that
     says nothing about loaders.
     """
-    first, size = offset_of(path), ROWS * ROW_BYTES
+    first = offset_of(path)
+    size = ROWS * ROW_BYTES
     reused = reused or CHUNK * ROW_BYTES
     block = min(BLOCK, reused)
     file = os.open(path, os.O_RDONLY)
@@ -117,7 +121,8 @@ def raw(path: Path, threads: int, reused: int = 0) -> float:
             view = memory[place : place + min(block, size - start)]
             while view:
                 count = os.preadv(file, [view], first + start)
-                view, start = view[count:], start + count
+                view = view[count:]
+                start += count
 
     workers = [threading.Thread(target=work) for _ in range(threads)]
     begun = time.perf_counter()
@@ -133,7 +138,8 @@ class Windows:
     """Rows of both arrays as samples."""
 
     def __init__(self, spans: Any, rows: int):
-        self.Spans, self.rows = spans, rows
+        self.Spans = spans
+        self.rows = rows
 
     def __len__(self) -> int:
         return self.rows
@@ -144,7 +150,7 @@ class Windows:
         return {"features": span, "targets": span}
 
     def batch(self, rows: dict[str, Any]) -> dict[str, Any]:
-        return {name: part.values[:, 0] for name, part in rows.items()}
+        return {name: array.values[:, 0] for name, array in rows.items()}
 
 
 def project(name: str) -> Any:
@@ -160,7 +166,8 @@ def ours(path: Path, loader: str, order: str) -> Any:
     folder = Path(tempfile.mkdtemp())
     link(folder, workload="windows", loader=loader)
     sys.path.insert(0, str(folder / "src"))
-    hdf5_arrays, make_order = project("engine.hdf5").hdf5_arrays, project("engine.order").make_order
+    hdf5_arrays = project("engine.hdf5").hdf5_arrays
+    make_order = project("engine.order").make_order
 
     data = SimpleNamespace(
         order=order, batch_size=BATCH, fraction=1.0, shuffle_block=CHUNK, chunk_size_gb="auto",
@@ -280,7 +287,7 @@ def lstm(path: Path) -> dict[str, float]:
     )
     batch = {name: value[:32].clone() for name, value in next(loader.epoch(0)).items()}
     batch["target"] = batch.pop("targets")
-    seconds: dict[str, list[float]] = {"bare": [], "ours": []}
+    loader.close()
     model = project("model").build_model(settings, facts)
     precision = project("engine.precision").Precision("fp32", torch.device("cpu"))
     optimizer = project("engine.optimization").make_optimizer(model, optimizing)
@@ -298,13 +305,18 @@ def lstm(path: Path) -> dict[str, float]:
         output.loss.backward(gradient=precision.scale(output.total_weight))
         precision.step(optimizer, 1.0, output.total_weight.clamp(min=1))
 
+    return in_turn({"bare": bare, "ours": by_the_project})
+
+
+def in_turn(runs: dict[str, Callable[[], None]]) -> dict[str, float]:
+    """The median seconds of each, after four that warm up."""
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(24):
-        for name, run in (("bare", bare), ("ours", by_the_project)):
+        for name, run in runs.items():
             start = time.perf_counter()
             run()
             if number >= 4:
                 seconds[name].append(time.perf_counter() - start)
-    loader.close()
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
@@ -341,7 +353,8 @@ def child(path: Path, name: str, step: float = 0.0, cold: bool = False) -> dict[
     if name == "lstm":
         return lstm(path)
     if name.startswith("raw"):
-        threads, reused = int(name[4]), 2 * BLOCK if name.endswith("cache") else CHUNK * ROW_BYTES
+        threads = int(name[4])
+        reused = 2 * BLOCK if name.endswith("cache") else CHUNK * ROW_BYTES
         if cold:
             drop_caches()
             return {"epoch": raw(path, threads)}
@@ -351,36 +364,48 @@ def child(path: Path, name: str, step: float = 0.0, cold: bool = False) -> dict[
     torch.set_num_threads(1)
     start_memory = memory()
     epoch = case(path, name)
-    found: dict[str, list[float]] = {"epoch": [], "first": [], "cpu": []}
-    peak = 0
     quick = not name.startswith(("map", "dataloader", "plain", *PEERS))
+    epochs = []
     for number in range(4 if quick and not cold else 2):
         if cold:
             drop_caches()
-        seen = np.zeros(ROWS, bool)
-        begun, cpu = time.perf_counter(), time.process_time()
-        for place, (features, targets) in enumerate(epoch(number)):
-            if place == 0:
-                found["first"].append(time.perf_counter() - begun)
-            rows = features[:, 0, 0].numpy().astype(int)
-            assert not seen[rows].any()
-            assert (targets[:, -1].numpy() == rows).all()
-            seen[rows] = True
-            peak = max(peak, memory())
-            if step:
-                time.sleep(step)
-        found["epoch"].append(time.perf_counter() - begun)
-        found["cpu"].append(time.process_time() - cpu)
-        assert seen.all()
-    counted = {key: statistics.median(values[1:]) for key, values in found.items()}
-    return counted | {"memory": peak - start_memory}
+        epochs.append(timed(epoch(number), step))
+    counted = {}
+    for key in ("epoch", "first", "cpu"):
+        counted[key] = statistics.median(values[key] for values in epochs[1:])
+    return counted | {"memory": max(values["memory"] for values in epochs) - start_memory}
+
+
+def timed(batches: Iterator[Any], step: float) -> dict[str, float]:
+    """Seconds and peak of memory of an epoch that has each row once."""
+    seen = np.zeros(ROWS, bool)
+    first = 0.0
+    peak = 0
+    start = time.perf_counter()
+    cpu = time.process_time()
+    for place, (features, targets) in enumerate(batches):
+        if place == 0:
+            first = time.perf_counter() - start
+        rows = features[:, 0, 0].numpy().astype(int)
+        assert not seen[rows].any()
+        assert (targets[:, -1].numpy() == rows).all()
+        seen[rows] = True
+        peak = max(peak, memory())
+        if step:
+            time.sleep(step)
+    seconds = time.perf_counter() - start
+    cpu = time.process_time() - cpu
+    assert seen.all()
+    return {"epoch": seconds, "first": first, "cpu": cpu, "memory": peak}
 
 
 def growth(path: Path) -> dict[str, Any]:
     """Peak of host memory over the start, and the time from asking to the first batch at some
     places."""
     loader = ours(path, "chunk", "full")
-    start, peak, resumed = memory(), 0, []
+    start = memory()
+    peak = 0
+    resumed = []
     for batch in loader.epoch(0):
         batch["features"].sum()
         peak = max(peak, memory())
@@ -396,8 +421,10 @@ def growth(path: Path) -> dict[str, Any]:
 
 # ---- rounds and table ----------------------------------------------------------------------------
 
-WARM = ("raw 1", "raw 2", "raw 2 in cache", "chunk time", "chunk block", "chunk full", "memmap full",
-        "dataloader full", "plain sequential", "plain shuffled", "map 0", "map 2")  # fmt: skip
+WARM = (
+    *("raw 1", "raw 2", "raw 2 in cache", "chunk time", "chunk block", "chunk full"),
+    *("memmap full", "dataloader full", "plain sequential", "plain shuffled", "map 0", "map 2"),
+)
 STEPPED = ("chunk time", "chunk full", "plain sequential", "map 0", "map 2")
 
 
@@ -441,7 +468,7 @@ def measure(folder: Path, rounds: int, cold: bool, rehearse: bool) -> list[dict[
     path = folder / f"{ROWS}.h5"
     if not path.exists():
         write(path, ROWS)
-    found = []
+    measured = []
     for number in range(rounds):
         row: dict[str, Any] = {name: run(path, name) for name in (*WARM, *beside())}
         row |= {f"{name} + step": run(path, name, step=STEP) for name in STEPPED}
@@ -451,110 +478,131 @@ def measure(folder: Path, rounds: int, cold: bool, rehearse: bool) -> list[dict[
                 f"{name} cold": run(path, name, cold=True)
                 for name in ("raw 2", "chunk time", "chunk full")
             }
-        found.append(row)
+        measured.append(row)
         print(f"round {number + 1} of {rounds}", file=sys.stderr)
     for size, rows in (("small", ROWS // 2), ("large", 2 * ROWS)):
         file = folder / f"{rows}.h5"
         write(file, rows)
-        found[-1][size] = run(file, "growth")
+        measured[-1][size] = run(file, "growth")
         file.unlink()
-    return found
+    return measured
 
 
-def tables(rounds: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What, target, median and span over the rounds; and the speeds."""
+class Rounds:
+    """What was measured in each round; ratios of it, of which a list has one a round."""
 
-    def ratio(function: Callable[[dict[str, Any]], float]) -> list[float]:
-        return sorted(function(row) for row in rounds)
+    def __init__(self, rounds: list[dict[str, Any]]):
+        self.rounds = rounds
+        self.raw = f"raw {min(os.cpu_count() or 1, 2)}"
 
-    threads = min(os.cpu_count() or 1, 2)
-    base = f"raw {threads}"
-    gigabytes, chunk_seconds = (
-        ROWS * ROW_BYTES / 1e9,
-        CHUNK / ROWS,
-    )  # of a raw epoch: one chunk's read
+    def each(self, function: Callable[[dict[str, Any]], float]) -> list[float]:
+        return [function(row) for row in self.rounds]
 
-    def share(name: str) -> list[float]:
-        return ratio(lambda row: row[base]["epoch"] / row[name]["epoch"])
+    def epochs(self, one: str, other: str) -> list[float]:
+        """How often the epoch of `other` fits into that of `one`."""
+        return self.each(lambda row: row[one]["epoch"] / row[other]["epoch"])
 
-    def ideal(name: str) -> list[float]:
-        return ratio(
-            lambda row: (
-                row[f"{name} + step"]["epoch"] / max(ROWS / BATCH * STEP, row[base]["epoch"])
-            )
+    def of_raw(self, name: str) -> list[float]:
+        return self.epochs(self.raw, name)
+
+    def of_ideal(self, name: str) -> list[float]:
+        """An epoch with a step, against the longer of reading and of all steps."""
+        steps = ROWS / BATCH * STEP
+        return self.each(
+            lambda row: row[f"{name} + step"]["epoch"] / max(steps, row[self.raw]["epoch"])
         )
 
-    def saved(name: str) -> list[float]:
-        return ratio(
-            lambda row: 1 - row["chunk full + step"]["epoch"] / row[f"{name} + step"]["epoch"]
-        )
+    def saved(self, name: str) -> list[float]:
+        """Fraction of the time that the full shuffle saves."""
+        return [1 - ratio for ratio in self.epochs("chunk full + step", f"{name} + step")]
 
-    def times(peer: str) -> list[float]:
-        return ratio(lambda row: row[peer]["epoch"] / row["chunk full"]["epoch"])
+    def of_chunk(self, name: str) -> list[float]:
+        """The time until the first batch, against that of reading one chunk."""
+        chunk = CHUNK / ROWS
+        return self.each(lambda row: row[name]["first"] / (row[self.raw]["epoch"] * chunk))
 
-    def cold(order: str) -> list[float]:
-        return ratio(lambda row: row["raw 2 cold"]["epoch"] / row[f"chunk {order} cold"]["epoch"])
 
+def gigabytes() -> float:
+    """Of an epoch."""
+    return ROWS * ROW_BYTES / 1e9
+
+
+def lines_of(rounds: Rounds) -> list[tuple[str, str, list[float]]]:
+    """What, target, and its value in each round."""
     lines = [
-        ("sequential, of raw preadv", "≥ 0.90", share("chunk time")),
-        ("block shuffle, of raw preadv", "≥ 0.75", share("chunk block")),
-        ("full shuffle, of raw preadv", "≥ 0.80", share("chunk full")),
+        ("sequential, of raw preadv", "≥ 0.90", rounds.of_raw("chunk time")),
+        ("block shuffle, of raw preadv", "≥ 0.75", rounds.of_raw("chunk block")),
+        ("full shuffle, of raw preadv", "≥ 0.80", rounds.of_raw("chunk full")),
         (
             "sequential, times a plain h5py chunk loader",
             "≥ 4.5",
-            ratio(lambda row: row["plain sequential"]["epoch"] / row["chunk time"]["epoch"]),
+            rounds.epochs("plain sequential", "chunk time"),
         ),
         (
             "full shuffle, times a plain one that shuffles in its chunk",
             "≥ 4",
-            ratio(lambda row: row["plain shuffled"]["epoch"] / row["chunk full"]["epoch"]),
+            rounds.epochs("plain shuffled", "chunk full"),
         ),
-        ("epoch with a 15 ms step, of ideal, sequential", "≤ 1.10", ideal("chunk time")),
-        ("the same, full shuffle", "≤ 1.10", ideal("chunk full")),
-        ("time saved against a map-style DataLoader, 0 workers", "≥ 0.70", saved("map 0")),
-        ("the same, 2 workers", "≥ 0.55", saved("map 2")),
+        ("epoch with a 15 ms step, of ideal, sequential", "≤ 1.10", rounds.of_ideal("chunk time")),
+        ("the same, full shuffle", "≤ 1.10", rounds.of_ideal("chunk full")),
+        ("time saved against a map-style DataLoader, 0 workers", "≥ 0.70", rounds.saved("map 0")),
+        ("the same, 2 workers", "≥ 0.55", rounds.saved("map 2")),
         (
             f"first batch, of one chunk's read ({CHUNK} rows)",
             "≤ 0.4",
-            ratio(lambda row: row["chunk time"]["first"] / (row[base]["epoch"] * chunk_seconds)),
+            rounds.of_chunk("chunk time"),
         ),
         (
             "LSTM step, of a bare loop",
             "≤ 1.03",
-            ratio(lambda row: row["lstm"]["ours"] / row["lstm"]["bare"]),
+            rounds.each(lambda row: row["lstm"]["ours"] / row["lstm"]["bare"]),
         ),
-        *((f"full shuffle, times {peer}", "", times(peer)) for peer in beside()),
-        ("memmap, full shuffle, of raw preadv", "", share("memmap full")),
-        ("dataloader, 2 workers, full shuffle, of raw preadv", "", share("dataloader full")),
+    ]
+    for peer in beside():
+        lines.append((f"full shuffle, times {peer}", "", rounds.epochs(peer, "chunk full")))
+    lines += [
+        ("memmap, full shuffle, of raw preadv", "", rounds.of_raw("memmap full")),
+        (
+            "dataloader, 2 workers, full shuffle, of raw preadv",
+            "",
+            rounds.of_raw("dataloader full"),
+        ),
         (
             "CPU seconds per GB, chunk, sequential",
             "≤ 0.13",
-            ratio(lambda row: row["chunk time"]["cpu"] / gigabytes),
+            rounds.each(lambda row: row["chunk time"]["cpu"] / gigabytes()),
         ),
     ]
-    if "raw 2 cold" in rounds[0]:
+    return lines
+
+
+def rare_lines(rounds: Rounds) -> list[tuple[str, str, list[float]]]:
+    """Of a cold page cache, and of the last round's files of two sizes."""
+    lines = []
+    if "raw 2 cold" in rounds.rounds[0]:
         for order, wanted in (("time", "≥ 0.95"), ("full", "")):
-            lines.append((f"cold, order {order}, of cold raw preadv", wanted, cold(order)))
-    last = rounds[-1]
+            ratios = rounds.epochs("raw 2 cold", f"chunk {order} cold")
+            lines.append((f"cold, order {order}, of cold raw preadv", wanted, ratios))
+    last = rounds.rounds[-1]
     blocks = [last[size]["memory"] / (BATCH * ROW_BYTES) for size in ("small", "large")]
     lines.append(("host memory of 1 GB and of 4 GB, in blocks of 62 MB", "≤ 4", blocks))
-    resumed = last["large"]["resumed"] / (
-        statistics.median(row[base]["epoch"] for row in rounds) * chunk_seconds
-    )
+    epoch = statistics.median(row[rounds.raw]["epoch"] for row in rounds.rounds)
+    resumed = last["large"]["resumed"] / (epoch * CHUNK / ROWS)
     lines.append(("resuming at any batch, of one chunk's read", "< 1", [resumed]))
-    measures = [
-        [
-            name,
-            wanted,
-            f"{statistics.median(values):.2f}",
-            f"{min(values):.2f} to {max(values):.2f}",
-        ]
-        for name, wanted, values in lines
-    ]
-    speeds = [
-        [name, f"{statistics.median(gigabytes / row[name]['epoch'] for row in rounds):.2f}"]
-        for name in (*WARM, *beside())
-    ]
+    return lines
+
+
+def tables(measured: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What, target, median and span over the rounds; and the speeds."""
+    rounds = Rounds(measured)
+    measures = []
+    for name, wanted, values in lines_of(rounds) + rare_lines(rounds):
+        span = f"{min(values):.2f} to {max(values):.2f}"
+        measures.append([name, wanted, f"{statistics.median(values):.2f}", span])
+    speeds = []
+    for name in (*WARM, *beside()):
+        rates = [gigabytes() / row[name]["epoch"] for row in measured]
+        speeds.append([name, f"{statistics.median(rates):.2f}"])
     return (
         {"columns": ["measure", "wanted", "median", "span"], "rows": measures},
         {"columns": ["loader, no step", "GB/s"], "rows": speeds},
@@ -586,8 +634,8 @@ def main() -> None:
         return
     arguments.folder.mkdir(parents=True, exist_ok=True)
     protocol = machine("h5py", "numpy") + f", {ROWS:,} rows, {arguments.rounds} rounds"
-    found = measure(arguments.folder, arguments.rounds, arguments.cold, arguments.rehearse)
-    publish("loaders", "loaders", protocol, *tables(found), arguments=arguments)
+    measured = measure(arguments.folder, arguments.rounds, arguments.cold, arguments.rehearse)
+    publish("loaders", "loaders", protocol, *tables(measured), arguments=arguments)
 
 
 if __name__ == "__main__":

@@ -42,8 +42,15 @@ from rendering import render  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.nn.functional import mse_loss  # noqa: E402
 
-STEPS, BATCH, WIDTH, EVERY, WARMUP, FINAL = 2000, 32, 64, 50, 100, 0.1
-CLIP, RATE, DECAY = 1.0, 1e-3, 0.01
+STEPS = 2000
+BATCH = 32
+WIDTH = 64
+EVERY = 50
+WARMUP = 100
+FINAL = 0.1
+CLIP = 1.0
+RATE = 1e-3
+DECAY = 0.01
 Data = list[tuple[Tensor, Tensor]]
 Result = tuple[
     float, list[float]
@@ -106,7 +113,7 @@ class Ring:
 
 
 def bare_pytorch(data: Data, folder: Path) -> Result:
-    """The loop that one would write by hand."""
+    """A hand-written loop."""
     model = network()
     optimizer = adamw(model)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
@@ -132,7 +139,8 @@ def bare_accelerate(data: Data, folder: Path) -> Result:
     """
     from accelerate import Accelerator
 
-    accelerator, model = Accelerator(cpu=True), network()
+    accelerator = Accelerator(cpu=True)
+    model = network()
     optimizer = adamw(model)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
     model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
@@ -232,9 +240,16 @@ def hf_trainer(data: Data, folder: Path) -> Result:
     optimizer = adamw(model)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
     options = TrainingArguments(
-        output_dir=str(folder), max_steps=STEPS, logging_steps=EVERY, max_grad_norm=CLIP, use_cpu=True,
-        save_strategy="no", report_to=[], disable_tqdm=True, log_level="error",
-    )  # fmt: skip
+        output_dir=str(folder),
+        max_steps=STEPS,
+        logging_steps=EVERY,
+        max_grad_norm=CLIP,
+        use_cpu=True,
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        log_level="error",
+    )
     trainer = Own(
         model=model, args=options, train_dataset=[0] * STEPS, optimizers=(optimizer, scheduler)
     )
@@ -252,6 +267,118 @@ class Hook:
 """
 
 
+SETTINGS = {
+    "training.max_steps": STEPS,
+    "training.gradient_clip": CLIP,
+    "training.precision": "fp32",
+    "monitor.every_steps": EVERY,
+    "monitor.progress": "false",
+    "schedule.warmup_steps": WARMUP,
+    "schedule.final_factor": FINAL,
+    "optimizer.learning_rate": RATE,
+    "optimizer.weight_decay": DECAY,
+}
+
+
+class InMemory:
+    """The batches of the other sides, as a loader."""
+
+    WITHOUT_EFFECT: tuple[str, ...] = ()
+    stall_seconds = 0.0
+    samples = None
+
+    def __init__(self, data: Data):
+        self.data = data
+        self.order = SimpleNamespace(
+            batch_size=BATCH,
+            batch_size_all_ranks=BATCH,
+            count=STEPS * BATCH,
+            step_fraction=lambda *place: 1.0,
+            describe=lambda: {"name": "order", "state": "in memory", "why": ""},
+        )
+
+    def __len__(self) -> int:
+        return STEPS
+
+    def epoch(self, number: int, start_batch: int = 0) -> Iterator[Any]:
+        starts_sequence = torch.ones(BATCH, dtype=torch.bool)
+        for x, y in Ring(self.data):
+            yield {"x": x, "y": y, "starts_sequence": starts_sequence}
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class Wrapped(nn.Module):
+    """The network with the interface of a project's model. output: the project's class for it."""
+
+    def __init__(self, output: Any):
+        super().__init__()
+        self.network = network()
+        self.output = output
+        self.count = torch.tensor(float(BATCH * WIDTH))
+
+    def forward(self, batch: Any) -> Any:
+        return self.output(mse_loss(self.network(batch["x"]), batch["y"]), self.count)
+
+
+class Project:
+    """A rendered project whose model and data are those of the other sides."""
+
+    def __init__(self, path: Path, data: Data, run_folder: Path):
+        self.path = path
+        self.data = data
+        self.run_folder = run_folder
+        self.distributed = self.module("engine.distributed").Distributed()
+
+    def module(self, name: str) -> Any:
+        return imported(self.path, name)
+
+    def assemble(self, settings: Any) -> Any:
+        model = Wrapped(self.module("engine.interfaces").Output)
+        optimizer = self.module("engine.optimization").make_optimizer(model, settings.optimizer)
+        store = SimpleNamespace(fingerprint="", fingerprints=[], source={}, splits={})
+        store.folder = self.run_folder
+        store.remember = lambda run: None
+        device = self.distributed.device
+        return SimpleNamespace(
+            settings=settings,
+            store=store,
+            device=device,
+            distributed=self.distributed,
+            model=model,
+            wrapped=model,
+            optimizer=optimizer,
+            optimizations=[],
+            loader=lambda *_, **__: InMemory(self.data),
+            startup_notes=lambda *loaders: [],
+            precision=self.module("engine.precision").Precision("fp32", device),
+        )
+
+    def train(self) -> Result:
+        flags = SETTINGS | {"training.max_steps": STEPS}
+        settings = self.module("config").load(
+            overrides=[(key, str(value)) for key, value in flags.items()]
+        )
+        memory: Any = self.module("engine.memory")
+        assert hasattr(memory, "row_bytes")
+        # These batches have no rows to look at.
+        memory.row_bytes = lambda *parts: 0
+        self.run_folder.mkdir()
+        seconds = 0.0
+        losses: list[float] = []
+        # A trial: the other loops keep no checkpoint.
+        session_type = self.module("engine.session").Session
+        arguments = (self.run_folder, settings, self.assemble, self.distributed)
+        with session_type(*arguments, trial=True) as session:
+            for run in session.phases():
+                start = time.process_time()
+                self.module("train").fit(run)
+                seconds = time.process_time() - start
+                losses = trained(run.project.model.network, self.data)
+        return seconds, losses
+
+
 def ours(framework: str, hook: str = "", **answers: Any) -> Callable[[Data, Path], Result]:
     """A rendered project's `fit` around the same network and batches. hook: the source of one in
     `hooks/`."""
@@ -261,80 +388,7 @@ def ours(framework: str, hook: str = "", **answers: Any) -> Callable[[Data, Path
         if hook:
             project = Path(shutil.copytree(project, folder.with_name("hooked"), dirs_exist_ok=True))
             (project / "src/my_training/hooks/own.py").write_text(hook)
-        get = lambda name: imported(project, name)  # noqa: E731
-        interfaces = get("engine.interfaces")
-        distributed = get("engine.distributed").Distributed()
-        count = torch.tensor(float(BATCH * WIDTH))
-
-        class Wrapped(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.network = network()
-
-            def forward(self, batch: Any) -> Any:
-                return interfaces.Output(mse_loss(self.network(batch["x"]), batch["y"]), count)
-
-        class InMemory:
-            WITHOUT_EFFECT, stall_seconds = (), 0.0
-            samples = None
-            order = SimpleNamespace(
-                batch_size=BATCH,
-                batch_size_all_ranks=BATCH,
-                count=STEPS * BATCH,
-                step_fraction=lambda *place: 1.0,
-                describe=lambda: {"name": "order", "state": "in memory", "why": ""},
-            )
-
-            def __len__(self) -> int:
-                return STEPS
-
-            def epoch(self, number: int, start_batch: int = 0) -> Iterator[Any]:
-                fresh = torch.ones(BATCH, dtype=torch.bool)
-                for x, y in Ring(data):
-                    yield {"x": x, "y": y, "starts_sequence": fresh}
-
-            def close(self) -> None:
-                """Nothing is open."""
-
-        values = {
-            "training.max_steps": STEPS, "training.gradient_clip": CLIP, "training.precision": "fp32",
-            "monitor.every_steps": EVERY, "monitor.progress": "false", "schedule.warmup_steps": WARMUP,
-            "schedule.final_factor": FINAL, "optimizer.learning_rate": RATE, "optimizer.weight_decay": DECAY,
-        }  # fmt: skip
-        settings = get("config").load(
-            overrides=[(key, str(value)) for key, value in values.items()]
-        )
-
-        def assemble(settings: Any) -> Any:
-            model = Wrapped()
-            optimizer = get("engine.optimization").make_optimizer(model, settings.optimizer)
-            store = SimpleNamespace(
-                fingerprint="", fingerprints=[], source={}, splits={}, folder=folder
-            )
-            store.remember = lambda run: None
-            return SimpleNamespace(
-                settings=settings, store=store, device=distributed.device,
-                distributed=distributed, model=model, wrapped=model, optimizer=optimizer, optimizations=[],
-                loader=lambda *_, **__: InMemory(), startup_notes=lambda *loaders: [],
-                precision=get("engine.precision").Precision("fp32", distributed.device),
-            )  # fmt: skip
-
-        memory: Any = get("engine.memory")
-        assert hasattr(memory, "row_bytes")
-        # These batches have no rows to look at.
-        memory.row_bytes = lambda *parts: 0
-        folder.mkdir()
-        seconds, found = 0.0, list[float]()
-        # A trial: the other loops keep no checkpoint.
-        with get("engine.session").Session(
-            folder, settings, assemble, distributed, trial=True
-        ) as session:
-            for run in session.phases():
-                start = time.process_time()
-                get("train").fit(run)
-                seconds = time.process_time() - start
-                found = trained(run.project.model.network, data)
-        return seconds, found
+        return Project(project, data, folder).train()
 
     return side
 
@@ -369,7 +423,7 @@ def measure(sides: list[str], rounds: int) -> dict[str, list[float]]:
     """Microseconds a step of each side in each round; the first round warms up and does not
     count."""
     data = batches()
-    found: dict[str, list[float]] = {side: [] for side in sides}
+    times: dict[str, list[float]] = {side: [] for side in sides}
     with tempfile.TemporaryDirectory() as temporary:
         for number in range(-1, rounds):
             order = sides if number % 2 else sides[::-1]
@@ -382,23 +436,23 @@ def measure(sides: list[str], rounds: int) -> dict[str, list[float]]:
                 apart = max(abs(a - b) for a, b in zip(expected, losses, strict=True))
                 assert apart < 1e-4, f"not the same work: losses of {side} differ by {apart}"
                 if number >= 0:
-                    found[side].append(1e6 * seconds / STEPS)
-    return found
+                    times[side].append(1e6 * seconds / STEPS)
+    return times
 
 
-def tables(found: dict[str, list[float]]) -> tuple[dict[str, Any], dict[str, Any]]:
+def tables(measured: dict[str, list[float]]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Times, then ratios with the interval that holds the median with about 95 %."""
     times = [
         [
             f"`{side}`, ours" if side.startswith(("pytorch", "accelerate", "lightning")) else side,
             *(f"{figure(values):.1f}" for figure in (statistics.median, min, max)),
         ]
-        for side, values in found.items()
+        for side, values in measured.items()
     ]
     compared = []
     for mine, theirs, limit in PAIRS:
-        if mine in found and theirs in found:
-            ratios = sorted(a / b for a, b in zip(found[mine], found[theirs], strict=True))
+        if mine in measured and theirs in measured:
+            ratios = sorted(a / b for a, b in zip(measured[mine], measured[theirs], strict=True))
             low, high = interval(ratios)
             wanted = f"≤ {limit:.2f}" if limit else ""
             median = f"{statistics.median(ratios):.3f}"
@@ -447,7 +501,8 @@ def main() -> None:
     sides = [side for side in SIDES if side != "HF Trainer" or available("transformers")]
     if arguments.only:
         sides = [side for side in sides if side in ("bare PyTorch", *arguments.only)]
-    how = f"{machine('lightning', 'accelerate', 'transformers')}, one thread, {arguments.rounds} rounds"
+    libraries = ("lightning", "accelerate", "transformers")
+    how = f"{machine(*libraries)}, one thread, {arguments.rounds} rounds"
     publish("loop", "loop", how, *tables(measure(sides, arguments.rounds)), arguments=arguments)
 
 

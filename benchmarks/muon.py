@@ -67,7 +67,8 @@ def train(folder: Path, name: str, rate: float, seed: int, steps: int) -> Curve:
     )
     assert done.code == 0, done.err
     rows = map(json.loads, (folder / "runs" / title / "metrics.jsonl").read_text().splitlines())
-    curve, passed = Curve(), 0.0
+    curve = Curve()
+    passed = 0.0
     for row in rows:
         if "split" in row:
             curve.append((row["step"], passed, row["loss"]))
@@ -86,6 +87,59 @@ def at(curves: list[Curve], seconds: float) -> float:
     return statistics.mean(losses)
 
 
+Curves = dict[tuple[str, float], list[Curve]]  # by optimizer and learning rate, one of each seed
+
+
+def measure(seeds: int, steps: int) -> Curves:
+    curves: Curves = {}
+    with tempfile.TemporaryDirectory() as place:
+        for seed in range(seeds):
+            for rate in RATES:
+                for name in OPTIMIZERS:  # in turn, so that a drifting machine costs both alike
+                    curve = train(Path(place), name, rate, seed, steps)
+                    curves.setdefault((name, rate), []).append(curve)
+                    print(f"{name} {rate:g} seed {seed}: {curve[-1]}", flush=True)
+    return curves
+
+
+def mean_end(curves: list[Curve]) -> float:
+    return statistics.mean(curve[-1][2] for curve in curves)
+
+
+def by_rate(measured: Curves) -> list[list[str]]:
+    """Rows of the table of all learning rates."""
+    rows = []
+    for (name, rate), curves in measured.items():
+        losses = [curve[-1][2] for curve in curves]
+        spread = f"{min(losses):.3f} to {max(losses):.3f}"
+        step = statistics.median(curve[-1][1] / curve[-1][0] * 1000 for curve in curves)
+        rows.append([name, f"{rate:g}", f"{mean_end(curves):.3f}", spread, f"{step:.1f}"])
+    return rows
+
+
+def at_best_rates(measured: Curves, steps: int) -> dict[str, Any]:
+    """The table of each optimizer at its best learning rate, after as many steps and seconds."""
+    best = {}
+    for name in OPTIMIZERS:
+        rates = [key for key in measured if key[0] == name]
+        best[name] = min(rates, key=lambda key: mean_end(measured[key]))
+    half = steps // 2 // EVERY * EVERY
+    shortest = min(curve[-1][1] for key in best.values() for curve in measured[key])
+    rows = []
+    for name, key in best.items():
+        curves = measured[key]
+        halfway = []
+        for curve in curves:
+            halfway.append(next(loss for step, _, loss in curve if step == half))
+        cells = [statistics.mean(halfway), mean_end(curves)]
+        cells += [at(curves, shortest / 2), at(curves, shortest)]
+        rows.append([f"{name} at {key[1]:g}", *(f"{cell:.3f}" for cell in cells)])
+    columns = ["at its best rate", f"after {half} steps", f"after {steps} steps"]
+    for seconds in (shortest / 2, shortest):
+        columns.append(f"after {seconds:.1f} s of training")
+    return {"columns": columns, "rows": rows}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -95,54 +149,16 @@ def main() -> None:
     arguments = command_line(parser, steps=4, seeds=1)
     if arguments.rehearse:
         shrink()
-    on = machine()
-    found: dict[tuple[str, float], list[Curve]] = {}
-    with tempfile.TemporaryDirectory() as place:
-        for seed in range(arguments.seeds):
-            for rate in RATES:
-                for name in OPTIMIZERS:  # in turn, so that a drifting machine costs both alike
-                    curve = train(Path(place), name, rate, seed, arguments.steps)
-                    found.setdefault((name, rate), []).append(curve)
-                    print(f"{name} {rate:g} seed {seed}: {curve[-1]}", flush=True)
-    ends = {key: [curve[-1][2] for curve in curves] for key, curves in found.items()}
-    rows = []
-    for (name, rate), losses in ends.items():
-        spread = f"{min(losses):.3f} to {max(losses):.3f}"
-        step = statistics.median(curve[-1][1] / curve[-1][0] * 1000 for curve in found[name, rate])
-        rows.append([name, f"{rate:g}", f"{statistics.mean(losses):.3f}", spread, f"{step:.1f}"])
-    best = {
-        n: min((k for k in ends if k[0] == n), key=lambda k: statistics.mean(ends[k]))
-        for n in OPTIMIZERS
-    }
-    half = arguments.steps // 2 // EVERY * EVERY
-    shortest = min(curve[-1][1] for name in OPTIMIZERS for curve in found[best[name]])
-    compared = []
-    for name in OPTIMIZERS:
-        curves = found[best[name]]
-        middle = statistics.mean(
-            next(loss for step, _, loss in curve if step == half) for curve in curves
-        )
-        cells = [
-            middle,
-            statistics.mean(ends[best[name]]),
-            at(curves, shortest / 2),
-            at(curves, shortest),
-        ]
-        compared.append([f"{name} at {best[name][1]:g}", *(f"{cell:.3f}" for cell in cells)])
-    steps = [f"after {half} steps", f"after {arguments.steps} steps"]
-    times = [f"after {seconds:.1f} s of training" for seconds in (shortest / 2, shortest)]
-    publish(
-        "muon",
-        "llm",
-        f"{on}. A GPT of 4 layers and width 128, fp32, one thread, {arguments.steps} steps of 8 × 64 byte "
-        f"tokens of the synthetic text, cosine schedule, {arguments.seeds} seeds; validation loss a token",
-        {
-            "columns": ["optimizer", "learning rate", "loss", "of its seeds", "ms a step"],
-            "rows": rows,
-        },
-        {"columns": ["at its best rate", *steps, *times], "rows": compared},
-        arguments=arguments,
+    how = (
+        f"{machine()}. A GPT of 4 layers and width 128, fp32, one thread, {arguments.steps} steps "
+        "of 8 × 64 byte tokens of the synthetic text, cosine schedule, "
+        f"{arguments.seeds} seeds; validation loss a token"
     )
+    measured = measure(arguments.seeds, arguments.steps)
+    columns = ["optimizer", "learning rate", "loss", "of its seeds", "ms a step"]
+    rates = {"columns": columns, "rows": by_rate(measured)}
+    compared = at_best_rates(measured, arguments.steps)
+    publish("muon", "llm", how, rates, compared, arguments=arguments)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ def rows_of(path: Path) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
 
 
 def converted(path: Path, name: str, write: Callable[[Path], None]) -> Path:
-    """The folder beside `path` in the peer's format, written once."""
+    """The folder next to `path` in the peer's format, written once."""
     folder = path.parent / f"{path.stem}.{name}"
     if not (folder / "done").exists():
         shutil.rmtree(folder, ignore_errors=True)
@@ -47,8 +47,8 @@ def batches(dataset: Any, batch: int, workers: int) -> Callable[[int], Iterator[
     loader = DataLoader(dataset, batch, num_workers=workers, persistent_workers=workers > 0)
 
     def epoch(number: int) -> Iterator[Any]:
-        for found in loader:
-            yield (found["features"], found["targets"]) if isinstance(found, dict) else tuple(found)
+        for batch in loader:
+            yield (batch["features"], batch["targets"]) if isinstance(batch, dict) else tuple(batch)
 
     return epoch
 
@@ -57,7 +57,7 @@ def streaming(path: Path, sizes: Sizes, batch: int, workers: int) -> Callable[[i
     """MDS shards of 64 MB, shuffled by its own default."""
     import torch
 
-    # Streaming imports torchvision for its plot sets, whose operators are absent beside a CPU's
+    # Streaming imports torchvision for its image sets, whose operators are absent with a CPU's
     # torch.
     torch.library.register_fake = lambda *names, **more: lambda function: function
     from streaming import MDSWriter, StreamingDataset

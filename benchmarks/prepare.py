@@ -61,9 +61,13 @@ MEMORY: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "pairs of texts": ("seq2seq", "pairs.tsv", ()),
     "stocks": ("graph", "stocks.csv", ()),
 }
-BLOCK, ROW_BYTES = 400_000, 74  # rows of the made-up table that repeat; bytes of one as CSV
-TEXT_SHARE, STOCK_SHARE = 0.1, 0.2  # of the megabytes, for what is slow or grows
-PAIR_BYTES, STOCK_DAYS, DAY_BYTES = 52, 5000, 55  # of a pair; days of a stock, and bytes of one
+BLOCK = 400_000  # rows of the made-up table that repeat
+ROW_BYTES = 74  # of one of them as CSV
+TEXT_FRACTION = 0.1  # of the megabytes: text is slow to prepare
+STOCK_FRACTION = 0.2  # of the megabytes: the graphs of stocks grow
+PAIR_BYTES = 52
+STOCK_DAYS = 5000
+DAY_BYTES = 55  # of a stock
 PIECE = 64 << 10
 
 
@@ -103,7 +107,7 @@ def library_text() -> bytes:
 
 
 def make(folder: Path, megabytes: float) -> None:
-    """Files of about so many megabytes: the same rows again and again, times that go on."""
+    """Files of about so many megabytes: the same rows again and again, times that continue."""
     import numpy as np
     import pyarrow as pa
     from pyarrow import csv, parquet
@@ -120,11 +124,11 @@ def make(folder: Path, megabytes: float) -> None:
     start = np.datetime64("2000-01-01T00:00", "s")
     times = pa.field("time", pa.timestamp("s"))
     with csv.CSVWriter(folder / "series.csv", pa.schema([times, *list(rows.schema)[:8]])) as lines:
-        for part in range(parts):
-            stamps = start + 60 * (np.arange(BLOCK) + part * BLOCK)
+        for number in range(parts):
+            stamps = start + 60 * (np.arange(BLOCK) + number * BLOCK)
             lines.write_table(rows.drop_columns("c").add_column(0, times, pa.array(stamps)))
     text = library_text()
-    for name, size in (("text.txt", megabytes), ("less.txt", megabytes * TEXT_SHARE)):
+    for name, size in (("text.txt", megabytes), ("less.txt", megabytes * TEXT_FRACTION)):
         with open(folder / name, "wb") as file:
             while file.tell() < size * 1e6:
                 file.write(
@@ -137,15 +141,13 @@ def make_more(folder: Path, megabytes: float) -> None:
     import numpy as np
 
     with open(folder / "pairs.tsv", "w") as file:
-        for pair in range(round(TEXT_SHARE * megabytes * 1e6 / PAIR_BYTES)):
+        for pair in range(round(TEXT_FRACTION * megabytes * 1e6 / PAIR_BYTES)):
             file.write(f"what is said about number {pair:9}\tit is {pair:9}\n")
-    random, days = (
-        np.random.default_rng(0),
-        np.busday_offset("1990-01-01", np.arange(STOCK_DAYS), "forward"),
-    )
+    random = np.random.default_rng(0)
+    days = np.busday_offset("1990-01-01", np.arange(STOCK_DAYS), "forward")
     with open(folder / "stocks.csv", "w") as file:
         file.write("date,ticker,open,high,low,close,volume\n")
-        for stock in range(round(STOCK_SHARE * megabytes * 1e6 / STOCK_DAYS / DAY_BYTES)):
+        for stock in range(round(STOCK_FRACTION * megabytes * 1e6 / STOCK_DAYS / DAY_BYTES)):
             close = 30 * np.exp(np.cumsum(0.01 * random.standard_normal(STOCK_DAYS)))
             prices = zip(days.astype(str), close, 1.01 * close, 0.99 * close, close, strict=True)
             file.writelines(
@@ -242,7 +244,8 @@ def child(what: str, path: Path, *words: str) -> tuple[float, int]:
             data = ["--data.path", str(path.parent / "data")]
             assert command(["prepare", "--input", str(path), *words, *data]) == 0
 
-    peak, over = 0, threading.Event()
+    peak = 0
+    over = threading.Event()
 
     def watch() -> None:
         nonlocal peak
@@ -261,8 +264,8 @@ def child(what: str, path: Path, *words: str) -> tuple[float, int]:
 
 def anonymous() -> int:
     """Kilobytes."""
-    (found,) = re.findall(r"RssAnon:\s+(\d+)", Path("/proc/self/status").read_text())
-    return int(found)
+    (kilobytes,) = re.findall(r"RssAnon:\s+(\d+)", Path("/proc/self/status").read_text())
+    return int(kilobytes)
 
 
 def measured(what: str, path: Path, *words: str, rehearse: bool) -> tuple[float, float]:
@@ -305,10 +308,12 @@ def speed(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     from golden import Tree
     from rendering import render, render_into
 
-    megabytes, before = arguments.megabytes, arguments.before
+    megabytes = arguments.megabytes
+    before = arguments.before
     measure = functools.partial(measured, rehearse=arguments.rehearse)
     make(folder, megabytes)
-    small, rows = folder / "small", []
+    small = folder / "small"
+    rows = []
     if before:
         small.mkdir()
         make(small, megabytes / 20)
@@ -320,8 +325,10 @@ def speed(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
             for workload in {case[0] for case in CASES.values()}
         }
     for title, (workload, name, words, library, wanted) in CASES.items():
-        path, project = folder / name, str(render(workload=workload))
-        size, found = path.stat().st_size / 1e6, []
+        path = folder / name
+        project = str(render(workload=workload))
+        size = path.stat().st_size / 1e6
+        found = []
         for _ in range(arguments.rounds):
             found.append((measure(library, path)[0], measure(project, path, *words)[0]))
         theirs, ours = (statistics.median(seconds) for seconds in zip(*found, strict=True))
@@ -355,7 +362,8 @@ def speed(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
 def memory(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     from rendering import render
 
-    megabytes, rows = arguments.megabytes, []
+    megabytes = arguments.megabytes
+    rows = []
     measure = functools.partial(measured, rehearse=arguments.rehearse)
     found: dict[str, list[tuple[float, float]]] = {}
     for size in (megabytes, 10 * megabytes):
@@ -363,7 +371,7 @@ def memory(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         make_more(folder, size)
         grows = {
             "tabular": 9 * BLOCK * blocks(size),
-            "seq2seq": 24 * size * TEXT_SHARE * 1e6 / PAIR_BYTES,
+            "seq2seq": 24 * size * TEXT_FRACTION * 1e6 / PAIR_BYTES,
         }
         for title, (workload, name, words) in MEMORY.items():
             path = folder / name

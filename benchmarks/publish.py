@@ -36,7 +36,8 @@ def command_line(parser: argparse.ArgumentParser, **smallest: Any) -> argparse.N
     parser.add_argument(
         "--write", action="store_true", help="put the results onto a page of docs/benchmarks"
     )
-    text = "run every part once in its smallest size, to see that it works; no result counts, no page changes"
+    text = "run every part once in its smallest size, to see that it works; "
+    text += "no result counts, no page changes"
     parser.add_argument("--rehearse", action="store_true", help=text)
     arguments = parser.parse_args()
     if arguments.rehearse:
@@ -47,22 +48,23 @@ def command_line(parser: argparse.ArgumentParser, **smallest: Any) -> argparse.N
 
 def machine(*packages: str, device: str = "") -> str:
     """Date, machine, its load now, and versions; take it before the measurement."""
-    found = [time.strftime("%Y-%m-%d"), device or f"{platform.machine()}, {os.cpu_count()} cores"]
-    found += [f"load {os.getloadavg()[0]:.1f}", f"Linux {platform.release()}"]
-    found += [f"Python {platform.python_version()}"]
+    facts = [time.strftime("%Y-%m-%d"), device or f"{platform.machine()}, {os.cpu_count()} cores"]
+    facts += [f"load {os.getloadavg()[0]:.1f}", f"Linux {platform.release()}"]
+    facts += [f"Python {platform.python_version()}"]
     for package in ("torch", *packages):
         try:
-            found.append(f"{package} {version(package)}")
+            facts.append(f"{package} {version(package)}")
         except PackageNotFoundError:
             continue
-    return ", ".join(found)
+    return ", ".join(facts)
 
 
 def tables(figures: dict[str, Any]) -> str:
     """Markdown of one part: its tables, then how they were taken."""
     text = []
     for table in figures["tables"]:
-        columns, rows = table["columns"], table["rows"]
+        columns = table["columns"]
+        rows = table["rows"]
         text += ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
         text += ["| " + " | ".join(map(str, spoken(row))) + " |" for row in rows]
         text.append("")
@@ -70,7 +72,7 @@ def tables(figures: dict[str, Any]) -> str:
 
 
 def spoken(row: list[Any]) -> list[Any]:
-    """The cells in words: one without a figure says so, and a row without any says it once."""
+    """The cells in words: one without a figure is marked, a row without any once."""
     name, *cells = row
     if all(cell is None for cell in cells):
         return [name, EMPTY, *[""] * (len(cells) - 1)]
@@ -78,13 +80,17 @@ def spoken(row: list[Any]) -> list[Any]:
 
 
 def publish(
-    page: str, part: str, protocol: str, *found: dict[str, Any], arguments: argparse.Namespace
+    page: str,
+    part: str,
+    protocol: str,
+    *tables_of_part: dict[str, Any],
+    arguments: argparse.Namespace,
 ) -> None:
     """Prints the tables (`columns`, `rows`) of a part and, with `--write`, puts them onto the page.
 
     A rehearsal puts them onto a copy of the page, which is then deleted.
     """
-    figures = {"protocol": protocol, "tables": list(found)}
+    figures = {"protocol": protocol, "tables": list(tables_of_part)}
     print(tables(figures), flush=True)
     if arguments.rehearse:
         with tempfile.TemporaryDirectory() as folder:
@@ -103,7 +109,7 @@ def put(pages: Path, page: str, part: str, figures: dict[str, Any]) -> None:
 
 
 def keep(path: Path, part: str, figures: dict[str, Any]) -> None:
-    """Puts a part beside the others of a JSON file."""
+    """Puts a part next to the others of a JSON file."""
     known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     known[part] = figures
     path.write_text(json.dumps(known, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -115,7 +121,8 @@ def page_of(path: Path) -> None:
     page = path.with_suffix(".md")
     text = page.read_text(encoding="utf-8")
     for part, figures in json.loads(path.read_text(encoding="utf-8")).items():
-        begin, end = f"<!-- measured: {part} -->\n", "<!-- end -->"
+        begin = f"<!-- measured: {part} -->\n"
+        end = "<!-- end -->"
         made = f"{begin}\n{tables(figures)}\n{end}"
         place = f"{re.escape(begin)}.*?{end}"
         text, count = re.subn(place, made.replace("\\", r"\\"), text, flags=re.DOTALL)

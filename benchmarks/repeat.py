@@ -63,17 +63,22 @@ def main() -> None:
     arguments = command_line(parser)
     from rendering import render
 
-    protocol, project = machine(), render(workload=arguments.workload, extras=["benchmark"])
+    protocol = machine()
+    project = render(workload=arguments.workload, extras=["benchmark"])
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         (folder / "config.yaml").write_text((project / "config.yaml").read_text())
         given = project, folder, arguments.workload, arguments.rehearse
-        first, second = measured(*given), measured(*given)
-    rows, inside, near = [], 0, 0
+        first = measured(*given)
+        second = measured(*given)
+    rows = []
+    inside = 0
+    near = 0
     for one, other in zip(first, second, strict=True):
         gains = one["gain_low"] <= other["gain"] <= one["gain_high"]
         steps = one["step_ms"]["p10"] <= other["step_ms"]["median"] <= one["step_ms"]["p90"]
-        inside, near = inside + gains, near + steps
+        inside += gains
+        near += steps
         rows.append(
             [
                 f"{one['table'].replace('_', ' ')}: {one['name']}",
@@ -97,7 +102,8 @@ def main() -> None:
         "median again",
         "within",
     ]
-    how = f"{protocol}, workload {arguments.workload}, as `benchmark` does it: 3 processes of 20 + 100 steps"
+    how = f"{protocol}, workload {arguments.workload}, as `benchmark` does it: "
+    how += "3 processes of 20 + 100 steps"
     publish("repeat", "repeat", how, {"columns": columns, "rows": rows}, arguments=arguments)
 
 

@@ -28,7 +28,8 @@ from rendering import render  # noqa: E402
 from running import losses, rows, run  # noqa: E402
 from test_script import CASES, run_script  # noqa: E402
 
-STEPS, EVERY = 300, 20
+STEPS = 300
+EVERY = 20
 # Sizes as by default; data large enough for none of the epochs' ends to fall into the steps that
 # count.
 SIZES = {
@@ -49,7 +50,8 @@ def trained(
     workload: str, folder: Path, sides: tuple[str, ...]
 ) -> dict[str, tuple[float, list[tuple[int, str]]]]:
     """Milliseconds of a step and the losses, of both layouts, in that order."""
-    found, (script, package) = {}, SIZES[workload]
+    words_of_side = {}
+    script, package = SIZES[workload]
     for side in sides:
         cwd = folder / side
         cwd.mkdir(parents=True)
@@ -61,14 +63,17 @@ def trained(
         else:
             project = render(workload=workload)
             run(project, "prepare", *CASES[workload].prepare.split(), cwd=cwd)
-            words = f"--training.precision fp32 --training.max_steps {STEPS} --monitor.every_steps {EVERY}"
+            words = f"--training.precision fp32 --training.max_steps {STEPS}"
+            words += f" --monitor.every_steps {EVERY}"
             words += f" --evaluation.every_steps {STEPS} --checkpoint.every_steps {STEPS} {package}"
             done = run(project, "train", *words.split(), cwd=cwd)
         assert done.code == 0, done.err
         times = [row["step_ms"] for row in rows(cwd) if "split" not in row][1:]
-        found[side] = statistics.median(times), losses(cwd)
-    assert found["script"][1] == found["package"][1], f"not the same work: {workload}"
-    return found
+        words_of_side[side] = statistics.median(times), losses(cwd)
+    assert words_of_side["script"][1] == words_of_side["package"][1], (
+        f"not the same work: {workload}"
+    )
+    return words_of_side
 
 
 def measure(workloads: list[str], rounds: int) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -76,17 +81,17 @@ def measure(workloads: list[str], rounds: int) -> tuple[dict[str, Any], dict[str
     times: list[list[str]] = []
     ratios: list[list[str]] = []
     for workload in workloads:
-        found: dict[str, list[float]] = {"script": [], "package": []}
+        seconds: dict[str, list[float]] = {"script": [], "package": []}
         with tempfile.TemporaryDirectory() as temporary:
             for number in range(rounds):  # who goes first changes, too
                 sides = ("script", "package")[:: 1 - 2 * (number % 2)]
                 taken = trained(workload, Path(temporary) / str(number), sides)
                 for side, (milliseconds, _) in taken.items():
-                    found[side].append(milliseconds)
-        for side, values in found.items():
+                    seconds[side].append(milliseconds)
+        for side, values in seconds.items():
             shown = (f"{figure(values):.3f}" for figure in (statistics.median, min, max))
             times.append([f"{workload}, {side}", *shown])
-        ordered = sorted(a / b for a, b in zip(found["script"], found["package"], strict=True))
+        ordered = sorted(a / b for a, b in zip(seconds["script"], seconds["package"], strict=True))
         low, high = interval(ordered)
         median = f"{statistics.median(ordered):.3f}"
         ratios.append([workload, median, f"{low:.3f} to {high:.3f}", "≤ 1.02"])
@@ -108,10 +113,11 @@ def main() -> None:
     arguments = command_line(parser, rounds=1)
     if arguments.rehearse:
         shrink()
-    how = f"{machine()}, one thread, {arguments.rounds} rounds of {STEPS} steps, seconds of the process"
+    rounds = f"{arguments.rounds} rounds of {STEPS} steps"
+    how = f"{machine()}, one thread, {rounds}, seconds of the process"
     with mock.patch.object(time, "perf_counter", time.process_time):  # forks have it, too
-        found = measure(arguments.only, arguments.rounds)
-    publish("script", "script", how, *found, arguments=arguments)
+        seconds = measure(arguments.only, arguments.rounds)
+    publish("script", "script", how, *seconds, arguments=arguments)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,11 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path += [str(ROOT / "tests"), str(ROOT / "benchmarks")]
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-BATCH, PAIRS, EVERY, WARMUP, RATE = 16, 640, 10, 5, 1e-3
+BATCH = 16
+PAIRS = 640
+EVERY = 10
+WARMUP = 5
+RATE = 1e-3
 LENGTHS = (256, 96)  # the longest source and target
 CLOCK = time.perf_counter
 FIRST = -1  # the round that warms up
@@ -98,7 +102,8 @@ class Ours:
 
     def run(self) -> list[float]:
         """Seconds of each step."""
-        run, stamps = self.session.run, []
+        run = self.session.run
+        stamps = []
         advance = run.advance
 
         def timed(batch: int) -> int:
@@ -108,12 +113,12 @@ class Ours:
         run.advance = timed
         stamps.append(CLOCK())
         self.fit(run)
-        if code := self.session.exit_code:  # a signal: fewer steps than the others
-            sys.exit(code)
+        if self.session.exit_code:  # a signal: fewer steps than the others
+            sys.exit(self.session.exit_code)
         return [after - before for before, after in itertools.pairwise(stamps)]
 
 
-def library_model(torch: Any, project: Any) -> Any:
+def library_model(project: Any) -> Any:
     """The library's model with its default attention and the project's weights: the same
     function."""
     from transformers import T5Config, T5ForConditionalGeneration
@@ -125,9 +130,10 @@ def library_model(torch: Any, project: Any) -> Any:
 
 def bare(torch: Any, project: Any, batches: list[Any]) -> list[float]:
     """Seconds of each step of a plain loop."""
-    model = library_model(torch, project).train()
+    model = library_model(project).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.01, fused=True)
-    total, times = len(batches), []
+    total = len(batches)
+    times = []
     for step, batch in enumerate(batches):
         start = CLOCK()
         share = (step - WARMUP) / max(total - WARMUP, 1)
@@ -183,7 +189,7 @@ def trainer(torch: Any, project: Any, pairs: list[Any], folder: Path) -> float:
     )
     clock = Clock()
     Trainer(
-        library_model(torch, project),
+        library_model(project),
         arguments,
         train_dataset=rows,
         data_collator=collate,
@@ -194,7 +200,8 @@ def trainer(torch: Any, project: Any, pairs: list[Any], folder: Path) -> float:
 
 def interval(ratios: list[float]) -> tuple[float, float, float]:
     """The median, and the order statistics around it that hold it in about 95 of 100 cases."""
-    ordered, middle = sorted(ratios), len(ratios) // 2
+    ordered = sorted(ratios)
+    middle = len(ratios) // 2
     return (
         statistics.median(ordered),
         ordered[max(middle - 2, 0)],
@@ -211,7 +218,7 @@ def quiet() -> Any:
 def measure_loop(torch: Any, folder: Path, rounds: int, steps: int) -> list[list[str]]:
     import numpy as np
 
-    found = []
+    rounds_measured = []
     for number in range(FIRST, rounds):
         made = Ours(folder, **{"training.max_steps": steps})
         with quiet(), made.session as session:
@@ -226,23 +233,25 @@ def measure_loop(torch: Any, folder: Path, rounds: int, steps: int) -> list[list
                     kept = {name: batch[ours].clone() for name, ours in names.items()}
                     batches.append(kept | {"attention_mask": kept["attention_mask"].long()})
                 if number % 2:
-                    library, mine = bare(torch, run.project, batches), made.run()
+                    library = bare(torch, run.project, batches)
+                    mine = made.run()
                 else:
-                    mine, library = made.run(), bare(torch, run.project, batches)
+                    mine = made.run()
+                    library = bare(torch, run.project, batches)
         if number >= 0:  # the first round warms up
             both = [1000 * float(np.percentile(times[3:], 10)) for times in (mine, library)]
-            found.append(both)
+            rounds_measured.append(both)
             print(
                 f"round {number + 1}: ours {both[0]:.2f} ms, bare loop {both[1]:.2f} ms", flush=True
             )
-    ratio, low, high = interval([mine / other for mine, other in found])
-    ours, theirs = (statistics.median(side) for side in zip(*found, strict=True))
+    ratio, low, high = interval([mine / other for mine, other in rounds_measured])
+    ours, theirs = (statistics.median(side) for side in zip(*rounds_measured, strict=True))
     middle = [f"{ours:.1f} ms", f"{theirs:.1f} ms", f"{ratio:.3f}", f"{low:.3f} to {high:.3f}"]
     return [["a step, against the bare loop", *middle, "at most 1.00"]]
 
 
 def measure_epoch(torch: Any, folder: Path, pairs: list[Any], rounds: int) -> list[list[str]]:
-    found = []
+    rounds_measured = []
     tokens = sum(len(pair.target) for pair in pairs)
 
     def ours(order: str) -> float:
@@ -264,19 +273,26 @@ def measure_epoch(torch: Any, folder: Path, pairs: list[Any], rounds: int) -> li
         names = list(sides) if number % 2 else list(reversed(sides))
         rates = {name: sides[name]() for name in names}
         if number >= 0:
-            found.append(rates)
+            rounds_measured.append(rates)
             line = ", ".join(f"{name} {rates[name]:,.0f}" for name in sides)
             print(f"round {number + 1}: target tokens/s {line}", flush=True)
+    return rates_table(rounds_measured)
+
+
+def rates_table(rounds_measured: list[dict[str, float]]) -> list[list[str]]:
+    """Rows of the table. found: target tokens a second of each side, in each round."""
     rows = []
     for title, one, other, goal in (
         ("target tokens/s, against Trainer", "bucket", "Trainer", "1.15"),
         ("the same without bucketing", "full", "Trainer", ""),
         ("bucketing, against order full", "bucket", "full", "1.3"),
     ):
-        ratio, low, high = interval([rates[one] / rates[other] for rates in found])
-        mine, theirs_ = (statistics.median(rates[name] for rates in found) for name in (one, other))
+        ratio, low, high = interval([rates[one] / rates[other] for rates in rounds_measured])
+        mine, theirs = (
+            statistics.median(rates[name] for rates in rounds_measured) for name in (one, other)
+        )
         goal = f"at least {goal}" if goal else ""
-        middle = [f"{mine:,.0f}", f"{theirs_:,.0f}", f"{ratio:.2f}", f"{low:.2f} to {high:.2f}"]
+        middle = [f"{mine:,.0f}", f"{theirs:,.0f}", f"{ratio:.2f}", f"{low:.2f} to {high:.2f}"]
         rows.append([title, *middle, goal])
     return rows
 
@@ -320,12 +336,12 @@ def main() -> None:
         columns = ["", "this project", "the other", "ratio, median", "95 % interval", "aim"]
         if arguments.part != "epoch":
             rows = measure_loop(torch, folder, arguments.rounds, steps)
-            found = {"columns": columns, "rows": rows}
-            publish("seq2seq", "loop", f"{how} of {steps} steps", found, arguments=arguments)
+            table = {"columns": columns, "rows": rows}
+            publish("seq2seq", "loop", f"{how} of {steps} steps", table, arguments=arguments)
         if arguments.part != "loop":
             rows = measure_epoch(torch, folder, pairs, arguments.rounds)
-            found = {"columns": columns, "rows": rows}
-            publish("seq2seq", "epoch", f"{how} of an epoch", found, arguments=arguments)
+            table = {"columns": columns, "rows": rows}
+            publish("seq2seq", "epoch", f"{how} of an epoch", table, arguments=arguments)
 
 
 if __name__ == "__main__":

@@ -19,12 +19,14 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # this is the process that writes to the terminal
         config.pluginmanager.register(Terminal(config))
     if RENDERS not in os.environ:  # workers find it there
-        config.stash[FOLDER] = os.environ[RENDERS] = tempfile.mkdtemp(prefix="fasttrain-renders-")
+        os.environ[RENDERS] = tempfile.mkdtemp(prefix="fasttrain-renders-")
+        config.stash[FOLDER] = os.environ[RENDERS]
     os.environ["TRAINING_ROOT"] = "."  # a shared project's commands work in each test's own folder
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    if folder := config.stash.get(FOLDER, None):
+    folder = config.stash.get(FOLDER, None)
+    if folder:
         shutil.rmtree(folder, ignore_errors=True)
         os.environ.pop(RENDERS, None)
 

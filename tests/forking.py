@@ -27,13 +27,15 @@ def forked_trials(project: Path, before: Before | None = None) -> Callable[[], N
         trials: Any = importlib.import_module(f"{PACKAGE}.measure.trials")
 
         def launch(loader: str, folder: Path) -> tuple[int, int]:
-            if (pid := os.fork()) == 0:
+            pid = os.fork()
+            if pid == 0:
                 given = yaml.safe_load((folder / trials.SETTINGS).read_text())
                 fault = (lambda: before(given)) if before else None
                 kept.extend(
                     (sys.stdout, sys.stderr)
                 )  # they own the numbers that the fork gives to its log
-                words, files = (loader,), (folder / "out", folder / "log")
+                words = (loader,)
+                files = (folder / "out", folder / "log")
                 os._exit(_child(project, words, folder, *files, fault, "measure.trials"))
             _, status, usage = os.wait4(pid, 0)
             return os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024
@@ -53,11 +55,13 @@ def forked_trainings(project: Path, before: Callable[[], Any] | None = None) -> 
 
         def launch(folder: Path, number: int) -> int:
             reads, writes = os.pipe()
-            if (pid := os.fork()) == 0:
+            pid = os.fork()
+            if pid == 0:
                 os.close(writes)
                 os.dup2(reads, 0)
                 kept.extend((sys.stdout, sys.stderr))
-                words, files = (str(folder), str(number)), (folder / "out", folder / "log")
+                words = (str(folder), str(number))
+                files = (folder / "out", folder / "log")
                 os._exit(
                     _child(project, words, Path.cwd(), *files, before, "measure.search_training")
                 )

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-EXAMPLES = "FASTTRAIN_PICTURES"  # in the environment: figures are drawn, as of running.py
+EXAMPLES = "FASTTRAIN_EXAMPLES"  # in the environment: figures are drawn, as of running.py
 PATIENCE = 600.0  # seconds for all commands of an interpreter
 
 

@@ -67,6 +67,13 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
+def values(count: int = 1000) -> np.ndarray:
+    """(count, 3): a daily wave, a random walk, noise."""
+    random = np.random.default_rng(0)
+    wave = 20 + 5 * np.sin(2 * np.pi * np.arange(count) / 24) + random.normal(0, 0.3, count)
+    return np.stack([wave, random.normal(0, 1, count).cumsum(), random.normal(0, 1, count)], 1)
+
+
 def columns(count: int = ROWS, **others: list) -> dict[str, list]:
     """Two numbers, a category, and a price that depends on them."""
     random = np.random.default_rng(0)

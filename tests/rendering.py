@@ -1,4 +1,4 @@
-"""Renders the template as it stands in the working tree, by Copier's API, once per set of
+"""Render the template of the working tree, by Copier's API, once per set of
 answers."""
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def scratch() -> Path:
 
 
 def copy_template(folder: Path) -> Path:
-    """Copies the template's own files into `folder`, without what Python leaves beside them."""
+    """Copy the template's own files into `folder`, without Python's caches."""
     ignored = shutil.ignore_patterns("__pycache__", ".*_cache")
     shutil.copytree(ORIGIN / "template", folder / "template", ignore=ignored)
     shutil.copy2(ORIGIN / "copier.yml", folder)
@@ -89,6 +89,13 @@ def _render(answers: tuple[tuple[str, Any], ...]) -> Path:
             rendered = render_into(Path(tempfile.mkdtemp(prefix="render-", dir=scratch())), **given)
             os.rename(rendered, shared)  # in one go: nobody ever sees a part of it
     return shared
+
+
+def replace(path: Path, old: str, new: str) -> None:
+    """An edit of a file that fails where its place is gone."""
+    text = path.read_text(encoding="utf-8")
+    assert text.count(old) == 1, f"{path}: {text.count(old)} × {old!r}"
+    path.write_text(text.replace(old, new), encoding="utf-8")
 
 
 def render(**answers: Any) -> Path:

@@ -46,14 +46,14 @@ import transformers.models.t5.modeling_t5  # noqa: F401
 
 torch.set_num_threads(1)
 PACKAGE = "my_training"
-EXAMPLES = (
-    "FASTTRAIN_PICTURES"  # in the environment: runs draw their curves and what their models do
-)
+# In the environment: runs draw their curves and examples of what their models do.
+EXAMPLES = "FASTTRAIN_EXAMPLES"
 PAINT = matplotlib.figure.Figure.savefig
 # Drawing the plot of a short run takes three times as long as the run: figures are built, and
 # not painted.
 PLOT = base64.b64decode(
-    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGA"
+    "WjR9awAAAABJRU5ErkJggg=="
 )
 PATIENCE = 300.0  # seconds until what waits gives up: a slow machine is no fault
 
@@ -92,7 +92,8 @@ class Running:
     ):
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        self._out, self._err = folder / f".out{name}", folder / f".err{name}"
+        self._out = folder / f".out{name}"
+        self._err = folder / f".err{name}"
         sys.stdout.flush()
         sys.stderr.flush()
         gc.freeze()  # the child's collections need not walk through torch, nor copy its pages
@@ -218,6 +219,15 @@ def run(project: Path, *words: str, cwd: Path, before: Callable[[], Any] | None 
     return start(project, *words, cwd=cwd, before=before).wait()
 
 
+def check_run(
+    project: Path, *words: str, cwd: Path, before: Callable[[], Any] | None = None
+) -> Result:
+    """The same of a command that must succeed."""
+    result = run(project, *words, cwd=cwd, before=before)
+    assert result.code == 0, (words, result.err[-3000:])
+    return result
+
+
 def newest_run(cwd: Path) -> Path:
     return max((cwd / "runs").iterdir(), key=lambda path: path.stat().st_mtime)
 
@@ -236,20 +246,46 @@ def evaluations(cwd: Path) -> list[tuple[int, str]]:
     return [(row["step"], float(row["loss"]).hex()) for row in rows(cwd) if "split" in row]
 
 
+def last_checkpoint(cwd: Path) -> Path:
+    """Of the newest run."""
+    return max((newest_run(cwd) / "checkpoints").glob("step-*"))
+
+
+def last_state(cwd: Path) -> dict[str, Any]:
+    """What the last checkpoint has besides weights."""
+    return torch.load(last_checkpoint(cwd) / "state.pt", weights_only=True)
+
+
 def weights(cwd: Path) -> str:
     """sha256 of the last checkpoint's weights."""
-    newest = max((newest_run(cwd) / "checkpoints").glob("step-*"))
-    return json.loads((newest / "manifest.json").read_text())["sha256"]["model.safetensors"]
+    manifest = json.loads((last_checkpoint(cwd) / "manifest.json").read_text())
+    return manifest["sha256"]["model.safetensors"]
+
+
+def evaluation_of(cwd: Path) -> dict[str, Any]:
+    """What `evaluate` left in the newest run."""
+    return json.loads((newest_run(cwd) / "evaluation.json").read_text())
+
+
+def report_of(cwd: Path) -> str:
+    return (newest_run(cwd) / "report.md").read_text()
+
+
+def flip_bit(path: Path, place: int) -> None:
+    """Damage one byte of a file."""
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
 
 
 def one_error(result: Result, *parts: str) -> str:
-    """The single line of a mistake: exit code 2, no traceback, `error: what: where: what to do`."""
+    """The single line of an error: exit code 2, no traceback, `error: what: where: what to do`."""
     assert result.code == 2, (result.code, result.err[-2000:])
     assert "Traceback" not in result.err
     lines = result.errors()
     assert len(lines) == 1, result.err
-    for part in parts:
-        assert re.search(part, lines[0]), (part, lines[0])
+    for pattern in parts:
+        assert re.search(pattern, lines[0]), (pattern, lines[0])
     return lines[0]
 
 

@@ -16,9 +16,12 @@ import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 
-COLUMNS, ROWS = 80, 30
+COLUMNS = 80
+ROWS = 30
 DEADLINE = 60  # seconds until a screen that does not come is a failure
-DOWN, ENTER, CLEAR = "\x1b[B", "\r", "\x15"
+DOWN = "\x1b[B"
+ENTER = "\r"
+CLEAR = "\x15"
 # The sequences that prompt_toolkit writes to an xterm; all but the cursor's and the erasing ones
 # are of no consequence for the text.
 SEQUENCE = re.compile(
@@ -77,7 +80,8 @@ class Screen:
             step = count if command == "C" else -count
             self.column = min(max(self.column + step, 0), COLUMNS - 1)
         elif command == "H":
-            self.row, self.column = count - 1, (numbers[1] or 1) - 1 if len(numbers) > 1 else 0
+            self.row = count - 1
+            self.column = (numbers[1] or 1) - 1 if len(numbers) > 1 else 0
         elif command in "JK":
             everything = numbers[0] == 2
             first = 0 if everything else self.column
@@ -118,8 +122,8 @@ class Terminal:
         os.write(self.descriptor, keys.encode())
 
     def until(self, what: str, there: Callable[[list[str]], bool]) -> list[str]:
-        """The lines of the screen as soon as `there` says so; fails, with the screen, where it
-        never does."""
+        """The lines of the screen as soon as `there` is true; fails, with the screen, where it
+        never is."""
         end = time.monotonic() + DEADLINE
         while not there(lines := self.screen.lines()):
             assert time.monotonic() < end, f"no {what} on the screen:\n" + "\n".join(lines)

@@ -1,7 +1,7 @@
 """What other people's projects and scripts rely on: names and values that may be added to, never
 taken away.
 
-python tests/test_api_snapshot.py    # writes api_snapshot.json anew, after something was added
+python tests/test_api_snapshot.py    # writes api_snapshot.json again, after an addition
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ def template_of(name: str) -> jinja2.Template:
 def paths(tree: str, answers: dict[str, Any]) -> set[str]:
     """The files that these answers give, by the names in the template; nothing is rendered."""
     names = DEFAULTS | answers | {"_copier_conf": {"answers_file": ".copier-answers.yml"}}
-    found = set()
+    files = set()
     for file in (REPOSITORY / "template" / tree).rglob("*"):
         parts = file.relative_to(REPOSITORY / "template" / tree).parts
-        path = [template_of(part).render(names) for part in parts]
+        path = [template_of(component).render(names) for component in parts]
         is_kept = file.is_file() and all(path) and path[-1] != ".jinja"
         if is_kept and "__pycache__" not in path:
-            found.add("/".join(path).removesuffix(".jinja"))
-    return found
+            files.add("/".join(path).removesuffix(".jinja"))
+    return files
 
 
 def current() -> dict[str, Any]:
@@ -75,8 +75,8 @@ def script_settings(workload: str) -> set[str]:
         (render(workload=workload, layout="script") / "train.py").read_text(encoding="utf-8")
     )
     (settings,) = (n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Settings")
-    flags = {each.target.id for each in settings.body if isinstance(each, ast.AnnAssign)}  # type: ignore[union-attr]
-    return flags | {"resume"}
+    fields = [node for node in settings.body if isinstance(node, ast.AnnAssign)]
+    return {ast.unparse(field.target) for field in fields} | {"resume"}
 
 
 def flat(content: Any, prefix: str = "") -> set[str]:
@@ -89,7 +89,7 @@ def flat(content: Any, prefix: str = "") -> set[str]:
     return {f"{prefix}{value}" for value in content}
 
 
-def test_nothing_public_was_taken_away_or_left_out() -> None:
+def test_nothing_public_was_taken_away_or_left_out():
     committed = flat(json.loads(SNAPSHOT.read_text(encoding="utf-8")))
     now = flat(current())
     removed = sorted(committed - now)

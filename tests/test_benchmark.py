@@ -22,7 +22,7 @@ import yaml
 from forking import forked_trials
 from importing import imported
 from rendering import REPOSITORY
-from running import PACKAGE, one_error, run
+from running import PACKAGE, check_run, one_error, run
 from test_tier_b import TINY
 from variants import choices, gpus, name, pairwise
 
@@ -44,8 +44,7 @@ def result(folder: Path) -> dict[str, Any]:
 
 
 def command(project: Path, folder: Path, *words: str, before: Any = None) -> dict[str, Any]:
-    done = run(project, "benchmark", *words, cwd=folder, before=forked_trials(project, before))
-    assert done.code == 0, done.err[-3000:]
+    check_run(project, "benchmark", *words, cwd=folder, before=forked_trials(project, before))
     return result(folder)
 
 
@@ -71,7 +70,7 @@ def check_rows(folder: Path) -> dict[str, Any]:
 # ---- runs ----------------------------------------------------------------------------------------
 
 
-def test_every_switch_is_measured(tmp_path: Path) -> None:
+def test_every_switch_is_measured(tmp_path):
     command(render(), tmp_path, "--all", *ONCE, *TINY["tabular"])
     rows = check_rows(tmp_path)["rows"]
     ladder = [row for row in rows if row["table"] == "cumulative"]
@@ -84,12 +83,12 @@ def test_every_switch_is_measured(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("answers", pairwise("workload", "framework"), ids=name)
 @pytest.mark.cover(1, "framework")
-def test_every_workload_and_framework_is_measured(answers: dict[str, str], tmp_path: Path) -> None:
+def test_every_workload_and_framework_is_measured(answers, tmp_path):
     command(render(**answers), tmp_path, *ONCE, *TINY[answers["workload"]])
     assert len(check_rows(tmp_path)["rows"]) == 2
 
 
-def test_a_wrong_row_is_flagged_and_a_right_one_is_not(tmp_path: Path) -> None:
+def test_a_wrong_row_is_flagged_and_a_right_one_is_not(tmp_path):
     def explode(optimizer: Any, *_: Any) -> None:
         with torch.no_grad():
             for group in optimizer.param_groups:
@@ -106,7 +105,7 @@ def test_a_wrong_row_is_flagged_and_a_right_one_is_not(tmp_path: Path) -> None:
     assert "loss is" in (tmp_path / "benchmark_results/benchmark.md").read_text()
 
 
-def test_an_interrupted_benchmark_is_resumed(tmp_path: Path) -> None:
+def test_an_interrupted_benchmark_is_resumed(tmp_path):
     project = render()
     log = tmp_path / "launched"
 
@@ -122,12 +121,12 @@ def test_an_interrupted_benchmark_is_resumed(tmp_path: Path) -> None:
     assert stopped.code == 130
     assert [row["processes"] for row in result(tmp_path)["rows"]] == [1, 1]
     assert "same command again" in (tmp_path / "benchmark_results/benchmark.md").read_text()
-    assert run(project, "benchmark", *TWICE, cwd=tmp_path, before=before).code == 0
+    check_run(project, "benchmark", *TWICE, cwd=tmp_path, before=before)
     assert len(log.read_text()) == 5, "two rows have one process, and need another"
     assert [row["processes"] for row in result(tmp_path)["rows"]] == [2, 2]
 
 
-def test_a_row_that_fails_is_named_with_the_reason(tmp_path: Path) -> None:
+def test_a_row_that_fails_is_named_with_the_reason(tmp_path):
     def fault(settings: dict[str, Any]) -> None:
         if settings["optimizer"]["fused"]:
             importlib.import_module(f"{PACKAGE}.engine.precision").Precision.step = no_memory
@@ -142,7 +141,7 @@ def test_a_row_that_fails_is_named_with_the_reason(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_real_processes_see_the_resolved_settings(tmp_path: Path) -> None:
+def test_real_processes_see_the_resolved_settings(tmp_path):
     """Without the forks of the other tests: a flag outranks the environment in the trials, too."""
     project = render(framework="lightning")
     environment = {**os.environ, "SEED": "7", "OMP_NUM_THREADS": "1"}
@@ -164,21 +163,21 @@ def test_real_processes_see_the_resolved_settings(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
-def test_errors_are_one_line(tmp_path: Path) -> None:
-    for words, part in (
+def test_errors_are_one_line(tmp_path):
+    for words, says in (
         (("fusion",), "unknown switch 'fusion'.*--list"),
         (("compile",), "compile cannot be measured here: there is no GPU"),
         (("--model-size", "huge"), "unknown model size 'huge'.*choose of tiny, small"),
         (("--steps", "0"), "count from 1"),
     ):
-        one_error(run(render(), "benchmark", *words, cwd=tmp_path), part)
+        one_error(run(render(), "benchmark", *words, cwd=tmp_path), says)
     listed = run(render(), "benchmark", "--list", cwd=tmp_path).out
     assert "fused_optimizer                     on" in listed
     assert "cannot be measured here: there is no GPU" in listed
 
 
 @pytest.mark.parametrize("workload", choices("workload"))
-def test_sizes_and_switches_of_a_workload_are_settings(workload: str) -> None:
+def test_sizes_and_switches_of_a_workload_are_settings(workload):
     project = render(workload=workload)
     own = yaml.safe_load((project / f"src/{PACKAGE}/commands/benchmark.yml").read_text())
     settings = imported(project, "config").load()
@@ -220,9 +219,7 @@ def planned(key: str, *overrides: str, loader: str = "dataloader", workload: str
         ("v100", "auto", ["fp32", "fp16"]),
     ],
 )
-def test_the_ladder_of_precisions_is_the_cards(
-    card: str, precision: str, expected: list[str]
-) -> None:
+def test_the_ladder_of_precisions_is_the_cards(card, precision, expected):
     switches, rows = planned(card, f"training.precision={precision}")
     ladder = [row.overrides["training.precision"] for row in rows if row.table == "cumulative"]
     assert [value for value, _ in itertools.groupby(ladder)] == expected
@@ -231,7 +228,7 @@ def test_the_ladder_of_precisions_is_the_cards(
     assert switches["fp8"].why_not == ("V100 has no fp8" if card == "v100" else "")
 
 
-def test_everything_off_and_on_are_what_they_say() -> None:
+def test_everything_off_and_on_are_what_they_say():
     switches, rows = planned("h100", "training.gradient_accumulation_steps=4")
     off = rows[0].overrides
     on = [row for row in rows if row.table == "cumulative"][-1].overrides
@@ -259,7 +256,7 @@ def test_everything_off_and_on_are_what_they_say() -> None:
     assert single["without compile"] == {**on, "compile.enabled": False}
 
 
-def test_switches_that_a_loader_lacks() -> None:
+def test_switches_that_a_loader_lacks():
     switches, _ = planned("h100", loader="memmap")
     assert switches["workers"].why_not == "this project's loader has no use for it"
     assert "data.num_workers" not in switches["loader"].off
@@ -304,7 +301,7 @@ def two_rows() -> list[Any]:
     return [plan("cumulative", "off", a=0), plan("cumulative", "on", a=1)]
 
 
-def test_gains_are_ratios_of_samples_per_second(tmp_path: Path) -> None:
+def test_gains_are_ratios_of_samples_per_second(tmp_path):
     plans = [
         plan("cumulative", "everything off", a=0),
         plan("cumulative", "+ a", "a", a=1),
@@ -329,13 +326,13 @@ def test_gains_are_ratios_of_samples_per_second(tmp_path: Path) -> None:
     assert "| everything off | fp32 | 20 | 18-22 | 400 | 1.00 | 1 | 25.0% | 2.0 | 1.05 |" in page
 
 
-def test_only_an_interrupted_benchmark_in_the_same_conditions_is_resumed(tmp_path: Path) -> None:
+def test_only_an_interrupted_benchmark_in_the_same_conditions_is_resumed(tmp_path):
     book(tmp_path, two_rows(), [[trial(20, 1.0)], []]).write()
     for data, is_resumed in (("same", True), ("other", False)):
         assert any(book(tmp_path, two_rows(), [[], []], data).trials.values()) == is_resumed
 
 
-def test_a_range_is_never_below_0(tmp_path: Path) -> None:
+def test_a_range_is_never_below_0(tmp_path):
     """Two processes that differ by a half: three times as fast, give or take more than that."""
     trials = [[trial(20, 1.0), trial(20, 1.1)], [trial(5, 1.0), trial(9, 1.1)]]
     measured = book(tmp_path, two_rows(), trials)
@@ -357,7 +354,7 @@ NOISES = {  # between processes, between steps of one
 
 @pytest.mark.parametrize("processes", [2, 3, 5])
 @pytest.mark.parametrize("noise", NOISES)
-def test_figures_repeat_within_their_printed_spread(noise: str, processes: int) -> None:
+def test_figures_repeat_within_their_printed_spread(noise, processes):
     """Two benchmarks of one machine, many times: nine of ten gains are in the range of another."""
     module = measurements()
     draw = random.Random(3)
@@ -385,7 +382,7 @@ def test_figures_repeat_within_their_printed_spread(noise: str, processes: int) 
     assert mean(one["gain"] for one, _ in pairs) == pytest.approx(20 / 18, rel=0.01)
 
 
-def test_a_row_is_compared_with_fp32_in_its_own_order(tmp_path: Path) -> None:
+def test_a_row_is_compared_with_fp32_in_its_own_order(tmp_path):
     """Bucketed batches have other losses, as they should."""
     plans = [
         plan("cumulative", "everything off", **{"data.order": "full"}),
@@ -411,13 +408,13 @@ def test_a_row_is_compared_with_fp32_in_its_own_order(tmp_path: Path) -> None:
         ((2.31,), True),  # of an interrupted benchmark: against the same seed
     ],
 )
-def test_a_loss_strays_by_three_spreads_of_fp32s(losses: tuple[float, ...], flagged: bool) -> None:
+def test_a_loss_strays_by_three_spreads_of_fp32s(losses, flagged):
     strayed = measurements().strayed
     assert (strayed(list(losses), [2.0, 2.1, 2.2]) is not None) == flagged
     assert strayed([9.0], [2.0]) is None  # one seed has no spread
 
 
-def test_figures_of_a_run() -> None:
+def test_figures_of_a_run():
     """Warm-up left out, the wait weighted by time, windows of several steps."""
     trials = imported(render(), "measure.trials")
     rows = []
@@ -446,7 +443,7 @@ def test_figures_of_a_run() -> None:
 # ---- the guide -----------------------------------------------------------------------------------
 
 
-def test_the_guide_names_every_switch() -> None:
+def test_the_guide_names_every_switch():
     text = (REPOSITORY / "docs/measure.md").read_text(encoding="utf-8")
     table = text.partition("| switch |")[2].partition("\n\n")[0]
     named = set(re.findall(r"`(\w+)`", table))

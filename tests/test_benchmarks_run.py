@@ -7,7 +7,6 @@ import json
 import re
 import subprocess
 from itertools import groupby
-from pathlib import Path
 
 import pytest
 from forking import run_file
@@ -22,7 +21,7 @@ ON_DEMAND = {"last_batch"}  # needs somebody else's file
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
-def test_every_part_runs_and_fits_its_page(name: str, tmp_path: Path) -> None:
+def test_every_part_runs_and_fits_its_page(name, tmp_path):
     """With the page as it is printed and as it is put together; that of the repository stays."""
     before = {path: path.read_bytes() for path in PAGES.iterdir()}
     done = run_file(REPOSITORY / f"benchmarks/{name}.py", "--rehearse", "--write", cwd=tmp_path)
@@ -41,7 +40,7 @@ def tables(text: str) -> list[list[int]]:
     return [[row.count("|") for row in rows] for is_table, rows in lines if is_table]
 
 
-def test_make_bench_has_every_benchmark() -> None:
+def test_make_bench_has_every_benchmark():
     command = ("make", "--dry-run", "bench")
     said = subprocess.run(
         command, cwd=REPOSITORY, capture_output=True, text=True, check=True
@@ -50,7 +49,7 @@ def test_make_bench_has_every_benchmark() -> None:
     assert {*parts.split()} == {*BENCHMARKS} - ON_DEMAND
 
 
-def test_a_benchmark_without_its_input_says_so(tmp_path: Path) -> None:
+def test_a_benchmark_without_its_input_says_so(tmp_path):
     done = run_file(REPOSITORY / "benchmarks/last_batch.py", cwd=tmp_path)
     assert done.code == 2
     assert "--series is missing" in done.err

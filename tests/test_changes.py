@@ -13,11 +13,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 import yaml
 from forking import run_pytest
 from rendering import REPOSITORY, render
-from running import EXAMPLES, losses, newest_run, rows, run
+from running import EXAMPLES, check_run, last_state, losses, newest_run, report_of, rows, run
 from test_shell import shell
 from variants import choices
 
@@ -89,8 +88,7 @@ def metric(folder: Path, name: str, split: str | None = None) -> list[float]:
 
 
 def optimizer_state(folder: Path) -> dict[str, Any]:
-    newest = max((newest_run(folder) / "checkpoints").glob("step-*"))
-    return torch.load(newest / "state.pt", weights_only=True)["optimizer"]
+    return last_state(folder)["optimizer"]
 
 
 def optimizations(folder: Path) -> dict[str, str]:
@@ -129,7 +127,7 @@ def root(folder: Path, printed: str) -> None:
 
 def figure(folder: Path, printed: str) -> None:
     assert "validation/errors_by_sun" in tracked(folder, "images")
-    report = (newest_run(folder) / "report.md").read_text()
+    report = report_of(folder)
     assert "![errors_by_sun](examples/errors_by_sun.png)" in report
 
 
@@ -225,16 +223,14 @@ def test_the_own_tests_pass_after_a_change_that_shows_its_effect(
 def test_weights_of_another_run(unchanged: Path, tmp_path: Path) -> None:
     project = apply("Weights of another run", copied(render(**ANSWERS), tmp_path))
     shutil.copytree(newest_run(unchanged), tmp_path / "runs/source")
-    result = run(project, "train", "--training.max_steps", "2", cwd=tmp_path)
-    assert result.code == 0, result.err
+    result = check_run(project, "train", "--training.max_steps", "2", cwd=tmp_path)
     assert "note: weights of runs/source/" in result.out
     assert "left: nothing" in result.out
 
 
 def test_a_command(tmp_path: Path) -> None:
     project = apply("A command", copied(render(**ANSWERS), tmp_path))
-    result = run(project, "weights", cwd=tmp_path)
-    assert result.code == 0, result.err
+    result = check_run(project, "weights", cwd=tmp_path)
     assert re.search(r"^ +64  first.bias$", result.out, re.MULTILINE)
 
 

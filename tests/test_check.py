@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from rendering import render
-from running import one_error, run
+from rendering import render, replace
+from running import check_run, one_error, run
 from test_tier_b import TINY
 from variants import choices
 
@@ -17,8 +16,7 @@ SMALL = ("--samples", "64")
 
 
 class Broken(NamedTuple):
-    """A fault of one's own: `old` stands in the file once; `check` fails, and its line has
-    `words`."""
+    """`old` is in the file once; with `new`, `check` fails and its line has `words`."""
 
     workload: str
     file: str
@@ -39,7 +37,7 @@ BROKEN = {
         "model.py",
         "target = torch.where(present, target, prediction.detach())",
         "",
-        "filler",
+        "padding_rows",
         'with them the loss is.*batch["present"]',
     ),
     "a leak by one row": Broken(
@@ -89,7 +87,8 @@ BROKEN = {
         "tabular",
         "dataset.py",
         BATCH,
-        f'{BATCH}\n        batch["features"] = batch["features"] + batch["features"].clone().normal_()',
+        f'{BATCH}\n        noise = batch["features"].clone().normal_()'
+        '\n        batch["features"] = batch["features"] + noise',
         "evaluation",
         "batch['features'] changes, as by an augmentation: dataset.py",
     ),
@@ -113,7 +112,8 @@ BROKEN = {
         "tabular",
         "dataset.py",
         BATCH,
-        f'{BATCH}\n        batch["features"] *= 1 + self.training * np.random.default_rng().random()',
+        f"{BATCH}\n        factor = np.random.default_rng().random()"
+        '\n        batch["features"] *= 1 + self.training * factor',
         "seed",
         "the same samples of the same epoch differ",
     ),
@@ -137,7 +137,8 @@ BROKEN = {
         "tabular",
         "model.py",
         "return self.head(x).float()",
-        'self.__dict__.setdefault("drawn", torch.randn(1))\n        return self.head(x).float() + self.drawn',
+        'drawn = self.__dict__.setdefault("drawn", torch.randn(1))'
+        "\n        return self.head(x).float() + drawn",
         "saving",
         "after loading prediction differs",
     ),
@@ -162,9 +163,10 @@ BROKEN = {
 
 @pytest.mark.parametrize("workload", choices("workload"))
 @pytest.mark.first(3)
-def test_the_workloads_keep_to_their_contract(workload: str, tmp_path: Path) -> None:
-    result = run(render(workload=workload, **CHECK), "check", *SMALL, *TINY[workload], cwd=tmp_path)
-    assert result.code == 0, result.out + result.err
+def test_the_workloads_keep_to_their_contract(workload, tmp_path):
+    result = check_run(
+        render(workload=workload, **CHECK), "check", *SMALL, *TINY[workload], cwd=tmp_path
+    )
     states = {line.split()[1]: line.split()[0] for line in result.out.splitlines()}
     assert len(states) == 14
     skipped = {name for name, state in states.items() if state == "skipped"}
@@ -173,19 +175,16 @@ def test_the_workloads_keep_to_their_contract(workload: str, tmp_path: Path) -> 
 
 @pytest.mark.first(8)
 @pytest.mark.parametrize("name", BROKEN)
-def test_what_breaks_the_contract_is_named(name: str, tmp_path: Path) -> None:
+def test_what_breaks_the_contract_is_named(name, tmp_path):
     fault = BROKEN[name]
     project = shutil.copytree(render(workload=fault.workload, **CHECK), tmp_path / "project")
-    path = project / "src/my_training" / fault.file
-    text = path.read_text(encoding="utf-8")
-    assert text.count(fault.old) == 1
-    path.write_text(text.replace(fault.old, fault.new), encoding="utf-8")
+    replace(project / "src/my_training" / fault.file, fault.old, fault.new)
     words = ("check", "--only", fault.check, *SMALL, *TINY[fault.workload])
     result = run(project, *words, cwd=tmp_path)
     assert result.code == 1, result.out + result.err
     (line,) = result.out.splitlines()
     assert line.split()[:2] == ["failed", fault.check]
-    assert all(part in line for part in fault.words.split(".*")), line
+    assert all(piece in line for piece in fault.words.split(".*")), line
 
 
 NAN = {  # name: (workload, file, a line there, what it becomes, the one line that says why)
@@ -194,7 +193,8 @@ NAN = {  # name: (workload, file, a line there, what it becomes, the one line th
         "dataset.py",
         'writer.source = {"kind": "synthetic"}',
         """cells = writer._open["features"]; cells.seek(-4 * 6 * 20_000 + 4 * 5, 2)
-        cells.write(np.float32("inf").tobytes()); cells.seek(0, 2); writer.source = {"kind": "synthetic"}""",
+        cells.write(np.float32("inf").tobytes()); cells.seek(0, 2)
+        writer.source = {"kind": "synthetic"}""",
         "sample 0 of train: 'features' has inf in column 5 (noise): the prepared data",
     ),
     "in a batch": (
@@ -225,14 +225,11 @@ NAN = {  # name: (workload, file, a line there, what it becomes, the one line th
 
 @pytest.mark.first(2)
 @pytest.mark.parametrize("name", NAN)
-def test_one_nan_is_one_failure_with_its_array_column_and_sample(name: str, tmp_path: Path) -> None:
+def test_one_nan_is_one_failure_with_its_array_column_and_sample(name, tmp_path):
     """What depends on the samples is skipped because of them, and accuses nothing else."""
     workload, file, old, new, reason = NAN[name]
     project = shutil.copytree(render(workload=workload, **CHECK), tmp_path / "project")
-    path = project / "src/my_training" / file
-    text = path.read_text(encoding="utf-8")
-    assert text.count(old) == 1
-    path.write_text(text.replace(old, new), encoding="utf-8")
+    replace(project / "src/my_training" / file, old, new)
     result = run(project, "check", *SMALL, *TINY[workload], cwd=tmp_path)
     assert result.code == 1, result.out + result.err
     lines = {line.split()[1]: line.split(maxsplit=2)[::2] for line in result.out.splitlines()}
@@ -244,7 +241,7 @@ def test_one_nan_is_one_failure_with_its_array_column_and_sample(name: str, tmp_
     assert len(lines) == 11
 
 
-def test_a_mistake_in_the_command_is_one_line(tmp_path: Path) -> None:
+def test_wrong_flags_are_one_line(tmp_path):
     project = render(workload="tabular", **CHECK)
     one_error(
         run(project, "check", "--only", "shape", cwd=tmp_path),

@@ -178,7 +178,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("content", "environment", "flags", "expected"), BAD)
-def test_each_mistake_is_one_line_and_nothing_else(
+def test_each_error_is_one_line_and_nothing_else(
     content, environment, flags, expected, folder, monkeypatch, capsys
 ):
     if content is not None:
@@ -207,7 +207,7 @@ def test_each_mistake_is_one_line_and_nothing_else(
         (["report", "--data.path", "x", "a", "b"], ("'b'", "command line")),
     ],
 )
-def test_a_wrong_verb_is_one_line(words, parts, capsys):
+def test_a_wrong_command_is_one_line(words, parts, capsys):
     assert main.main(words) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert all(part in line for part in parts)

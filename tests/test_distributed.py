@@ -21,7 +21,10 @@ from rendering import render
 from running import (
     PATIENCE,
     Result,
+    evaluation_of,
     evaluations,
+    flip_bit,
+    last_state,
     losses,
     newest_run,
     one_error,
@@ -103,8 +106,8 @@ def test_two_ranks_train_stop_resume_and_evaluate_as_one(cell: dict[str, str], p
     assert len(losses(folder)) == 11
     train_ranks(project, "--resume", cwd=folder)
     assert_close(folder, workload, place)
-    (made,) = (folder / "runs").iterdir()
-    assert json.loads((made / "status.json").read_text())["resumes"] == [11]
+    assert len(list((folder / "runs").iterdir())) == 1
+    assert status(folder)["resumes"] == [11]
     assert len(list(rows(folder))) == STEPS + len(measured(folder)), "one rank writes"
 
     words = ("evaluate", "--split", "validation", "--checkpoint", "last")
@@ -112,9 +115,9 @@ def test_two_ranks_train_stop_resume_and_evaluate_as_one(cell: dict[str, str], p
     assert_good(results)
     assert "samples/s" in results[0].out
     assert results[1].out == ""
-    together = json.loads((made / "evaluation.json").read_text())["metrics"]
+    together = evaluation_of(folder)["metrics"]
     assert_good([run(project, *words, cwd=folder)])
-    by_one = json.loads((made / "evaluation.json").read_text())["metrics"]
+    by_one = evaluation_of(folder)["metrics"]
     assert together == pytest.approx(by_one, rel=1e-6)
     assert together["loss"] == pytest.approx(measured(folder)[-1]["loss"], rel=1e-6)
 
@@ -136,8 +139,7 @@ def assert_same(folder: Path, reference: Path) -> None:
 
 
 def status(folder: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((newest_run(folder) / "status.json").read_text())
-    return content
+    return json.loads((newest_run(folder) / "status.json").read_text())
 
 
 @pytest.mark.parametrize("framework", choices("framework"))
@@ -280,8 +282,7 @@ def test_another_number_of_processes_continues_with_the_same_samples(
     project = render(workload="timeseries", distributed="ddp")
     folder = place("timeseries")
     train_ranks(project, *flags("timeseries", 2, *given), "--max-steps", "7", cwd=folder)
-    state = torch.load(newest_run(folder) / "checkpoints/step-00000007/state.pt", weights_only=True)
-    for rank in state["ranks"]["ranks"]:
+    for rank in last_state(folder)["ranks"]["ranks"]:
         assert (rank.get("carry") is not None) == (order == "lanes")
     words = ("train", "--resume", "--data.batch_size", "32", "--max-steps", "15")
     assert_good([run(project, *words, cwd=folder)])
@@ -303,9 +304,7 @@ def test_a_step_of_another_size_is_refused(place: Any) -> None:
 
 def test_each_rank_draws_its_own_numbers(undisturbed: Path) -> None:
     """Dropout would else be the same on all of them."""
-    newest = max((newest_run(undisturbed) / "checkpoints").glob("step-*"))
-    ranks = torch.load(newest / "state.pt", weights_only=True)["ranks"]["ranks"]
-    first, second = (rank["random"] for rank in ranks)
+    first, second = (rank["random"] for rank in last_state(undisturbed)["ranks"]["ranks"])
     assert not torch.equal(first["torch"], second["torch"])
     assert first["python"] != second["python"]
 
@@ -323,9 +322,7 @@ def test_shards_of_two_ranks_are_read_by_any_number(world: int, place: Any) -> N
     assert len(list(newest.glob("shard-*.safetensors"))) == 2
     assert (newest / "model.safetensors").stat().st_size < 10_000
     shard = newest / "shard-00001.safetensors"
-    content = bytearray(shard.read_bytes())
-    content[len(content) // 2] ^= 1
-    shard.write_bytes(bytes(content))
+    flip_bit(shard, shard.stat().st_size // 2)
 
     size = ("--data.batch_size", str(12 // world))
     results = train_ranks(project, "--resume", *size, cwd=folder, world=world)

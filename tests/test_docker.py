@@ -16,7 +16,7 @@ import pytest
 import yaml
 from packaging.specifiers import SpecifierSet
 from rendering import REPOSITORY, render, render_into
-from running import documented, run
+from running import check_run, documented
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -33,31 +33,29 @@ def project(gpu: str = "auto", workload: str = "tabular") -> Path:
 
 
 def instructions(folder: Path) -> list[tuple[str, str]]:
-    """(word, rest) of each line; every line is an instruction or a comment."""
+    """(word, what follows) of each line; every line is an instruction or a comment."""
     lines = (folder / "Dockerfile").read_text(encoding="utf-8").splitlines()
     pairs = [line.split(" ", 1) for line in lines if line and not line.startswith("#")]
     assert {word for word, _ in pairs} == set(WORDS)
-    return [(word, rest) for word, rest in pairs]
+    return [(word, text) for word, text in pairs]
 
 
 def environment(folder: Path) -> dict[str, str]:
-    pairs = [
-        part for word, rest in instructions(folder) if word == "ENV" for part in shlex.split(rest)
-    ]
-    return dict(pair.split("=", 1) for pair in pairs)
+    texts = [text for word, text in instructions(folder) if word == "ENV"]
+    return dict(pair.split("=", 1) for pair in shlex.split(" ".join(texts)))
 
 
 @pytest.mark.parametrize("gpu", GPUS)
-def test_versions_are_those_of_the_project(gpu: str) -> None:
+def test_versions_are_those_of_the_project(gpu):
     folder = project(gpu)
     content = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
     lines = instructions(folder)
-    images = [rest for word, rest in lines if word == "FROM"]
+    images = [text for word, text in lines if word == "FROM"]
     python = re.fullmatch(r"python:(\d+\.\d+)-slim", images[0])
     assert python
     assert python[1] in SpecifierSet(content["project"]["requires-python"])
     (torch,) = [line for line in content["project"]["dependencies"] if re.match(r"torch\b", line)]
-    installs = [rest for word, rest in lines if word == "RUN" and "pip install" in rest]
+    installs = [text for word, text in lines if word == "RUN" and "pip install" in text]
     words = shlex.split(installs[0])
     assert torch in words, "by itself: as a dependency it would come from another index"
     indexes = [entry["url"] for entry in content.get("tool", {}).get("uv", {}).get("index", [])]
@@ -66,16 +64,16 @@ def test_versions_are_those_of_the_project(gpu: str) -> None:
 
 
 @pytest.mark.parametrize("gpu", GPUS)
-def test_nothing_runs_as_root_and_only_what_is_there_is_copied(gpu: str) -> None:
+def test_nothing_runs_as_root_and_only_what_is_there_is_copied(gpu):
     folder = project(gpu)
     lines = instructions(folder)
     assert [word for word, _ in lines][-2:] == ["USER", "CMD"]
-    (user,) = [rest for word, rest in lines if word == "USER"]
+    (user,) = [text for word, text in lines if word == "USER"]
     assert user != "root"
-    assert any(f" {user}" in rest and "useradd" in rest for word, rest in lines if word == "RUN")
+    assert any(f" {user}" in text and "useradd" in text for word, text in lines if word == "RUN")
     ignored = (folder / ".dockerignore").read_text(encoding="utf-8").splitlines()
     assert "*" in ignored, "no data and no runs travel into the image"
-    copied = [name for word, rest in lines if word == "COPY" for name in rest.split()[:-1]]
+    copied = [name for word, text in lines if word == "COPY" for name in text.split()[:-1]]
     assert "src" in copied
     for name in copied:
         assert (folder / name).exists(), name
@@ -83,7 +81,7 @@ def test_nothing_runs_as_root_and_only_what_is_there_is_copied(gpu: str) -> None
 
 
 @pytest.mark.full
-def test_the_variable_is_the_one_that_torch_reads() -> None:
+def test_the_variable_is_the_one_that_torch_reads():
     """In a process of its own: the variable changes the default, and an explicit setting wins."""
     name = "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"
     program = (
@@ -97,10 +95,10 @@ def test_the_variable_is_the_one_that_torch_reads() -> None:
 
 
 @pytest.mark.full
-def test_its_command_starts_a_run_and_then_resumes_it(tmp_path: Path) -> None:
+def test_its_command_starts_a_run_and_then_resumes_it(tmp_path):
     """ENV and CMD in a clean shell, as a container has them."""
     folder = render_into(tmp_path / "app", workload="tabular", extras=["docker"])
-    (command,) = [json.loads(rest) for word, rest in instructions(folder) if word == "CMD"]
+    (command,) = [json.loads(text) for word, text in instructions(folder) if word == "CMD"]
     python = tmp_path / "bin/python"
     python.parent.mkdir()
     python.symlink_to(sys.executable)
@@ -131,9 +129,8 @@ def test_its_command_starts_a_run_and_then_resumes_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_the_commands_of_the_guide(tmp_path: Path) -> None:
+def test_the_commands_of_the_guide(tmp_path):
     commands = documented(REPOSITORY / "docs/rented-gpu.md")
     assert [words[0] for words in commands] == ["doctor", "train", "train", "train"]
     for words in commands[1:]:
-        result = run(project(), *words, cwd=tmp_path)
-        assert result.code == 0, (words, result.err)
+        check_run(project(), *words, cwd=tmp_path)

@@ -12,7 +12,19 @@ import torch
 from importing import imported
 from ranks import run_ranks
 from rendering import REPOSITORY, render
-from running import documented, losses, newest_run, one_error, rows, run, weights
+from running import (
+    check_run,
+    documented,
+    evaluation_of,
+    last_state,
+    losses,
+    newest_run,
+    one_error,
+    report_of,
+    rows,
+    run,
+    weights,
+)
 from safetensors.torch import load_file
 from test_tier_b import TINY
 from variants import choices
@@ -34,20 +46,18 @@ def averaged(folder: Path) -> list[tuple[int, str]]:
 
 def saved(folder: Path) -> dict[str, torch.Tensor]:
     """The averages in the last checkpoint."""
-    newest = max((newest_run(folder) / "checkpoints").glob("step-*"))
-    return torch.load(newest / "state.pt", weights_only=True)["hooks"]["ema"]["averages"]
+    return last_state(folder)["hooks"]["ema"]["averages"]
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
-    result = run(render(workload="tabular", **EMA), "train", *WORDS, *AVERAGED, cwd=folder)
-    assert result.code == 0, result.err[-2000:]
+    check_run(render(workload="tabular", **EMA), "train", *WORDS, *AVERAGED, cwd=folder)
     return folder
 
 
 @pytest.fixture
-def place(whole: Path, tmp_path: Path) -> Path:
+def place(whole, tmp_path):
     (tmp_path / "data").symlink_to(whole / "data")
     return tmp_path
 
@@ -55,7 +65,7 @@ def place(whole: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("decay", "start", "every"), [(0.9, 0, 1), (0.5, 3, 1), (0.95, 4, 3), (0.0, 0, 1)]
 )
-def test_averages_are_those_by_hand(decay: float, start: int, every: int) -> None:
+def test_averages_are_those_by_hand(decay, start, every):
     torch.manual_seed(0)
     hook = imported(render(**EMA), "hooks.ema").Hook()
     model = torch.nn.Linear(3, 2).double()
@@ -79,19 +89,16 @@ def test_averages_are_those_by_hand(decay: float, start: int, every: int) -> Non
 
 @every_framework
 @pytest.mark.first(1)
-def test_it_changes_no_step_and_resumes_bit_for_bit(
-    framework: str, place: Path, whole: Path
-) -> None:
+def test_it_changes_no_step_and_resumes_bit_for_bit(framework, place, whole):
     project = render(workload="tabular", framework=framework, **EMA)
-    assert run(render(workload="tabular"), "train", *WORDS, cwd=place).code == 0
+    check_run(render(workload="tabular"), "train", *WORDS, cwd=place)
     assert (losses(place), weights(place)) == (losses(whole), weights(whole)), "as without it"
     for words in (
         (*WORDS, *AVERAGED, "--max-steps", "7"),
         ("--resume", "--max-steps", "14"),
         ("--resume",),
     ):
-        result = run(project, "train", *words, cwd=place)
-        assert result.code == 0, result.err[-2000:]
+        check_run(project, "train", *words, cwd=place)
     assert (losses(place), weights(place)) == (losses(whole), weights(whole))
     assert averaged(place) == averaged(whole)
     assert len(averaged(whole)) == 3
@@ -99,54 +106,47 @@ def test_it_changes_no_step_and_resumes_bit_for_bit(
     assert all(torch.equal(average, wanted[name]) for name, average in saved(place).items())
 
 
-def test_verbs_take_the_averages(place: Path, whole: Path) -> None:
-    project, last = render(workload="tabular", **EMA), ("--checkpoint", "last")
-    found = {}
+def test_commands_use_the_averages(place, whole):
+    project = render(workload="tabular", **EMA)
+    last = ("--checkpoint", "last")
+    measured = {}
     for kind in ("trained", "averaged"):
         run_name = ("--run", str(newest_run(whole)), *last, "--weights", kind)
-        result = run(project, "evaluate", *run_name, "--split", "validation", cwd=place)
-        assert result.code == 0, result.err[-2000:]
-        found[kind] = json.loads((newest_run(whole) / "evaluation.json").read_text())["metrics"][
-            "loss"
-        ]
+        check_run(project, "evaluate", *run_name, "--split", "validation", cwd=place)
+        measured[kind] = evaluation_of(whole)["metrics"]["loss"]
         output = ("--output", str(place / f"{kind}.csv"))
-        assert run(project, "predict", *run_name, *output, cwd=place).code == 0
-        assert run(project, "export", *run_name, "--output", str(place / kind), cwd=place).code == 0
+        check_run(project, "predict", *run_name, *output, cwd=place)
+        check_run(project, "export", *run_name, "--output", str(place / kind), cwd=place)
     row = [row for row in rows(whole) if "split" in row][-1]
-    assert found == {"trained": row["loss"], "averaged": row["loss_averaged"]}
-    assert found["trained"] != found["averaged"]
+    assert measured == {"trained": row["loss"], "averaged": row["loss_averaged"]}
+    assert measured["trained"] != measured["averaged"]
     assert (place / "trained.csv").read_text() != (place / "averaged.csv").read_text()
     exported = load_file(place / "averaged/model.safetensors")
     assert all(torch.equal(exported[name], average) for name, average in saved(whole).items())
-    assert "loss_averaged" in (newest_run(whole) / "report.md").read_text()
+    assert "loss_averaged" in report_of(whole)
 
 
-def test_a_checkpoint_without_averages_is_refused_and_gone_on_with(place: Path) -> None:
+def test_a_checkpoint_without_averages_is_refused_and_can_be_resumed(place):
     project = render(workload="tabular", **EMA)
-    assert (
-        run(render(workload="tabular"), "train", *WORDS, "--max-steps", "12", cwd=place).code == 0
-    )
+    check_run(render(workload="tabular"), "train", *WORDS, "--max-steps", "12", cwd=place)
     refused = run(project, "evaluate", "--weights", "averaged", cwd=place)
     one_error(refused, "no averaged weights", "--weights averaged", "train on")
     result = run(project, "train", "--resume", cwd=place)
     assert "note: hook ema starts fresh" in result.out
-    assert (
-        run(project, "evaluate", "--weights", "averaged", "--checkpoint", "last", cwd=place).code
-        == 0
-    )
+    check_run(project, "evaluate", "--weights", "averaged", "--checkpoint", "last", cwd=place)
     plain = run(render(workload="tabular"), "evaluate", "--help", cwd=place)
     assert "--weights" not in plain.out, "only where the extra is"
 
 
 @pytest.mark.parametrize("distributed", ["fsdp", "ddp"])
 @pytest.mark.first(1)
-def test_two_ranks_average_as_one(distributed: str, tmp_path: Path) -> None:
-    """Under fsdp each has its share; one process goes on with both, and evaluates them."""
+def test_two_ranks_average_as_one(distributed, tmp_path):
+    """Under fsdp each has its shard; one process resumes with both, and evaluates them."""
     project = render(workload="llm", distributed=distributed, **EMA)
     words = (*TINY["llm"], "--training.precision", "fp32", "--model.dropout", "0", *AVERAGED)
     words += ("--training.max_steps", "14", "--evaluation.every_steps", "7")
     words += ("--monitor.every_steps", "1")
-    assert run(project, "train", *words, "--data.batch_size", "8", cwd=tmp_path).code == 0
+    check_run(project, "train", *words, "--data.batch_size", "8", cwd=tmp_path)
     alone = [float.fromhex(loss) for _, loss in averaged(tmp_path)]
     ranks = (*words, "--data.batch_size", "4")
     for more in ((*ranks, "--max-steps", "9"), ("--resume", "--max-steps", "12")):
@@ -155,13 +155,11 @@ def test_two_ranks_average_as_one(distributed: str, tmp_path: Path) -> None:
     newest = max((newest_run(tmp_path) / "checkpoints").glob("step-*"))
     shards = json.loads((newest / "manifest.json").read_text())["shards"]
     assert any(key.startswith("hooks/ema/averages/") for key in shards) == (distributed == "fsdp")
-    assert run(project, "train", "--resume", "--data.batch_size", "8", cwd=tmp_path).code == 0
+    check_run(project, "train", "--resume", "--data.batch_size", "8", cwd=tmp_path)
     assert [float.fromhex(loss) for _, loss in averaged(tmp_path)] == pytest.approx(alone, rel=1e-4)
-    result = run(project, "evaluate", "--weights", "averaged", "--checkpoint", "last", cwd=tmp_path)
-    assert result.code == 0, result.err[-2000:]
+    check_run(project, "evaluate", "--weights", "averaged", "--checkpoint", "last", cwd=tmp_path)
 
 
-def test_the_pages_commands_work(tmp_path: Path) -> None:
+def test_the_pages_commands_work(tmp_path):
     for words in documented(REPOSITORY / "docs/ema.md"):
-        result = run(render(workload="tabular", **EMA), *words, cwd=tmp_path)
-        assert result.code == 0, result.err
+        check_run(render(workload="tabular", **EMA), *words, cwd=tmp_path)

@@ -36,7 +36,8 @@ class Toy(nn.Module):
 
     def __init__(self, hidden: int = 64):
         super().__init__()
-        self.first, self.second = nn.Linear(32, hidden), nn.Linear(hidden, 16)
+        self.first = nn.Linear(32, hidden)
+        self.second = nn.Linear(hidden, 16)
 
     def blocks(self):
         return [self.first, self.second]
@@ -65,15 +66,16 @@ def batch(*shape: int) -> dict:
 
 
 def test_products_and_memory_of_two_layers_are_exact():
-    found = costs.count(Toy, batch(128, 32), "fp32")
-    forward, weights = 2 * 128 * (32 * 64 + 64 * 16), 32 * 64 + 64 + 64 * 16 + 16
-    assert found.flops == 3 * forward - 2 * 128 * 32 * 64  # the input needs no gradient
-    assert found.parameters == weights
-    assert found.parts["weights"] == found.parts["gradients"] == 4 * weights
-    assert found.parts["optimizer"] == 8 * weights
+    counted = costs.count(Toy, batch(128, 32), "fp32")
+    forward = 2 * 128 * (32 * 64 + 64 * 16)
+    weights = 32 * 64 + 64 + 64 * 16 + 16
+    assert counted.flops == 3 * forward - 2 * 128 * 32 * 64  # the input needs no gradient
+    assert counted.parameters == weights
+    assert counted.parts["weights"] == counted.parts["gradients"] == 4 * weights
+    assert counted.parts["optimizer"] == 8 * weights
     kept = 4 * 128 * (64 + 64 + 16)  # before and after relu, and the output: what lives at once
-    assert kept * 0.6 <= found.parts["activations"] <= kept * 2
-    assert found.samples == 128
+    assert kept * 0.6 <= counted.parts["activations"] <= kept * 2
+    assert counted.samples == 128
 
 
 def test_adafactor_keeps_what_torch_does():
@@ -89,8 +91,8 @@ def test_adafactor_keeps_what_torch_does():
         for weight in model.parameters()
         if weight.grad is None
     )
-    found = costs.count(Recurrent, batch(2, 5, 32), "fp32", optimizer="adafactor")
-    assert found.parts["optimizer"] == kept + unused
+    counted = costs.count(Recurrent, batch(2, 5, 32), "fp32", optimizer="adafactor")
+    assert counted.parts["optimizer"] == kept + unused
 
 
 def test_half_precision_halves_what_products_move():
@@ -104,17 +106,17 @@ def test_half_precision_halves_what_products_move():
 
 
 def test_an_lstm_counts_all_its_steps():
-    found = costs.count(Recurrent, batch(8, 50, 32), "fp32")
+    counted = costs.count(Recurrent, batch(8, 50, 32), "fp32")
     forward = 2 * 8 * 50 * 4 * 64 * (32 + 64 + 64 + 64)
-    assert found.flops == 3 * forward
+    assert counted.flops == 3 * forward
 
 
 def test_an_lstm_is_in_half_precision_on_a_card_and_not_on_a_cpu():
     """It is counted on a CPU, where it computes in float32."""
     counted = {}
     for precision, on_gpu in (("fp32", True), ("bf16", True), ("bf16", False)):
-        found = costs.count(Recurrent, batch(8, 50, 32), precision, on_gpu=on_gpu)
-        counted[precision, on_gpu] = found.flops, any(step.half for step in found.operations)
+        lstm = costs.count(Recurrent, batch(8, 50, 32), precision, on_gpu=on_gpu)
+        counted[precision, on_gpu] = lstm.flops, any(step.half for step in lstm.operations)
     flops = costs.count(Recurrent, batch(8, 50, 32), "fp32").flops
     assert list(counted.values()) == [(flops, False), (flops, True), (flops, False)]
 
@@ -147,11 +149,12 @@ def test_recomputation_costs_flops_and_saves_memory():
 
 @pytest.mark.first(3)
 @pytest.mark.parametrize("workload", choices("workload"))
-def test_fake_tensors_count_what_a_real_step_does(workload: str, tmp_path, monkeypatch):
+def test_fake_tensors_count_what_a_real_step_does(workload, tmp_path, monkeypatch):
     """How near the estimated time is: benchmarks/estimate.py."""
     monkeypatch.chdir(tmp_path)
     project = render(workload=workload)
-    assembled, counting = imported(project, "assemble"), imported(project, "measure.costs")
+    assembled = imported(project, "assemble")
+    counting = imported(project, "measure.costs")
     flags = zip(TINY[workload][::2], TINY[workload][1::2], strict=True)
     overrides = [(name[2:], value) for name, value in flags if "fp8" not in name]
     settings = imported(project, "config").load(overrides=overrides)
@@ -160,7 +163,8 @@ def test_fake_tensors_count_what_a_real_step_does(workload: str, tmp_path, monke
     whole = assembled.assemble(settings, distributed, store)
     samples = next(whole.loader("train", True).epoch(0))
     build = imported(project, "model").build_model
-    counted, real = counting.count(lambda: build(settings, store.facts), samples, "fp32"), made()
+    counted = counting.count(lambda: build(settings, store.facts), samples, "fp32")
+    real = made()
     with counting.Recorder(real):
         output = whole.model(samples)
         output.loss.backward(gradient=output.total_weight)
@@ -172,7 +176,7 @@ def test_fake_tensors_count_what_a_real_step_does(workload: str, tmp_path, monke
 
 
 @pytest.mark.parametrize("chunked", ["true", "false"])
-def test_a_language_model_counts_as_the_library_counts_it(chunked: str):
+def test_a_language_model_counts_as_the_library_counts_it(chunked):
     """Attention and the chunked loss are operations without a formula in torch."""
     model = LanguageModel(50257, size="small", layers=2, chunked_loss=chunked)
     count_flops = imported(model.project, "hooks.throughput").count_flops
@@ -186,9 +190,9 @@ OPERATIONS = [(1e12, 1e9, True), (0.0, 1e9, False)]
 
 
 def made(*operations: tuple, parameters: int = 0) -> object:
-    found = costs.Costs(1, parameters, 0, 0)
-    found.operations.update(costs.Operation(*operation) for operation in operations)
-    return found
+    result = costs.Costs(1, parameters, 0, 0)
+    result.operations.update(costs.Operation(*operation) for operation in operations)
+    return result
 
 
 def test_each_operation_takes_the_longer_of_its_flops_and_bytes():
@@ -238,13 +242,13 @@ def rows(result) -> dict[str, dict]:
 def test_three_cards_are_ordered_by_speed_and_by_price(tmp_path):
     words = ("estimate", "--json", *LARGE, "--gpu", "t4", "h100", "rtx_4090")
     project = render(workload="llm")
-    found = rows(estimated(project, *words, cwd=tmp_path))
-    fastest = [card for card in found if card != "cpu"]
+    by_card = rows(estimated(project, *words, cwd=tmp_path))
+    fastest = [card for card in by_card if card != "cpu"]
     assert fastest == ["h100", "rtx_4090", "t4"]
-    assert found["t4"]["precision"] == "fp16"
-    assert found["h100"]["precision"] == "bf16"
-    assert found["cpu"]["step_ms"] > 10 * found["t4"]["step_ms"]
-    h100 = found["h100"]
+    assert by_card["t4"]["precision"] == "fp16"
+    assert by_card["h100"]["precision"] == "bf16"
+    assert by_card["cpu"]["step_ms"] > 10 * by_card["t4"]["step_ms"]
+    h100 = by_card["h100"]
     assert h100["run_hours"] == pytest.approx(10 * h100["epoch_hours"])
     assert h100["epoch_price"] is None
     prices = ("--price", "h100=100", "rtx_4090=0.4", "--estimate.price_per_hour", "1")
@@ -261,20 +265,20 @@ def test_the_cpu_is_a_card_of_the_table_and_the_optimizer_is_the_settings(tmp_pa
     memory = {}
     for name in ("adamw", "adafactor"):
         words = ("estimate", "--json", "--gpu", "cpu", "--optimizer.name", name)
-        found = rows(run(render(workload="tabular"), *words, cwd=tmp_path, before=quick))
-        assert list(found) == ["cpu"]
-        assert found["cpu"]["step_ms"] > 0
-        memory[name] = found["cpu"]["memory_gb"]
+        by_card = rows(run(render(workload="tabular"), *words, cwd=tmp_path, before=quick))
+        assert list(by_card) == ["cpu"]
+        assert by_card["cpu"]["step_ms"] > 0
+        memory[name] = by_card["cpu"]["memory_gb"]
     assert memory["adafactor"] < memory["adamw"]
 
 
 def test_fp8_is_for_cards_that_have_it(tmp_path):
     words = ("--json", "--training.precision", "fp8", "--data.sample_mb", "0.5")
     words += ("--data.block_size", "64", "--gpu", "h100", "a100_80gb")
-    found = rows(estimated(render(workload="llm"), "estimate", *words, cwd=tmp_path))
-    assert found["h100"]["precision"] == "fp8"
-    assert "no GPU" in found["cpu"]["why"]
-    assert "no fp8 tensor cores" in found["a100_80gb"]["why"]
+    by_card = rows(estimated(render(workload="llm"), "estimate", *words, cwd=tmp_path))
+    assert by_card["h100"]["precision"] == "fp8"
+    assert "no GPU" in by_card["cpu"]["why"]
+    assert "no fp8 tensor cores" in by_card["a100_80gb"]["why"]
 
 
 def test_what_does_not_fit_is_last_and_said(tmp_path):
@@ -297,7 +301,7 @@ def test_what_does_not_fit_is_last_and_said(tmp_path):
         (("--price", "mine=1"), "no card 'mine'"),
     ],
 )
-def test_mistakes_are_one_line(tmp_path, words, says):
+def test_wrong_flags_are_one_line(tmp_path, words, says):
     one_error(estimated(render(workload="tabular"), "estimate", *words, cwd=tmp_path), says)
 
 

@@ -17,7 +17,7 @@ import pytest
 from importing import imported
 from ranks import run_ranks
 from rendering import render
-from running import EXAMPLES, losses, newest_run, painted, rows, run, weights
+from running import EXAMPLES, check_run, losses, newest_run, painted, report_of, rows, run, weights
 from test_tier_b import TINY
 from variants import choices
 
@@ -76,14 +76,13 @@ def test_each_workload_shows_what_its_model_does(workload: str, tmp_path: Path) 
     files, metric = SHOWN[workload]
     words = TABLE if workload == "tabular" else (*TINY[workload], *SHORT)
     project = render(workload=workload, tracker="tensorboard")
-    done = run(project, "train", *words, cwd=tmp_path, before=painted)
-    assert done.code == 0, done.err[-2000:]
+    done = check_run(project, "train", *words, cwd=tmp_path, before=painted)
     assert drawn(tmp_path) == files, done.out
     last = 10 if workload == "tabular" else 5
     assert (steps(tmp_path)[0], steps(tmp_path)[-1]) == (5, last)
     names = {f"validation/{Path(name).stem}" for name in files}
     assert tracked(tmp_path) == dict.fromkeys(names, steps(tmp_path))
-    page = (newest_run(tmp_path) / "report.md").read_text()
+    page = report_of(tmp_path)
     assert f"## Examples: validation at step {last}" in page
     for file in (newest_run(tmp_path) / "examples").iterdir():
         if file.suffix == ".png":
@@ -101,10 +100,10 @@ def test_classes_have_a_matrix_and_figures_of_each(tmp_path: Path) -> None:
     (tmp_path / "kinds.csv").write_text("\n".join(["a,b,kind", *lines]))
     project = render(workload="tabular")
     about = ("--input", "kinds.csv", "--target", "kind", "--task", "classification")
-    assert run(project, "prepare", *about, cwd=tmp_path).code == 0
-    assert run(project, "train", *TABLE, cwd=tmp_path).code == 0
+    check_run(project, "prepare", *about, cwd=tmp_path)
+    check_run(project, "train", *TABLE, cwd=tmp_path)
     assert drawn(tmp_path) == {"confusion.png", "classes.md", "worst.md"}
-    page = (newest_run(tmp_path) / "report.md").read_text().partition("## Classes")[2]
+    page = report_of(tmp_path).partition("## Classes")[2]
     counts = [line.split("|")[-2] for line in page.splitlines() if line.startswith("| ")][2:5]
     assert sum(map(int, counts)) == 45, "each validation row has one true class"
 
@@ -115,8 +114,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("plain")
     project = Path(shutil.copytree(render(workload="tabular"), folder / "project"))
     (project / "src/my_training/examples.py").unlink()
-    done = run(project, "train", *TABLE, cwd=folder)
-    assert done.code == 0
+    done = check_run(project, "train", *TABLE, cwd=folder)
     assert "examples" not in done.out
     assert "alert" not in done.out
     assert not (newest_run(folder) / "examples").exists()
@@ -157,8 +155,9 @@ def test_examples_cost_no_bit_of_the_training(
     losses."""
     (tmp_path / "data").symlink_to(plain / "data")
     often = ("--evaluation.every_steps", "2")
-    done = run(render(workload="tabular"), "train", *TABLE, *often, cwd=tmp_path, before=before)
-    assert done.code == 0, done.err[-2000:]
+    done = check_run(
+        render(workload="tabular"), "train", *TABLE, *often, cwd=tmp_path, before=before
+    )
     assert (losses(tmp_path), weights(tmp_path)) == (losses(plain), weights(plain))
     assert done.out.count("no more examples") == bool(note)
     assert note in done.out
@@ -217,5 +216,5 @@ def test_a_training_that_diverges_is_an_alert(tmp_path: Path) -> None:
     done = run(render(workload="tabular"), "train", *words, cwd=tmp_path)
     (alert,) = [line for line in done.out.splitlines() if line.startswith("alert: divergence: ")]
     assert ": lower optimizer.learning_rate (1); or set training.gradient_clip 1; or " in alert
-    page = (newest_run(tmp_path) / "report.md").read_text()
+    page = report_of(tmp_path)
     assert page.index(alert.removeprefix("alert: ")) < page.index("## Losses")

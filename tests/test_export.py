@@ -12,7 +12,7 @@ import pytest
 import torch
 from importing import imported
 from rendering import REPOSITORY, render
-from running import documented, newest_run, one_error, run
+from running import check_run, documented, newest_run, one_error, run
 from safetensors.torch import load_file
 from test_tier_b import TINY
 from torch import nn
@@ -25,8 +25,7 @@ SHORT = ("--training.max_steps", "20", "--data.num_workers", "0")
 def trained(workload: str, folder: Path) -> Path:
     """A project with the command, and a short run of it in `folder`."""
     project = render(workload=workload, **EXPORT)
-    result = run(project, "train", *TINY[workload], *SHORT, cwd=folder)
-    assert result.code == 0, result.err
+    check_run(project, "train", *TINY[workload], *SHORT, cwd=folder)
     return project
 
 
@@ -55,17 +54,16 @@ def example(project: Path, folder: Path) -> str:
 # The program of an LSTM takes ten times as long.
 @pytest.mark.parametrize("workload", sorted(choices("workload"), key=lambda w: w != "tabular"))
 @pytest.mark.first(1)
-def test_every_workload_is_written_and_loads(workload: str, tmp_path) -> None:
+def test_every_workload_is_written_and_loads(workload, tmp_path):
     project = trained(workload, tmp_path)
-    result = run(project, "export", "--int8", cwd=tmp_path)
-    assert result.code == 0, result.err
+    result = check_run(project, "export", "--int8", cwd=tmp_path)
     folder = newest_run(tmp_path) / "export"
     program = torch.export.load(folder / "model.pt2").module()
     batch = load_file(folder / "example.safetensors")
     whole = program(batch)
-    part = program({name: value[:2] for name, value in batch.items()})
+    first_two = program({name: value[:2] for name, value in batch.items()})
     for name, value in whole.items():
-        torch.testing.assert_close(part[name], value[:2], equal_nan=True, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(first_two[name], value[:2], equal_nan=True, rtol=1e-3, atol=1e-4)
     full = load_file(folder / "model.safetensors")
     small = load_file(folder / "model.int8.safetensors")
     rounded = [name for name, weight in small.items() if weight.dtype == torch.int8]
@@ -82,11 +80,10 @@ def test_every_workload_is_written_and_loads(workload: str, tmp_path) -> None:
 
 
 @pytest.mark.full
-def test_the_example_predicts_with_torch_alone_and_with_the_project(tmp_path) -> None:
+def test_the_example_predicts_with_torch_alone_and_with_the_project(tmp_path):
     project = trained("timeseries", tmp_path)
     output = tmp_path / "elsewhere" / "model"
-    result = run(project, "export", "--output", str(output), cwd=tmp_path)
-    assert result.code == 0, result.err
+    result = check_run(project, "export", "--output", str(output), cwd=tmp_path)
     assert "int8" not in result.out
     alone = example(Path("/nowhere"), output)
     assert "prediction (64, 12, 3)" in alone
@@ -111,17 +108,16 @@ def stubborn_model() -> None:
     assemble.build_model = built
 
 
-def test_a_model_that_torch_export_refuses_is_written_all_the_same(tmp_path) -> None:
+def test_a_model_that_torch_export_refuses_is_written_all_the_same(tmp_path):
     project = trained("tabular", tmp_path)
-    result = run(project, "export", cwd=tmp_path, before=stubborn_model)
-    assert result.code == 0, result.err
+    result = check_run(project, "export", cwd=tmp_path, before=stubborn_model)
     assert "note: no model.pt2, torch.export refuses: " in result.out
     folder = newest_run(tmp_path) / "export"
     assert not (folder / "model.pt2").exists()
     assert (folder / "load.py").exists()
 
 
-def test_an_lstm_says_what_int8_is_not(tmp_path) -> None:
+def test_an_lstm_says_what_int8_is_not():
     module = imported(render(workload="timeseries", **EXPORT), "commands.export")
     model = torch.nn.Module()
     model.encoder = torch.nn.LSTM(8, 16)
@@ -138,18 +134,17 @@ def test_an_lstm_says_what_int8_is_not(tmp_path) -> None:
     assert 0 < (model.encoder.weight_hh_l0 - before).abs().max() <= 0.5 * scale.max() * 1.01
 
 
-def test_what_was_compiled_for_training_is_exported_plain(tmp_path) -> None:
+def test_what_was_compiled_for_training_is_exported_plain(tmp_path):
     """As on a GPU, where compile is on; a program of compiled blocks would be none for other
     machines."""
     project = trained("tabular", tmp_path)
     words = ("--compile.enabled", "true", "--training.precision", "bf16")
-    result = run(project, "export", "--int8", *words, cwd=tmp_path)
-    assert result.code == 0, result.err
+    result = check_run(project, "export", "--int8", *words, cwd=tmp_path)
     assert "model.pt2: " in result.out
     assert metrics(result.out)["int8"][0] == pytest.approx(metrics(result.out)["as"][0], rel=0.05)
 
 
-def test_a_head_that_shares_its_weight_with_an_embedding_stays() -> None:
+def test_a_head_that_shares_its_weight_with_an_embedding_stays():
     module = imported(render(workload="timeseries", **EXPORT), "commands.export")
     model = torch.nn.Module()
     model.embedding = nn.Embedding(64, 32)
@@ -162,7 +157,7 @@ def test_a_head_that_shares_its_weight_with_an_embedding_stays() -> None:
     assert model.head.weight is model.embedding.weight
 
 
-def test_mistakes_are_one_line(tmp_path) -> None:
+def test_wrong_flags_are_one_line(tmp_path):
     project = trained("tabular", tmp_path)
     (tmp_path / "file").touch()
     refused = run(project, "export", "--output", "file/below", cwd=tmp_path)
@@ -170,10 +165,9 @@ def test_mistakes_are_one_line(tmp_path) -> None:
     one_error(run(project, "export", "--run", "nope", cwd=tmp_path), "no run 'nope'")
 
 
-def test_the_page_names_every_file(tmp_path) -> None:
+def test_the_page_names_every_file(tmp_path):
     page = REPOSITORY / "docs/export.md"
     for words in documented(page):
-        result = run(render(workload="tabular", **EXPORT), *words, cwd=tmp_path)
-        assert result.code == 0, result.err
+        check_run(render(workload="tabular", **EXPORT), *words, cwd=tmp_path)
     for path in (newest_run(tmp_path) / "export").iterdir():
         assert f"`{path.name}`" in page.read_text(encoding="utf-8")

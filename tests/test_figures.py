@@ -1,8 +1,8 @@
-"""Figures of the guides: what a page's commands print and write, beside what its text says.
+"""Figures of the guides: what a page's commands print and write, next to what its text says.
 
 `figures.yml` has pieces of the text in which `#` is a figure, and what a measurement here calls
-each one. Counts are equal; of all else 2 % may differ beside the last digit, as another machine
-rounds otherwise. Data that nobody here made lie in the folder FASTTRAIN_DATA, by the names of
+each one. Counts are equal; all other figures may differ by 2 % and by the last digit, because
+another machine rounds otherwise. Foreign data are in the folder FASTTRAIN_DATA, by the names of
 `given`; without them a test skips, and without that folder the longest ones, which need no data.
 """
 
@@ -27,7 +27,7 @@ import torch
 import yaml
 from budget import SCRIPT, TABULAR_SCRIPT
 from rendering import REPOSITORY, render
-from running import PACKAGE, newest_run, rows, start
+from running import PACKAGE, evaluation_of, rows, start
 from test_graph import classifier
 from test_script import start_script
 from variants import gpus
@@ -75,16 +75,19 @@ def done(workload: str, *words: str, place: Path) -> str:
 def evaluated(workload: str, *words: str, place: Path) -> Found:
     """The model's metrics by name, and those of each baseline as `baseline.name`."""
     done(workload, *words, place=place)
-    found = json.loads((newest_run(place) / "evaluation.json").read_text())
+    evaluation = evaluation_of(place)
     baselines = {
-        f"{row}.{name}": x for row, got in found["baselines"].items() for name, x in got.items()
+        f"{row}.{name}": x
+        for row, got in evaluation["baselines"].items()
+        for name, x in got.items()
     }
-    return found["metrics"] | baselines
+    return evaluation["metrics"] | baselines
 
 
 def by_script(workload: str, line: str, place: Path) -> Found:
     """What `python train.py …` measures on the test split."""
-    words, project = line.split()[2:], render(workload=workload, layout="script")
+    words = line.split()[2:]
+    project = render(workload=workload, layout="script")
     result = start_script(project, *words, cwd=place).wait(HOUR)
     assert result.code == 0, result.err[-2000:]
     return next(row for row in rows(place) if row.get("split") == "test")
@@ -92,9 +95,10 @@ def by_script(workload: str, line: str, place: Path) -> Found:
 
 def counts(out: str, line: str) -> Found:
     """Each `1,234 name` of a printed line."""
-    (found,) = re.findall(rf"^{line}: +(.*)$", out, flags=re.MULTILINE)
+    (text_behind,) = re.findall(rf"^{line}: +(.*)$", out, flags=re.MULTILINE)
     return {
-        name: int(count.replace(",", "")) for count, name in re.findall(r"(\d[\d,]*) (\w+)", found)
+        name: int(count.replace(",", ""))
+        for count, name in re.findall(r"(\d[\d,]*) (\w+)", text_behind)
     }
 
 
@@ -108,18 +112,18 @@ def parameters(out: str) -> float:
 def series(place: Path) -> Found:
     given(place, "ETTh2.csv.gz")
     prepare, train, evaluate = block("timeseries", "ETTh2.csv.gz")
-    found = Found()
-    found |= counts(done("timeseries", *prepare, place=place), "windows")
+    figures = Found()
+    figures |= counts(done("timeseries", *prepare, place=place), "windows")
     scores = []
     for seed in "123":
         done("timeseries", *train[:-1], seed, place=place)
         scores.append(evaluated("timeseries", *evaluate, place=place))
-    found |= {f"seed {seed}": score["mse"] for seed, score in zip("123", scores, strict=True)}
-    found |= {name: float(np.mean([score[name] for score in scores])) for name in scores[0]}
+    figures |= {f"seed {seed}": score["mse"] for seed, score in zip("123", scores, strict=True)}
+    figures |= {name: float(np.mean([score[name] for score in scores])) for name in scores[0]}
     line = re.findall(r"`(python train.py --data ETTh2.+?)`", text("script"))[0]
     script = by_script("timeseries", line, place)
-    assert script["mse"] == pytest.approx(found["seed 1"], abs=5e-6)
-    return found | {"script mse": script["mse"], "script mae": script["mae"]}
+    assert script["mse"] == pytest.approx(figures["seed 1"], abs=5e-6)
+    return figures | {"script mse": script["mse"], "script mae": script["mae"]}
 
 
 def wine(place: Path) -> Found:
@@ -127,14 +131,14 @@ def wine(place: Path) -> Found:
     subprocess.run([sys.executable, "-c", code], cwd=place, check=True)
     (line,) = re.findall(r"`(python train.py --data wine.+?)`", source("script"))
     flags, _, epochs = line.removeprefix("python train.py --data ").rpartition(" --epochs ")
-    found = counts(done("tabular", "prepare", "--input", *flags.split(), place=place), "rows")
+    figures = counts(done("tabular", "prepare", "--input", *flags.split(), place=place), "rows")
     for seed in ("42", "43", "44"):
         words = ("--training.epochs", epochs, "--reproducibility.seed", seed)
         done("tabular", "train", *words, place=place)
-        found[seed] = evaluated("tabular", "evaluate", place=place)["accuracy"]
+        figures[seed] = evaluated("tabular", "evaluate", place=place)["accuracy"]
         script = by_script("tabular", f"{line} --seed {seed}", place)
-        assert script["accuracy"] == pytest.approx(found[seed], abs=5e-6)
-    return found
+        assert script["accuracy"] == pytest.approx(figures[seed], abs=5e-6)
+    return figures
 
 
 def library(place: Path) -> Found:
@@ -142,38 +146,38 @@ def library(place: Path) -> Found:
     given(place)  # a quarter of an hour
     train, evaluate, _ = block("llm", "--name library")
     halfway = ("--evaluation.every_steps", "1000")
-    found = {"parameters": parameters(done("llm", *train, *halfway, place=place))}
+    figures = {"parameters": parameters(done("llm", *train, *halfway, place=place))}
     for row in rows(place):
         if "split" in row:
-            found[f"{row['step']} bits"] = row["bits_per_byte"]
-            found[f"{row['step']} perplexity"] = 2 ** row["bits_per_byte"]
-    found |= evaluated("llm", *evaluate, place=place)
-    found["test bits"] = evaluated("llm", "evaluate", "--run", "library", place=place)[
+            figures[f"{row['step']} bits"] = row["bits_per_byte"]
+            figures[f"{row['step']} perplexity"] = 2 ** row["bits_per_byte"]
+    figures |= evaluated("llm", *evaluate, place=place)
+    figures["test bits"] = evaluated("llm", "evaluate", "--run", "library", place=place)[
         "bits_per_byte"
     ]
     splits = json.loads((place / "data/synthetic/manifest.json").read_text())["splits"]
     size = splits["validation"][1] - splits["validation"][0]
-    found |= {"validation": size, "MB": splits["test"][1] / 1e6}
+    figures |= {"validation": size, "MB": splits["test"][1] / 1e6}
     if f"of Python {platform.python_version()}," not in text("llm"):
-        found |= {"validation": float(size), "within": 0.1}  # another text
-    return found
+        figures |= {"validation": float(size), "within": 0.1}  # another text
+    return figures
 
 
 def docstrings(place: Path) -> Found:
     given(place, *(f"docstrings/{name}.tsv.gz" for name in ("train", "val", "test")))
     prepare, train, evaluate, _ = block("seq2seq", "--name docstrings")
     out = done("seq2seq", *prepare, place=place)
-    found = counts(out, "pairs")
+    figures = counts(out, "pairs")
     for first, second, order in re.findall(
         r"padding: +(\d+)% of source, (\d+)% of target, order (\w+)", out
     ):
-        found |= {f"{order} source": int(first), f"{order} target": int(second)}
-    found["parameters"] = parameters(done("seq2seq", *train, place=place))
+        figures |= {f"{order} source": int(first), f"{order} target": int(second)}
+    figures["parameters"] = parameters(done("seq2seq", *train, place=place))
     for split in ("validation", "test"):
         scores = evaluated("seq2seq", *evaluate, "--split", split, place=place)
-        found |= {f"{split} {name}": x for name, x in scores.items()}
-    assert found["test exact_match"] == 0
-    return found | {"right": 100 * found["test token_accuracy"]}
+        figures |= {f"{split} {name}": x for name, x in scores.items()}
+    assert figures["test exact_match"] == 0
+    return figures | {"right": 100 * figures["test token_accuracy"]}
 
 
 def stocks(place: Path, prepared: str, *trained: str) -> Found:
@@ -184,12 +188,12 @@ def stocks(place: Path, prepared: str, *trained: str) -> Found:
     prepare, train, evaluate, _ = block("graph", "--input prices")
     out = done("graph", *prepare, *prepared.split(), place=place)
     days = re.findall(r"^(\w+): +(\d+) days, (\S+) to (\S+)$", out, flags=re.MULTILINE)
-    found: Found = {name: int(count) for name, count, *_ in days}
+    figures: Found = {name: int(count) for name, count, *_ in days}
     for flags in trained:
         done("graph", *train, *flags.split(), place=place)
         scores = evaluated("graph", *evaluate, place=place)
-        found |= scores | {f"{flags.rpartition(' ')[2]} {name}": x for name, x in scores.items()}
-    return found
+        figures |= scores | {f"{flags.rpartition(' ')[2]} {name}": x for name, x in scores.items()}
+    return figures
 
 
 def papers(place: Path, data: str, seeds: int) -> Found:
@@ -209,8 +213,8 @@ def millions(model: Any) -> float:
 def sizes(place: Path) -> Found:
     """Millions of parameters, of models without memory; GB of weights, gradients and AdamW's
     averages."""
-    found = Found(tokens=SCRIPT.tokens)
-    found["tabular tokens"] = TABULAR_SCRIPT.tokens
+    figures = Found(tokens=SCRIPT.tokens)
+    figures["tabular tokens"] = TABULAR_SCRIPT.tokens
     build_gpt = test_llm.module("model").build_model
     build_t5 = test_seq2seq.module("model").build_model
     with torch.device("meta"):
@@ -218,26 +222,26 @@ def sizes(place: Path) -> Found:
             vocabulary = 257 if size == "tiny" else 50_257
             facts = test_llm.facts(vocabulary)
             chosen = ("--model.size", size)
-            found[size] = millions(build_gpt(test_llm.settings(*chosen), facts))
+            figures[size] = millions(build_gpt(test_llm.settings(*chosen), facts))
             gpt2 = build_gpt(test_llm.settings(*chosen, *test_llm.GPT2), facts)
             rows, width = gpt2.embedding.weight.shape
-            # GPT-2 has no rows beside those of its tokens.
-            found[f"{size} gpt2"] = millions(gpt2) - (rows - vocabulary) * width / 1e6
-            found["rows"] = rows - vocabulary
+            # GPT-2 has no rows but those of its tokens.
+            figures[f"{size} gpt2"] = millions(gpt2) - (rows - vocabulary) * width / 1e6
+            figures["rows"] = rows - vocabulary
         for size in ("base", "large"):
             settings = test_seq2seq.settings("--model.size", size)
             t5 = build_t5(settings, test_seq2seq.facts(vocabulary=32_128))
-            found[f"T5 {size}"] = 16 * millions(t5) / 1e3
-    return found | {"saved": found["T5 large"] / 2}
+            figures[f"T5 {size}"] = 16 * millions(t5) / 1e3
+    return figures | {"saved": figures["T5 large"] / 2}
 
 
 def cards(place: Path) -> Found:
-    found = Found()
+    figures = Found()
     for card, row in gpus().items():
         for name, value in {"GB": row["memory_gb"], **row["tflops"]}.items():
             if value is not None:
-                found[f"{card} {name}"] = value
-    return found
+                figures[f"{card} {name}"] = value
+    return figures
 
 
 # ---- what the pages say --------------------------------------------------------------------------
@@ -269,9 +273,9 @@ def pieces(name: str) -> Iterator[tuple[str, list[tuple[str, str]]]]:
 
 def said(page: str, piece: str) -> list[str]:
     """The figures of a piece, which is in the page once."""
-    found = re.findall(re.escape(piece).replace(r"\#", FIGURE), text(page))
-    assert len(found) == 1, (page, piece, len(found))
-    return list(found[0]) if isinstance(found[0], tuple) else found
+    matches = re.findall(re.escape(piece).replace(r"\#", FIGURE), text(page))
+    assert len(matches) == 1, (page, piece, len(matches))
+    return list(matches[0]) if isinstance(matches[0], tuple) else matches
 
 
 def agree(figure: str, measured: float, within: float = 0.02) -> bool:
@@ -284,25 +288,25 @@ def agree(figure: str, measured: float, within: float = 0.02) -> bool:
 
 
 @pytest.mark.parametrize("name", MEASUREMENTS)
-def test_the_pages_have_the_figures(name: str) -> None:
+def test_the_pages_have_the_figures(name):
     assert list(pieces(name))
 
 
 @pytest.mark.timeout(int(HOUR))
 @pytest.mark.first(2)
 @pytest.mark.parametrize("name", MEASUREMENTS)
-def test_figures_of_the_guides_are_what_their_commands_give(name: str, tmp_path: Path) -> None:
-    found = MEASUREMENTS[name](tmp_path)
+def test_figures_of_the_guides_are_what_their_commands_give(name, tmp_path):
+    measured = MEASUREMENTS[name](tmp_path)
     wrong = []
     for where, figures in pieces(name):
         for figure, of in figures:
-            print(f"{where}: {figure}, measured {found[of]}")
-            if not agree(figure, found[of], found.get("within", 0.02)):
-                wrong.append(f"{where}: {figure} where {of} is {found[of]}")
+            print(f"{where}: {figure}, measured {measured[of]}")
+            if not agree(figure, measured[of], measured.get("within", 0.02)):
+                wrong.append(f"{where}: {figure} where {of} is {measured[of]}")
     assert not wrong, "\n".join(wrong)
 
 
-def test_another_figure_is_seen() -> None:
+def test_another_figure_is_seen():
     assert agree("0.182", 0.1815)
     assert agree("2,307", 2307)
     assert not agree("2,307", 2306)

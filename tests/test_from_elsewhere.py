@@ -24,7 +24,7 @@ import transformers
 import yaml
 from importing import imported
 from rendering import REPOSITORY, render
-from running import Result, documented, losses, newest_run, run
+from running import check_run, documented, evaluation_of, losses, newest_run
 from safetensors.torch import save_file
 from sklearn.datasets import load_digits
 from test_shell import shell
@@ -72,12 +72,6 @@ def program(path: Path) -> ModuleType:
     return module
 
 
-def done(project: Path, *words: str, cwd: Path) -> Result:
-    result = run(project, *words, cwd=cwd)
-    assert result.code == 0, result.err[-2000:]
-    return result
-
-
 def changed(folder: Path, workload: str, files: dict[str, str]) -> Path:
     """A project with the page's files, clean to its own linter."""
     project = Path(shutil.copytree(render(workload=workload), folder / "project"))
@@ -109,7 +103,9 @@ def replaced(path: Path, pattern: str, new: str) -> None:
 
 def started(project: Path, folder: Path, weights: str, *words: str) -> tuple[Any, list[Batch]]:
     """The model of a run that has not moved from `weights`, and its validation batches."""
-    result = done(project, "train", *STILL, *words, "--training.init_from", weights, cwd=folder)
+    result = check_run(
+        project, "train", *STILL, *words, "--training.init_from", weights, cwd=folder
+    )
     assert f"weights of {weights}: " in result.out
     assert "new: nothing; left: nothing" in result.out
     newest = newest_run(folder)
@@ -139,7 +135,7 @@ PROSE = "Call me Ishmael. Some years ago, never mind how long precisely:\n havin
 
 
 @pytest.fixture(scope="module")
-def nanogpt(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def nanogpt(tmp_path_factory):
     """A folder with a finished run in nanoGPT's structure, and the data that `prepare` made of its
     text."""
     folder = tmp_path_factory.mktemp("nanogpt")
@@ -172,7 +168,7 @@ def nanogpts(old: Any, batch: Batch, padding: int = 0) -> tuple[torch.Tensor, to
     return logits, loss
 
 
-def test_a_nanogpt_goes_on_as_the_projects_gpt(nanogpt: Path) -> None:
+def test_a_nanogpt_continues_as_the_projects_gpt(nanogpt):
     project = LLM.project()
     values = yaml.safe_load((project / "config.yaml").read_text(encoding="utf-8"))
     for section, given in yaml.safe_load(quoted("from-nanogpt", "yaml")[0]).items():
@@ -190,10 +186,10 @@ def test_a_nanogpt_goes_on_as_the_projects_gpt(nanogpt: Path) -> None:
         torch.testing.assert_close(ours[is_target], logits[is_target], **CLOSE)
         torch.testing.assert_close(model(batch).loss, loss, **CLOSE)
     for words in documented(page("from-nanogpt"))[2:]:
-        done(project, *words, cwd=nanogpt)
+        check_run(project, *words, cwd=nanogpt)
 
 
-def test_a_nanogpt_keeps_its_model(nanogpt: Path, tmp_path: Path) -> None:
+def test_a_nanogpt_keeps_its_model(nanogpt, tmp_path):
     files = {"model.py": MODEL, "gpt.py": (nanogpt / "model.py").read_text()}
     project = changed(tmp_path, "llm", files)
     old = trained_gpt(nanogpt)
@@ -206,7 +202,7 @@ def test_a_nanogpt_keeps_its_model(nanogpt: Path, tmp_path: Path) -> None:
         assert torch.equal(model.logits(batch["tokens"]), logits)
         assert torch.equal(model(batch).loss, loss)
     for words in documented(page("from-nanogpt"))[2:]:
-        done(project, *words, cwd=nanogpt)
+        check_run(project, *words, cwd=nanogpt)
 
 
 # ---- from a LightningModule --------------------------------------------------------------------
@@ -224,7 +220,7 @@ def write_flowers(path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:You are trying to `self.log")
-def test_a_lightning_module_goes_on(tmp_path: Path) -> None:
+def test_a_lightning_module_becomes_a_project(tmp_path):
     write_flowers(tmp_path / "flowers.csv")
     execute(BEFORE / "flowers.py", tmp_path)
 
@@ -234,7 +230,7 @@ def test_a_lightning_module_goes_on(tmp_path: Path) -> None:
     replace_model_settings(project, line, "width: 32", "from-lightning")
     execute(convert, tmp_path)
     prepare, *others = documented(page("from-lightning"))
-    done(project, *prepare, cwd=tmp_path)
+    check_run(project, *prepare, cwd=tmp_path)
     new, batches = started(project, tmp_path, "flowers.safetensors")
 
     before = program(BEFORE / "flowers.py")
@@ -250,14 +246,14 @@ def test_a_lightning_module_goes_on(tmp_path: Path) -> None:
         torch.testing.assert_close(new.logits(batch)[present], old(x), **CLOSE)
         torch.testing.assert_close(new(batch).loss, old.training_step((x, y), 0), **CLOSE)
     for words in others:
-        done(project, *words, cwd=tmp_path)
+        check_run(project, *words, cwd=tmp_path)
     assert "probability of iris" in (tmp_path / "predictions.csv").read_text()
 
 
 # ---- from HF Trainer ---------------------------------------------------------------------------
 
 
-def test_a_model_of_hf_trainer_goes_on(tmp_path: Path) -> None:
+def test_a_model_of_hf_trainer_becomes_a_project(tmp_path):
     (tmp_path / "input.txt").write_text(PROSE * 40, encoding="utf-8")
     execute(BEFORE / "trainer.py", tmp_path)
 
@@ -268,7 +264,7 @@ def test_a_model_of_hf_trainer_goes_on(tmp_path: Path) -> None:
     replace_model_settings(project, line, "attention: sdpa", "from-trainer")
     execute(convert, tmp_path)
     prepare, *others = documented(page("from-trainer"))
-    done(project, *prepare, cwd=tmp_path)
+    check_run(project, *prepare, cwd=tmp_path)
     new, batches = started(project, tmp_path, "trainer.safetensors", "--data.block_size", "31")
 
     old = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "output").eval()
@@ -280,13 +276,13 @@ def test_a_model_of_hf_trainer_goes_on(tmp_path: Path) -> None:
         assert torch.equal(new.logits(whole), old(whole["tokens"]).logits)
         torch.testing.assert_close(new(whole).loss, old(tokens, labels=tokens).loss, **CLOSE)
     for words in others:
-        done(project, *words, cwd=tmp_path)
+        check_run(project, *words, cwd=tmp_path)
 
 
 # ---- from a notebook ---------------------------------------------------------------------------
 
 
-def test_a_notebook_goes_on(tmp_path: Path) -> None:
+def test_a_notebook_becomes_a_project(tmp_path):
     digits = load_digits()
     np.savez(tmp_path / "digits.npz", images=digits.images.astype(np.uint8), labels=digits.target)
     *files, last = quoted("from-notebook")
@@ -302,29 +298,29 @@ def test_a_notebook_goes_on(tmp_path: Path) -> None:
     line = "width: Positive = 16"
     replace_model_settings(project, line, "width: 16", "from-notebook")
     prepare, train, *others = documented(page("from-notebook"))
-    done(project, *prepare, cwd=tmp_path)
+    check_run(project, *prepare, cwd=tmp_path)
     started(project, tmp_path, "digits.safetensors")
     for command in ("predict", "evaluate"):
-        done(project, command, cwd=tmp_path)
+        check_run(project, command, cwd=tmp_path)
     seen = np.load(tmp_path / "seen.npz")
     predicted = np.load(newest_run(tmp_path) / "predictions.npz")["probability"]
     expected = torch.from_numpy(seen["logits"]).softmax(1)
     torch.testing.assert_close(torch.from_numpy(predicted), expected, **CLOSE)
-    evaluation = json.loads((newest_run(tmp_path) / "evaluation.json").read_text())
+    evaluation = evaluation_of(tmp_path)
     assert evaluation["metrics"]["loss"] == pytest.approx(float(seen["loss"]), abs=1e-6)
 
     check_training(project, tmp_path, *train)
     for command in others:
-        done(project, *command, cwd=tmp_path)
+        check_run(project, *command, cwd=tmp_path)
 
 
 def check_training(project: Path, folder: Path, *train: str) -> None:
     """It learns and resumes."""
     words = (*train, "--training.max_steps", "30", "--monitor.every_steps", "1")
-    done(project, *words, cwd=folder)
+    check_run(project, *words, cwd=folder)
     whole = losses(folder)
-    done(project, *words, "--max-steps", "17", cwd=folder)
-    done(project, "train", "--resume", cwd=folder)
+    check_run(project, *words, "--max-steps", "17", cwd=folder)
+    check_run(project, "train", "--resume", cwd=folder)
     assert losses(folder) == whole
     values = [float.fromhex(loss) for _, loss in whole]
     assert sum(values[-10:]) < sum(values[:10])

@@ -30,7 +30,7 @@ CARD = {"gpu": "NVIDIA H200", "torch": "2.13.0", "protocol": "made up"}
 
 
 @pytest.fixture
-def run_all(monkeypatch: pytest.MonkeyPatch) -> Any:
+def run_all(monkeypatch):
     monkeypatch.syspath_prepend(str(GPU))
     return importlib.import_module("run_all")
 
@@ -51,12 +51,12 @@ def write_rows(folder: Path, page: str, rows: list[str], **figures: Any) -> None
             file.write(json.dumps({"name": name, **CARD, **figures}) + "\n")
 
 
-def test_every_part_is_tested() -> None:
+def test_every_part_is_tested():
     assert {path.stem for path in GPU.glob("*.py")} == {*PARTS, "rows", "run_all"}
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_every_row_is_measured_once_and_fits_its_page(part: str, tmp_path: Path) -> None:
+def test_every_row_is_measured_once_and_fits_its_page(part, tmp_path):
     """On a machine without Copier: rented ones have none. What is there is not measured again."""
     page, answers = PARTS[part]
     carried = tmp_path / f"{answers['workload']}-{answers['loader']}-pytorch"
@@ -87,15 +87,13 @@ def test_every_row_is_measured_once_and_fits_its_page(part: str, tmp_path: Path)
         assert [value is None for value in resident] == [True, False, False, False]
 
 
-def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
+def test_without_a_gpu_it_says_so(tmp_path):
     done = run_file(GPU / "graph.py", "--output", str(tmp_path), cwd=tmp_path)
     assert done.code == 1
     assert done.err.splitlines()[-1].startswith("error: no GPU")
 
 
-def test_tests_come_first_then_headlines_then_the_rest(
-    run_all: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tests_come_first_then_headlines_then_the_rest(run_all, tmp_path, monkeypatch):
     """Tests that have passed are left out the next time; what fails ends nothing but is named."""
     called: list[list[str]] = []
 
@@ -116,7 +114,7 @@ def test_tests_come_first_then_headlines_then_the_rest(
     assert not any("--rehearse" in words for words in called)
 
 
-def test_only_what_was_measured_is_published(run_all: Any, tmp_path: Path) -> None:
+def test_only_what_was_measured_is_published(run_all, tmp_path):
     """Failed and missing rows stay "not measured yet", on the page and in the headlines."""
     pages = tmp_path / "pages"
     results = tmp_path / "results"
@@ -146,7 +144,7 @@ def test_only_what_was_measured_is_published(run_all: Any, tmp_path: Path) -> No
     assert (pages / "graph.md").read_text() == (PAGES / "graph.md").read_text()
 
 
-def test_a_rehearsal_is_never_published(run_all: Any, tmp_path: Path) -> None:
+def test_a_rehearsal_is_never_published(run_all, tmp_path):
     write_rows(tmp_path, "graph", ["a"])
     text = (tmp_path / "graph.jsonl").read_text()
     (tmp_path / "graph.jsonl").write_text(text.replace(CARD["gpu"], run_all.REHEARSAL))
@@ -154,7 +152,7 @@ def test_a_rehearsal_is_never_published(run_all: Any, tmp_path: Path) -> None:
         run_all.publish(tmp_path, PAGES)
 
 
-def test_carried_projects_are_those_that_benchmarks_ask_for() -> None:
+def test_carried_projects_are_those_that_benchmarks_ask_for():
     """With what decides files: answers by default need not be said."""
     carried = importlib.import_module("gpu").projects()
     for _, answers in PARTS.values():

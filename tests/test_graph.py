@@ -3,7 +3,6 @@ them."""
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 import stocks
 import torch
 from rendering import REPOSITORY
-from running import documented, losses, newest_run, one_error
+from running import documented, evaluation_of, losses, newest_run, one_error
 from stocks import (
     GRAPH,
     HEADER,
@@ -33,7 +32,7 @@ from stocks import (
 
 
 @pytest.fixture
-def opened(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def opened(tmp_path_factory):
     return stocks.example(tmp_path_factory.getbasetemp())
 
 
@@ -44,7 +43,7 @@ def rows(opened: Any, name: str) -> np.ndarray:
 # ---- no future ---------------------------------------------------------------------------------
 
 
-def test_noise_after_the_border_changes_nothing_before_it(tmp_path: Path) -> None:
+def test_noise_after_the_border_changes_nothing_before_it(tmp_path):
     """Other prices and volumes on every day after the last one that training may use."""
     flags = ("--horizons", "1,3", "--split", "120,40,30")
     clean = prepared(tmp_path / "clean", *flags)
@@ -81,14 +80,12 @@ def test_noise_after_the_border_changes_nothing_before_it(tmp_path: Path) -> Non
         ("--split 120,40,0", [[0, 119], [120, 160], [160, 160]]),
     ],
 )
-def test_splits_are_apart_by_the_longest_horizon(
-    flags: str, borders: list[list[int]], tmp_path: Path
-) -> None:
+def test_splits_are_apart_by_the_longest_horizon(flags, borders, tmp_path):
     opened = store(prepared(tmp_path, *flags.split()))
     assert list(opened.splits.values()) == borders
 
 
-def test_features_and_targets_are_those_of_the_formulas(opened: Any) -> None:
+def test_features_and_targets_are_those_of_the_formulas(opened):
     table = prices()["bee"]
     opening, high, low, close = np.log(np.round(table[:, :4], 6)).T
     returns = np.diff(close)
@@ -120,7 +117,7 @@ def panel(folder: Path, calendar: np.ndarray, table: Table, **plan: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["return", "range", "volatility"])
-def test_targets_of_several_days(kind: str, tmp_path: Path) -> None:
+def test_targets_of_several_days(kind, tmp_path):
     table = prices(3, 60)
     made = panel(tmp_path, dates(60), table, target=kind, horizons=(1, 4), window=5)
     target = made["target"][:60]
@@ -137,7 +134,7 @@ def test_targets_of_several_days(kind: str, tmp_path: Path) -> None:
     assert np.isnan(target[-4:, 1]).all()
 
 
-def test_graphs_are_those_of_the_past_correlations(opened: Any) -> None:
+def test_graphs_are_those_of_the_past_correlations(opened):
     facts = opened.facts
     days = rows(opened, "days")
     neighbors = rows(opened, "neighbors").reshape(-1, 8, 3)
@@ -156,9 +153,7 @@ def test_graphs_are_those_of_the_past_correlations(opened: Any) -> None:
     assert ((age >= 0) & (age < facts["refresh"])).all()
 
 
-def test_graphs_of_many_stocks_are_the_same_in_blocks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_graphs_of_many_stocks_are_the_same_in_blocks(tmp_path, monkeypatch):
     """With gaps and without."""
     table = prices()
     table["cat"] = table["cat"][120:]
@@ -173,7 +168,7 @@ def test_graphs_of_many_stocks_are_the_same_in_blocks(
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_cached_graphs_are_those_rebuilt_for_each_batch(split: str, opened: Any) -> None:
+def test_cached_graphs_are_those_rebuilt_for_each_batch(split, opened):
     rebuilt = batches(opened, split, "--graph_builder.use_in_training", "true")
     for ours, theirs in zip(batches(opened, split), rebuilt, strict=True):
         assert torch.equal(ours["neighbors"].sort(2).values, theirs["neighbors"].sort(2).values)
@@ -190,7 +185,7 @@ def days_of_stocks(opened: Any) -> dict[int, list[int]]:
     return days
 
 
-def test_listings_delistings_and_gaps(tmp_path: Path) -> None:
+def test_listings_delistings_and_gaps(tmp_path):
     """A stock takes part on days that it trades with a whole window behind it, and no other."""
     table = prices()
     pause = csv_lines(table["cat"]).splitlines(keepends=True)
@@ -249,7 +244,7 @@ def changed(row: int, column: str, cell: str) -> str:
         (HEADER, ["no rows under the header", "ant.csv"]),
     ],
 )
-def test_a_bad_file_is_one_line(ant: str | bytes, says: list[str], tmp_path: Path) -> None:
+def test_a_bad_file_is_one_line(ant, says, tmp_path):
     write_folder(tmp_path / "prices")
     content = ant.encode() if isinstance(ant, str) else ant
     (tmp_path / "prices/ant.csv").write_bytes(content)
@@ -271,7 +266,7 @@ def test_a_bad_file_is_one_line(ant: str | bytes, says: list[str], tmp_path: Pat
         ("--input empty", ["or .csv.gz file in the folder", "empty"]),
     ],
 )
-def test_a_bad_flag_is_one_line(flags: str, says: list[str], tmp_path: Path) -> None:
+def test_a_bad_flag_is_one_line(flags, says, tmp_path):
     write_folder(tmp_path / "prices")
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty/readme.txt").write_text("no prices here")
@@ -279,7 +274,7 @@ def test_a_bad_flag_is_one_line(flags: str, says: list[str], tmp_path: Path) -> 
     assert not (tmp_path / "data" / "manifest.json").exists()
 
 
-def test_odd_files_are_counted(tmp_path: Path) -> None:
+def test_odd_files_are_counted(tmp_path):
     """A missing volume or price, a day with one stock, a stock that overlaps with none, a short
     one."""
     without_volume = changed(30, "volume", "nan").splitlines()[:60]
@@ -315,7 +310,7 @@ def long_lines(names: Any) -> list[str]:
     return lines
 
 
-def test_one_long_file_is_the_same_as_a_folder(tmp_path: Path, opened: Any) -> None:
+def test_one_long_file_is_the_same_as_a_folder(tmp_path, opened):
     """Rows in any order, names in another case."""
     lines = long_lines(NAMES)
     text = "Date,Open,High,Low,Close,Volume,Symbol\n" + "".join(lines)
@@ -329,9 +324,7 @@ def test_one_long_file_is_the_same_as_a_folder(tmp_path: Path, opened: Any) -> N
     one_error(prepare(tmp_path), "has two rows of 20", "row 1761")
 
 
-def test_rows_of_a_stock_come_together_over_blocks_and_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_of_a_stock_come_together_over_blocks_and_files(tmp_path, monkeypatch):
     """Days of all stocks in any order, in two files of many blocks; a day that is there twice is
     named."""
     for name in ("tables", "scaling"):
@@ -355,7 +348,7 @@ def test_rows_of_a_stock_come_together_over_blocks_and_files(
         read()
 
 
-def test_a_split_of_shares_is_no_return(tmp_path: Path, opened: Any) -> None:
+def test_a_split_of_shares_is_no_return(tmp_path, opened):
     """Adjusted closes make the returns: a split of shares that halves all prices changes no
     feature."""
     halved = prices()["ant"]
@@ -370,13 +363,13 @@ def test_a_split_of_shares_is_no_return(tmp_path: Path, opened: Any) -> None:
 # ---- evaluation and predictions ----------------------------------------------------------------
 
 
-def test_predictions_are_those_that_evaluation_measures(tmp_path: Path) -> None:
+def test_predictions_are_those_that_evaluation_measures(tmp_path):
     bee = csv_lines(prices()["bee"][100:], first=100)
     place = prepared(tmp_path, "--horizons", "1,3", bee=bee)
     for words in (TRAIN, ("evaluate",), ("predict",), ("predict", "--output", "old.csv")):
         GRAPH.done(*words, cwd=place)
     old = np.load(newest_run(place) / "predictions.npz")
-    evaluation = json.loads((newest_run(place) / "evaluation.json").read_text())
+    evaluation = evaluation_of(place)
     error = old["prediction"] - old["target"]
     assert old["horizons"].tolist() == [1, 3]
     expected = pytest.approx(evaluation["metrics"]["mse_original"], rel=1e-4)
@@ -408,7 +401,7 @@ def check_new_days(place: Path, old: Any) -> None:
     np.testing.assert_array_equal(same["target"][picked], old["target"])
 
 
-def test_baselines_are_what_they_say(opened: Any) -> None:
+def test_baselines_are_what_they_say(opened):
     dataset = module("dataset")
     measured = dataset.baselines(opened, GRAPH.settings(), "test")
     x, y = dataset._columns(opened, "test")
@@ -428,14 +421,14 @@ def test_baselines_are_what_they_say(opened: Any) -> None:
         assert measured[name]["r2"] == pytest.approx(1 - mse / y.var(), abs=2e-3)
 
 
-def test_returns_of_random_walks_cannot_be_told(tmp_path: Path) -> None:
+def test_returns_of_random_walks_cannot_be_told(tmp_path):
     """Whoever knows the sign of tomorrow's return in more than 56 % of cases has seen it."""
     table = prices(8, 400)
     table |= {f"other {name}": values for name, values in prices(8, 400, seed=5).items()}
     place = prepared(tmp_path, "--target", "return", table=table)
     GRAPH.done(*TRAIN, "--training.max_steps", "60", cwd=place)
     GRAPH.done("evaluate", cwd=place)
-    evaluation = json.loads((newest_run(place) / "evaluation.json").read_text())
+    evaluation = evaluation_of(place)
     assert 0.44 < evaluation["metrics"]["direction_accuracy"] < 0.56
     assert evaluation["metrics"]["mse"] > 0.95 * evaluation["baselines"]["mean"]["mse"]
 
@@ -459,7 +452,7 @@ def classifier() -> dict[str, Any]:
     return names
 
 
-def test_the_guide_finds_the_classes_of_papers_by_their_links() -> None:
+def test_the_guide_finds_the_classes_of_papers_by_their_links():
     """With the sizes and settings of the paper, in 50 lines or fewer."""
     assert len(program().splitlines()) <= 50
     names = classifier()
@@ -476,7 +469,7 @@ def test_the_guide_finds_the_classes_of_papers_by_their_links() -> None:
 
 
 @pytest.mark.full
-def test_the_commands_of_the_guide(tmp_path: Path) -> None:
+def test_the_commands_of_the_guide(tmp_path):
     write_folder(tmp_path / "prices")
     for words in documented(GUIDE):
         quick = ("--training.max_steps", "5", "--training.epochs", "1")

@@ -4,7 +4,6 @@ later days."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from torch.nn.functional import leaky_relu
 
 
 @pytest.fixture
-def opened(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def opened(tmp_path_factory):
     return stocks.example(tmp_path_factory.getbasetemp())
 
 
@@ -68,9 +67,7 @@ def assert_near(ours: list[Tensor], theirs: list[Tensor], tolerance: float = 1e-
 
 @pytest.mark.parametrize("block", [7, 8192])
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
-def test_attention_is_what_the_book_says(
-    block: int, dropout: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_attention_is_what_the_book_says(block, dropout, monkeypatch):
     monkeypatch.setattr(module("model"), "CPU_EDGES", block)
     x, edges = random_graph()
     layer = attention(dropout)
@@ -87,12 +84,12 @@ def test_attention_is_what_the_book_says(
 
 
 @pytest.mark.parametrize("dropout", [-0.1, 1.0])
-def test_a_share_outside_is_refused(dropout: float) -> None:
+def test_a_dropout_outside_its_range_is_refused(dropout):
     with pytest.raises(ValueError, match="from 0 to below 1"):
         attention(dropout)
 
 
-def test_absent_edges_are_as_if_they_were_not_there() -> None:
+def test_absent_edges_are_as_if_they_were_not_there():
     layer = attention()
     x, edges = random_graph()
     present = torch.rand(edges.shape[1]) < 0.5
@@ -103,7 +100,7 @@ def test_absent_edges_are_as_if_they_were_not_there() -> None:
 
 
 @pytest.mark.parametrize("scale", [1e3, 1e6])
-def test_large_scores_overflow_nothing(scale: float) -> None:
+def test_large_scores_overflow_nothing(scale):
     layer = attention()
     x, edges = random_graph()
     tensors = gradients(lambda x: layer(scale * x, edges), layer, x)
@@ -114,7 +111,7 @@ def test_large_scores_overflow_nothing(scale: float) -> None:
 
 
 @pytest.fixture
-def model(opened: Any) -> Any:
+def model(opened):
     torch.manual_seed(0)
     settings = GRAPH.settings("--model.width", "16")
     return module("model").build_model(settings, opened.facts).eval()
@@ -124,7 +121,7 @@ def predicted(model: Any, batch: stocks.Batch) -> Tensor:
     return model.predict(batch)["prediction"]
 
 
-def test_permuted_stocks_have_permuted_predictions(model: Any, opened: Any) -> None:
+def test_permuted_stocks_have_permuted_predictions(model, opened):
     for batch in batches(opened):
         order = torch.randperm(batch["listed"].shape[1])
         place = torch.cat([order.argsort(), torch.tensor([-1])])  # −1, no neighbour, stays −1
@@ -136,14 +133,14 @@ def test_permuted_stocks_have_permuted_predictions(model: Any, opened: Any) -> N
         torch.testing.assert_close(predicted(model, moved), expected, **close)
 
 
-def test_days_of_a_batch_do_not_see_each_other(model: Any, opened: Any) -> None:
+def test_days_of_a_batch_do_not_see_each_other(model, opened):
     alone = [predicted(model, batch) for batch in batches(opened, size=1)]
     together = [predicted(model, batch) for batch in batches(opened, size=8)]
     ours = torch.cat(together)[: len(alone)]
     torch.testing.assert_close(ours, torch.cat(alone), equal_nan=True, rtol=1e-5, atol=1e-7)
 
 
-def test_a_stock_hears_of_its_neighbours_only(model: Any, opened: Any) -> None:
+def test_a_stock_hears_of_its_neighbours_only(model, opened):
     batch = batches(opened, size=1)[0]
     before = predicted(model, batch)
     for seat in range(batch["listed"].shape[1]):
@@ -155,7 +152,7 @@ def test_a_stock_hears_of_its_neighbours_only(model: Any, opened: Any) -> None:
         assert torch.equal((after != before)[0].any(1), hears)
 
 
-def test_isolated_stocks_and_empty_batches_are_finite(model: Any, opened: Any) -> None:
+def test_isolated_stocks_and_empty_batches_are_finite(model, opened):
     batch = batches(opened)[0]
     alone = {**batch, "neighbors": torch.full_like(batch["neighbors"], -1)}
     nobody = {
@@ -172,7 +169,7 @@ def test_isolated_stocks_and_empty_batches_are_finite(model: Any, opened: Any) -
     assert (output.total_weight, output.loss) == (0, 0)
 
 
-def test_unknown_targets_weigh_nothing(model: Any, opened: Any) -> None:
+def test_unknown_targets_weigh_nothing(model, opened):
     batch = batches(opened)[0]
     target = batch["target"].clone()
     target[0, :3] = torch.nan
@@ -183,10 +180,10 @@ def test_unknown_targets_weigh_nothing(model: Any, opened: Any) -> None:
     assert not model.train()(batch).metrics
 
 
-def test_frequencies_part_a_window_without_loss() -> None:
+def test_frequencies_part_a_window_without_loss():
     x = torch.randn(5, 16, 3)
-    main, rest = module("model").FrequencyNormalization(2)(x)
-    torch.testing.assert_close(main + rest, x)
+    main, residual = module("model").FrequencyNormalization(2)(x)
+    torch.testing.assert_close(main + residual, x)
     size = torch.fft.rfft(x, dim=1).abs()
     kept = torch.fft.rfft(main, dim=1).abs() > 1e-4
     assert (kept.sum(1) == 2).all()
@@ -196,7 +193,7 @@ def test_frequencies_part_a_window_without_loss() -> None:
     assert nothing.abs().max() < 1e-5
 
 
-def test_windows_look_back_only() -> None:
+def test_windows_look_back_only():
     """Attention over days is causal: what a block says of a day does not depend on later ones."""
     block = module("model").TemporalBlock(16, 4, 0.0).eval()
     x = torch.randn(3, 10, 16)
@@ -206,6 +203,6 @@ def test_windows_look_back_only() -> None:
     assert not torch.allclose(block(x)[:, 6:], block(y)[:, 6:])
 
 
-def test_a_width_that_heads_cannot_share_is_refused(tmp_path: Path) -> None:
+def test_a_width_that_heads_cannot_share_is_refused(tmp_path):
     result = GRAPH.run("train", "--model.width", "18", cwd=tmp_path)
     one_error(result, "width of 18", "--model.width", "multiple of model.heads")

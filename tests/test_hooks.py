@@ -14,7 +14,7 @@ import yaml
 from importing import imported
 from ranks import run_ranks
 from rendering import render
-from running import evaluations, losses, newest_run, one_error, rows, run, weights
+from running import check_run, evaluations, losses, newest_run, one_error, rows, run, weights
 from variants import choices
 
 WORDS = (
@@ -23,7 +23,7 @@ WORDS = (
 )
 every_framework = pytest.mark.parametrize("framework", choices("framework"))
 
-COUNT = '''"""Notes each moment, counts steps and evaluations, and tells both in the rows of evaluations."""
+COUNT = '''"""Notes each moment, counts steps and evaluations, and adds both to evaluations."""
 
 from contextlib import contextmanager
 
@@ -100,7 +100,7 @@ def hooked(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run without any hook."""
     folder = tmp_path_factory.mktemp("plain")
-    assert run(render(workload="tabular"), "train", *WORDS, cwd=folder).code == 0
+    check_run(render(workload="tabular"), "train", *WORDS, cwd=folder)
     return folder
 
 
@@ -125,8 +125,7 @@ def test_every_moment_comes_once_and_in_order(
 ) -> None:
     accumulation = ("--training.gradient_accumulation_steps", "2", "--data.batch_size", "64")
     counting = hooked("count", COUNT, framework=framework)
-    result = run(counting, "train", *WORDS, *accumulation, cwd=place)
-    assert result.code == 0, result.err[-2000:]
+    check_run(counting, "train", *WORDS, *accumulation, cwd=place)
     total = losses(place)[-1][0]
     found = moments(place)
     assert total == losses(plain)[-1][0], "the same number of steps"
@@ -149,21 +148,21 @@ def test_a_hooks_state_survives_stops_and_changes_no_loss(
 ) -> None:
     counting = hooked("count", COUNT, framework=framework)
     for words in ((*WORDS, "--max-steps", "5"), ("--resume", "--max-steps", "9"), ("--resume",)):
-        assert run(counting, "train", *words, cwd=place).code == 0
+        check_run(counting, "train", *words, cwd=place)
     assert losses(place) == losses(plain)
     assert weights(place) == weights(plain)
     ends = [step for step, _ in evaluations(place)]
     assert counted(place) == [1000.0 * number + step for number, step in enumerate(ends, 1)]
 
 
-def test_a_state_goes_on_from_phase_to_phase(hooked, place: Path) -> None:
+def test_a_state_is_kept_from_phase_to_phase(hooked, place: Path) -> None:
     counting = hooked("count", COUNT)
     config = yaml.safe_load((counting / "config.yaml").read_text())
     phases = [{"name": "one", "steps": 4}, {"name": "two", "steps": 3}]
     (place / "config.yaml").write_text(yaml.safe_dump(config | {"phases": phases}))
     words = [word for word in WORDS if word not in ("--training.epochs", "3")]
-    assert run(counting, "train", *words, "--phase", "1", cwd=place).code == 0
-    assert run(counting, "train", "--phase", "2", cwd=place).code == 0
+    check_run(counting, "train", *words, "--phase", "1", cwd=place)
+    check_run(counting, "train", "--phase", "2", cwd=place)
     assert counted(place) == [1004.0, 2007.0]
     starts = [step for moment, step in moments(place) if moment == "start"]
     assert starts[-1] == 4, "after restoring"
@@ -174,7 +173,7 @@ def test_a_checkpoint_without_a_state_and_a_state_without_a_hook_are_a_note_each
 ) -> None:
     without = render(workload="tabular")
     counting = hooked("count", COUNT)
-    assert run(without, "train", *WORDS, "--max-steps", "4", cwd=place).code == 0
+    check_run(without, "train", *WORDS, "--max-steps", "4", cwd=place)
     result = run(counting, "train", "--resume", "--max-steps", "9", cwd=place)
     assert result.out.count("note: hook count starts fresh: the checkpoint has no state of it") == 1
     result = run(without, "train", "--resume", cwd=place)
@@ -202,7 +201,7 @@ def test_a_hook_that_fails_ends_the_run_after_the_next_step(
     failed = run(hooked("bad", failing(12, FAILS), framework=framework), "train", *WORDS, cwd=place)
     one_error(failed, "on purpose")
     healthy = render(workload="tabular", framework=framework)
-    assert run(healthy, "train", "--resume", cwd=place).code == 0
+    check_run(healthy, "train", "--resume", cwd=place)
     assert losses(place) == losses(plain)
     assert weights(place) == weights(plain)
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import yaml
@@ -31,20 +29,20 @@ def labels(question: str, family: str | None = None) -> list[str]:
 
 
 @pytest.fixture
-def interview(tmp_path: Path) -> Iterator[Terminal]:
+def interview(tmp_path):
     with Terminal([*COPY, str(template()), "project"], tmp_path) as terminal:
         yield terminal
 
 
 def asked(interview: Terminal, question: str) -> None:
     """Holds that the whole help of `question` is on the screen, each line of its own."""
-    first, *rest = questions()[question]["help"].strip().splitlines()
+    first, *others = questions()[question]["help"].strip().splitlines()
 
     def whole(lines: list[str]) -> bool:
         starts = [number + 1 for number, line in enumerate(lines) if line.endswith(first)]
-        return any(lines[start : start + len(rest)] == rest for start in starts)
+        return any(lines[start : start + len(others)] == others for start in starts)
 
-    interview.until("\n".join([first, *rest]), whole)
+    interview.until("\n".join([first, *others]), whole)
 
 
 def pointed(lines: list[str]) -> list[str]:
@@ -94,9 +92,7 @@ def entered(interview: Terminal, question: str, text: str = "") -> None:
         ("llm", "rtx_3060", ["fp8"]),
     ],
 )
-def test_each_question_choice_and_refusal_is_read_whole(
-    workload: str, gpu: str, refusals: list[str], interview: Terminal
-) -> None:
+def test_each_question_choice_and_refusal_is_read_whole(workload, gpu, refusals, interview):
     for question in ("project_name", "package_name", "project_description"):
         entered(interview, question)
     chosen(interview, "workload", [*questions()["workload"]["choices"].values()].index(workload))
@@ -119,7 +115,7 @@ def test_each_question_choice_and_refusal_is_read_whole(
         assert reason.split()[-1] in ("fp32", "bf16", "ddp")
 
 
-def test_each_reason_fits_behind_its_choice_for_every_card_and_workload() -> None:
+def test_each_reason_fits_behind_its_choice_for_every_card_and_workload():
     """As long as copier.yml writes them; the two that a screen showed are not all."""
     titles = {label.split(":")[0]: label for name in REFUSING for label in labels(name)}
     reasons = []
@@ -134,7 +130,7 @@ def test_each_reason_fits_behind_its_choice_for_every_card_and_workload() -> Non
     assert [line for line in lines if len(line) > COLUMNS] == []
 
 
-def test_what_a_text_question_refuses_is_read_whole(interview: Terminal) -> None:
+def test_what_a_text_question_refuses_is_read_whole(interview):
     def refuses(text: str, reason: str) -> None:
         interview.press(CLEAR + text + ENTER)
         interview.until(reason, lambda lines: any(line.endswith(f": {reason}") for line in lines))
@@ -162,12 +158,12 @@ def test_what_a_text_question_refuses_is_read_whole(interview: Terminal) -> None
     refuses("0", "is above 0 and below 10000")
 
 
-def test_each_card_is_in_one_family() -> None:
+def test_each_card_is_in_one_family():
     listed = [card for family in families().values() for card in family["cards"]]
     assert sorted(listed) == sorted(gpus())
 
 
-def test_a_common_card_is_a_few_keys_away() -> None:
+def test_a_common_card_is_a_few_keys_away():
     """The family, then the card; and who has no card in mind presses Enter twice."""
     assert choices("gpu_family")[0] == "any"
     assert labels("gpu")[0].startswith("auto:")
@@ -182,9 +178,7 @@ def test_a_common_card_is_a_few_keys_away() -> None:
 
 @pytest.mark.parametrize("copier", COPIERS)
 @pytest.mark.first(1)
-def test_an_update_with_questions_begins_at_the_family_and_card_of_the_project(
-    copier: str, tmp_path: Path
-) -> None:
+def test_an_update_with_questions_begins_at_the_family_and_card_of_the_project(copier, tmp_path):
     """The answers name the card alone; the list of another family has it too."""
     # `copier update` needs both under git.
     upstream = commit(shutil.copytree(template(), tmp_path / "template"), "1.0.0")
@@ -203,7 +197,7 @@ def test_an_update_with_questions_begins_at_the_family_and_card_of_the_project(
         assert not any("H100" in line for line in lines)
 
 
-def test_a_card_that_is_given_asks_for_no_family(tmp_path: Path) -> None:
+def test_a_card_that_is_given_asks_for_no_family(tmp_path):
     with Terminal([*COPY, "-d", "gpu=h100", str(template()), "project"], tmp_path) as terminal:
         for question in FIRST:
             entered(terminal, question)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import gzip
-import json
 import math
 import re
 from collections import Counter
@@ -15,7 +14,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from running import Result, evaluations, losses, newest_run, one_error, rows, run, weights
+from running import (
+    Result,
+    check_run,
+    evaluation_of,
+    evaluations,
+    losses,
+    one_error,
+    rows,
+    run,
+    weights,
+)
 from torch.nn import functional
 from workload import Batch, Workload
 
@@ -40,7 +49,7 @@ def prepare(folder: Path, content: str | bytes, *flags: str, before: Any = None)
 
 
 @pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def prepared(tmp_path_factory):
     """A working folder with TEXT as bytes in `data`."""
     folder = tmp_path_factory.mktemp("prepared")
     result = prepare(folder, TEXT)
@@ -49,7 +58,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def place(prepared: Path, tmp_path: Path) -> Path:
+def place(prepared, tmp_path):
     (tmp_path / "data").symlink_to(prepared / "data")
     return tmp_path
 
@@ -79,7 +88,7 @@ def random_batch(blocks: int = 4) -> Batch:
 # ---- tokens ------------------------------------------------------------------------------------
 
 
-def test_bytes_are_stored_as_they_are(prepared: Path) -> None:
+def test_bytes_are_stored_as_they_are(prepared):
     store = LLM.store(prepared / "data")
     assert store.arrays["tokens"].dtype == "uint8"
     stored = tokens(prepared / "data")
@@ -91,7 +100,7 @@ def test_bytes_are_stored_as_they_are(prepared: Path) -> None:
 
 
 @pytest.mark.parametrize(("last", "dtype"), [(254, "uint8"), (255, "uint16")])
-def test_a_byte_255_makes_tokens_of_16_bits(last: int, dtype: str, tmp_path: Path) -> None:
+def test_a_byte_255_makes_tokens_of_16_bits(last, dtype, tmp_path):
     """In 8 bits it is the end of a document, as no text in UTF-8 has it."""
     content = TEXT.encode() + bytes([last])
     assert prepare(tmp_path, content).code == 0
@@ -100,7 +109,7 @@ def test_a_byte_255_makes_tokens_of_16_bits(last: int, dtype: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("kind", ["byte", "char", "bpe"])
-def test_every_tokenizer_gives_the_text_back(kind: str, tmp_path: Path) -> None:
+def test_every_tokenizer_gives_the_text_back(kind, tmp_path):
     text = "naïve 漢字 🙂\r\n\tend" + TEXT
     assert prepare(tmp_path, text, "--tokenizer", kind, "--vocabulary", "300").code == 0
     known = LLM.store(tmp_path / "data").facts
@@ -113,9 +122,7 @@ def test_every_tokenizer_gives_the_text_back(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [7, 64, 1 << 20])
-def test_a_large_text_is_the_same_in_pieces(
-    size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_text_is_the_same_in_pieces(size, tmp_path, monkeypatch):
     monkeypatch.setattr(module("texts"), "PIECE", size)
     for content in (TEXT.encode(), "漢字🙂é".encode() * 500, bytes(range(256)) * 20):
         (tmp_path / "packed.gz").write_bytes(gzip.compress(content))
@@ -129,7 +136,7 @@ def test_a_large_text_is_the_same_in_pieces(
         assert offset == len(content)
 
 
-def test_texts_are_known_again() -> None:
+def test_texts_are_known_again():
     seen = module("texts").Seen()
     known = set[bytes]()
     random = np.random.default_rng(0)
@@ -140,7 +147,7 @@ def test_texts_are_known_again() -> None:
         known.update(texts)
 
 
-def test_gpt2_by_a_vocabulary_made_here(tmp_path: Path) -> None:
+def test_gpt2_by_a_vocabulary_made_here(tmp_path):
     """All bytes and a few pairs, in the order of their ranks."""
     pairs = [bytes([byte]) for byte in range(256)] + [b"th", b"the", b" the", b"qu", b"ick"]
 
@@ -160,9 +167,7 @@ def test_gpt2_by_a_vocabulary_made_here(tmp_path: Path) -> None:
     assert tokenizer.decode(stored) == TEXT.encode()
 
 
-def test_gpt2_without_its_vocabulary_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpt2_without_its_vocabulary_is_one_line(tmp_path, monkeypatch):
     def offline() -> None:
         import tiktoken.load  # type: ignore[import-not-found]
 
@@ -178,9 +183,7 @@ def test_gpt2_without_its_vocabulary_is_one_line(
 
 
 @pytest.mark.parametrize(("end", "dtype"), [(65_535, "uint16"), (65_536, "uint32")])
-def test_the_width_of_a_stored_token_follows_the_vocabulary(
-    end: int, dtype: str, tmp_path: Path
-) -> None:
+def test_the_width_of_a_stored_token_follows_the_vocabulary(end, dtype, tmp_path):
     tokenizer = SimpleNamespace(
         kind="fake",
         end=end,
@@ -196,7 +199,7 @@ def test_the_width_of_a_stored_token_follows_the_vocabulary(
     assert batch["tokens"].max() == end - 1
 
 
-def test_files_are_split_whole_and_copies_left_out(tmp_path: Path) -> None:
+def test_files_are_split_whole_and_copies_left_out(tmp_path):
     folder = tmp_path / "texts"
     (folder / "deep").mkdir(parents=True)
     texts = [f"document {number} " * 30 for number in range(30)]
@@ -225,9 +228,7 @@ def test_files_are_split_whole_and_copies_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("block", [1, 7, 500])
-def test_each_token_but_the_first_is_the_target_of_the_one_before_it_once(
-    block: int, prepared: Path
-) -> None:
+def test_each_token_but_the_first_is_the_target_of_the_one_before_it_once(block, prepared):
     for split in ("train", "validation"):
         text = torch.from_numpy(tokens(prepared / "data", split))
         flags = ("--data.block_size", str(block), "--data.batch_size", "100")
@@ -241,7 +242,7 @@ def test_each_token_but_the_first_is_the_target_of_the_one_before_it_once(
         assert torch.equal(inputs[present], text[:-1])
 
 
-def test_random_start_shifts_in_training_only(prepared: Path) -> None:
+def test_random_start_shifts_in_training_only(prepared):
     flags = ("--data.block_size", "32", "--data.order", "random_start")
     samples = LLM.samples(LLM.store(prepared / "data"), "train", *flags)
     numbers = np.arange(-1, len(samples))
@@ -281,7 +282,7 @@ def num_parameters(*flags: str) -> tuple[int, int]:
         ("large", 774_030_080, 774e6),
     ],
 )
-def test_the_sizes_are_those_of_gpt2(size: str, count: int, paper: float) -> None:
+def test_the_sizes_are_those_of_gpt2(size, count, paper):
     """The counts of GPT-2's published weights."""
     total, padding = num_parameters("--model.size", size, *GPT2)
     assert total - padding == count
@@ -289,7 +290,7 @@ def test_the_sizes_are_those_of_gpt2(size: str, count: int, paper: float) -> Non
     assert plain == pytest.approx(paper, rel=0.06)
 
 
-def test_flops_are_those_of_the_formula() -> None:
+def test_flops_are_those_of_the_formula():
     """6 for each parameter and 12 · layers · width · context for attention (PaLM, appendix B)."""
 
     def count(time: int, *flags: str) -> float:
@@ -312,9 +313,7 @@ def test_flops_are_those_of_the_formula() -> None:
         ("NVIDIA Unheard Of", "bf16", "^n/a: Unheard Of .*is not in the table"),
     ],
 )
-def test_mfu_has_the_peak_of_the_gpu_or_none(
-    name: str, precision: str, says: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mfu_has_the_peak_of_the_gpu_or_none(name, precision, says, monkeypatch):
     throughput = module("hooks.throughput")
     memory = int(139.8 * 2**30)
     properties = SimpleNamespace(
@@ -329,7 +328,7 @@ def test_mfu_has_the_peak_of_the_gpu_or_none(
     assert rates == {"tokens_per_second": 512_000.0, "mfu": 0.25}
 
 
-def test_the_loss_is_that_of_the_logits() -> None:
+def test_the_loss_is_that_of_the_logits():
     model = small_model().eval()
     batch = random_batch(3)
     batch["targets"][1, 9:] = -100
@@ -350,9 +349,7 @@ def test_the_loss_is_that_of_the_logits() -> None:
 
 @pytest.mark.parametrize("fused", [True, False], ids=["torch's", "ours"])
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
-def test_a_chunked_loss_is_the_whole_one(
-    fused: bool, dtype: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_chunked_loss_is_the_whole_one(fused, dtype, monkeypatch):
     if not fused:
         monkeypatch.delattr(functional, "linear_cross_entropy", raising=False)
     batch = random_batch()
@@ -373,7 +370,7 @@ def test_a_chunked_loss_is_the_whole_one(
 
 
 @pytest.mark.parametrize("positions", ["rotary", "learned"])
-def test_no_token_sees_a_later_one(positions: str) -> None:
+def test_no_token_sees_a_later_one(positions):
     model = small_model("--model.positions", positions).eval()
     text = torch.randint(257, (2, 16))
     changed = text.clone()
@@ -388,9 +385,7 @@ def test_no_token_sees_a_later_one(positions: str) -> None:
     "flags", [(), ("--model.positions", "learned", "--model.norm", "rms", "--model.bias", "true")]
 )
 @pytest.mark.parametrize("length", [5, 40])
-def test_generating_with_a_cache_equals_without(
-    flags: tuple[str, ...], length: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_generating_with_a_cache_equals_without(flags, length, monkeypatch):
     """Also past block_size 16, and from a prompt that is longer than a block."""
     forgetful = SimpleNamespace(length=0, extend=lambda key, value: (key, value))
     model = small_model(*flags).eval()
@@ -410,7 +405,7 @@ def test_generating_with_a_cache_equals_without(
     assert not torch.equal(model.generate(prompt, 20, seed=1), model.generate(prompt, 20, seed=2))
 
 
-def test_what_pads_the_vocabulary_is_never_generated() -> None:
+def test_what_pads_the_vocabulary_is_never_generated():
     model = small_model(vocabulary=65).eval()
     assert model.embedding.num_embeddings == 128
     with torch.no_grad():
@@ -418,7 +413,7 @@ def test_what_pads_the_vocabulary_is_never_generated() -> None:
     assert model.generate(torch.zeros(4, 1, dtype=torch.int64), 100, temperature=3.0).max() < 65
 
 
-def test_compiled_blocks_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_blocks_compute_the_same(monkeypatch):
     """Each block and the head, whose chunked loss the compiler can look into."""
     monkeypatch.setattr(module("model"), "LOGITS_BYTES", 4 * 320 * 20)
     models = [small_model(), small_model()]
@@ -444,11 +439,13 @@ phases:
     overrides: {data.block_size: 8, data.batch_size: 16}
   - name: long
     steps: 10
-    overrides: {data.block_size: 32, data.order: random_start, training.gradient_accumulation_steps: 2}
+    overrides:
+      data: {block_size: 32, order: random_start}
+      training.gradient_accumulation_steps: 2
 """
 
 
-def test_a_run_in_phases_of_other_block_sizes_resumes(place: Path) -> None:
+def test_a_run_in_phases_of_other_block_sizes_resumes(place):
     (place / "config.yaml").write_text(PHASES)
     words = ("train", *MODEL, *LOGGED, "--evaluation.every_steps", "5")
     LLM.done(*words, "--checkpoint.every_steps", "4", cwd=place)
@@ -460,7 +457,7 @@ def test_a_run_in_phases_of_other_block_sizes_resumes(place: Path) -> None:
     assert (losses(place), evaluations(place), weights(place)) == whole
 
 
-def test_it_learns_the_order_of_tokens_and_says_how_well(place: Path) -> None:
+def test_it_learns_the_order_of_tokens_and_says_how_well(place):
     words = ("train", *SMALL, "--optimizer.learning_rate", "0.01", "--training.max_steps", "200")
     trained = LLM.done(*words, cwd=place)
     assert "tokens/s" in trained.out
@@ -470,14 +467,14 @@ def test_it_learns_the_order_of_tokens_and_says_how_well(place: Path) -> None:
     assert "mfu" not in row
 
     LLM.done("evaluate", cwd=place)
-    found = json.loads((newest_run(place) / "evaluation.json").read_text())
-    metrics = found["metrics"]
+    evaluation = evaluation_of(place)
+    metrics = evaluation["metrics"]
     text = tokens(place / "data", "test")
     assert metrics["perplexity"] == pytest.approx(math.exp(metrics["loss"]))
     bits = metrics["loss"] / math.log(2) * (len(text) - 1) / (text[1:] < 256).sum()
     assert metrics["bits_per_byte"] == pytest.approx(bits, rel=1e-5)
     assert metrics["bits_per_byte"] < 1.5
-    assert found["baselines"]["order-2 counts"]["bits_per_byte"] < 2
+    assert evaluation["baselines"]["order-2 counts"]["bits_per_byte"] < 2
 
     generate = ("generate", "--prompt", "Line 12", "--tokens", "40")
     generated = LLM.done(*generate, "--output", "out.txt", cwd=place).out
@@ -488,7 +485,7 @@ def test_it_learns_the_order_of_tokens_and_says_how_well(place: Path) -> None:
     assert LLM.done(*generate, "--seed", "0", cwd=place).out == generated
 
 
-def test_the_count_model_is_the_one_of_witten_and_bell() -> None:
+def test_the_count_model_is_the_one_of_witten_and_bell():
     """Against a plain implementation, symbol by symbol."""
     random = np.random.default_rng(0)
     train, text = (np.cumsum(random.integers(0, 3, size)) % 7 for size in (400, 90))
@@ -510,30 +507,29 @@ def test_the_count_model_is_the_one_of_witten_and_bell() -> None:
     bits = 0.0
     for place in range(2, len(text)):
         bits -= math.log2(share(tuple(text[place - 2 : place]), text[place]))
-    found = module("dataset").order_2(train, text)
-    assert found == pytest.approx(bits / (text[2:] < 256).sum())
+    actual = module("dataset").order_2(train, text)
+    assert actual == pytest.approx(bits / (text[2:] < 256).sum())
 
 
 # ---- fp8 ---------------------------------------------------------------------------------------
 
 
-def test_fp8_emulated_learns_as_bf16_does(place: Path) -> None:
+def test_fp8_emulated_learns_as_bf16_does(place):
     project = LLM.project(precision="fp8")
     words = ("train", *SMALL, "--model.width", "128", "--training.max_steps", "8")
-    result = run(project, *words, "--training.fp8_emulation", "true", cwd=place)
-    assert result.code == 0, result.err
+    result = check_run(project, *words, "--training.fp8_emulation", "true", cwd=place)
     assert "torchao" not in result.err, "what its import has to say is not the user's business"
     assert "_pytree" not in result.err
     assert re.search("emulated.* 8 layers", result.out, re.DOTALL)
     fp8 = float.fromhex(losses(place)[-1][1])
-    assert run(project, *words, "--training.precision", "bf16", cwd=place).code == 0
+    check_run(project, *words, "--training.precision", "bf16", cwd=place)
     bf16 = float.fromhex(losses(place)[-1][1])
     assert fp8 != bf16
     assert fp8 == pytest.approx(bf16, rel=0.05)
-    assert run(project, "evaluate", cwd=place).code == 0
+    check_run(project, "evaluate", cwd=place)
 
 
-def test_fp8_layers_evaluate_in_bf16_and_leave_small_ones_alone() -> None:
+def test_fp8_layers_evaluate_in_bf16_and_leave_small_ones_alone():
     fp8 = module("engine.fp8", precision="fp8")
     model = small_model("--model.width", "128")
     plain = small_model("--model.width", "128").eval()
@@ -547,7 +543,7 @@ def test_fp8_layers_evaluate_in_bf16_and_leave_small_ones_alone() -> None:
     assert fp8.convert(small_model(), emulate=True) == 0
 
 
-def test_fp8_needs_a_gpu_or_emulation_and_a_project_made_for_it(place: Path) -> None:
+def test_fp8_needs_a_gpu_or_emulation_and_a_project_made_for_it(place):
     words = ("train", *SMALL, "--training.precision", "fp8")
     refused = run(LLM.project(precision="fp8"), *words, cwd=place)
     one_error(refused, "fp8: there is no GPU", "choose fp32, or auto")
@@ -575,9 +571,7 @@ NO_TEXT = ("not UTF-8", "text.txt, byte 1000", "--tokenizer byte")
         (gzip.compress(TEXT.encode())[:-20], "", ("cannot read", "text.txt")),
     ],
 )
-def test_text_that_cannot_be_prepared(
-    content: str | bytes, flags: str, says: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_text_that_cannot_be_prepared(content, flags, says, tmp_path):
     (tmp_path / "texts").mkdir()
     one_error(prepare(tmp_path, content, *flags.split()), *says)
     assert not list((tmp_path / "data").glob("*")), "nothing half-written stays"
@@ -601,12 +595,12 @@ def test_text_that_cannot_be_prepared(
         ),
     ],
 )
-def test_settings_that_do_not_fit(flags: str, says: tuple[str, ...], place: Path) -> None:
+def test_settings_that_do_not_fit(flags, says, place):
     one_error(LLM.run("train", *SMALL, *flags.split(), cwd=place), *says)
     assert not list(place.glob("runs/*/metrics.jsonl"))
 
 
-def test_what_generate_refuses(tmp_path: Path) -> None:
+def test_what_generate_refuses(tmp_path):
     assert prepare(tmp_path, TEXT, "--tokenizer", "char").code == 0
     LLM.done("train", *SMALL, "--training.max_steps", "2", cwd=tmp_path)
     for flag, value, says in (

@@ -3,7 +3,6 @@ too."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +10,7 @@ import torch
 from importing import imported
 from ranks import run_ranks
 from rendering import render
-from running import evaluations, losses, one_error, run, weights
+from running import check_run, evaluations, losses, one_error, run, weights
 from test_tier_b import TINY
 from torch import nn
 from variants import choices
@@ -62,7 +61,7 @@ def optimizers(model: Net) -> list[torch.optim.Optimizer]:
     ]
 
 
-def test_each_weight_has_the_step_of_its_own_kind() -> None:
+def test_each_weight_has_the_step_of_its_own_kind():
     """Also after a state was saved and loaded."""
     optimization = imported(render(workload="llm", extras=["muon"]), "engine.optimization")
     torch.manual_seed(0)
@@ -90,35 +89,35 @@ def test_each_weight_has_the_step_of_its_own_kind() -> None:
 
 @pytest.mark.parametrize("framework", choices("framework"))
 @pytest.mark.first(1)
-def test_it_learns_and_resumes_bit_for_bit(framework: str, tmp_path: Path) -> None:
+def test_it_learns_and_resumes_bit_for_bit(framework, tmp_path):
     project = render(workload="llm", framework=framework, extras=["muon"])
     words = (*TINY["llm"], *MUON, "--training.max_steps", "8")
-    assert run(project, "train", *words, cwd=tmp_path).code == 0
+    check_run(project, "train", *words, cwd=tmp_path)
     curve = [float.fromhex(loss) for _, loss in losses(tmp_path)]
     expected = (losses(tmp_path), weights(tmp_path))
     assert curve[-1] < curve[0]
-    assert run(project, "train", *words, "--max-steps", "3", cwd=tmp_path).code == 0
-    assert run(project, "train", "--resume", cwd=tmp_path).code == 0
+    check_run(project, "train", *words, "--max-steps", "3", cwd=tmp_path)
+    check_run(project, "train", "--resume", cwd=tmp_path)
     assert (losses(tmp_path), weights(tmp_path)) == expected
 
 
 @pytest.mark.parametrize("distributed", ["fsdp", "ddp"])
 @pytest.mark.first(1)
-def test_two_ranks_make_the_steps_of_one(distributed: str, tmp_path: Path) -> None:
+def test_two_ranks_make_the_steps_of_one(distributed, tmp_path):
     """Up to the rounding of bfloat16; one process resumes with the state of both."""
     project = render(workload="llm", distributed=distributed, extras=["muon"])
     words = (*TINY["llm"], *MUON, "--training.max_steps", "4", "--model.dropout", "0")
-    assert run(project, "train", *words, cwd=tmp_path).code == 0
+    check_run(project, "train", *words, cwd=tmp_path)
     alone = [float.fromhex(loss) for _, loss in losses(tmp_path) + evaluations(tmp_path)]
     words = (*words, "--data.batch_size", "4", "--max-steps", "2")
     results = run_ranks(project, "train", *words, cwd=tmp_path)
     assert [result.code for result in results] == [0, 0], results[0].err[-2000:]
-    assert run(project, "train", "--resume", "--data.batch_size", "8", cwd=tmp_path).code == 0
+    check_run(project, "train", "--resume", "--data.batch_size", "8", cwd=tmp_path)
     together = [float.fromhex(loss) for _, loss in losses(tmp_path) + evaluations(tmp_path)]
     assert together == pytest.approx(alone, rel=1e-4 if distributed == "ddp" else 5e-3)
 
 
-def test_a_model_without_matrices_or_a_project_without_muon_is_one_line(tmp_path: Path) -> None:
+def test_a_model_without_matrices_or_a_project_without_muon_is_one_line(tmp_path):
     words = ("train", "--optimizer.name", "muon", "--model.depth", "1")
     no_matrix = run(render(workload="tabular", extras=["muon"]), *words, cwd=tmp_path)
     one_error(no_matrix, "no block .* matrix", "optimizer.name muon")

@@ -3,16 +3,14 @@ predicts."""
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
-from pathlib import Path
 
 import budget
 import numpy as np
 import pytest
-from rendering import REPOSITORY, render
-from running import newest_run, run
+from rendering import REPOSITORY, render, replace
+from running import check_run, evaluation_of, newest_run, run
 
 PAGE = (REPOSITORY / "docs/own-data.md").read_text(encoding="utf-8")
 FILES = ("dataset.py", "model.py", "commands/prepare.py", "commands/predict.py")
@@ -22,7 +20,7 @@ SHORT = ("--training.max_steps", "60", "--optimizer.learning_rate", "0.01")
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def project(tmp_path_factory):
     """A project for tables with the page's files in place of its own; config.yaml is still the old
     one."""
     rendered = render(workload="tabular", extras=["check"])
@@ -41,11 +39,11 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return project
 
 
-def test_data_and_model_are_short() -> None:
+def test_data_and_model_are_short():
     assert sum(budget.measure_source(text).tokens for text in CODE[:2]) <= 1_300
 
 
-def test_a_setting_that_is_gone_is_one_line(project: Path, tmp_path: Path) -> None:
+def test_a_setting_that_is_gone_is_one_line(project, tmp_path):
     result = run(project, "train", cwd=tmp_path)
     assert result.code == 2
     lines = {line for line in result.errors() if "unknown setting 'model.dropout'" in line}
@@ -53,16 +51,14 @@ def test_a_setting_that_is_gone_is_one_line(project: Path, tmp_path: Path) -> No
     assert all("remove it" in line or "did you mean" in line for line in result.errors())
 
 
-def test_the_example_keeps_to_its_contract_trains_and_predicts(
-    project: Path, tmp_path: Path
-) -> None:
+def test_the_example_keeps_to_its_contract_trains_and_predicts(project, tmp_path):
     text = (project / "config.yaml").read_text(encoding="utf-8")
     (tmp_path / "config.yaml").write_text(OTHERS.sub("  width: 64\n", text), encoding="utf-8")
-    result = run(project, "check", cwd=tmp_path)
-    assert result.code == 0, result.out + result.err
+    result = check_run(project, "check", cwd=tmp_path)
     assert [line.split()[0] for line in result.out.splitlines()] == ["ok"] * 14
 
-    random, folder = np.random.default_rng(1), tmp_path / "signals"
+    random = np.random.default_rng(1)
+    folder = tmp_path / "signals"
     folder.mkdir()
     lines = ["file,label"]
     for number in range(200):
@@ -77,22 +73,22 @@ def test_the_example_keeps_to_its_contract_trains_and_predicts(
         ("evaluate",),
         ("predict",),
     ):
-        result = run(project, *words, cwd=tmp_path)
-        assert result.code == 0, result.err
-    found = json.loads((newest_run(tmp_path) / "evaluation.json").read_text())
-    assert found["metrics"]["accuracy"] > 0.8 > found["baselines"]["most frequent"]["accuracy"]
+        result = check_run(project, *words, cwd=tmp_path)
+    evaluation = evaluation_of(tmp_path)
+    assert (
+        evaluation["metrics"]["accuracy"]
+        > 0.8
+        > evaluation["baselines"]["most frequent"]["accuracy"]
+    )
     predicted = np.load(newest_run(tmp_path) / "predictions.npz")
     assert predicted["probability"].shape == (30, 2)
     assert predicted["classes"].tolist() == ["hiss", "hum"]
 
 
-def test_a_check_names_what_the_example_would_do_wrong(project: Path, tmp_path: Path) -> None:
+def test_a_check_names_what_the_example_would_do_wrong(project, tmp_path):
     """The mean of a signal over what pads it too."""
     broken = shutil.copytree(project, tmp_path / "project")
-    path = broken / "src/my_training/model.py"
-    text = path.read_text(encoding="utf-8")
-    assert text.count(" * inside\n") == 1
-    path.write_text(text.replace(" * inside\n", "\n"), encoding="utf-8")
+    replace(broken / "src/my_training/model.py", " * inside\n", "\n")
     (tmp_path / "config.yaml").write_text("{}", encoding="utf-8")
     result = run(broken, "check", "--only", "padding", cwd=tmp_path)
     assert result.code == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,16 @@ import numpy as np
 import pytest
 import yaml
 from rendering import render
-from running import evaluations, losses, newest_run, one_error, rows, run, weights
+from running import (
+    check_run,
+    evaluation_of,
+    evaluations,
+    losses,
+    one_error,
+    rows,
+    run,
+    weights,
+)
 from variants import choices
 
 OPTIONS = ("--model.width", "16", "--monitor.every_steps", "1", "--schedule.warmup_steps", "2")
@@ -22,7 +30,7 @@ PHASES = [
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def reference(tmp_path_factory):
     folder = tmp_path_factory.mktemp("phases")
     configure(folder)
     train(folder, *OPTIONS)
@@ -30,7 +38,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def place(reference: Path, tmp_path: Path) -> Path:
+def place(reference, tmp_path):
     (tmp_path / "data").symlink_to(reference / "data")
     configure(tmp_path)
     return tmp_path
@@ -43,8 +51,7 @@ def configure(folder: Path, phases: Any = PHASES) -> None:
 
 def train(place: Path, *words: str, framework: str = "pytorch") -> None:
     project = render(workload="tabular", framework=framework)
-    result = run(project, "train", *words, cwd=place)
-    assert result.code == 0, result.err
+    check_run(project, "train", *words, cwd=place)
 
 
 def results(place: Path) -> tuple[object, ...]:
@@ -52,7 +59,7 @@ def results(place: Path) -> tuple[object, ...]:
     return losses(place), evaluations(place), weights(place)
 
 
-def test_phases_run_in_turn_with_their_settings(reference: Path) -> None:
+def test_phases_run_in_turn_with_their_settings(reference):
     trained = [row for row in rows(reference) if "split" not in row]
     assert [row["step"] for row in trained] == list(range(1, 33))
     rates = [row["learning_rate"] for row in trained]
@@ -66,9 +73,7 @@ def test_phases_run_in_turn_with_their_settings(reference: Path) -> None:
 @pytest.mark.parametrize("framework", choices("framework"))
 @pytest.mark.parametrize("stops", [(5, 12, 20), (11, 13, 27), (12, 28, 31)], ids=str)
 @pytest.mark.cover(1)
-def test_resume_inside_any_phase(
-    framework: str, stops: tuple[int, ...], place: Path, reference: Path
-) -> None:
+def test_resume_inside_any_phase(framework, stops, place, reference):
     words = OPTIONS
     for stop in (*stops, 32):
         train(place, *words, "--max-steps", str(stop), framework=framework)
@@ -77,7 +82,7 @@ def test_resume_inside_any_phase(
     assert results(place) == results(reference)
 
 
-def test_one_phase_at_a_time(place: Path, reference: Path) -> None:
+def test_one_phase_at_a_time(place, reference):
     words = OPTIONS
     for number, steps in ((1, 12), (2, 27), (3, 32)):
         train(place, *words, "--phase", str(number))
@@ -87,7 +92,7 @@ def test_one_phase_at_a_time(place: Path, reference: Path) -> None:
     assert results(place) == results(reference)
 
 
-def test_a_phase_waits_for_the_one_before(place: Path) -> None:
+def test_a_phase_waits_for_the_one_before(place):
     def refused(phase: int, *parts: str) -> None:
         done = run(render(workload="tabular"), "train", "--phase", str(phase), cwd=place)
         one_error(done, *parts)
@@ -98,7 +103,7 @@ def test_a_phase_waits_for_the_one_before(place: Path) -> None:
     refused(2, "phase 1 is not finished", "step 7 of 12")
 
 
-def test_a_phase_trains_and_evaluates_on_data_of_its_own(tmp_path: Path) -> None:
+def test_a_phase_trains_and_evaluates_on_data_of_its_own(tmp_path):
     """Two prepared tables, one after the other; resumed in each to the bit, and evaluated on the
     last one."""
     project = render(workload="tabular")
@@ -110,7 +115,7 @@ def test_a_phase_trains_and_evaluates_on_data_of_its_own(tmp_path: Path) -> None
         table = np.column_stack([a, noise, slope * a + noise])
         np.savetxt(tmp_path / f"{name}.csv", table, delimiter=",", header="a,b,target", comments="")
         words = f"--input {name}.csv --target target --task regression --data.path data/{name}"
-        assert run(project, "prepare", *words.split(), cwd=tmp_path).code == 0
+        check_run(project, "prepare", *words.split(), cwd=tmp_path)
         overrides = {"data.path": f"data/{name}"}
         phases.append({"name": name, "steps": steps, "overrides": overrides})
     configure(tmp_path, phases)
@@ -126,6 +131,6 @@ def test_a_phase_trains_and_evaluates_on_data_of_its_own(tmp_path: Path) -> None
     trained = [row["loss"] for row in rows(tmp_path) if "split" not in row]
     assert trained[9] > 2 * trained[8]
     words = ("--checkpoint", "last", "--split", "validation")
-    assert run(project, "evaluate", *words, cwd=tmp_path).code == 0
-    measured = json.loads((newest_run(tmp_path) / "evaluation.json").read_text())["metrics"]["loss"]
+    check_run(project, "evaluate", *words, cwd=tmp_path)
+    measured = evaluation_of(tmp_path)["metrics"]["loss"]
     assert measured == float.fromhex(evaluations(tmp_path)[-1][1])

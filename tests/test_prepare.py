@@ -78,7 +78,7 @@ REFUSED: dict[str, tuple[str | bytes, str, str]] = {
         "2 cells where the header has 4: .*row 201",
     ),
     "no delimiter": (with_column(), "--delimiter ,,", "',,' is not one character"),
-    "a plot": (
+    "an image": (
         b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + bytes(range(256)) * 9,
         "",
         "a NUL byte, .*binary file: .*export it",
@@ -144,7 +144,7 @@ REFUSED: dict[str, tuple[str | bytes, str, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_bad_input_is_one_line_and_leaves_nothing(name: str, tmp_path: Path) -> None:
+def test_bad_input_is_one_line_and_leaves_nothing(name, tmp_path):
     content, flags, says = REFUSED[name]
     (tmp_path / "empty").mkdir()
     name = "odd.csv.gz" if content[:2] == b"\x1f\x8b" else "odd.csv"
@@ -183,7 +183,7 @@ NOTED: dict[str, tuple[str, str, str]] = {
 
 
 @pytest.mark.parametrize("name", NOTED)
-def test_odd_tables_are_not_silent(name: str, tmp_path: Path) -> None:
+def test_odd_tables_are_not_silent(name, tmp_path):
     content, flags, says = NOTED[name]
     assert re.search(f"note: {says}", prepared(tmp_path, "tabular", content, flags).out)
 
@@ -217,13 +217,13 @@ def same_tables(folder: Path) -> dict[str, str]:
     return flags | dict.fromkeys(others, "")
 
 
-def test_every_kind_of_file_gives_the_same_arrays_and_facts(tmp_path: Path) -> None:
-    found = {}
+def test_every_kind_of_file_gives_the_same_arrays_and_facts(tmp_path):
+    by_path = {}
     for path, flags in same_tables(tmp_path).items():
         data = f"data of {path}"
         assert prepare(tmp_path, "tabular", path, flags, data).code == 0, path
-        found[path] = contents(tmp_path, "tabular", data)
-    assert [path for path, content in found.items() if content != found["plain.csv"]] == []
+        by_path[path] = contents(tmp_path, "tabular", data)
+    assert [path for path, content in by_path.items() if content != by_path["plain.csv"]] == []
 
 
 QUOTED = ["a, b", 'say "no"', "two\nlines", "plain"] * 50
@@ -251,19 +251,19 @@ READ_RIGHT: dict[str, tuple[list[str], Any, str]] = {
 
 
 @pytest.mark.parametrize("name", READ_RIGHT)
-def test_odd_cells_are_those_of_a_parquet(name: str, tmp_path: Path) -> None:
+def test_odd_cells_are_those_of_a_parquet(name, tmp_path):
     cells, values, flags = READ_RIGHT[name]
     written(tmp_path, with_column(more=cells), "odd.csv")
     pyarrow.parquet.write_table(pa.table(columns(more=values)), tmp_path / "odd.parquet")
     for kind in ("csv", "parquet"):
         assert prepare(tmp_path, "tabular", f"odd.{kind}", flags, kind).code == 0
-    found = contents(tmp_path, "tabular", "csv")
-    assert found == contents(tmp_path, "tabular", "parquet")
+    of_csv = contents(tmp_path, "tabular", "csv")
+    assert of_csv == contents(tmp_path, "tabular", "parquet")
     if isinstance(values[0], str):
-        assert set(found["facts"]["categories"][-1]["values"]) == set(values)
+        assert set(of_csv["facts"]["categories"][-1]["values"]) == set(values)
 
 
-def test_gaps_of_a_parquet_are_those_of_the_csv(tmp_path: Path) -> None:
+def test_gaps_of_a_parquet_are_those_of_the_csv(tmp_path):
     """With nulls, times and whole numbers, over more rows than a block has."""
     numbers = np.arange(70_000)
     when = np.datetime64("2020-01-01T00:00", "s") + 3600 * numbers
@@ -277,7 +277,7 @@ def test_gaps_of_a_parquet_are_those_of_the_csv(tmp_path: Path) -> None:
     assert contents(tmp_path, "timeseries", "parquet") == contents(tmp_path, "timeseries", "csv")
 
 
-def test_a_text_that_comes_late_has_its_row(tmp_path: Path) -> None:
+def test_a_text_that_comes_late_has_its_row(tmp_path):
     """Behind the first block, which decides what a column holds."""
     table = {"a": [str(row) for row in range(70_000)], "price": list(range(70_000))}
     table["a"][69_000] = "many"
@@ -323,7 +323,7 @@ FORMATS: dict[str, tuple[list[str], str, list[str]]] = {
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_times_are_read_by_the_format_that_fits_all_of_them(name: str, tmp_path: Path) -> None:
+def test_times_are_read_by_the_format_that_fits_all_of_them(name, tmp_path):
     cells, time_format, iso = FORMATS[name]
     flags = FEATURES.removesuffix(" --time-format")
     odd_flags = f"{FEATURES} {time_format}" if time_format else flags
@@ -350,14 +350,14 @@ NO_TIMES: dict[str, tuple[list[str], str, str]] = {
 
 
 @pytest.mark.parametrize("name", NO_TIMES)
-def test_times_that_cannot_be_read_are_one_line(name: str, tmp_path: Path) -> None:
+def test_times_that_cannot_be_read_are_one_line(name, tmp_path):
     cells, time_format, says = NO_TIMES[name]
     flags = f"{FEATURES} {time_format}" if time_format else FEATURES.removesuffix(" --time-format")
     path = written(tmp_path, with_column(day=cells), "odd.csv")
     one_error(prepare(tmp_path, "tabular", path, flags), says)
 
 
-def test_parts_of_times(tmp_path: Path) -> None:
+def test_parts_of_times(tmp_path):
     flags = "--time-features month,hour,weekday --keep-order"
     prepared(tmp_path, "tabular", with_column(when=TIMES), flags)
     opened = store(tmp_path, "tabular")
@@ -372,7 +372,7 @@ def test_parts_of_times(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("task", ["regression", "classification"])
-def test_rows_without_a_target_are_left_out_and_counted(task: str, tmp_path: Path) -> None:
+def test_rows_without_a_target_are_left_out_and_counted(task, tmp_path):
     table = columns(kind=["a", "b"] * 100)
     target = "price" if task == "regression" else "kind"
     flags = f"--target {target} --task {task} --drop-missing-targets"
@@ -386,7 +386,7 @@ def test_rows_without_a_target_are_left_out_and_counted(task: str, tmp_path: Pat
     assert contents(tmp_path / "gaps", "tabular") == contents(tmp_path / "less", "tabular")
 
 
-def test_pairs_without_a_target_are_left_out_and_counted(tmp_path: Path) -> None:
+def test_pairs_without_a_target_are_left_out_and_counted(tmp_path):
     pairs = [{"source": f"{row}", "target": f"{row} again"} for row in range(ROWS)]
     gaps = [{"source": "x", "target": None}, {"source": "y"}, {"source": "z", "target": " "}]
     odd = [*pairs[:9], *gaps, *pairs[9:]]
@@ -403,7 +403,7 @@ def test_pairs_without_a_target_are_left_out_and_counted(tmp_path: Path) -> None
         assert contents(tmp_path, "seq2seq") == contents(tmp_path, "seq2seq", "less")
 
 
-def test_a_column_of_lists_is_named_and_can_be_dropped(tmp_path: Path) -> None:
+def test_a_column_of_lists_is_named_and_can_be_dropped(tmp_path):
     odd = {"tags": [[1, 2]] * ROWS, "box": [{"a": 1}] * ROWS, "raw": [b"\xff"] * ROWS}
     pyarrow.parquet.write_table(pa.table(columns(**odd)), tmp_path / "odd.parquet")
     drop = ""
@@ -416,7 +416,7 @@ def test_a_column_of_lists_is_named_and_can_be_dropped(tmp_path: Path) -> None:
     assert contents(tmp_path, "tabular") == contents(tmp_path / "plain", "tabular")
 
 
-def test_an_error_in_a_folder_has_the_file_and_its_row(tmp_path: Path) -> None:
+def test_an_error_in_a_folder_has_the_file_and_its_row(tmp_path):
     for name in ("a", "b", "c"):
         content = with_cell("size", "large", row=12) if name == "b" else with_column()
         written(tmp_path / "parts", content, f"{name}.csv")
@@ -462,9 +462,7 @@ ALL_TRAIN = {
 
 
 @pytest.mark.parametrize("workload", ALL_TRAIN)
-def test_predict_reads_files_as_prepare_did(
-    workload: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_predict_reads_files_as_prepare_did(workload, tmp_path, capsys):
     """Delimiter, decimal mark, encoding, missing cells and times; other ones are said by flags, or
     found."""
     flags = ALL_TRAIN[workload]
@@ -483,11 +481,11 @@ def test_predict_reads_files_as_prepare_did(
     assert as_prepared == by_flags
     plain = store(tmp_path, workload, "plain")
     folder = tmp_path / "found"
-    found = read_again(workload, plain, tmp_path / "german.csv", folder, encoding="latin-1")
-    assert found == by_flags
+    by_discovery = read_again(workload, plain, tmp_path / "german.csv", folder, encoding="latin-1")
+    assert by_discovery == by_flags
 
 
-def test_times_of_a_series_that_may_be_two_are_one_line(tmp_path: Path) -> None:
+def test_times_of_a_series_that_may_be_two_are_one_line(tmp_path):
     these = days("%d/%m/%Y", these=[np.datetime64("2024-01-01") + day for day in range(9)])
     path = written(tmp_path, lines({"day": these, "size": [*range(9)]}))
     words = "--history 2 --horizon 1"
@@ -519,7 +517,7 @@ def an_input(workload: str, folder: Path) -> str:
 
 
 @pytest.mark.parametrize("workload", choices("workload"))
-def test_a_dry_run_says_everything_and_writes_nothing(workload: str, tmp_path: Path) -> None:
+def test_a_dry_run_says_everything_and_writes_nothing(workload, tmp_path):
     name = an_input(workload, tmp_path)
     dry = prepare(tmp_path, workload, name, "--dry-run")
     assert dry.code == 0

@@ -6,12 +6,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
-from fresh import Command, Result, run_in
+from fresh import Command, run_in
 from rendering import render
-from running import PACKAGE, losses, one_error, run
+from running import PACKAGE, check_run, losses, one_error
 from test_script import CASES, words_of
 from test_tier_b import TINY, place  # noqa: F401
 from variants import choices
@@ -48,7 +47,7 @@ LSTMS = ("timeseries fp32", "timeseries bf16", "windows bf16", "script bf16")
 
 
 @pytest.fixture(scope="module")
-def lstm_runs(place: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def lstm_runs(place, tmp_path_factory):
     """The folders of workloads with an LSTM, and of the script, that trained without AVX-512."""
     commands = {}
     for name in LSTMS:
@@ -71,35 +70,31 @@ def lstm_runs(place: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 
 
 @pytest.mark.parametrize("name", LSTMS)
-def test_an_lstm_trains_in_half_precision_without_avx512(
-    name: str, lstm_runs: dict[str, Path], place: Any
-) -> None:
+def test_an_lstm_trains_in_half_precision_without_avx512(name, lstm_runs, place):
     """oneDNN has no LSTM in bf16 or fp16 for such a processor."""
     workload, precision = name.split()
-    found = curve(lstm_runs[name])
-    assert len(found) == STEPS
+    without_avx512 = curve(lstm_runs[name])
+    assert len(without_avx512) == STEPS
     if precision == "fp32":
         here = place(workload)
-        assert run(render(workload=workload), "train", *short(workload), cwd=here).code == 0
-        assert found == pytest.approx(curve(here), rel=TOLERANCE)
+        check_run(render(workload=workload), "train", *short(workload), cwd=here)
+        assert without_avx512 == pytest.approx(curve(here), rel=TOLERANCE)
     elif workload == "timeseries":
         in_float32 = curve(lstm_runs["timeseries fp32"])
-        assert found == pytest.approx(in_float32, rel=HALF_TOLERANCE)
-        assert found != in_float32
+        assert without_avx512 == pytest.approx(in_float32, rel=HALF_TOLERANCE)
+        assert without_avx512 != in_float32
 
 
 @pytest.mark.parametrize(
     "workload", sorted(choices("workload"), key=lambda name: name != "tabular")
 )
 @pytest.mark.first(1)
-def test_without_avx_on_two_threads_losses_are_the_same_but_for_rounding(
-    workload: str, place: Any
-) -> None:
+def test_without_avx_on_two_threads_losses_are_the_same_but_for_rounding(workload, place):
     here = place(workload)
     there = place(workload)
     project = render(workload=workload)
     words = ("train", *short(workload))
-    assert run(project, *words, cwd=here).code == 0
+    check_run(project, *words, cwd=here)
     (result,) = run_in(WITHOUT_AVX | TWO_THREADS, [command(project, *words, cwd=there)])
     assert result.code == 0, result.err
     assert curve(there) == pytest.approx(curve(here), rel=TOLERANCE)
@@ -123,12 +118,12 @@ BARE = {
     "PATH": "/nonexistent",
     "CC": None,
     "CXX": "/nonexistent/c++",
-    "FASTTRAIN_PICTURES": "1",  # whose fonts have a cache at home
+    "FASTTRAIN_EXAMPLES": "1",  # whose fonts have a cache at home
 }
 
 
 @pytest.fixture(scope="module")
-def bare_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
+def bare_runs(tmp_path_factory):
     """What the commands of a project leave on such an account, in one folder."""
     folder = tmp_path_factory.mktemp("bare") / "Größe"
     project = render(workload="tabular")
@@ -143,16 +138,12 @@ def bare_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
     return dict(zip(all_words, run_in(BARE, commands), strict=True))
 
 
-def test_an_account_without_utf8_home_git_and_compiler_works(
-    bare_runs: dict[str, Result],
-) -> None:
+def test_an_account_without_utf8_home_git_and_compiler_works(bare_runs):
     for name in ("train", "evaluate", "report", "doctor"):
         result = bare_runs[name]
         assert result.code == 0, result.err
         assert "Traceback" not in result.err
 
 
-def test_a_locale_that_torchs_compiler_cannot_use_has_its_remedy(
-    bare_runs: dict[str, Result],
-) -> None:
+def test_a_locale_that_torchs_compiler_cannot_use_has_its_remedy(bare_runs):
     one_error(bare_runs["compile"], "could not be compiled .UnicodeDecodeError", "set PYTHONUTF8=1")

@@ -16,7 +16,7 @@ import pytest
 import rendering
 import torch
 from importing import imported
-from running import PACKAGE, run
+from running import PACKAGE, check_run
 from test_tier_b import TINY
 from torch import nn
 from variants import choices, name, pairwise
@@ -34,8 +34,7 @@ def profiled(folder: Path, before: Callable[[], None] | None = None, **answers: 
     """profile.md of a short profile."""
     workload = answers.setdefault("workload", "tabular")
     flags = (*TINY[workload], "--steps", "3")
-    done = run(render(**answers), "profile", *flags, cwd=folder, before=before)
-    assert done.code == 0, done.err[-3000:]
+    done = check_run(render(**answers), "profile", *flags, cwd=folder, before=before)
     page = (folder / "trace/profile.md").read_text()
     assert page in done.out
     return page
@@ -49,7 +48,7 @@ def table(page: str, title: str) -> list[list[str]]:
 
 @pytest.mark.parametrize("answers", pairwise("workload", "framework"), ids=name)
 @pytest.mark.cover(1, "framework")
-def test_every_workload_has_its_layers(answers: dict[str, str], tmp_path: Path) -> None:
+def test_every_workload_has_its_layers(answers, tmp_path):
     page = profiled(tmp_path, **answers)
     assert re.match(r"# Profile: (input|Python|memory|compute)-bound\n", page)
     assert "--" not in page.partition("## Layers")[0], "no setting is advised without measuring it"
@@ -68,7 +67,7 @@ def test_every_workload_has_its_layers(answers: dict[str, str], tmp_path: Path) 
 
 @pytest.mark.parametrize("workload", choices("workload"))
 @pytest.mark.first(1)
-def test_a_slow_loader_is_the_bottleneck(workload: str, tmp_path: Path) -> None:
+def test_a_slow_loader_is_the_bottleneck(workload, tmp_path):
     def slow() -> None:
         loader = importlib.import_module(f"{PACKAGE}.engine.loader").Loader
         fast = loader.epoch
@@ -124,7 +123,7 @@ def attributed(model: nn.Module) -> dict[str, Any]:
     return {row.name: row for row in rows}
 
 
-def test_operations_belong_to_their_layers_forward_and_backward() -> None:
+def test_operations_belong_to_their_layers_forward_and_backward():
     rows = attributed(Two())
     assert rows["layers.*"].modules == 2
     for kind in ("layers.*", "small", "small.inner", "Two"):
@@ -136,7 +135,7 @@ def test_operations_belong_to_their_layers_forward_and_backward() -> None:
     assert rows["layers.*"].share == max(row.share for row in rows.values())
 
 
-def test_backward_belongs_to_the_operation_of_its_number() -> None:
+def test_backward_belongs_to_the_operation_of_its_number():
     """Numbers are shared by what does not take them: the last operation of a number did."""
     profiling = module()
 
@@ -176,7 +175,7 @@ def test_backward_belongs_to_the_operation_of_its_number() -> None:
     assert rows["(optimizer)"].share == 256 / 511
 
 
-def test_a_compiled_block_is_one_layer() -> None:
+def test_a_compiled_block_is_one_layer():
     model = Two()
     model.small.compile(backend="eager", fullgraph=True)
     rows = attributed(model)
@@ -203,14 +202,14 @@ MOVES = "80% of the computing moves data, 20% is arithmetic"
         ((0.05, 0.9, 0.05), 0.8, True, "compute", "80% of the computing is arithmetic"),
     ],
 )
-def test_verdicts(split: tuple, products: float, cuda: bool, kind: str, why: str) -> None:
+def test_verdicts(split, products, cuda, kind, why):
     shares = dict(zip(("data", "compute", "idle"), split, strict=True))
     verdict = module().verdict(shares, products, cuda)
     assert verdict[0] == kind
     assert verdict[1].startswith(why)
 
 
-def test_shares_of_a_step() -> None:
+def test_shares_of_a_step():
     shares = module().shares
     gpu = shares(seconds=0.1, waited=0.02, busy=0.05, traced=0.4, cuda=True)
     assert gpu == pytest.approx({"data": 0.2, "compute": 0.5, "idle": 0.3})
@@ -220,7 +219,7 @@ def test_shares_of_a_step() -> None:
     assert streams == pytest.approx({"data": 0.2, "compute": 0.8, "idle": 0.0})
 
 
-def test_a_cpu_has_no_idle_time_and_its_page_says_what_is_there_instead() -> None:
+def test_a_cpu_has_no_idle_time_and_its_page_says_what_is_there_instead():
     split = {"data": 0.1, "compute": 0.3, "idle": 0.6}
     profile = module().Profile(torch.device("cpu"), 0.01, split, 0.9, [], [])
     page = module().page(profile, 5)

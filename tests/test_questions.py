@@ -47,9 +47,7 @@ def refused() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("gpu", "precision"), refused())
 @pytest.mark.cover(1)
-def test_impossible_precision_is_refused_with_its_reason(
-    gpu: str, precision: str, tmp_path: Path
-) -> None:
+def test_impossible_precision_is_refused_with_its_reason(gpu, precision, tmp_path):
     message = refusal(tmp_path, workload="llm", gpu=gpu, precision=precision)
     card = {"cpu": "A CPU", "other": "sm 8.0"}.get(gpu, "")
     peaks = {"bf16": 1 if gpu == "other" else None}
@@ -61,7 +59,7 @@ def test_impossible_precision_is_refused_with_its_reason(
     assert message == f"Invalid choice for 'precision': {card} has no {missing}; choose {best}"
 
 
-def test_fp8_is_refused_where_no_product_is_large(tmp_path: Path) -> None:
+def test_fp8_is_refused_where_no_product_is_large(tmp_path):
     message = refusal(tmp_path, workload="tabular", gpu="h100", precision="fp8")
     assert "tabular has no large matmuls" in message
     assert message.endswith("; choose bf16")
@@ -89,7 +87,7 @@ def test_fp8_is_refused_where_no_product_is_large(tmp_path: Path) -> None:
         ("", "a letter, then"),
     ],
 )
-def test_bad_package_names_are_refused(package_name: str, reason: str, tmp_path: Path) -> None:
+def test_bad_package_names_are_refused(package_name, reason, tmp_path):
     assert reason in refusal(tmp_path, package_name=package_name)
 
 
@@ -105,12 +103,12 @@ def test_bad_package_names_are_refused(package_name: str, reason: str, tmp_path:
         ('a "quoted" name', "a_quoted_name"),
     ],
 )
-def test_package_name_follows_from_the_project_name(project_name: str, package: str) -> None:
+def test_package_name_follows_from_the_project_name(project_name, package):
     project = render(project_name=project_name)
     assert [path.name for path in (project / "src").iterdir()] == [package]
 
 
-def test_reserved_names_hold_every_module_of_python_and_every_dependency() -> None:
+def test_reserved_names_hold_every_module_of_python_and_every_dependency():
     reserved = yaml.safe_load(
         (REPOSITORY / "template/tables/reserved_names.yml").read_text(encoding="utf-8")
     )
@@ -132,7 +130,7 @@ def test_reserved_names_hold_every_module_of_python_and_every_dependency() -> No
 
 
 @pytest.mark.parametrize("answers", [{"project_name": " "}, {"project_name": "two\nlines"}])
-def test_bad_project_names_are_refused(answers: dict[str, str], tmp_path: Path) -> None:
+def test_bad_project_names_are_refused(answers, tmp_path):
     assert "project_name" in refusal(tmp_path, **answers)
 
 
@@ -152,12 +150,12 @@ def test_bad_project_names_are_refused(answers: dict[str, str], tmp_path: Path) 
         {"project_description": "two\nlines"},
     ],
 )
-def test_other_bad_answers_are_refused(answers: dict[str, object], tmp_path: Path) -> None:
+def test_other_bad_answers_are_refused(answers, tmp_path):
     assert list(answers)[-1] in refusal(tmp_path, **answers)
 
 
 @pytest.mark.parametrize("name", ["gpus", "card", "refused", "best_precision", "reserved_names"])
-def test_computed_values_cannot_be_set(name: str, tmp_path: Path) -> None:
+def test_computed_values_cannot_be_set(name, tmp_path):
     with pytest.raises(ValueError, match=f"'{name}': is computed"):
         run_copy(str(template()), tmp_path / "project", data={name: "x"}, defaults=True, quiet=True)
 
@@ -165,7 +163,7 @@ def test_computed_values_cannot_be_set(name: str, tmp_path: Path) -> None:
 # ---- the questionnaire -------------------------------------------------------------------------
 
 
-def test_nothing_needs_trust() -> None:
+def test_nothing_needs_trust():
     settings = yaml.safe_load((REPOSITORY / "copier.yml").read_text(encoding="utf-8"))
     assert not {"_tasks", "_migrations", "_jinja_extensions"} & set(settings)
 
@@ -188,9 +186,7 @@ LONG = "a folder of forty letters and some spaces"
         ("package", f"{LONG}/it's/{LONG}/{LONG}"),
     ],
 )
-def test_message_after_copying_gives_commands_that_work(
-    layout: str, folder: str, tmp_path: Path
-) -> None:
+def test_message_after_copying_gives_commands_that_work(layout, folder, tmp_path):
     """Each line fits a terminal of 80 columns, whatever the name and the place of the project."""
     project = tmp_path / folder
     project.parent.mkdir(parents=True, exist_ok=True)
@@ -221,7 +217,7 @@ def test_message_after_copying_gives_commands_that_work(
         assert all(f"\n{target}:" in makefile for target in targets)
 
 
-def test_message_after_copying_makes_no_repository_inside_another(tmp_path: Path) -> None:
+def test_message_after_copying_makes_no_repository_inside_another(tmp_path):
     subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
     project = tmp_path / "project"
     (command,) = [
@@ -235,7 +231,7 @@ def test_message_after_copying_makes_no_repository_inside_another(tmp_path: Path
 
 
 @pytest.mark.parametrize("key", gpus())
-def test_row_is_complete_and_sane(key: str) -> None:
+def test_row_is_complete_and_sane(key):
     row = gpus()[key]
     assert list(row) == list(gpus()["h100"])
     capability = tuple(map(int, row["sm"].split(".")))
@@ -263,7 +259,7 @@ def test_row_is_complete_and_sane(key: str) -> None:
 
 
 @pytest.mark.parametrize("key", gpus())
-def test_wheel_of_row_has_code_for_the_card(key: str) -> None:
+def test_wheel_of_row_has_code_for_the_card(key):
     row = gpus()[key]
     versions = SpecifierSet(row["torch"])
     assert "2.9.1" not in versions, "older releases execute code from checkpoints: CVE-2026-24747"
@@ -283,7 +279,7 @@ def test_wheel_of_row_has_code_for_the_card(key: str) -> None:
     assert first in versions or row["torch"] == ">=2.11"  # no CUDA for aarch64 before 2.11
 
 
-def test_no_two_rows_claim_the_same_card() -> None:
+def test_no_two_rows_claim_the_same_card():
     labels = [row["label"] for row in gpus().values()]
     assert len(set(labels)) == len(labels)
     claims = [(alias, row["memory_gb"]) for row in gpus().values() for alias in row["aliases"]]
@@ -293,12 +289,13 @@ def test_no_two_rows_claim_the_same_card() -> None:
     ]
 
 
-def test_precision_of_a_row_is_the_precision_of_a_run() -> None:
+def test_precision_of_a_row_is_the_precision_of_a_run():
     """The template and engine/gpus.py agree on `precision: auto` and on what is impossible."""
     table = imported(render(), "engine.gpus")
     for key, row in gpus().items():
-        peaks, hip = row["tflops"], row["wheel"].startswith("rocm")
-        best = "bf16" if peaks["bf16"] else "fp16" if peaks["fp16"] else "fp32"
+        peaks = row["tflops"]
+        hip = row["wheel"].startswith("rocm")
+        best = next((name for name in ("bf16", "fp16") if peaks[name]), "fp32")
         capability = tuple(map(int, row["sm"].split(".")))
         assert table.resolve_precision("auto", capability, hip)[0] == best, key
         if key in values("gpu"):  # one of each kind

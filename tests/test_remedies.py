@@ -3,7 +3,6 @@ line."""
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable
@@ -16,7 +15,7 @@ import pytest
 import torch
 from importing import imported
 from rendering import render
-from running import losses, newest_run, one_error, rows, run
+from running import check_run, evaluation_of, losses, newest_run, one_error, rows, run
 from variants import choices
 
 TABULAR = render(workload="tabular")
@@ -27,8 +26,7 @@ config = imported(TABULAR, "config")
 errors = imported(TABULAR, "engine.errors")
 
 
-# ---- a batch that is larger than the split, or than the memory
-# --------------------------------------
+# ---- a batch that is larger than the split, or than the memory -----------------------------------
 
 
 @pytest.mark.parametrize("framework", choices("framework"))
@@ -43,14 +41,12 @@ def test_a_batch_larger_than_the_split_is_reduced_and_resumes(
     )
     whole = tmp_path / "whole"
     parts = tmp_path / "parts"
-    done = run(project, "train", *words, cwd=whole)
-    assert done.code == 0, done.err
+    done = check_run(project, "train", *words, cwd=whole)
     assert "note: a batch of 2,048 samples: the training split has 1,400" in done.out
     assert "3 steps of 2,048 samples" in done.out
 
-    assert run(project, "train", *words, "--max-steps", "1", cwd=parts).code == 0
-    again = run(project, "train", "--resume", cwd=parts)
-    assert again.code == 0, again.err
+    check_run(project, "train", *words, "--max-steps", "1", cwd=parts)
+    check_run(project, "train", "--resume", cwd=parts)
     assert losses(parts) == losses(whole)
 
 
@@ -90,8 +86,7 @@ def test_a_batch_that_does_not_fit_is_an_error_before_the_first_step(
     if free > 1_000_000:  # the rows alone do not say what a step needs
         words = f"--data.batch_size {suggested} --model.width 64 --training.max_steps 1"
         words = split(f"{words} --evaluation.batch_size 64")
-        done = run(TABULAR, "train", *words, cwd=tmp_path, before=little_memory(free))
-        assert done.code == 0, done.err
+        check_run(TABULAR, "train", *words, cwd=tmp_path, before=little_memory(free))
 
 
 def test_a_batch_of_the_validation_that_does_not_fit_names_its_setting(tmp_path: Path) -> None:
@@ -112,8 +107,8 @@ def test_the_measurement_of_a_small_batch_costs_no_bit_of_the_training(tmp_path:
         memory._check_forward = lambda *_: None
 
     words = split("--training.max_steps 8 --monitor.every_steps 1 --model.dropout 0.2")
-    assert run(TABULAR, "train", *words, cwd=measured).code == 0
-    assert run(TABULAR, "train", *words, cwd=plain, before=leave_out).code == 0
+    check_run(TABULAR, "train", *words, cwd=measured)
+    check_run(TABULAR, "train", *words, cwd=plain, before=leave_out)
     assert losses(measured) == losses(plain)
 
 
@@ -137,8 +132,7 @@ def test_free_memory_is_what_a_container_leaves_and_shared_by_processes(
     assert memory.free_memory(cpu) > 1 << 19, "no limit"
 
 
-# ---- a loss that is not finite
-# -----------------------------------------------------------------------
+# ---- a loss that is not finite -------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -279,8 +273,7 @@ def test_a_short_run_measures_a_part_of_the_validation_and_says_so(
         "--minutes 100 --data.batch_size 64 --training.max_steps 4"
         " --evaluation.every_steps 2 --model.width 16"
     )
-    done = run(project, "train", *words, cwd=tmp_path, before=slow_evaluations)
-    assert done.code == 0, done.err
+    done = check_run(project, "train", *words, cwd=tmp_path, before=slow_evaluations)
     place = newest_run(tmp_path)
     resolved = (place / "config.resolved.yaml").read_text()
     fraction = re.search(r"^  fraction: (0\.\d+) +# --minutes 100$", resolved, re.MULTILINE)[1]
@@ -290,13 +283,12 @@ def test_a_short_run_measures_a_part_of_the_validation_and_says_so(
 
     measured = [row["loss"] for row in rows(tmp_path) if "split" in row]
     assert len(measured) == 2
-    assert run(project, "evaluate", "--split", "validation", cwd=tmp_path).code == 0
-    evaluated = json.loads((place / "evaluation.json").read_text())["metrics"]["loss"]
+    check_run(project, "evaluate", "--split", "validation", cwd=tmp_path)
+    evaluated = evaluation_of(tmp_path)["metrics"]["loss"]
     assert evaluated not in measured, "of all samples"
 
 
-# ---- flags
-# -------------------------------------------------------------------------------------------
+# ---- flags ---------------------------------------------------------------------------------------
 
 
 def test_dashes_and_underscores_are_the_same_in_flags(

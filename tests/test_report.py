@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from importing import imported
 from rendering import render
-from running import Result, one_error, run
+from running import Result, check_run, one_error, run
 
 record = imported(render(), "engine.record")
 report = imported(render(), "engine.report")
@@ -240,8 +240,7 @@ def test_the_command_takes_the_newest_run_a_name_or_a_path(tmp_path):
     older = make_run(tmp_path / "runs" / "a", steps(20))
     newer = make_run(tmp_path / "runs" / "b", steps(20))
     os.utime(older, (1, 1))
-    done = run(render(), "report", cwd=tmp_path)
-    assert done.code == 0, done.err
+    done = check_run(render(), "report", cwd=tmp_path)
     assert done.out.startswith("run        b\nstate      running or killed, at step 20\n")
     assert done.out.endswith("\n\nruns/b/report.md\n")
     shutil.move(newer, tmp_path / "moved")

@@ -12,7 +12,21 @@ from typing import Any
 
 import pytest
 from rendering import render
-from running import Result, evaluations, losses, newest_run, one_error, rows, run, start, weights
+from running import (
+    Result,
+    check_run,
+    evaluation_of,
+    evaluations,
+    flip_bit,
+    losses,
+    newest_run,
+    one_error,
+    report_of,
+    rows,
+    run,
+    start,
+    weights,
+)
 from test_tier_b import TINY
 from variants import choices
 
@@ -38,7 +52,7 @@ def train(cwd: Path, *words: str, before: Any = None, **answers: Any) -> Result:
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def reference(tmp_path_factory):
     """A run that nothing disturbed; its data are shared."""
     folder = tmp_path_factory.mktemp("reference")
     result = train(folder)
@@ -47,7 +61,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def place(reference: Path, tmp_path: Path) -> Path:
+def place(reference, tmp_path):
     (tmp_path / "data").symlink_to(reference / "data")
     return tmp_path
 
@@ -88,7 +102,7 @@ def kill_in(function: str, hit: int) -> None:
 
 @pytest.mark.parametrize("point", range(POINTS))
 @pytest.mark.first(2)
-def test_sigkill_at_a_random_point(point: int, place: Path, reference: Path) -> None:
+def test_sigkill_at_a_random_point(point, place, reference):
     """Seeded points: after a record of metrics, inside a rename, inside an fsync."""
     chance = random.Random(point)
     framework = choices("framework")[max(point % 5 - 2, 0)]
@@ -109,9 +123,7 @@ def test_sigkill_at_a_random_point(point: int, place: Path, reference: Path) -> 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize("framework", choices("framework"))
 @pytest.mark.cover(1)
-def test_signal_saves_reports_and_resumes(
-    framework: str, number: int, code: int, place: Path, reference: Path
-) -> None:
+def test_signal_saves_reports_and_resumes(framework, number, code, place, reference):
     project = render(workload="tabular", framework=framework)
     words = OPTIONS
     for num_rows in (5, 30):  # the second one hits the resumed run
@@ -122,12 +134,12 @@ def test_signal_saves_reports_and_resumes(
         assert result.code == code, result.err
         last_step = losses(place)[-1][0]
         assert checkpoints(place)[-1].name == f"step-{last_step:08d}", "a step was lost"
-        assert signal.Signals(number).name in (newest_run(place) / "report.md").read_text()
+        assert signal.Signals(number).name in report_of(place)
         words = ("--resume",)
     finish(place, reference, framework)
 
 
-def test_signal_inside_an_evaluation_repeats_it(place: Path, reference: Path) -> None:
+def test_signal_inside_an_evaluation_repeats_it(place, reference):
     def signal_in_evaluation() -> None:
         from my_training.engine import run  # type: ignore[import-not-found]
 
@@ -145,14 +157,8 @@ def test_signal_inside_an_evaluation_repeats_it(place: Path, reference: Path) ->
     finish(place, reference)
 
 
-def flip_bit(path: Path, place: int) -> None:
-    content = bytearray(path.read_bytes())
-    content[place] ^= 1
-    path.write_bytes(bytes(content))
-
-
-def test_damaged_checkpoints_are_skipped_and_named(place: Path, reference: Path) -> None:
-    """If all are damaged, each command that loads one says so in one line."""
+def test_damaged_checkpoints_are_skipped_and_named(place, reference):
+    """If all are damaged, each command that loads one has one line of error."""
     assert train(place, "--max-steps", "21").code == 0
     newest = checkpoints(place)[-1]
     flip_bit(newest / "model.safetensors", 1000)
@@ -175,7 +181,7 @@ def limit_file_size(size: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
-def test_full_disk_keeps_the_last_checkpoint(place: Path, reference: Path) -> None:
+def test_full_disk_keeps_the_last_checkpoint(place, reference):
     assert train(place, "--max-steps", "21").code == 0
     before = checkpoints(place)
     size = (before[-1] / "state.pt").stat().st_size * 3 // 4
@@ -187,7 +193,7 @@ def test_full_disk_keeps_the_last_checkpoint(place: Path, reference: Path) -> No
     finish(place, reference)
 
 
-def test_a_full_disk_ends_no_training_at_a_record(place: Path, reference: Path) -> None:
+def test_a_full_disk_ends_no_training_at_a_record(place, reference):
     """Records that the disk has no room for wait in memory."""
 
     def fill() -> None:
@@ -219,7 +225,7 @@ def test_a_full_disk_ends_no_training_at_a_record(place: Path, reference: Path) 
     assert_same(place, reference)
 
 
-def test_an_error_before_the_first_step_is_one_line_and_leaves_no_run(place: Path) -> None:
+def test_an_error_before_the_first_step_is_one_line_and_leaves_no_run(place):
     one_error(train(place, "--training.precision", "fp8"), "fp8", "training.precision")
     one_error(train(place, "--max-steps", "-5"), "-5", "--max-steps")
     assert list((place / "runs").iterdir()) == []
@@ -228,7 +234,7 @@ def test_an_error_before_the_first_step_is_one_line_and_leaves_no_run(place: Pat
     one_error(train(place), "runs")
 
 
-def test_missing_foreign_and_changed_data(place: Path, tmp_path: Path) -> None:
+def test_missing_foreign_and_changed_data(place, tmp_path):
     nowhere = train(place, "--data.path", "nowhere")
     one_error(nowhere, "no prepared data", "nowhere", "prepare")
     source = (place / "data/synthetic").resolve()
@@ -251,7 +257,7 @@ def test_missing_foreign_and_changed_data(place: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("framework", choices("framework"))
-def test_a_loss_that_is_not_finite_names_its_samples(framework: str, place: Path) -> None:
+def test_a_loss_that_is_not_finite_names_its_samples(framework, place):
     """Nothing is saved after it; the samples are those of the step where it began."""
 
     def poison() -> None:
@@ -279,7 +285,7 @@ def test_a_loss_that_is_not_finite_names_its_samples(framework: str, place: Path
     assert checkpoints(place) == []
 
 
-def test_early_stop_and_best_checkpoint(place: Path) -> None:
+def test_early_stop_and_best_checkpoint(place):
     """A learning rate too high ends the run; `evaluate` takes the best checkpoint."""
     words = ("--evaluation.every_steps", "3", "--evaluation.patience", "2")
     words = (*words, "--optimizer.learning_rate", "0.5", "--schedule.name", "constant")
@@ -290,14 +296,14 @@ def test_early_stop_and_best_checkpoint(place: Path) -> None:
     last_step = losses(place)[-1][0]
     assert last_step < STEPS
     assert command("evaluate", "--split", "validation", cwd=place).code == 0
-    evaluation = json.loads((newest_run(place) / "evaluation.json").read_text())
+    evaluation = evaluation_of(place)
     assert evaluation["step"] == best_step
     assert evaluation["metrics"]["loss"] == pytest.approx(best_loss, abs=1e-6)
     assert train(place, "--resume").code == 0
     assert losses(place)[-1][0] == last_step, "it stays stopped"
 
 
-def test_a_run_resumes_when_extras_tracker_and_loader_are_others(tmp_path: Path) -> None:
+def test_a_run_resumes_when_extras_tracker_and_loader_are_others(tmp_path):
     """A note names the sections that are gone, and every loss is the same."""
     answers = {"loader": "chunk", "tracker": "tensorboard", "extras": list(choices("extras"))}
     everything = render(workload="timeseries", **answers)
@@ -305,11 +311,10 @@ def test_a_run_resumes_when_extras_tracker_and_loader_are_others(tmp_path: Path)
     parts = tmp_path / "parts"
     words = ("train", *TINY["timeseries"], "--training.max_steps", "20")
     words = (*words, "--evaluation.every_steps", "10", "--monitor.every_steps", "1")
-    assert run(everything, *words, cwd=whole).code == 0
-    assert run(everything, *words, "--max-steps", "12", cwd=parts).code == 0
+    check_run(everything, *words, cwd=whole)
+    check_run(everything, *words, "--max-steps", "12", cwd=parts)
     (parts / "config.yaml").unlink()  # as an update leaves it
-    resumed = run(render(workload="timeseries", extras=[]), "train", "--resume", cwd=parts)
-    assert resumed.code == 0, resumed.err
+    resumed = check_run(render(workload="timeseries", extras=[]), "train", "--resume", cwd=parts)
     assert "watch" in resumed.err
     assert losses(parts) == losses(whole)
     assert evaluations(parts) == evaluations(whole)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import fcntl
 import functools
-import json
 import os
 import random
 import re
@@ -28,8 +27,21 @@ import numpy as np
 import pytest
 import torch
 from forking import run_pytest
-from rendering import REPOSITORY, render, render_into
-from running import Result, Running, evaluations, losses, newest_run, one_error, rows, run
+from rendering import REPOSITORY, render, render_into, replace
+from running import (
+    Result,
+    Running,
+    check_run,
+    evaluation_of,
+    evaluations,
+    flip_bit,
+    last_checkpoint,
+    losses,
+    newest_run,
+    one_error,
+    rows,
+    run,
+)
 from safetensors.numpy import load_file
 from variants import SCRIPTS, choices, scripts
 
@@ -196,8 +208,7 @@ def of_package(
     words += f" --training.gradient_accumulation_steps {accumulation} --monitor.every_steps {every}"
     words += " --evaluation.every_steps 40"
     for command in (f"prepare {case.prepare}", f"train {words}"):
-        done = run(project, *command.split(), cwd=cwd)
-        assert done.code == 0, done.err
+        check_run(project, *command.split(), cwd=cwd)
 
 
 SHARED = ("step", "split", "epoch", "loss", "learning_rate", "gradient_norm")
@@ -221,7 +232,7 @@ SCALES = re.compile(r"(target_)?(mean|std)(_rows)?|gaps|offsets")
 
 def weights(cwd: Path) -> dict[str, bytes]:
     """Of the last checkpoint, by their names in the package."""
-    newest = max((newest_run(cwd) / "checkpoints").glob("step-*"))
+    newest = last_checkpoint(cwd)
     if newest.is_file():
         return script_weights(newest)
     arrays = load_file(newest / "model.safetensors")
@@ -239,9 +250,7 @@ def script_weights(checkpoint: Path) -> dict[str, bytes]:
 @pytest.mark.cover(1)
 @every_script
 @pytest.mark.parametrize("accumulation", [1, 3])
-def test_losses_evaluations_and_weights_are_those_of_the_package(
-    workload: str, accumulation: int, tmp_path: Path
-) -> None:
+def test_losses_evaluations_and_weights_are_those_of_the_package(workload, accumulation, tmp_path):
     package = tmp_path / "package"
     of_package(workload, 100, accumulation, package)
     assert of_script(workload, 100, accumulation, tmp_path / "script").code == 0
@@ -249,17 +258,15 @@ def test_losses_evaluations_and_weights_are_those_of_the_package(
     assert [len(losses(tmp_path / "script")), len(records)] == [100, 103]
     assert records == curves(package)
     assert weights(tmp_path / "script") == weights(package)
-    assert run(render(workload=workload), "evaluate", "--split", "test", cwd=package).code == 0
-    measured = json.loads((newest_run(package) / "evaluation.json").read_text())["metrics"]
+    check_run(render(workload=workload), "evaluate", "--split", "test", cwd=package)
+    measured = evaluation_of(package)["metrics"]
     *_, test = rows(tmp_path / "script")
     assert (test["split"], test["loss"]) == ("test", measured["loss"])
 
 
 @every_script
 @pytest.mark.parametrize("precision", [pytest.param("bf16", marks=pytest.mark.full), "fp16"])
-def test_half_precision_is_that_of_the_package(
-    workload: str, precision: str, tmp_path: Path
-) -> None:
+def test_half_precision_is_that_of_the_package(workload, precision, tmp_path):
     """And so are records of several steps, which are means of all of their losses."""
     of_package(workload, 20, 3, tmp_path / "package", precision, 7)
     assert of_script(workload, 20, 3, tmp_path / "script", every=7, precision=precision).code == 0
@@ -268,9 +275,9 @@ def test_half_precision_is_that_of_the_package(
 
 
 @pytest.mark.full
-def test_the_standard_librarys_text_is_that_of_the_package(tmp_path: Path) -> None:
+def test_the_standard_librarys_text_is_that_of_the_package(tmp_path):
     words = ["--data.batch_size", "16", "--training.max_steps", "5", "--monitor.every_steps", "1"]
-    assert run(render(workload="llm"), "train", *words, cwd=tmp_path / "package").code == 0
+    check_run(render(workload="llm"), "train", *words, cwd=tmp_path / "package")
     words = ["--batch_size", "16", "--max_steps", "5", "--log_every", "1"]
     assert run_script(script("llm"), *words, cwd=tmp_path / "script").code == 0
     assert losses(tmp_path / "script") == losses(tmp_path / "package")
@@ -291,16 +298,14 @@ def whole(workload: str, folder: Path) -> tuple[Any, Any, dict[str, bytes]]:
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def base(tmp_path_factory):
     return tmp_path_factory.mktemp("whole")
 
 
 @pytest.mark.first(1)
 @every_script
 @pytest.mark.parametrize("seed", range(4))
-def test_resumes_after_a_kill_at_a_random_point(
-    workload: str, seed: int, base: Path, tmp_path: Path
-) -> None:
+def test_resumes_after_a_kill_at_a_random_point(workload, seed, base, tmp_path):
     CASES[workload].write(tmp_path / "data.file")
     draw = random.Random(seed)
     running = start_script(script(workload), *words_of(workload, 60, 3, every=7), cwd=tmp_path)
@@ -323,14 +328,14 @@ def saved_steps(cwd: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
-def test_each_signal_saves_and_stops(number: signal.Signals, tmp_path: Path) -> None:
+def test_each_signal_saves_and_stops(number, tmp_path):
     done = of_script("timeseries", 60, 1, tmp_path, at_step(4, send(number)))
     assert done.code == 128 + number
     assert done.err == f"{number.name}: saving after this step; press again to exit at once\n"
     assert saved_steps(tmp_path) == [losses(tmp_path)[-1][0]] == [4]
 
 
-def test_a_signal_right_after_the_question_for_it_loses_no_step(tmp_path: Path) -> None:
+def test_a_signal_right_after_the_question_for_it_loses_no_step(tmp_path):
     """Whether to save and whether to end are one decision, or the run ends unsaved."""
     step = 0
 
@@ -355,13 +360,13 @@ def test_a_signal_right_after_the_question_for_it_loses_no_step(tmp_path: Path) 
     assert saved_steps(tmp_path) == [6]
 
 
-def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
+def test_a_second_signal_ends_at_once(tmp_path):
     twice = at_step(4, send(signal.SIGINT, signal.SIGINT))
     assert of_script("timeseries", 60, 1, tmp_path, twice).code == 128 + signal.SIGINT
     assert not checkpoints(tmp_path)
 
 
-def test_a_signal_that_is_ignored_at_the_start_stays_ignored(tmp_path: Path) -> None:
+def test_a_signal_that_is_ignored_at_the_start_stays_ignored(tmp_path):
     """As under nohup."""
 
     def ignore(train: Any) -> None:
@@ -373,9 +378,7 @@ def test_a_signal_that_is_ignored_at_the_start_stays_ignored(tmp_path: Path) -> 
 
 
 @every_script
-def test_a_loss_that_goes_bad_ends_the_run_and_names_the_samples(
-    workload: str, tmp_path: Path
-) -> None:
+def test_a_loss_that_goes_bad_ends_the_run_and_names_the_samples(workload, tmp_path):
     def spoil(train: Any) -> None:
         compute_loss = train.compute_loss
         count = 0
@@ -383,8 +386,8 @@ def test_a_loss_that_goes_bad_ends_the_run_and_names_the_samples(
         def bad(model: Any, batch: Any) -> Any:
             nonlocal count
             count += 1
-            loss, *rest = compute_loss(model, batch)
-            return (loss * float("nan") if count == 9 else loss, *rest)
+            loss, *more = compute_loss(model, batch)
+            return (loss * float("nan") if count == 9 else loss, *more)
 
         train.compute_loss = bad
 
@@ -397,7 +400,7 @@ def test_a_loss_that_goes_bad_ends_the_run_and_names_the_samples(
 
 
 @pytest.fixture(scope="module")
-def stopped_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def stopped_once(tmp_path_factory):
     cwd = tmp_path_factory.mktemp("stopped")
     done = of_script("timeseries", 60, 3, cwd, at_step(24, send(signal.SIGTERM)), every=7)
     assert done.code == 143
@@ -406,7 +409,7 @@ def stopped_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def stopped(stopped_once: Path, tmp_path: Path) -> Path:
+def stopped(stopped_once, tmp_path):
     """A folder with a run that stopped after step 24 of 60, between two log entries."""
     return shutil.copytree(stopped_once, tmp_path / "copy")
 
@@ -415,7 +418,7 @@ def resumed(cwd: Path, before: Before = nothing) -> Result:
     return run_script(script(), "--resume", cwd=cwd, before=before)
 
 
-def test_two_resumes_of_one_run_are_kept_apart(stopped: Path, base: Path) -> None:
+def test_two_resumes_of_one_run_are_kept_apart(stopped, base):
     with open(newest_run(stopped) / ".lock", "w") as file:
         fcntl.lockf(file, fcntl.LOCK_EX)
         one_error(resumed(stopped), "another process uses the run")
@@ -423,7 +426,7 @@ def test_two_resumes_of_one_run_are_kept_apart(stopped: Path, base: Path) -> Non
     assert result_of(stopped) == whole("timeseries", base)
 
 
-def test_a_full_disk_is_one_line_and_loses_nothing(stopped: Path, base: Path) -> None:
+def test_a_full_disk_is_one_line_and_loses_nothing(stopped, base):
     size = checkpoints(stopped)[-1].stat().st_size
 
     def fill(train: Any) -> None:
@@ -436,13 +439,13 @@ def test_a_full_disk_is_one_line_and_loses_nothing(stopped: Path, base: Path) ->
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"widht": 3}', b'{"width": null}'])
-def test_damaged_settings_are_one_line(content: bytes, stopped: Path) -> None:
+def test_damaged_settings_are_one_line(content, stopped):
     (newest_run(stopped) / "settings.json").write_bytes(content)
     one_error(resumed(stopped), "damaged: runs/.*/settings.json")
 
 
 @pytest.mark.parametrize("line", ["[]", "{"])
-def test_a_damaged_line_of_metrics_does_not_matter(line: str, stopped: Path) -> None:
+def test_a_damaged_line_of_metrics_does_not_matter(line, stopped):
     metrics = newest_run(stopped) / "metrics.jsonl"
     lines = metrics.read_text().splitlines()
     lines[3] = line.ljust(len(lines[3]))
@@ -452,15 +455,10 @@ def test_a_damaged_line_of_metrics_does_not_matter(line: str, stopped: Path) -> 
     assert metrics.read_text().splitlines()[: len(lines)] == lines
 
 
-def damage(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
-def test_a_damaged_checkpoint_is_none_of_the_two_newest(stopped: Path, base: Path) -> None:
+def test_a_damaged_checkpoint_is_none_of_the_two_newest(stopped, base):
     """Else the next save would delete the one that the run was resumed from."""
-    damage(checkpoints(stopped)[-1])
+    newest = checkpoints(stopped)[-1]
+    flip_bit(newest, newest.stat().st_size // 2)
 
     def kill_after_save(train: Any) -> None:
         save = train.save_checkpoint
@@ -473,21 +471,21 @@ def test_a_damaged_checkpoint_is_none_of_the_two_newest(stopped: Path, base: Pat
 
     assert resumed(stopped, kill_after_save).code == -signal.SIGKILL
     assert saved_steps(stopped) == [15, 30]
-    damage(checkpoints(stopped)[-1])
+    flip_bit(checkpoints(stopped)[-1], -100)
     assert resumed(stopped).code == 0
     assert result_of(stopped) == whole("timeseries", base)
 
 
-def test_damaged_checkpoints_alone_are_one_line(stopped: Path) -> None:
+def test_damaged_checkpoints_alone_are_one_line(stopped):
     """Also the second time: the run does not begin again by itself."""
     for path in checkpoints(stopped):
-        damage(path)
+        flip_bit(path, path.stat().st_size // 2)
     for _ in range(2):
         one_error(resumed(stopped), "all checkpoints are damaged")
 
 
 @every_script
-def test_flags_and_the_environment(workload: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_and_the_environment(workload, monkeypatch):
     sys.modules.pop("train", None)
     monkeypatch.syspath_prepend(str(script(workload)))
     import train
@@ -528,7 +526,7 @@ def text_of(workload: str) -> str:
 YOURS = {"Settings", "Data", "Model", "Block", "synthesize", "split_rows", "compute_loss"}
 
 
-def test_what_scripts_share_is_the_same_text() -> None:
+def test_what_scripts_share_is_the_same_text():
     """They are files to be pasted: a fix of one is a fix of all."""
     by_script: list[dict[str, str]] = []
     for workload in SCRIPTS:
@@ -550,7 +548,7 @@ def test_what_scripts_share_is_the_same_text() -> None:
 
 @pytest.mark.first(1)
 @every_script
-def test_own_tests_of_a_script_pass(workload: str, tmp_path: Path) -> None:
+def test_own_tests_of_a_script_pass(workload, tmp_path):
     done = run_pytest(shutil.copytree(script(workload), tmp_path / "project"), "test_train.py")
     assert done.code == 0, done.out
     assert " passed" in done.out
@@ -568,17 +566,15 @@ FAULTS = [
 
 @pytest.mark.first(1)
 @pytest.mark.parametrize(("workload", "old", "new"), FAULTS)
-def test_own_tests_notice(workload: str, old: str, new: str, tmp_path: Path) -> None:
+def test_own_tests_notice(workload, old, new, tmp_path):
     project = shutil.copytree(script(workload), tmp_path / "project")
-    text = (project / "train.py").read_text(encoding="utf-8")
-    assert text.count(old) == 1
-    (project / "train.py").write_text(text.replace(old, new), encoding="utf-8")
+    replace(project / "train.py", old, new)
     done = run_pytest(project, "test_train.py")
     assert done.code == 1, done.out
     assert "AssertionError" in done.out
 
 
-def test_documented_commands_of_a_script_run(tmp_path: Path) -> None:
+def test_documented_commands_of_a_script_run(tmp_path):
     page = (REPOSITORY / "docs/script.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"```sh\n(.+?)```", page, flags=re.DOTALL)
     for line in block.splitlines():
@@ -609,15 +605,13 @@ REFUSED.append(({"workload": "llm", "gpu": "h100", "precision": "fp8"}, "no fp8;
 
 
 @pytest.mark.parametrize(("answers", "reason"), sorted(REFUSED, key=str))
-def test_what_a_script_cannot_be_is_refused_with_its_reason(
-    answers: dict[str, Any], reason: str, tmp_path: Path
-) -> None:
+def test_what_a_script_cannot_be_is_refused_with_its_reason(answers, reason, tmp_path):
     with pytest.raises(ValueError, match=reason):
         render_into(tmp_path / "project", layout="script", **answers)
     assert not (tmp_path / "project").exists()
 
 
-def test_a_script_is_these_files() -> None:
+def test_a_script_is_these_files():
     names = "train.py test_train.py README.md pyproject.toml .gitignore .copier-answers.yml"
     for answers in scripts():
         project = render(**answers)
@@ -631,9 +625,7 @@ def test_a_script_is_these_files() -> None:
 
 @pytest.mark.first(1)
 @every_script
-def test_the_package_starts_from_the_best_undamaged_checkpoint_of_a_script(
-    workload: str, tmp_path: Path
-) -> None:
+def test_the_package_starts_from_the_best_undamaged_checkpoint_of_a_script(workload, tmp_path):
     cwd = tmp_path / "package"
     assert of_script(workload, 3, 1, tmp_path / "script").code == 0
     of_package(workload, 1, 1, cwd)
@@ -647,8 +639,7 @@ def test_the_package_starts_from_the_best_undamaged_checkpoint_of_a_script(
     words += ["--optimizer.learning_rate", "1e-30", "--training.init_from"]
     package = render(workload=workload)
     for source in (newest_run(tmp_path / "script"), best):
-        begun = run(package, *words, str(source), cwd=cwd)
-        assert begun.code == 0, begun.err
+        begun = check_run(package, *words, str(source), cwd=cwd)
         assert f"weights of {best}: " in begun.out
         assert "new: nothing; left: nothing" in begun.out
         assert weights(cwd) == script_weights(best)

@@ -19,7 +19,7 @@ import rendering
 import yaml
 from forking import forked_trainings
 from importing import imported
-from running import PACKAGE, newest_run, one_error, run, start, until
+from running import PACKAGE, check_run, newest_run, one_error, run, start, until
 from test_tier_b import TINY
 from variants import choices, name
 
@@ -39,15 +39,15 @@ def module(path: str) -> Any:
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(tmp_path_factory):
     """Synthetic samples, made once."""
     folder = tmp_path_factory.mktemp("data")
-    assert run(render(), "train", "--max-steps", "1", *SHORT, cwd=folder).code == 0
+    check_run(render(), "train", "--max-steps", "1", *SHORT, cwd=folder)
     return folder / "data"
 
 
 @pytest.fixture
-def place(tmp_path: Path, data: Path) -> Path:
+def place(tmp_path, data):
     (tmp_path / "data").symlink_to(data)
     return tmp_path
 
@@ -59,8 +59,8 @@ def study(place: Path) -> Path:
 
 def results(place: Path) -> dict[str, dict[str, Any]]:
     """result.json of each training, by the name of its folder."""
-    found = sorted(study(place).glob("*/result.json"))
-    return {path.parent.name: json.loads(path.read_text()) for path in found}
+    paths = sorted(study(place).glob("*/result.json"))
+    return {path.parent.name: json.loads(path.read_text()) for path in paths}
 
 
 def states(place: Path) -> list[str]:
@@ -98,7 +98,7 @@ CHOICE = optuna.distributions.CategoricalDistribution
         ("compile.enabled=true,auto", CHOICE((True, "auto"))),
     ],
 )
-def test_a_range_or_list_is_what_the_schema_says(word: str, expected: Any) -> None:
+def test_a_range_or_list_is_what_the_schema_says(word, expected):
     (scale,) = parsed(word).values()
     assert scale == expected
 
@@ -120,7 +120,7 @@ def test_a_range_or_list_is_what_the_schema_says(word: str, expected: Any) -> No
         ("training.gradient_accumulation_steps=1,2", "compile.mode reduce-overhead"),
     ],
 )
-def test_a_mistake_in_the_space_is_one_line(text: str, said: str) -> None:
+def test_an_error_in_the_space_is_one_line(text, said):
     flags = ("compile.mode", "reduce-overhead") if "accumulation" in text else ()
     with pytest.raises(module("engine.errors").UserErrors) as caught:
         parsed(text, *flags)
@@ -128,7 +128,7 @@ def test_a_mistake_in_the_space_is_one_line(text: str, said: str) -> None:
     assert said in str(caught.value)
 
 
-def test_nothing_is_written_after_an_error(place: Path) -> None:
+def test_nothing_is_written_after_an_error(place):
     for words, said in (
         (("lr=1..2",), "unknown setting"),
         ((*SPACE, "--trials", "0"), "--trials"),
@@ -138,18 +138,18 @@ def test_nothing_is_written_after_an_error(place: Path) -> None:
     assert not (place / "searches").exists()
 
 
-# ---- what is planted is found
-# ----------------------------------------------------------------------
+# ---- what is planted is found --------------------------------------------------------------------
 
 
 def planted(settings: dict[str, Any]) -> float:
     """Lowest at learning rate 0.004 and width 16; another seed shifts all losses."""
-    rate, width = settings["optimizer"]["learning_rate"], settings["model"]["width"]
+    rate = settings["optimizer"]["learning_rate"]
+    width = settings["model"]["width"]
     bowl = math.log10(rate / 0.004) ** 2 + 0.2 * abs(math.log2(width / 16))
     return 0.3 + bowl + 0.001 * (settings["reproducibility"]["seed"] % 3)
 
 
-def without_picture() -> None:
+def without_plot() -> None:
     page: Any = importlib.import_module(f"{PACKAGE}.measure.search_page")
     page.draw = lambda *_: None
 
@@ -160,14 +160,14 @@ def computed(loss: Callable[[dict[str, Any]], float | tuple[int, str]]) -> Calla
 
     def put() -> None:
         search: Any = importlib.import_module(f"{PACKAGE}.measure.search")
-        without_picture()
+        without_plot()
 
         def launch(folder: Path, number: int) -> int:
-            found = loss(yaml.safe_load((folder / "settings.yaml").read_text()))
-            if isinstance(found, tuple):
-                (folder / "log").write_text(found[1])
-                return found[0]
-            facts = {"loss": found, "pruned": False, "evaluations": 1, "seconds": 1.0}
+            result = loss(yaml.safe_load((folder / "settings.yaml").read_text()))
+            if isinstance(result, tuple):
+                (folder / "log").write_text(result[1])
+                return result[0]
+            facts = {"loss": result, "pruned": False, "evaluations": 1, "seconds": 1.0}
             (folder / "result.json").write_text(json.dumps(facts))
             return 0
 
@@ -178,11 +178,10 @@ def computed(loss: Callable[[dict[str, Any]], float | tuple[int, str]]) -> Calla
 
 @pytest.mark.first(1)
 @pytest.mark.parametrize("seed", range(8))
-def test_a_planted_optimum_is_found_in_20_trials(seed: int, place: Path) -> None:
+def test_a_planted_optimum_is_found_in_20_trials(seed, place):
     words = ("tune", "--search", *SPACE, "--trials", "20", "--model.width", "32")
     flags = ("--reproducibility.seed", str(seed))
-    done = run(render(), *words, *flags, cwd=place, before=computed(planted))
-    assert done.code == 0, done.err[-3000:]
+    done = check_run(render(), *words, *flags, cwd=place, before=computed(planted))
     assert states(place).count("COMPLETE") == 20
     text = (place / "tuned.yaml").read_text()
     tuned = yaml.safe_load(text)
@@ -202,7 +201,7 @@ def test_a_planted_optimum_is_found_in_20_trials(seed: int, place: Path) -> None
         ((0.50, 0.51, 0.52), "no better: keep the configuration"),
     ],
 )
-def test_a_gain_must_exceed_the_spread(after: tuple[float, ...], said: str) -> None:
+def test_a_gain_must_exceed_the_spread(after, said):
     page = module("measure.search_page")
     sides = {"configured": (0.49, 0.50, 0.51), "trial-002": after}
     repeats = [
@@ -215,7 +214,7 @@ def test_a_gain_must_exceed_the_spread(after: tuple[float, ...], said: str) -> N
     assert lines[1].endswith(f"over 3 other seeds, as configured 0.5 ± 0.01: {said}")
 
 
-def test_more_trials_go_on_with_the_same_study(place: Path) -> None:
+def test_more_trials_continue_the_same_study(place):
     words = ("tune", "--search", *SPACE, "--trials")
     run(render(), *words, "4", cwd=place, before=computed(planted))
     before = results(place)
@@ -228,41 +227,38 @@ def test_more_trials_go_on_with_the_same_study(place: Path) -> None:
     assert len(set(drawn)) == 8, "nothing is drawn twice"
 
 
-def test_a_trial_that_fails_is_noted_and_no_other_is_drawn_near(place: Path) -> None:
+def test_a_trial_that_fails_is_noted_and_no_other_is_drawn_near(place):
     def wide(settings: dict[str, Any]) -> float | tuple[int, str]:
         fits = settings["model"]["width"] <= 16
         return planted(settings) if fits else (2, "error: out of memory: here: try\n")
 
     words = ("tune", "--search", *SPACE, "--trials", "8", "--model.width", "8")
-    done = run(render(), *words, cwd=place, before=computed(wide))
-    assert done.code == 0, done.err[-3000:]
+    check_run(render(), *words, cwd=place, before=computed(wide))
     assert "failed: out of memory: here: try" in (study(place) / "search.md").read_text()
     failed = [int(key[-3:]) for key, result in results(place).items() if "error" in result]
-    found = states(place)
-    assert {found[number - 1] for number in failed} == {"PRUNED"}
+    all_states = states(place)
+    assert {all_states[number - 1] for number in failed} == {"PRUNED"}
 
 
-def test_a_fault_of_the_code_is_mended_and_the_trial_repeated(place: Path) -> None:
+def test_a_trial_is_repeated_after_a_bug_is_fixed(place):
     words = ("tune", "--search", *SPACE, "--trials", "2")
     broken = computed(lambda settings: (1, "Traceback\nValueError: width\n"))
     one_error(
-        run(render(), *words, cwd=place, before=broken), "ValueError: width.*trial-001/log.*goes on"
+        run(render(), *words, cwd=place, before=broken),
+        "ValueError: width.*trial-001/log.*continues",
     )
-    done = run(render(), *words, cwd=place, before=computed(planted))
-    assert done.code == 0, done.err[-3000:]
+    check_run(render(), *words, cwd=place, before=computed(planted))
     assert states(place) == ["COMPLETE"] * 2
 
 
-def test_minutes_leave_time_for_the_repeats(place: Path) -> None:
+def test_minutes_leave_time_for_the_repeats(place):
     """A trial of a second, as it says: after one of them, 6 seconds are too few for six repeats."""
     words = ("tune", "--search", *SPACE, "--trials", "20", "--minutes", str(6 / 60))
-    done = run(render(), *words, cwd=place, before=computed(planted))
-    assert done.code == 0, done.err[-3000:]
+    check_run(render(), *words, cwd=place, before=computed(planted))
     assert len(states(place)) == 1
 
 
-# ---- trainings
-# -------------------------------------------------------------------------------------
+# ---- trainings -----------------------------------------------------------------------------------
 
 SEARCH = ("tune", "--search", "optimizer.learning_rate=1e-5..1", "model.width=8,16")
 WIDE = (*SEARCH, *SHORT, "--model.width", "16", "--trials")
@@ -270,7 +266,7 @@ WIDE = (*SEARCH, *SHORT, "--model.width", "16", "--trials")
 
 def quick() -> None:
     """For `before`: one repeat is enough."""
-    without_picture()
+    without_plot()
     search: Any = importlib.import_module(f"{PACKAGE}.measure.search")
     search.REPEATS = 1
 
@@ -288,13 +284,11 @@ def closed_test_split() -> None:
     dataset.Samples.__init__ = opened
 
 
-def test_trials_are_trainings_that_end_early_and_never_open_the_test_split(place: Path) -> None:
+def test_trials_are_trainings_that_end_early_and_never_open_the_test_split(place):
     project = render()
-    trained = run(project, "train", *SHORT, "--model.width", "16", cwd=place)
-    assert trained.code == 0, trained.err
+    check_run(project, "train", *SHORT, "--model.width", "16", cwd=place)
     assert run(project, "evaluate", cwd=place, before=closed_test_split).code == 1
-    done = run(project, *WIDE, "7", cwd=place, before=forked_trainings(project, closed_test_split))
-    assert done.code == 0, done.err[-3000:]
+    check_run(project, *WIDE, "7", cwd=place, before=forked_trainings(project, closed_test_split))
     first = results(place)["trial-001"]
     best = json.loads((newest_run(place) / "checkpoints/best.json").read_text())["loss"]
     assert first["loss"] == best, "the configuration as `train` trains it"
@@ -316,9 +310,10 @@ def test_trials_are_trainings_that_end_early_and_never_open_the_test_split(place
     ],
     ids=name,
 )
-def test_every_workload_and_framework_is_searched(answers: dict[str, str], tmp_path: Path) -> None:
+def test_every_workload_and_framework_is_searched(answers, tmp_path):
     """A trial that is stopped at its second evaluation, by each framework."""
-    project, flags = render(**answers), TINY[answers["workload"]]
+    project = render(**answers)
+    flags = TINY[answers["workload"]]
     rate = dict(zip(flags[::2], flags[1::2], strict=True)).get("--optimizer.learning_rate", "0.001")
 
     def put() -> None:
@@ -329,16 +324,15 @@ def test_every_workload_and_framework_is_searched(answers: dict[str, str], tmp_p
     words = ["tune", "--search", f"optimizer.learning_rate=1e-9,{rate}", *flags, "--trials", "3"]
     words += ["--training.max_steps", "9", "--evaluation.every_steps", "3"]
     words += ["--schedule.warmup_steps", "1"]
-    done = run(project, *words, cwd=tmp_path, before=forked_trainings(project, put))
-    assert done.code == 0, done.err[-3000:]
+    done = check_run(project, *words, cwd=tmp_path, before=forked_trainings(project, put))
     tuned = yaml.safe_load((tmp_path / "tuned.yaml").read_text())
     assert tuned["optimizer"]["learning_rate"] == float(rate)
     seen = {result["evaluations"] for result in results(tmp_path).values() if result.get("pruned")}
     assert seen == {2} or "1e-09" not in done.out
 
 
-def test_two_processes_share_a_study_and_survive_a_kill(place: Path) -> None:
-    """One is killed in the middle of a training; the other goes on with it from its checkpoint."""
+def test_two_processes_share_a_study_and_survive_a_kill(place):
+    """One is killed in the middle of a training; the other resumes it from its checkpoint."""
     project = render()
     words = (*WIDE, "4", "--training.max_steps", "36")
     slow = forked_trainings(project, slower)
@@ -361,7 +355,7 @@ def test_two_processes_share_a_study_and_survive_a_kill(place: Path) -> None:
     settings = {path.read_text() for path in study(place).glob("trial-???/settings.yaml")}
     assert len(settings) == 4, "nothing is drawn twice"
     whole = ("train", "--config", str(study(place) / resumed[0] / "settings.yaml"))
-    assert run(project, *whole, cwd=place).code == 0
+    check_run(project, *whole, cwd=place)
     best = json.loads((newest_run(place) / "checkpoints/best.json").read_text())["loss"]
     assert results(place)[resumed[0]]["loss"] >= best, "equal, unless it was stopped for good"
 

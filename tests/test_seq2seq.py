@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from rendering import REPOSITORY
-from running import Result, documented, losses, newest_run, one_error, weights
+from running import Result, documented, evaluation_of, losses, newest_run, one_error, weights
 from torch.nn import functional
 from workload import Batch, Workload
 
@@ -54,13 +54,13 @@ def prepared_folder(folder: Path, pairs: Any, *flags: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def prepared(tmp_path_factory):
     """A working folder with LONG as bytes in `data`."""
     return prepared_folder(tmp_path_factory.mktemp("prepared"), LONG, *SPLIT)
 
 
 @pytest.fixture
-def place(prepared: Path, tmp_path: Path) -> Path:
+def place(prepared, tmp_path):
     (tmp_path / "data").symlink_to(prepared / "data")
     return tmp_path
 
@@ -101,7 +101,7 @@ def small_model(*flags: str, **changed: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["tsv", "tsv.gz", "jsonl.gz"])
-def test_every_kind_of_file_gives_the_same_pairs(kind: str, prepared: Path, tmp_path: Path) -> None:
+def test_every_kind_of_file_gives_the_same_pairs(kind, prepared, tmp_path):
     content = b"\xef\xbb\xbf" + as_tsv(LONG).encode()
     flags: tuple[str, ...] = ()
     if "jsonl" in kind:
@@ -116,7 +116,7 @@ def test_every_kind_of_file_gives_the_same_pairs(kind: str, prepared: Path, tmp_
         assert stored_pairs(tmp_path, split) == stored_pairs(prepared, split)
 
 
-def test_pairs_are_split_whole_each_once(prepared: Path) -> None:
+def test_pairs_are_split_whole_each_once(prepared):
     splits = [stored_pairs(prepared, split) for split in SPLITS]
     unique = set(LONG)
     held_out = round(0.15 * len(unique))
@@ -124,7 +124,7 @@ def test_pairs_are_split_whole_each_once(prepared: Path) -> None:
     assert set().union(*splits) == unique
 
 
-def test_files_of_their_own_validate_and_test(tmp_path: Path) -> None:
+def test_files_of_their_own_validate_and_test(tmp_path):
     (tmp_path / "val.tsv").write_text(as_tsv([PAIRS[0], ("new", "one"), ("new", "two")]))
     (tmp_path / "test.tsv").write_text(as_tsv([("new", "one"), ("last", "three")]))
     result = prepare(tmp_path, as_tsv(PAIRS), "--validation", "val.tsv", "--test", "test.tsv")
@@ -135,7 +135,7 @@ def test_files_of_their_own_validate_and_test(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["byte", "char", "space", "bpe"])
-def test_every_tokenizer_gives_the_texts_back(kind: str, tmp_path: Path) -> None:
+def test_every_tokenizer_gives_the_texts_back(kind, tmp_path):
     pairs = [(f"naïve 漢字 🙂 {source}", f"é {target}") for source, target in PAIRS]
     flags = ("--tokenizer", kind, "--vocabulary", "320", "--unknown")
     opened = store(prepared_folder(tmp_path, pairs, *flags))
@@ -146,7 +146,7 @@ def test_every_tokenizer_gives_the_texts_back(kind: str, tmp_path: Path) -> None
     assert sizes.tolist() == [len(target.encode()) for _, target in train]
 
 
-def test_what_is_too_long_is_cut_left_out_or_refused_and_counted(tmp_path: Path) -> None:
+def test_what_is_too_long_is_cut_left_out_or_refused_and_counted(tmp_path):
     text = as_tsv([*PAIRS, ("x" * 60, "long source"), ("a source", "y" * 60), ("é" * 30, "é" * 30)])
     (tmp_path / "val.tsv").write_text("a\tb\n")
     flags = ("--max-source", "50", "--max-target", "20", "--validation", "val.tsv")
@@ -165,7 +165,7 @@ def test_what_is_too_long_is_cut_left_out_or_refused_and_counted(tmp_path: Path)
     one_error(refused, "source of more than 50 tokens", r"pairs.tsv, line 121", "--max-source")
 
 
-def test_batches_hold_the_pairs_one_place_apart(prepared: Path) -> None:
+def test_batches_hold_the_pairs_one_place_apart(prepared):
     pairs = {}
     for batch in batches(prepared, "test"):
         present = batch["source_present"]
@@ -188,7 +188,7 @@ def test_batches_hold_the_pairs_one_place_apart(prepared: Path) -> None:
     assert [pairs[number] for number in range(len(expected))] == expected
 
 
-def test_bucketing_pads_less(prepared: Path) -> None:
+def test_bucketing_pads_less(prepared):
     shares = []
     for order in ("bucket", "full"):
         present = []
@@ -230,9 +230,7 @@ def as_batch(
     [(False, "eager", "relu"), (True, "sdpa", "gated-gelu")],
     ids=["as on a CPU", "as on a GPU"],
 )
-def test_loss_and_gradients_are_those_of_the_library(
-    fused: bool, attention: str, feed_forward: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loss_and_gradients_are_those_of_the_library(fused, attention, feed_forward, monkeypatch):
     from transformers import T5ForConditionalGeneration
 
     monkeypatch.setattr(module("model"), "UNFUSED", set() if fused else {"cpu"})
@@ -259,13 +257,13 @@ def library_loss(library: Any, batch: Batch) -> torch.Tensor:
     return library(input_ids=batch["source"], attention_mask=mask, labels=batch["targets"]).loss
 
 
-def test_twenty_places_more_of_padding_change_nothing() -> None:
+def test_twenty_places_more_of_padding_change_nothing():
     model = small_model("--model.layers", "2", "--model.dropout", "0")
     batch = random_batch()
-    fillers = {"source": 7, "source_present": 0, "decoder_input": 7, "targets": -100}
+    padding = {"source": 7, "source_present": 0, "decoder_input": 7, "targets": -100}
     padded = dict(batch)
-    for name, filler in fillers.items():
-        padded[name] = functional.pad(batch[name], (0, 20), value=filler)
+    for name, value in padding.items():
+        padded[name] = functional.pad(batch[name], (0, 20), value=value)
     results = []
     for made in (batch, padded):
         model.zero_grad()
@@ -285,7 +283,7 @@ def test_twenty_places_more_of_padding_change_nothing() -> None:
     ("size", "layers", "count"),
     [("small", 12, 60_506_624), ("base", 24, 222_903_552), ("large", 48, 737_668_096)],
 )
-def test_the_sizes_are_those_of_t5(size: str, layers: int, count: int) -> None:
+def test_the_sizes_are_those_of_t5(size, layers, count):
     """The counts of T5's published weights, whose vocabulary has 32,128 rows."""
     with torch.device("meta"):
         model = module("model").build_model(
@@ -295,7 +293,7 @@ def test_the_sizes_are_those_of_t5(size: str, layers: int, count: int) -> None:
     assert len(model.blocks()) == layers
 
 
-def test_layers_compile_whole_and_for_any_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_compile_whole_and_for_any_lengths(monkeypatch):
     """One graph for a layer of the encoder and one for the decoder's, in training and in
     evaluation."""
     models = [small_model(), small_model()]
@@ -335,7 +333,7 @@ def test_layers_compile_whole_and_for_any_lengths(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.fixture(scope="module")
-def learned() -> Any:
+def learned():
     """A model that has learnt to copy a source's first bytes, often but not always right."""
     model = small_model("--model.dropout", "0", "--model.width", "64", "--model.hidden", "128")
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
@@ -362,7 +360,7 @@ def generate(model: Any, batch: Batch, beams: int = 1) -> torch.Tensor:
     return model.generate(batch["source"], batch["source_present"], 8, beams)
 
 
-def test_exact_match_is_that_of_decoding_greedily(learned: Any) -> None:
+def test_exact_match_is_that_of_decoding_greedily(learned):
     batch = copying(64, 999)
     with torch.no_grad():
         total, count = learned(batch).metrics["exact_match"]
@@ -374,7 +372,7 @@ def test_exact_match_is_that_of_decoding_greedily(learned: Any) -> None:
 
 
 @pytest.mark.parametrize("beams", [1, 4])
-def test_a_prediction_is_the_same_in_any_batch(learned: Any, beams: int) -> None:
+def test_a_prediction_is_the_same_in_any_batch(learned, beams):
     batch = copying(64, 998)
     whole = generate(learned, batch, beams)
     assert whole.shape == (64, 8)
@@ -383,10 +381,11 @@ def test_a_prediction_is_the_same_in_any_batch(learned: Any, beams: int) -> None
         one = {name: batch[name][row : row + 1, :length] for name in ("source", "source_present")}
         assert torch.equal(generate(learned, one, beams)[0], whole[row])
     end = (whole == 256).int()
-    assert (end.cummax(1).values == end).all(), "nothing stands behind an end"
+    assert (end.cummax(1).values == end).all(), "nothing follows an end"
+    assert torch.equal(whole, generate(learned, batch)) == (beams == 1)
 
 
-def test_what_pads_the_vocabulary_is_never_made() -> None:
+def test_what_pads_the_vocabulary_is_never_made():
     model = small_model(vocabulary=65, start=64, end=64).eval()
     assert model.t5.config.vocab_size == 128
     with torch.no_grad():
@@ -440,7 +439,7 @@ def measured_one_by_one(model: Any, pairs: list[tuple[str, str]]) -> dict[str, f
     }
 
 
-def test_each_metric_has_its_own_denominator(prepared: Path) -> None:
+def test_each_metric_has_its_own_denominator(prepared):
     """Any order, batch and number of ranks gives what counting pair by pair gives."""
     model = partly_trained(prepared)
     expected = measured_one_by_one(model, stored_pairs(prepared, "test"))
@@ -499,7 +498,7 @@ TUNE = ("train", "--model.pretrained", "t5", *TRAINING, "--training.max_steps", 
 
 
 @pytest.mark.parametrize("options", [{}, {"max_shard_size": "20KB"}, {"pickle": True}], ids=str)
-def test_training_starts_from_pretrained_weights(options: dict[str, Any], tmp_path: Path) -> None:
+def test_training_starts_from_pretrained_weights(options, tmp_path):
     library = save_pretrained(tmp_path / "t5", **options)
     prepared_folder(tmp_path, PAIRS, *FINE)
     assert set(stored_pairs(tmp_path, "test")) <= set(PAIRS)
@@ -549,7 +548,7 @@ SPOILED: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("fault", SPOILED)
-def test_pretrained_weights_that_do_not_fit_are_one_line(fault: str, tmp_path: Path) -> None:
+def test_pretrained_weights_that_do_not_fit_are_one_line(fault, tmp_path):
     save_pretrained(tmp_path / "t5")
     prepared_folder(tmp_path, PAIRS, *FINE)
     spoil, says = SPOILED[fault]
@@ -558,7 +557,7 @@ def test_pretrained_weights_that_do_not_fit_are_one_line(fault: str, tmp_path: P
     assert not list(tmp_path.glob("runs/*"))
 
 
-def test_a_pretrained_tokenizer_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+def test_a_pretrained_tokenizer_that_is_not_there_is_one_line(tmp_path):
     save_pretrained(tmp_path / "t5")
     (tmp_path / "t5/tokenizer.json").unlink()
     says = ("tokenizer cannot be loaded", "no tokenizer.json", "--pretrained t5", "go online")
@@ -584,9 +583,7 @@ VALID = as_tsv(PAIRS[:40])
         ("", "--tokenizer pretrained", ("belong together", "--pretrained")),
     ],
 )
-def test_bad_input_is_one_line(
-    added: str, flags: str, says: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_bad_input_is_one_line(added, flags, says, tmp_path):
     one_error(prepare(tmp_path, VALID + added, *flags.split()), *says)
     assert not (tmp_path / "data/manifest.json").exists()
 
@@ -601,14 +598,12 @@ def test_bad_input_is_one_line(
         ("pairs.tsv.gz", gzip.compress(VALID.encode())[:-20], ("cannot read the file", "tsv.gz")),
     ],
 )
-def test_bad_files_are_one_line(
-    name: str, content: str | bytes, says: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_bad_files_are_one_line(name, content, says, tmp_path):
     one_error(prepare(tmp_path, content, name=name), *says)
 
 
 @pytest.mark.parametrize("kind", ["char", "space"])
-def test_symbols_that_training_never_had(kind: str, tmp_path: Path) -> None:
+def test_symbols_that_training_never_had(kind, tmp_path):
     (tmp_path / "val.tsv").write_text("the red fox\tq new\n")
     flags = ("--validation", "val.tsv", "--tokenizer", kind)
     refused = prepare(tmp_path, as_tsv(PAIRS), *flags)
@@ -622,7 +617,7 @@ def test_symbols_that_training_never_had(kind: str, tmp_path: Path) -> None:
 # ---- training ------------------------------------------------------------------------------------
 
 
-def test_adafactor_resumes_bit_for_bit_with_dropout(place: Path) -> None:
+def test_adafactor_resumes_bit_for_bit_with_dropout(place):
     words = ("train", *SMALL, "--training.max_steps", "24", "--optimizer.name", "adafactor")
     SEQ2SEQ.done(*words, cwd=place)
     whole = (losses(place), weights(place))
@@ -632,7 +627,7 @@ def test_adafactor_resumes_bit_for_bit_with_dropout(place: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def trained(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def trained(prepared, tmp_path_factory):
     """A folder with a run that has learnt, and what it printed."""
     place = tmp_path_factory.mktemp("trained")
     (place / "data").symlink_to(prepared / "data")
@@ -645,11 +640,11 @@ def predictions(place: Path) -> list[list[str]]:
     return [line.split("\t") for line in text.splitlines()]
 
 
-def test_it_learns_and_says_how_well(trained: tuple[Path, str]) -> None:
+def test_it_learns_and_says_how_well(trained):
     place, printed = trained
     SEQ2SEQ.done("evaluate", cwd=place)
     assert "tokens/s" in printed
-    evaluation = json.loads((newest_run(place) / "evaluation.json").read_text())
+    evaluation = evaluation_of(place)
     metrics = evaluation["metrics"]
     assert list(metrics) == ["loss", "loss_per_byte", "token_accuracy", "exact_match"]
     counts = evaluation["baselines"]["order-2 counts"]
@@ -662,7 +657,7 @@ def test_it_learns_and_says_how_well(trained: tuple[Path, str]) -> None:
     assert exact == pytest.approx(metrics["exact_match"])
 
 
-def test_new_sources_are_predicted_as_those_of_a_split(trained: tuple[Path, str]) -> None:
+def test_new_sources_are_predicted_as_those_of_a_split(trained):
     place, _ = trained
     SEQ2SEQ.done("predict", cwd=place)
     rows = [(source, prediction) for source, prediction, _ in predictions(place)]
@@ -695,7 +690,7 @@ def test_new_sources_are_predicted_as_those_of_a_split(trained: tuple[Path, str]
 
 
 @pytest.mark.full
-def test_the_commands_of_the_guide(tmp_path: Path) -> None:
+def test_the_commands_of_the_guide(tmp_path):
     """As they stand, on small files of the same names; what the hub has is a folder of that name
     here."""
     files = {

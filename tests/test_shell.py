@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rendering import REPOSITORY, copy_template, render, render_into
-from test_update import _clean_home, commit, replace  # noqa: F401  # a fixture
+from rendering import REPOSITORY, copy_template, render, render_into, replace
+from test_update import _clean_home, commit  # noqa: F401  # a fixture
 from variants import choices, structural
 
 # The environment of the tests, found by name as a user's active one is.
@@ -180,7 +180,7 @@ def test_set_up_replaces_a_build_from_another_index(tmp_path: Path) -> None:
     assert removed()
 
 
-def test_set_up_goes_on_where_the_cpu_builds_cannot_be_reached(tmp_path: Path) -> None:
+def test_set_up_continues_where_the_cpu_builds_cannot_be_reached(tmp_path: Path) -> None:
     project = shell_of(tmp_path / "project")
     installed, said = Machine(tmp_path, offline=True).set_up(project)
     assert said[1:] == [f"Nothing at {WHEELS}/cpu: installing the usual build of PyTorch."]

@@ -18,7 +18,7 @@ from shlex import split
 
 import pytest
 from rendering import render
-from running import PACKAGE, Result, Running, one_error, run, start
+from running import PACKAGE, Result, Running, check_run, one_error, run, start
 from test_tier_b import TINY
 from variants import choices
 
@@ -47,10 +47,8 @@ def files(folder: Path) -> set[str]:
 
 @pytest.mark.parametrize("workload", choices("workload"))
 @pytest.mark.first(1)
-def test_from_another_directory_everything_is_found_and_written_as_from_its_own(
-    workload: str, tmp_path: Path
-) -> None:
-    """Beside a configuration that is not the project's."""
+def test_from_another_directory_everything_is_found_and_written_as_from_its_own(workload, tmp_path):
+    """Next to a configuration that is not the project's."""
     answer = ANSWERS.get(workload, ("predict", "--output", "new.csv"))
     left = {}
     for where in ("inside", "outside"):
@@ -73,7 +71,7 @@ def test_from_another_directory_everything_is_found_and_written_as_from_its_own(
     assert f"note: settings, data and runs are those of {project}\n" in done.err
 
 
-def test_what_a_person_names_is_meant_from_where_they_stand(tmp_path: Path) -> None:
+def test_paths_are_relative_to_the_current_directory(tmp_path):
     project = tmp_path / "a project"
     cwd = tmp_path / "elsewhere"
     shutil.copytree(TABULAR, project)
@@ -95,9 +93,9 @@ def test_what_a_person_names_is_meant_from_where_they_stand(tmp_path: Path) -> N
     assert files(cwd) == {"rows.csv", "mine.yaml"}
 
 
-def test_an_installed_package_works_where_one_stands_and_says_where_settings_come_from(
-    tmp_path: Path,
-) -> None:
+def test_an_installed_package_works_in_the_current_directory_and_says_where_settings_come_from(
+    tmp_path,
+):
     """It has no pyproject.toml above it."""
     packages = tmp_path / "lib/site-packages"
     shutil.copytree(TABULAR / "src" / PACKAGE, packages / PACKAGE)
@@ -121,16 +119,13 @@ def test_an_installed_package_works_where_one_stands_and_says_where_settings_com
     assert said == f"note: settings, data and runs are those of {tmp_path}/disk\n"
 
 
-# ---- what was typed, what stands in files and in the environment ----
+# ---- what was typed, what files and the environment say ----
 
 
 # Flags of `train`, and what its one line says; test_config.py has what is wrong in files.
 REFUSED = {
-    "--data.bacth_size 1": ["did you mean '--data.batch_size'"],
     "--training.precision fp8": ["fp8", "choose|copier update"],
-    "--config none.yaml": ["No such file", "none.yaml", "check --config"],
     "--resume nonsense": ["no run 'nonsense'", "runs are a"],
-    "--data.path nowhere": ["no prepared data: nowhere", "run `prepare"],
     "--name ../../x": ["not a plain folder name", "use letters"],
     "--name a": ["run 'a' exists already", "--resume a"],
     "--resume a --data.batch_size 7": ["samples|batch"],
@@ -138,19 +133,17 @@ REFUSED = {
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(tmp_path_factory):
     """A folder with a run `a`, and a configuration under an odd name."""
     folder = tmp_path_factory.mktemp("trained")
-    assert run(TABULAR, "train", *SHORT, "--name", "a", "--max-steps", "2", cwd=folder).code == 0
+    check_run(TABULAR, "train", *SHORT, "--name", "a", "--max-steps", "2", cwd=folder)
     (folder / "eine Größe").mkdir()
     (folder / "eine Größe/ü.yaml").write_text("reproducibility: {seed: 9}\n")
     return folder
 
 
 @pytest.mark.parametrize("flags", REFUSED)
-def test_what_is_wrong_is_one_line_with_a_remedy_and_leaves_nothing(
-    flags: str, trained: Path
-) -> None:
+def test_what_is_wrong_is_one_line_with_a_remedy_and_leaves_nothing(flags, trained):
     before = files(trained / "runs")
     length = () if "--resume" in flags else SHORT
     refused = run(TABULAR, "train", *length, *flags.split(), cwd=trained)
@@ -158,7 +151,7 @@ def test_what_is_wrong_is_one_line_with_a_remedy_and_leaves_nothing(
     assert files(trained / "runs") == before
 
 
-def test_a_folder_of_the_environment_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+def test_a_folder_of_the_environment_that_is_not_there_is_one_line(tmp_path):
     def put() -> None:
         os.environ["TRAINING_ROOT"] = "nowhere"
 
@@ -166,21 +159,16 @@ def test_a_folder_of_the_environment_that_is_not_there_is_one_line(tmp_path: Pat
     one_error(refused, "there is no such folder", "unset the name")
 
 
-def test_a_path_with_a_space_and_other_letters_is_taken(trained: Path) -> None:
+def test_a_path_with_a_space_and_other_letters_is_taken(trained):
     words = ("--print-config", "--config", "eine Größe/ü.yaml")
     done = run(TABULAR, "train", *words, cwd=trained)
     assert re.search("seed: 9 .*Größe/ü.yaml", done.out), done.err
 
 
-def test_a_misspelt_verb_is_guessed(tmp_path: Path) -> None:
-    refused = run(TABULAR, "trian", cwd=tmp_path)
-    one_error(refused, "no command 'trian'", "did you mean 'train'")
-
-
 # ---- signals and neighbours ----
 
 
-def test_ctrl_c_twice_ends_in_order(tmp_path: Path) -> None:
+def test_ctrl_c_twice_ends_in_order(tmp_path):
     words = ("--training.epochs", "100000", "--monitor.every_steps", "1")
     running = start(TABULAR, "train", *words, cwd=tmp_path)
     running.wait_for_rows(5)
@@ -192,9 +180,9 @@ def test_ctrl_c_twice_ends_in_order(tmp_path: Path) -> None:
     assert "`train --resume" in done.out
 
 
-def test_of_two_starts_with_one_name_one_trains_and_one_is_refused(tmp_path: Path) -> None:
+def test_of_two_starts_with_one_name_one_trains_and_one_is_refused(tmp_path):
     words = ("train", *SHORT, "--name", "a")
     both = [start(TABULAR, *words, cwd=tmp_path, name=name) for name in "12"]
-    done = sorted((each.wait() for each in both), key=lambda result: result.code)
+    done = sorted((running.wait() for running in both), key=lambda result: result.code)
     assert [result.code for result in done] == [0, 2]
     one_error(done[1], "run 'a' exists already")

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import csv
 import functools
-import json
 import re
 import subprocess
 import sys
@@ -19,7 +18,7 @@ import pytest
 import torch
 from made_up import ROWS, columns, files_of, lines, prepare, prepared, store, written
 from rendering import REPOSITORY
-from running import newest_run, one_error
+from running import one_error
 from torch import Tensor
 from workload import Workload
 
@@ -50,7 +49,7 @@ def table(**others: list) -> dict[str, list]:
 # ---- prepare -------------------------------------------------------------------------------------
 
 
-def test_a_failed_prepare_leaves_the_data_that_were_there(tmp_path: Path) -> None:
+def test_a_failed_prepare_leaves_the_data_that_were_there(tmp_path):
     prepared(tmp_path, "tabular", lines(table()))
     before = files_of(tmp_path / "data")
     path = written(tmp_path, lines(table(kind=["a"] * 199 + ["b"])))
@@ -58,7 +57,7 @@ def test_a_failed_prepare_leaves_the_data_that_were_there(tmp_path: Path) -> Non
     assert files_of(tmp_path / "data") == before
 
 
-def test_every_row_is_in_one_split_and_whole(tmp_path: Path) -> None:
+def test_every_row_is_in_one_split_and_whole(tmp_path):
     rows = np.arange(50)
     made = lines({"a": rows.tolist(), "b": (2 * rows).tolist(), "price": (-rows).tolist()})
     orders = {}
@@ -85,11 +84,11 @@ def test_every_row_is_in_one_split_and_whole(tmp_path: Path) -> None:
         ("0.7,0.15,0.15", 2, [1, 1, 0]),
     ],
 )
-def test_split_sizes(split: str, count: int, expected: list[int]) -> None:
+def test_split_sizes(split, count, expected):
     assert module("prepare.splits").split_sizes(split, count) == expected
 
 
-def test_facts_come_from_the_training_rows_alone(tmp_path: Path) -> None:
+def test_facts_come_from_the_training_rows_alone(tmp_path):
     noisy = table()
     for row in range(140, ROWS):  # 140 rows of 200 train
         for name, cell in (("size", 1000 * row), ("age", 3), ("colour", "x"), ("price", 1e6)):
@@ -105,7 +104,7 @@ def test_facts_come_from_the_training_rows_alone(tmp_path: Path) -> None:
     assert after.arrays["features"].rows()[140, 0] == np.float32(mean)
 
 
-def test_scales_and_categories_are_those_of_the_cells(tmp_path: Path) -> None:
+def test_scales_and_categories_are_those_of_the_cells(tmp_path):
     made = table(code=[str(row % 12) for row in range(ROWS)], constant=[2015] * ROWS)
     prepared(tmp_path, "tabular", lines(made), "--category code --keep-order")
     opened = store(tmp_path, "tabular")
@@ -113,8 +112,8 @@ def test_scales_and_categories_are_those_of_the_cells(tmp_path: Path) -> None:
     for column in [*facts["features"], facts["target"]]:
         known = np.array([cell for cell in made[column["name"]][:140] if cell != ""], float)
         expected = [known.mean(), known.std() or 1.0, 140 - len(known)]
-        found = [column[name] for name in ("mean", "std", "missing")]
-        np.testing.assert_allclose(found, expected, rtol=1e-6)
+        actual = [column[name] for name in ("mean", "std", "missing")]
+        np.testing.assert_allclose(actual, expected, rtol=1e-6)
     assert [column["name"] for column in facts["features"]] == ["size", "age", "constant"]
 
     values = {column["name"]: ["NA", *column["values"]] for column in facts["categories"]}
@@ -125,7 +124,7 @@ def test_scales_and_categories_are_those_of_the_cells(tmp_path: Path) -> None:
         assert [values[name][code] for code in codes] == made[name]
 
 
-def test_classes_have_names_and_numbers(tmp_path: Path) -> None:
+def test_classes_have_names_and_numbers(tmp_path):
     prepared(tmp_path, "tabular", lines(table(kind=KINDS)), f"{CLASSES} --keep-order")
     opened = store(tmp_path, "tabular")
     target = opened.arrays["target"].rows()
@@ -162,7 +161,7 @@ def example(task: str, base: Path) -> Any:
 
 
 @pytest.fixture(params=["regression", "classification"])
-def opened(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def opened(request, tmp_path_factory):
     return example(request.param, tmp_path_factory.getbasetemp())
 
 
@@ -173,17 +172,7 @@ def built(opened: Any, **model: float) -> Any:
     return module("model").build_model(settings, opened.facts)
 
 
-def test_padding_rows_contribute_nothing(opened: Any) -> None:
-    model = built(opened)
-    indices = np.arange(10)
-    plain = model(batch_of(opened, "train", indices))
-    padded = np.array([*indices, *[-1] * 6])
-    output = model(batch_of(opened, "train", padded))
-    assert output.total_weight == plain.total_weight == 10
-    torch.testing.assert_close(output.loss, plain.loss)
-
-
-def test_metrics_are_those_of_the_predictions(opened: Any) -> None:
+def test_metrics_are_those_of_the_predictions(opened):
     model = built(opened).eval()
     batch = batch_of(opened, "test")
     with torch.no_grad():
@@ -208,7 +197,7 @@ def test_metrics_are_those_of_the_predictions(opened: Any) -> None:
     assert float(output.loss) == pytest.approx(loss, rel=1e-4)
 
 
-def test_baselines_and_finished_metrics(opened: Any) -> None:
+def test_baselines_and_finished_metrics(opened):
     dataset = module("dataset")
     (baseline,) = dataset.baselines(opened, None, "validation").values()
     facts = opened.facts["target"]
@@ -223,11 +212,11 @@ def test_baselines_and_finished_metrics(opened: Any) -> None:
     else:
         error = np.mean((target - facts["mean"]) ** 2)
         assert baseline["mse_original"] == pytest.approx(error)
-        found = dataset.finish({"mse_original": 0.25 * target.var()}, opened, "validation")
-        assert found["r2"] == pytest.approx(0.75)
+        finished = dataset.finish({"mse_original": 0.25 * target.var()}, opened, "validation")
+        assert finished["r2"] == pytest.approx(0.75)
 
 
-def test_a_missing_number_is_the_mean_and_says_so(opened: Any) -> None:
+def test_a_missing_number_is_the_mean_and_is_marked(opened):
     model = built(opened).eval()
     batch = batch_of(opened, "train")
     place = [column["name"] for column in opened.facts["features"]].index("age")
@@ -242,18 +231,18 @@ def test_a_missing_number_is_the_mean_and_says_so(opened: Any) -> None:
     assert (outputs(batch)[rows] != outputs(filled)[rows]).all()
     assert torch.equal(outputs(batch)[~rows], outputs(filled)[~rows])
     with torch.no_grad():
-        model.first.weight[:, 0] = 0  # the input that says so
+        model.first.weight[:, 0] = 0  # the input that marks a gap
     torch.testing.assert_close(outputs(batch), outputs(filled))
 
 
-def test_unknown_categories_start_at_zero(opened: Any) -> None:
+def test_unknown_categories_start_at_zero(opened):
     model = built(opened)
     assert (model.embedding.weight[model.offsets] == 0).all()
     levels = [len(column["values"]) + 1 for column in opened.facts["categories"]]
     assert len(model.embedding.weight) == sum(levels)
 
 
-def test_losses_are_float32_under_autocast(opened: Any) -> None:
+def test_losses_are_float32_under_autocast(opened):
     model = built(opened)
     batch = batch_of(opened, "train")
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -265,9 +254,7 @@ def test_losses_are_float32_under_autocast(opened: Any) -> None:
 # ---- training ------------------------------------------------------------------------------------
 
 
-def test_only_categories_is_a_table_too_in_a_folder_that_cannot_be_written(
-    tmp_path: Path,
-) -> None:
+def test_only_categories_is_a_table_too_in_a_folder_that_cannot_be_written(tmp_path):
     made = {"a": ["x", "y"] * 20, "b": ["p", "q", "", "r"] * 10, "price": list(range(40))}
     prepared(tmp_path, "tabular", lines(made))
     data = tmp_path / "data"
@@ -285,17 +272,11 @@ def test_only_categories_is_a_table_too_in_a_folder_that_cannot_be_written(
     assert after == {name: content for name, content in before.items() if name in after}
 
 
-def predicted(folder: Path, *words: str) -> dict[str, np.ndarray]:
-    done(folder, "predict", *words, "--output", "p.npz")
-    with np.load(folder / "p.npz") as file:
-        return dict(file)
-
-
-def test_predictions_of_new_rows_equal_those_of_the_split(tmp_path: Path) -> None:
+def test_predictions_of_new_rows_equal_those_of_the_split(tmp_path):
     made = table()
     prepared(tmp_path, "tabular", lines(made), "--keep-order")
     done(tmp_path, "train", *SMALL)
-    whole = predicted(tmp_path)
+    whole = TABLES.predicted(tmp_path)
     assert whole.keys() == {"prediction", "target"}
     np.testing.assert_allclose(whole["target"], made["price"][-30:], rtol=1e-6)
     done(tmp_path, "predict", "--output", "p.csv")
@@ -313,12 +294,12 @@ def test_predictions_of_new_rows_equal_those_of_the_split(tmp_path: Path) -> Non
     written(tmp_path, lines(reordered), "new.csv")
     written(tmp_path, lines({name: last[name] for name in ("size", "age", "colour")}), "less.csv")
     for name in ("new.csv", "less.csv"):
-        found = predicted(tmp_path, "--input", name)
-        np.testing.assert_array_equal(found["prediction"], whole["prediction"])
+        new = TABLES.predicted(tmp_path, "--input", name)
+        np.testing.assert_array_equal(new["prediction"], whole["prediction"])
     one_error(TABLES.run("predict", cwd=tmp_path), "no prepared data")
 
 
-def test_predictions_of_classes_have_names_and_probabilities(tmp_path: Path) -> None:
+def test_predictions_of_classes_have_names_and_probabilities(tmp_path):
     made = table(kind=["cat", "cat", "emu", "cat"] * 50)
     prepared(tmp_path, "tabular", lines(made), f"{CLASSES} --keep-order")
     done(tmp_path, "train", *SMALL)
@@ -333,12 +314,12 @@ def test_predictions_of_classes_have_names_and_probabilities(tmp_path: Path) -> 
         shares = {name: float(row[f"probability of {name}"]) for name in ("cat", "emu")}
         assert sum(shares.values()) == pytest.approx(1, abs=1e-5)
         assert row["prediction"] == max(shares, key=lambda name: shares[name])
-    found = predicted(tmp_path)
-    assert found["probability"].shape == (30, 2)
-    assert found["classes"].tolist() == ["cat", "emu"]
+    of_split = TABLES.predicted(tmp_path)
+    assert of_split["probability"].shape == (30, 2)
+    assert of_split["classes"].tolist() == ["cat", "emu"]
 
 
-def test_bad_predictions_are_one_line(tmp_path: Path) -> None:
+def test_bad_predictions_are_one_line(tmp_path):
     one_error(TABLES.run("predict", cwd=tmp_path), "no run")
     prepared(tmp_path, "tabular", lines(table()))
     done(tmp_path, "train", *SMALL, "--max-steps", "1")
@@ -363,19 +344,14 @@ def test_bad_predictions_are_one_line(tmp_path: Path) -> None:
 # ---- real data -----------------------------------------------------------------------------------
 
 
-def evaluation(folder: Path) -> dict[str, Any]:
-    done(folder, "evaluate")
-    return json.loads((newest_run(folder) / "evaluation.json").read_text())
-
-
-def test_learns_what_the_columns_say_and_nothing_from_shuffled_targets(tmp_path: Path) -> None:
+def test_learns_what_the_columns_say_and_nothing_from_shuffled_targets(tmp_path):
     honest = columns(400)
     shuffled = honest | {"price": np.random.default_rng(0).permutation(honest["price"]).tolist()}
     r2 = []
     for name, made in (("honest", honest), ("shuffled", shuffled)):
         prepared(tmp_path / name, "tabular", lines(made))
         done(tmp_path / name, "train", "--training.epochs", "20")
-        r2.append(evaluation(tmp_path / name)["metrics"]["r2"])
+        r2.append(TABLES.evaluated(tmp_path / name)["metrics"]["r2"])
     assert r2[0] > 0.9
     assert r2[1] < 0.2
 
@@ -385,24 +361,24 @@ SEEDS = (42, 43, 44)
 
 
 def documented(kind: str) -> str:
-    found = re.search(rf"```{kind}\n(.*?)```", DOCUMENT, re.DOTALL)
-    assert found
-    return found[1]
+    block = re.search(rf"```{kind}\n(.*?)```", DOCUMENT, re.DOTALL)
+    assert block
+    return block[1]
 
 
 def commands() -> dict[str, list[str]]:
-    """The documented commands by command, their words after `python -m my_training`."""
+    """The documented commands by name: their words after `python -m my_training`."""
     words = [line.split()[3:] for line in documented("sh").splitlines()]
     return {line[0]: line for line in words}
 
 
 def trained_means(folder: Path, metric: str) -> float:
     """Mean over seeds of the test metric, by the documented commands."""
-    found = []
+    scores = []
     for seed in SEEDS:
         done(folder, *commands()["train"], "--reproducibility.seed", str(seed))
-        found.append(evaluation(folder)["metrics"][metric])
-    return float(np.mean(found))
+        scores.append(TABLES.evaluated(folder)["metrics"][metric])
+    return float(np.mean(scores))
 
 
 def scikit_learn(opened: Any, estimator: Any) -> float:
@@ -427,7 +403,7 @@ def scikit_learn(opened: Any, estimator: Any) -> float:
 
 
 @pytest.mark.full
-def test_documented_example_is_as_good_as_scikit_learn(tmp_path: Path) -> None:
+def test_documented_example_is_as_good_as_scikit_learn(tmp_path):
     from sklearn.neural_network import MLPRegressor
 
     subprocess.run([sys.executable, "-c", documented("python")], cwd=tmp_path, check=True)
@@ -435,7 +411,7 @@ def test_documented_example_is_as_good_as_scikit_learn(tmp_path: Path) -> None:
     assert list(words) == ["prepare", "train", "evaluate", "predict"]
     done(tmp_path, *words["prepare"])
     ours = trained_means(tmp_path, "mse_original")
-    mean = evaluation(tmp_path)["baselines"]["mean"]["mse_original"]
+    mean = TABLES.evaluated(tmp_path)["baselines"]["mean"]["mse_original"]
     done(tmp_path, *words["predict"])
     assert len((tmp_path / "predictions.csv").read_text().splitlines()) == 443
 
@@ -451,7 +427,7 @@ def test_documented_example_is_as_good_as_scikit_learn(tmp_path: Path) -> None:
     assert ours < 0.8 * mean
 
 
-def test_wine_is_told_apart_as_well_as_by_scikit_learn(tmp_path: Path) -> None:
+def test_wine_is_told_apart_as_well_as_by_scikit_learn(tmp_path):
     from sklearn.datasets import load_wine
     from sklearn.neural_network import MLPClassifier
 

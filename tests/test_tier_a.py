@@ -18,7 +18,7 @@ from typing import Any
 import jinja2
 import pytest
 import yaml
-from budget import DEFAULT, LARGEST, SCRIPT, TABULAR, TABULAR_SCRIPT, VISIBLE_NAMES, Budget, measure
+from budget import DEFAULT, LARGEST, SCRIPT, TABULAR, TABULAR_SCRIPT, VISIBLE_NAMES, measure
 from copier import run_copy
 from link import link
 from packaging.requirements import Requirement
@@ -26,7 +26,6 @@ from rendering import DEFAULTS, REPOSITORY, questions, render, scratch, template
 from tiers import covering
 from variants import (
     SCRIPTS,
-    Answers,
     all_variants,
     choices,
     name,
@@ -60,13 +59,13 @@ def files(project: Path) -> list[Path]:
 @functools.cache
 def distinct() -> dict[str, Path]:
     """One file for each distinct rendered content, over all variants; keys are path and hash."""
-    found = {}
+    files_by_content = {}
     for answers in (*all_variants(), *scripts()):
         project = render(**answers)
         for path in files(project):
             digest = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
-            found.setdefault(f"{path.relative_to(project).as_posix()}@{digest}", path)
-    return found
+            files_by_content.setdefault(f"{path.relative_to(project).as_posix()}@{digest}", path)
+    return files_by_content
 
 
 def distinct_python() -> list[Path]:
@@ -94,22 +93,22 @@ def read_toml(path: Path) -> dict[str, Any]:
 # ---- each distinct file ------------------------------------------------------------------------
 
 
-def test_python_parses_as_the_oldest_supported_version() -> None:
+def test_python_parses_as_the_oldest_supported_version():
     assert len(distinct_python()) > 30
     for path in distinct_python():
         ast.parse(path.read_text(encoding="utf-8"), str(path), feature_version=(3, 10))
 
 
-def test_ruff_finds_nothing() -> None:
+def test_ruff_finds_nothing():
     assert run_ruff("check", "--output-format=concise") == ""
 
 
-def test_formatting_changes_nothing() -> None:
+def test_formatting_changes_nothing():
     """Else a user's first format would make the next update of those lines a conflict."""
     assert run_ruff("format", "--check") == ""
 
 
-def test_rules_of_the_repository_are_those_of_the_project() -> None:
+def test_rules_of_the_repository_are_those_of_the_project():
     ours = read_toml(REPOSITORY / "pyproject.toml")
     theirs = read_toml(render() / "pyproject.toml")
     del ours["tool"]["ruff"]["lint"]["pycodestyle"]
@@ -117,7 +116,7 @@ def test_rules_of_the_repository_are_those_of_the_project() -> None:
 
 
 @pytest.mark.parametrize("suffix", [".toml", ".yaml", ".yml"])
-def test_data_files_load(suffix: str) -> None:
+def test_data_files_load(suffix):
     paths = [path for path in distinct().values() if path.suffix == suffix]
     assert paths
     for path in paths:
@@ -125,15 +124,14 @@ def test_data_files_load(suffix: str) -> None:
         assert tomllib.loads(text) if suffix == ".toml" else yaml.safe_load(text)
 
 
-def test_no_leftovers_of_the_template() -> None:
+def test_no_leftovers_of_the_template():
     for key, path in distinct().items():  # `${{ }}` is GitHub's own
         text = path.read_text(encoding="utf-8")
         assert not re.search(r"(?<!\$)\{\{|\{%|\{#|\bJinja\b|Undefined", text), key
 
 
-def test_no_artefacts_of_rendering() -> None:
-    """As if typed by hand: one newline at the end, no blanks at line ends, no empty lines in
-    heaps."""
+def test_no_artefacts_of_rendering():
+    """One newline at the end, no blanks at line ends, no heaps of empty lines."""
     for key, path in distinct().items():
         text = path.read_text(encoding="utf-8")
         if not text:
@@ -147,7 +145,7 @@ def test_no_artefacts_of_rendering() -> None:
         assert "\r" not in text, key
 
 
-def test_addresses() -> None:
+def test_addresses():
     """The only package index is PyTorch's, with the builds for old and new cards; no path of a
     machine."""
     for key, path in distinct().items():
@@ -193,7 +191,7 @@ def owners() -> dict[str, str]:
 
 
 @every_variant
-def test_dependencies_are_what_is_imported(answers: Answers) -> None:
+def test_dependencies_are_what_is_imported(answers):
     project = render(**answers)
     modules = imported(project)
     assert "my_training" not in modules, "inside the package imports are relative"
@@ -201,7 +199,7 @@ def test_dependencies_are_what_is_imported(answers: Answers) -> None:
     assert {owners().get(module, module) for module in modules} | indirect == declared(project)
 
 
-def test_stolen_releases_of_lightning_are_excluded() -> None:
+def test_stolen_releases_of_lightning_are_excluded():
     """2.6.2 and 2.6.3 sent credentials away on import (GHSA-w37p-236h-pfx3)."""
     ours = read_toml(REPOSITORY / "pyproject.toml")["project"]
     theirs = read_toml(render(framework="lightning") / "pyproject.toml")["project"]
@@ -213,7 +211,7 @@ def test_stolen_releases_of_lightning_are_excluded() -> None:
 
 
 @every_variant
-def test_size_fits_the_budget(answers: Answers) -> None:
+def test_size_fits_the_budget(answers):
     project = render(**answers)
     assert LARGEST.exceeded(measure(project)) == []
     visible = [path.name for path in project.iterdir() if path.name[0] != "."]
@@ -238,15 +236,16 @@ BUDGETS = {
 
 
 @pytest.mark.parametrize(("answers", "budget"), BUDGETS.values(), ids=BUDGETS)
-def test_projects_fit_their_budgets(answers: Answers, budget: Budget) -> None:
+def test_projects_fit_their_budgets(answers, budget):
     assert budget.exceeded(measure(render(**answers))) == []
 
 
 @pytest.mark.parametrize("answers", pairwise(*structural(), "precision"), ids=name)
 @pytest.mark.first(2)
-def test_rendering_again_gives_the_same_bytes(answers: Answers, tmp_path: Path) -> None:
+def test_rendering_again_gives_the_same_bytes(answers, tmp_path):
     """The second time by Copier as it is, without what makes renders of tests quick."""
-    first, second = render(**answers), tmp_path
+    first = render(**answers)
+    second = tmp_path
     run_copy(str(template()), second, data=DEFAULTS | answers, defaults=True, quiet=True)
     names = [path.relative_to(first).as_posix() for path in files(first)]
     assert names == [path.relative_to(second).as_posix() for path in files(second)]
@@ -256,7 +255,7 @@ def test_rendering_again_gives_the_same_bytes(answers: Answers, tmp_path: Path) 
 # ---- the template's own files ------------------------------------------------------------------
 
 
-def test_parts_are_rendered_byte_for_byte_and_none_is_dead() -> None:
+def test_parts_are_rendered_byte_for_byte_and_none_is_dead():
     """Each part of Python is in some variant exactly as it is here."""
     parts = (TEMPLATE / "parts").rglob("*.py")
     unused = {path for path in parts if "__pycache__" not in path.parts}
@@ -288,7 +287,7 @@ def test_parts_are_rendered_byte_for_byte_and_none_is_dead() -> None:
     assert unused == set()
 
 
-def test_each_choice_has_its_part() -> None:
+def test_each_choice_has_its_part():
     """A new answer is one line in copier.yml and its files; this names the folder where they are
     missing."""
     for question in ("workload", "loader", "framework", "distributed", "tracker"):
@@ -297,7 +296,7 @@ def test_each_choice_has_its_part() -> None:
 
 
 @pytest.mark.full
-def test_types(tmp_path: Path) -> None:
+def test_types(tmp_path):
     """mypy over links to the parts, in variants that have each of them once."""
     variants = pairwise(*structural(), "precision", "tracker")
     answers_of_variants = [{*map(str, answers.items())} for answers in variants]

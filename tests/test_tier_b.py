@@ -6,7 +6,6 @@ from __future__ import annotations
 import functools
 import importlib
 import itertools
-import json
 import os
 import shutil
 import subprocess
@@ -17,7 +16,18 @@ from typing import Any
 import pytest
 import torch
 from rendering import render
-from running import PACKAGE, evaluations, losses, newest_run, rows, run, weights
+from running import (
+    PACKAGE,
+    check_run,
+    evaluation_of,
+    evaluations,
+    losses,
+    newest_run,
+    report_of,
+    rows,
+    run,
+    weights,
+)
 from tiers import covering
 from variants import choices, name, pairs, products
 
@@ -65,8 +75,7 @@ SHORT = (
 
 
 def train(project: Path, *words: str, cwd: Path, **more: Any) -> None:
-    done = run(project, "train", *words, cwd=cwd, **more)
-    assert done.code == 0, done.err
+    check_run(project, "train", *words, cwd=cwd, **more)
 
 
 @functools.cache
@@ -78,7 +87,7 @@ def synthetic(workload: str, base: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def place(tmp_path_factory: pytest.TempPathFactory):
+def place(tmp_path_factory):
     """place(workload) is a new working folder with the workload's synthetic data in it."""
     base = tmp_path_factory.mktemp("synthetic")
     count = itertools.count()
@@ -114,9 +123,7 @@ def uninterrupted(workload: str, precision: str, place: Any, length: tuple = LON
 
 @pytest.mark.cover(2)
 @pytest.mark.parametrize("cell", CELLS, ids=name)
-def test_some_steps_an_evaluation_and_two_resumes_equal_those_of_the_first_cell(
-    cell: dict[str, str], place: Any
-) -> None:
+def test_some_steps_an_evaluation_and_two_resumes_equal_those_of_the_first_cell(cell, place):
     workload = cell["workload"]
     project, precision = project_of(cell)
     expected, measured = uninterrupted(workload, cell["precision"], place, SHORT)
@@ -131,7 +138,7 @@ def test_some_steps_an_evaluation_and_two_resumes_equal_those_of_the_first_cell(
 
 @pytest.mark.first(1)
 @pytest.mark.parametrize("cell", PAIRS, ids=name)
-def test_trains_stops_resumes_and_evaluates(cell: dict[str, str], place: Any) -> None:
+def test_trains_stops_resumes_and_evaluates(cell, place):
     workload = cell["workload"]
     project, precision = project_of(cell)
     expected, measured = uninterrupted(workload, cell["precision"], place)
@@ -143,9 +150,8 @@ def test_trains_stops_resumes_and_evaluates(cell: dict[str, str], place: Any) ->
     first, last = (float.fromhex(expected[step][1]) for step in (0, -1))
     assert last <= 0.9 * first
 
-    evaluated = run(project, "evaluate", cwd=folder)
-    assert evaluated.code == 0, evaluated.err
-    result = json.loads((newest_run(folder) / "evaluation.json").read_text())
+    check_run(project, "evaluate", cwd=folder)
+    result = evaluation_of(folder)
     assert result["split"] == "test"
     assert result["metrics"]["loss"] < 1.05 * float.fromhex(measured[-1][1])
     assert result["baselines"]
@@ -155,7 +161,7 @@ def test_trains_stops_resumes_and_evaluates(cell: dict[str, str], place: Any) ->
 
 @pytest.mark.parametrize("framework", choices("framework"))
 @pytest.mark.first(1)
-def test_accumulation_last_short_group_steps_and_resumes(framework: str, place: Any) -> None:
+def test_accumulation_last_short_group_steps_and_resumes(framework, place):
     """55 micro-batches in groups of 4 make 14 steps an epoch; a stop is always between two
     groups."""
     options = (
@@ -174,7 +180,7 @@ def test_accumulation_last_short_group_steps_and_resumes(framework: str, place: 
     assert weights(parts) == weights(whole)
 
 
-def test_a_run_goes_on_under_another_framework(place: Any) -> None:
+def test_a_run_resumes_under_another_framework(place):
     expected = uninterrupted("tabular", "fp16", place)
     folder = place("tabular")
     words = (*TINY["tabular"], *LONG)
@@ -186,7 +192,7 @@ def test_a_run_goes_on_under_another_framework(place: Any) -> None:
 
 
 @pytest.mark.parametrize("framework", choices("framework"))
-def test_a_finished_run_stays_as_it_is(framework: str, place: Any) -> None:
+def test_a_finished_run_stays_as_it_is(framework, place):
     project = render(workload="tabular", framework=framework)
     folder = place("tabular")
     train(project, *TINY["tabular"], *SHORT, cwd=folder)
@@ -205,7 +211,7 @@ def without_compiler() -> None:
     torch.optim.Optimizer.__init__ = refused  # type: ignore[assignment,method-assign]
 
 
-def test_a_verb_that_does_not_train_loads_no_compiler(place: Any) -> None:
+def test_a_command_that_does_not_train_loads_no_compiler(place):
     """Seconds of each start: torch's optimizers and its deterministic mode import torch._dynamo."""
     project = render(workload="tabular")
     folder = place("tabular")
@@ -213,7 +219,7 @@ def test_a_verb_that_does_not_train_loads_no_compiler(place: Any) -> None:
     failed = run(project, "train", *words, cwd=folder, before=without_compiler)
     assert "would be loaded" in failed.err
     train(project, *words, cwd=folder)
-    assert run(project, "evaluate", cwd=folder, before=without_compiler).code == 0
+    check_run(project, "evaluate", cwd=folder, before=without_compiler)
 
 
 def overflowing() -> None:
@@ -232,7 +238,7 @@ def overflowing() -> None:
 
 
 @pytest.mark.parametrize("framework", choices("framework"))
-def test_skipped_steps_are_counted_over_a_resume(framework: str, place: Any) -> None:
+def test_skipped_steps_are_counted_over_a_resume(framework, place):
     """One before the stop that no record told of yet, one after it."""
     project = render(workload="tabular", precision="fp16", framework=framework)
     folder = place("tabular")
@@ -241,13 +247,11 @@ def test_skipped_steps_are_counted_over_a_resume(framework: str, place: Any) -> 
     train(project, "--resume", cwd=folder, before=overflowing)
     skipped = {row["step"]: row["skipped_steps"] for row in rows(folder) if "split" not in row}
     assert skipped == {1: 0, 2: 0, 5: 0, 10: 1, 20: 1}
-    report = (newest_run(folder) / "report.md").read_text()
+    report = report_of(folder)
     assert "| steps skipped, for an overflow of fp16 | 2 |" in report
 
 
-def test_the_number_format_of_accelerate_launch_changes_nothing(
-    place: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_number_format_of_accelerate_launch_changes_nothing(place, monkeypatch):
     """`accelerate launch --mixed_precision bf16` and its accumulation come by the environment."""
     expected, _ = uninterrupted("tabular", "fp32", place)
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
@@ -260,7 +264,7 @@ def test_the_number_format_of_accelerate_launch_changes_nothing(
 
 @pytest.mark.parametrize("workload", choices("workload"))
 @pytest.mark.first(1)
-def test_hash_seed_of_the_interpreter_changes_nothing(workload: str, place: Any) -> None:
+def test_hash_seed_of_the_interpreter_changes_nothing(workload, place):
     """A fresh interpreter, since a fork has its parent's seed: no order of a set gets in."""
     expected, _ = uninterrupted(workload, "fp32", place, SHORT)
     project = render(workload=workload, precision="fp32")

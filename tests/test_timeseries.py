@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,10 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from made_up import files_of, lines, prepare, prepared, written
+from made_up import files_of, lines, prepare, prepared, values, written
 from made_up import store as opened_store
-from rendering import REPOSITORY
-from running import losses, newest_run, one_error
+from running import losses, one_error
 from workload import Batch, Workload
 
 SMALL = (
@@ -40,13 +36,6 @@ def done(folder: Path, *words: str) -> str:
     return SERIES.done(*words, cwd=folder).out
 
 
-def values(count: int = 1000) -> np.ndarray:
-    """(count, 3): a daily wave, a random walk, noise."""
-    random = np.random.default_rng(0)
-    wave = 20 + 5 * np.sin(2 * np.pi * np.arange(count) / 24) + random.normal(0, 0.3, count)
-    return np.stack([wave, random.normal(0, 1, count).cumsum(), random.normal(0, 1, count)], 1)
-
-
 def text(table: np.ndarray, names: str = "wave,walk,noise") -> str:
     """A CSV with a time for each hour."""
     hours = np.datetime64("2020-01-01T00:00:00") + np.arange(len(table)) * np.timedelta64(1, "h")
@@ -64,23 +53,23 @@ def windows(folder: Path, split: str) -> list[Batch]:
 # ---- splits and windows --------------------------------------------------------------------------
 
 
-def test_a_window_belongs_to_the_split_that_holds_all_its_targets(tmp_path: Path) -> None:
+def test_a_window_belongs_to_the_split_that_holds_all_its_targets(tmp_path):
     """The published protocol of ETTh2: 2,857 windows of 2,880 test rows; histories reach over the
     border."""
     table = values(14_500)
     flags = "--history 96 --horizon 24 --split 8640,2880,2880"
     out = prepared(tmp_path, "timeseries", text(table), flags).out
     assert "8,521 train, 2,857 validation, 2,857 test" in out
-    found = windows(tmp_path, "test")
-    assert len(found) == 2857
+    of_test = windows(tmp_path, "test")
+    assert len(of_test) == 2857
     table = table.astype(np.float32)
     for number in (0, 1, 2856):
         first = 8640 + 2880 + number
-        np.testing.assert_array_equal(found[number]["rows"][0], table[first - 96 : first])
-        np.testing.assert_array_equal(found[number]["target"][0], table[first : first + 24])
+        np.testing.assert_array_equal(of_test[number]["rows"][0], table[first - 96 : first])
+        np.testing.assert_array_equal(of_test[number]["target"][0], table[first : first + 24])
 
 
-def test_facts_come_from_the_training_rows_and_targets_may_be_chosen(tmp_path: Path) -> None:
+def test_facts_come_from_the_training_rows_and_targets_may_be_chosen(tmp_path):
     flags = "--targets walk,wave --split 600,200,200"
     prepared(tmp_path, "timeseries", text(values()), flags)
     facts = store(tmp_path).facts
@@ -97,20 +86,20 @@ def test_facts_come_from_the_training_rows_and_targets_may_be_chosen(tmp_path: P
 FRAMES = "--frames H1,H4,D1 --history 24,12,5"
 
 
-def test_noise_behind_the_training_border_changes_neither_scaler_nor_losses(tmp_path: Path) -> None:
+def test_noise_behind_the_training_border_changes_neither_scaler_nor_losses(tmp_path):
     noisy = values()
     noisy[700:] = 1e3 * np.random.default_rng(1).normal(size=(300, 3))
-    found = []
+    outcomes = []
     for name, table in (("as_it_is", values()), ("noisy", noisy)):
         folder = tmp_path / name
         prepared(folder, "timeseries", text(table), f"{FRAMES} --split 700,150,150")
         done(folder, *SMALL)
-        found.append((store(folder).facts, losses(folder)))
-    assert found[0] == found[1]
-    assert len(found[0][1]) == 20
+        outcomes.append((store(folder).facts, losses(folder)))
+    assert outcomes[0] == outcomes[1]
+    assert len(outcomes[0][1]) == 20
 
 
-def test_a_window_sees_no_open_bar(tmp_path: Path) -> None:
+def test_a_window_sees_no_open_bar(tmp_path):
     """Whatever changes from a row on, windows whose targets begin there or earlier have the same
     history.
 
@@ -133,7 +122,7 @@ def test_a_window_sees_no_open_bar(tmp_path: Path) -> None:
     assert not histories[0][-1]["target"].equal(histories[1][-1]["target"])
 
 
-def test_bars_are_as_a_slow_reading_makes_them(tmp_path: Path) -> None:
+def test_bars_are_as_a_slow_reading_makes_them(tmp_path):
     """Open, high, low, close and volume by their names; a bar at its hour, the newest one that has
     closed."""
     table = np.random.default_rng(3).normal(size=(500, 6))
@@ -184,7 +173,7 @@ def batch(rows: int = 4, length: int = 24) -> dict[str, torch.Tensor]:
     }
 
 
-def test_a_level_added_to_the_series_is_added_to_the_forecast() -> None:
+def test_a_level_added_to_the_series_is_added_to_the_forecast():
     first = batch()
     raised = first | {"H1": first["H1"] + 100}
     forecaster = model().eval()
@@ -192,7 +181,7 @@ def test_a_level_added_to_the_series_is_added_to_the_forecast() -> None:
     torch.testing.assert_close(difference, torch.full_like(difference, 100), rtol=1e-4, atol=1e-3)
 
 
-def test_a_carried_state_is_that_of_one_long_window() -> None:
+def test_a_carried_state_is_that_of_one_long_window():
     """Two windows, one behind the other in a lane, end in the state of a window of both."""
     forecaster = model("lanes", subtract_last=False, linear_path=False).eval()
     long = batch(length=48)
@@ -204,7 +193,7 @@ def test_a_carried_state_is_that_of_one_long_window() -> None:
     torch.testing.assert_close(second.loss, whole.loss)
 
 
-def test_only_frames_that_a_lane_passes_once_are_carried() -> None:
+def test_only_frames_that_a_lane_passes_once_are_carried():
     forecaster = model("lanes", frames=2)
     forecaster(batch())
     assert forecaster.recurrent.states[True].keys() == {"H1"}
@@ -213,7 +202,7 @@ def test_only_frames_that_a_lane_passes_once_are_carried() -> None:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.first(1)
-def test_lanes_train_and_resume(precision: str, tmp_path: Path) -> None:
+def test_lanes_train_and_resume(precision, tmp_path):
     words = (*SMALL, *LANES, "--training.precision", precision)
     for name, stop in (("whole", ()), ("parts", ("--max-steps", "9"))):
         prepared(tmp_path / name, "timeseries", text(values()))
@@ -222,13 +211,13 @@ def test_lanes_train_and_resume(precision: str, tmp_path: Path) -> None:
     assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
 
 
-def test_the_lstm_is_not_compiled(tmp_path: Path) -> None:
+def test_the_lstm_is_not_compiled(tmp_path):
     prepared(tmp_path, "timeseries", text(values()), FRAMES)
     words = ("--training.max_steps", "2", "--compile.enabled", "true")
     assert "Encoder (an RNN)" in done(tmp_path, *SMALL, *words)
 
 
-def test_learns_what_shuffled_targets_do_not_have(tmp_path: Path) -> None:
+def test_learns_what_shuffled_targets_do_not_have(tmp_path):
     shuffled = values()
     np.random.default_rng(0).shuffle(shuffled)
     last = []
@@ -236,8 +225,8 @@ def test_learns_what_shuffled_targets_do_not_have(tmp_path: Path) -> None:
         prepared(tmp_path / name, "timeseries", text(table), "--targets wave")
         words = ("--training.max_steps", "60", "--optimizer.learning_rate", "0.01")
         done(tmp_path / name, *SMALL, *words)
-        found = [float.fromhex(loss) for _, loss in losses(tmp_path / name)]
-        last.append(np.mean(found[-5:]) / found[0])
+        curve = [float.fromhex(loss) for _, loss in losses(tmp_path / name)]
+        last.append(np.mean(curve[-5:]) / curve[0])
     assert last[0] < 0.25
     assert last[1] > 0.35  # of repeating the last value, which the model begins with
 
@@ -245,43 +234,32 @@ def test_learns_what_shuffled_targets_do_not_have(tmp_path: Path) -> None:
 # ---- evaluate and predict ------------------------------------------------------------------------
 
 
-def evaluation(folder: Path) -> dict[str, Any]:
-    done(folder, "evaluate")
-    return json.loads((newest_run(folder) / "evaluation.json").read_text())
-
-
-def test_baselines_are_as_a_slow_reading_makes_them(tmp_path: Path) -> None:
+def test_baselines_are_as_a_slow_reading_makes_them(tmp_path):
     prepared(tmp_path, "timeseries", text(values()), "--targets wave,noise --split 700,150,150")
-    found = module("dataset").baselines(store(tmp_path), None, "test")
+    baselines = module("dataset").baselines(store(tmp_path), None, "test")
     table = values().astype(np.float32).astype(np.float64)[:, [0, 2]]
     table = (table - table[:700].mean(0)) / table[:700].std(0)
     starts = range(850, 1000 - 6 + 1)
     ahead = np.stack([table[start : start + 6] for start in starts])
     repeated = np.stack([table[start - 1 : start] for start in starts])
     expected = ((ahead - repeated) ** 2).mean()
-    assert found["repeat_last"]["mse"] == pytest.approx(expected, rel=1e-4)
-    assert found["linear"]["mse"] < expected
-    assert set(found["linear"]) == {"mse", "mae", "mse_original", "mae_original", "r2"}
+    assert baselines["repeat_last"]["mse"] == pytest.approx(expected, rel=1e-4)
+    assert baselines["linear"]["mse"] < expected
+    assert set(baselines["linear"]) == {"mse", "mae", "mse_original", "mae_original", "r2"}
 
 
-def predicted(folder: Path, *words: str) -> dict[str, np.ndarray]:
-    done(folder, "predict", *words, "--output", "p.npz")
-    with np.load(folder / "p.npz") as file:
-        return dict(file)
-
-
-def test_predicts_a_split_and_what_comes_after_new_data(tmp_path: Path) -> None:
+def test_predicts_a_split_and_what_comes_after_new_data(tmp_path):
     prepared(tmp_path, "timeseries", text(values()), FRAMES)
     done(tmp_path, *SMALL)
-    split = predicted(tmp_path)
+    split = SERIES.predicted(tmp_path)
     assert split["prediction"].shape == split["target"].shape == (145, 6, 3)
     written(tmp_path, text(values()[:900]), "new.csv")
-    new = predicted(tmp_path, "--input", "new.csv")
+    new = SERIES.predicted(tmp_path, "--input", "new.csv")
     hour = np.datetime64("2020-01-01T00", "s").astype(np.int64) + 3600 * 899
     assert new["time"][-1] == hour  # the last window begins behind the file's last row
     place = int(np.flatnonzero(new["time"] == split["time"][0])[0])
-    found = new["prediction"][place:][:40]
-    np.testing.assert_allclose(found, split["prediction"][:40], rtol=1e-5, atol=1e-5)
+    same_windows = new["prediction"][place:][:40]
+    np.testing.assert_allclose(same_windows, split["prediction"][:40], rtol=1e-5, atol=1e-5)
 
     for content, says in (
         (text(values()[:23]), "23 rows are shorter than a history of 24"),
@@ -291,13 +269,13 @@ def test_predicts_a_split_and_what_comes_after_new_data(tmp_path: Path) -> None:
         one_error(SERIES.run("predict", "--input", "new.csv", cwd=tmp_path), says)
 
 
-def test_forecasts_of_lanes_are_those_that_are_scored(tmp_path: Path) -> None:
+def test_forecasts_of_lanes_are_those_that_are_scored(tmp_path):
     prepared(tmp_path, "timeseries", text(values()), "--history 3")
     done(tmp_path, *SMALL, *LANES)
-    metrics = evaluation(tmp_path)["metrics"]
+    metrics = SERIES.evaluated(tmp_path)["metrics"]
     assert set(metrics) == {"loss", "mse", "mae", "mse_original", "mae_original", "r2"}
-    found = predicted(tmp_path)
-    error = np.square(found["prediction"].astype(np.float64) - found["target"]).mean()
+    forecast = SERIES.predicted(tmp_path)
+    error = np.square(forecast["prediction"].astype(np.float64) - forecast["target"]).mean()
     assert error == pytest.approx(metrics["mse_original"], rel=1e-5)
 
 
@@ -362,9 +340,7 @@ BAD: dict[str, tuple[str | bytes, str, str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_one_line_and_leaves_the_data_that_were_there(
-    name: str, tmp_path: Path
-) -> None:
+def test_bad_input_is_one_line_and_leaves_the_data_that_were_there(name, tmp_path):
     content, flags, says = BAD[name]
     written(tmp_path / "data", "{}", "manifest.json")
     path = written(tmp_path, content)
@@ -372,7 +348,7 @@ def test_bad_input_is_one_line_and_leaves_the_data_that_were_there(
     assert files_of(tmp_path / "data") == {"manifest.json": b"{}"}
 
 
-def test_gaps_empty_cells_and_constant_columns_are_said_and_trained(tmp_path: Path) -> None:
+def test_gaps_empty_cells_and_constant_columns_are_said_and_trained(tmp_path):
     table = values()
     table[:, 2] = 7
     rows = text(table).splitlines()
@@ -390,15 +366,9 @@ def test_gaps_empty_cells_and_constant_columns_are_said_and_trained(tmp_path: Pa
 
 # ---- the guide -----------------------------------------------------------------------------------
 
-DOCUMENT = (REPOSITORY / "docs/timeseries.md").read_text(encoding="utf-8")
-
 
 @pytest.mark.full
-def test_documented_commands_run_and_beat_repeating_the_last_value(tmp_path: Path) -> None:
-    python, shell = re.findall(r"```(?:python|sh)\n(.*?)```", DOCUMENT, re.DOTALL)[:2]
-    subprocess.run([sys.executable, "-c", python], cwd=tmp_path, check=True)
-    for line in shell.splitlines():
-        done(tmp_path, *line.split()[3:])
-    found = json.loads((newest_run(tmp_path) / "evaluation.json").read_text())
-    assert found["metrics"]["mse"] < 0.5 * found["baselines"]["repeat_last"]["mse"]
+def test_documented_commands_run_and_beat_repeating_the_last_value(tmp_path):
+    evaluation = SERIES.follow("timeseries", tmp_path)
+    assert evaluation["metrics"]["mse"] < 0.5 * evaluation["baselines"]["repeat_last"]["mse"]
     assert np.load(tmp_path / "forecast.npz")["prediction"].shape[1:] == (24, 2)

@@ -18,7 +18,18 @@ import wandb  # noqa: F401
 import yaml
 from ranks import start_ranks
 from rendering import REPOSITORY, render
-from running import EXAMPLES, Result, losses, newest_run, one_error, rows, run, start
+from running import (
+    EXAMPLES,
+    Result,
+    check_run,
+    evaluation_of,
+    losses,
+    newest_run,
+    one_error,
+    rows,
+    run,
+    start,
+)
 from variants import choices
 
 TRACKERS = choices("tracker")[1:]
@@ -46,15 +57,15 @@ AWAY = {
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def reference(tmp_path_factory):
     """A run without a tracker; its data are shared."""
     folder = tmp_path_factory.mktemp("reference")
-    assert run(render(workload="tabular"), "train", *OPTIONS, cwd=folder).code == 0
+    check_run(render(workload="tabular"), "train", *OPTIONS, cwd=folder)
     return folder
 
 
 @pytest.fixture
-def place(reference: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(reference, tmp_path, monkeypatch):
     """A folder with data, and an environment without trackers' names."""
     for name in [name for name in os.environ if name.startswith(("WANDB_", "MLFLOW_"))]:
         monkeypatch.delenv(name)
@@ -177,8 +188,8 @@ def secrets_in(place: Path) -> list[str]:
 
 @pytest.mark.parametrize("tracker", TRACKERS)
 def test_a_run_its_resume_and_its_evaluation_arrive_and_no_secret_does(
-    tracker: str, place: Path, reference: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tracker, place, reference, monkeypatch
+):
     for name, value in {**KEYS, EXAMPLES: "1"}.items():
         monkeypatch.setenv(name, value)
     offline = ("--tracker.offline", "true") if tracker in SERVERS else ()
@@ -187,7 +198,7 @@ def test_a_run_its_resume_and_its_evaluation_arrive_and_no_secret_does(
     assert resumed.code == 0, resumed.err
     assert "tracked in" in resumed.out
     project = render(workload="tabular", tracker=tracker)
-    assert run(project, "evaluate", cwd=place).code == 0
+    check_run(project, "evaluate", cwd=place)
 
     assert losses(place) == losses(reference)
     config, series = tracked(place, tracker)
@@ -200,7 +211,7 @@ def test_a_run_its_resume_and_its_evaluation_arrive_and_no_secret_does(
         expected = [row["loss"] for row in written]
         assert [value for _, value in points] == pytest.approx(expected, rel=1e-6)
     assert {"train/learning_rate", "train/samples_per_second", "train/gradient_norm"} <= set(series)
-    evaluation = json.loads((newest_run(place) / "evaluation.json").read_text())
+    evaluation = evaluation_of(place)
     for name, value in evaluation["metrics"].items():
         assert series[f"test/{name}"][-1][1] == pytest.approx(value, rel=1e-6)
 
@@ -210,7 +221,7 @@ def test_a_run_its_resume_and_its_evaluation_arrive_and_no_secret_does(
         assert any(path.match(pattern) for path in files), files
 
 
-def test_rows_that_come_again_after_a_kill_are_drawn_once(place: Path, reference: Path) -> None:
+def test_rows_that_come_again_after_a_kill_are_drawn_once(place, reference):
     """In TensorBoard; with W&B and MLflow the same numbers stand at the same steps."""
     running = start(render(workload="tabular", tracker="tensorboard"), "train", *OPTIONS, cwd=place)
     running.wait_for_rows(8)  # step 14 or 16; the checkpoint is of step 10
@@ -241,8 +252,8 @@ def break_midway() -> None:
 @pytest.mark.parametrize("tracker", TRACKERS)
 @pytest.mark.first(1)
 def test_a_tracker_that_fails_midway_costs_one_line_and_no_step(
-    tracker: str, place: Path, reference: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tracker, place, reference, monkeypatch
+):
     monkeypatch.setenv("SOME_TOKEN", SECRET)
     done = train(place, tracker, before=break_midway)
     assert done.code == 0, done.err
@@ -257,8 +268,8 @@ def test_a_tracker_that_fails_midway_costs_one_line_and_no_step(
 @pytest.mark.parametrize("tracker", SERVERS)
 @pytest.mark.first(1)
 def test_no_server_is_one_line_before_training_and_a_note_after_it(
-    tracker: str, place: Path, reference: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tracker, place, reference, monkeypatch
+):
     online = ("--tracker.offline", "false")
     missing = {"wandb": "WANDB_API_KEY", "mlflow": "MLFLOW_TRACKING_URI"}[tracker]
     line = one_error(train(place, tracker, *OPTIONS, *online), f"{missing} is not set")
@@ -284,7 +295,7 @@ def test_no_server_is_one_line_before_training_and_a_note_after_it(
     assert secrets_in(place) == []
 
 
-def test_no_server_ends_all_ranks_with_one_line(place: Path) -> None:
+def test_no_server_ends_all_ranks_with_one_line(place):
     project = render(workload="tabular", distributed="ddp", tracker="mlflow")
     words = ("train", *OPTIONS, "--tracker.offline", "false")
     ended = start_ranks(project, *words, cwd=place).wait()
@@ -294,7 +305,7 @@ def test_no_server_ends_all_ranks_with_one_line(place: Path) -> None:
 
 @pytest.mark.parametrize("tracker", TRACKERS[::-1])
 @pytest.mark.first(1)
-def test_phases_are_one_tracked_run(tracker: str, place: Path) -> None:
+def test_phases_are_one_tracked_run(tracker, place):
     """Each phase has its own settings, and what a server has of them cannot be changed."""
     config = (render(workload="tabular", tracker=tracker) / "config.yaml").read_text()
     first = {"name": "first", "steps": 6, "overrides": {"data.batch_size": 64}}
@@ -308,7 +319,7 @@ def test_phases_are_one_tracked_run(tracker: str, place: Path) -> None:
     assert steps == [1, 2, 4, 6, 8, 10, 12]
 
 
-def test_a_run_that_fails_is_marked_so(place: Path) -> None:
+def test_a_run_that_fails_is_marked_so(place):
     def poison() -> None:
         from my_training.engine.run import Run  # type: ignore[import-not-found]
 

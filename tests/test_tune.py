@@ -14,7 +14,7 @@ import pytest
 import rendering
 from forking import forked_trials
 from importing import imported
-from running import PACKAGE, one_error, painted, run
+from running import PACKAGE, check_run, one_error, painted, run
 from test_tier_b import TINY
 from variants import choices, name, pairwise
 
@@ -29,7 +29,7 @@ def module(**answers: str) -> Any:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory):
     return tmp_path_factory.mktemp("tune")
 
 
@@ -38,24 +38,23 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("answers", pairwise("workload", "framework"), ids=name)
 @pytest.mark.cover(1, "framework")
-def test_every_workload_gets_a_configuration(answers: dict[str, str], place: Path) -> None:
+def test_every_workload_gets_a_configuration(answers, place):
     """Within a budget of seconds; what it had no time for stays."""
-    project, folder = render(**answers), place / answers["workload"]
+    project = render(**answers)
+    folder = place / answers["workload"]
     words = ("tune", "--minutes", "0.05", "--steps", "2", *TINY[answers["workload"]])
-    done = run(project, *words, cwd=folder, before=forked_trials(project))
-    assert done.code == 0, done.err[-3000:]
+    done = check_run(project, *words, cwd=folder, before=forked_trials(project))
     text = (folder / "tuned.yaml").read_text()
     faster = re.search(r"# tune$", text, flags=re.MULTILINE)
     last = "train --config tuned.yaml" if faster else "nothing was faster"
     assert f"tuned.yaml: {last}" in done.out.splitlines()[-1]
     assert text.startswith("# Tuned on CPU: ")
-    tuned = run(project, "train", "--config", "tuned.yaml", "--print-config", cwd=folder)
-    assert tuned.code == 0, tuned.err
+    check_run(project, "train", "--config", "tuned.yaml", "--print-config", cwd=folder)
 
 
 @pytest.mark.first(1)
 @pytest.mark.parametrize("workload", choices("workload"))
-def test_learning_rate_of_every_workload(workload: str, place: Path) -> None:
+def test_learning_rate_of_every_workload(workload, place):
     folder = place / workload
 
     def in_fewer_steps() -> None:
@@ -63,14 +62,13 @@ def test_learning_rate_of_every_workload(workload: str, place: Path) -> None:
         importlib.import_module(f"{PACKAGE}.commands.tune").RATES = 50
 
     words = ("tune", "--learning-rate", *TINY[workload])
-    done = run(render(workload=workload), *words, cwd=folder, before=in_fewer_steps)
-    assert done.code == 0, done.err[-3000:]
+    done = check_run(render(workload=workload), *words, cwd=folder, before=in_fewer_steps)
     rate = float(re.search(r"--optimizer.learning_rate (\S+)", done.out)[1])
     assert 1e-6 < rate <= 0.1
     assert (folder / "learning_rate.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_mistakes(place: Path) -> None:
+def test_wrong_flags_are_one_line(place):
     project = render(workload="tabular")
     one_error(run(project, "tune", "speed", cwd=place), "unknown knob 'speed'.*batch_size")
     for flag, value in (("--steps", "0"), ("--minutes", "nan"), ("--minutes", "-1")):
@@ -87,7 +85,9 @@ class Made:
     micro-batch."""
 
     def __init__(self, tune: Any, rate: Any, fits: int = 10**9):
-        self.rate, self.fits, self.calls = rate, fits, []
+        self.rate = rate
+        self.fits = fits
+        self.calls = []
         self.Failed = imported(render(workload="tabular"), "measure.trials").Failed
 
     def __call__(self, overrides: dict, warmup: int, steps: int) -> dict[str, Any]:
@@ -105,9 +105,9 @@ def tuner(rate: Any, fits: int = 10**9, seconds: float = 100) -> Any:
         reproducibility=SimpleNamespace(seed=1),
         value={"data.num_workers": 0, "data.batch_size": 32}.__getitem__,
     )
-    found = tune.Tuner(made, Made(tune, rate, fits), 5, seconds)
-    found.bar.disable = True
-    return found
+    made_tuner = tune.Tuner(made, Made(tune, rate, fits), 5, seconds)
+    made_tuner.bar.disable = True
+    return made_tuner
 
 
 def grows(until: int) -> Any:
@@ -115,52 +115,52 @@ def grows(until: int) -> Any:
     return lambda overrides, number: min(overrides.get("data.batch_size", 32), until)
 
 
-def test_the_batch_is_doubled_while_it_fits_and_pays() -> None:
+def test_the_batch_is_doubled_while_it_fits_and_pays():
     for fits, until, expected in ((10**9, 256, 256), (128, 10**6, 128), (10**9, 32, None)):
-        found = tuner(grows(until), fits)
-        found.batch_size(10**6)
-        assert found.chosen.get("data.batch_size") == expected, (fits, until)
-        sizes = [call["data.batch_size"] for call in found.trials.calls]
+        tuning = tuner(grows(until), fits)
+        tuning.batch_size(10**6)
+        assert tuning.chosen.get("data.batch_size") == expected, (fits, until)
+        sizes = [call["data.batch_size"] for call in tuning.trials.calls]
         assert max(sizes) == min(2 * fits, 4 * until), (
             "two doublings that pay nothing end the search"
         )
-        assert (f"data.batch_size {2 * fits} does not fit" in found.lines) == (fits == 128)
-        assert any("learning rate" in line for line in found.lines) == (expected is not None)
+        assert (f"data.batch_size {2 * fits} does not fit" in tuning.lines) == (fits == 128)
+        assert any("learning rate" in line for line in tuning.lines) == (expected is not None)
 
 
-def test_the_samples_limit_the_batch() -> None:
-    found = tuner(grows(10**6))
-    found.batch_size(1000)
-    assert found.chosen["data.batch_size"] == 64  # 8 steps an epoch are left: 1000 / 8 = 125
+def test_the_samples_limit_the_batch():
+    tuning = tuner(grows(10**6))
+    tuning.batch_size(1000)
+    assert tuning.chosen["data.batch_size"] == 64  # 8 steps an epoch are left: 1000 / 8 = 125
 
 
-def test_a_clear_gain_is_taken_and_the_next_knob_is_upon_it() -> None:
-    found = tuner(
+def test_a_clear_gain_is_taken_and_the_next_knob_is_upon_it():
+    tuning = tuner(
         lambda overrides, number: 100 + 20 * overrides.get("data.num_workers", 0) + number % 3
     )
-    found.knob("workers", [{"data.num_workers": number} for number in (0, 2, 4)])
-    assert found.chosen == {"data.num_workers": 4}
-    found.knob("batch_size", [{"data.batch_size": 64}])
-    assert found.trials.calls[-1]["data.num_workers"] == 4
-    found.changes *= 2
-    found.confirm_all()
-    assert found.lines[-1].startswith("all together: 1.")
-    assert found.chosen == {"data.num_workers": 4}
+    tuning.knob("workers", [{"data.num_workers": number} for number in (0, 2, 4)])
+    assert tuning.chosen == {"data.num_workers": 4}
+    tuning.knob("batch_size", [{"data.batch_size": 64}])
+    assert tuning.trials.calls[-1]["data.num_workers"] == 4
+    tuning.changes *= 2
+    tuning.confirm_all()
+    assert tuning.lines[-1].startswith("all together: 1.")
+    assert tuning.chosen == {"data.num_workers": 4}
 
 
-def test_an_option_that_fails_is_named_and_left_out() -> None:
-    found = tuner(grows(10**6), fits=50)
-    found.knob("batch_size", [{"data.batch_size": 64}])
-    assert found.chosen == {}
-    assert found.lines[0] == "data.batch_size 64 fails: out of GPU memory: card: try"
+def test_an_option_that_fails_is_named_and_left_out():
+    tuning = tuner(grows(10**6), fits=50)
+    tuning.knob("batch_size", [{"data.batch_size": 64}])
+    assert tuning.chosen == {}
+    assert tuning.lines[0] == "data.batch_size 64 fails: out of GPU memory: card: try"
 
 
-def test_time_that_is_over_keeps_the_default() -> None:
-    found = tuner(grows(10**6), seconds=-1)
+def test_time_that_is_over_keeps_the_default():
+    tuning = tuner(grows(10**6), seconds=-1)
     with pytest.raises(module().OutOfTime):
-        found.batch_size(10**6)
-    assert found.chosen == {}
-    assert found.trials.calls == []
+        tuning.batch_size(10**6)
+    assert tuning.chosen == {}
+    assert tuning.trials.calls == []
 
 
 @pytest.mark.parametrize(
@@ -172,13 +172,13 @@ def test_time_that_is_over_keeps_the_default() -> None:
         ((80, 100, 120), (110, 111, 112), True),  # the default itself wavers by 40 %
     ],
 )
-def test_the_gain_must_exceed_the_spread(before: tuple, after: tuple, kept: bool) -> None:
+def test_the_gain_must_exceed_the_spread(before, after, kept):
     change = module().compare(list(before), list(after))
     assert change.kept == kept
     assert change.gain == sorted(after)[1] / sorted(before)[1]
 
 
-def test_options_are_those_of_loader_and_card(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_are_those_of_loader_and_card(monkeypatch):
     """Never more workers than cores."""
     tune = module()
 
@@ -202,7 +202,7 @@ def test_options_are_those_of_loader_and_card(monkeypatch: pytest.MonkeyPatch) -
     assert options("compile_mode", capability=None) == []
 
 
-def test_a_learning_rate_is_a_tenth_of_the_best() -> None:
+def test_a_learning_rate_is_a_tenth_of_the_best():
     tune = module()
     rates = [10.0**power for power in range(-6, 1)]
     losses = [2.0, 1.9, 1.5, 1.0, 0.8, 4.0, math.nan]

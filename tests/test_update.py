@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,11 @@ import yaml
 from copier import VcsRef, run_copy, run_update
 from copier._cli import CopierApp
 from quick_copier import quickly
-from rendering import REPOSITORY, questions, render, template
+from rendering import REPOSITORY, questions, render, replace, template
 from variants import choices, impossible, values
 
-OLD, NEW = "0.0.1", "0.0.2"
+OLD = "0.0.1"
+NEW = "0.0.2"
 CHANGE = ("update", "--defaults", "-r", ":current:", "-d")
 LOWEST = REPOSITORY / ".venv-copier-lowest/bin/copier"
 UPDATE_PAGE = REPOSITORY / "docs/update.md"
@@ -38,7 +38,7 @@ def every_copier_of_all(test: Any) -> Any:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _clean_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _clean_home(tmp_path_factory):
     """No settings of this machine's user: neither git's nor Copier's."""
     with pytest.MonkeyPatch.context() as patch:
         home = tmp_path_factory.mktemp("home")
@@ -68,15 +68,8 @@ def commit(folder: Path, tag: str = "") -> Path:
     return folder
 
 
-def replace(path: Path, old: str, new: str) -> None:
-    """An edit that fails where its place is gone."""
-    text = path.read_text(encoding="utf-8")
-    assert text.count(old) == 1, f"{path}: {text.count(old)} × {old!r}"
-    path.write_text(text.replace(old, new), encoding="utf-8")
-
-
 @pytest.fixture(scope="module")
-def upstream(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def upstream(tmp_path_factory):
     """The template as it stands, tagged OLD, and a later version of it, tagged NEW."""
     folder = tmp_path_factory.mktemp("upstream") / "fasttrain-template"
     commit(shutil.copytree(template(), folder), OLD)
@@ -88,19 +81,21 @@ def upstream(tmp_path_factory: pytest.TempPathFactory) -> Path:
     replace(config, "\n  keep: 2\n", "\n  keep: 3\n")
     order = package / "engine/order.py"
     order.write_text(order.read_text(encoding="utf-8") + "\n\nNEW = True\n", encoding="utf-8")
-    replace(project / "README.md.jinja", "\n## Runs and resume\n", "\n## Runs, and what they leave\n")
+    replace(
+        project / "README.md.jinja", "\n## Runs and resume\n", "\n## Runs, and what they leave\n"
+    )
     (package / "engine/later.py").write_text('"""Of the new version."""\n', encoding="utf-8")
     return commit(folder, NEW)
 
 
 @pytest.fixture(scope="module")
-def base(upstream: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def base(upstream, tmp_path_factory):
     """The default project of the older version."""
     return copied(upstream, tmp_path_factory.mktemp("base") / "project")
 
 
 @pytest.fixture
-def project(base: Path, tmp_path: Path) -> Path:
+def project(base, tmp_path):
     """A copy of it, to change."""
     return shutil.copytree(base, tmp_path / "project")
 
@@ -134,7 +129,9 @@ def forked(which: str, arguments: tuple[str, ...], cwd: Path) -> tuple[int, str]
                 os.chdir(cwd)
                 for number, file in enumerate((nothing, nothing, said)):
                     os.dup2(file.fileno(), number)
-                sys.stdin, sys.stdout, sys.stderr = nothing, nothing, said
+                sys.stdin = nothing
+                sys.stdout = nothing
+                sys.stderr = said
                 with quickly():
                     code = CopierApp.run(["copier", *arguments], exit=False)[1]
             except ValueError as error:  # a refusal
@@ -173,14 +170,14 @@ def fresh(upstream: Path, folder: Path, **answers: Any) -> Path:
 
 def content(project: Path) -> dict[str, str]:
     """Files by path; of the answers without the version."""
-    found = {}
+    texts = {}
     for path in sorted(project.rglob("*")):
         if path.is_file() and ".git" not in path.relative_to(project).parts:
             lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-            found[path.relative_to(project).as_posix()] = "".join(
+            texts[path.relative_to(project).as_posix()] = "".join(
                 line for line in lines if not line.startswith(("_commit: ", "_src_path: "))
             )
-    return found
+    return texts
 
 
 def changed(project: Path) -> list[str]:
@@ -193,13 +190,11 @@ def changed(project: Path) -> list[str]:
 @pytest.mark.first(1)
 @every_copier
 @pytest.mark.parametrize("more", [[], ["--skip-answered"]], ids=str)
-def test_update_without_edits_is_a_fresh_copy(
-    upstream: Path, tmp_path: Path, copier: str, more: list[str]
-) -> None:
+def test_update_without_edits_is_a_fresh_copy(upstream, tmp_path, copier, more):
     answers = {"gpu": "rtx_4090", "loader": "memmap", "extras": list(choices("extras"))}
     project = copied(upstream, tmp_path / "project", which=copier, **answers)
     run_copier(copier, "update", "--defaults", *more, cwd=project)
-    assert content(project) == content(fresh(upstream, tmp_path / "starts_sequence", **answers))
+    assert content(project) == content(fresh(upstream, tmp_path / "fresh", **answers))
     assert (
         yaml.safe_load((project / ".copier-answers.yml").read_text(encoding="utf-8"))["_commit"]
         == NEW
@@ -210,7 +205,7 @@ def test_update_without_edits_is_a_fresh_copy(
 
 
 @every_copier
-def test_edits_survive(project: Path, copier: str) -> None:
+def test_edits_survive(project, copier):
     config = project / "config.yaml"
     package = project / "src/my_training"
     # The new setting comes between these two.
@@ -238,11 +233,9 @@ def test_edits_survive(project: Path, copier: str) -> None:
 
 
 @every_copier_of_all
-def test_files_without_use_are_deleted_and_can_be_brought_back(
-    upstream: Path, tmp_path: Path, copier: str
-) -> None:
-    """What docs/update.md warns of: an edit goes with its file, and nothing but git's status says
-    so."""
+def test_files_without_use_are_deleted_and_can_be_brought_back(upstream, tmp_path, copier):
+    """What docs/update.md warns of: an edit goes with its file, and only git's status shows
+    it."""
     extras = ["benchmark", "profile"]
     project = copied(upstream, tmp_path / "project", which=copier, extras=extras)
     edited = project / "src/my_training/commands/benchmark.py"
@@ -256,9 +249,7 @@ def test_files_without_use_are_deleted_and_can_be_brought_back(
 
 
 @every_copier_of_all
-def test_edits_move_with_a_package_that_was_moved_first(
-    project: Path, upstream: Path, tmp_path: Path, copier: str
-) -> None:
+def test_edits_move_with_a_package_that_was_moved_first(project, upstream, tmp_path, copier):
     package = project / "src/my_training"
     model = (package / "model.py").read_text(encoding="utf-8") + "\n\nMINE = True\n"
     (package / "model.py").write_text(model, encoding="utf-8")
@@ -270,14 +261,14 @@ def test_edits_move_with_a_package_that_was_moved_first(
     run_copier(copier, *update, cwd=project)
     assert "src/other/model.py" in git(project, "ls-files", "-u")
     git(project, *update_page("git checkout --ours -- src/other"))
-    renamed = copied(upstream, tmp_path / "starts_sequence", package_name="other")
+    renamed = copied(upstream, tmp_path / "fresh", package_name="other")
     mine = {"src/other/model.py": model, "src/other/mine.py": "MINE = True\n"}
     assert content(project) == content(renamed) | mine
 
 
 def test_a_replaced_model_comes_whole_through_a_version_that_changes_the_templates(
-    upstream: Path, tmp_path: Path
-) -> None:
+    upstream, tmp_path
+):
     later = shutil.copytree(upstream, tmp_path / "fasttrain-template")
     theirs = later / "template/parts/workload/timeseries/model.py"
     text = theirs.read_text(encoding="utf-8").replace("import", "import  # later", 1)
@@ -301,7 +292,7 @@ def update_page(start: str) -> list[str]:
 
 
 @every_copier_of_all
-def test_edit_of_the_same_line_is_a_conflict_that_git_knows(project: Path, copier: str) -> None:
+def test_edit_of_the_same_line_is_a_conflict_that_git_knows(project, copier):
     replace(project / "config.yaml", "\n  keep: 2\n", "\n  keep: 5\n")
     commit(project)
     said = run_copier(copier, "update", "--defaults", cwd=project)
@@ -341,7 +332,7 @@ def changes() -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("data", changes(), ids=lambda data: "-".join(map(str, data.values())))
 @pytest.mark.first(1)
-def test_changing_answers_is_a_fresh_copy(project: Path, data: dict[str, Any]) -> None:
+def test_changing_answers_is_a_fresh_copy(project, data):
     options = {"defaults": True, "vcs_ref": VcsRef.CURRENT, "overwrite": True, "quiet": True}
     with quickly():
         run_update(project, data=data, **options)
@@ -352,9 +343,7 @@ def test_changing_answers_is_a_fresh_copy(project: Path, data: dict[str, Any]) -
 
 
 @every_copier_of_all
-def test_move_to_a_gpu_without_the_chosen_precision(
-    upstream: Path, tmp_path: Path, copier: str
-) -> None:
+def test_move_to_a_gpu_without_the_chosen_precision(upstream, tmp_path, copier):
     """What the old card could and the new one cannot goes back to auto, and never stays behind
     unnoticed."""
     assert impossible({"gpu": "v100", "precision": "bf16"})
@@ -365,9 +354,7 @@ def test_move_to_a_gpu_without_the_chosen_precision(
     assert "**fp16**" in (project / "README.md").read_text(encoding="utf-8")
 
 
-def test_layout_changes_both_ways_and_what_is_not_asked_goes(
-    upstream: Path, tmp_path: Path
-) -> None:
+def test_layout_changes_both_ways_and_what_is_not_asked_goes(upstream, tmp_path):
     """As docs/update.md says: the tree of the other layout goes with edits in it; files of one's
     own stay."""
     chosen = {"workload": "llm", "gpu": "h100"}
@@ -383,10 +370,11 @@ def test_layout_changes_both_ways_and_what_is_not_asked_goes(
         row = re.search(rf"^\| `-d layout={layout}`.*$", page, flags=re.MULTILINE)
         assert row
         assert deleted == {name.rstrip("/") for name in re.findall(r"`([\w./]+)`", row[0])}
-        found, wanted = content(project), content(render(**chosen, layout=layout))
-        assert found.pop("mine.py") == "MINE = True\n"
-        assert found.pop("README.md").startswith("# Mine\n")
-        assert found == {path: text for path, text in wanted.items() if path != "README.md"}
+        left = content(project)
+        wanted = content(render(**chosen, layout=layout))
+        assert left.pop("mine.py") == "MINE = True\n"
+        assert left.pop("README.md").startswith("# Mine\n")
+        assert left == {path: text for path, text in wanted.items() if path != "README.md"}
         with (project / edited).open("a", encoding="utf-8") as file:
             file.write("# an edit\n")
 
@@ -394,14 +382,14 @@ def test_layout_changes_both_ways_and_what_is_not_asked_goes(
 # ---- the environment ---------------------------------------------------------------------------
 
 
-def test_lowest_copier_is_the_one_that_the_template_names() -> None:
+def test_lowest_copier_is_the_one_that_the_template_names():
     settings = yaml.safe_load((REPOSITORY / "copier.yml").read_text(encoding="utf-8"))
     shown = subprocess.run([LOWEST, "--version"], capture_output=True, text=True, check=True).stdout
     assert shown.split()[-1] == settings["_min_copier_version"]
 
 
 @every_copier_of_all
-def test_copy_with_the_answers_of_a_project(upstream: Path, tmp_path: Path, copier: str) -> None:
+def test_copy_with_the_answers_of_a_project(upstream, tmp_path, copier):
     """The documented command for a second project with the same answers."""
     answers = {"gpu": "h100", "framework": "lightning", "extras": ["pre_commit"]}
     project = copied(upstream, tmp_path / "project", which=copier, **answers)
@@ -409,13 +397,11 @@ def test_copy_with_the_answers_of_a_project(upstream: Path, tmp_path: Path, copi
     words = [in_shell(word, project) for word in shlex.split(command)]
     assert words[-2] == str(upstream)
     run_copier(copier, *words[1:], cwd=project)
-    assert content(project / words[-1]) == content(
-        fresh(upstream, tmp_path / "starts_sequence", **answers)
-    )
+    assert content(project / words[-1]) == content(fresh(upstream, tmp_path / "fresh", **answers))
 
 
 def copier_commands(page: Path) -> list[str]:
-    """Those of a document, without the comment behind; one may stand in two lines."""
+    """Those of a document, without the comment behind; one may take two lines."""
     lines = map(str.strip, page.read_text(encoding="utf-8").replace("\\\n", " ").splitlines())
     return [line.partition("  #")[0].strip() for line in lines if line.startswith("copier ")]
 
@@ -442,7 +428,7 @@ def documented() -> list[str]:
 
 @pytest.mark.parametrize("command", documented())
 @pytest.mark.first(2)
-def test_documented_command_works(upstream: Path, project: Path, command: str) -> None:
+def test_documented_command_works(upstream, project, command):
     words = [in_shell(word, project) for word in shlex.split(command)]
     words = [str(upstream) if word == "gh:org/fasttrain-template" else word for word in words]
     if "--defaults" not in words:  # asked on a terminal

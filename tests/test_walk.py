@@ -18,11 +18,11 @@ import h5py
 import numpy as np
 import pytest
 import stocks
-from rendering import REPOSITORY, questions, template
-from running import newest_run
+from rendering import REPOSITORY, questions, replace, template
+from running import report_of
 from terminal import ENTER, Terminal
 from test_interview import asked, down
-from test_update import _clean_home, commit, replace  # noqa: F401  # a fixture
+from test_update import _clean_home, commit  # noqa: F401  # a fixture
 from variants import choices
 
 SOURCE = "gh:org/fasttrain-template"  # what the documents call the template
@@ -77,7 +77,8 @@ class Walker:
     them."""
 
     def __init__(self, project: Path, screen: str) -> None:
-        self.project, self.screen = project, screen
+        self.project = project
+        self.screen = screen
         # As `source .venv/bin/activate` does.
         path = f"{project / '.venv/bin'}{os.pathsep}{os.environ['PATH']}"
         self.environment = {
@@ -143,7 +144,7 @@ def interview(workload: str, folder: Path) -> Walker:
 
 @pytest.mark.full
 @pytest.mark.parametrize("workload", choices("workload"))
-def test_a_new_user_gets_along_by_what_is_documented(workload: str, tmp_path: Path) -> None:
+def test_a_new_user_gets_along_by_what_is_documented(workload, tmp_path):
     do = interview(workload, tmp_path)
     project = do.project
     do("git rev-parse 2> /dev/null || git init")
@@ -152,7 +153,7 @@ def test_a_new_user_gets_along_by_what_is_documented(workload: str, tmp_path: Pa
     (project / ".venv").symlink_to(Path(sys.executable).parents[1])
     assert "finished at step" in do("make try", "--minutes 0.01")
     do("make report")
-    assert "validation" in (newest_run(project) / "report.md").read_text()
+    assert "validation" in report_of(project)
 
     # Data of their own, by the three lines of the README, and a run that ends before its time.
     OWN[workload](project)

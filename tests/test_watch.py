@@ -9,7 +9,6 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from shlex import split
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +17,7 @@ import pytest
 import torch
 from importing import imported
 from rendering import REPOSITORY, render
-from running import PACKAGE, documented, losses, newest_run, one_error, run
+from running import PACKAGE, check_run, documented, losses, newest_run, one_error, run
 from torch import nn
 from variants import choices
 
@@ -48,9 +47,9 @@ TABULAR = ("--model.width", "32", "--data.batch_size", "128", "--monitor.every_s
     ],
 )
 def test_a_badly_used_device_gets_cause_and_remedy(waits, roof, means, kind, says):
-    found = watch.judge(waits, roof, means, SETTINGS)
-    assert (found[0] if found else None) == kind
-    assert says in (found[1] if found else "")
+    judged = watch.judge(waits, roof, means, SETTINGS)
+    assert (judged[0] if judged else None) == kind
+    assert says in (judged[1] if judged else "")
     assert watch.WAITS == alerts.WAIT_FRACTION, "no case is left to neither"
 
 
@@ -85,7 +84,9 @@ def test_waiting_for_data_is_judged_over_a_stretch():
 def slow_loader() -> None:
     from my_training.engine.loader import Loader
 
-    epoch, clock, late = Loader.epoch, time.perf_counter, [0]
+    epoch = Loader.epoch
+    clock = time.perf_counter
+    late = [0]
 
     def slow(self, *words):
         for batch in epoch(self, *words):
@@ -99,12 +100,11 @@ def slow_loader() -> None:
 
 @pytest.mark.parametrize("framework", choices("framework"))
 @pytest.mark.first(1)
-def test_a_slow_loader_is_told_and_reported_once(framework: str, tmp_path) -> None:
+def test_a_slow_loader_is_told_and_reported_once(framework, tmp_path):
     """Once, though the hook looks at the machine, too."""
     words = (*TABULAR, "--watch.every_seconds", "0.01", "--training.max_steps", "100")
     project = render(workload="tabular", framework=framework, **WATCH)
-    result = run(project, "train", *words, cwd=tmp_path, before=slow_loader)
-    assert result.code == 0, result.err
+    result = check_run(project, "train", *words, cwd=tmp_path, before=slow_loader)
     (alert,) = [line for line in result.out.splitlines() if line.startswith("alert: ")]
     assert alert.startswith("alert: input-bound: the loop waits for data ")
     folder = newest_run(tmp_path)
@@ -121,11 +121,11 @@ def test_a_slow_loader_is_told_and_reported_once(framework: str, tmp_path) -> No
     assert all(float(sample["host_mb"]) > 10 for sample in samples)
 
 
-def test_watching_changes_no_loss(tmp_path) -> None:
+def test_watching_changes_no_loss(tmp_path):
     project = render(workload="tabular", **WATCH)
     for seconds in ("0", "0.01"):
         words = (*TABULAR, "--watch.every_seconds", seconds, "--training.max_steps", "60")
-        assert run(project, "train", *words, cwd=tmp_path / seconds).code == 0
+        check_run(project, "train", *words, cwd=tmp_path / seconds)
         assert (newest_run(tmp_path / seconds) / "system.csv").exists() == (seconds != "0")
     assert losses(tmp_path / "0") == losses(tmp_path / "0.01")
 
@@ -222,7 +222,8 @@ def test_growth_between_two_looks(monkeypatch):
 def hoarding_worker() -> None:
     from my_training.engine.loader import Reader
 
-    read, hoard = Reader.__getitem__, []
+    read = Reader.__getitem__
+    hoard = []
 
     def keep(self, work):
         hoard.append(b"x" * (3 << 20))
@@ -232,11 +233,10 @@ def hoarding_worker() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory of processes is read from /proc")
-def test_a_worker_that_grows_is_named(tmp_path) -> None:
+def test_a_worker_that_grows_is_named(tmp_path):
     words = split("--data.num_workers 2 --data.batch_size 160 --training.epochs 3")
     project = render(workload="tabular", loader="dataloader", **WATCH)
-    result = run(project, "train", *TABULAR, *words, cwd=tmp_path, before=hoarding_worker)
-    assert result.code == 0, result.err
+    result = check_run(project, "train", *TABULAR, *words, cwd=tmp_path, before=hoarding_worker)
     alerts = [line for line in result.out.splitlines() if line.startswith("alert: memory: ")]
     assert len(alerts) == 2, result.out
     assert all("loader worker " in line and " MB in an epoch" in line for line in alerts)
@@ -255,7 +255,7 @@ class Toy(nn.Module):
         return interfaces.Output(self.layer(batch["x"]).square().mean(), torch.tensor(1.0))
 
 
-def test_the_share_of_the_roof(monkeypatch):
+def test_the_fraction_of_the_roofline(monkeypatch):
     """Of a card of the table, counted from the first batch's shapes; the random numbers of training
     stay."""
     gpus = imported(render(**WATCH), "engine.gpus")
@@ -295,10 +295,10 @@ def test_how_the_machine_was_used(tmp_path):
     assert watch.report(tmp_path / "nowhere") == []
 
 
-def test_the_page_says_what_there_is(tmp_path) -> None:
+def test_the_page_says_what_there_is(tmp_path):
     page = REPOSITORY / "docs/monitor.md"
     for words in documented(page):
-        assert run(render(workload="tabular", **WATCH), *words, cwd=tmp_path).code == 0
+        check_run(render(workload="tabular", **WATCH), *words, cwd=tmp_path)
     text = page.read_text(encoding="utf-8")
     for column in watch.COLUMNS:
         assert f"`{column}`" in text
@@ -334,12 +334,12 @@ def full(command: str, error: Exception) -> Callable[[], None]:
         (RuntimeError("can't allocate memory: 37 GB"), "out of memory"),
     ],
 )
-def test_memory_that_ends_is_one_line_anywhere(error: Exception, says: str, tmp_path: Path) -> None:
+def test_memory_that_ends_is_one_line_anywhere(error, says, tmp_path):
     project = render(workload="tabular")
     words = ("train", *TABULAR, "--training.max_steps", "2")
     refused = run(project, *words, cwd=tmp_path, before=full("train", error))
     one_error(refused, says, "data.batch_size")
     assert not list(tmp_path.glob("runs/*")), "nothing is left of it"
-    assert run(project, *words, cwd=tmp_path).code == 0
+    check_run(project, *words, cwd=tmp_path)
     refused = run(project, "evaluate", cwd=tmp_path, before=full("evaluate", error))
     one_error(refused, says, "evaluation.batch_size")

@@ -12,7 +12,19 @@ import torch
 import yaml
 from ranks import run_ranks
 from rendering import REPOSITORY, render
-from running import Result, documented, losses, newest_run, one_error, run, weights
+from running import (
+    Result,
+    check_run,
+    documented,
+    flip_bit,
+    last_checkpoint,
+    last_state,
+    losses,
+    newest_run,
+    one_error,
+    run,
+    weights,
+)
 from safetensors.torch import load_file, save_file
 from test_tier_b import TINY
 from variants import choices
@@ -26,13 +38,8 @@ FROM = "--training.init_from"
 every_framework = pytest.mark.parametrize("framework", choices("framework"))
 
 
-def last(folder: Path) -> Path:
-    """The last checkpoint of the newest run."""
-    return max((newest_run(folder) / "checkpoints").glob("step-*"))
-
-
 def tensors(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(last(folder) / "model.safetensors")
+    return load_file(last_checkpoint(folder) / "model.safetensors")
 
 
 def assert_tensors(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
@@ -57,7 +64,7 @@ def write_phases(place: Path, *phases: dict[str, Any]) -> None:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(tmp_path_factory):
     """A folder with a run called `source`, and its synthetic data."""
     folder = tmp_path_factory.mktemp("trained")
     result = train(folder, "--name", "source", *WORDS, "--checkpoint.every_steps", "4")
@@ -66,7 +73,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def place(trained: Path, tmp_path: Path) -> Path:
+def place(trained, tmp_path):
     shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
     return tmp_path
 
@@ -74,9 +81,9 @@ def place(trained: Path, tmp_path: Path) -> Path:
 @every_framework
 @pytest.mark.parametrize("what", ["run", "path of a run", "checkpoint", "folder", "file"])
 @pytest.mark.cover(1)
-def test_a_new_run_starts_from_weights_anywhere(framework: str, what: str, place: Path) -> None:
+def test_a_new_run_starts_from_weights_anywhere(framework, what, place):
     expected = tensors(place)
-    checkpoint = last(place)
+    checkpoint = last_checkpoint(place)
     (place / "elsewhere").mkdir()
     shutil.copy(checkpoint / "model.safetensors", place / "elsewhere/whatever.safetensors")
     sources = {
@@ -93,20 +100,18 @@ def test_a_new_run_starts_from_weights_anywhere(framework: str, what: str, place
     assert_tensors(tensors(place), expected)
 
 
-def test_the_best_checkpoint_is_taken_and_hashes_are_compared(place: Path) -> None:
+def test_the_best_checkpoint_is_taken_and_hashes_are_compared(place):
     checkpoints = place / "runs/source/checkpoints"
     best = json.loads((checkpoints / "best.json").read_text())["checkpoint"]
     words = (*WORDS, "--max-steps", "1", FROM)
     assert f"{best}: " in note(train(place, *words, "source"))
     file = checkpoints / best / "model.safetensors"
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1
-    file.write_bytes(content)
+    flip_bit(file, -1)
     assert f"{best}: " not in note(train(place, *words, "source")), "the newest that is whole"
     one_error(train(place, *words, str(checkpoints / best)), "no valid checkpoint", "sha256")
 
 
-def test_what_fits_is_taken_and_the_rest_is_named(place: Path) -> None:
+def test_what_fits_is_taken_and_the_rest_is_named(place):
     expected = tensors(place)
     others = {"head.weight": torch.zeros(3, 16), "spare": torch.zeros(2)}
     save_file(expected | others, place / "other.safetensors")
@@ -120,7 +125,7 @@ def test_what_fits_is_taken_and_the_rest_is_named(place: Path) -> None:
     assert line.removeprefix("note: ") in environment["notes"]
 
 
-def test_weights_that_are_missing_or_do_not_fit_are_one_line(place: Path) -> None:
+def test_weights_that_are_missing_or_do_not_fit_are_one_line(place):
     spare = {"spare": torch.zeros(2)}
     save_file(spare, place / "other.safetensors")
     (place / "broken.safetensors").write_bytes(b"no weights at all")
@@ -140,7 +145,7 @@ def test_weights_that_are_missing_or_do_not_fit_are_one_line(place: Path) -> Non
 
 @every_framework
 @pytest.mark.first(1)
-def test_a_resumed_run_continues_from_its_own_weights(framework: str, place: Path) -> None:
+def test_a_resumed_run_continues_from_its_own_weights(framework, place):
     words = (*WORDS, FROM, "source")
     assert train(place, *words, framework=framework).code == 0
     expected = (losses(place), weights(place))
@@ -153,7 +158,7 @@ def test_a_resumed_run_continues_from_its_own_weights(framework: str, place: Pat
 
 @every_framework
 @pytest.mark.first(1)
-def test_frozen_weights_stay_and_a_phase_trains_them(framework: str, place: Path) -> None:
+def test_frozen_weights_stay_and_a_phase_trains_them(framework, place):
     """No update, no weight decay, nothing in the optimizer; over phases bit for bit."""
     start = tensors(place)
     frozen = {"training.freeze": ["first.*", "layers.0.*", "*.bias"]}
@@ -166,7 +171,7 @@ def test_frozen_weights_stay_and_a_phase_trains_them(framework: str, place: Path
     trained = tensors(place)
     moved = {name for name in trained if not torch.equal(trained[name], start[name])}
     assert moved == {"embedding.weight", "layers.1.linear.weight", "head.weight"}
-    state = torch.load(last(place) / "state.pt", weights_only=True)["optimizer"]["state"]
+    state = last_state(place)["optimizer"]["state"]
     assert len(state) == len(moved)
 
     assert train(place, "--resume", framework=framework).code == 0
@@ -178,7 +183,7 @@ def test_frozen_weights_stay_and_a_phase_trains_them(framework: str, place: Path
     assert (losses(place), weights(place)) == expected
 
 
-def test_wrong_patterns_and_phases_are_one_line(place: Path) -> None:
+def test_wrong_patterns_and_phases_are_one_line(place):
     unknown = train(place, *WORDS, "--training.freeze", "first.*, lost.*")
     one_error(unknown, "no weight's name fits 'lost.*'", "training.freeze", "first.weight")
     every = train(place, *WORDS, "--training.freeze", "*")
@@ -192,15 +197,12 @@ def test_wrong_patterns_and_phases_are_one_line(place: Path) -> None:
 
 @pytest.mark.parametrize("distributed", ["fsdp", "ddp"])
 @pytest.mark.first(1)
-def test_two_ranks_start_from_whole_and_from_sharded_weights(
-    distributed: str, tmp_path: Path
-) -> None:
+def test_two_ranks_start_from_whole_and_from_sharded_weights(distributed, tmp_path):
     """And one process from what two have saved, with averages that start there, too."""
     answers = {"workload": "llm", "extras": ["ema"]}
     words = ("train", *TINY["llm"], "--training.precision", "fp32", *STILL)
     words = (*words, "--training.max_steps", "2", "--evaluation.every_steps", "100")
-    result = run(render(**answers), *words, "--name", "one", cwd=tmp_path)
-    assert result.code == 0, result.err[-2000:]
+    check_run(render(**answers), *words, "--name", "one", cwd=tmp_path)
     expected = tensors(tmp_path)
     words = (*words, "--reproducibility.seed", "7", FROM)
     ranks = ("--data.batch_size", "4", "--training.freeze", "layers.0.*", "--name")
@@ -209,18 +211,16 @@ def test_two_ranks_start_from_whole_and_from_sharded_weights(
         first, second = run_ranks(project, *words, source, *ranks, name, cwd=tmp_path)
         assert "new: nothing; left: nothing" in note(first)
         assert second.code == 0
-    result = run(render(**answers), *words, "three", "--name", "four", cwd=tmp_path)
-    assert result.code == 0, result.err[-2000:]
+    check_run(render(**answers), *words, "three", "--name", "four", cwd=tmp_path)
     assert_tensors(tensors(tmp_path), expected)
-    state = torch.load(last(tmp_path) / "state.pt", weights_only=True)
+    state = last_state(tmp_path)
     assert_tensors(expected, state["hooks"]["ema"]["averages"])
 
 
-def test_the_pages_commands_work(tmp_path: Path) -> None:
+def test_the_pages_commands_work(tmp_path):
     page = REPOSITORY / "docs/weights.md"
     for words in documented(page):
-        result = run(render(workload="tabular"), *words, cwd=tmp_path)
-        assert result.code == 0, result.err
+        check_run(render(workload="tabular"), *words, cwd=tmp_path)
     narrow = ["third" if word == "second" else word for word in words]
     line = note(train(tmp_path, *narrow[1:], "--model.category_width", "4"))
     text = " ".join(page.read_text(encoding="utf-8").split())

@@ -3,9 +3,7 @@ ChunkDataLoader."""
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,9 +13,8 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from made_up import files_of
-from rendering import REPOSITORY
-from running import losses, newest_run, one_error, run
+from made_up import files_of, values
+from running import check_run, flip_bit, losses, one_error, run
 from variants import choices
 from workload import Batch, Workload
 
@@ -41,15 +38,8 @@ def done(folder: Path, *words: str) -> str:
 
 
 def refused(folder: Path, *words: str) -> Any:
-    """What a command said that must not go on."""
+    """What a command said that must fail."""
     return WINDOWS.run(*words, cwd=folder)
-
-
-def values(count: int) -> np.ndarray:
-    """(count, 3): a daily wave, a random walk, noise."""
-    random, hours = np.random.default_rng(0), np.arange(count)
-    wave = 20 + 5 * np.sin(2 * np.pi * hours / 24) + random.normal(0, 0.3, count)
-    return np.stack([wave, random.normal(0, 1, count).cumsum(), random.normal(0, 1, count)], 1)
 
 
 def store(folder: Path) -> Any:
@@ -70,12 +60,12 @@ def hdf5(folder: Path, count: int = 400, **datasets: Any) -> Path:
     replace."""
     folder.mkdir(parents=True, exist_ok=True)
     series = values(2 * count + 30).astype(np.float32)
-    found = {
+    contents = {
         "features": np.stack([series[2 * row : 2 * row + 16] for row in range(count)]),
         "targets": np.stack([series[2 * row + 16 : 2 * row + 19, 0] for row in range(count)]),
     } | datasets
     with h5py.File(folder / "windows.h5", "w") as file:
-        for name, content in found.items():
+        for name, content in contents.items():
             if isinstance(content, dict):
                 file.create_dataset(name, **content)
             elif content is not None:
@@ -83,7 +73,7 @@ def hdf5(folder: Path, count: int = 400, **datasets: Any) -> Path:
     return folder / "windows.h5"
 
 
-def test_hdf5_is_read_as_it_is(tmp_path: Path) -> None:
+def test_hdf5_is_read_as_it_is(tmp_path):
     path = hdf5(tmp_path)
     out = done(tmp_path, *PREPARE, "--split", "280,60,60")
     assert "2 steps later, 9 left out at each border" in out  # (16 + 3) ÷ 2, rounded up, less 1
@@ -107,7 +97,7 @@ def test_hdf5_is_read_as_it_is(tmp_path: Path) -> None:
     one_error(other, "windows of \\(15, 3\\) where the model was trained on \\(16, 3\\)")
 
 
-def test_columns_that_never_change_are_said(tmp_path: Path) -> None:
+def test_columns_that_never_change_are_said(tmp_path):
     features = np.random.default_rng(0).normal(size=(400, 16, 3)).astype(np.float32)
     features[..., 1] = 0.1
     features[:280, :, 2] = -7
@@ -129,9 +119,7 @@ def test_columns_that_never_change_are_said(tmp_path: Path) -> None:
     ],
     ids=["whole rows", "pieces", "gzip", "big-endian"],
 )
-def test_packed_hdf5_trains_alike_with_a_note_of_its_cost(
-    layout: dict[str, Any], tmp_path: Path
-) -> None:
+def test_packed_hdf5_trains_alike_with_a_note_of_its_cost(layout, tmp_path):
     with h5py.File(hdf5(tmp_path / "plain")) as file:
         hdf5(tmp_path / "packed", features={"data": file["features"][:], **layout})
     is_slow = layout.get("chunks") != (7, 16, 3)  # whole rows are read as they are
@@ -168,16 +156,17 @@ BAD_HDF5 = {
 
 
 @pytest.mark.parametrize("name", BAD_HDF5)
-def test_bad_hdf5_is_one_line(name: str, tmp_path: Path) -> None:
+def test_bad_hdf5_is_one_line(name, tmp_path):
     datasets, parts = BAD_HDF5[name]
     hdf5(tmp_path, **datasets)
     one_error(refused(tmp_path, *PREPARE), *parts)
 
 
-def test_a_file_that_is_no_hdf5_cut_missing_or_locked_is_one_line(tmp_path: Path) -> None:
+def test_a_file_that_is_no_hdf5_cut_missing_or_locked_is_one_line(tmp_path):
     one_error(refused(tmp_path, *PREPARE), "there is no such file")
     path = hdf5(tmp_path)
-    writer = "import h5py, sys; f = h5py.File(sys.argv[1], 'a'); print('open', flush=True); sys.stdin.read()"
+    writer = "import h5py, sys; file = h5py.File(sys.argv[1], 'a')"
+    writer += "; print('open', flush=True); sys.stdin.read()"
     command = [sys.executable, "-c", writer, str(path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"open\n"
@@ -188,7 +177,7 @@ def test_a_file_that_is_no_hdf5_cut_missing_or_locked_is_one_line(tmp_path: Path
     one_error(refused(tmp_path, *PREPARE), "not an HDF5 file")
 
 
-def test_a_filter_that_is_not_installed_is_named(tmp_path: Path) -> None:
+def test_a_filter_that_is_not_installed_is_named(tmp_path):
     path = hdf5(tmp_path)
     properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     properties.set_chunk((4, 16, 3))
@@ -203,7 +192,7 @@ def test_a_filter_that_is_not_installed_is_named(tmp_path: Path) -> None:
     one_error(refused(tmp_path, *PREPARE), "filter 32015", "hdf5plugin")
 
 
-def test_halves_take_half_the_space_and_say_what_they_cost(tmp_path: Path) -> None:
+def test_halves_take_half_the_space_and_say_what_they_cost(tmp_path):
     for name, flags in (("whole", ()), ("half", ("--dtype", "float16"))):
         hdf5(tmp_path / name)
         out = done(tmp_path / name, *PREPARE, *flags)
@@ -219,7 +208,7 @@ def test_halves_take_half_the_space_and_say_what_they_cost(tmp_path: Path) -> No
     done(tmp_path / "half", *SMALL)
 
 
-def test_a_refused_prepare_leaves_the_data_that_were_there(tmp_path: Path) -> None:
+def test_a_refused_prepare_leaves_the_data_that_were_there(tmp_path):
     hdf5(tmp_path)
     done(tmp_path, *PREPARE)
     before = files_of(tmp_path / "data")
@@ -227,7 +216,7 @@ def test_a_refused_prepare_leaves_the_data_that_were_there(tmp_path: Path) -> No
     assert files_of(tmp_path / "data") == before
 
 
-def test_baselines_are_as_a_slow_reading_makes_them(tmp_path: Path) -> None:
+def test_baselines_are_as_a_slow_reading_makes_them(tmp_path):
     """The mean of the training targets, and least squares on a window's last row."""
     path = hdf5(tmp_path)
     done(tmp_path, *PREPARE, "--split", "280,60,60")
@@ -238,10 +227,10 @@ def test_baselines_are_as_a_slow_reading_makes_them(tmp_path: Path) -> None:
     targets = (targets - train.mean(0)) / train.std(0)
     inputs = np.pad(last, ((0, 0), (0, 1)), constant_values=1)
     solution, *_ = np.linalg.lstsq(inputs[:271], targets[:271], rcond=None)
-    found = module("dataset").baselines(store(tmp_path), None, "test")
-    assert found["mean"]["mse"] == pytest.approx((targets[340:] ** 2).mean(), rel=1e-4)
+    baselines = module("dataset").baselines(store(tmp_path), None, "test")
+    assert baselines["mean"]["mse"] == pytest.approx((targets[340:] ** 2).mean(), rel=1e-4)
     expected = ((inputs[340:] @ solution - targets[340:]) ** 2).mean()
-    assert found["linear"]["mse"] == pytest.approx(expected, rel=1e-3)
+    assert baselines["linear"]["mse"] == pytest.approx(expected, rel=1e-3)
 
 
 def little_memory() -> None:
@@ -250,11 +239,10 @@ def little_memory() -> None:
 
 
 @pytest.mark.parametrize("loader", choices("loader"))
-def test_data_beyond_memory_are_for_the_chunk_loader(loader: str, tmp_path: Path) -> None:
+def test_data_beyond_memory_are_for_the_chunk_loader(loader, tmp_path):
     hdf5(tmp_path)
     for before in (None, little_memory):
-        result = run(project(loader=loader), *PREPARE, cwd=tmp_path, before=before)
-        assert result.code == 0, result.err
+        result = check_run(project(loader=loader), *PREPARE, cwd=tmp_path, before=before)
         told = "copier update --defaults -r :current: -d loader=chunk" in result.out
         assert told == bool(before and loader != "chunk")
 
@@ -262,16 +250,14 @@ def test_data_beyond_memory_are_for_the_chunk_loader(loader: str, tmp_path: Path
 # ---- checksums -----------------------------------------------------------------------------------
 
 
-def test_a_flipped_bit_is_found_and_named(tmp_path: Path) -> None:
+def test_a_flipped_bit_is_found_and_named(tmp_path):
     path = hdf5(tmp_path)
     done(tmp_path, *PREPARE)
     verify = module("engine.store").verify
     opened = store(tmp_path)
     assert verify(opened) == 0  # compared when it was opened, and known to be good
     assert verify(opened, again=True) >= path.stat().st_size
-    content = bytearray(path.read_bytes())
-    content[opened.arrays["features"].offset + 100] ^= 1
-    path.write_bytes(content)
+    flip_bit(path, opened.arrays["features"].offset + 100)
     says = r"damaged: .*windows\.h5: copy"
     with pytest.raises(module("engine.errors").UserError, match=says):
         verify(opened)
@@ -289,14 +275,14 @@ def chunk_loader(path: Path, **given: Any) -> Any:
 
 
 @pytest.mark.parametrize("size", ["auto", 40e-6])
-def test_chunk_data_loader_by_itself(size: Any, tmp_path: Path) -> None:
+def test_chunk_data_loader_by_itself(size, tmp_path):
     path = hdf5(tmp_path)
     with chunk_loader(path, chunk_size_gb=size) as loader:
-        found = [(features.clone(), targets.clone()) for features, targets in loader]
-        assert len(loader) == len(found) == 13
+        batches_of_epoch = [(features.clone(), targets.clone()) for features, targets in loader]
+        assert len(loader) == len(batches_of_epoch) == 13
     with h5py.File(path) as file:
         for place, name in enumerate(("features", "targets")):
-            whole = torch.cat([batch[place] for batch in found])
+            whole = torch.cat([batch[place] for batch in batches_of_epoch])
             assert whole.equal(torch.from_numpy(file[name][:]))
     with chunk_loader(path, chunk_size_gb=size, shuffle=True, drop_last=True) as loader:
         epochs = [[targets.clone() for _, targets in loader] for _ in range(2)]
@@ -304,7 +290,7 @@ def test_chunk_data_loader_by_itself(size: Any, tmp_path: Path) -> None:
     assert not epochs[0][0].equal(epochs[1][0])
 
 
-def test_chunk_data_loader_resumes_with_the_next_batch(tmp_path: Path) -> None:
+def test_chunk_data_loader_resumes_with_the_next_batch(tmp_path):
     path = hdf5(tmp_path)
     with chunk_loader(path, shuffle=True) as loader:
         whole = [targets.clone() for _ in range(2) for _, targets in loader]
@@ -321,15 +307,9 @@ def test_chunk_data_loader_resumes_with_the_next_batch(tmp_path: Path) -> None:
 
 # ---- the guide -----------------------------------------------------------------------------------
 
-DOCUMENT = (REPOSITORY / "docs/windows.md").read_text(encoding="utf-8")
-
 
 @pytest.mark.full
-def test_documented_commands_run_and_beat_the_linear_map(tmp_path: Path) -> None:
-    python, shell = re.findall(r"```(?:python|sh)\n(.*?)```", DOCUMENT, re.DOTALL)[:2]
-    subprocess.run([sys.executable, "-c", python], cwd=tmp_path, check=True)
-    for line in shell.splitlines():
-        done(tmp_path, *line.split()[3:])
-    evaluation = json.loads((newest_run(tmp_path) / "evaluation.json").read_text())
+def test_documented_commands_run_and_beat_the_linear_map(tmp_path):
+    evaluation = WINDOWS.follow("windows", tmp_path)
     assert evaluation["metrics"]["mse"] < 0.9 * evaluation["baselines"]["linear"]["mse"]
     assert np.load(tmp_path / "forecast.npz")["prediction"].shape == (8000, 6)

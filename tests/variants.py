@@ -96,7 +96,8 @@ def kind(gpu: str) -> object:
 def impossible(answers: Mapping[str, Any]) -> bool:
     """Whether the chosen GPU cannot compute in the chosen precision, or the workload gains nothing
     by it."""
-    precision, gpu = answers.get("precision", "auto"), answers.get("gpu", "auto")
+    precision = answers.get("precision", "auto")
+    gpu = answers.get("gpu", "auto")
     if answers.get(LAYOUT) == "script" and (
         precision == "fp8" or answers.get("workload") not in SCRIPTS
     ):
@@ -131,7 +132,9 @@ def pairwise(*names: str) -> list[Answers]:
     Greedy: of some random answers around a missing pair, those with most missing pairs. The same
     each time.
     """
-    offered, draw, chosen = {question: values(question) for question in names}, random.Random(0), []
+    offered = {question: values(question) for question in names}
+    draw = random.Random(0)
+    chosen = []
     missing: dict[Any, Answers] = {}
     for first, second in itertools.combinations(names, 2):
         for one, other in itertools.product(offered[first], offered[second]):
@@ -146,9 +149,9 @@ def pairwise(*names: str) -> list[Answers]:
         if not candidates:  # the two exclude each other
             missing.pop(next(iter(missing)))
             continue
-        answers, found = max(candidates, key=lambda candidate: len(candidate[1] & missing.keys()))
+        answers, covered = max(candidates, key=lambda candidate: len(candidate[1] & missing.keys()))
         chosen.append(answers)
-        for pair in found:
+        for pair in covered:
             missing.pop(pair, None)
     return chosen
 

@@ -3,14 +3,18 @@ batches."""
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from importing import imported
-from rendering import render
-from running import Result, run
+from rendering import REPOSITORY, render
+from running import Result, check_run, evaluation_of, run
 
 Batch = dict[str, torch.Tensor]
 
@@ -34,9 +38,26 @@ class Workload:
 
     def done(self, *words: str, cwd: Path, before: Callable[[], Any] | None = None) -> Result:
         """A command that succeeds."""
-        result = self.run(*words, cwd=cwd, before=before)
-        assert result.code == 0, (words, result.err[-2000:])
-        return result
+        return check_run(self.project(), *words, cwd=cwd, before=before)
+
+    def follow(self, guide: str, folder: Path) -> dict[str, Any]:
+        """Run a guide's first program and its first commands; what `evaluate` left."""
+        page = (REPOSITORY / f"docs/{guide}.md").read_text(encoding="utf-8")
+        python, shell = re.findall(r"```(?:python|sh)\n(.*?)```", page, re.DOTALL)[:2]
+        subprocess.run([sys.executable, "-c", python], cwd=folder, check=True)
+        for line in shell.splitlines():
+            self.done(*line.split()[3:], cwd=folder)
+        return evaluation_of(folder)
+
+    def evaluated(self, folder: Path) -> dict[str, Any]:
+        self.done("evaluate", cwd=folder)
+        return evaluation_of(folder)
+
+    def predicted(self, folder: Path, *words: str) -> dict[str, Any]:
+        """The arrays that `predict` writes."""
+        self.done("predict", *words, "--output", "p.npz", cwd=folder)
+        with np.load(folder / "p.npz") as file:
+            return dict(file)
 
     def store(self, folder: Path) -> Any:
         return self.module("engine.store").Store.open(folder)

@@ -40,16 +40,17 @@ PARTS = {  # workload, loader, steps of a run
     "seq2seq": ("seq2seq", "dataloader", 300),
     "llm": ("llm", "memmap", 300),
 }
-ROWS, WARM = 60, 10  # rows of metrics of a run; how many of them do not count
+ROWS = 60  # log entries of a run
+WARM = 10  # of them, which do not count
 # `-m my_training` without plots, of the curves or by hooks/examples.py: they cost what they show.
 UNDRAWN = """import contextlib, sys
 from my_training.__main__ import main
 if "--help" not in sys.argv:
     from my_training.engine import report
     report.draw = lambda *_: ""
-    with contextlib.suppress(ImportError):  # an older version
-        from my_training.hooks import plots
-        plots.THERE = False
+    with contextlib.suppress(ImportError):  # a version that has none, or has it under another name
+        from my_training.hooks import examples
+        examples.THERE = False
 sys.exit(main(sys.argv[1:]))"""
 NEVER = dict.fromkeys(("--evaluation.every_steps", "--checkpoint.every_steps"), str(10**9))
 
@@ -82,7 +83,8 @@ def one_step(project: Path, flags: dict[str, str]) -> float:
 def measure(project: Path, flags: dict[str, str]) -> Figures:
     from running import rows
 
-    help_s, first_s = cpu_seconds(project, "--help"), one_step(project, flags)
+    help_s = cpu_seconds(project, "--help")
+    first_s = one_step(project, flags)
     cpu_seconds(project, *itertools.chain(*flags.items()))
     late = [row for row in rows(project) if "split" not in row][WARM:]
     shutil.rmtree(project / "runs")
@@ -93,15 +95,19 @@ def measure(project: Path, flags: dict[str, str]) -> Figures:
 def compare(part: str, old: Tree, new: Tree, rounds: int) -> list[str]:
     """The row of a part."""
     workload, loader, steps = PARTS[part]
-    cell, sides, pairs = Cell(workload, "fp32", loader, "pytorch"), {}, []
+    cell = Cell(workload, "fp32", loader, "pytorch")
+    sides = {}
+    pairs = []
     for tree in (old, new):
         words = Trials(old, steps).flags(tree, cell)
         flags = dict(zip(words[::2], words[1::2], strict=True)) | NEVER
         sides[tree] = (tree.render(cell), flags | {"--monitor.every_steps": str(steps // ROWS)})
         one_step(*sides[tree])  # synthesizes data, compiles Python and fills caches
     for number in range(rounds):
-        found = {tree: measure(*sides[tree]) for tree in ((new, old) if number % 2 else (old, new))}
-        pairs.append((found[old], found[new]))
+        figures = {
+            tree: measure(*sides[tree]) for tree in ((new, old) if number % 2 else (old, new))
+        }
+        pairs.append((figures[old], figures[new]))
         print(f"{part}, round {number + 1}: {pairs[-1]}", file=sys.stderr, flush=True)
     ratios = [after.step_ms / before.step_ms for before, after in pairs]
     before, after = (
@@ -130,18 +136,18 @@ def main() -> None:
     parser.add_argument("--only", default=every, metavar="PART,…", help="(default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=7, help="(default: %(default)s)")
     arguments = parser.parse_args()
-    only, protocol = arguments.only.split(","), machine()
+    only = arguments.only.split(",")
+    protocol = machine()
     with tempfile.TemporaryDirectory(prefix="compare-") as scratch:
-        old, new = (
-            Tree(arguments.old, Path(scratch) / "old"),
-            Tree(arguments.new, Path(scratch) / "new"),
-        )
+        old = Tree(arguments.old, Path(scratch) / "old")
+        new = Tree(arguments.new, Path(scratch) / "new")
         rows = [
             compare(part, old, new, arguments.rounds) for part in PARTS if part.split()[0] in only
         ]
     columns = ["part", "old ms/step", "new ms/step", "new ÷ old", "all pairs", "data wait"]
     columns += ["CPU s of --help", "CPU s of one step"]
-    how = f"{protocol}, one thread, {arguments.rounds} rounds, {arguments.old} against {arguments.new}"
+    versions = f"{arguments.old} against {arguments.new}"
+    how = f"{protocol}, one thread, {arguments.rounds} rounds, {versions}"
     print(tables({"protocol": how, "tables": [{"columns": columns, "rows": rows}]}))
 
 

@@ -35,7 +35,8 @@ CURVES = ROOT / "tests/golden/curves.json"
 CURVE_STEPS = 15
 PRECISIONS = ("fp32", "fp16", "bf16", "fp8")
 # What the other loaders and frameworks are compared in.
-OF_LOADERS, OF_FRAMEWORKS = "bf16", "fp16"
+OF_LOADERS = "bf16"
+OF_FRAMEWORKS = "fp16"
 
 
 class Cell(NamedTuple):
@@ -62,7 +63,9 @@ class Tree:
     """One version of the template, its projects, and their data in a folder of its own."""
 
     def __init__(self, revision: str, folder: Path):
-        self.revision, self.folder, self.source = revision, folder, folder / "template"
+        self.revision = revision
+        self.folder = folder
+        self.source = folder / "template"
         if revision == ".":
             from rendering import copy_template
 
@@ -120,7 +123,8 @@ class Trials:
     """
 
     def __init__(self, like: Tree, steps: int):
-        self.like, self.steps = like, steps
+        self.like = like
+        self.steps = steps
         self._done: dict[tuple[Path, Cell], Outcome | str] = {}
 
     def results(self, wanted: Iterable[tuple[Tree, Cell]]) -> list[Outcome | str]:
@@ -155,7 +159,8 @@ class Trials:
         """
         from running import start
 
-        begun, failed = [], {}
+        begun = []
+        failed = {}
         for tree, cell in pairs:
             base = tree.folder / cell.workload
             folder = base if synthesize else _run_folder(tree.folder, cell)
@@ -195,10 +200,11 @@ class Trials:
         """Settings whose default is another in the version that is followed: (its own, the
         other's)."""
         if tree is self.like or any(
-            part not in self.like.choices(name) for name, part in cell._asdict().items()
+            choice not in self.like.choices(name) for name, choice in cell._asdict().items()
         ):
             return {}
-        own, other = tree.defaults(cell), self.like.defaults(cell)
+        own = tree.defaults(cell)
+        other = self.like.defaults(cell)
         return {
             name: (own[name], other[name])
             for name in own
@@ -215,7 +221,8 @@ def _outcome(folder: Path) -> Outcome:
     from running import newest_run
 
     run = newest_run(folder)
-    losses, evaluations = {}, {}
+    losses = {}
+    evaluations = {}
     for line in (run / "metrics.jsonl").read_text().splitlines():
         row = json.loads(line)
         if "split" in row:
@@ -243,10 +250,12 @@ def difference(old: Outcome | str, new: Outcome | str) -> str:
     if isinstance(old, str) or isinstance(new, str):
         return f"failed: {old if isinstance(old, str) else new}"
     for kind in Outcome._fields:
-        before, after = getattr(old, kind), getattr(new, kind)
+        before = getattr(old, kind)
+        after = getattr(new, kind)
         for name, value in before.items():
             if after.get(name) != value:
-                return f"{kind}, {name}: {_readable(value)} and {_readable(after.get(name, 'nothing'))}"
+                other = _readable(after.get(name, "nothing"))
+                return f"{kind}, {name}: {_readable(value)} and {other}"
     return ""
 
 
@@ -255,19 +264,19 @@ def _readable(value: str) -> str:
 
 
 def plan(old: Tree, new: Tree) -> Iterator[tuple[str, tuple[Tree, Cell], tuple[Tree, Cell]]]:
-    """What is to be equal: a name, and two runs. Says what one of the two versions does not
-    have."""
+    """What is to be equal: a name, and two runs. Print what only one of the versions has."""
     from test_tier_b import TINY
 
     common = {
         name: [c for c in new.choices(name) if c in old.choices(name)] for name in Cell._fields
     }
     for name, tree in (("workload", old), ("workload", new), ("loader", old), ("loader", new)):
-        if alone := [choice for choice in tree.choices(name) if choice not in common[name]]:
-            print(f"passed over: {name} {', '.join(alone)} of {tree.revision} alone")
+        alone = [choice for choice in tree.choices(name) if choice not in common[name]]
+        if alone:
+            print(f"skipped: {name} {', '.join(alone)} of {tree.revision} alone")
     for workload in new.choices("workload"):
         if workload not in TINY:
-            print(f"passed over: {workload} has no small sizes in tests/test_tier_b.py")
+            print(f"skipped: {workload} has no small sizes in tests/test_tier_b.py")
             continue
         precisions = [precision for precision in PRECISIONS if possible(workload, precision)]
         first = Cell(workload, "fp32", common["loader"][0], common["framework"][0])
@@ -293,9 +302,12 @@ def possible(workload: str, precision: str) -> bool:
 
 def compare(arguments: argparse.Namespace, scratch: Path) -> int:
     """Prints a line a cell, then a table. Returns 1 where something differs, else 0."""
-    old, new = Tree(arguments.old, scratch / "old"), Tree(arguments.new, scratch / "new")
-    trials, table = Trials(old, arguments.steps), []
-    only, words = arguments.only.split(",") if arguments.only else [], arguments.cells.split(",")
+    old = Tree(arguments.old, scratch / "old")
+    new = Tree(arguments.new, scratch / "new")
+    trials = Trials(old, arguments.steps)
+    table = []
+    only = arguments.only.split(",") if arguments.only else []
+    words = arguments.cells.split(",")
     said: set[tuple[str, str]] = set()
     for name, left, right in plan(old, new):
         cell = right[1]
@@ -307,24 +319,20 @@ def compare(arguments: argparse.Namespace, scratch: Path) -> int:
                     f"{cell.workload}: {setting} is {own!r} in {new.revision}; both take {other!r}"
                 )
                 said.add((cell.workload, setting))
-        found = difference(*trials.results([left, right]))
-        print(f"{name}: {'differs: ' + found if found else 'equal'}", flush=True)
-        table.append((cell, left[0] is old, found))
+        differs = difference(*trials.results([left, right]))
+        print(f"{name}: {'differs: ' + differs if differs else 'equal'}", flush=True)
+        table.append((cell, left[0] is old, differs))
     print(f"\n{'workload':12}{'versions':28}{'loaders and frameworks':28}")
     for workload in dict.fromkeys(cell.workload for cell, _, _ in table):
         sides = {True: "", False: ""}
-        for cell, versions, found in table:
+        for cell, versions, differs in table:
             if cell.workload == workload:
-                label = (
-                    cell.precision
-                    if versions
-                    else cell.framework
-                    if cell.precision == OF_FRAMEWORKS
-                    else cell.loader
-                )
-                sides[versions] += f"{label} {'≠' if found else '='}  "
+                label = cell.framework if cell.precision == OF_FRAMEWORKS else cell.loader
+                if versions:
+                    label = cell.precision
+                sides[versions] += f"{label} {'≠' if differs else '='}  "
         print(f"{workload:12}{sides[True]:28}{sides[False]:28}")
-    wrong = sum(bool(found) for _, _, found in table)
+    wrong = sum(bool(differs) for _, _, differs in table)
     print(f"{len(table) - wrong} of {len(table)} comparisons are equal")
     return 1 if wrong or not table else 0
 
@@ -341,7 +349,8 @@ def curve(tree: Tree, trials: Trials, cell: Cell) -> list[float]:
 def write(scratch: Path) -> int:
     """Replaces the file of curves by what the working tree computes here."""
     tree = Tree(".", scratch)
-    trials, curves = Trials(tree, CURVE_STEPS), {}
+    trials = Trials(tree, CURVE_STEPS)
+    curves = {}
     for workload in tree.choices("workload"):
         for precision in (precision for precision in PRECISIONS if possible(workload, precision)):
             cell = Cell(

@@ -31,20 +31,22 @@ def link(folder: Path, **answers: str) -> None:
         ):  # a default may depend on the answers before it
             answers[name] = jinja2.Template(str(asked["default"])).render(answers)
     shutil.rmtree(folder / "src", ignore_errors=True)
-    for part in [path for path in PACKAGE.rglob("*.*") if path.suffix in {".py", ".jinja"}]:
+    for source_file in [path for path in PACKAGE.rglob("*.*") if path.suffix in {".py", ".jinja"}]:
         # A name is empty, but for .jinja, where its condition is false.
-        names = [rendered(name, answers) for name in part.relative_to(PACKAGE).parts]
+        names = [rendered(name, answers) for name in source_file.relative_to(PACKAGE).parts]
         if not all(names) or names[-1] == ".jinja":
             continue
         place = folder / "src/my_training" / Path(*names)
-        if part.suffix == ".jinja":  # one line: {% include EXPRESSION %}
+        if source_file.suffix == ".jinja":  # one line: {% include EXPRESSION %}
             expression = (
-                part.read_text(encoding="utf-8").removeprefix("{% include ").removesuffix(" %}\n")
+                source_file.read_text(encoding="utf-8")
+                .removeprefix("{% include ")
+                .removesuffix(" %}\n")
             )
-            part = ROOT / str(jinja2.Environment().compile_expression(expression)(**answers))
+            source_file = ROOT / str(jinja2.Environment().compile_expression(expression)(**answers))
             place = place.with_suffix("")
         place.parent.mkdir(parents=True, exist_ok=True)
-        place.symlink_to(part)
+        place.symlink_to(source_file)
 
 
 if __name__ == "__main__":

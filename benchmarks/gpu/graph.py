@@ -49,12 +49,12 @@ def measured(
     dataset = project("dataset")
     own, dataset.correlated = dataset.correlated, builder or dataset.correlated
     try:
-        found = train(folder, overrides, around=watched(busy))
+        measured = train(folder, overrides, around=watched(busy))
     finally:
         dataset.correlated = own
-    figures = found.steady("samples_per_second", "data_wait_fraction")
+    figures = measured.steady("samples_per_second", "data_wait_fraction")
     figures["windows_per_second"] = figures["samples_per_second"] * on_a_cpu().STOCKS
-    figures["validation_s"] = found.evaluations[-1]["seconds"] / len(found.run.validation)
+    figures["validation_s"] = measured.evaluations[-1]["seconds"] / len(measured.run.validation)
     later = busy[len(busy) // 2 :]
     return figures | ({"gpu_busy_percent": statistics.median(later)} if later else {})
 

@@ -68,10 +68,13 @@ def write_pairs(folder: Path, source: int, target: int, count: int, vocabulary: 
 
 def ours(folder: Path, against: str, overrides: dict[str, Any]) -> dict[str, Any]:
     """A row of the project's own loop, to compare with another row."""
-    found = train(folder, overrides)
+    measured = train(folder, overrides)
     names = ("step_ms", "samples_per_second", "tokens_per_second", "mfu", "data_wait_fraction")
-    figures = found.steady(*names) | {"loss": found.rows[-1]["loss"], "start_s": found.ready_s}
-    return figures | {"against": against, "fp8_layers": found.state("fp8")}
+    figures = measured.steady(*names) | {
+        "loss": measured.rows[-1]["loss"],
+        "start_s": measured.ready_s,
+    }
+    return figures | {"against": against, "fp8_layers": measured.state("fp8")}
 
 
 COLUMNS = [

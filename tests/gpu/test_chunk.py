@@ -17,7 +17,9 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
 ]
-ROWS, SHAPE, BATCH = 2000, (64, 70), 32
+ROWS = 2000
+SHAPE = (64, 70)
+BATCH = 32
 BATCH_BYTES = 4 * BATCH * 64 * 70
 
 
@@ -97,7 +99,7 @@ def check_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) ->
 
 @pytest.mark.parametrize("order", ["time", "block", "full"])
 @pytest.mark.parametrize("size", ["auto", 20 * BATCH_BYTES / 1e9, 3 * BATCH_BYTES / 1e9, 1e-9])
-def test_batches_are_those_of_memmap_beside_steps(
+def test_batches_are_those_of_memmap_next_to_steps(
     order: str, size: float | str, folder: Path
 ) -> None:
     """A batch is used long after the loader has gone on reading; three epochs, the last from its

@@ -19,7 +19,8 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
 ]
-LOADERS, FRAMEWORKS = ("dataloader", "chunk", "memmap"), ("pytorch", "lightning", "accelerate")
+LOADERS = ("dataloader", "chunk", "memmap")
+FRAMEWORKS = ("pytorch", "lightning", "accelerate")
 FP8 = ("llm", "seq2seq")
 OPTIONS = (
     *("--monitor.every_steps", "1", "--training.max_steps", "60"),
@@ -60,8 +61,8 @@ def train(
 
 def rows(folder: Path) -> list[dict]:
     newest = max((folder / "runs").iterdir(), key=lambda path: path.stat().st_mtime)
-    found = map(json.loads, (newest / "metrics.jsonl").read_text().splitlines())
-    return [row for row in found if "split" not in row]
+    entries = map(json.loads, (newest / "metrics.jsonl").read_text().splitlines())
+    return [row for row in entries if "split" not in row]
 
 
 def losses(folder: Path) -> list[float]:
@@ -89,13 +90,13 @@ def check_resume(folder: Path, *words: str, **answers: str) -> None:
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 @pytest.mark.parametrize("loader", LOADERS)
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
-def test_learns_and_resumes(precision: str, loader: str, framework: str, tmp_path: Path) -> None:
+def test_learns_and_resumes(precision, loader, framework, tmp_path):
     pytest.importorskip(framework.replace("pytorch", "torch"))
     words = ("--training.precision", precision)
     check_resume(tmp_path, *words, loader=loader, framework=framework)
 
 
-def test_the_step_never_waits_for_the_gpu(tmp_path: Path) -> None:
+def test_the_step_never_waits_for_the_gpu(tmp_path):
     """torch raises at any synchronising call inside the step."""
     guard = """
 import torch
@@ -116,7 +117,7 @@ monitor.Monitor.timed, run.Run.advance = guarded, counted
         train(tmp_path / precision, "train", *words, before=guard)
 
 
-def test_out_of_memory_names_the_ladder(tmp_path: Path) -> None:
+def test_out_of_memory_names_the_ladder(tmp_path):
     limit = "import torch; torch.cuda.set_per_process_memory_fraction(0.002)"
     words = ("--model.width", "8192", "--model.depth", "8")
     done = train(tmp_path, "train", *OPTIONS, *words, before=limit, code=2)

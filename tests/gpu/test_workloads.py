@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from test_training import FP8, check_resume, mean_loss
@@ -42,29 +40,29 @@ def cell(workload: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16", "fp16"])
 @pytest.mark.parametrize("workload", SMALL)
-def test_learns_and_resumes(workload: str, precision: str, tmp_path: Path) -> None:
+def test_learns_and_resumes(workload, precision, tmp_path):
     words = (*SMALL[workload], "--training.precision", precision, *EAGER)
     check_resume(tmp_path, *words, **cell(workload))
 
 
 @pytest.mark.parametrize("workload", SMALL)
-def test_every_switch_learns_alike(workload: str, tmp_path: Path) -> None:
+def test_every_switch_learns_alike(workload, tmp_path):
     """The loss after 60 steps is that of the plain run, to rounding."""
-    found = {}
+    losses_by_name = {}
     for name, switch in SWITCHES.items():
         words = (*SMALL[workload], "--training.precision", "tf32", "--model.dropout", "0", *switch)
-        found[name] = mean_loss(tmp_path / name, *words, **cell(workload))
-    for name, loss in found.items():
-        assert loss == pytest.approx(found["plain"], rel=0.05), name
+        losses_by_name[name] = mean_loss(tmp_path / name, *words, **cell(workload))
+    for name, loss in losses_by_name.items():
+        assert loss == pytest.approx(losses_by_name["plain"], rel=0.05), name
 
 
 @pytest.mark.parametrize("workload", FP8)
-def test_fp8_learns_like_bf16(workload: str, tmp_path: Path) -> None:
+def test_fp8_learns_like_bf16(workload, tmp_path):
     if torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("no fp8 before sm 8.9")
     pytest.importorskip("torchao")
-    found = {}
+    losses_by_name = {}
     for precision in ("bf16", "fp8"):
         words = (*SMALL[workload], "--training.precision", precision)
-        found[precision] = mean_loss(tmp_path / precision, *words, **cell(workload))
-    assert found["fp8"] == pytest.approx(found["bf16"], rel=0.1)
+        losses_by_name[precision] = mean_loss(tmp_path / precision, *words, **cell(workload))
+    assert losses_by_name["fp8"] == pytest.approx(losses_by_name["bf16"], rel=0.1)

@@ -9,7 +9,8 @@ import torch
 @pytest.fixture(autouse=True)
 def global_state():
     """Precision flags, determinism and random state are the process's own."""
-    precision, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    precision = torch.get_float32_matmul_precision()
+    cudnn = torch.backends.cudnn.allow_tf32
     with torch.random.fork_rng(devices=[]):
         yield
     torch.set_float32_matmul_precision(precision)

@@ -28,7 +28,8 @@ PRECISIONS = [
 DTYPES = ("float32", "float16", "bfloat16", "uint16", "int32")
 ROWS = 160  # of every array
 COUNT = 61  # samples: no multiple of any batch size here
-K, WIDTH = 3, 7  # most spans of a sample in one array, most rows of a span
+K = 3  # most spans of a sample in one array
+WIDTH = 7  # most rows of a span
 ARRAYS = {"one": (), "wide": (3,), "square": (2, 2)}  # shapes of a row
 
 

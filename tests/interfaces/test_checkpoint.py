@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from fakes import OneOf, engine
+from running import flip_bit
 from safetensors.torch import load_file
 from torch import nn
 
@@ -102,15 +103,9 @@ def test_the_best_one_stays_until_another_is_better(tmp_path: Path) -> None:
     made.mark_best(5, 0.4)
     save(tmp_path, 6, 7)
     assert saved(tmp_path) == [7, 6, 5]
-    flip(tmp_path / "step-00000005/model.safetensors", -1)
+    flip_bit(tmp_path / "step-00000005/model.safetensors", -1)
     assert made.load_model("best")["step"] == 7, "a damaged best one gives way to the newest"
     assert "step-00000005" in made.skipped[0]
-
-
-def flip(path: Path, place: int) -> None:
-    content = bytearray(path.read_bytes())
-    content[place] ^= 1
-    path.write_bytes(bytes(content))
 
 
 DAMAGES = [
@@ -131,7 +126,7 @@ def test_the_newest_valid_one_wins_and_others_are_named(
     path = tmp_path / "step-00000002" / name
     size = path.stat().st_size
     if isinstance(damage, float):
-        flip(path, int(size * damage))
+        flip_bit(path, int(size * damage))
     elif damage == "missing":
         path.unlink()
     elif damage == "foreign":
@@ -147,7 +142,7 @@ def test_the_newest_valid_one_wins_and_others_are_named(
 def test_all_damaged_is_an_error_that_names_them(tmp_path: Path) -> None:
     save(tmp_path, 1, 2)
     for step in (1, 2):
-        flip(tmp_path / f"step-{step:08d}" / "state.pt", 100)
+        flip_bit(tmp_path / f"step-{step:08d}" / "state.pt", 100)
     with pytest.raises(engine("errors").UserError, match=r"step-00000002.*step-00000001"):
         make(tmp_path).load()
 
@@ -183,7 +178,7 @@ def test_pruning_waits_until_the_new_one_verifies(
     def losing(source: Path, target: Path) -> None:
         real(source, target)
         if Path(target).name == "step-00000003":
-            flip(Path(target) / "model.safetensors", -1)
+            flip_bit(Path(target) / "model.safetensors", -1)
 
     monkeypatch.setattr(engine("checkpoint").os, "replace", losing)
     with pytest.raises(ValueError, match="sha256"):
@@ -282,7 +277,7 @@ def test_a_flipped_bit_anywhere_in_the_manifest_is_noticed_or_harmless(tmp_path:
     path = tmp_path / "step-00000002" / "manifest.json"
     whole = path.read_bytes()
     for place in range(len(whole)):
-        flip(path, place)
+        flip_bit(path, place)
         into = make(tmp_path, 99, data="abc")
         step = into.load()["step"]
         assert step == (1 if into.skipped else 2), whole[max(place - 20, 0) : place + 20]

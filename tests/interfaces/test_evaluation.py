@@ -66,7 +66,7 @@ def evaluate(model: nn.Module, loader: Any, distributed: Any = None, **more: Any
 
 
 def numbered(values: np.ndarray, batch: int) -> list[dict[str, Tensor]]:
-    """Batches of `values`, the last one filled up with nan; one more is nothing but filling."""
+    """Batches of `values`, the last one padded with nan; one more is only padding."""
     full = (len(values) // batch + 2) * batch
     x = np.full(full, np.nan, np.float32)
     x[: len(values)] = values
@@ -74,42 +74,42 @@ def numbered(values: np.ndarray, batch: int) -> list[dict[str, Tensor]]:
     batches = []
     for rows in np.split(np.arange(full), range(batch, full, batch)):
         numbers = torch.from_numpy(index[rows])
-        fresh = torch.ones(batch, dtype=torch.bool)
+        starts_sequence = torch.ones(batch, dtype=torch.bool)
         one = {"x": torch.from_numpy(x[rows]), "index": numbers}
-        batches.append(one | {"present": numbers >= 0, "starts_sequence": fresh})
+        batches.append(one | {"present": numbers >= 0, "starts_sequence": starts_sequence})
     return batches
 
 
-def test_sums_equal_a_direct_computation_in_float64() -> None:
+def test_sums_equal_a_direct_computation_in_float64():
     """One large batch before many small ones: added in float32, the small ones would all be
     lost."""
     values = np.full(16 * 200 + 5, 0.5, np.float32)
     values[:16] = 2.0**13
-    found = evaluate(Squares(), Batches(numbered(values, 16)))
+    metrics = evaluate(Squares(), Batches(numbered(values, 16)))
     exact = values.astype(np.float64)
-    assert found["loss"] == pytest.approx(np.mean(exact**2), rel=1e-12)
-    assert found["all"] == pytest.approx(exact.mean(), rel=1e-12)
-    assert found["even"] == pytest.approx(exact[::2].mean(), rel=1e-12)
+    assert metrics["loss"] == pytest.approx(np.mean(exact**2), rel=1e-12)
+    assert metrics["all"] == pytest.approx(exact.mean(), rel=1e-12)
+    assert metrics["even"] == pytest.approx(exact[::2].mean(), rel=1e-12)
 
 
-def test_ranks_are_added_before_the_division() -> None:
+def test_ranks_are_added_before_the_division():
     values = np.arange(20, dtype=np.float32)
     other = torch.tensor([[0.0, 10.0], [30.0, 10.0], [0.0, 0.0]])
     both = OneOf(world=2, total=lambda sums: sums + other)
-    found = evaluate(Squares(), Batches(numbered(values, 8)), both)
-    assert found["loss"] == pytest.approx((values**2).sum() / 30)
-    assert found["all"] == pytest.approx((values.sum() + 30) / 30)
-    assert found["even"] == pytest.approx(values[::2].mean())
+    metrics = evaluate(Squares(), Batches(numbered(values, 8)), both)
+    assert metrics["loss"] == pytest.approx((values**2).sum() / 30)
+    assert metrics["all"] == pytest.approx((values.sum() + 30) / 30)
+    assert metrics["even"] == pytest.approx(values[::2].mean())
 
 
-def test_without_any_target_nothing_is_divided_by_zero() -> None:
-    found = evaluate(Squares(), Batches(numbered(np.zeros(0, np.float32), 4)))
-    assert set(found.values()) == {0.0}
+def test_without_any_target_nothing_is_divided_by_zero():
+    metrics = evaluate(Squares(), Batches(numbered(np.zeros(0, np.float32), 4)))
+    assert set(metrics.values()) == {0.0}
 
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("end", ["whole", "stopped", "broken"])
-def test_no_trace_is_left(training: bool, end: str) -> None:
+def test_no_trace_is_left(training, end):
     """Whether it ends, is stopped by a signal or breaks: mode, buffers, gradients, random
     numbers."""
     model = Squares().train(training)
@@ -122,9 +122,9 @@ def test_no_trace_is_left(training: bool, end: str) -> None:
             evaluate(model, Batches(batches))
     else:
         stop = lambda: end == "stopped" and next(asked) == 3  # noqa: E731
-        found = evaluate(model, Batches(batches), stop=stop)
-        assert (found is None) == (end == "stopped")
-        assert found is None or found["all"] == 1.0, "dropout was off"
+        metrics = evaluate(model, Batches(batches), stop=stop)
+        assert (metrics is None) == (end == "stopped")
+        assert metrics is None or metrics["all"] == 1.0, "dropout was off"
     assert model.training is training
     assert model.passes == 0
     assert torch.equal(torch.get_rng_state(), before)
@@ -132,15 +132,15 @@ def test_no_trace_is_left(training: bool, end: str) -> None:
 
 
 @pytest.mark.parametrize("loader", LOADERS)
-def test_carried_states_meet_their_own_lanes(loader: str, tmp_path: Any) -> None:
+def test_carried_states_meet_their_own_lanes(loader, tmp_path):
     """Running sums over lanes, against sums over every `stride`-th sample."""
     samples = shapes()["rows"]
     samples.batch = lambda rows: {"x": rows["one"].values[:, 0].float()}
     store = write_store(tmp_path / "data", loader)
     made = make_loader(loader, samples, store, settings(batch_size=3, order="lanes"), train=False)
-    found = evaluate(Summing(), made)
+    metrics = evaluate(Summing(), made)
     x = store.arrays["one"].rows()[:COUNT].astype(np.float64)
     lanes = [np.cumsum(x[lane :: samples.stride]) for lane in range(samples.stride)]
     mean = pytest.approx(np.concatenate(lanes).mean(), rel=1e-6)
-    assert (found["sum"], found["loss"]) == (mean, mean)
+    assert (metrics["sum"], metrics["loss"]) == (mean, mean)
     made.close()

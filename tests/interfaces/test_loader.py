@@ -8,7 +8,6 @@ import multiprocessing
 import os
 import random
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -51,11 +50,10 @@ MACHINE = {
     "memmap": ({"resident": True}, {"resident": False}),
     "chunk": ({"chunk_size_gb": 1e-7}, {"resident": True}, {"resident": False}),
 }
-Make = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
-def opened(tmp_path_factory: pytest.TempPathFactory) -> Make:
+def opened(tmp_path_factory):
     """opened(loader, dtype) is a store, written once."""
     stores: dict[tuple[str, str], Any] = {}
 
@@ -69,7 +67,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Make:
 
 
 @pytest.fixture
-def make(opened: Make) -> Iterator[Make]:
+def make(opened):
     """make(loader, samples, train=True, **data settings) is a Loader, closed when the test ends."""
     loaders = []
 
@@ -108,9 +106,7 @@ def samples_of(loader: Any, epoch: int = 0) -> list[int]:
 @pytest.mark.parametrize("shape", shapes())
 @pytest.mark.parametrize("train", [True, False], ids=["train", "evaluation"])
 @pytest.mark.cover(2)
-def test_batches_hold_the_rows_of_their_samples(
-    loader: str, order: str, shape: str, train: bool, make: Make
-) -> None:
+def test_batches_hold_the_rows_of_their_samples(loader, order, shape, train, make):
     """Values, zeros after lengths, absent spans, index and starts, compared with a direct
     reading."""
     epoch = 2
@@ -137,7 +133,7 @@ def test_batches_hold_the_rows_of_their_samples(
 
 @every_loader
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rows_keep_their_stored_dtype(loader: str, dtype: str, make: Make, opened: Make) -> None:
+def test_rows_keep_their_stored_dtype(loader, dtype, make, opened):
     for name, row in ARRAYS.items():
         array = opened(loader, dtype).arrays[name]
         assert array.dtype == dtype
@@ -162,9 +158,7 @@ def test_rows_keep_their_stored_dtype(loader: str, dtype: str, make: Make, opene
         ("lanes", "days"),
     ],
 )
-def test_machine_settings_and_the_choice_of_loader_change_no_batch(
-    loader: str, order: str, shape: str, make: Make
-) -> None:
+def test_machine_settings_and_the_choice_of_loader_change_no_batch(loader, order, shape, make):
     samples = shapes()[shape]
     reference = make(LOADERS[0], samples, order=order)
     expected = [epoch_of(reference, epoch) for epoch in (0, 1)]
@@ -175,9 +169,7 @@ def test_machine_settings_and_the_choice_of_loader_change_no_batch(
 
 
 @pytest.mark.parametrize("shape", ["days", "ragged", "host", "shifted"])
-def test_the_loader_that_benchmarks_compare_with_gives_the_same_batches(
-    shape: str, make: Make
-) -> None:
+def test_the_loader_that_benchmarks_compare_with_gives_the_same_batches(shape, make):
     reference = make("memmap", shapes()[shape], order="random_start")
     project = render(loader="memmap", extras=["benchmark"])
     plain = imported(project, "measure.plain_loader").Loader
@@ -189,7 +181,7 @@ def test_the_loader_that_benchmarks_compare_with_gives_the_same_batches(
 
 @every_loader
 @every_order
-def test_any_position_can_be_resumed(loader: str, order: str, make: Make) -> None:
+def test_any_position_can_be_resumed(loader, order, make):
     """By the same loader, and by one in another process."""
     workers = 2 if order == "full" else 0
     made = make(loader, shapes()["ragged"], order=order, num_workers=workers)
@@ -202,9 +194,7 @@ def test_any_position_can_be_resumed(loader: str, order: str, make: Make) -> Non
 
 @every_loader
 @with_workers
-def test_a_batch_stays_until_the_next_one_is_asked_for(
-    loader: str, workers: int, make: Make
-) -> None:
+def test_a_batch_stays_until_the_next_one_is_asked_for(loader, workers, make):
     """Whatever reads ahead meanwhile, and however long a step takes."""
     made = make(loader, shapes()["windows"], num_workers=workers)
     expected = epoch_of(make(loader, shapes()["windows"]))
@@ -216,9 +206,7 @@ def test_a_batch_stays_until_the_next_one_is_asked_for(
 
 @every_loader
 @with_workers
-def test_epochs_can_be_left_early_and_loaders_interleave(
-    loader: str, workers: int, make: Make
-) -> None:
+def test_epochs_can_be_left_early_and_loaders_interleave(loader, workers, make):
     """The batch tried before step 0 is from an epoch that is dropped; evaluations run inside
     one."""
     training = make(loader, shapes()["ragged"], num_workers=workers)
@@ -236,7 +224,7 @@ def test_epochs_can_be_left_early_and_loaders_interleave(
 
 @every_loader
 @with_workers
-def test_no_global_random_number_is_drawn(loader: str, workers: int, make: Make) -> None:
+def test_no_global_random_number_is_drawn(loader, workers, make):
     """Else dropout would differ with the loader and its workers."""
 
     def states() -> list[Any]:
@@ -253,7 +241,7 @@ def test_no_global_random_number_is_drawn(loader: str, workers: int, make: Make)
 
 @every_loader
 @pytest.mark.parametrize("persistent", [True, False])
-def test_close_leaves_no_process(loader: str, persistent: bool, make: Make) -> None:
+def test_close_leaves_no_process(loader, persistent, make):
     made = make(loader, shapes()["rows"], num_workers=2, persistent_workers=persistent)
     batches = made.epoch(0)
     next(batches)
@@ -264,9 +252,7 @@ def test_close_leaves_no_process(loader: str, persistent: bool, make: Make) -> N
 
 @every_loader
 @with_workers
-def test_a_read_only_folder_is_read_and_stays_as_it_was(
-    loader: str, workers: int, tmp_path: Path
-) -> None:
+def test_a_read_only_folder_is_read_and_stays_as_it_was(loader, workers, tmp_path):
     folder = tmp_path / "nur lesen – 只读"
     store = write_store(folder, loader)
     for path in folder.iterdir():
@@ -298,16 +284,14 @@ def test_a_read_only_folder_is_read_and_stays_as_it_was(
         ("chunk", False, 0),
     ],
 )
-def test_resident_is_a_wish(loader: str, wish: bool | str, is_resident: int, make: Make) -> None:
+def test_resident_is_a_wish(loader, wish, is_resident, make):
     made = make(loader, shapes()["rows"], resident=wish)
     next(made.epoch(0))
     assert made.stats()["resident"] == is_resident
 
 
 @pytest.mark.parametrize(("loader", "size"), [("memmap", "auto"), ("chunk", 1e-6)])
-def test_resident_true_must_fit(
-    loader: str, size: float | str, make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resident_true_must_fit(loader, size, make, monkeypatch):
     if loader == "memmap":
         monkeypatch.setattr(engine("loader", loader=loader), "memory_left", lambda device: 1e3)
     made = make(loader, shapes()["rows"], resident=True, chunk_size_gb=size)
@@ -317,7 +301,7 @@ def test_resident_true_must_fit(
 
 
 @pytest.mark.parametrize("loader", ["memmap", "chunk"])
-def test_resident_rows_grow_with_what_later_epochs_need(loader: str, make: Make) -> None:
+def test_resident_rows_grow_with_what_later_epochs_need(loader, make):
     """A random start moves beyond the rows of the first epoch."""
     given = {"order": "random_start", "resident": True}
     made = make(loader, shapes()["shifted"], **given)
@@ -327,9 +311,7 @@ def test_resident_rows_grow_with_what_later_epochs_need(loader: str, make: Make)
     assert made.stats()["resident"] == 1
 
 
-def test_waiting_for_the_gpu_is_no_wait_for_data(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiting_for_the_gpu_is_no_wait_for_data(make, monkeypatch):
     """`memmap` waits until the GPU has copied a buffer, which it does after earlier steps."""
     made = make("memmap", shapes()["rows"])
     seconds = 0.0
@@ -346,7 +328,7 @@ def test_waiting_for_the_gpu_is_no_wait_for_data(
     assert watch._waited == 0
 
 
-def test_a_worker_that_dies_is_one_line(make: Make) -> None:
+def test_a_worker_that_dies_is_one_line(make):
     class Deadly(Augmented):
         def host(self, rows: dict[str, Any], indices: np.ndarray, epoch: int) -> dict[str, Any]:
             os.kill(os.getpid(), 9)

@@ -38,11 +38,11 @@ def mean_gradient(model: nn.Module, batch: dict[str, Tensor]) -> tuple[dict[str,
 
 
 def assert_same(
-    found: dict[str, Tensor], wanted: dict[str, Tensor], tolerance: float = 1e-6
+    actual: dict[str, Tensor], wanted: dict[str, Tensor], tolerance: float = 1e-6
 ) -> None:
-    assert found.keys() == wanted.keys()
+    assert actual.keys() == wanted.keys()
     scale = max(value.abs().max().item() for value in wanted.values())
-    for name, value in found.items():
+    for name, value in actual.items():
         assert (value.double() - wanted[name]).abs().max() <= tolerance * scale, name
 
 
@@ -56,9 +56,7 @@ def state(model: nn.Module) -> dict[str, Tensor]:
     seed=strategies.integers(0, 9),
 )
 @hypothesis_settings(max_examples=25, deadline=None, derandomize=True, database=None)
-def test_a_group_of_ragged_batches_equals_one_big_batch(
-    dtype: torch.dtype, borders: list[int], seed: int
-) -> None:
+def test_a_group_of_ragged_batches_equals_one_big_batch(dtype, borders, seed):
     """However it is cut: into unequal parts, parts without any target, a last short one."""
     model = Ragged(dtype=dtype)
     batch = ragged_batch(24, dtype, seed)
@@ -72,7 +70,7 @@ def test_a_group_of_ragged_batches_equals_one_big_batch(
 
 
 @every_framework
-def test_groups_do_not_leak_into_each_other(framework: str) -> None:
+def test_groups_do_not_leak_into_each_other(framework):
     """The second group's update is that of its own targets, though the first was longer."""
     model = Ragged()
     alone = Ragged()
@@ -88,7 +86,7 @@ def test_groups_do_not_leak_into_each_other(framework: str) -> None:
 
 @every_framework
 @pytest.mark.parametrize("clip", [0.0, 0.05])
-def test_a_step_of_few_samples_moves_weights_by_its_share(framework: str, clip: float) -> None:
+def test_a_step_of_few_samples_moves_weights_by_its_fraction(framework, clip):
     """Before the clipping, which sees the smaller gradient, as the logged norm does; the loss is
     its mean."""
     model = Ragged()
@@ -105,7 +103,7 @@ def test_a_step_of_few_samples_moves_weights_by_its_share(framework: str, clip: 
     assert loop.means == [pytest.approx(loss, rel=1e-6)]
 
 
-def test_a_group_without_targets_moves_nothing() -> None:
+def test_a_group_without_targets_moves_nothing():
     model = Ragged()
     batch = ragged_batch(6)
     batch["lengths"] = torch.zeros(6, dtype=torch.int64)
@@ -118,9 +116,7 @@ def test_a_group_without_targets_moves_nothing() -> None:
 @pytest.mark.parametrize("share", [0.01, 0.999, 1.001])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @every_framework
-def test_clipping_is_that_of_torch_on_the_mean_gradient(
-    framework: str, dtype: torch.dtype, share: float
-) -> None:
+def test_clipping_is_that_of_torch_on_the_mean_gradient(framework, dtype, share):
     """clip: a share of the gradient's own norm, so below 1 it bites and above it does nothing."""
     model = Ragged(dtype=dtype)
     batch = ragged_batch(24, dtype)
@@ -139,7 +135,7 @@ def test_clipping_is_that_of_torch_on_the_mean_gradient(
 
 @every_framework
 @pytest.mark.parametrize("clip", [0.0, 0.1])
-def test_two_ranks_that_average_gradients_equal_one(clip: float, framework: str) -> None:
+def test_two_ranks_that_average_gradients_equal_one(clip, framework):
     """DDP and FSDP divide the sum of gradients by the world; ranks have unequally many targets."""
     model = Ragged()
     batch = ragged_batch()
@@ -168,7 +164,7 @@ def test_two_ranks_that_average_gradients_equal_one(clip: float, framework: str)
 
 
 @every_framework
-def test_gradients_stay_local_until_the_group_closes(framework: str) -> None:
+def test_gradients_stay_local_until_the_group_closes(framework):
     inside = []
     log = []
     model = Ragged()
@@ -195,7 +191,7 @@ def stateful(x: list[float], starts_sequence: list[bool]) -> dict[str, Tensor]:
     }
 
 
-def test_a_state_continues_in_its_lane_and_is_zero_where_it_starts_afresh() -> None:
+def test_a_state_continues_in_its_lane_and_is_zero_where_it_starts_afresh():
     model = Summing()
     model(stateful([1, 2, math.inf], [True, True, True]))
     model(stateful([10, 20, 30], [False, True, True]))
@@ -208,7 +204,7 @@ def test_a_state_continues_in_its_lane_and_is_zero_where_it_starts_afresh() -> N
 
 
 @every_framework
-def test_a_carried_state_is_cut_off_from_the_graph(framework: str) -> None:
+def test_a_carried_state_is_cut_off_from_the_graph(framework):
     """The gradient of a batch is its own: d(w · x)/dw = x, whatever came before."""
     model = Summing()
     loop = Loop(model, framework=framework)

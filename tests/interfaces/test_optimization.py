@@ -27,9 +27,7 @@ def settings(**changed: Any) -> Any:
     return imported(render(), "config").load(None, None, overrides, {})
 
 
-def test_own_blocks_compile_others_are_named_and_left_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_own_blocks_compile_others_are_named_and_left_alone(monkeypatch):
     def trace(self: Any, mode: str, **options: Any) -> None:
         """Dynamo alone: Inductor takes half a minute, and test_timeseries.py trains with it."""
         self._compiled_call_impl = torch.compile(self._call_impl, backend="eager", **options)
@@ -62,14 +60,14 @@ def test_own_blocks_compile_others_are_named_and_left_alone(
         ("false", (9, 0), False),
     ],
 )
-def test_whether_blocks_compile(enabled: str, capability: Any, wanted: bool) -> None:
+def test_whether_blocks_compile(enabled, capability, wanted):
     on, why = engine("optimization").compiles(settings(compile__enabled=enabled), capability)
     assert on is wanted
     assert ("auto" in why) == (enabled == "auto")
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_each_weight_is_optimized_once_and_only_matrices_decay(fused: bool) -> None:
+def test_each_weight_is_optimized_once_and_only_matrices_decay(fused):
     model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
     model[2].weight = nn.Parameter(torch.ones(2, 4), requires_grad=False)
     chosen = settings(optimizer__weight_decay=0.25, optimizer__fused=str(fused).lower()).optimizer
@@ -82,7 +80,7 @@ def test_each_weight_is_optimized_once_and_only_matrices_decay(fused: bool) -> N
     assert {group["lr"] for group in optimizer.param_groups} == {chosen.learning_rate}
 
 
-def test_activation_checkpointing_is_off_without_gradients() -> None:
+def test_activation_checkpointing_is_off_without_gradients():
     block = Own()
     calls: list[int] = []
     block.layer.register_forward_pre_hook(lambda *_: calls.append(1))
@@ -95,7 +93,7 @@ def test_activation_checkpointing_is_off_without_gradients() -> None:
 
 
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
-def test_blocks_in_cuda_graphs_evaluate_eagerly(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_in_cuda_graphs_evaluate_eagerly(mode, monkeypatch):
     """Without a backward the graph of one block would overwrite what another one has given."""
     block = Own()
     calls = []
@@ -118,7 +116,7 @@ def test_blocks_in_cuda_graphs_evaluate_eagerly(mode: str, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(("name", "count"), [("adamw", 2), ("adafactor", 0)])
-def test_the_first_batch_has_no_more_memory_than_later_ones(name: str, count: int) -> None:
+def test_the_first_batch_has_no_more_memory_than_later_ones(name, count):
     """The optimizer's averages are there from the first step on."""
     chosen = settings(optimizer__name=name).optimizer
     optimizer = engine("optimization").make_optimizer(nn.Linear(30, 7), chosen)

@@ -96,7 +96,7 @@ def chosen_from(order: Any) -> list[int]:
 
 @given(orders(), epochs)
 @quickly
-def test_every_rank_has_equally_many_full_batches(arguments: dict[str, Any], epoch: int) -> None:
+def test_every_rank_has_equally_many_full_batches(arguments, epoch):
     for order in ranks(arguments):
         numbers, starts_sequence = whole_epoch(order, epoch)
         assert (
@@ -112,7 +112,7 @@ def test_every_rank_has_equally_many_full_batches(arguments: dict[str, Any], epo
 
 @given(orders(), epochs)
 @quickly
-def test_an_epoch_has_each_sample_once(arguments: dict[str, Any], epoch: int) -> None:
+def test_an_epoch_has_each_sample_once(arguments, epoch):
     """Training has those of the fraction, evaluation all; lanes skip the samples in between."""
     numbers, _ = of_all_ranks(arguments, epoch)
     assert numbers.min() >= -1
@@ -136,9 +136,7 @@ def test_an_epoch_has_each_sample_once(arguments: dict[str, Any], epoch: int) ->
 @example(SIMPLE | {"length": 1}, 0, 1)
 @example(SIMPLE | {"kind": "bucket", "length": 21, "lengths": np.arange(21)}, 0, 1)
 @quickly
-def test_a_step_has_a_fraction_of_the_samples_of_a_complete_one(
-    arguments: dict[str, Any], epoch: int, accumulation: int
-) -> None:
+def test_a_step_has_a_fraction_of_the_samples_of_a_complete_one(arguments, epoch, accumulation):
     """All ranks agree on it. The only step of an epoch is complete, however few samples it has."""
     numbers, _ = of_all_ranks(arguments, epoch)
     for first in range(0, len(numbers), accumulation):
@@ -152,9 +150,7 @@ def test_a_step_has_a_fraction_of_the_samples_of_a_complete_one(
 
 @given(orders(train=False), epochs, strategies.sampled_from([0.5, 0.1, 0.01]))
 @quickly
-def test_an_evaluation_of_a_fraction_has_the_same_samples_each_time(
-    arguments: dict[str, Any], epoch: int, fraction: float
-) -> None:
+def test_an_evaluation_of_a_fraction_has_the_same_samples_each_time(arguments, epoch, fraction):
     """They are evenly spaced; lanes take the newest ones, which are neighbours."""
     length = arguments["length"]
     count = max(1, round(length * fraction))
@@ -168,9 +164,7 @@ def test_an_evaluation_of_a_fraction_has_the_same_samples_each_time(
 @pytest.mark.parametrize("kind", ORDERS)
 @pytest.mark.parametrize("train", [True, False])
 @pytest.mark.parametrize(("length", "limit"), [(3, 256), (256, 256), (257, 512), (2099, 4096)])
-def test_a_batch_is_at_most_padded_to_twice_the_samples(
-    kind: str, train: bool, length: int, limit: int
-) -> None:
+def test_a_batch_is_at_most_padded_to_twice_the_samples(kind, train, length, limit):
     """Batches of up to 256 stay as they are; others are the same ones on one rank and on four."""
     arguments = SIMPLE | {"kind": kind, "length": length, "train": train, "stride": 1}
     assert make(arguments, batch_size=256).batch_size == 256
@@ -184,14 +178,14 @@ def test_a_batch_is_at_most_padded_to_twice_the_samples(
 
 @given(orders(), epochs)
 @quickly
-def test_any_number_of_ranks_makes_the_same_batches(arguments: dict[str, Any], epoch: int) -> None:
+def test_any_number_of_ranks_makes_the_same_batches(arguments, epoch):
     alone = make(arguments, world=1, batch_size=arguments["batch_size"] * arguments["world"])
     np.testing.assert_array_equal(of_all_ranks(arguments, epoch), whole_epoch(alone, epoch))
 
 
 @given(orders(), strategies.permutations(range(4)))
 @quickly
-def test_what_was_asked_before_changes_nothing(arguments: dict[str, Any], turns: list[int]) -> None:
+def test_what_was_asked_before_changes_nothing(arguments, turns):
     """An order keeps no state that shows, and draws from no global generator."""
     global_state = np.random.get_state()[1].tolist()
     order = make(arguments)
@@ -203,20 +197,18 @@ def test_what_was_asked_before_changes_nothing(arguments: dict[str, Any], turns:
 
 @given(orders(), epochs, strategies.integers(0, 200), strategies.integers(0, 9))
 @quickly
-def test_an_epoch_begins_anywhere(
-    arguments: dict[str, Any], epoch: int, first: int, count: int
-) -> None:
+def test_an_epoch_begins_anywhere(arguments, epoch, first, count):
     """A part of it is what it is in the whole, however much is computed at once."""
     for order in ranks(arguments):
         whole = np.array(whole_epoch(order, epoch))
         first %= len(order) + 1
-        part = order.numbers(epoch, first, first + count)
-        np.testing.assert_array_equal(part, whole[:, first : first + count])
+        stretch = order.numbers(epoch, first, first + count)
+        np.testing.assert_array_equal(stretch, whole[:, first : first + count])
         batches = [numbers.tolist() for numbers, _ in order.batches(epoch, first)]
         assert batches == whole[0, first:].tolist()
 
 
-def test_an_epoch_is_longer_than_what_is_computed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_epoch_is_longer_than_what_is_computed_at_once(monkeypatch):
     monkeypatch.setattr(engine("order"), "TOGETHER", 64)
     for kind in ORDERS:
         order = make(SIMPLE, kind=kind, length=999, batch_size=7, block=100)
@@ -225,7 +217,7 @@ def test_an_epoch_is_longer_than_what_is_computed_at_once(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("kind", [kind for kind in ORDERS if kind != "time"])
-def test_seed_and_epoch_change_a_shuffled_order(kind: str) -> None:
+def test_seed_and_epoch_change_a_shuffled_order(kind):
     sequences = []
     for seed, epoch in itertools.product((1, 2), (0, 1)):
         order = make(SIMPLE, kind=kind, length=500, block=50, stride=100, seed=seed)
@@ -237,7 +229,7 @@ def test_seed_and_epoch_change_a_shuffled_order(kind: str) -> None:
 # --- large data
 
 
-def test_auto_is_full_or_block_by_the_number_of_samples_alone() -> None:
+def test_auto_is_full_or_block_by_the_number_of_samples_alone():
     limit = engine("order").LARGEST_FULL
     assert make(SIMPLE, kind="auto", length=limit).kind == "full"
     assert make(SIMPLE, kind="auto", length=limit + 1, fraction=0.01).kind == "block"
@@ -245,7 +237,7 @@ def test_auto_is_full_or_block_by_the_number_of_samples_alone() -> None:
 
 @pytest.mark.parametrize("kind", ["auto", "time", "lanes"])
 @pytest.mark.parametrize("train", [True, False])
-def test_a_billion_samples_take_little_memory(kind: str, train: bool) -> None:
+def test_a_billion_samples_take_little_memory(kind, train):
     tracemalloc.start()
     try:
         order = make(SIMPLE, kind=kind, length=10**9, batch_size=256, stride=1, train=train)
@@ -263,9 +255,7 @@ def test_a_billion_samples_take_little_memory(kind: str, train: bool) -> None:
 
 @given(orders(kinds=("block",), train=True), epochs)
 @quickly
-def test_all_samples_of_a_block_come_before_the_next_block(
-    arguments: dict[str, Any], epoch: int
-) -> None:
+def test_all_samples_of_a_block_come_before_the_next_block(arguments, epoch):
     numbers, _ = of_all_ranks(arguments, epoch)
     place = {sample: place for place, sample in enumerate(chosen_from(make(arguments)))}
     blocks = [place[sample] // arguments["block"] for sample in samples_of(numbers)]
@@ -273,7 +263,7 @@ def test_all_samples_of_a_block_come_before_the_next_block(
     assert changes == len(set(blocks)) - 1
 
 
-def test_each_block_has_a_shuffle_of_its_own() -> None:
+def test_each_block_has_a_shuffle_of_its_own():
     order = make(SIMPLE, kind="block", length=20 * 64, batch_size=64, block=64)
     numbers = np.concatenate([whole_epoch(order, epoch)[0] for epoch in (0, 1)])
     assert len({tuple(batch % 64) for batch in numbers}) == 40
@@ -282,9 +272,7 @@ def test_each_block_has_a_shuffle_of_its_own() -> None:
 @given(orders(kinds=("lanes",)), epochs)
 @example(SIMPLE | {"kind": "lanes", "train": False}, 0)
 @quickly
-def test_a_lane_continues_in_time_and_says_where_it_begins(
-    arguments: dict[str, Any], epoch: int
-) -> None:
+def test_a_lane_continues_in_time_and_says_where_it_begins(arguments, epoch):
     """Where a state is carried, the sample `stride` later follows in the same row of the batch."""
     stride = arguments["stride"]
     numbers, starts_sequence = of_all_ranks(arguments, epoch)
@@ -301,9 +289,7 @@ def test_a_lane_continues_in_time_and_says_where_it_begins(
 
 @given(orders(kinds=("lanes",), train=True), epochs)
 @quickly
-def test_training_lanes_are_stretches_of_equal_length(
-    arguments: dict[str, Any], epoch: int
-) -> None:
+def test_training_lanes_are_stretches_of_equal_length(arguments, epoch):
     numbers, _ = of_all_ranks(arguments, epoch)
     lanes = [samples_of(lane) for lane in numbers.T if lane.max() >= 0]
     for left, right in itertools.pairwise(lanes):
@@ -313,7 +299,7 @@ def test_training_lanes_are_stretches_of_equal_length(
 
 @given(orders(kinds=("bucket",)), epochs)
 @quickly
-def test_buckets_are_cut_from_sorted_lengths(arguments: dict[str, Any], epoch: int) -> None:
+def test_buckets_are_cut_from_sorted_lengths(arguments, epoch):
     """In a pool, batches overlap in length by no more than their borders: the least padding."""
     slots = arguments["batch_size"] * arguments["world"]
     assume(arguments["length"] <= engine("buckets", workload="seq2seq").BATCHES * slots)
@@ -341,7 +327,7 @@ RULES = {
 
 
 @pytest.mark.parametrize("kind", ORDERS)
-def test_the_rule_is_that_of_its_number(kind: str) -> None:
+def test_the_rule_is_that_of_its_number(kind):
     chosen = {"length": 1000, "seed": 7, "block": 64, "stride": 9, "fraction": 0.9}
     numbers, _ = make(SIMPLE, kind=kind, **chosen).numbers(2, 0, 3)
     assert numbers.ravel().tolist() == RULES[engine("order").RULE][kind]

@@ -26,7 +26,7 @@ def fp16_loop(model: nn.Module, weight: float, clip: float, optimizer: Any) -> L
 
 
 @pytest.mark.parametrize("name", PRECISIONS)
-def test_flags_follow_the_precision(name: str) -> None:
+def test_flags_follow_the_precision(name):
     make("tf32" if name == "fp32" else "fp32")  # whatever another one left
     make(name)
     allowed = name != "fp32"
@@ -36,7 +36,7 @@ def test_flags_follow_the_precision(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PRECISIONS)
-def test_matmuls_run_in_the_precision_and_weights_stay_float32(name: str) -> None:
+def test_matmuls_run_in_the_precision_and_weights_stay_float32(name):
     layer = nn.Linear(4, 4)
     with make(name).autocast():
         product = layer(torch.ones(2, 4))
@@ -46,7 +46,7 @@ def test_matmuls_run_in_the_precision_and_weights_stay_float32(name: str) -> Non
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.5, 1.0, 2.0, 3.0, 32.0, 1000.0, 1e6])
-def test_the_first_scale_fits_a_sum_over_the_weight(weight: float) -> None:
+def test_the_first_scale_fits_a_sum_over_the_weight(weight):
     """Gradients of a sum start as large as those of a mean under GradScaler's own scale, or half of
     it."""
     precision = make("fp16")
@@ -56,7 +56,7 @@ def test_the_first_scale_fits_a_sum_over_the_weight(weight: float) -> None:
 
 
 @pytest.mark.parametrize("clip", [0.0, 0.05])
-def test_the_optimizer_sees_the_unscaled_mean_gradient(clip: float) -> None:
+def test_the_optimizer_sees_the_unscaled_mean_gradient(clip):
     batch = ragged_batch(24, torch.float32)
     model = Ragged(dtype=torch.float32)
     wanted, _ = mean_gradient(model, batch)
@@ -72,9 +72,7 @@ def test_the_optimizer_sees_the_unscaled_mean_gradient(clip: float) -> None:
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "unfused"])
 @pytest.mark.parametrize("wrapped", [True, False], ids=["wrapped", "plain"])
 @pytest.mark.parametrize("bad", [float("inf"), float("nan")])
-def test_an_overflow_skips_its_step_and_halves_the_scale(
-    fused: bool, wrapped: bool, bad: float
-) -> None:
+def test_an_overflow_skips_its_step_and_halves_the_scale(fused, wrapped, bad):
     """Also under a framework's wrapper."""
     batch = ragged_batch(8, torch.float32)
     model = Ragged(dtype=torch.float32)
@@ -105,7 +103,7 @@ class Wrapper:
         self.optimizer.step()
 
 
-def test_the_scale_travels_with_the_checkpoint() -> None:
+def test_the_scale_travels_with_the_checkpoint():
     first = make("fp16")
     second = make("fp16")
     first.calibrate(1e4)
@@ -119,7 +117,7 @@ def test_the_scale_travels_with_the_checkpoint() -> None:
     assert second.scale(one) == first.scale(one)
 
 
-def test_the_cost_of_half_precision_is_measured_without_a_trace() -> None:
+def test_the_cost_of_half_precision_is_measured_without_a_trace():
     module = engine("precision")
     torch.manual_seed(3)
     random = torch.get_rng_state()

@@ -1,4 +1,4 @@
-"""What each process finds again, when as many or others go on."""
+"""What each process finds when a run resumes on as many processes or on others."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def saved(world: int) -> dict[str, Any]:
     """By `world` processes; a lane's state is its number."""
     random = engine("progress").random_state()
     lanes = torch.arange(SLOTS).chunk(world)
-    carries = [{"layers": [(part.clone(), part[:, None] * 10)]} for part in lanes]
+    carries = [{"layers": [(lane.clone(), lane[:, None] * 10)]} for lane in lanes]
     ranks = [{"random": random, "carry": carry} for carry in carries]
     return {"ranks": ranks, "batch_size_all_ranks": SLOTS}
 
 
 @pytest.mark.parametrize("before", [1, 2])
 @pytest.mark.parametrize("world", [1, 2, 4])
-def test_carried_states_find_their_lanes(before: int, world: int) -> None:
+def test_carried_states_find_their_lanes(before, world):
     for rank, lanes in enumerate(torch.arange(SLOTS).chunk(world)):
         ranks = ranks_of(world, rank, SLOTS // world)
         ranks.load_state_dict(saved(before))
@@ -43,14 +43,14 @@ def test_carried_states_find_their_lanes(before: int, world: int) -> None:
         assert ranks.progress.batch == 6
 
 
-def test_smaller_batches_go_on_from_the_same_sample() -> None:
+def test_smaller_batches_continue_from_the_same_sample():
     ranks = ranks_of(2, 1, 2, "full")  # 4 at once instead of 8
     ranks.load_state_dict(saved(2))
     assert ranks.progress.batch == 12
 
 
 @pytest.mark.parametrize("kind", ["lanes", "bucket"])
-def test_orders_that_depend_on_the_width_keep_it_inside_an_epoch(kind: str) -> None:
+def test_orders_that_depend_on_the_width_keep_it_inside_an_epoch(kind):
     ranks = ranks_of(2, 1, 2, kind)
     with pytest.raises(engine("errors").UserError, match=rf"order {kind} .* 8 wide"):
         ranks.load_state_dict(saved(2))

@@ -92,7 +92,7 @@ def steps(distributed: Any, rank: int, world: int, clip: float) -> tuple[dict, l
 
 @pytest.mark.parametrize("clip", [0.0, 0.5])
 @pytest.mark.parametrize("choice", SEVERAL)
-def test_two_ranks_take_the_steps_of_one(choice: str, clip: float) -> None:
+def test_two_ranks_take_the_steps_of_one(choice, clip):
     expected_weights, expected_losses = steps(part("none").Distributed(), 0, 1, clip)
 
     def work(rank: int) -> tuple[dict, list[float]]:
@@ -136,7 +136,7 @@ def agreements(choice: str, rank: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("choice", SEVERAL)
-def test_ranks_come_to_agree(choice: str) -> None:
+def test_ranks_come_to_agree(choice):
     first, second = on_two_ranks(lambda rank: agreements(choice, rank))
     assert first.pop("time") < second.pop("time")
     assert first.pop("own") == [1.0, 10.0], "a sum leaves its input alone"
@@ -152,7 +152,7 @@ def test_ranks_come_to_agree(choice: str) -> None:
     }
 
 
-def test_processes_started_anew_do_not_meet_the_dead_ones() -> None:
+def test_restarted_processes_do_not_meet_the_dead_ones():
     """torchrun keeps its store, with the words of processes that it has killed."""
     group = engine("group", distributed="ddp", workload="tabular")
     port = free_port()
@@ -169,7 +169,7 @@ def test_processes_started_anew_do_not_meet_the_dead_ones() -> None:
 
 
 @pytest.mark.parametrize(("count", "world"), [(8, 2), (7, 2), (5, 4), (2, 4), (1, 3)])
-def test_rows_are_cut_as_fully_shard_cuts_them(count: int, world: int) -> None:
+def test_rows_are_cut_as_fully_shard_cuts_them(count, world):
     """Every row once, in order; the last ranks may have none."""
     rows = part("fsdp").rows
     cuts = [rows(count, rank, world) for rank in range(world)]
@@ -178,7 +178,7 @@ def test_rows_are_cut_as_fully_shard_cuts_them(count: int, world: int) -> None:
     assert cuts == expected + [(count, count)] * (world - len(chunks))
 
 
-def test_a_batch_reaches_a_sharded_model_as_it_is() -> None:
+def test_a_batch_reaches_a_sharded_model_as_it_is():
     """Blocks compute in bf16. Targets, and values before they are scaled, keep their digits."""
 
     class Seeing(Blocks):

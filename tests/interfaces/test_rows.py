@@ -12,7 +12,7 @@ import torch
 from fakes import engine
 from ranks import run_ranks
 from rendering import render
-from running import losses, newest_run, rows, run
+from running import check_run, losses, newest_run, rows
 from test_session import replace_forward
 from variants import choices
 
@@ -38,16 +38,16 @@ def measuring() -> None:
 
 
 @pytest.fixture(scope="module")
-def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def single(tmp_path_factory):
     """A row for each step."""
     folder = tmp_path_factory.mktemp("single")
     words = (*WORDS, "--monitor.every_steps", "1")
-    assert run(render(workload="tabular"), "train", *words, cwd=folder, before=measuring).code == 0
+    check_run(render(workload="tabular"), "train", *words, cwd=folder, before=measuring)
     return folder
 
 
 @pytest.fixture
-def place(single: Path, tmp_path: Path) -> Path:
+def place(single, tmp_path):
     (tmp_path / "data").symlink_to(single / "data")
     return tmp_path
 
@@ -57,19 +57,16 @@ def training(folder: Path) -> list[dict]:
 
 
 def mean(rows: list[dict], name: str) -> float:
-    """By hand: groups have unequally many targets."""
+    """Computed here: groups have unequally many targets."""
     return sum(row[name] * row["targets"] for row in rows) / sum(row["targets"] for row in rows)
 
 
 @pytest.mark.parametrize("framework", choices("framework"))
 @pytest.mark.first(1)
-def test_a_row_is_the_mean_over_its_steps_wherever_a_run_stops(
-    framework: str, place: Path, single: Path
-) -> None:
+def test_a_row_is_the_mean_over_its_steps_wherever_a_run_stops(framework, place, single):
     project = render(workload="tabular", framework=framework)
     every = ("--monitor.every_steps", "5")
-    done = run(project, "train", *WORDS, *every, cwd=place, before=measuring)
-    assert done.code == 0, done.err
+    done = check_run(project, "train", *WORDS, *every, cwd=place, before=measuring)
     whole = training(place)
     assert f"  half {whole[-1]['half']:.4g}  targets " in done.out
     table = (newest_run(place) / "metrics.csv").read_text().splitlines()
@@ -85,13 +82,13 @@ def test_a_row_is_the_mean_over_its_steps_wherever_a_run_stops(
 
     begun = (*WORDS, *every, "--max-steps", "7")
     for words in (begun, ("--resume", "--max-steps", "13"), ("--resume",)):
-        assert run(project, "train", *words, cwd=place, before=measuring).code == 0
+        check_run(project, "train", *words, cwd=place, before=measuring)
     for row, again in zip(whole, training(place), strict=True):
         for name in ("loss", "half", "targets"):
             assert row[name] == again[name]
 
 
-def test_a_row_of_two_ranks_is_resumed_by_two_and_by_one(place: Path) -> None:
+def test_a_row_of_two_ranks_is_resumed_by_two_and_by_one(place):
     project = render(workload="tabular", distributed="ddp")
     words = (*WORDS, "--data.batch_size", "32", "--monitor.every_steps", "5")
     assert all(result.code == 0 for result in run_ranks(project, "train", *words, cwd=place))
@@ -100,7 +97,7 @@ def test_a_row_of_two_ranks_is_resumed_by_two_and_by_one(place: Path) -> None:
         results = run_ranks(project, "train", *parts, cwd=place)
         assert all(result.code == 0 for result in results), results[0].err[-2000:]
     batch = ("--data.batch_size", "64")
-    assert run(project, "train", "--resume", *batch, cwd=place).code == 0
+    check_run(project, "train", "--resume", *batch, cwd=place)
     pairs = list(zip(losses(place), whole, strict=True))
     for mine, wanted in pairs[:4]:
         assert mine == wanted, "rows up to that of 6 to 10, stopped behind 7"
@@ -109,7 +106,7 @@ def test_a_row_of_two_ranks_is_resumed_by_two_and_by_one(place: Path) -> None:
         assert float.fromhex(mine) == pytest.approx(float.fromhex(wanted), rel=1e-4)
 
 
-def test_each_group_keeps_its_own_rate() -> None:
+def test_each_group_keeps_its_own_rate():
     first = torch.zeros(1, requires_grad=True)
     second = torch.zeros(2, requires_grad=True)
     groups = [{"params": [first], "lr": 1e-3}, {"params": [second], "lr": 1e-4}]

@@ -55,7 +55,7 @@ def torch_rates(scheduler: Any, steps: int) -> list[float]:
 
 
 @pytest.mark.parametrize(("total", "warmup"), [(100, "auto"), (1000, "auto"), (40, 10)])
-def test_onecycle_is_that_of_torch(total: int, warmup: int | str) -> None:
+def test_onecycle_is_that_of_torch(total, warmup):
     share = 0.3 if warmup == "auto" else warmup / total
     reference = lr_scheduler.OneCycleLR(optimizer(), PEAK, total_steps=total, pct_start=share)
     expected = [*torch_rates(reference, total - 1), reference.get_last_lr()[0]]
@@ -65,7 +65,7 @@ def test_onecycle_is_that_of_torch(total: int, warmup: int | str) -> None:
 @pytest.mark.parametrize("warmup", [0, 1, 25])
 @pytest.mark.parametrize("final", [0.0, 0.1, 1.0])
 @pytest.mark.parametrize("name", ["cosine", "linear", "constant"])
-def test_warmup_then_decay_are_those_of_torch(name: str, warmup: int, final: float) -> None:
+def test_warmup_then_decay_are_those_of_torch(name, warmup, final):
     decay = 120 - warmup
     made = optimizer()
     after: Any = lr_scheduler.ConstantLR(made, 1.0)
@@ -86,14 +86,12 @@ def test_warmup_then_decay_are_those_of_torch(name: str, warmup: int, final: flo
     final=some.floats(0, 1),
 )
 @hypothesis_settings(max_examples=80, deadline=None, derandomize=True, database=None)
-def test_any_length_gives_rates_up_to_the_peak(
-    name: str, total: int, warmup: int, final: float
-) -> None:
+def test_any_length_gives_rates_up_to_the_peak(name, total, warmup, final):
     """Also runs shorter than their warm-up, and steps behind the end; up first, then never up
     again."""
-    found = rates(schedule(name, total, warmup, final), total + 5)
-    assert 0 < max(found) <= PEAK * (1 + 1e-9)
-    assert min(found) >= 0
-    top = found.index(max(found))
-    assert all(left <= right + 1e-15 for left, right in itertools.pairwise(found[: top + 1]))
-    assert all(left >= right - 1e-15 for left, right in itertools.pairwise(found[top:]))
+    actual = rates(schedule(name, total, warmup, final), total + 5)
+    assert 0 < max(actual) <= PEAK * (1 + 1e-9)
+    assert min(actual) >= 0
+    top = actual.index(max(actual))
+    assert all(left <= right + 1e-15 for left, right in itertools.pairwise(actual[: top + 1]))
+    assert all(left >= right - 1e-15 for left, right in itertools.pairwise(actual[top:]))

@@ -18,12 +18,13 @@ import numpy as np
 import pytest
 import torch
 from rendering import questions, render
-from running import evaluations, losses, newest_run, rows, run, weights
+from running import check_run, evaluations, losses, newest_run, rows, weights
 from test_tier_b import TINY
 from torch import Tensor
 from variants import choices
 
-BATCHES, EPOCHS = 6, 3  # of an epoch, about; of a run
+BATCHES = 6  # of an epoch, about
+EPOCHS = 3
 RUN = (
     *("--monitor.every_steps", "1", "--training.epochs", str(EPOCHS)),
     *("--compile.enabled", "false", "--training.precision", "fp32"),
@@ -37,8 +38,7 @@ def data(workload: str, base: Path) -> tuple[Path, tuple[str, ...]]:
     """Synthetic data of a workload, and flags for the share of it that makes `BATCHES` batches."""
     folder = base / workload
     words = ("train", "--max-steps", "1", *TINY[workload], *RUN)
-    result = run(render(workload=workload), *words, cwd=folder)
-    assert result.code == 0, result.err
+    check_run(render(workload=workload), *words, cwd=folder)
     share = min((BATCHES - 0.5) * EPOCHS / steps(folder), 1.0)
     return folder / "data", ("--data.fraction", f"{share:.6f}")
 
@@ -49,7 +49,7 @@ def steps(folder: Path) -> int:
 
 
 @pytest.fixture
-def train(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+def train(tmp_path_factory):
     """train(*words, before=…, resume=folder, framework=…) → the folder in which it ran."""
     base = tmp_path_factory.getbasetemp() / "session-data"
 
@@ -68,8 +68,7 @@ def train(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
             options = [*TINY[workload], *RUN, *share]
         project = render(workload=workload, framework=framework)
 
-        result = run(project, "train", *options, *words, cwd=folder, before=before)
-        assert result.code == 0, result.err[-3000:]
+        check_run(project, "train", *options, *words, cwd=folder, before=before)
         return folder
 
     return call
@@ -142,7 +141,7 @@ def restless_and_tried_thrice() -> None:
 
 @pytest.mark.parametrize("workload", choices("workload"))
 @pytest.mark.first(2)
-def test_the_dry_run_leaves_no_trace(workload: str, train) -> None:
+def test_the_dry_run_leaves_no_trace(workload, train):
     """Random numbers, buffers, gradients, optimizer: however often it is done, the run is the
     same."""
     once = train(before=restless, workload=workload)
@@ -166,12 +165,12 @@ def overflowing() -> None:
     def spoil(gradient: Tensor) -> Tensor:
         return gradient * float("inf") if next(backwards) == OVERFLOW else gradient
 
-    def watched(self: Any, optimizer: Any, *rest: Any) -> Any:
+    def watched(self: Any, optimizer: Any, *more: Any) -> Any:
         raw = getattr(optimizer, "optimizer", optimizer)
         parameters = [parameter for group in raw.param_groups for parameter in group["params"]]
         before = [parameter.detach().clone() for parameter in parameters]
         scale = self.scaler.get_scale()
-        result = step(self, optimizer, *rest)
+        result = step(self, optimizer, *more)
         same = all(torch.equal(old, new) for old, new in zip(before, parameters, strict=True))
         finite = all(bool(new.isfinite().all()) for new in parameters)
         counts = {int(state["step"]) for state in raw.state.values()}
@@ -186,9 +185,7 @@ def overflowing() -> None:
 @every_framework
 @pytest.mark.parametrize("fused", ["true", "false"])
 @pytest.mark.cover(1)
-def test_an_overflow_under_fp16_skips_one_update_and_no_step(
-    framework: str, fused: str, train
-) -> None:
+def test_an_overflow_under_fp16_skips_one_update_and_no_step(framework, fused, train):
     words = ("--training.precision", "fp16", "--optimizer.fused", fused)
     folder = train(*words, before=overflowing, framework=framework)
     done = noted(folder, "steps")

@@ -89,7 +89,7 @@ def sums(model: Any, batches: list[dict[str, Tensor]]) -> dict[str, np.ndarray]:
 
 @every_workload
 @pytest.mark.parametrize("split", ["train", "validation", "test"])
-def test_spans_are_inside_their_arrays_and_empty_for_padding(workload: str, split: str) -> None:
+def test_spans_are_inside_their_arrays_and_empty_for_padding(workload, split):
     of_split = samples(workload, split)
     count = len(of_split)
     indices = np.array([0, -1, count - 1, count // 2, -1])
@@ -110,7 +110,7 @@ def test_spans_are_inside_their_arrays_and_empty_for_padding(workload: str, spli
 
 
 @every_workload
-def test_batches_and_padding_change_no_sum(workload: str) -> None:
+def test_batches_and_padding_change_no_sum(workload):
     """Loss and metrics belong to samples, not to the batches that they came in."""
     model = model_of(workload).eval()
     whole = sums(model, [read(workload, [*range(12)])])
@@ -129,7 +129,7 @@ def test_batches_and_padding_change_no_sum(workload: str) -> None:
 
 @every_workload
 @torch.no_grad()
-def test_predictions_are_per_sample(workload: str) -> None:
+def test_predictions_are_per_sample(workload):
     """In the batch's sequence, and the same for a sample whatever is next to it."""
     model = model_of(workload).eval()
     first = model.predict(read(workload, [0, 1, 2, 3, 4]))
@@ -139,7 +139,7 @@ def test_predictions_are_per_sample(workload: str) -> None:
 
 
 @every_workload
-def test_recomputation_changes_neither_losses_nor_gradients(workload: str) -> None:
+def test_recomputation_changes_neither_losses_nor_gradients(workload):
     """Dropout draws the same numbers twice. And it does recompute: forward runs in backward too."""
     losses = []
     gradients = []
@@ -162,9 +162,7 @@ def test_recomputation_changes_neither_losses_nor_gradients(workload: str) -> No
 
 @every_workload
 @pytest.mark.parametrize("loader", LOADERS)
-def test_every_order_of_the_workload_gives_what_a_direct_reading_gives(
-    workload: str, loader: str
-) -> None:
+def test_every_order_of_the_workload_gives_what_a_direct_reading_gives(workload, loader):
     project = render(workload=workload, loader=loader)
     orders = get_args(module(workload, "settings").Data.model_fields["order"].annotation)
     for order in set(orders) - {"random_start"}:
@@ -185,7 +183,7 @@ def test_every_order_of_the_workload_gives_what_a_direct_reading_gives(
 
 
 @every_workload
-def test_baselines_are_measured_in_the_models_own_metrics(workload: str) -> None:
+def test_baselines_are_measured_in_the_models_own_metrics(workload):
     dataset = module(workload, "dataset")
     totals = sums(model_of(workload).eval(), [read(workload, [*range(8)])])
     known = {name: total / count for name, (total, count) in totals.items()}
@@ -199,7 +197,7 @@ def test_baselines_are_measured_in_the_models_own_metrics(workload: str) -> None
 
 
 @every_workload
-def test_the_loss_without_a_model_is_that_of_the_simplest_baseline(workload: str) -> None:
+def test_the_loss_without_a_model_is_that_of_the_simplest_baseline(workload):
     dataset = module(workload, "dataset")
     facts = store(workload).facts
     baselines = dataset.baselines(store(workload), settings(workload), "validation")

@@ -247,11 +247,11 @@ class Calls(TorchFunctionMode):
 
 def has_mask(index: Any) -> bool:
     parts = index if isinstance(index, tuple) else (index,)
-    return any(isinstance(part, Tensor) and part.dtype == torch.bool for part in parts)
+    return any(isinstance(value, Tensor) and value.dtype == torch.bool for value in parts)
 
 
 def own_line(frames: traceback.StackSummary) -> traceback.FrameSummary | None:
-    """Return the innermost line of your own modules."""
+    """Return the innermost line in your modules."""
     package = Path(__file__).parent.parent
     for frame in reversed(frames):
         path = Path(frame.filename)

@@ -64,7 +64,7 @@ def check_shapes(bench: Bench) -> str:
     check_output(model, bench.read(numbers[:1], training=True))
     several = model.eval()(bench.read(numbers)).metrics
     alone = model.eval()(bench.read([0])).metrics
-    are_scalars = all(not part.shape for pair in several.values() for part in pair)
+    are_scalars = all(not tensor.shape for pair in several.values() for tensor in pair)
     why = "metrics are not the same (sum, count) of () for every batch"
     require(are_scalars and several.keys() == alone.keys(), why, FORWARD)
 
@@ -96,15 +96,15 @@ def check_samples(bench: Bench) -> str:
     looked = 0
     for split in bench.samples:
         numbers = bench.numbers(split, bench.num_looked)
-        parts = [numbers[at : at + 4 * FEW] for at in range(0, len(numbers), 4 * FEW)]
-        for part in with_bar(parts, f"samples of {split}"):
-            of_all = problem(bench, model, split, part)
+        stretches = [numbers[at : at + 4 * FEW] for at in range(0, len(numbers), 4 * FEW)]
+        for stretch in with_bar(stretches, f"samples of {split}"):
+            of_all = problem(bench, model, split, stretch)
             if not of_all:
                 continue
-            for number in part:
+            for number in stretch:
                 why = problem(bench, model, split, [number])
                 require(not why, f"sample {number} of {split}", why)
-            raise Failed(f"samples {part[0]} to {part[-1]} of {split} together: {of_all}")
+            raise Failed(f"samples {stretch[0]} to {stretch[-1]} of {split} together: {of_all}")
         looked += len(numbers)
     return f"{looked:,} looked at"
 
@@ -152,7 +152,7 @@ def nonfinite_places(value: Any, place: str = "") -> Iterator[str]:
             yield from nonfinite_places(inner, f"{place}[{number}]")
 
 
-def check_filler(bench: Bench) -> str:
+def check_padding_rows(bench: Bench) -> str:
     """Padding rows change nothing."""
     where = 'model.py, forward: batch["present"] says which rows count'
     numbers = bench.numbers("train", 3)
@@ -419,7 +419,7 @@ CHECKS: list[Callable[[Bench], str]] = [
     check_shapes,
     check_samples,
     check_evaluation,
-    check_filler,
+    check_padding_rows,
     check_mean,
     check_padding,
     check_future,
@@ -437,7 +437,7 @@ CHECKS: list[Callable[[Bench], str]] = [
 DEPENDS_ON = {
     "samples": "shapes",
     "evaluation": "samples",
-    **dict.fromkeys(("filler", "mean", "padding", "future", "saving"), "evaluation"),
+    **dict.fromkeys(("padding_rows", "mean", "padding", "future", "saving"), "evaluation"),
     **dict.fromkeys(("seed", "weights"), "samples"),
     "sync": "shapes",
     "overfit": "weights",

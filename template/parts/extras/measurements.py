@@ -350,7 +350,7 @@ def page(result: Row) -> str:
     parts.append(table("Not measured", ("", "because"), list(result["not_measured"].items())))
     parts.append(table("Protocol", ("", ""), list(result["protocol"].items())))
     parts.append(table("Machine", ("", ""), list(result["environment"].items())))
-    return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
+    return "\n\n".join("\n".join(lines) for lines in parts if lines) + "\n"
 
 
 def cells(row: Row) -> tuple[str, ...]:

@@ -39,9 +39,9 @@ class MuonAdamW(torch.optim.Optimizer):
         muon, adamw = self.parts
         muon.param_groups = self.param_groups[:1]
         adamw.param_groups = self.param_groups[1:]
-        for part in self.parts:
-            part.state = self.state
-            part.step()
+        for optimizer in self.parts:
+            optimizer.state = self.state
+            optimizer.step()
         return loss
 
 

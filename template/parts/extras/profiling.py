@@ -130,7 +130,7 @@ def page(profiled: Profile, shown: int) -> str:
         table("Layers", columns, [layer.cells() for layer in profiled.layers[:shown]]),
         table("Operations", ("", "ms", "share", "calls"), calls),
     ]
-    return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
+    return "\n\n".join("\n".join(lines) for lines in parts if lines) + "\n"
 
 
 def times_line(profiled: Profile) -> str:
@@ -168,7 +168,7 @@ def layers(model: torch.nn.Module) -> Iterator[None]:
         attribute = "forward"
         if module._compiled_call_impl is not None:
             # Ranges of its parts would become part of the graph.
-            inside |= {id(part) for part in module.modules()}
+            inside |= {id(inner) for inner in module.modules()}
             attribute = "_compiled_call_impl"
         before.append((module, attribute, vars(module).get(attribute)))
         label = RANGE + (name or type(module).__name__)

@@ -239,7 +239,7 @@ class Searcher:
                 error = Failed(code, log.read_text(encoding="utf-8", errors="replace"))
                 # An unknown error, or not because of what was drawn: the user must fix it first.
                 if code == 1 or job.number < 0:
-                    raise UserError(str(error), str(log), "mend it; the same command goes on")
+                    raise UserError(str(error), str(log), "fix it; the same command continues")
                 reason = str(error)
                 if code < 0:
                     reason = f"killed by signal {-code}"

@@ -388,7 +388,7 @@ def judge(waits: float, roof: float, means: Sample, settings: Any) -> tuple[str,
             return None
         kind = "busy cores"
         why = f"it waits for data {waits:.0%} of the time, and no core is free to read"
-        remedy = "do work once in `prepare`, run less beside this, or take more cores"
+        remedy = "do work once in `prepare`, run less next to this, or take more cores"
     elif busy >= BUSY:
         kind = "small kernels"
         why = "the GPU runs, and its units idle"
