@@ -83,6 +83,10 @@ def is_shown(shown: str, printed: str) -> bool:
     return len(expected) == len(measured) and all(map(are_close, expected, measured))
 
 
+def without_blanks(lines: list[str]) -> list[str]:
+    return [line for line in lines if line.strip()]
+
+
 def compare(shown: list[str], printed: list[str]) -> None:
     """Fail at the first line of the page that was not printed; a line `...` skips any lines."""
     may_skip = False
@@ -131,4 +135,4 @@ def test_every_command_prints_what_the_page_shows(tmp_path: Path) -> None:
         elif language == "python":
             (reader.folder / name).write_text(text, encoding="utf-8")
         else:
-            compare(text.splitlines(), [line for line in printed if line.strip()])
+            compare(without_blanks(text.splitlines()), without_blanks(printed))
