@@ -163,7 +163,7 @@ EFFECTS: dict[str, Callable[[Path, str], None] | None] = {  # None: other losses
     "A metric, also while training": mean_error,
     "A data augmentation": None,
     "Another schedule": root,
-    "A plot of your own": figure,
+    "Your own plot": figure,
     "Frozen layers": frozen,
     "Averaged weights": averages,
     "A second term of the loss": terms,

@@ -14,7 +14,7 @@ from running import check_run, evaluation_of, newest_run, one_error, run
 from test_shell import shell
 
 SHORT = ("train", "--training.max_steps", "40", "--schedule.warmup_steps", "5")
-MASK = " * present  # 0 where filled up"
+MASK = " * present  # 0 for padding rows"
 PAGE = (REPOSITORY / "docs/own-model.md").read_text(encoding="utf-8")
 (EXAMPLE,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 

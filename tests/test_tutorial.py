@@ -1,0 +1,138 @@
+"""docs/tutorial.md from its first command to its last: each runs, and prints what the page shows."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rendering import REPOSITORY, template
+from running import run
+from test_update import _clean_home, commit  # noqa: F401  # a fixture
+
+PAGE = (REPOSITORY / "docs/tutorial.md").read_text(encoding="utf-8")
+BLOCK = re.compile(
+    r"(?:`(\w+\.py)`[^`]*)?^```(sh|python|text)\n(.*?)^```$", re.DOTALL | re.MULTILINE
+)
+SOURCE = "gh:org/fasttrain-template"
+# These need a network. The tests' own environment has what they install.
+INSTALLS = ("uv tool install copier", "make setup", "source .venv/bin/activate")
+PYTHON = "python -m my_training "
+CLOSE = 0.05  # another processor rounds differently
+
+
+def blocks() -> Iterator[tuple[str, str, str]]:
+    """(language, text, name of the file) of each block of the page."""
+    for match in BLOCK.finditer(PAGE):
+        name, language, text = match.groups()
+        yield language, text, name or ""
+
+
+class Reader:
+    """Somebody who types the commands, first in an empty folder and then in the project."""
+
+    def __init__(self, folder: Path, source: Path) -> None:
+        self.folder = folder
+        self.source = source
+
+    def type(self, command: str) -> str:
+        """What a command prints."""
+        if command.startswith(INSTALLS):
+            return ""
+        if command.startswith("cd "):
+            self.folder /= command.removeprefix("cd ")
+            return ""
+        if command.startswith(PYTHON):
+            words = shlex.split(command.removeprefix(PYTHON))
+            result = run(self.folder, *words, cwd=self.folder)
+            assert result.code == 0, result.err
+            return result.out
+        command = command.replace(SOURCE, str(self.source))
+        for program, module in (("copier", "-m copier"), ("python", "")):
+            command = re.sub(rf"^{program} ", f"{sys.executable} {module} ", command)
+        done = subprocess.run(
+            ["sh", "-c", command], cwd=self.folder, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout + done.stderr
+
+
+def are_close(shown: str, printed: str) -> bool:
+    """Whether two words are equal, or two numbers with a decimal point are close."""
+    if shown == printed:
+        return True
+    try:
+        expected, measured = float(shown), float(printed)
+    except ValueError:
+        return False
+    return "." in shown and measured == pytest.approx(expected, rel=CLOSE)
+
+
+def is_shown(shown: str, printed: str) -> bool:
+    """Whether a line of the page stands for a printed line; `...` at its end stands for any words."""
+    expected = shown.split()
+    measured = printed.split()
+    if expected and expected[-1] == "...":
+        expected.pop()
+        measured = measured[: len(expected)]
+    return len(expected) == len(measured) and all(map(are_close, expected, measured))
+
+
+def without_blanks(lines: list[str]) -> list[str]:
+    return [line for line in lines if line.strip()]
+
+
+def compare(shown: list[str], printed: list[str]) -> None:
+    """Fail at the first line of the page that was not printed; a line `...` skips any lines."""
+    may_skip = False
+    place = 0
+    for line in shown:
+        if line == "...":
+            may_skip = True
+            continue
+        while may_skip and place < len(printed) and not is_shown(line, printed[place]):
+            place += 1
+        assert place < len(printed), (line, printed)
+        assert is_shown(line, printed[place]), (line, printed[place], printed)
+        place += 1
+        may_skip = False
+    assert may_skip or place == len(printed), printed[place:]
+
+
+def test_the_page_shows_an_output_after_each_command_of_the_project() -> None:
+    languages = [language for language, text, _ in blocks() if "cd forecast" not in text]
+    commands = [text for language, text, _ in blocks() if language == "sh" and PYTHON in text]
+    assert len(commands) >= 8
+    assert languages.count("text") >= len(commands)
+    assert [name for language, _, name in blocks() if language == "python"] == [
+        "make_csv.py",
+        "show.py",
+    ]
+
+
+def test_another_output_is_seen() -> None:
+    compare(["loss 0.1 ...", "..."], ["loss 0.102  lr 1", "any"])
+    for shown in (["loss 0.2 ...", "..."], ["loss 0.1"], ["lost 0.1 ..."], ["...", "4 rows"]):
+        with pytest.raises(AssertionError):
+            compare(shown, ["loss 0.102  lr 1", "5 rows"])
+
+
+@pytest.mark.full
+def test_every_command_prints_what_the_page_shows(tmp_path: Path) -> None:
+    source = commit(shutil.copytree(template(), tmp_path / "fasttrain-template"), "1.0.0")
+    reader = Reader(tmp_path, source)
+    printed: list[str] = []
+    for language, text, name in blocks():
+        if language == "sh":
+            printed = []
+            for command in text.splitlines():
+                printed += reader.type(command.partition("  #")[0].strip()).splitlines()
+        elif language == "python":
+            (reader.folder / name).write_text(text, encoding="utf-8")
+        else:
+            compare(without_blanks(text.splitlines()), without_blanks(printed))
