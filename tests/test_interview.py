@@ -127,7 +127,7 @@ def test_each_reason_fits_behind_its_choice_for_every_card_and_workload() -> Non
         missing = [name for name in ("tf32", "bf16", "fp8") if row["tflops"][name] is None]
         reasons += [(name, f"{row['label']} has no {name}; choose fp16") for name in missing]
     for workload in choices("workload"):
-        reasons.append(("fp8", f"{workload} has no large products; choose auto"))
+        reasons.append(("fp8", f"{workload} has no large matmuls; choose auto"))
         reasons.append(("fsdp", f"{workload} fits one GPU; choose ddp"))
         reasons.append(("script", f"{workload} needs more files; choose package"))
     lines = [f"   - {titles[name]} ({reason})" for name, reason in reasons]
@@ -147,12 +147,12 @@ def test_what_a_text_question_refuses_is_read_whole(interview: Terminal) -> None
     refuses("json", "hides a module of Python; rename")
     entered(interview, "package_name", "mine")
     entered(interview, "project_description")
-    for question in ("What does it train?", "In which form?", "Which GPU"):
+    for question in ("What do you want to train?", "Which layout?", "Which GPU"):
         interview.shows(question)
         interview.press(ENTER)
     interview.shows("Which card")
     interview.press("\x1b[A")  # up from the first is the last
-    interview.shows(POINTER + "other: a card that is not in the lists")
+    interview.shows(POINTER + "other: a card that is not listed")
     interview.press(ENTER)
     asked(interview, "gpu_compute_capability")
     refuses("sm_90", "looks like 8.9")

@@ -63,7 +63,7 @@ def test_impossible_precision_is_refused_with_its_reason(
 
 def test_fp8_is_refused_where_no_product_is_large(tmp_path: Path) -> None:
     message = refusal(tmp_path, workload="tabular", gpu="h100", precision="fp8")
-    assert "tabular has no large products" in message
+    assert "tabular has no large matmuls" in message
     assert message.endswith("; choose bf16")
 
 

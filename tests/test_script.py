@@ -604,7 +604,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = []
 for workload in set(choices("workload")) - set(SCRIPTS):
     REFUSED.append(({"workload": workload}, workload))
 for question, answer in PACKAGE_ONLY.items():
-    REFUSED.append(({question: answer}, f"'{question}'.*only where layout is package"))
+    REFUSED.append(({question: answer}, f"'{question}'.*only if layout is package"))
 REFUSED.append(({"workload": "llm", "gpu": "h100", "precision": "fp8"}, "no fp8; choose bf16"))
 
 

@@ -26,6 +26,7 @@ from variants import choices, impossible, values
 OLD, NEW = "0.0.1", "0.0.2"
 CHANGE = ("update", "--defaults", "-r", ":current:", "-d")
 LOWEST = REPOSITORY / ".venv-copier-lowest/bin/copier"
+UPDATE_PAGE = REPOSITORY / "docs/update.md"
 COPIERS = {"newest": [sys.executable, "-m", "copier"], "lowest": [str(LOWEST)]}
 
 every_copier = pytest.mark.parametrize("copier", COPIERS)
@@ -401,10 +402,10 @@ def test_lowest_copier_is_the_one_that_the_template_names() -> None:
 
 @every_copier_of_all
 def test_copy_with_the_answers_of_a_project(upstream: Path, tmp_path: Path, copier: str) -> None:
-    """The command that a project's README gives for a second project like it."""
+    """The documented command for a second project with the same answers."""
     answers = {"gpu": "h100", "framework": "lightning", "extras": ["pre_commit"]}
     project = copied(upstream, tmp_path / "project", which=copier, **answers)
-    (command,) = (line for line in copier_commands(project / "README.md") if "--data-file" in line)
+    (command,) = (line for line in copier_commands(UPDATE_PAGE) if "--data-file" in line)
     words = [in_shell(word, project) for word in shlex.split(command)]
     assert words[-2] == str(upstream)
     run_copier(copier, *words[1:], cwd=project)

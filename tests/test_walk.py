@@ -137,7 +137,7 @@ def interview(workload: str, folder: Path) -> Walker:
                     down(terminal)
             terminal.press(ENTER)
         terminal.shows("is ready")
-        screen = "\n".join(terminal.shows("README.md says"))
+        screen = "\n".join(terminal.shows("README.md explains"))
     return Walker(folder / "myproj", screen)
 
 
@@ -156,7 +156,7 @@ def test_a_new_user_gets_along_by_what_is_documented(workload: str, tmp_path: Pa
 
     # Data of their own, by the three lines of the README, and a run that ends before its time.
     OWN[workload](project)
-    block = do.readme().partition("## Your data\n")[2].partition("\n    ")[2].partition("\n\n")[0]
+    block = do.readme().partition("## Your data\n")[2].partition("```sh\n")[2].partition("\n```")[0]
     prepare, train, predict = (line.strip() for line in block.splitlines())
     assert "next: " in do(prepare)
     replace(project / "config.yaml", "\n  max_steps: 0\n", "\n  max_steps: 6\n")
