@@ -9,8 +9,6 @@ from __future__ import annotations
 import ast
 import re
 import shlex
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -117,14 +115,6 @@ def test_every_command_is_of_a_known_kind() -> None:
         for line in command_lines(name):
             known = (*NOT_HERE, "copier ", "git ", "cd ", "make setup", "make doctor")
             assert project_words(line) or line.startswith(known), (name, line)
-
-
-def test_copier_prints_its_version() -> None:
-    assert "copier --version" in command_lines("install")
-    done = subprocess.run(
-        [sys.executable, "-m", "copier", "--version"], capture_output=True, text=True, check=True
-    )
-    assert re.match(r"copier \d+\.\d+", done.stdout)
 
 
 # ---- what the pages quote ----------------------------------------------------------------------
