@@ -117,6 +117,15 @@ def test_every_command_is_of_a_known_kind() -> None:
             assert project_words(line) or line.startswith(known), (name, line)
 
 
+@pytest.mark.parametrize("name", [*PAGES, "monitor", "estimate", "trackers", "frameworks"])
+def test_an_update_does_not_ask_all_questions_again(name: str) -> None:
+    """Each has `--defaults`; one that names extras has a list, and the page says what it removes."""
+    text = page(name)
+    assert re.findall(r"copier update (?=-)(?!--defaults\b)", text) == []
+    if "copier update" in text and "extras=[" in text:
+        assert re.search(r"removes\s+(an|every)(\s+other)?\s+extra|replaces\s+the", text)
+
+
 # ---- what the pages quote ----------------------------------------------------------------------
 
 
