@@ -1,4 +1,4 @@
-"""The last batch of an epoch: as a whole step, dropped while training, or weighted by its share.
+"""The last batch of an epoch: as a whole step, dropped while training, or scaled by its size.
 
 Three workloads, each with two sizes of training set: the last batch has one sample, or half of the
 others'. Epochs are short, so that it comes often. Every seed trains in all three ways for equally
@@ -95,7 +95,7 @@ def shrink() -> None:
 WAYS: dict[str, Callable[[], None]] = {
     "a whole step": whole,
     "dropped": dropped,
-    "by its share": undrawn,
+    "scaled by its size": undrawn,
 }
 
 

@@ -548,7 +548,7 @@ def test_fp8_needs_a_gpu_or_emulation_and_a_project_made_for_it(place):
     refused = run(LLM.project(precision="fp8"), *words, cwd=place)
     one_error(refused, "fp8: there is no GPU", "choose fp32, or auto")
     emulated = LLM.run(*words, "--training.fp8_emulation", "true", cwd=place)
-    one_error(emulated, "without fp8", "copier update -d precision=fp8")
+    one_error(emulated, "without fp8", "copier update --defaults -r :current: -d precision=fp8")
     assert not list(place.glob("runs/*/checkpoints/step*"))
 
 

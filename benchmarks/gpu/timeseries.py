@@ -3,7 +3,7 @@ epoch.
 
 A map-style DataLoader (no workers, file opened once, pinned, the same order), then the chunk loader
 with two chunks that take turns, with everything resident, and with the other optimizations on top.
-Beside them what the machine allows: reading the cached file, copying from page-locked memory. All
+Also what the machine allows: reading the cached file, copying from pinned memory. All
 rows see the same windows in the same order. Takes about 6 minutes and 13 GB of disk.
 
     make bench-gpu PART=timeseries
@@ -149,7 +149,7 @@ def read_speed(path: Path) -> float:
 
 
 def bus_speed() -> float:
-    """GB/s of copies from page-locked memory to the GPU; nan without one."""
+    """GB/s of copies from pinned memory to the GPU; nan without one."""
     import torch
 
     if not torch.cuda.is_available():
@@ -229,7 +229,7 @@ def main() -> None:
         steps = -(-WINDOWS // BATCH)
         plan: dict[str, Any] = {
             "limit: reading the cached file, 4 threads": lambda: {"limit": read_speed(file)},
-            "limit: copies from page-locked memory": lambda: {"limit": bus_speed()},
+            "limit: copies from pinned memory": lambda: {"limit": bus_speed()},
         }
         for name, loader, overrides in (
             (NAIVE, naive, two_chunks),

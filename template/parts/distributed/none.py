@@ -28,7 +28,8 @@ class Distributed:
     def __init__(self) -> None:
         world = os.environ.get("WORLD_SIZE", "1")
         if world != "1":
-            remedy = "start it without torchrun, or `copier update -d distributed=ddp`"
+            command = "copier update --defaults -r :current: -d distributed=ddp"
+            remedy = f"start it without torchrun, or `{command}`"
             raise UserError("this project trains in one process", f"WORLD_SIZE={world}", remedy)
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

@@ -112,5 +112,5 @@ def convert_to_fp8(model: Any, emulate: bool) -> tuple[str, str]:
     """Let layers of the model multiply in fp8. Raises `UserError` where the code is missing."""
     for module in discover("engine", "convert"):
         return f"{module.convert(model, emulate)} layers", module.WHEN
-    remedy = "choose auto, or `copier update -d precision=fp8`"
+    remedy = "choose auto, or `copier update --defaults -r :current: -d precision=fp8`"
     raise UserError("this project was made without fp8", "training.precision fp8", remedy)

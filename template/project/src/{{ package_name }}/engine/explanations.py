@@ -117,7 +117,7 @@ def out_of_memory(
         same = f"--training.gradient_accumulation_steps {accumulation}"
         steps.append(f"--data.batch_size {batch_size // 2} {same} (same result)")
     if not training.gradient_checkpointing:
-        cost = "(half of the activations, a fifth more time)"
+        cost = "(half of the activations, forward runs twice)"
         steps.append(f"--training.gradient_checkpointing true {cost}")
     if settings.data.chunk_size_gb != "auto":
         steps.append(f"--data.chunk_size_gb {settings.data.chunk_size_gb * 0.8:.2f}")

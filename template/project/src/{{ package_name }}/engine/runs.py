@@ -207,7 +207,8 @@ def device_line(device: torch.device) -> str:
 
     card = this_card(device)
     if card.capability is None:
-        return f"CPU, {torch.get_num_threads()} threads"
+        threads = torch.get_num_threads()
+        return f"CPU, {threads} thread{'s' if threads > 1 else ''}"
     return f"{card.name}, sm {card.sm}, {card.memory_gb:.1f} GB"
 
 

@@ -39,7 +39,7 @@ for _name in (*OF_DATA, "chunk_size_gb"):
     ALIASES[f"training.{_name}"] = f"data.{_name}"
 
 OBSOLETE = {
-    "use_chunk_loader": "`copier update -d loader=chunk` decides",
+    "use_chunk_loader": "`copier update --defaults -r :current: -d loader=chunk` decides",
     "empty_cache_every_n_epochs": "emptying the GPU's cache takes time and frees nothing live",
 }
 """Names of those projects that have no effect, and why."""

@@ -1,0 +1,227 @@
+"""Pages of docs/ that have no test of their own: their commands run, and what they say is so.
+
+Commands of Copier run in test_update.py. What needs a network, a container, a scheduler, several
+GPUs or a browser is in NOT_HERE, with its first words.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from forking import forked_trainings, forked_trials
+from rendering import REPOSITORY, render
+from running import PACKAGE, run
+from variants import choices
+
+NEW = ("install", "troubleshooting", "glossary", "comparison", "optimizations", "extras")
+PAGES = ("start", "update", "another-gpu", "measure", "several-gpus", *NEW)
+NOT_HERE = (
+    "accelerate ",
+    "docker ",
+    "pipx ",
+    "python3 -m pip ",
+    "sbatch ",
+    "torchrun ",
+    "uv ",
+)
+# Fewer steps than the page's command, where that takes minutes.
+SHORTER = {
+    "benchmark": ("--processes", "1", "--steps", "2", "--warmup", "1"),
+    "tune": ("--minutes", "0.01"),
+    "train": ("--max-steps", "2"),
+}
+
+
+def page(name: str) -> str:
+    return (REPOSITORY / f"docs/{name}.md").read_text(encoding="utf-8")
+
+
+def command_lines(name: str) -> list[str]:
+    """The commands in the blocks of a page, without comments; one may be in two lines."""
+    text = page(name).replace("\\\n", " ")
+    blocks = re.findall(r"```sh\n(.+?)```", text, flags=re.DOTALL)
+    blocks += re.findall(r"^    (\S.*)$", text, flags=re.MULTILINE)
+    lines = [line.partition("  #")[0].strip() for block in blocks for line in block.splitlines()]
+    first_words = ("cd ", "copier ", "git ", "make", "python -m ", *NOT_HERE)
+    return [line for line in lines if line.startswith(first_words)]
+
+
+def project_words(line: str) -> list[str]:
+    """The words of a command of the project, also of one behind `make`; else none."""
+    words = shlex.split(line)
+    if words[:3] == ["python", "-m", PACKAGE]:
+        return words[3:]
+    if words[0] == "make" and len(words) > 1 and words[1] not in ("setup", "doctor"):
+        arguments = "".join(words[2:]).removeprefix("ARGS=")
+        return [words[1], *shlex.split(arguments)]
+    return []
+
+
+def shortened(words: list[str]) -> tuple[str, ...]:
+    more = SHORTER.get(words[0], ())
+    if words[0] == "train" and {"--max-steps", "--minutes"} & set(words):
+        more = ()
+    if "--search" in words:
+        more = ("--training.max_steps", "2", "--trials", "1")
+    return (*words, *more)
+
+
+def documented() -> list[str]:
+    lines = {line for name in PAGES for line in command_lines(name) if project_words(line)}
+    return sorted(lines)
+
+
+@pytest.fixture(scope="module")
+def project() -> Path:
+    """A project with every extra; Muon needs a model with blocks."""
+    extras = [*choices("extras")]
+    return render(workload="tabular", extras=extras, distributed="ddp")
+
+
+@pytest.fixture(scope="module")
+def place(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run of few steps, for commands that need one."""
+    folder = tmp_path_factory.mktemp("pages")
+    words = ("train", "--training.max_steps", "4", "--max-steps", "2")
+    assert run(project, *words, cwd=folder).code == 0
+    return folder
+
+
+@pytest.mark.parametrize("line", documented())
+@pytest.mark.first(2)
+def test_a_command_of_a_page_works(line: str, project: Path, place: Path) -> None:
+    words = project_words(line)
+    if words[0] in ("try", "train-gpus", "test"):  # their own tests run them
+        target = re.compile(rf"^{words[0]}:.*## ", flags=re.MULTILINE)
+        assert target.search((project / "Makefile").read_text(encoding="utf-8"))
+        return
+    before = {
+        "benchmark": forked_trials(project),
+        "tune": forked_trainings(project) if "--search" in words else forked_trials(project),
+    }.get(words[0])
+    result = run(project, *shortened(words), cwd=place, before=before)
+    assert result.code == 0, result.err[-2000:]
+
+
+def test_every_command_is_of_a_known_kind() -> None:
+    """`documented` of test_update.py has those of Copier."""
+    for name in PAGES:
+        for line in command_lines(name):
+            known = (*NOT_HERE, "copier ", "git ", "cd ", "make setup", "make doctor")
+            assert project_words(line) or line.startswith(known), (name, line)
+
+
+@pytest.mark.parametrize("name", [*PAGES, "monitor", "estimate", "trackers", "frameworks"])
+def test_an_update_does_not_ask_all_questions_again(name: str) -> None:
+    """Each has `--defaults`; one that names extras has a list, and the page says what it removes."""
+    text = page(name)
+    assert re.findall(r"copier update (?=-)(?!--defaults\b)", text) == []
+    if "copier update" in text and "extras=[" in text:
+        assert re.search(r"removes\s+(an|every)(\s+other)?\s+extra|replaces\s+the", text)
+
+
+# ---- what the pages quote ----------------------------------------------------------------------
+
+
+@cache
+def printed() -> list[re.Pattern[str]]:
+    """What the code of all projects can print, as patterns: a field of a text is anything."""
+    patterns = set()
+    for path in [*REPOSITORY.glob("template/**/*.py"), *REPOSITORY.glob("template/**/*.py.jinja")]:
+        try:
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+        except SyntaxError:  # with statements of Jinja
+            continue
+        for node in ast.walk(tree):
+            pattern = pattern_of(node)
+            if len(re.sub(r"\.\*|\\", "", pattern)) >= 7:
+                patterns.add(pattern)
+    return [re.compile(pattern) for pattern in patterns]
+
+
+def pattern_of(node: Any) -> str:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return re.sub(r"\\\{\w+\\\}", ".*", re.escape(node.value))
+    if isinstance(node, ast.JoinedStr):
+        return "".join(
+            pattern_of(value) if isinstance(value, ast.Constant) else ".*" for value in node.values
+        )
+    return ""
+
+
+def quoted() -> list[str]:
+    """The lines of errors, notes and alerts in the page, without their kind."""
+    text = page("troubleshooting")
+    lines = re.findall(r"^    (?:error|note|alert): (.+)$", text, flags=re.MULTILINE)
+    lines += re.findall(r"`(?:error|note|alert): (.+?)`", text)
+    return [line for line in lines if not line.startswith("WHAT HAPPENED")]
+
+
+def is_printed(line: str) -> bool:
+    """Whether its first part, up to a colon, is a text of the code."""
+    matches = [pattern.match(line) for pattern in printed()]
+    ends = [match.end() for match in matches if match is not None]
+    return max(ends, default=0) >= len(line.partition(": ")[0])
+
+
+@pytest.mark.parametrize("line", quoted())
+def test_a_quoted_line_is_one_that_is_printed(line: str) -> None:
+    assert is_printed(line)
+
+
+def test_a_line_that_nothing_prints_is_seen() -> None:
+    assert not is_printed("no trainer is awake: here")
+    assert not is_printed("the loop waits a lot: data")
+
+
+# ---- what the pages list -----------------------------------------------------------------------
+
+
+def rows(name: str, heading: str) -> dict[str, str]:
+    """A table of a page by the first cell's name."""
+    section = page(name).partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    return dict(re.findall(r"^\| `(\w+)` \| (.+?) \|", section, flags=re.MULTILINE))
+
+
+def test_the_page_of_extras_has_each_of_them_once() -> None:
+    listed: list[str] = []
+    for heading in ("Commands", "Hooks and optimizers", "Files around the project"):
+        listed += rows("extras", heading)
+    assert len(listed) == len(set(listed))
+    assert set(choices("extras")) | {"compare"} == set(listed)
+
+
+@pytest.mark.parametrize("extra", choices("extras"))
+def test_the_files_of_an_extra_are_those_of_the_page(extra: str) -> None:
+    without = files(render())
+    added = files(render(extras=[extra])) - without
+    inside = f"src/{PACKAGE}/"
+    added = {name.removeprefix(inside) for name in added if not name.endswith("__init__.py")}
+    text = rows("extras", "The files of each extra")[extra]
+    assert added == set(re.findall(r"`([^`]+)`", text))
+
+
+def files(folder: Path) -> set[str]:
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    return {
+        path.relative_to(folder).as_posix() for path in paths if "__pycache__" not in path.parts
+    }
+
+
+def test_the_settings_without_effect_are_those_of_the_loaders() -> None:
+    table = rows("optimizations", "By loader")
+    for loader in choices("loader"):
+        source = (REPOSITORY / f"template/parts/loader/{loader}.py").read_text(encoding="utf-8")
+        (names,) = re.findall(r"WITHOUT_EFFECT = \((.+?)\)", source)
+        settings = {f"data.{name}" for name in re.findall(r'"(\w+)"', names)}
+        assert settings == set(re.findall(r"`([\w.]+)`", table[loader]))
+
+
+def test_every_workload_has_its_row_of_optimizations() -> None:
+    assert set(choices("workload")) == set(rows("optimizations", "By workload"))
