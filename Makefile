@@ -17,7 +17,7 @@ COPIER := build/.venv-copier
 LOWEST_VERSION := $(shell sed -n 's/^_min_copier_version: "\([0-9.]*\)".*/\1/p' copier.yml)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint bench bench-gpu
+.PHONY: help setup demo test test-all lint reference bench bench-gpu
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-11s%s\n", $$1, $$2 }' Makefile
@@ -52,6 +52,9 @@ lint: $(READY) ## style and types of the repository and of every part
 	$(BIN)/mypy
 	$(BIN)/mypy benchmarks/gpu/*.py
 	$(BIN)/python -m pytest --quiet tests/test_tier_a.py::test_types
+
+reference: $(READY) ## write docs/reference from the code and tools/reference.yml
+	$(BIN)/python tools/reference.py
 
 # torch goes first and by its exact version: as a dependency of another package pip would take the newest
 # one and all of CUDA with it. LOWEST_VERSIONS=1 takes the lowest versions that pyproject.toml allows.
