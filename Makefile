@@ -18,7 +18,7 @@ COPIER := build/.venv-copier
 LOWEST_VERSION := $(shell sed -n 's/^_min_copier_version: "\([0-9.]*\)".*/\1/p' copier.yml)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint docs links bench bench-gpu
+.PHONY: help setup demo test test-all lint docs links reference bench bench-gpu
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-11s%s\n", $$1, $$2 }' Makefile
@@ -60,6 +60,9 @@ docs: $(DOCS) ## build the site of docs/ and the README into build/site; a broke
 
 links: ## ask every site that the documents link to; needs a network
 	$(PYTHON) tools/links.py
+
+reference: $(READY) ## write docs/reference from the code and tools/reference.yml
+	$(BIN)/python tools/reference.py
 
 # torch goes first and by its exact version: as a dependency of another package pip would take the newest
 # one and all of CUDA with it. LOWEST_VERSIONS=1 takes the lowest versions that pyproject.toml allows.

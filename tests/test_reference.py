@@ -1,0 +1,272 @@
+"""docs/reference is what the code says, and has everything that a person can set, call or read."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import reference
+import torch
+from rendering import REPOSITORY, questions, render
+from running import PACKAGE, newest_run, rows, run
+from test_tier_b import TINY
+from variants import SCRIPTS, choices, gpus
+
+WORKLOADS = choices("workload")
+SNAPSHOT = json.loads((REPOSITORY / "tests/api_snapshot.json").read_text(encoding="utf-8"))
+SHORT = ("--training.max_steps", "2", "--checkpoint.every_steps", "1")
+# With an underscore, as no other text of the code that is a whole constant.
+VARIABLE = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+")
+
+
+@functools.cache
+def pages() -> dict[str, str]:
+    return reference.pages()
+
+
+@functools.cache
+def sources() -> str:
+    """All that is rendered for every workload and extra, and with each server of runs."""
+    projects = [reference.project(*place) for place in reference.PLACES]
+    files = [file for project in projects for file in project.rglob("*") if file.is_file()]
+    return "\n".join(file.read_text(encoding="utf-8") for file in files if file.suffix != ".pyc")
+
+
+@pytest.mark.parametrize("name", ["README.md", *reference.PAGES])
+def test_pages_are_what_the_code_says(name: str) -> None:
+    committed = (reference.FOLDER / name).read_text(encoding="utf-8")
+    is_current = committed == pages()[name]
+    assert is_current, f"docs/reference/{name} differs from the code: run `{reference.COMMAND}`"
+
+
+def test_no_page_is_left_over() -> None:
+    assert {path.name for path in reference.FOLDER.iterdir()} == pages().keys()
+
+
+# ---- names: tests/api_snapshot.json has them independently --------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "text"),
+    [
+        ("config", "settings.md", "# `{}`\n"),
+        ("aliases", "settings.md", "`{}`"),
+        ("profiles", "settings.md", "\n  {}:\n"),
+        ("environment", "environment.md", "| `{}` |"),
+        ("commands", "commands.md", "\n## `{}`\n"),
+        ("script", "commands.md", "| `--{}"),
+        ("questions", "questions.md", "\n## `{}`\n"),
+    ],
+)
+def test_every_public_name_is_in_the_reference(kind: str, name: str, text: str) -> None:
+    names = set(SNAPSHOT[kind])
+    if kind == "config":
+        names -= {"phases", "profiles"}  # as blocks of YAML
+    # `data.use_amp` and its like are spellings of a switch, which environment.md has.
+    switches = reference.module("engine.sources").SWITCHES
+    missing = []
+    for public in sorted(names):
+        is_switch = public.rpartition(".")[2] in switches
+        if not is_switch and text.format(public) not in pages()[name]:
+            missing.append(public)
+    assert not missing
+
+
+def test_every_answer_is_in_the_reference() -> None:
+    for question in questions():
+        name = "gpus.md" if question == "gpu" else "questions.md"
+        answers = set(choices(question)) - {"auto", "cpu", "other"}
+        assert [answer for answer in answers if f"| `{answer}` |" not in pages()[name]] == []
+
+
+def test_every_gpu_is_in_the_reference_with_its_figures() -> None:
+    page = pages()["gpus.md"]
+    for key, gpu in gpus().items():
+        first, second = re.findall(rf"^\| `{key}` \|.*", page, flags=re.MULTILINE)
+        for alias in gpu["aliases"]:
+            assert alias in first
+        for figure in (gpu["memory_gb"], gpu["sm"], gpu["wheel"]):
+            assert str(figure) in first
+        for peak in filter(None, gpu["tflops"].values()):
+            assert f"| {peak:g} |" in second
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_every_flag_is_in_the_reference(workload: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main = reference.module("__main__", workload)
+    for command in main.command_names():
+        assert main.main([command, "--help"]) == 0
+        flags = re.findall(r"^  (--[\w-]+)[ \n]", capsys.readouterr().out, flags=re.MULTILINE)
+        entry = pages()["commands.md"].partition(f"\n## `{command}`\n")[2].partition("\n## ")[0]
+        shared = pages()["commands.md"].partition("\n## `prepare`")[0]
+        assert "--print-config" in flags
+        assert [flag for flag in flags if f"| `{flag}" not in entry + shared] == []
+
+
+def test_every_example_is_understood() -> None:
+    for command in reference.commands():
+        examples = list(reference.examples_of(command))
+        assert examples, command
+        for workload, words in examples:
+            parser = reference.parser(command, workload)
+            name, *flags = shlex.split(words)
+            assert name == command
+            _, unknown = parser.parse_known_args(flags)
+            assert unknown == [], words
+
+
+# ---- environment variables and exit codes -------------------------------------------------------
+
+
+def variables_read(source: str) -> set[str]:
+    """Names of environment variables in a module: read or set directly, or constants of one."""
+    names = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names |= {node.value} if VARIABLE.fullmatch(node.value) else set()
+        argument: Any = None
+        if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "os.environ":
+            argument = node.slice
+        if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("os.environ."):
+            argument = node.args[0]
+        if isinstance(argument, ast.Constant):
+            names.add(argument.value)
+    return names
+
+
+def test_every_environment_variable_is_in_the_reference() -> None:
+    names: set[str] = set()
+    for place in reference.PLACES:
+        for file in (reference.project(*place) / "src").rglob("*.py"):
+            source = file.read_text(encoding="utf-8")
+            if "environ" in source:
+                names |= variables_read(source)
+    assert {"TRAINING_ROOT", "WORLD_SIZE", "WANDB_API_KEY", "MLFLOW_TRACKING_URI"} <= names
+    for workload in SCRIPTS:
+        script = render(workload=workload, layout="script") / "train.py"
+        names |= variables_read(script.read_text(encoding="utf-8"))
+    page = pages()["environment.md"]
+    assert sorted(name for name in names if f"`{name}`" not in page) == []
+
+
+def test_no_environment_variable_is_only_in_the_reference() -> None:
+    for names in reference.texts()["environment"].values():
+        assert [name for name in names if name not in sources()] == []
+
+
+def test_every_exit_code_is_in_the_reference() -> None:
+    main = reference.module("__main__")
+    signals = reference.module("engine.signals").NUMBERS
+    codes = {0, 1, reference.module("engine.errors").UserError.code}
+    codes |= {main.INTERRUPTED, main.CLOSED, *(128 + number for number in signals)}
+    assert set(reference.texts()["exit_codes"]) == codes
+
+
+# ---- what runs write ----------------------------------------------------------------------------
+
+
+def names_of(section: str, entry: str, workload: str, *conditions: str) -> set[str]:
+    """The names of reference.yml that a run of a workload has, under these conditions too."""
+    names = set()
+    for name, described in reference.texts()[section][entry]["keys"].items():
+        if isinstance(described, str):
+            described = {}
+        has_workload = workload in described.get("workloads", WORKLOADS)
+        if has_workload and described.get("when") in (None, *conditions):
+            names.add(name)
+    return names
+
+
+def keys(records: list[dict[str, Any]]) -> set[str]:
+    return {name for record in records for name in record}
+
+
+def draws_examples() -> None:
+    """In the process of the run, where tests draw none."""
+    examples: Any = importlib.import_module(f"{PACKAGE}.hooks.examples")
+    examples.THERE = True
+
+
+@pytest.fixture(scope="module", params=WORKLOADS)
+def trained(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """A workload, and a folder with a short run of it."""
+    folder = tmp_path_factory.mktemp(request.param)
+    for words in (("train", *TINY[request.param], *SHORT), ("evaluate",)):
+        done = run(render(workload=request.param), *words, cwd=folder, before=draws_examples)
+        assert done.code == 0, done.err
+    return request.param, folder
+
+
+def test_a_run_has_the_files_and_keys_of_the_reference(trained: tuple[str, Path]) -> None:
+    workload, cwd = trained
+    folder = newest_run(cwd)
+    names = {path.name for path in folder.iterdir()}
+    assert names == names_of("run_folder", "files", workload, "after `evaluate`")
+
+    records = list(rows(cwd))
+    training = [record for record in records if "split" not in record]
+    evaluations = [record for record in records if "split" in record]
+    assert keys(training) == names_of("run_folder", "training", workload)
+    assert keys(evaluations) == names_of("run_folder", "evaluation", workload)
+
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    conditions = ("`checkpoint`, `examples`", "`baseline_loss`")
+    assert keys(events) == names_of("run_folder", "events", workload, *conditions)
+    described = reference.texts()["run_folder"]["events"]["text"]
+    assert {f"`{event['event']}`" for event in events} <= set(re.findall(r"`\w+`", described))
+
+    for entry, file in (("status", "status"), ("env", "env"), ("evaluate", "evaluation")):
+        content = json.loads((folder / f"{file}.json").read_text())
+        assert content.keys() == names_of("run_folder", entry, workload)
+    measured = json.loads((folder / "evaluation.json").read_text())["metrics"]
+    assert measured.keys() == keys(evaluations) - {"step", "split", "seconds", "time"}
+
+
+def test_a_checkpoint_has_the_files_and_keys_of_the_reference(trained: tuple[str, Path]) -> None:
+    workload, cwd = trained
+    checkpoint = max((newest_run(cwd) / "checkpoints").glob("step-*"))
+    files = {path.name for path in checkpoint.iterdir()}
+    assert files == names_of("checkpoint", "files", workload)
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    assert manifest.keys() == names_of("checkpoint", "manifest", workload)
+    assert manifest["facts"].keys() == names_of("checkpoint", "facts", workload)
+    state = torch.load(checkpoint / "state.pt", weights_only=True)
+    assert state.keys() == names_of("checkpoint", "state", workload)
+
+
+def test_names_that_only_some_runs_have_are_in_the_code() -> None:
+    """What needs a GPU, another precision or other data; and no such metric is missing."""
+    entries = reference.texts()["run_folder"]
+    for entry in ("training", "evaluation", "events"):
+        named = [name for name in entries[entry]["keys"] if f'"{name}"' not in sources()]
+        assert set(named) <= {"text"}  # an argument of `event`
+    monitor = (reference.project(WORKLOADS[0]) / f"src/{PACKAGE}/engine/monitor.py").read_text()
+    written = re.findall(r'(?:metrics|record)\["(\w+)"\] = ', monitor)
+    assert "memory_mb" in written
+    assert set(written) <= entries["training"]["keys"].keys()
+
+
+# ---- hooks --------------------------------------------------------------------------------------
+
+
+def test_every_moment_of_a_hook_is_in_the_reference() -> None:
+    code = sources()
+    for framework in (REPOSITORY / "template/parts/framework").glob("*.py"):
+        code += framework.read_text(encoding="utf-8")
+    moments = set(re.findall(r'call_hooks[,(]\s*"(\w+)"', code))
+    hooks = reference.texts()["hooks"]
+    methods = {signature.partition("(")[0] for signature in hooks["methods"]["keys"]}
+    assert methods == moments | {"state_dict", "load_state_dict"}
+    interface = reference.module("hooks").__doc__
+    assert all(f"{signature.partition('(')[0]}(self" in interface for signature in methods)
+    for name in hooks["run"]["keys"]:
+        attribute = name.partition("(")[0].rpartition(".")[2]
+        is_defined = rf"def {attribute}\(|self\.{attribute}\b|^    {attribute}: "
+        assert re.search(is_defined, code, flags=re.MULTILINE), name
