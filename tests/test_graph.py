@@ -3,6 +3,8 @@ them."""
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -114,6 +116,20 @@ def panel(folder: Path, calendar: np.ndarray, table: Table, **plan: Any) -> Any:
         made[name] = dataset.Stock(days, values[:, :4], values[:, 3], values[:, 4])
     with module("engine.store").StoreWriter(folder, "graph") as writer:
         return dataset.panel(writer, made, dataset.Plan(**plan))
+
+
+def test_a_full_disk_is_known_before_an_array_is_filled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Later, it would kill the process."""
+
+    def full(*arguments: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    says = r"could not be written .*No space left.*: free"
+    with pytest.raises(module("engine.errors").UserError, match=says):
+        panel(tmp_path, dates(60), prices(3, 60), window=5)
 
 
 @pytest.mark.parametrize("kind", ["return", "range", "volatility"])

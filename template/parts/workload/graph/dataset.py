@@ -269,8 +269,9 @@ def describe_days(stock: Stock, kind: str) -> np.ndarray:
 
     features = [returns, high - low, close - opening, np.abs(returns), unusual]
     daily = features[DAILY[kind]]
-    features.append(_mean_of_last(daily, WEEK))
-    features.append(_mean_of_last(daily, MONTH))
+    for days in (WEEK, MONTH):
+        mean = _mean_of_last(daily, days)
+        features.append(mean)
     return np.stack(features, 1)
 
 
@@ -278,7 +279,8 @@ def _mean_of_last(values: np.ndarray, count: int) -> np.ndarray:
     """(n,) mean of each value and the ones before it, `count` at most."""
     # Each sum is of its own terms: no error adds up.
     sums = np.convolve(values, np.ones(count))[: len(values)]
-    lengths = np.arange(1, len(values) + 1).clip(max=count)
+    lengths = np.arange(1, len(values) + 1)
+    lengths = lengths.clip(max=count)
     return sums / lengths
 
 
@@ -441,7 +443,8 @@ def describe(arrays: Arrays, tickers: list[str], plan: Plan, train: slice) -> Fa
     """The facts that a model is built from, of the training days alone."""
     seats = arrays["seats"][train]
     features = Scaler(len(FEATURES))
-    target = Scaler(len(plan.horizons))
+    num_horizons = len(plan.horizons)
+    target = Scaler(num_horizons)
     for day in range(0, len(seats), DAYS_AT_ONCE):
         rows = seats[day : day + DAYS_AT_ONCE]
         rows = rows[rows >= 0]

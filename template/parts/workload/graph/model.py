@@ -134,7 +134,8 @@ class GraphAttention(nn.Module):
         source, target = edges.unbind()
         values = self.linear(x).float()
         values = values.unflatten(1, (self.heads, -1))  # (N, H, C)
-        scores = functional.linear(x, self._score_weights(x.shape[1]))  # (N, 2H)
+        weights = self._score_weights(x.shape[1])
+        scores = functional.linear(x, weights)  # (N, 2H)
         leaving, arriving = scores.float().split(self.heads, 1)
         scores = leaving.index_select(0, source) + arriving.index_select(0, target)  # (E, H)
         scores = functional.leaky_relu(scores, self.slope, inplace=True)
@@ -171,7 +172,8 @@ class FrequencyNormalization(nn.Module):
             size = spectrum.abs()
             count = min(self.count, size.shape[1])
             strongest = size.topk(count, dim=1).indices
-            kept = torch.zeros_like(size).scatter_(1, strongest, 1.0)
+            kept = torch.zeros_like(size)
+            kept.scatter_(1, strongest, 1.0)
             days = x.shape[1]
             main = torch.fft.irfft(spectrum * kept, n=days, dim=1)
             return main, x - main
@@ -193,7 +195,8 @@ class GatedResidual(nn.Module):
             change = x
         change = functional.elu(self.first(change))
         change = functional.dropout(change, self.dropout, self.training)
-        return self.norm(x + functional.glu(self.second(change), -1))
+        gated = functional.glu(self.second(change), -1)
+        return self.norm(x + gated)
 
 
 class TemporalBlock(nn.Module):
@@ -209,7 +212,8 @@ class TemporalBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, T, W) from (N, T, W)."""
-        heads = self.queries(x).unflatten(2, (3, self.heads, -1))
+        heads = self.queries(x)
+        heads = heads.unflatten(2, (3, self.heads, -1))
         heads = heads.permute(2, 0, 3, 1, 4)
         query, key, value = heads.unbind()  # (N, H, T, C) each
         dropout = self.dropout if self.training else 0.0
@@ -217,7 +221,8 @@ class TemporalBlock(nn.Module):
             query, key, value, dropout_p=dropout, is_causal=True
         )
         mixed = mixed.transpose(1, 2).flatten(2)
-        return self.gated(self.attended(x, mixed))
+        attended = self.attended(x, mixed)
+        return self.gated(attended)
 
 
 class Forecaster(nn.Module):
@@ -262,8 +267,8 @@ class Forecaster(nn.Module):
 
     def _register_scale(self, prefix: str, columns: list[dict[str, Any]]) -> None:
         for name in ("mean", "std"):
-            values = torch.tensor([column[name] for column in columns])
-            self.register_buffer(prefix + name, values)
+            values = [column[name] for column in columns]
+            self.register_buffer(prefix + name, torch.tensor(values))
 
     def blocks(self) -> list[nn.Module]:
         """The layers over time, for compiling, checkpointing and sharding one by one."""
@@ -274,7 +279,8 @@ class Forecaster(nn.Module):
         features = batch["features"]  # (B, K, T, F)
         days, seats = features.shape[:2]
         x = (features - self.mean) / self.std
-        x = x.clamp(-10, 10).flatten(0, 1)  # (N, T, F)
+        x = x.clamp(-10, 10)
+        x = x.flatten(0, 1)  # (N, T, F)
         last_day = x[:, -1]
 
         # each stock by its window
@@ -288,9 +294,11 @@ class Forecaster(nn.Module):
         # and by its neighbours
         edges, present = disjoint_graph(batch["neighbors"])
         for attend, join in zip(self.graph, self.joined, strict=True):
-            x = join(x, functional.elu(attend(x, edges, present)))
+            change = functional.elu(attend(x, edges, present))
+            x = join(x, change)
         x = torch.cat([x, last_day], 1)
-        return self.head(x).float().view(days, seats, -1)
+        outputs = self.head(x).float()
+        return outputs.view(days, seats, -1)
 
     def forward(self, batch: Batch) -> Output:
         prediction = self.outputs(batch)
@@ -313,15 +321,17 @@ class Forecaster(nn.Module):
         metrics = {name: (value.sum(), total_weight) for name, value in sums.items()}
         if self.is_return:
             moved = known & (batch["target"] != 0)
-            rises = prediction * self.target_std + self.target_mean > 0
-            is_right = rises == (batch["target"] > 0)
-            metrics["direction_accuracy"] = ((is_right & moved).sum(), moved.sum())
+            forecast = prediction * self.target_std + self.target_mean
+            is_right = (forecast > 0) == (batch["target"] > 0)
+            hits = is_right & moved
+            metrics["direction_accuracy"] = (hits.sum(), moved.sum())
         return Output(loss, total_weight, metrics)
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
         """`prediction` (B, K, P) in the target's own units, NaN in seats without a stock."""
         prediction = self.outputs(batch) * self.target_std + self.target_mean
-        return {"prediction": prediction.where(batch["listed"].unsqueeze(2), torch.nan)}
+        listed = batch["listed"].unsqueeze(2)
+        return {"prediction": prediction.where(listed, torch.nan)}
 
 
 def disjoint_graph(neighbors: Tensor) -> tuple[Tensor, Tensor]:

@@ -91,7 +91,11 @@ class Forecaster(nn.Module):
 
     def forecast(self, batch: Batch) -> Tensor:
         """(B, H, G) float32 in standard deviations, also under autocast."""
-        frames = [self._standardised(name, batch[name]) for name in self.names]
+        frames = []
+        for name in self.names:
+            mean = getattr(self, f"mean_{name}")
+            std = getattr(self, f"std_{name}")
+            frames.append((batch[name] - mean) / std)
         encoded = self._encode(frames, batch)
         hidden = functional.dropout(encoded, self.dropout, self.training)
         forecast = self.head(hidden).float().unflatten(1, (self.horizon, len(self.targets)))
@@ -124,11 +128,6 @@ class Forecaster(nn.Module):
         if self.recurrent is not None:
             self.recurrent.update(carry, self.training)
         return torch.cat(outputs, 1)
-
-    def _standardised(self, name: str, values: Tensor) -> Tensor:
-        mean = getattr(self, f"mean_{name}")
-        std = getattr(self, f"std_{name}")
-        return (values - mean) / std
 
     def forward(self, batch: Batch) -> Output:
         forecast = self.forecast(batch)
