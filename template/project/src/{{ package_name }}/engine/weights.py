@@ -158,7 +158,7 @@ def _read_checkpoint(folder: Path, which: str, distributed: Distributed) -> tupl
         raise UserError("the run has no checkpoint yet", f"{INIT_FROM} {folder.parent}")
     path = manifest["path"]
     tensors = read_model(manifest)
-    rows = defaultdict(list)
+    rows: dict[str, list[Tensor]] = defaultdict(list)
     for file in sorted(path.glob("shard-*.safetensors")):
         for key, tensor in load_file(file).items():
             rows[key].append(tensor)
