@@ -110,14 +110,14 @@ def test_what_was_switched_on_is_one_line_of_evaluate_and_none_of_predict(begun:
 @pytest.mark.parametrize(
     "said",
     [
-        "InvalidCxxCompiler: No working C++ compiler found in (None, 'g++')",
-        "RuntimeError: Failed to find C compiler. Please specify via CC",
+        "backend='inductor' raised:\nInvalidCxxCompiler: No working C++ compiler found in (None, 'g++')",
+        "backend='inductor' raised:\nRuntimeError: Failed to find C compiler. Please specify via CC",
     ],
 )
 def test_without_a_compiler_the_remedy_is_to_install_one(said: str) -> None:
     explanations = imported(render(), "engine.explanations")
     kind = type("BackendCompilerFailed", (Exception,), {"__module__": "torch._dynamo.exc"})
-    line = str(explanations.explain(kind(f"backend='inductor' raised:\n{said}")))
+    line = str(explanations.explain(kind(said)))
     assert "no working compiler" in line
     assert "install one" in line
     assert "fullgraph" not in line
