@@ -110,8 +110,8 @@ def test_what_was_switched_on_is_one_line_of_evaluate_and_none_of_predict(begun:
 @pytest.mark.parametrize(
     "said",
     [
-        "InvalidCxxCompiler: No working C++ compiler found in (None, 'g++')",
-        "RuntimeError: Failed to find C compiler. Please specify via CC",
+        "backend='inductor' raised:\nInvalidCxxCompiler: No working C++ compiler found in (None, 'g++')",
+        "backend='inductor' raised:\nRuntimeError: Failed to find C compiler. Please specify via CC",
     ],
 )
 def test_without_a_compiler_the_remedy_is_to_install_one(said: str) -> None:
