@@ -95,7 +95,7 @@ def place(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("line", documented())
 @pytest.mark.first(2)
-def test_a_command_of_a_page_works(line: str, project: Path, place: Path) -> None:
+def test_a_documented_command_works(line: str, project: Path, place: Path) -> None:
     words = project_words(line)
     if words[0] in ("try", "train-gpus", "test"):  # their own tests run them
         target = re.compile(rf"^{words[0]}:.*## ", flags=re.MULTILINE)
