@@ -22,7 +22,7 @@ from variants import SCRIPTS, choices, gpus
 WORKLOADS = choices("workload")
 SNAPSHOT = json.loads((REPOSITORY / "tests/api_snapshot.json").read_text(encoding="utf-8"))
 SHORT = ("--training.max_steps", "2", "--checkpoint.every_steps", "1")
-# With an underscore, as no other text of the code that is a whole constant.
+# With an underscore, as no other constant of these modules, except for names of `os.sysconf`.
 VARIABLE = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+")
 
 
@@ -130,12 +130,13 @@ def variables_read(source: str) -> set[str]:
     names = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            names |= {node.value} if VARIABLE.fullmatch(node.value) else set()
+            is_variable = VARIABLE.fullmatch(node.value) and not node.value.startswith("SC_")
+            names |= {node.value} if is_variable else set()
         argument: Any = None
         if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "os.environ":
             argument = node.slice
         if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("os.environ."):
-            argument = node.args[0]
+            argument = next(iter(node.args), None)
         if isinstance(argument, ast.Constant):
             names.add(argument.value)
     return names

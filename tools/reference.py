@@ -162,7 +162,8 @@ def all_settings() -> dict[str, Variants]:
 def needs() -> dict[str, str]:
     """By section of config.yaml: the extra, or the trackers, that a project has it from."""
     sections = {"tracker": f"tracker {' or '.join(SERVERS)}"}
-    for plugin in module("config")._plugins:
+    discover = module("engine.plugins").discover
+    for plugin in [*discover("commands", "Sections"), *discover("hooks", "Sections")]:
         name = plugin.__name__.rpartition(".")[2]
         if name in choices("extras"):
             for section in plugin.Sections.model_fields:
@@ -258,7 +259,10 @@ def settings_page() -> str:
         if "." in key:
             paragraphs.append(setting_entry(key, variants))
         else:
-            lines = profiles_of_default() if key == "profiles" else lines_above(key)
+            lines = lines_above(key)
+            if key == "profiles":
+                lines = profiles_of_default()
+                paragraphs.append(texts()["profiles"].strip())
             paragraphs.append(block(lines, "yaml"))
     paragraphs += ["## Names without effect", texts()["obsolete"].strip(), obsolete_names()]
     return page("Settings", "settings", *paragraphs)
