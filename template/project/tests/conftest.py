@@ -1,5 +1,4 @@
-"""Finds the one package under `src/`, and trains it in a folder of its own; the GPU stays out of
-it."""
+"""Finds the package in `src/`, and runs each test in an empty folder, without the GPU."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.fixture(autouse=True)
 def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Data and runs go where pytest keeps them; no setting and no server comes from this shell."""
+    """Keep data and runs in pytest's folder, without settings and servers of this shell."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TRAINING_ROOT", str(tmp_path))
     for name in (*module("config").ENVIRONMENT, "WANDB_API_KEY", "MLFLOW_TRACKING_URI"):
@@ -27,14 +26,16 @@ def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def module(name: str) -> ModuleType:
-    """A module of the package: `module("engine.order")`."""
+    """Import a module of the package: `module("engine.order")`."""
     return import_module(f"{PACKAGE}.{name}")
 
 
 @pytest.fixture
 def run() -> Callable[..., str]:
-    """`run("train", "--resume")`: a command in the current folder; fails with its output, or
-    returns it."""
+    """Run a command in the current folder and return its output: `run("train", "--resume")`.
+
+    If the command fails, the test fails and shows the output.
+    """
 
     def run(*words: str) -> str:
         environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "CUDA_VISIBLE_DEVICES": ""}
