@@ -641,7 +641,10 @@ def test_the_package_starts_from_the_best_undamaged_checkpoint_of_a_script(workl
     for source in (newest_run(tmp_path / "script"), best):
         begun = check_run(package, *words, str(source), cwd=cwd)
         assert f"weights of {best}: " in begun.out
-        assert "new: nothing; left: nothing" in begun.out
+        assert "new: nothing; unused: nothing" in begun.out
+        # A checkpoint that is named is read alone.
+        note = f"note: skipped a damaged checkpoint: {damaged.name}\n"
+        assert begun.out.count(note) == (source != best)
         assert weights(cwd) == script_weights(best)
     best.unlink()
     newer.unlink()
