@@ -201,9 +201,9 @@ def test_each_error_is_one_line_and_nothing_else(
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        ([], ("no command", "train")),
+        ([], ("unknown command ''", "train")),
         (["trian"], ("'trian'", "did you mean 'train'?")),
-        (["--config", "x"], ("'--config'", "begin with one of")),
+        (["--config", "x"], ("'--config'", "choose one of")),
         (["report", "--data.path", "x", "a", "b"], ("'b'", "command line")),
     ],
 )

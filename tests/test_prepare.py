@@ -129,7 +129,7 @@ REFUSED: dict[str, tuple[str | bytes, str, str]] = {
         "",
         "no training row .*'extra': .*--drop",
     ),
-    "shares beyond 1": (with_column(), "--split 0.7,0.2,0.2", "'0.7,0.2,0.2' splits nothing"),
+    "shares beyond 1": (with_column(), "--split 0.7,0.2,0.2", "'0.7,0.2,0.2' is not a valid split"),
     "more than there are": (with_column(), "--split 150,50,1", "needs 201 rows: .*there are 200"),
     "another column to drop": (with_column(), "--drop colours", "did you mean 'colour'"),
     "the target dropped": (with_column(), "--drop price", "the target cannot be dropped"),
@@ -169,14 +169,14 @@ NOTED: dict[str, tuple[str, str, str]] = {
     "a constant in training": (
         with_column(site=[3] * (ROWS - 1) + [4]),
         "--keep-order",
-        "one value in all training rows, which tells nothing: site\n",
+        "the same value in all training rows, which is no information: site\n",
     ),
     "a constant target": (
         with_column(price=[5] * ROWS),
         "",
-        "one value in all training rows, which tells nothing: price\n",
+        "the same value in all training rows, which is no information: price\n",
     ),
-    "no test rows": (with_column(), "--split 0.8,0.2", "nothing is left to test: `evaluate` needs"),
+    "no test rows": (with_column(), "--split 0.8,0.2", "the test split is empty: run `evaluate`"),
     "decimal commas": (COMMAS, "", "--delimiter ';' --decimal , found in the first rows"),
     "tabs": (lines(columns(), "\t"), "", "--delimiter tab --decimal . found"),
 }
@@ -523,6 +523,8 @@ def test_a_dry_run_says_everything_and_writes_nothing(workload, tmp_path):
     assert dry.code == 0
     assert not (tmp_path / "data").exists()
     whole = prepare(tmp_path, workload, name)
-    assert dry.out == whole.out.replace("written to: data", "written to: nowhere, by --dry-run")
+    assert dry.out == whole.out.replace(
+        "written to: data", "written to: nowhere, because of --dry-run"
+    )
     if workload in ("tabular", "timeseries"):
         assert re.search(r"size +number +\S+ +\S+ +0.0%", whole.out)

@@ -42,7 +42,7 @@ def test_a_batch_larger_than_the_split_is_reduced_and_resumes(
     whole = tmp_path / "whole"
     parts = tmp_path / "parts"
     done = check_run(project, "train", *words, cwd=whole)
-    assert "note: a batch of 2,048 samples: the training split has 1,400" in done.out
+    assert "note: a batch of 2,048 samples, but the training split has 1,400" in done.out
     assert "3 steps of 2,048 samples" in done.out
 
     check_run(project, "train", *words, "--max-steps", "1", cwd=parts)
@@ -92,7 +92,7 @@ def test_a_batch_that_does_not_fit_is_an_error_before_the_first_step(
 def test_a_batch_of_the_validation_that_does_not_fit_names_its_setting(tmp_path: Path) -> None:
     flags = ("--data.batch_size", "8", "--evaluation.batch_size", "3000")
     refused = run(TABULAR, "train", *flags, cwd=tmp_path, before=little_memory(100_000))
-    remedy = r": evaluation.batch_size: --evaluation.batch_size \d"
+    remedy = r": evaluation.batch_size: use --evaluation.batch_size \d"
     line = one_error(refused, "a batch of 3,000 samples", remedy)
     assert "accumulation" not in line
 
@@ -186,7 +186,7 @@ def change(name: str, column: int | None, value: float) -> Callable[[dict, Any],
     [
         (change("target", None, math.nan), "'target' has nan: epoch 2"),
         (change("features", 2, math.inf), r"'features' has inf in column 2 \(wind\): epoch 2"),
-        (change("target", None, 1e30), "its values are finite, and its loss is not: epoch 2"),
+        (change("target", None, 1e30), "its values are finite, but its loss is not: epoch 2"),
     ],
 )
 def test_a_bad_sample_is_named_whatever_the_weights_have_become(
@@ -303,4 +303,4 @@ def test_dashes_and_underscores_are_the_same_in_flags(
     assert re.search(r"batch_size: 7 +# --data.batch_size$", shown, re.MULTILINE)
     assert re.search(r"learning_rate: 0.5 +# --optimizer.learning_rate$", shown, re.MULTILINE)
     assert main(["train", "--max_steps=-1"]) == 2
-    assert "no run has -1 steps" in capsys.readouterr().err
+    assert "a run cannot have -1 steps" in capsys.readouterr().err

@@ -25,7 +25,7 @@ SMALL = (
     *("--schedule.warmup_steps", "2", "--monitor.every_steps", "1"),
     *("--evaluation.every_steps", "20"),
 )
-SAID = "note: one value in all training rows, which tells nothing: "
+SAID = "note: the same value in all training rows, which is no information: "
 
 
 WINDOWS = Workload("windows")
@@ -172,7 +172,7 @@ def test_a_file_that_is_no_hdf5_cut_missing_or_locked_is_one_line(tmp_path):
         assert process.stdout.readline() == b"open\n"
         one_error(refused(tmp_path, *PREPARE), "another process is writing")
     path.write_bytes(path.read_bytes()[:20_000])
-    one_error(refused(tmp_path, *PREPARE), "cut short")
+    one_error(refused(tmp_path, *PREPARE), "truncated")
     path.write_text("date,a\n1,2\n")
     one_error(refused(tmp_path, *PREPARE), "not an HDF5 file")
 
