@@ -88,7 +88,7 @@ def upstream(tmp_path_factory: pytest.TempPathFactory) -> Path:
     replace(config, "\n  keep: 2\n", "\n  keep: 3\n")
     order = package / "engine/order.py"
     order.write_text(order.read_text(encoding="utf-8") + "\n\nNEW = True\n", encoding="utf-8")
-    replace(project / "README.md.jinja", "\n## Runs\n", "\n## Runs and what they leave\n")
+    replace(project / "README.md.jinja", "\n## Runs and resume\n", "\n## Runs, and what they leave\n")
     (package / "engine/later.py").write_text('"""Of the new version."""\n', encoding="utf-8")
     return commit(folder, NEW)
 
