@@ -3,6 +3,7 @@ holds."""
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from shlex import split
