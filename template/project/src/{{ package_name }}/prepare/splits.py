@@ -122,9 +122,9 @@ def add_input(parser: argparse.ArgumentParser, title: str, required: bool = True
         f"{title}: CSV with a header line (also .gz), Parquet, Feather, Arrow, or a folder of them"
     )
     add("--input", required=required, type=typed_path, metavar="PATH", help=text)
-    text = "character between the cells of a CSV file, or `tab` (default: detected)"
+    text = "character between the cells of a CSV file, or `tab` (default: as detected)"
     add("--delimiter", type=sign, metavar="SIGN", help=text)
-    text = "decimal mark in the numbers of a CSV file (default: detected)"
+    text = "decimal mark in the numbers of a CSV file (default: as detected)"
     add("--decimal", type=sign, metavar="SIGN", help=text)
     text = "encoding of a CSV file, such as latin-1 (default: utf-8, or as in `prepare`)"
     add("--encoding", metavar="NAME", help=text)
