@@ -116,26 +116,26 @@ def sign(text: str) -> str:
 
 
 def add_input(parser: argparse.ArgumentParser, title: str, required: bool = True) -> None:
-    """Flags of what reads a table, of `prepare` and of `predict`."""
+    """Add the flags of commands that read a table: `prepare` and `predict`."""
     add = parser.add_argument
     text = (
-        f"{title}: CSV with a header line, also .gz; Parquet, Feather, Arrow; or a folder of them"
+        f"{title}: CSV (or .csv.gz) with a header, Parquet, Feather, Arrow, or a folder of them"
     )
     add("--input", required=required, type=typed_path, metavar="PATH", help=text)
-    text = "between cells of a CSV, or `tab` (default: by its first rows)"
+    text = "delimiter of a CSV file, or `tab` (default: detected in the first rows)"
     add("--delimiter", type=sign, metavar="SIGN", help=text)
-    text = "in numbers of a CSV (default: by its first rows)"
+    text = "decimal mark of a CSV file (default: detected in the first rows)"
     add("--decimal", type=sign, metavar="SIGN", help=text)
-    text = "of a CSV, such as latin-1 (default: utf-8, or as in `prepare`)"
+    text = "encoding of a CSV file, such as latin-1 (default: utf-8, or as in `prepare`)"
     add("--encoding", metavar="NAME", help=text)
-    text = "a cell without a value; repeatable"
+    text = "text of a missing cell, such as `?`, in addition to empty cells; repeatable"
     add("--missing", action="append", metavar="TEXT", help=text)
-    text = "of times, such as %%d.%%m.%%Y (default: ISO 8601, or the one that reads them all)"
+    text = "format of times, such as %%d.%%m.%%Y (default: ISO 8601, or detected in the first rows)"
     add("--time-format", metavar="FORMAT", help=text)
     if required:
         add_dry_run(parser)
 
 
 def add_dry_run(parser: argparse.ArgumentParser) -> None:
-    help = "read all, check all, print the table, write nothing"
+    help = "read and check everything, print the summary, and write nothing"
     parser.add_argument("--dry-run", action="store_true", help=help)
