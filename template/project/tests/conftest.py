@@ -1,5 +1,4 @@
-"""Finds the one package under `src/`, and trains it in a folder of its own; the GPU stays out of
-it."""
+"""Fixtures that run the package under `src/` in an empty folder, without a GPU."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.fixture(autouse=True)
 def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Data and runs go where pytest keeps them; no setting and no server comes from this shell."""
+    """Write data and runs to pytest's folder, and hide settings and servers of this shell."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TRAINING_ROOT", str(tmp_path))
     for name in (*module("config").ENVIRONMENT, "WANDB_API_KEY", "MLFLOW_TRACKING_URI"):
@@ -27,14 +26,16 @@ def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def module(name: str) -> ModuleType:
-    """A module of the package: `module("engine.order")`."""
+    """Import a module of the package, such as `module("engine.order")`."""
     return import_module(f"{PACKAGE}.{name}")
 
 
 @pytest.fixture
 def run() -> Callable[..., str]:
-    """`run("train", "--resume")`: a command in the current folder; fails with its output, or
-    returns it."""
+    """Return a function that runs a command, such as `run("train", "--resume")`.
+
+    It returns the output of the command, and fails with the output if the command fails.
+    """
 
     def run(*words: str) -> str:
         environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "CUDA_VISIBLE_DEVICES": ""}

@@ -1,5 +1,4 @@
-"""What must stay true whatever you put into model.py and dataset.py. All of it runs on synthetic
-data."""
+"""Tests that must pass whatever you change in model.py and dataset.py. They use synthetic data."""
 
 from __future__ import annotations
 
@@ -17,12 +16,12 @@ CONFIG = ROOT / "config.yaml"
 PROFILES = list(yaml.safe_load(CONFIG.read_text(encoding="utf-8"))["profiles"])
 SHORT = (
     *("--training.max_steps", "60", "--schedule.warmup_steps", "5", "--monitor.every_steps", "1"),
-    *("--training.init_from", ""),  # another run's weights are not in the empty folder
+    *("--training.init_from", ""),  # the empty folder has no weights of another run
 )
 
 
 def losses(run: str) -> list[float]:
-    """Training losses of a run, one for each step."""
+    """Return the training losses of a run, one per step."""
     rows = (
         json.loads(line) for line in Path("runs", run, "metrics.jsonl").read_text().splitlines()
     )
@@ -47,9 +46,8 @@ def test_an_epoch_has_each_sample_once(train: bool) -> None:
     assert sorted(seen[seen >= 0].tolist()) == list(range(len(samples)))
 
 
-def test_what_fills_a_batch_up_changes_no_loss() -> None:
-    """Rows that fill a batch up are no samples: a loss that forgets `batch["present"]` is wrong,
-    silently."""
+def test_padding_rows_change_no_loss() -> None:
+    """Padding rows are no samples. A loss that ignores `batch["present"]` is silently wrong."""
     settings = module("config").load(CONFIG)
     store = module("assemble").open_store(settings)
     samples = module("dataset").Samples(store, settings, "validation")
