@@ -3,6 +3,7 @@ holds."""
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from shlex import split
@@ -17,7 +18,7 @@ SHORT = ("--training.max_steps", "12", "--monitor.every_steps", "4", "--model.wi
 
 
 @pytest.fixture(scope="module")
-def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def stopped(tmp_path_factory):
     """A folder with a run that stopped at step 4 of 12."""
     folder = tmp_path_factory.mktemp("stopped")
     check_run(TABULAR, "train", *SHORT, "--max-steps", "4", cwd=folder)
@@ -25,7 +26,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def begun(stopped: Path, tmp_path: Path) -> Path:
+def begun(stopped, tmp_path):
     return Path(shutil.copytree(stopped, tmp_path / "begun"))
 
 
@@ -42,9 +43,7 @@ def resumed(cwd: Path) -> str:
         ("model.category_width", "4"),
     ],
 )
-def test_a_resumed_run_refuses_what_would_make_it_another(
-    setting: str, value: str, stopped: Path
-) -> None:
+def test_a_resumed_run_refuses_what_would_make_it_another(setting, value, stopped):
     before = resumed(stopped)
     words = ("train", "--resume", f"--{setting}", value)
     refused = run(TABULAR, *words, cwd=stopped)
@@ -53,16 +52,18 @@ def test_a_resumed_run_refuses_what_would_make_it_another(
 
 
 def test_a_setting_that_a_resumed_run_may_change_is_said_and_recorded_from_its_step(
-    begun: Path,
-) -> None:
+    begun,
+):
     path = newest_run(begun) / "config.resolved.yaml"
-    since = path.stat().st_mtime_ns
+    environment = path.with_name("env.json")
+    started = json.loads(environment.read_text())["started"]
     words = ("--optimizer.learning_rate", "0.01", "--max-steps", "8")
     done = check_run(TABULAR, "train", "--resume", *words, cwd=begun)
     note = "from step 4 on optimizer.learning_rate is 0.01; it was 0.001"
     assert done.out.count(f"note: {note}\n") == 1
     assert note in (path.parent / "report.md").read_text()
-    assert path.stat().st_mtime_ns == since, "which run is the newest goes by it"
+    again = json.loads(environment.read_text())["started"]
+    assert again == started, "which run is the newest goes by it"
     (line,) = [line for line in resumed(begun).splitlines() if "from step" in line]
     assert line.split()[1:] == [
         "0.01",
@@ -81,7 +82,7 @@ def test_a_setting_that_a_resumed_run_may_change_is_said_and_recorded_from_its_s
     assert max(rates[:3]) <= 0.001 < max(rates[3:])
 
 
-def test_synthetic_data_that_are_gone_are_made_again(begun: Path) -> None:
+def test_synthetic_data_that_are_gone_are_made_again(begun):
     """And what is damaged is refused, with what makes it again."""
     folder = begun / "data/synthetic"
     shutil.rmtree(folder)
@@ -95,7 +96,7 @@ def test_synthetic_data_that_are_gone_are_made_again(begun: Path) -> None:
     one_error(refused, "changed or removed: remove data/synthetic: `train` makes")
 
 
-def test_what_was_switched_on_is_one_line_of_evaluate_and_none_of_predict(begun: Path) -> None:
+def test_what_was_switched_on_is_one_line_of_evaluate_and_none_of_predict(begun):
     evaluated = run(TABULAR, "evaluate", cwd=begun)
     predicted = run(TABULAR, "predict", cwd=begun)
     assert (evaluated.code, predicted.code) == (0, 0)
@@ -114,7 +115,7 @@ def test_what_was_switched_on_is_one_line_of_evaluate_and_none_of_predict(begun:
         "backend='inductor' raised:\nRuntimeError: Failed to find C compiler. Please specify via CC",
     ],
 )
-def test_without_a_compiler_the_remedy_is_to_install_one(said: str) -> None:
+def test_without_a_compiler_the_remedy_is_to_install_one(said):
     explanations = imported(render(), "engine.explanations")
     kind = type("BackendCompilerFailed", (Exception,), {"__module__": "torch._dynamo.exc"})
     line = str(explanations.explain(kind(said)))
@@ -123,7 +124,7 @@ def test_without_a_compiler_the_remedy_is_to_install_one(said: str) -> None:
     assert "fullgraph" not in line
 
 
-def test_a_layer_that_this_cpu_lacks_in_half_precision_has_a_remedy() -> None:
+def test_a_layer_that_this_cpu_lacks_in_half_precision_has_a_remedy():
     said = "could not create a primitive descriptor for the LSTM forward propagation primitive."
     line = str(imported(render(), "engine.explanations").explain(RuntimeError(said)))
     assert line.startswith("this CPU cannot compute a layer")
@@ -138,9 +139,7 @@ def test_a_layer_that_this_cpu_lacks_in_half_precision_has_a_remedy() -> None:
         (("--seed", str(2**64)), "--seed"),
     ],
 )
-def test_numbers_that_generate_cannot_use_are_one_line(
-    words: tuple[str, str], reason: str, tmp_path: Path
-) -> None:
+def test_numbers_that_generate_cannot_use_are_one_line(words, reason, tmp_path):
     one_error(run(render(workload="llm"), "generate", *words, cwd=tmp_path), reason)
 
 
@@ -149,7 +148,7 @@ TINY = split("--model.width 16 --model.layers 1 --model.heads 1 --model.hidden 1
 
 
 @pytest.fixture(scope="module")
-def spelt(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def spelt(tmp_path_factory):
     """Runs on words, prepared without `--unknown` and with it."""
     folders = {name: tmp_path_factory.mktemp(name) for name in ("without", "with")}
     project = render(workload="seq2seq")
@@ -162,7 +161,7 @@ def spelt(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return folders
 
 
-def test_symbols_that_training_had_not_are_refused_or_counted(spelt: dict[str, Path]) -> None:
+def test_symbols_that_training_had_not_are_refused_or_counted(spelt):
     project = render(workload="seq2seq")
     refused = run(project, "predict", "--text", "a ß b", cwd=spelt["without"])
     one_error(refused, "1 symbols are in no training pair", "'ß'", "prepare with --unknown")
@@ -172,7 +171,7 @@ def test_symbols_that_training_had_not_are_refused_or_counted(spelt: dict[str, P
 
 
 @pytest.mark.parametrize("text", ["", "  "])
-def test_a_source_without_text_is_refused(text: str, spelt: dict[str, Path]) -> None:
+def test_a_source_without_text_is_refused(text, spelt):
     one_error(
         run(render(workload="seq2seq"), "predict", "--text", text, cwd=spelt["with"]),
         "have no text",

@@ -180,13 +180,13 @@ WATCHES = ("metric", "plot", "Averaged", "second data", "printed", "another run"
 
 
 @pytest.fixture(scope="module")
-def unchanged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def unchanged(tmp_path_factory):
     """A folder with a run of the project as it is, by its own tests."""
     return own_tests(copied(render(**ANSWERS), tmp_path_factory.mktemp("unchanged")))
 
 
 @pytest.mark.parametrize("title", SECTIONS)
-def test_a_change_is_small_and_has_its_place_in_every_workload(title: str, tmp_path: Path) -> None:
+def test_a_change_is_small_and_has_its_place_in_every_workload(title, tmp_path):
     files = patched_files(title)
     lines = [line for patch in files.values() for line in patch if line.strip("+-")]
     assert len([line for line in lines if line[0] in "+-"]) <= MOST_LINES
@@ -206,8 +206,8 @@ def test_a_change_is_small_and_has_its_place_in_every_workload(title: str, tmp_p
 @pytest.mark.first(3)
 @pytest.mark.parametrize("title", EFFECTS)
 def test_the_own_tests_pass_after_a_change_that_shows_its_effect(
-    title: str, unchanged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    title, unchanged, tmp_path, monkeypatch
+):
     if "plot" in title:
         monkeypatch.setenv(EXAMPLES, "1")
     project = apply(title, copied(render(**ANSWERS), tmp_path))
@@ -220,7 +220,7 @@ def test_the_own_tests_pass_after_a_change_that_shows_its_effect(
     assert (losses(folder) == losses(unchanged)) == any(word in title for word in WATCHES)
 
 
-def test_weights_of_another_run(unchanged: Path, tmp_path: Path) -> None:
+def test_weights_of_another_run(unchanged, tmp_path):
     project = apply("Weights of another run", copied(render(**ANSWERS), tmp_path))
     shutil.copytree(newest_run(unchanged), tmp_path / "runs/source")
     result = check_run(project, "train", "--training.max_steps", "2", cwd=tmp_path)
@@ -228,11 +228,11 @@ def test_weights_of_another_run(unchanged: Path, tmp_path: Path) -> None:
     assert "left: nothing" in result.out
 
 
-def test_a_command(tmp_path: Path) -> None:
+def test_a_command(tmp_path):
     project = apply("A command", copied(render(**ANSWERS), tmp_path))
     result = check_run(project, "weights", cwd=tmp_path)
     assert re.search(r"^ +64  first.bias$", result.out, re.MULTILINE)
 
 
-def test_all_changes_are_tested() -> None:
+def test_all_changes_are_tested():
     assert SECTIONS.keys() == EFFECTS.keys()

@@ -98,7 +98,7 @@ def assert_close(folder: Path, workload: str, place: Any, *more: str) -> None:
 
 @pytest.mark.parametrize("cell", CELLS, ids=name)
 @pytest.mark.cover(1, "framework", "distributed")
-def test_two_ranks_train_stop_resume_and_evaluate_as_one(cell: dict[str, str], place: Any) -> None:
+def test_two_ranks_train_stop_resume_and_evaluate_as_one(cell, place):
     project = render(**cell)
     workload = cell["workload"]
     folder = place(workload)
@@ -123,7 +123,7 @@ def test_two_ranks_train_stop_resume_and_evaluate_as_one(cell: dict[str, str], p
 
 
 @pytest.fixture(scope="module")
-def undisturbed(place: Any) -> Path:
+def undisturbed(place):
     """Two ranks, with dropout, from beginning to end."""
     folder: Path = place("tabular")
     train_ranks(render(workload="tabular", distributed="ddp"), *TABULAR, cwd=folder)
@@ -144,9 +144,7 @@ def status(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("framework", choices("framework"))
 @pytest.mark.first(1)
-def test_a_signal_to_one_rank_stops_all_after_the_same_step(
-    framework: str, place: Any, undisturbed: Path
-) -> None:
+def test_a_signal_to_one_rank_stops_all_after_the_same_step(framework, place, undisturbed):
     """Rank 1 alone gets it. Random numbers of each rank continue as if nothing had been."""
     project = render(workload="tabular", framework=framework, distributed="ddp")
     folder = place("tabular")
@@ -162,7 +160,7 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_step(
     assert_same(folder, undisturbed)
 
 
-def test_a_rank_that_dies_ends_the_other_in_one_line(place: Any, undisturbed: Path) -> None:
+def test_a_rank_that_dies_ends_the_other_in_one_line(place, undisturbed):
     project = render(workload="tabular", distributed="ddp")
     folder = place("tabular")
     ranks = start_ranks(project, "train", *TABULAR, cwd=folder)
@@ -192,7 +190,7 @@ def spoil_rank_one(rank: int) -> None:
     dataset.Samples.batch = batch
 
 
-def test_a_loss_of_one_rank_that_is_not_finite_is_told_once(place: Any) -> None:
+def test_a_loss_of_one_rank_that_is_not_finite_is_told_once(place):
     """With the samples of that rank: in the order of time, the second half of each batch."""
     project = render(workload="tabular", distributed="ddp", loader="memmap")
     words = ("train", *TABULAR, "--data.order", "time")
@@ -234,9 +232,7 @@ def no_room_on_rank_one(rank: int) -> None:
         (no_room_on_rank_one, r"a batch of [\d,]+ samples needs about .+: data.batch_size: "),
     ],
 )
-def test_too_little_memory_on_one_rank_ends_all_before_the_first_step(
-    fault: Any, message: str, place: Any
-) -> None:
+def test_too_little_memory_on_one_rank_ends_all_before_the_first_step(fault, message, place):
     project = render(workload="tabular", distributed="ddp")
     folder = place("tabular")
     main, other = run_ranks(project, "train", *TABULAR, cwd=folder, before=fault)
@@ -261,7 +257,7 @@ def full_disk(rank: int) -> None:
     distributed.save_tensors = save
 
 
-def test_a_disk_full_for_one_shard_costs_that_checkpoint_only(place: Any) -> None:
+def test_a_disk_full_for_one_shard_costs_that_checkpoint_only(place):
     project = render(workload="llm", distributed="fsdp")
     folder = place("llm")
     rare = ("--evaluation.every_steps", "100")
@@ -274,9 +270,7 @@ def test_a_disk_full_for_one_shard_costs_that_checkpoint_only(place: Any) -> Non
 
 @pytest.mark.parametrize("order", ["lanes", "full"])
 @pytest.mark.first(1)
-def test_another_number_of_processes_continues_with_the_same_samples(
-    order: str, place: Any
-) -> None:
+def test_another_number_of_processes_continues_with_the_same_samples(order, place):
     """From the middle of an epoch, to one rank and back; in lanes with the carried state."""
     given = ("--data.order", order)
     project = render(workload="timeseries", distributed="ddp")
@@ -290,7 +284,7 @@ def test_another_number_of_processes_continues_with_the_same_samples(
     assert_close(folder, "timeseries", place, *given)
 
 
-def test_a_step_of_another_size_is_refused(place: Any) -> None:
+def test_a_step_of_another_size_is_refused(place):
     """And one of the same size continues, in smaller batches from the middle of an epoch."""
     project = render(workload="tabular", distributed="ddp")
     folder = place("tabular")
@@ -302,7 +296,7 @@ def test_a_step_of_another_size_is_refused(place: Any) -> None:
     assert_close(folder, "tabular", place)
 
 
-def test_each_rank_draws_its_own_numbers(undisturbed: Path) -> None:
+def test_each_rank_draws_its_own_numbers(undisturbed):
     """Dropout would else be the same on all of them."""
     first, second = (rank["random"] for rank in last_state(undisturbed)["ranks"]["ranks"])
     assert not torch.equal(first["torch"], second["torch"])
@@ -311,7 +305,7 @@ def test_each_rank_draws_its_own_numbers(undisturbed: Path) -> None:
 
 @pytest.mark.parametrize("world", [3, 1])
 @pytest.mark.first(1)
-def test_shards_of_two_ranks_are_read_by_any_number(world: int, place: Any) -> None:
+def test_shards_of_two_ranks_are_read_by_any_number(world, place):
     """As if there had always been so many processes; a checkpoint with a damaged shard is
     skipped."""
     project = render(workload="llm", distributed="fsdp")
@@ -353,7 +347,7 @@ def overflow_of_rank_one(rank: int) -> None:
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 @pytest.mark.first(1)
-def test_half_precision_over_ranks(precision: str, place: Any) -> None:
+def test_half_precision_over_ranks(precision, place):
     """A step that overflows for one rank is skipped by all."""
     fault = overflow_of_rank_one if precision == "fp16" else None
     curves = {}
@@ -380,7 +374,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_a_wrong_environment_is_one_line(wrong: str, place: Any) -> None:
+def test_a_wrong_environment_is_one_line(wrong, place):
     distributed, command, environment, pattern = WRONG[wrong]
     project = render(workload="tabular", distributed=distributed)
     folder = place("tabular")
@@ -410,7 +404,7 @@ def has_rank(process: int, rank: int) -> bool:
     not Path("/proc/self/environ").exists(), reason="finds processes in Linux's /proc"
 )
 @pytest.mark.full
-def test_an_elastic_run_survives_the_kill_of_a_rank(place: Any, undisturbed: Path) -> None:
+def test_an_elastic_run_survives_the_kill_of_a_rank(place, undisturbed):
     """SIGKILL of one of two ranks: torchrun starts both again; the run ends as if undisturbed."""
     folder = place("tabular")
     running = launch(render(workload="tabular", distributed="ddp"), folder)
@@ -455,7 +449,7 @@ if [ "$1" = show ]; then echo 127.0.0.1; echo node2; else echo "$@" >> requeued;
 
 
 @pytest.mark.full
-def test_the_slurm_job_saves_requeues_and_resumes(place: Any, undisturbed: Path) -> None:
+def test_the_slurm_job_saves_requeues_and_resumes(place, undisturbed):
     """The script itself; srun and scontrol are stand-ins for two tasks, and note what is asked."""
     project = render(workload="tabular", distributed="ddp", extras=["slurm"])
     folder = place("tabular")

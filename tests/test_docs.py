@@ -4,7 +4,6 @@ are those of docs/."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -38,19 +37,19 @@ def written(folder: Path, text: str) -> Path:
 
 
 @pytest.mark.parametrize("path", documents(), ids=lambda path: str(path.relative_to(REPOSITORY)))
-def test_links_lead_to_a_file_and_to_a_heading_of_it(path: Path) -> None:
+def test_links_lead_to_a_file_and_to_a_heading_of_it(path):
     assert problems(path) == []
 
 
 @pytest.mark.parametrize("workload", choices("workload"))
-def test_links_of_a_rendered_readme_lead_somewhere(workload: str) -> None:
+def test_links_of_a_rendered_readme_lead_somewhere(workload):
     everything = {"extras": list(choices("extras")), "tracker": "wandb"}
     for answers in ({}, everything):
         assert problems(render(workload=workload, **answers) / "README.md") == []
 
 
 @pytest.mark.parametrize("workload", sorted({answers["workload"] for answers in scripts()}))
-def test_links_of_a_script_s_readme_lead_somewhere(workload: str) -> None:
+def test_links_of_a_script_s_readme_lead_somewhere(workload):
     assert problems(render(workload=workload, layout="script") / "README.md") == []
 
 
@@ -67,7 +66,7 @@ def test_links_of_a_script_s_readme_lead_somewhere(workload: str) -> None:
         f"{SITE_ADDRESS}/update.html#no-such-heading",
     ],
 )
-def test_a_link_that_leads_nowhere_is_named_with_its_line(tmp_path: Path, target: str) -> None:
+def test_a_link_that_leads_nowhere_is_named_with_its_line(tmp_path, target):
     page = written(tmp_path, f"# Page\n\nA [link\nof two lines]({target}).\n")
     (problem,) = problems(page)
     assert problem.startswith(f"{page}:4: {target}: no such ")
@@ -89,13 +88,13 @@ def test_a_link_that_leads_nowhere_is_named_with_its_line(tmp_path: Path, target
         "mailto:nobody",
     ],
 )
-def test_headings_have_the_anchors_that_github_gives_them(tmp_path: Path, target: str) -> None:
+def test_headings_have_the_anchors_that_github_gives_them(tmp_path, target):
     text = "# A [word](x.md) & `code_here`!\n\n## Twice\n\n## Twice\n\n"
     text += f'<a id="made-by-hand"></a>\n\n[link]: {target}\n'
     assert problems(written(tmp_path, text.replace("(x.md)", "(page.md)"))) == []
 
 
-def test_what_looks_like_a_link_in_code_is_none(tmp_path: Path) -> None:
+def test_what_looks_like_a_link_in_code_is_none(tmp_path):
     text = (
         "`a[0](b)` and\n\n    c[1](d)\n\n    e[2](f)\n\n```python\n# no heading\ng[3](h)\n```\n\n"
     )
@@ -104,13 +103,13 @@ def test_what_looks_like_a_link_in_code_is_none(tmp_path: Path) -> None:
     assert anchors(page) == frozenset()
 
 
-def test_every_page_is_in_the_navigation_once() -> None:
+def test_every_page_is_in_the_navigation_once():
     listed = [page.source for pages in build_site.navigation().values() for page in pages]
     assert len(listed) == len(set(listed))
     assert set(DOCS.rglob("*.md")) - {DOCS / "README.md"} <= set(listed)
 
 
-def test_the_site_has_every_page_and_no_link_of_it_is_lost(tmp_path: Path) -> None:
+def test_the_site_has_every_page_and_no_link_of_it_is_lost(tmp_path):
     build_site.copy_pages(tmp_path)
     pages = sorted(tmp_path.rglob("*.md"))
     assert len(pages) == len(list(DOCS.rglob("*.md"))) + 2  # and README.md, CHANGELOG.md
@@ -123,7 +122,7 @@ def test_the_site_has_every_page_and_no_link_of_it_is_lost(tmp_path: Path) -> No
             assert inside or link.target.startswith(CODE_ADDRESS), f"{page}: {link.target}"
 
 
-def test_the_sidebar_lists_what_exists(tmp_path: Path) -> None:
+def test_the_sidebar_lists_what_exists(tmp_path):
     build_site.copy_pages(tmp_path)
     start_page = (tmp_path / "index.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```\{toctree\}\n(.*?)^```$", start_page, re.MULTILINE | re.DOTALL)
@@ -135,7 +134,7 @@ def test_the_sidebar_lists_what_exists(tmp_path: Path) -> None:
     assert {Path(name) for name in names} == pages - {Path("index")}
 
 
-def test_a_page_that_asks_another_host_is_named(tmp_path: Path) -> None:
+def test_a_page_that_asks_another_host_is_named(tmp_path):
     remote = [
         '<script defer src="https://cdn.example.org/x.js"></script>',
         '<link rel="stylesheet" href="//fonts.example.org/css">',
@@ -168,7 +167,7 @@ class Site(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def address() -> Iterator[str]:
+def address():
     with ThreadingHTTPServer(("127.0.0.1", 0), Site) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
@@ -176,11 +175,11 @@ def address() -> Iterator[str]:
 
 
 def test_make_links_names_an_address_that_is_gone(
-    tmp_path: Path,
-    address: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    tmp_path,
+    address,
+    monkeypatch,
+    capsys,
+):
     monkeypatch.setattr("links.is_public", lambda address: True)
     page = written(tmp_path, f"[a]({address}/page), {address}/only-get.\n")
     assert check_other_sites([str(page)]) == 0
@@ -191,14 +190,14 @@ def test_make_links_names_an_address_that_is_gone(
     assert capsys.readouterr().out.startswith(expected)
 
 
-def test_make_links_asks_no_example_and_not_the_reader_s_own_machine(tmp_path: Path) -> None:
+def test_make_links_asks_no_example_and_not_the_reader_s_own_machine(tmp_path):
     text = "http://localhost:6006 http://127.0.0.1 https://<host>/x https://{{ wheel }} "
     page = written(tmp_path, f"{text}{CODE_ADDRESS} {SITE_ADDRESS} https://example.org/a#b")
     assert [place for place, _ in other_sites([page])] == ["https://example.org/a"]
 
 
 @pytest.mark.parametrize("path", [*WORKFLOWS, REPOSITORY / ".ci/run"], ids=lambda path: path.name)
-def test_workflows_run_targets_that_the_makefile_has(path: Path) -> None:
+def test_workflows_run_targets_that_the_makefile_has(path):
     makefile = (REPOSITORY / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
     commands = commands_of(path)
@@ -222,7 +221,7 @@ def commands_of(path: Path) -> list[str]:
     return [step["run"] for step in steps if "run" in step]
 
 
-def test_the_published_folder_is_the_one_that_make_docs_builds() -> None:
+def test_the_published_folder_is_the_one_that_make_docs_builds():
     workflow = yaml.safe_load((REPOSITORY / ".github/workflows/docs.yml").read_text())
     steps = workflow["jobs"]["build"]["steps"]
     (upload,) = [step for step in steps if "upload-pages-artifact" in step.get("uses", "")]
@@ -233,7 +232,7 @@ def test_the_published_folder_is_the_one_that_make_docs_builds() -> None:
     assert granted == {"pages": "write", "id-token": "write"}
 
 
-def test_a_broken_link_in_a_page_stays_for_sphinx_to_refuse(tmp_path: Path) -> None:
+def test_a_broken_link_in_a_page_stays_for_sphinx_to_refuse(tmp_path):
     source = DOCS / "update.md"
     names = build_site.site_files()
     assert build_site.site_link("missing.md#x", source, names) == "missing.md#x"

@@ -8,7 +8,6 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from shlex import split
 from types import SimpleNamespace
@@ -35,7 +34,7 @@ SHOWN = {  # by workload: what it draws, and a metric that no sum over samples g
 
 
 @pytest.fixture(scope="module", autouse=True)
-def asked_for() -> Iterator[None]:
+def asked_for():
     os.environ[EXAMPLES] = "1"
     yield
     del os.environ[EXAMPLES]
@@ -72,7 +71,7 @@ DRAWN = [
 
 
 @pytest.mark.parametrize("workload", DRAWN)
-def test_each_workload_shows_what_its_model_does(workload: str, tmp_path: Path) -> None:
+def test_each_workload_shows_what_its_model_does(workload, tmp_path):
     files, metric = SHOWN[workload]
     words = TABLE if workload == "tabular" else (*TINY[workload], *SHORT)
     project = render(workload=workload, tracker="tensorboard")
@@ -94,7 +93,7 @@ def test_each_workload_shows_what_its_model_does(workload: str, tmp_path: Path) 
     assert f"| {metric} |" in page
 
 
-def test_classes_have_a_matrix_and_figures_of_each(tmp_path: Path) -> None:
+def test_classes_have_a_matrix_and_figures_of_each(tmp_path):
     kinds = ("one", "two", "three")
     lines = [f"{n % 7},{n % 3 + 0.1 * (n % 5)},{kinds[n % 3]}" for n in range(300)]
     (tmp_path / "kinds.csv").write_text("\n".join(["a,b,kind", *lines]))
@@ -109,7 +108,7 @@ def test_classes_have_a_matrix_and_figures_of_each(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def plain(tmp_path_factory):
     """A run of a project whose `examples.py` is taken away."""
     folder = tmp_path_factory.mktemp("plain")
     project = Path(shutil.copytree(render(workload="tabular"), folder / "project"))
@@ -148,9 +147,7 @@ def break_drawing() -> None:
         (take_matplotlib_away, "note: no more examples: ModuleNotFoundError: ", []),
     ],
 )
-def test_examples_cost_no_bit_of_the_training(
-    before: Callable[[], None], note: str, at: list[int], plain: Path, tmp_path: Path
-) -> None:
+def test_examples_cost_no_bit_of_the_training(before, note, at, plain, tmp_path):
     """Drawn at the first evaluation and the last, failed, or without matplotlib: the same
     losses."""
     (tmp_path / "data").symlink_to(plain / "data")
@@ -166,7 +163,7 @@ def test_examples_cost_no_bit_of_the_training(
 
 @pytest.mark.parametrize("distributed", ["fsdp", "ddp"])
 @pytest.mark.first(1)
-def test_of_several_ranks_the_first_draws(distributed: str, tmp_path: Path) -> None:
+def test_of_several_ranks_the_first_draws(distributed, tmp_path):
     """Under FSDP the others compute with it, since each has a share of the weights."""
     project = render(workload="llm", distributed=distributed)
     for result in run_ranks(project, "train", *TINY["llm"], *SHORT, cwd=tmp_path):
@@ -196,7 +193,7 @@ WORSE = "is worse than 1 without a model"
         (-1.0, -2.0, 50, ""),  # a likelihood
     ],
 )
-def test_what_an_alert_of_divergence_is(loss: float, best: float, step: int, expected: str) -> None:
+def test_what_an_alert_of_divergence_is(loss, best, step, expected):
     precision = SimpleNamespace(name="fp32")
     run = SimpleNamespace(
         progress=progress.Progress(step=step, best_loss=best, best_step=4),
@@ -210,7 +207,7 @@ def test_what_an_alert_of_divergence_is(loss: float, best: float, step: int, exp
     assert "worse than nan" in alerts.divergence(0.5, math.nan, run)
 
 
-def test_a_training_that_diverges_is_an_alert(tmp_path: Path) -> None:
+def test_a_training_that_diverges_is_an_alert(tmp_path):
     words = "--optimizer.learning_rate 1 --training.gradient_clip 0 --training.max_steps 60"
     words = (*TABLE, *split(words), "--evaluation.every_steps", "10")
     done = run(render(workload="tabular"), "train", *words, cwd=tmp_path)

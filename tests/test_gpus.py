@@ -37,12 +37,12 @@ def is_amd(gpu: Any) -> bool:
     return gpu.label.startswith("AMD")
 
 
-def test_projects_carry_the_templates_table() -> None:
+def test_projects_carry_the_templates_table():
     assert CARDS.read_text(encoding="utf-8") == lines(), "run `python tools/gpu_table.py`"
 
 
 @every_gpu
-def test_each_row_is_found_by_each_of_its_names(gpu: Any) -> None:
+def test_each_row_is_found_by_each_of_its_names(gpu):
     for name in gpu.aliases:
         for reported in (gpu.memory_gb, 0.92 * gpu.memory_gb):
             for spelled in (name, f"NVIDIA {name}"):
@@ -50,7 +50,7 @@ def test_each_row_is_found_by_each_of_its_names(gpu: Any) -> None:
 
 
 @every_gpu
-def test_each_row_takes_or_refuses_each_precision(gpu: Any) -> None:
+def test_each_row_takes_or_refuses_each_precision(gpu):
     """`auto` is the best that the hardware has; what it lacks is refused with what works."""
     has = gpus.features(capability(gpu), is_amd(gpu))
     assert has == {name for name in FORMATS if name in gpu.tflops}
@@ -65,12 +65,12 @@ def test_each_row_takes_or_refuses_each_precision(gpu: Any) -> None:
             resolve(name, gpu)
 
 
-def test_fp8_on_a_cpu_is_refused() -> None:
+def test_fp8_on_a_cpu_is_refused():
     with pytest.raises(UserError, match=r"no GPU.*choose fp32"):
         gpus.resolve_precision("fp8", None)
 
 
-def test_amd_numbers_are_not_read_as_nvidia_ones() -> None:
+def test_amd_numbers_are_not_read_as_nvidia_ones():
     # (9, 0) on ROCm is anything from MI50 to MI250, and 11.x has no fp8: NVIDIA's have it.
     assert gpus.features((9, 0), hip=True) == {"fp16"}
     assert gpus.features((11, 0), hip=True) == {"fp16", "bf16"}
@@ -94,7 +94,7 @@ def test_amd_numbers_are_not_read_as_nvidia_ones() -> None:
         "",
     ],
 )
-def test_cards_that_only_look_like_a_row_have_none(name: str) -> None:
+def test_cards_that_only_look_like_a_row_have_none(name):
     for gpu in GPUS:
         like_it, why = matching(name, gpu.sm_count, gpu.memory_gb)
         assert like_it is None
@@ -109,7 +109,7 @@ def test_cards_that_only_look_like_a_row_have_none(name: str) -> None:
         ("NVIDIA H200", 66, 139.8),  # half of its multiprocessors
     ],
 )
-def test_cards_of_one_name_are_told_apart(name: str, sm_count: int, memory_gb: float) -> None:
+def test_cards_of_one_name_are_told_apart(name, sm_count, memory_gb):
     gpu, why = matching(name, sm_count, memory_gb)
     assert gpu is None
     assert "multiprocessors is not in the table" in why
@@ -125,5 +125,5 @@ def test_cards_of_one_name_are_told_apart(name: str, sm_count: int, memory_gb: f
         ("GeForce RTX 4090", 128, 23.64),
     ],
 )
-def test_the_memory_that_drivers_report_fits(name: str, sm_count: int, memory_gb: float) -> None:
+def test_the_memory_that_drivers_report_fits(name, sm_count, memory_gb):
     assert matching(name, sm_count, memory_gb)[0] is not None

@@ -118,9 +118,7 @@ def panel(folder: Path, calendar: np.ndarray, table: Table, **plan: Any) -> Any:
         return dataset.panel(writer, made, dataset.Plan(**plan))
 
 
-def test_a_full_disk_is_known_before_an_array_is_filled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_known_before_an_array_is_filled(tmp_path, monkeypatch):
     """Later, it would kill the process."""
 
     def full(*arguments: Any) -> None:

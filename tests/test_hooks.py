@@ -6,7 +6,6 @@ from __future__ import annotations
 import functools
 import inspect
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -92,12 +91,12 @@ def project(base: Path, name: str, source: str, **answers: str) -> Path:
 
 
 @pytest.fixture
-def hooked(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+def hooked(tmp_path_factory):
     return functools.partial(project, tmp_path_factory.getbasetemp())
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def plain(tmp_path_factory):
     """A run without any hook."""
     folder = tmp_path_factory.mktemp("plain")
     check_run(render(workload="tabular"), "train", *WORDS, cwd=folder)
@@ -105,7 +104,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def place(plain: Path, tmp_path: Path) -> Path:
+def place(plain, tmp_path):
     (tmp_path / "data").symlink_to(plain / "data")
     return tmp_path
 
@@ -120,9 +119,7 @@ def counted(folder: Path) -> list[float]:
 
 
 @every_framework
-def test_every_moment_comes_once_and_in_order(
-    framework: str, hooked, place: Path, plain: Path
-) -> None:
+def test_every_moment_comes_once_and_in_order(framework, hooked, place, plain):
     accumulation = ("--training.gradient_accumulation_steps", "2", "--data.batch_size", "64")
     counting = hooked("count", COUNT, framework=framework)
     check_run(counting, "train", *WORDS, *accumulation, cwd=place)
@@ -143,9 +140,7 @@ def test_every_moment_comes_once_and_in_order(
 
 
 @every_framework
-def test_a_hooks_state_survives_stops_and_changes_no_loss(
-    framework: str, hooked, place: Path, plain
-) -> None:
+def test_a_hooks_state_survives_stops_and_changes_no_loss(framework, hooked, place, plain):
     counting = hooked("count", COUNT, framework=framework)
     for words in ((*WORDS, "--max-steps", "5"), ("--resume", "--max-steps", "9"), ("--resume",)):
         check_run(counting, "train", *words, cwd=place)
@@ -155,7 +150,7 @@ def test_a_hooks_state_survives_stops_and_changes_no_loss(
     assert counted(place) == [1000.0 * number + step for number, step in enumerate(ends, 1)]
 
 
-def test_a_state_is_kept_from_phase_to_phase(hooked, place: Path) -> None:
+def test_a_state_is_kept_from_phase_to_phase(hooked, place):
     counting = hooked("count", COUNT)
     config = yaml.safe_load((counting / "config.yaml").read_text())
     phases = [{"name": "one", "steps": 4}, {"name": "two", "steps": 3}]
@@ -169,8 +164,8 @@ def test_a_state_is_kept_from_phase_to_phase(hooked, place: Path) -> None:
 
 
 def test_a_checkpoint_without_a_state_and_a_state_without_a_hook_are_a_note_each(
-    hooked, place: Path, plain: Path
-) -> None:
+    hooked, place, plain
+):
     without = render(workload="tabular")
     counting = hooked("count", COUNT)
     check_run(without, "train", *WORDS, "--max-steps", "4", cwd=place)
@@ -182,9 +177,7 @@ def test_a_checkpoint_without_a_state_and_a_state_without_a_hook_are_a_note_each
     assert weights(place) == weights(plain)
 
 
-def test_a_state_that_could_not_be_read_back_is_refused_before_it_is_written(
-    hooked, place: Path
-) -> None:
+def test_a_state_that_could_not_be_read_back_is_refused_before_it_is_written(hooked, place):
     path = '"where": __import__("pathlib").Path()}'
     source = COUNT.replace('"evaluations": self.evaluations}', path)
     result = run(hooked("count", source), "train", *WORDS, cwd=place)
@@ -195,9 +188,7 @@ FAILS = "from ..engine.errors import UserError; run.fail(UserError('on purpose')
 
 
 @every_framework
-def test_a_hook_that_fails_ends_the_run_after_the_next_step(
-    framework: str, hooked, place: Path, plain: Path
-) -> None:
+def test_a_hook_that_fails_ends_the_run_after_the_next_step(framework, hooked, place, plain):
     failed = run(hooked("bad", failing(12, FAILS), framework=framework), "train", *WORDS, cwd=place)
     one_error(failed, "on purpose")
     healthy = render(workload="tabular", framework=framework)
@@ -206,7 +197,7 @@ def test_a_hook_that_fails_ends_the_run_after_the_next_step(
     assert weights(place) == weights(plain)
 
 
-def test_an_error_in_a_hook_ends_the_run(hooked, place: Path) -> None:
+def test_an_error_in_a_hook_ends_the_run(hooked, place):
     source = failing(2, "raise OSError('by chance')")
     result = run(hooked("bad", source), "train", *WORDS, cwd=place)
     assert result.code == 1
@@ -216,7 +207,7 @@ def test_an_error_in_a_hook_ends_the_run(hooked, place: Path) -> None:
 
 @pytest.mark.first(1)
 @every_framework
-def test_hooks_on_two_ranks(framework: str, hooked, place: Path) -> None:
+def test_hooks_on_two_ranks(framework, hooked, place):
     """Each rank has its own; where one alone fails, all of them end by its error."""
     counting = hooked("count", COUNT, framework=framework, distributed="ddp")
     results = run_ranks(counting, "train", *WORDS, "--data.batch_size", "64", cwd=place)
@@ -229,7 +220,7 @@ def test_hooks_on_two_ranks(framework: str, hooked, place: Path) -> None:
     assert "".join(result.err for result in results).count("error: on purpose") >= 1
 
 
-def test_each_hook_fits_the_protocol() -> None:
+def test_each_hook_fits_the_protocol():
     project = render(workload="llm", extras=choices("extras"))
     protocol = imported(project, "engine.interfaces").Hook
     modules = imported(project, "engine.plugins").discover("hooks", "Hook")

@@ -81,7 +81,7 @@ def of_an_extra(module: str) -> bool:
 
 
 @every_project
-def test_imports_lead_down_and_in_no_circle(answers: Answers) -> None:
+def test_imports_lead_down_and_in_no_circle(answers):
     """The engine knows nothing above it, the core no extra; not even their types."""
     edges = graph(package_of(answers))
     graphlib.TopologicalSorter(edges).prepare()  # raises CycleError
@@ -95,7 +95,7 @@ def test_imports_lead_down_and_in_no_circle(answers: Answers) -> None:
 
 
 @pytest.mark.parametrize("workload", choices("workload"))
-def test_a_training_starts_without_what_it_does_not_use(workload: str) -> None:
+def test_a_training_starts_without_what_it_does_not_use(workload):
     package = render(workload=workload) / "src/my_training"
     edges = graph(package, starting=True)
     paths = modules(package)
@@ -112,7 +112,7 @@ def test_a_training_starts_without_what_it_does_not_use(workload: str) -> None:
 
 
 @pytest.mark.parametrize("framework", choices("framework"))
-def test_the_loop_shows_the_algorithm(framework: str) -> None:
+def test_the_loop_shows_the_algorithm(framework):
     """Forward in autocast, backward, clip, step, schedule, log: in train.py, not in what it
     calls."""
     text = (render(framework=framework) / "src/my_training/train.py").read_text(encoding="utf-8")

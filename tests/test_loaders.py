@@ -80,7 +80,7 @@ def write(folder: Path, rows: int = Pages.count) -> None:
 
 
 @pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("store")
     write(folder)
     return folder
@@ -136,15 +136,13 @@ def run_epoch(loader: Any, epoch: int = 0) -> dict[str, float]:
 
 @pytest.mark.parametrize("size", ["auto", 3e-3, 3e-4, 1e-9])
 @pytest.mark.parametrize("fake", [Pages, Windows])
-def test_the_size_of_chunks_changes_no_batch(
-    fake: type[Pages], size: float | str, folder: Path
-) -> None:
+def test_the_size_of_chunks_changes_no_batch(fake, size, folder):
     """Some batches, about one batch, less than one."""
     expected = delivered(make("memmap", fake, folder, settings("full")))
     assert_equal(delivered(make("chunk", fake, folder, settings("full", size))), expected)
 
 
-def test_memory_stays_within_the_chunks(tmp_path: Path) -> None:
+def test_memory_stays_within_the_chunks(tmp_path):
     """It is the same for a file and for one four times as large."""
     peaks = []
     for rows in (600, 2400):
@@ -163,13 +161,13 @@ def test_memory_stays_within_the_chunks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_each_row_is_read_once_an_epoch(order: str, folder: Path) -> None:
+def test_each_row_is_read_once_an_epoch(order, folder):
     loader = make("chunk", Pages, folder, settings(order, 3e-3))
     assert run_epoch(loader)["read_bytes"] <= 1.1 * Pages.count * ROW_BYTES
     loader.close()
 
 
-def test_overlapping_windows_are_read_once_a_chunk(folder: Path) -> None:
+def test_overlapping_windows_are_read_once_a_chunk(folder):
     loader = make("chunk", Windows, folder, settings("time", 2e-6, batch=2))
     stats = run_epoch(loader)
     loader.close()
@@ -177,7 +175,7 @@ def test_overlapping_windows_are_read_once_a_chunk(folder: Path) -> None:
     assert stats["read_bytes"] <= (Pages.count + stats["chunks"] * 12) * 2 * 8
 
 
-def test_a_file_that_gets_shorter_is_named_with_its_rows(folder: Path, tmp_path: Path) -> None:
+def test_a_file_that_gets_shorter_is_named_with_its_rows(folder, tmp_path):
     copy = shutil.copytree(folder, tmp_path / "copy")
     loader = make("chunk", Pages, copy, settings("time", 3e-3))
     array = loader._chunks.sources["pages"].array
@@ -190,9 +188,7 @@ def test_a_file_that_gets_shorter_is_named_with_its_rows(folder: Path, tmp_path:
 
 @pytest.mark.parametrize("userblock", [0, 512])
 @pytest.mark.parametrize(("written", "source"), [(103, "Tabled"), (20, "Filtered")])
-def test_hdf5_chunks_of_whole_rows(
-    written: int, source: str, userblock: int, tmp_path: Path
-) -> None:
+def test_hdf5_chunks_of_whole_rows(written, source, userblock, tmp_path):
     """Any rows, over the borders of chunks. HDF5 itself reads where a chunk was never written."""
     values = np.random.default_rng(0).normal(size=(103, 5, 3)).astype("f4")
     values[written:] = 2

@@ -33,9 +33,7 @@ WITHOUT_METRICS = re.sub(r"return Output\(.*\)", "return Output(loss, total_weig
     [(EXAMPLE, {"loss", "mse_original", "r2"}), (WITHOUT_METRICS, {"loss"})],
     ids=["documented", "without metrics"],
 )
-def test_a_model_trains_evaluates_and_predicts(
-    model: str, metrics: set[str], tmp_path: Path
-) -> None:
+def test_a_model_trains_evaluates_and_predicts(model, metrics, tmp_path):
     project = project_with(tmp_path, model)
     for words in (SHORT, ("evaluate",), ("predict",)):
         check_run(project, *words, cwd=tmp_path)
@@ -48,11 +46,11 @@ def test_a_model_trains_evaluates_and_predicts(
 
 
 @pytest.mark.full
-def test_documented_model_passes_the_projects_own_tests(tmp_path: Path) -> None:
+def test_documented_model_passes_the_projects_own_tests(tmp_path):
     assert "passed" in shell(project_with(tmp_path, EXAMPLE), "make", "lint", "test")
 
 
-def test_own_tests_find_a_model_without_the_mask(tmp_path: Path) -> None:
+def test_own_tests_find_a_model_without_the_mask(tmp_path):
     assert EXAMPLE.count(MASK) == 1
     project = project_with(tmp_path, EXAMPLE.replace(MASK, ""))
     done = run_pytest(project, "-k", "fills_a_batch_up", "tests")
@@ -77,9 +75,7 @@ def test_own_tests_find_a_model_without_the_mask(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_broken_contract_is_one_line_at_the_start(
-    old: str, new: str, line: str, tmp_path: Path
-) -> None:
+def test_a_broken_contract_is_one_line_at_the_start(old, new, line, tmp_path):
     assert EXAMPLE.count(old) == 1
     project = project_with(tmp_path, EXAMPLE.replace(old, new))
     one_error(run(project, *SHORT, cwd=tmp_path), line)

@@ -78,14 +78,14 @@ def documented() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def project() -> Path:
+def project():
     """A project with every extra; Muon needs a model with blocks."""
     extras = [*choices("extras")]
     return render(workload="tabular", extras=extras, distributed="ddp")
 
 
 @pytest.fixture(scope="module")
-def place(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(project, tmp_path_factory):
     """A folder with a run of few steps, for commands that need one."""
     folder = tmp_path_factory.mktemp("pages")
     words = ("train", "--training.max_steps", "4", "--max-steps", "2")
@@ -95,7 +95,7 @@ def place(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("line", documented())
 @pytest.mark.first(2)
-def test_a_documented_command_works(line: str, project: Path, place: Path) -> None:
+def test_a_documented_command_works(line, project, place):
     words = project_words(line)
     if words[0] in ("try", "train-gpus", "test"):  # their own tests run them
         target = re.compile(rf"^{words[0]}:.*## ", flags=re.MULTILINE)
@@ -109,7 +109,7 @@ def test_a_documented_command_works(line: str, project: Path, place: Path) -> No
     assert result.code == 0, result.err[-2000:]
 
 
-def test_every_command_is_of_a_known_kind() -> None:
+def test_every_command_is_of_a_known_kind():
     """`documented` of test_update.py has those of Copier."""
     for name in PAGES:
         for line in command_lines(name):
@@ -118,7 +118,7 @@ def test_every_command_is_of_a_known_kind() -> None:
 
 
 @pytest.mark.parametrize("name", [*PAGES, "monitor", "estimate", "trackers", "frameworks"])
-def test_an_update_does_not_ask_all_questions_again(name: str) -> None:
+def test_an_update_does_not_ask_all_questions_again(name):
     """Each has `--defaults`; one that names extras has a list, and the page says what it removes."""
     text = page(name)
     assert re.findall(r"copier update (?=-)(?!--defaults\b)", text) == []
@@ -171,11 +171,11 @@ def is_printed(line: str) -> bool:
 
 
 @pytest.mark.parametrize("line", quoted())
-def test_a_quoted_line_is_one_that_is_printed(line: str) -> None:
+def test_a_quoted_line_is_one_that_is_printed(line):
     assert is_printed(line)
 
 
-def test_a_line_that_nothing_prints_is_seen() -> None:
+def test_a_line_that_nothing_prints_is_seen():
     assert not is_printed("no trainer is awake: here")
     assert not is_printed("the loop waits a lot: data")
 
@@ -189,7 +189,7 @@ def rows(name: str, heading: str) -> dict[str, str]:
     return dict(re.findall(r"^\| `(\w+)` \| (.+?) \|", section, flags=re.MULTILINE))
 
 
-def test_the_page_of_extras_has_each_of_them_once() -> None:
+def test_the_page_of_extras_has_each_of_them_once():
     listed: list[str] = []
     for heading in ("Commands", "Hooks and optimizers", "Files around the project"):
         listed += rows("extras", heading)
@@ -198,7 +198,7 @@ def test_the_page_of_extras_has_each_of_them_once() -> None:
 
 
 @pytest.mark.parametrize("extra", choices("extras"))
-def test_the_files_of_an_extra_are_those_of_the_page(extra: str) -> None:
+def test_the_files_of_an_extra_are_those_of_the_page(extra):
     without = files(render())
     added = files(render(extras=[extra])) - without
     inside = f"src/{PACKAGE}/"
@@ -214,7 +214,7 @@ def files(folder: Path) -> set[str]:
     }
 
 
-def test_the_settings_without_effect_are_those_of_the_loaders() -> None:
+def test_the_settings_without_effect_are_those_of_the_loaders():
     table = rows("optimizations", "By loader")
     for loader in choices("loader"):
         source = (REPOSITORY / f"template/parts/loader/{loader}.py").read_text(encoding="utf-8")
@@ -223,5 +223,5 @@ def test_the_settings_without_effect_are_those_of_the_loaders() -> None:
         assert settings == set(re.findall(r"`([\w.]+)`", table[loader]))
 
 
-def test_every_workload_has_its_row_of_optimizations() -> None:
+def test_every_workload_has_its_row_of_optimizations():
     assert set(choices("workload")) == set(rows("optimizations", "By workload"))

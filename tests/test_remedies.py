@@ -31,9 +31,7 @@ errors = imported(TABULAR, "engine.errors")
 
 @pytest.mark.parametrize("framework", choices("framework"))
 @pytest.mark.first(1)
-def test_a_batch_larger_than_the_split_is_reduced_and_resumes(
-    framework: str, tmp_path: Path
-) -> None:
+def test_a_batch_larger_than_the_split_is_reduced_and_resumes(framework, tmp_path):
     project = render(workload="tabular", framework=framework)
     words = split(
         "--data.batch_size 100000000 --training.max_steps 3 --model.width 16"
@@ -68,9 +66,7 @@ def little_memory(size: int) -> Callable[[], None]:
         5_000_000,  # less than what forward keeps
     ],
 )
-def test_a_batch_that_does_not_fit_is_an_error_before_the_first_step(
-    free: int, tmp_path: Path
-) -> None:
+def test_a_batch_that_does_not_fit_is_an_error_before_the_first_step(free, tmp_path):
     flags = ("--data.batch_size", "14000", "--model.width", "64")
     refused = run(TABULAR, "train", *flags, cwd=tmp_path, before=little_memory(free))
     line = one_error(
@@ -89,7 +85,7 @@ def test_a_batch_that_does_not_fit_is_an_error_before_the_first_step(
         check_run(TABULAR, "train", *words, cwd=tmp_path, before=little_memory(free))
 
 
-def test_a_batch_of_the_validation_that_does_not_fit_names_its_setting(tmp_path: Path) -> None:
+def test_a_batch_of_the_validation_that_does_not_fit_names_its_setting(tmp_path):
     flags = ("--data.batch_size", "8", "--evaluation.batch_size", "3000")
     refused = run(TABULAR, "train", *flags, cwd=tmp_path, before=little_memory(100_000))
     remedy = r": evaluation.batch_size: --evaluation.batch_size \d"
@@ -97,7 +93,7 @@ def test_a_batch_of_the_validation_that_does_not_fit_names_its_setting(tmp_path:
     assert "accumulation" not in line
 
 
-def test_the_measurement_of_a_small_batch_costs_no_bit_of_the_training(tmp_path: Path) -> None:
+def test_the_measurement_of_a_small_batch_costs_no_bit_of_the_training(tmp_path):
     measured = tmp_path / "measured"
     plain = tmp_path / "plain"
 
@@ -112,9 +108,7 @@ def test_the_measurement_of_a_small_batch_costs_no_bit_of_the_training(tmp_path:
     assert losses(measured) == losses(plain)
 
 
-def test_free_memory_is_what_a_container_leaves_and_shared_by_processes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_free_memory_is_what_a_container_leaves_and_shared_by_processes(tmp_path, monkeypatch):
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     monkeypatch.setattr(memory, "CGROUPS", tmp_path)
     cpu = torch.device("cpu")
@@ -136,7 +130,7 @@ def test_free_memory_is_what_a_container_leaves_and_shared_by_processes(
 
 
 @pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def settings(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
     given = config.load(overrides=[("data.path", str(folder)), ("model.width", "16")])
     imported(TABULAR, "dataset").synthesize(folder, given)
@@ -144,7 +138,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture
-def failed(settings: Any) -> Any:
+def failed(settings):
     """A run of the tabular project as an explanation sees it."""
     assemble = imported(TABULAR, "assemble")
     group = imported(TABULAR, "engine.distributed").Distributed()
@@ -190,8 +184,8 @@ def change(name: str, column: int | None, value: float) -> Callable[[dict, Any],
     ],
 )
 def test_a_bad_sample_is_named_whatever_the_weights_have_become(
-    change: Any, says: str, weights: str, failed: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    change, says, weights, failed, monkeypatch
+):
     """The synthetic table has empty cells, which are nan in a batch and no fault."""
     number = sample_in(failed, 1, 8)
     spoil(monkeypatch, number, change)
@@ -205,7 +199,7 @@ def test_a_bad_sample_is_named_whatever_the_weights_have_become(
     assert "learning_rate" not in line
 
 
-def test_weights_that_broke_are_named_with_few_samples_and_advice(failed: Any) -> None:
+def test_weights_that_broke_are_named_with_few_samples_and_advice(failed):
     with torch.no_grad():
         failed.project.model.head.weight[0, 0] = math.inf
     line = str(nonfinite.explain_non_finite(errors.NonFinite(9, 0, (8, 9)), failed))
@@ -224,7 +218,7 @@ def test_weights_that_broke_are_named_with_few_samples_and_advice(failed: Any) -
         ("", "bf16", ["set training.precision fp32 (bf16)"]),
     ],
 )
-def test_advice_fits_the_run(given: str, precision: str, expected: list[str]) -> None:
+def test_advice_fits_the_run(given, precision, expected):
     overrides = [tuple(given.split("="))] if given else []
     advice = nonfinite.advice(config.load(overrides=overrides), precision).split("; or ")
     assert sorted(advice) == sorted(["lower optimizer.learning_rate (0.001)", *expected])
@@ -244,9 +238,7 @@ def test_advice_fits_the_run(given: str, precision: str, expected: list[str]) ->
         (100.0, 0.0, "", (100, 1.0)),  # no validation split
     ],
 )
-def test_evaluations_of_a_short_run_take_a_quarter_of_it(
-    left: float, evaluation: float, words: str, expected: tuple[int, float]
-) -> None:
+def test_evaluations_of_a_short_run_take_a_quarter_of_it(left, evaluation, words, expected):
     given = config.load(overrides=[tuple(words.split("="))] if words else [])
     assert train.plan(left, train.Pace(1.0, evaluation, 100), given) == expected
 
@@ -265,9 +257,7 @@ def slow_evaluations() -> None:
 
 @pytest.mark.parametrize("framework", choices("framework"))
 @pytest.mark.first(1)
-def test_a_short_run_measures_a_part_of_the_validation_and_says_so(
-    framework: str, tmp_path: Path
-) -> None:
+def test_a_short_run_measures_a_part_of_the_validation_and_says_so(framework, tmp_path):
     project = render(workload="tabular", framework=framework)
     words = split(
         "--minutes 100 --data.batch_size 64 --training.max_steps 4"
@@ -291,9 +281,7 @@ def test_a_short_run_measures_a_part_of_the_validation_and_says_so(
 # ---- flags ---------------------------------------------------------------------------------------
 
 
-def test_dashes_and_underscores_are_the_same_in_flags(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dashes_and_underscores_are_the_same_in_flags(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TRAINING_ROOT", ".")
     main = imported(TABULAR, "__main__").main

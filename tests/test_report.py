@@ -76,7 +76,7 @@ def make_run(folder: Path, rows: list[dict] = (), tail: str = "", **files: dict)
 
 
 @pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+def undrawn(monkeypatch):
     """A plot takes longer than all else."""
     monkeypatch.setattr(report, "draw", lambda path, *_: f"![]({path.name})")
 
@@ -87,7 +87,7 @@ def page_of(run: Path) -> str:
 
 
 @pytest.fixture
-def whole(tmp_path: Path) -> Path:
+def whole(tmp_path):
     rows = steps(300) + evaluations(0.9, 0.4, 0.5)
     files = {"env": ENVIRONMENT, "status": FINISHED, "evaluation": RESULT}
     run = make_run(tmp_path / "my run", rows, **files)

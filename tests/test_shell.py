@@ -38,9 +38,7 @@ def shell(folder: Path, *command: str) -> str:
     ids=str,
 )
 @pytest.mark.first(1)
-def test_own_tests_of_a_project_pass(
-    targets: list[str], answers: dict[str, str], tmp_path: Path
-) -> None:
+def test_own_tests_of_a_project_pass(targets, answers, tmp_path):
     project = render_into(tmp_path / "a project of größe", **answers)
     assert "passed" in shell(project, "make", *targets)
 
@@ -50,7 +48,7 @@ def targets_of(project: Path) -> list[str]:
     return re.findall(r"^([a-z-]+):", makefile, flags=re.MULTILINE)
 
 
-def test_targets_of_a_project(tmp_path: Path) -> None:
+def test_targets_of_a_project(tmp_path):
     """The README's first three commands; set-up as far as it goes without an index of packages."""
     project = render_into(tmp_path / "project")
     short = "ARGS=--training.max_steps 20 --schedule.warmup_steps 5"
@@ -146,13 +144,13 @@ SET_UPS: list[tuple[dict[str, Any], dict[str, Any], str, str, str]] = [
 
 @pytest.mark.parametrize(("answers", "machine", "words", "torch", "missed"), SET_UPS, ids=str)
 def test_set_up_takes_torch_from_where_the_card_has_it(
-    answers: dict[str, Any],
-    machine: dict[str, Any],
-    words: str,
-    torch: str,
-    missed: str,
-    tmp_path: Path,
-) -> None:
+    answers,
+    machine,
+    words,
+    torch,
+    missed,
+    tmp_path,
+):
     project = shell_of(tmp_path / "project", **answers)
     installed, said = Machine(tmp_path, **machine).set_up(project, *words.split())
     assert installed == [f"install {torch}", f"install {torch.split()[0]} --editable .[dev]"]
@@ -160,7 +158,7 @@ def test_set_up_takes_torch_from_where_the_card_has_it(
     assert said == ([line] if missed else [])
 
 
-def test_set_up_replaces_a_build_from_another_index(tmp_path: Path) -> None:
+def test_set_up_replaces_a_build_from_another_index(tmp_path):
     """pip would keep it, as its version fits."""
     project = shell_of(tmp_path / "project")
     machine = Machine(tmp_path)
@@ -180,14 +178,14 @@ def test_set_up_replaces_a_build_from_another_index(tmp_path: Path) -> None:
     assert removed()
 
 
-def test_set_up_continues_where_the_cpu_builds_cannot_be_reached(tmp_path: Path) -> None:
+def test_set_up_continues_where_the_cpu_builds_cannot_be_reached(tmp_path):
     project = shell_of(tmp_path / "project")
     installed, said = Machine(tmp_path, offline=True).set_up(project)
     assert said[1:] == [f"Nothing at {WHEELS}/cpu: installing the usual build of PyTorch."]
     assert installed[1] == "install torch>=2.10 --editable .[dev]"
 
 
-def test_targets_before_set_up_say_so_in_one_line(tmp_path: Path) -> None:
+def test_targets_before_set_up_say_so_in_one_line(tmp_path):
     project = shell_of(tmp_path / "project", distributed="ddp", extras=list(choices("extras")))
     bare = tmp_path / "bare"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
@@ -203,7 +201,7 @@ def test_targets_before_set_up_say_so_in_one_line(tmp_path: Path) -> None:
         assert "run make setup first" in line
 
 
-def test_demo_is_what_a_user_does(tmp_path: Path) -> None:
+def test_demo_is_what_a_user_does(tmp_path):
     """With a change that is not committed, by the real Copier and the project's own commands."""
     checkout = copy_template(tmp_path / "checkout")
     shutil.copy(REPOSITORY / "Makefile", checkout)
@@ -241,7 +239,7 @@ esac
 
 
 @pytest.mark.parametrize("where", [".", "packages/trainer"])
-def test_hooks_go_into_a_repository_that_is_the_projects_own(where: str, tmp_path: Path) -> None:
+def test_hooks_go_into_a_repository_that_is_the_projects_own(where, tmp_path):
     """Inside a larger one they would take the place of the root's."""
     project = render_into(tmp_path / where, extras=["pre_commit"])
     shell(tmp_path, "git", "init", "--quiet")
@@ -261,20 +259,20 @@ def documents() -> list[Path]:
     return [*REPOSITORY.glob("*.md"), *sorted((REPOSITORY / "docs").rglob("*.md"))]
 
 
-def test_package_indexes_are_named_by_no_document() -> None:
+def test_package_indexes_are_named_by_no_document():
     for path in documents():
         hosts = set(re.findall(r"https?://([^/\s\"')>]+)", path.read_text(encoding="utf-8")))
         assert hosts <= {"download.pytorch.org", "github.com", "org.github.io"}, path
 
 
-def test_choices_are_those_of_the_readme() -> None:
+def test_choices_are_those_of_the_readme():
     readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
     for question in (*structural(), "layout", "precision", "tracker", "extras"):
         (row,) = re.findall(rf"^\| {question} \| (.+?) \|", readme, flags=re.MULTILINE)
         assert set(choices(question)) <= set(re.findall(r"`(\w+)`", row)), question
 
 
-def test_tables_of_the_figures_are_those_that_were_measured(tmp_path: Path) -> None:
+def test_tables_of_the_figures_are_those_that_were_measured(tmp_path):
     """A page of docs/benchmarks holds what `benchmarks/publish.py` makes of the JSON beside it."""
     shutil.copytree(REPOSITORY / "docs/benchmarks", tmp_path / "docs/benchmarks")
     (tmp_path / "benchmarks").mkdir()

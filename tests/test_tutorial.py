@@ -104,7 +104,7 @@ def compare(shown: list[str], printed: list[str]) -> None:
     assert may_skip or place == len(printed), printed[place:]
 
 
-def test_the_page_shows_an_output_after_each_command_of_the_project() -> None:
+def test_the_page_shows_an_output_after_each_command_of_the_project():
     languages = [language for language, text, _ in blocks() if "cd forecast" not in text]
     commands = [text for language, text, _ in blocks() if language == "sh" and PYTHON in text]
     assert len(commands) >= 8
@@ -115,7 +115,7 @@ def test_the_page_shows_an_output_after_each_command_of_the_project() -> None:
     ]
 
 
-def test_another_output_is_seen() -> None:
+def test_another_output_is_seen():
     compare(["loss 0.1 ...", "..."], ["loss 0.102  lr 1", "any"])
     for shown in (["loss 0.2 ...", "..."], ["loss 0.1"], ["lost 0.1 ..."], ["...", "4 rows"]):
         with pytest.raises(AssertionError):
@@ -123,7 +123,7 @@ def test_another_output_is_seen() -> None:
 
 
 @pytest.mark.full
-def test_every_command_prints_what_the_page_shows(tmp_path: Path) -> None:
+def test_every_command_prints_what_the_page_shows(tmp_path):
     source = commit(shutil.copytree(template(), tmp_path / "fasttrain-template"), "1.0.0")
     reader = Reader(tmp_path, source)
     printed: list[str] = []

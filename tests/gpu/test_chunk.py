@@ -28,7 +28,7 @@ def module(name: str, loader: str = "chunk") -> Any:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     place = tmp_path_factory.mktemp("store")
     random = np.random.default_rng(1)
     with module("engine.store").StoreWriter(place, "fake") as writer:
@@ -99,9 +99,7 @@ def check_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) ->
 
 @pytest.mark.parametrize("order", ["time", "block", "full"])
 @pytest.mark.parametrize("size", ["auto", 20 * BATCH_BYTES / 1e9, 3 * BATCH_BYTES / 1e9, 1e-9])
-def test_batches_are_those_of_memmap_next_to_steps(
-    order: str, size: float | str, folder: Path
-) -> None:
+def test_batches_are_those_of_memmap_next_to_steps(order, size, folder):
     """A batch is used long after the loader has gone on reading; three epochs, the last from its
     middle."""
     expected = make("memmap", folder, "cpu", order)
@@ -123,7 +121,7 @@ def test_batches_are_those_of_memmap_next_to_steps(
 
 
 @pytest.mark.parametrize("order", ["time", "full"])
-def test_resident_rows_are_gathered_on_the_gpu(order: str, folder: Path) -> None:
+def test_resident_rows_are_gathered_on_the_gpu(order, folder):
     """From the second pass of training on, which knows what a step leaves free; bit for bit the
     same."""
     expected = make("memmap", folder, "cpu", order)

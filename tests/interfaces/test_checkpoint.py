@@ -74,7 +74,7 @@ def assert_content(folder: Path, step: int, **facts: Any) -> Any:
     return into
 
 
-def test_round_trip_with_tied_weights(tmp_path: Path) -> None:
+def test_round_trip_with_tied_weights(tmp_path):
     assert make(tmp_path / "absent").load() is None
     assert make(tmp_path).load_model() is None
     save(tmp_path, 7)
@@ -85,14 +85,14 @@ def test_round_trip_with_tied_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("keep", "wanted"), [(2, [5, 4]), (3, [5, 4, 3])])
-def test_the_newest_stay(keep: int, wanted: list[int], tmp_path: Path) -> None:
+def test_the_newest_stay(keep, wanted, tmp_path):
     (tmp_path / ".trash-step-00000001").mkdir()  # of a run that was killed while it removed one
     save(tmp_path, 1, 2, 3, 4, 5, keep=keep)
     assert saved(tmp_path) == wanted
     assert len(list(tmp_path.iterdir())) == len(wanted)
 
 
-def test_the_best_one_stays_until_another_is_better(tmp_path: Path) -> None:
+def test_the_best_one_stays_until_another_is_better(tmp_path):
     save(tmp_path, 1, 2)
     made = make(tmp_path)
     made.mark_best(1, 0.5)
@@ -118,9 +118,7 @@ DAMAGES = [
 
 
 @pytest.mark.parametrize(("name", "damage"), DAMAGES)
-def test_the_newest_valid_one_wins_and_others_are_named(
-    name: str, damage: float | str, tmp_path: Path
-) -> None:
+def test_the_newest_valid_one_wins_and_others_are_named(name, damage, tmp_path):
     for step in (1, 2):
         make(tmp_path, step, phase=0).save(step)
     path = tmp_path / "step-00000002" / name
@@ -139,7 +137,7 @@ def test_the_newest_valid_one_wins_and_others_are_named(
     assert into.peek("last") == {"phase": 0}
 
 
-def test_all_damaged_is_an_error_that_names_them(tmp_path: Path) -> None:
+def test_all_damaged_is_an_error_that_names_them(tmp_path):
     save(tmp_path, 1, 2)
     for step in (1, 2):
         flip_bit(tmp_path / f"step-{step:08d}" / "state.pt", 100)
@@ -147,7 +145,7 @@ def test_all_damaged_is_an_error_that_names_them(tmp_path: Path) -> None:
         make(tmp_path).load()
 
 
-def test_other_facts_are_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+def test_other_facts_are_refused_before_anything_is_loaded(tmp_path):
     """An evaluation compares none: the weights are good for use."""
     make(tmp_path, 1, data="abc", phase=0).save(1)
     into = make(tmp_path, 5, data="xyz", phase=0)
@@ -160,7 +158,7 @@ def test_other_facts_are_refused_before_anything_is_loaded(tmp_path: Path) -> No
     assert into.load_model("last")["step"] == 1
 
 
-def test_another_model_is_one_line(tmp_path: Path) -> None:
+def test_another_model_is_one_line(tmp_path):
     save(tmp_path, 1)
     other = engine("checkpoint").Checkpoint(tmp_path, OneOf(), model=nn.Linear(2, 2))
     with pytest.raises(engine("errors").UserError, match="does not fit the model") as caught:
@@ -168,9 +166,7 @@ def test_another_model_is_one_line(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_pruning_waits_until_the_new_one_verifies(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pruning_waits_until_the_new_one_verifies(tmp_path, monkeypatch):
     """A disk that loses what it was given: the checkpoints before are all that is left."""
     save(tmp_path, 1, 2)
     real = os.replace
@@ -225,9 +221,7 @@ def kill_at(hit: int, when: str, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(engine("checkpoint").os, "replace", deadly(os.replace))
 
 
-def test_dying_anywhere_in_a_save_costs_that_checkpoint_at_most(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dying_anywhere_in_a_save_costs_that_checkpoint_at_most(tmp_path, monkeypatch):
     """Before and after each call; whoever comes next finds the old one or the new one, whole."""
     deaths = 0
     for when in ("before", "after"):
@@ -251,9 +245,7 @@ def test_dying_anywhere_in_a_save_costs_that_checkpoint_at_most(
     assert deaths > 10
 
 
-def test_a_full_disk_is_said_and_leaves_the_others_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_said_and_leaves_the_others_whole(tmp_path, monkeypatch):
     save(tmp_path, 1, 2)
     before = sorted(path.name for path in tmp_path.rglob("*"))
     full_disk = engine("checkpoint").DiskFull
@@ -270,7 +262,7 @@ def test_a_full_disk_is_said_and_leaves_the_others_whole(
     assert_content(tmp_path, 2)
 
 
-def test_a_flipped_bit_anywhere_in_the_manifest_is_noticed_or_harmless(tmp_path: Path) -> None:
+def test_a_flipped_bit_anywhere_in_the_manifest_is_noticed_or_harmless(tmp_path):
     """It names the step, the facts, the hashes and the tied weights."""
     for step in (1, 2):
         make(tmp_path, step, data="abc").save(step)
@@ -286,7 +278,7 @@ def test_a_flipped_bit_anywhere_in_the_manifest_is_noticed_or_harmless(tmp_path:
         path.write_bytes(whole)
 
 
-def test_damaged_ones_cost_no_whole_one(tmp_path: Path) -> None:
+def test_damaged_ones_cost_no_whole_one(tmp_path):
     """A resume behind two of them goes on from an earlier step, and what it saves stays."""
     save(tmp_path, 2, 4, 6, keep=3)
     for step in (4, 6):
@@ -299,9 +291,7 @@ def test_damaged_ones_cost_no_whole_one(tmp_path: Path) -> None:
     assert saved(tmp_path) == [6, 5]
 
 
-def test_another_format_is_named_and_not_taken_for_damage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_format_is_named_and_not_taken_for_damage(tmp_path, monkeypatch):
     save(tmp_path, 1)
     monkeypatch.setattr(engine("checkpoint"), "FORMAT", 3)
     save(tmp_path, 2)

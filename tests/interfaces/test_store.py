@@ -26,7 +26,7 @@ def stored(folder: Path, value: float = 1.0, **facts: Any) -> Any:
     return store.Store.open(folder)
 
 
-def test_the_same_bytes_under_other_facts_are_other_data(tmp_path: Path) -> None:
+def test_the_same_bytes_under_other_facts_are_other_data(tmp_path):
     """Else a run would go on with other targets, classes or characters."""
     first = stored(tmp_path / "a", targets=[0]).fingerprint
     assert stored(tmp_path / "b", targets=[0]).fingerprint == first
@@ -40,13 +40,13 @@ def files_of(folder: Path) -> dict[str, bytes]:
     }
 
 
-def test_the_same_data_are_the_same_files(tmp_path: Path) -> None:
+def test_the_same_data_are_the_same_files(tmp_path):
     one, other = (stored(tmp_path / name) for name in ("a", "b"))
     assert files_of(one.folder) == files_of(other.folder)
     assert np.fromfile(one.arrays["x"].path, np.float32).tolist() == [1.0] * 4
 
 
-def test_a_new_store_removes_the_old_one_and_nothing_else(tmp_path: Path) -> None:
+def test_a_new_store_removes_the_old_one_and_nothing_else(tmp_path):
     """Files of the user stay, whatever their names; what a killed `prepare` left goes."""
     (old,) = stored(tmp_path).files
     finished = subprocess.Popen("true")
@@ -65,9 +65,7 @@ def test_a_new_store_removes_the_old_one_and_nothing_else(tmp_path: Path) -> Non
     assert old not in kept
 
 
-def test_a_full_disk_leaves_the_store_that_was_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_leaves_the_store_that_was_there(tmp_path, monkeypatch):
     stored(tmp_path)
     before = files_of(tmp_path)
 
@@ -82,7 +80,7 @@ def test_a_full_disk_leaves_the_store_that_was_there(
     assert files_of(tmp_path) == before
 
 
-def test_a_store_of_another_format_is_one_line(tmp_path: Path) -> None:
+def test_a_store_of_another_format_is_one_line(tmp_path):
     stored(tmp_path)
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     (tmp_path / "manifest.json").write_text(json.dumps(manifest | {"format": 99}))
@@ -90,9 +88,7 @@ def test_a_store_of_another_format_is_one_line(tmp_path: Path) -> None:
         engine("store").Store.open(tmp_path)
 
 
-def test_a_flipped_bit_is_found_at_opening_where_the_data_are_small(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_flipped_bit_is_found_at_opening_where_the_data_are_small(tmp_path, monkeypatch):
     module = engine("store")
     error = engine("errors").UserError
     store = stored(tmp_path)
@@ -111,7 +107,7 @@ def test_a_flipped_bit_is_found_at_opening_where_the_data_are_small(
         module.verify(store, again=True)
 
 
-def test_a_run_remembers_its_data_without_their_rows(tmp_path: Path) -> None:
+def test_a_run_remembers_its_data_without_their_rows(tmp_path):
     remembered = engine("store").Store.remembered
     run = tmp_path / "run"
     run.mkdir()
@@ -129,7 +125,7 @@ def test_a_run_remembers_its_data_without_their_rows(tmp_path: Path) -> None:
     assert remembered(run, "other") is None
 
 
-def test_the_guard_ends_a_run_on_damaged_data(tmp_path: Path) -> None:
+def test_the_guard_ends_a_run_on_damaged_data(tmp_path):
     store = stored(tmp_path)
     path = store.arrays["x"].path
     failed: list[Exception] = []

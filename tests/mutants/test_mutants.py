@@ -15,7 +15,6 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import h5py  # noqa: F401 - these are loaded once, for all forks
@@ -127,9 +126,7 @@ CASES = [
 @pytest.mark.parametrize(
     ("family", "fault"), CASES, ids=lambda part: getattr(part, "name", part).replace(" ", "-")
 )
-def test_the_suite_notices(
-    family: str, fault: Fault, tmp_path: Path, record_property: Callable[[str, object], None]
-) -> None:
+def test_the_suite_notices(family, fault, tmp_path, record_property):
     record_property("family", (family, len(FAMILIES[family])))
     assert_noticed(fault, fault.test, tmp_path)
 
@@ -172,20 +169,20 @@ ELSEWHERE = {
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", ELSEWHERE, ids=lambda name: name.replace(" ", "-"))
-def test_a_fault_of_a_case_left_out_is_seen_elsewhere(name: str, tmp_path: Path) -> None:
+def test_a_fault_of_a_case_left_out_is_seen_elsewhere(name, tmp_path):
     (fault,) = (fault for fault in FAULTS if fault.name == name)
     for number, test in enumerate(ELSEWHERE[name]):
         assert_noticed(fault, test, tmp_path / f"{number}")
 
 
-def test_without_a_fault_a_test_passes_in_the_same_way(tmp_path: Path) -> None:
+def test_without_a_fault_a_test_passes_in_the_same_way(tmp_path):
     """Else every fault would seem to be noticed."""
     template = copy_template(tmp_path / "template")
     code, output = outcome(CASES[0][1].test, template, tmp_path)
     assert code == pytest.ExitCode.OK, output[-3000:]
 
 
-def test_faults_have_names_of_their_own() -> None:
+def test_faults_have_names_of_their_own():
     names = [fault.name for fault in FAULTS]
     assert len(set(names)) == len(names)
     assert set(QUICK) <= set(names)
