@@ -134,8 +134,8 @@ def test_a_layer_that_this_cpu_lacks_in_half_precision_has_a_remedy():
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (("--temperature", "1e-42"), "temperature 1e-42: --temperature: give 0, or 0.001 or more"),
-        (("--seed", "9" * 20), "a seed of 20 digits: --seed"),
+        (("--temperature", "1e-42"), "temperature 1e-42: --temperature: use 0, or 0.001 or more"),
+        (("--seed", "9" * 20), "a seed of 20 digits is too large: --seed"),
         (("--seed", str(2**64)), "--seed"),
     ],
 )

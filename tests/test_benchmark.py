@@ -167,8 +167,8 @@ def test_errors_are_one_line(tmp_path):
     for words, says in (
         (("fusion",), "unknown switch 'fusion'.*--list"),
         (("compile",), "compile cannot be measured here: there is no GPU"),
-        (("--model-size", "huge"), "unknown model size 'huge'.*choose of tiny, small"),
-        (("--steps", "0"), "count from 1"),
+        (("--model-size", "huge"), "unknown model size 'huge'.*choose from tiny, small"),
+        (("--steps", "0"), "must be at least 1"),
     ):
         one_error(run(render(), "benchmark", *words, cwd=tmp_path), says)
     listed = run(render(), "benchmark", "--list", cwd=tmp_path).out
@@ -258,7 +258,7 @@ def test_everything_off_and_on_are_what_they_say():
 
 def test_switches_that_a_loader_lacks():
     switches, _ = planned("h100", loader="memmap")
-    assert switches["workers"].why_not == "this project's loader has no use for it"
+    assert switches["workers"].why_not == "it has no effect with this project's loader"
     assert "data.num_workers" not in switches["loader"].off
 
 

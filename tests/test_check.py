@@ -73,7 +73,7 @@ BROKEN = {
         SPANS,
         f'{SPANS} | {{"target": span._replace(starts=span.starts + 1)}}',
         "labels",
-        "do rows and labels belong together",
+        "check that rows match labels",
     ),
     "weights not registered": Broken(
         "tabular",
@@ -90,7 +90,7 @@ BROKEN = {
         f'{BATCH}\n        noise = batch["features"].clone().normal_()'
         '\n        batch["features"] = batch["features"] + noise',
         "evaluation",
-        "batch['features'] changes, as by an augmentation: dataset.py",
+        "batch['features'] changes in evaluation, as by an augmentation: dataset.py",
     ),
     "dropout in evaluation": Broken(
         "timeseries",
@@ -148,7 +148,7 @@ BROKEN = {
         SCALED,
         SCALED + "prediction = 0 * prediction\n        ",
         "overfit",
-        "steps on it bring the loss",
+        "steps on it only change the loss",
     ),
     "a metric in evaluation only now and then": Broken(
         "tabular",
@@ -245,6 +245,6 @@ def test_wrong_flags_are_one_line(tmp_path):
     project = render(workload="tabular", **CHECK)
     one_error(
         run(project, "check", "--only", "shape", cwd=tmp_path),
-        "no check 'shape'.*choose of shapes,",
+        "no check 'shape'.*choose from shapes,",
     )
     one_error(run(project, "check", "--samples", "0", cwd=tmp_path), "0 samples")

@@ -130,7 +130,7 @@ def test_a_checkpoint_without_averages_is_refused_and_can_be_resumed(place):
     project = render(workload="tabular", **EMA)
     check_run(render(workload="tabular"), "train", *WORDS, "--max-steps", "12", cwd=place)
     refused = run(project, "evaluate", "--weights", "averaged", cwd=place)
-    one_error(refused, "no averaged weights", "--weights averaged", "train on")
+    one_error(refused, "no averaged weights", "--weights averaged", "continue training")
     result = run(project, "train", "--resume", cwd=place)
     assert "note: hook ema starts without a state" in result.out
     check_run(project, "evaluate", "--weights", "averaged", "--checkpoint", "last", cwd=place)

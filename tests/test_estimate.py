@@ -321,7 +321,7 @@ def branching_model() -> None:
 
 def test_a_model_that_looks_at_values_is_one_line(tmp_path):
     result = estimated(render(workload="tabular"), "estimate", cwd=tmp_path, before=branching_model)
-    one_error(result, "cannot be counted without data")
+    one_error(result, "the costs need values, not only shapes")
 
 
 def test_the_commands_of_the_page(tmp_path):

@@ -111,7 +111,7 @@ def stubborn_model() -> None:
 def test_a_model_that_torch_export_refuses_is_written_all_the_same(tmp_path):
     project = trained("tabular", tmp_path)
     result = check_run(project, "export", cwd=tmp_path, before=stubborn_model)
-    assert "note: no model.pt2, torch.export refuses: " in result.out
+    assert "note: no model.pt2, because torch.export failed: " in result.out
     folder = newest_run(tmp_path) / "export"
     assert not (folder / "model.pt2").exists()
     assert (folder / "load.py").exists()
@@ -161,7 +161,7 @@ def test_wrong_flags_are_one_line(tmp_path):
     project = trained("tabular", tmp_path)
     (tmp_path / "file").touch()
     refused = run(project, "export", "--output", "file/below", cwd=tmp_path)
-    one_error(refused, "cannot make the folder", "--output")
+    one_error(refused, "cannot create the folder", "--output")
     one_error(run(project, "export", "--run", "nope", cwd=tmp_path), "no run 'nope'")
 
 

@@ -272,7 +272,7 @@ def test_a_bad_file_is_one_line(ant, says, tmp_path):
         ("--window 300", ["no stock has 300 days", "--window"]),
         ("--window 1", ["1 is too few", "--window", "at least 2"]),
         ("--refresh 0", ["0 is too few", "--refresh"]),
-        ("--horizons 2,2", ["names no horizons"]),
+        ("--horizons 2,2", ["'2,2' is not a list of horizons"]),
         ("--horizons 1,40", ["40 days is longer than the validation split of 25", "1,40"]),
         ("--split 300,20,20", ["needs 340 days", "there are 210"]),
         ("--split 100,0,20", ["no day is left for validation"]),
@@ -303,7 +303,7 @@ def test_odd_files_are_counted(tmp_path):
     printed = prepare(tmp_path).out
     for line in (
         "rows left out: a price is missing: 1",
-        "rows without a volume, taken as the usual one: 1",
+        "rows without a volume, treated as the usual volume: 1",
         "stocks left out: fewer than 10 days: 1",
         "days with a single stock, which has no neighbour: 21",
         "stocks without a neighbour in any graph: 1",

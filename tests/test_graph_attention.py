@@ -85,7 +85,7 @@ def test_attention_is_what_the_book_says(block, dropout, monkeypatch):
 
 @pytest.mark.parametrize("dropout", [-0.1, 1.0])
 def test_a_dropout_outside_its_range_is_refused(dropout):
-    with pytest.raises(ValueError, match="from 0 to below 1"):
+    with pytest.raises(ValueError, match="at least 0 and below 1"):
         attention(dropout)
 
 

@@ -95,7 +95,7 @@ REFUSED: dict[str, tuple[str | bytes, str, str]] = {
         "no column 'price': .*did you mean 'prise'",
     ),
     "two columns of a name": (with_column().replace("age", "size"), "", "two columns are named"),
-    "no name": (with_column().replace("age", ""), "", "no name of column 2: .*index=False"),
+    "no name": (with_column().replace("age", ""), "", "column 2 has no name: .*index=False"),
     "a folder without tables": ("", "--input empty", "file in the folder: .*empty"),
     "no such file": ("", "--input other.csv", "No such file.*other.csv"),
     "cut gzip": (
@@ -139,7 +139,11 @@ REFUSED: dict[str, tuple[str | bytes, str, str]] = {
         "--data.path odd.csv/x",
         "cannot write into the folder",
     ),
-    "no part of a time": (with_column(), "--time-features minute", "no part of a time"),
+    "no part of a time": (
+        with_column(),
+        "--time-features minute",
+        "'minute' is not a time feature",
+    ),
 }
 
 
@@ -340,7 +344,7 @@ NO_TIMES: dict[str, tuple[list[str], str, str]] = {
         days("%d/%m/%Y", these=EARLY),
         "",
         "'03/01/2024' may be 2024-01-03 or 2024-03-01: odd.csv, column 'day': "
-        "say --time-format '%d/%m/%Y' or --time-format '%m/%d/%Y'",
+        "add --time-format '%d/%m/%Y' or --time-format '%m/%d/%Y'",
     ),
     "no such day": (WRONG, "", "'31.02.2024' is not a time: .*row 9, column 'day': .*'%d.%m.%Y'"),
     "a word": (["soon", *ISO[1:]], "", "'soon' is not a time: .*row 1, column 'day'"),
@@ -422,10 +426,10 @@ def test_an_error_in_a_folder_has_the_file_and_its_row(tmp_path):
         written(tmp_path / "parts", content, f"{name}.csv")
     one_error(prepare(tmp_path, "tabular", "parts"), "parts/b.csv, row 12, column 'size'")
     written(tmp_path / "parts", with_column().replace("size", "length"), "b.csv")
-    one_error(prepare(tmp_path, "tabular", "parts"), "other columns than in a.csv: .*b.csv")
+    one_error(prepare(tmp_path, "tabular", "parts"), "columns differ from those of a.csv: .*b.csv")
     (tmp_path / "parts/b.csv").unlink()
     pyarrow.parquet.write_table(pa.table(columns()), tmp_path / "parts/b.parquet")
-    one_error(prepare(tmp_path, "tabular", "parts"), "other types of columns than in a.csv .*b.par")
+    one_error(prepare(tmp_path, "tabular", "parts"), "types differ from those of a.csv .*b.par")
 
 
 # ---- predict reads as prepare did ----------------------------------------------------------------

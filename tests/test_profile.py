@@ -187,9 +187,9 @@ def test_a_compiled_block_is_one_layer():
 
 # ---- the verdict ---------------------------------------------------------------------------------
 
-GPU_IS_IDLE = "70% of a step the GPU has nothing to do"
-IN_PYTHON = "70% of a step passes between operations, in Python"
-MOVES = "80% of the computing moves data, 20% is arithmetic"
+GPU_IS_IDLE = "For 70% of a step, the GPU is idle"
+IN_PYTHON = "For 70% of a step, only Python runs, between operations"
+MOVES = "80% of the compute time moves data, and 20% is arithmetic"
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ MOVES = "80% of the computing moves data, 20% is arithmetic"
         ((0.0, 0.3, 0.7), 0.9, True, "launch", GPU_IS_IDLE),
         ((0.0, 0.3, 0.7), 0.9, False, "launch", IN_PYTHON),
         ((0.0, 0.9, 0.1), 0.2, True, "memory", MOVES),
-        ((0.05, 0.9, 0.05), 0.8, True, "compute", "80% of the computing is arithmetic"),
+        ((0.05, 0.9, 0.05), 0.8, True, "compute", "80% of the compute time is arithmetic"),
     ],
 )
 def test_verdicts(split, products, cuda, kind, why):
@@ -225,5 +225,5 @@ def test_a_cpu_has_no_idle_time_and_its_page_says_what_is_there_instead():
     page = module().page(profile, 5)
     assert page.startswith("# Profile: Python-bound\n")
     assert "data 10%, compute 30%, Python 60%." in page
-    assert "Python is what passes between operations" in page
+    assert "Python is the time between operations" in page
     assert "idle" not in page

@@ -108,15 +108,15 @@ def test_a_range_or_list_is_what_the_schema_says(word, expected):
     [
         ("lr=1e-4..1e-2", "unknown setting 'lr': --search: did you mean 'optimizer.learning_rate'"),
         ("model.width=0,8", "model.width cannot be 0: --search: give a whole number at least 1"),
-        ("model.width=64..8", "no range: --search: give two numbers, the smaller one first"),
-        ("training.precision=fp32..bf16", "no range: --search"),
-        ("model.width=8", "no choice: --search: write model.width=LOW..HIGH"),
+        ("model.width=64..8", "not a range: --search: use two numbers, the smaller one first"),
+        ("training.precision=fp32..bf16", "not a range: --search"),
+        ("model.width=8", "only one value: --search: write model.width=LOW..HIGH"),
         (
             "model.width=8,16 model.width=4,8",
-            "model.width cannot be searched: --search: it is given twice",
+            "model.width cannot be searched: --search: it occurs twice",
         ),
-        ("reproducibility.seed=1..9", "cannot be searched: --search: all trials have the same"),
-        ("data.path=a,b", "cannot be searched: --search: losses on other data"),
+        ("reproducibility.seed=1..9", "cannot be searched: --search: all trials share one seed"),
+        ("data.path=a,b", "cannot be searched: --search: losses on different data"),
         ("training.gradient_accumulation_steps=1,2", "compile.mode reduce-overhead"),
     ],
 )
@@ -132,7 +132,7 @@ def test_nothing_is_written_after_an_error(place):
     for words, said in (
         (("lr=1..2",), "unknown setting"),
         ((*SPACE, "--trials", "0"), "--trials"),
-        ((*SPACE, "--learning-rate"), "--search tunes no knob"),
+        ((*SPACE, "--learning-rate"), "--search cannot be combined"),
     ):
         one_error(run(render(), "tune", "--search", *words, cwd=place), said)
     assert not (place / "searches").exists()
@@ -197,8 +197,8 @@ def test_a_planted_optimum_is_found_in_20_trials(seed, place):
     ("after", "said"),
     [
         ((0.30, 0.31, 0.32), "better by more than the spread"),
-        ((0.45, 0.30, 0.60), "within the spread"),
-        ((0.50, 0.51, 0.52), "no better: keep the configuration"),
+        ((0.45, 0.30, 0.60), "better, but within the spread"),
+        ((0.50, 0.51, 0.52), "not better, so keep the configuration"),
     ],
 )
 def test_a_gain_must_exceed_the_spread(after, said):
@@ -245,7 +245,7 @@ def test_a_trial_is_repeated_after_a_bug_is_fixed(place):
     broken = computed(lambda settings: (1, "Traceback\nValueError: width\n"))
     one_error(
         run(render(), *words, cwd=place, before=broken),
-        "ValueError: width.*trial-001/log.*continues",
+        "ValueError: width.*trial-001/log.*run the same command",
     )
     check_run(render(), *words, cwd=place, before=computed(planted))
     assert states(place) == ["COMPLETE"] * 2

@@ -73,7 +73,7 @@ def test_wrong_flags_are_one_line(place):
     one_error(run(project, "tune", "speed", cwd=place), "unknown knob 'speed'.*batch_size")
     for flag, value in (("--steps", "0"), ("--minutes", "nan"), ("--minutes", "-1")):
         done = run(project, "tune", f"{flag}={value}", cwd=place / "none")
-        one_error(done, f": {flag}: give ")
+        one_error(done, f": {flag}: use ")
     assert [path.name for path in (place / "none").glob("[!.]*")] == ["config.yaml"]
 
 

@@ -38,11 +38,11 @@ TABULAR = ("--model.width", "32", "--data.batch_size", "128", "--monitor.every_s
         (0.02, 0.4, {"gpu_percent": 95.0}, None, ""),
         (0.6, 1.0, {}, None, ""),  # the monitor has said it
         (0.6, 0.05, {"gpu_percent": 40.0, "cpu_percent": 80.0}, None, ""),
-        (0.6, 1.0, {"gpu_percent": 40.0, "cpu_percent": 99.0}, "busy cores", "GPU utilisation 40%"),
+        (0.6, 1.0, {"gpu_percent": 40.0, "cpu_percent": 99.0}, "busy cores", "GPU utilization 40%"),
         (0.01, 1.0, {"gpu_percent": 40.0, "process_percent": 99.0}, "launch-bound", "compile"),
         (0.01, 1.0, {"gpu_percent": 40.0}, "waiting", "monitor.every_steps (50)"),
-        (0.01, 0.04, {"gpu_percent": 99.0}, "small kernels", "4.0% of the roof"),
-        (0.01, 0.04, {}, "small kernels", "4.0% of the roof"),
+        (0.01, 0.04, {"gpu_percent": 99.0}, "small kernels", "4.0% of the roofline"),
+        (0.01, 0.04, {}, "small kernels", "4.0% of the roofline"),
         (0.01, 0.11, {"gpu_percent": 71.0}, None, ""),
     ],
 )
@@ -285,9 +285,9 @@ def test_how_the_machine_was_used(tmp_path):
     (tmp_path / "system.csv").write_text("\n".join(lines))
     page = "\n".join(watch.report(tmp_path))
     for expected in (
-        "## Machine in use\n\n|  | median | lowest | highest |",
+        "## Use of the machine\n\n|  | median | lowest | highest |",
         "| GPU busy, % | 80 | 10 | 90 |",
-        "| of the card's roof, % | 51 | 51 | 51 |",
+        "| of the card's roofline, % | 51 | 51 | 51 |",
         "| training process, MB | 200 | 100 | 300 |",
     ):
         assert expected in page

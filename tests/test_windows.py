@@ -94,7 +94,7 @@ def test_hdf5_is_read_as_it_is(tmp_path):
     assert np.load(tmp_path / "new.npz")["prediction"].shape == (400, 3)
     hdf5(tmp_path / "new", features=np.ones((400, 15, 3)))
     other = refused(tmp_path, "predict", "--input", "new/windows.h5")
-    one_error(other, "windows of \\(15, 3\\) where the model was trained on \\(16, 3\\)")
+    one_error(other, "windows of \\(15, 3\\), but \\(16, 3\\) in the training data")
 
 
 def test_columns_that_never_change_are_said(tmp_path):

@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CPU = torch.device("cpu")
-FEW = 8  # samples of a batch
-STEPS = 200  # of a training at most
-BETWEEN = 20  # steps between two evaluations of it
-LEAST_RATE = 1e-3  # so that the small rates of fine-tuning show something in so few steps
-MEMORIZED = 0.5  # loss of a memorized batch over the first one
-WAITS = {  # functions whose result the host waits for
+FEW = 8  # samples in a batch
+STEPS = 200  # maximum number of steps of a training
+BETWEEN = 20  # steps between two evaluations
+LEAST_RATE = 1e-3  # smaller learning rates, as for fine-tuning, would show nothing in so few steps
+MEMORIZED = 0.5  # a batch is memorized if its loss falls to this fraction of the first one
+WAITS = {  # functions that wait for the device
     "item",
     "tolist",
     "numpy",
@@ -53,11 +53,11 @@ WAITS = {  # functions whose result the host waits for
 
 
 class Failed(Exception):
-    """Why a check failed, and where to look."""
+    """A check failed; the message says why, and where to look."""
 
 
 class Skipped(Exception):
-    """Why the project has no use for a check."""
+    """A check does not apply to the project; the message says why."""
 
 
 def require(condition: object, why: str, where: str) -> None:
@@ -66,9 +66,9 @@ def require(condition: object, why: str, where: str) -> None:
 
 
 class Bench:
-    """The project's samples and new models.
+    """Provides the project's samples and new models.
 
-    num_looked: samples of each split that `check_samples` looks at.
+    num_looked: the number of samples of each split that `check_samples` reads.
     """
 
     def __init__(self, settings: Settings, num_looked: int):
@@ -81,7 +81,7 @@ class Bench:
             self.samples[name] = dataset.Samples(self.store, settings, name)
 
     def numbers(self, split: str, count: int) -> list[int]:
-        """Return the numbers of so many samples, evenly spaced; fewer if there are fewer."""
+        """Return the numbers of up to `count` samples, evenly spaced."""
         length = len(self.samples[split])
         if not length:
             raise Skipped(f"the {split} split has no samples")
@@ -98,7 +98,7 @@ class Bench:
     ) -> Batch:
         """Return the batch of these samples; −1 is a padding row.
 
-        change: called with the name of an array and its stored rows, returns other ones.
+        change: replaces stored rows; it is called with the name of their array.
         """
         samples = self.samples[split]
         samples.training = training
@@ -118,7 +118,7 @@ class Bench:
         array = self.store.arrays[name]
         if array.offset is not None:
             return gather(mapped(array), spans).view(stored_dtype(array))
-        # Compressed: HDF5 alone can read it, one span after the other.
+        # Only HDF5 can read a compressed dataset, one span after the other.
         starts = np.ravel(spans.starts)
         lengths = np.ravel(spans.lengths)
         packed = discover("engine", "Hdf5Array")[0].Hdf5Array(**vars(array))
@@ -130,7 +130,7 @@ class Bench:
         return gather(source, spans._replace(starts=new_starts)).view(stored_dtype(array))
 
     def new_model(self, seed: int = 0) -> Any:
-        """Return a model of the run's seed plus `seed`; later random numbers come from it too."""
+        """Return a new model; it and later random numbers come from the run's seed plus `seed`."""
         seed_everything(self.settings.reproducibility.seed + seed)
         model = build_model(self.settings, self.store.facts)
         require_attributes(("predict", "blocks"), model, f"the model {type(model).__name__}")
@@ -150,24 +150,24 @@ class Bench:
 
     @cached_property
     def batch(self) -> Batch:
-        """A few samples as training gets them."""
+        """A few samples as training reads them."""
         return self.read(self.numbers("train", FEW), training=True)
 
     @cached_property
     def plain(self) -> Batch:
-        """The same samples as evaluation gets them."""
+        """The same samples as evaluation reads them."""
         return self.read(self.numbers("train", FEW))
 
     @cached_property
     def model(self) -> Any:
-        """A model after a few steps: what starts at zero would hide much."""
+        """A model after a few steps, because weights that start at zero would hide errors."""
         model = self.new_model()
         list(self.train(model, [self.batch] * 5))
         return model.eval()
 
     @cached_property
     def fitted(self) -> tuple[Any, list[float]]:
-        """A model trained on one batch alone, and its losses there in evaluation, in order."""
+        """A model trained on one batch only, and its evaluation losses on that batch, in order."""
         model = self.new_model()
         losses = [measured(model, self.plain)[0]]
         steps = self.train(model, with_bar([self.batch] * STEPS, "overfit"))
@@ -180,10 +180,10 @@ class Bench:
 
     @property
     def targets(self) -> list[str]:
-        """Names of what predictions are compared with."""
+        """The names of the targets in a batch."""
         names = [name for name in self.batch if name.startswith(("target", "label"))]
         if not names:
-            raise Skipped("nothing in a batch is called target or label")
+            raise Skipped("no name in the batch begins with target or label")
         return names
 
 
@@ -208,7 +208,7 @@ def predicted(model: Any, batch: Batch) -> dict[str, Tensor]:
 
 
 def close(one: Any, other: Any) -> bool:
-    """Whether values are equal but for the order of summation in float32."""
+    """Whether values are equal, up to rounding errors of float32 sums."""
     return np.allclose(one, other, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
@@ -226,9 +226,9 @@ def kind(tensor: Tensor) -> str:
 
 
 class Calls(TorchFunctionMode):
-    """While open: records calls of torch that wait, and argmax.
+    """While open, records calls of argmax and of functions that wait for the device.
 
-    Each with its name, its arguments and the line of your code.
+    A record has the function's name, its arguments, and the line of your code that called it.
     """
 
     def __init__(self) -> None:
@@ -251,7 +251,7 @@ def has_mask(index: Any) -> bool:
 
 
 def own_line(frames: traceback.StackSummary) -> traceback.FrameSummary | None:
-    """Return the innermost line in your modules."""
+    """Return the innermost frame in your own modules."""
     package = Path(__file__).parent.parent
     for frame in reversed(frames):
         path = Path(frame.filename)
@@ -261,7 +261,7 @@ def own_line(frames: traceback.StackSummary) -> traceback.FrameSummary | None:
 
 
 class Swap:
-    """Copies of a sample in which some rows of one array are those of another sample, the donor."""
+    """Copies a sample, and replaces some rows of one array by rows of another sample, the donor."""
 
     def __init__(self, bench: Bench, array: str, number: int, donor: int):
         self.bench = bench
@@ -272,7 +272,7 @@ class Swap:
     def __call__(self, others: np.ndarray) -> Batch:
         """Return the batch of the copies; the last sample is the donor itself.
 
-        others (n, W): which rows are the donor's, for each copy.
+        others: for each copy, which rows come from the donor (n, W).
         """
 
         def change(name: str, rows: Rows) -> Rows:
@@ -290,9 +290,9 @@ class Swap:
         return self.bench.read([self.number] * len(others) + [self.donor], change=change)
 
     def targets(self, num_rows: int) -> dict[int, tuple[int, int]]:
-        """Return rows that change a target by themselves.
+        """Return each row that changes a target by itself.
 
-        Each with the first place of the target that changes, and the number of its places.
+        Its value is the first place of the target that changes, and the number of all places.
         """
         rows = np.arange(num_rows)
         places_of: dict[int, tuple[int, int]] = {}
@@ -312,7 +312,7 @@ class Swap:
 
 
 def scores(model: Any, batch: Batch) -> dict[str, Tensor]:
-    """Return predictions that are floats; if all are integers, what their argmax was taken of."""
+    """Return floating-point predictions; if all are integers, return the inputs of argmax."""
     with Calls() as calls:
         predictions = predicted(model, batch)
     floats = {name: value for name, value in predictions.items() if value.is_floating_point()}
@@ -323,7 +323,7 @@ def scores(model: Any, batch: Batch) -> dict[str, Tensor]:
 
 
 def leaves(loss: Tensor) -> Iterator[Tensor]:
-    """Yield the tensors that get a gradient from this loss."""
+    """Yield the leaf tensors that get a gradient from this loss."""
     seen = set[Any]()
     waiting = [loss.grad_fn]
     while waiting:

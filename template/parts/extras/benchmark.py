@@ -1,8 +1,8 @@
-"""Measure what each optimization gives on this machine: tables in benchmark_results/.
+"""Measure what each optimization gains on this machine; write tables to benchmark_results/.
 
-Without names: everything off against everything on. Each process of a row is a short run, and the
-processes of all rows alternate, so that a machine that slows down slows down every row. Results are
-written after each process; the same command resumes a benchmark that was interrupted.
+Without names, it compares everything off with everything on. Each process of a row is a short run.
+The processes of all rows alternate, so that a slower machine slows down every row. Results are
+written after each process; the same command resumes an interrupted benchmark.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ GROUPS = "training.gradient_accumulation_steps"
 
 
 class Switch(NamedTuple):
-    """One optimization, off and on; `why_not` says why it cannot be measured here."""
+    """One optimization, off and on; `why_not` is the reason if it cannot be measured here."""
 
     name: str
     off: Overrides
@@ -41,34 +41,34 @@ class Switch(NamedTuple):
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of the command, in addition to the common ones."""
+    """Add the flags of this command."""
     add = parser.add_argument
-    names = "switches to leave out or to add; --list shows them"
+    names = "switches to measure one by one; --list shows them"
     add("names", nargs="*", metavar="NAME", help=names)
-    add("--all", action="store_true", help="every switch")
+    add("--all", action="store_true", help="measure every switch")
     add("--list", action="store_true", help="print the switches and whether they are on, and stop")
-    size = f"a size of {OWN.name} instead of the configured model"
+    size = f"use a model size of {OWN.name} instead of the configured model"
     add("--model-size", metavar="SIZE", help=size)
-    steps = "timed steps of a process (default: 100)"
+    steps = "timed steps per process (default: 100)"
     add("--steps", type=int, default=100, metavar="N", help=steps)
-    warmup = "steps before them (default: 20)"
+    warmup = "untimed steps before them (default: 20)"
     add("--warmup", type=int, default=20, metavar="N", help=warmup)
-    processes = "processes of a row (default: 3)"
+    processes = "processes per row (default: 3)"
     add("--processes", type=int, default=3, metavar="N", help=processes)
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
-    """Measure the rows that are missing; write benchmark.json and benchmark.md."""
+    """Measure the missing rows; write benchmark.json and benchmark.md."""
     settings = load()
     if settings.phases:
         settings = settings.phase(1)
     if min(arguments.warmup, arguments.steps, arguments.processes) < 1:
-        what = "--steps, --warmup and --processes count from 1"
-        raise UserError(what, "command line", "raise it")
+        what = "--steps, --warmup and --processes must be at least 1"
+        raise UserError(what, "command line", "use a larger number")
     own = yaml.safe_load(OWN.read_text(encoding="utf-8"))
     size = arguments.model_size
     if size and size not in own["sizes"]:
-        remedy = f"choose of {', '.join(own['sizes'])}"
+        remedy = f"choose from {', '.join(own['sizes'])}"
         raise UserError(f"unknown model size {size!r}", "--model-size", remedy)
     if size:
         settings = changed(settings, own["sizes"][size])
@@ -106,12 +106,12 @@ def print_switches(known: list[Switch]) -> None:
 
 
 def protocol(arguments: argparse.Namespace, settings: Settings, trials: Trials) -> dict[str, Any]:
-    """Say how the rows are measured; results of another protocol do not count."""
-    gain = "one process: no range"
-    loss = "not compared: one seed"
+    """Describe how the rows are measured; results of another protocol do not count."""
+    gain = "no range, since there is one process"
+    loss = "not compared, since there is one seed"
     if arguments.processes > 1:
-        gain = "in brackets what nine of ten repeats stay within"
-        loss = "compared with fp32's over the same seeds"
+        gain = "with the range of nine in ten repeats in parentheses"
+        loss = "compared with the loss of fp32 over the same seeds"
     return {
         "warm-up steps": arguments.warmup,
         "timed steps": arguments.steps,
@@ -119,7 +119,7 @@ def protocol(arguments: argparse.Namespace, settings: Settings, trials: Trials) 
         "steps between two times": trials.window,
         "order": "one process of every row, then the next",
         "first seed": settings.reproducibility.seed,
-        "memory": "largest allocated on the GPU; without one, largest resident set",
+        "memory": "largest allocated on the GPU; without a GPU, largest resident set",
         "gain": gain,
         "loss": loss,
         "model size": arguments.model_size or "as configured",
@@ -129,9 +129,10 @@ def protocol(arguments: argparse.Namespace, settings: Settings, trials: Trials) 
 def switches(
     settings: Settings, card: Card, unused: Sequence[str], own: dict[str, Any]
 ) -> list[Switch]:
-    """List all switches, in the order in which the cumulative table turns them on.
+    """Return all switches, in the order in which the cumulative table turns them on.
 
-    unused: data settings that this project's loader has no use for. own: those of the workload.
+    unused: data settings that have no effect with this project's loader. own: switches of the
+    workload.
     """
     made = Switches(settings, card, unused)
     made.add_precisions()
@@ -164,7 +165,7 @@ class Switches:
             training.precision, card.capability, card.hip, training.fp8_emulation
         )
         self.compiled, _ = compiles(settings, card.capability)
-        # What `auto` becomes here.
+        # The values that `auto` resolves to here.
         self.resolved: Overrides = {
             PRECISION: self.precision,
             "compile.enabled": self.compiled,
@@ -176,14 +177,14 @@ class Switches:
         for key in on:
             now[key] = self.resolved[key] if key in self.resolved else self.settings.value(key)
         if any(key.removeprefix("data.") in self.unused for key in on):
-            why_not = "this project's loader has no use for it"
+            why_not = "it has no effect with this project's loader"
         self.known.append(Switch(name, off, on, why_not, now == on))
 
     def add_flag(self, name: str, key: str, why_not: str = "") -> None:
         self.add(name, {key: False}, {key: True}, why_not)
 
     def add_precisions(self) -> None:
-        """Add a ladder: each format is compared with the one below it that the card has."""
+        """Add the precisions, each compared with the next lower one that the card supports."""
         native: frozenset[str] = frozenset()
         if self.card.capability:
             native = features(self.card.capability, self.card.hip)
@@ -197,7 +198,7 @@ class Switches:
         for name, precision in zip(("tf32", "half_precision", "fp8"), rungs[1:], strict=True):
             why_not = ""
             if precision not in native and precision != self.precision:
-                why_not = self.no_gpu or f"{self.card.name} has no {precision}"
+                why_not = self.no_gpu or f"{self.card.name} does not support {precision}"
             # bf16 includes TF32, and fp8 includes both.
             enabled = rungs.index(self.precision) >= rungs.index(precision)
             rung = Switch(name, {PRECISION: below}, {PRECISION: precision}, why_not, enabled)
@@ -227,22 +228,22 @@ class Switches:
         self.add_flag("pinned_memory", "data.pin_memory", self.no_gpu)
 
     def add_accumulation(self) -> None:
-        """Add one micro-batch a step against several of the same samples."""
+        """Compare one micro-batch per step with several, over the same samples."""
         batch = self.settings.data.batch_size
         groups = self.settings.training.gradient_accumulation_steps
         together = {BATCH: batch * groups, GROUPS: 1}
         apart = {BATCH: batch, GROUPS: groups}
         if groups == 1:
             apart = {BATCH: batch // 2, GROUPS: 2}
-        self.add("accumulation", together, apart, "" if batch > 1 else "a batch is one sample")
+        self.add("accumulation", together, apart, "" if batch > 1 else "a batch has one sample")
 
 
 def plan(known: list[Switch], names: list[str], everything: bool) -> list[Plan]:
-    """Return the rows. Raises `UserError` for a name that is unknown or cannot be measured here."""
+    """Return the rows to measure. Raises `UserError` for an unknown or unmeasurable name."""
     by_name = {switch.name: switch for switch in known}
     for name in names:
         if name not in by_name:
-            remedy = "`benchmark --list` shows all"
+            remedy = "run `benchmark --list` to see all switches"
             raise UserError(f"unknown switch {name!r}", "command line", remedy)
         if by_name[name].why_not:
             what = f"{name} cannot be measured here"
@@ -250,7 +251,7 @@ def plan(known: list[Switch], names: list[str], everything: bool) -> list[Plan]:
 
     enabled = [switch for switch in known if switch.enabled and not switch.why_not]
     nothing: Overrides = {}
-    # If several switches turn one setting, `off` of the first one counts.
+    # If several switches change the same setting, `off` of the first one counts.
     for switch in reversed(enabled):
         nothing |= switch.off
     on = nothing

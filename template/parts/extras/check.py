@@ -1,7 +1,7 @@
 """Check that your model and your data satisfy their contract, in a minute on the CPU.
 
-Takes the prepared data, or the synthetic sample, and new models. Exits with 0, or with 1 if a check
-failed: its line says why, and where to look.
+It uses the prepared dataset, or the synthetic sample, and new models. The exit code is 1 if a check
+failed; its line says why, and where to look.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of the command, in addition to the common ones."""
-    only = "one check, by the name in its line; repeatable"
+    """Add the flags of this command."""
+    only = "run only the check with this name; repeatable"
     parser.add_argument("--only", action="append", metavar="NAME", help=only)
-    samples = "samples of each split that the check `samples` looks at (default: %(default)s)"
+    samples = "samples per split that the check `samples` reads (default: %(default)s)"
     parser.add_argument("--samples", type=int, default=2048, metavar="N", help=samples)
 
 
 def run(arguments: argparse.Namespace, load: Callable[[], Settings]) -> int:
-    """Print a line for each check; one that depends on a failed check is skipped and names that."""
+    """Run the checks, and print a line for each; skip those that depend on a failed check."""
     if arguments.samples < 1:
-        what = f"{arguments.samples} samples cannot be looked at"
-        raise UserError(what, "--samples", "give at least 1")
+        what = f"cannot check {arguments.samples} samples"
+        raise UserError(what, "--samples", "use at least 1")
     settings = load()
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch looks for one
 
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace, load: Callable[[], Settings]) -> int:
     chosen = arguments.only or list(checks)
     for name in chosen:
         if name not in checks:
-            remedy = f"choose of {', '.join(checks)}"
+            remedy = f"choose from {', '.join(checks)}"
             raise UserError(f"there is no check {name!r}", "--only", remedy)
     bench = Bench(settings, arguments.samples)
     states: dict[str, str] = {}
@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace, load: Callable[[], Settings]) -> int:
 
 
 def failed_before(name: str, states: dict[str, str], depends_on: dict[str, str]) -> str:
-    """Return the failed check that this one depends on, also through others; empty if none did."""
+    """Return the failed check that this one depends on, directly or not; empty if none failed."""
     while name in depends_on:
         name = depends_on[name]
         if states.get(name) == "failed":
@@ -70,7 +70,7 @@ def failed_before(name: str, states: dict[str, str], depends_on: dict[str, str])
 
 
 def attempt(check: Callable[[Bench], str], bench: Bench) -> tuple[str, str]:
-    """Return ok, failed or skipped, and a line; an error in your own code is a failure there."""
+    """Return ok, failed or skipped, and a line; an error in your code is a failure at its line."""
     from ..measure.bench import Failed, Skipped, own_line
 
     try:

@@ -1,4 +1,4 @@
-"""Compare several runs: a table, and a plot of their losses, in runs/compare.md."""
+"""Compare several runs: write a table and a plot of their losses to runs/compare.md."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 HEADER = ("run", "state", "best loss", "at step", "steps", "duration", "settings that differ")
-MOST_CURVES = 10  # as many as there are colors
+MOST_CURVES = 10  # the number of colors
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +31,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, load: Any) -> None:
     """Write the page and its plot; print the table and the path of the page."""
-    # With no run at all, `find_run` says what to do.
+    # If there is no run at all, `find_run` raises the error.
     folders = [find_run(name) for name in arguments.runs] or all_runs() or [find_run()]
     try:
         lines = write_comparison(folders, RUNS)
@@ -58,7 +58,7 @@ def write_comparison(folders: Sequence[Path], target: Path) -> list[str]:
 
 
 def table_rows(records: list[Record]) -> list[Cells]:
-    """Return the cells of each run, with the settings that are not the same in all runs."""
+    """Return the cells of each run, with the settings that differ between runs."""
     settings = [read_settings(record.folder) for record in records]
     known = [values for values in settings if values]
     keys = dict.fromkeys(key for values in known for key in values)
@@ -97,7 +97,7 @@ def read_settings(folder: Path) -> dict[str, str]:
 
 
 def loss_curves(records: list[Record]) -> Figure:
-    """Plot the validation loss of each run over the steps, of at most the ten best runs."""
+    """Plot the validation loss over the steps, for at most the ten best runs."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 5), layout="constrained")

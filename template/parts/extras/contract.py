@@ -1,7 +1,7 @@
-"""What model.py and dataset.py must satisfy, as checks; the command `check` runs them.
+"""The checks that model.py and dataset.py must pass; the command `check` runs them.
 
-A check is a function of the bench; its docstring is its claim. It returns a detail worth printing,
-or raises `Failed` with why and where to look, or `Skipped`.
+The docstring of a check is the claim that it tests. A check returns a detail to print, or raises
+`Failed`, with the reason and where to look, or `Skipped`.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ from .bench import (
     with_bar,
 )
 
-HELD_OUT = 0.95  # loss of held-out samples with their labels, over that with shuffled ones
-NEARER = 0.8  # squared error of predictions after that training, over the one before it
-PLACES = 16  # at which the future is changed
-MEANT = "host sync"  # a comment in that line or above it that says so
+HELD_OUT = 0.95  # required ratio of held-out losses: true labels over shuffled labels
+NEARER = 0.8  # required ratio of squared errors: after training over before
+PLACES = 16  # number of places at which `check_future` changes the rows
+MEANT = "host sync"  # a comment with these words, in the line or above it, allows the wait
 FORWARD = "model.py, forward"
 
 
@@ -72,7 +72,7 @@ def check_shapes(bench: Bench) -> str:
         why = f"'{name}' is {kind(value)}, its first axis not the samples"
         require(value.shape[:1] == (count,), why, "model.py, predict")
     are_modules = all(isinstance(block, nn.Module) for block in model.blocks())
-    require(are_modules, "blocks() gives what is no module", "model.py, blocks")
+    require(are_modules, "blocks() returns an item that is not a module", "model.py, blocks")
     return ", ".join(f"{name} {kind(x)}" for name, x in list(bench.batch.items())[:-3])
 
 
@@ -106,11 +106,11 @@ def check_samples(bench: Bench) -> str:
                 require(not why, f"sample {number} of {split}", why)
             raise Failed(f"samples {stretch[0]} to {stretch[-1]} of {split} together: {of_all}")
         looked += len(numbers)
-    return f"{looked:,} looked at"
+    return f"{looked:,} checked"
 
 
 def problem(bench: Bench, model: Any, split: str, numbers: list[int]) -> str:
-    """Say what is wrong with samples, and where to look; empty if nothing is."""
+    """Return what is wrong with samples, and where to look; empty if nothing is."""
     stored = []
 
     def remember(name: str, rows: Rows) -> Rows:
@@ -141,7 +141,7 @@ def are_finite(tensors: Iterable[Tensor]) -> bool:
 
 
 def nonfinite_places(value: Any, place: str = "") -> Iterator[str]:
-    """Yield the places of metadata that have nan or inf: `features[3].mean`."""
+    """Yield the places of metadata with nan or inf, such as `features[3].mean is nan`."""
     if isinstance(value, float) and not np.isfinite(value):
         yield f"{place.removeprefix('.')} is {value}"
     elif isinstance(value, dict):
@@ -154,15 +154,15 @@ def nonfinite_places(value: Any, place: str = "") -> Iterator[str]:
 
 def check_padding_rows(bench: Bench) -> str:
     """Padding rows change nothing."""
-    where = 'model.py, forward: batch["present"] says which rows count'
+    where = 'model.py, forward: only rows with batch["present"] count'
     numbers = bench.numbers("train", 3)
     alone = measured(bench.model, bench.read(numbers))
     padded = measured(bench.model, bench.read([*numbers, -1, -1]))
-    why = f"with them the loss is {padded[0]:.6g} over {padded[1]:g}"
-    why += f", without {alone[0]:.6g} over {alone[1]:g}"
+    why = f"with them the loss is {padded[0]:.6g} with weight {padded[1]:g}"
+    why += f", without them {alone[0]:.6g} with weight {alone[1]:g}"
     require(close(alone, padded), why, where)
     loss, weight, *_ = measured(bench.model, bench.read([-1, -1]))
-    why = f"a batch of them alone has loss {loss:g} and weight {weight:g}, not 0"
+    why = f"a batch of padding rows has loss {loss:g} and weight {weight:g}, not 0"
     require(loss == weight == 0, why, where)
     return ""
 
@@ -172,9 +172,9 @@ def check_mean(bench: Bench) -> str:
     numbers = bench.numbers("train", 2)
     loss, weight, *_ = measured(bench.model, bench.read(numbers))
     twice, weight_twice, *_ = measured(bench.model, bench.read(numbers * 2))
-    why = f"each sample twice makes a loss of {loss:.6g} one of {twice:.6g}"
-    require(close(loss, twice), why, f"{FORWARD}: the sum is divided by weight")
-    why = f"each sample twice makes a weight of {weight:g} one of {weight_twice:g}"
+    why = f"with each sample twice, the loss changes from {loss:.6g} to {twice:.6g}"
+    require(close(loss, twice), why, f"{FORWARD}: divide the sum by the weight")
+    why = f"with each sample twice, the weight changes from {weight:g} to {weight_twice:g}"
     require(close(2 * weight, weight_twice), why, f"{FORWARD}: weight is the number of targets")
     return ""
 
@@ -192,20 +192,20 @@ def check_padding(bench: Bench) -> str:
     for number in (short, long):
         widths.append([array.width for array in spans(np.array([number]), 0).values()])
     if widths[0] == widths[1]:
-        raise Skipped("every batch is as wide, whatever its samples")
+        raise Skipped("all batches have the same width")
 
     loss, weight, *_ = measured(bench.model, bench.read([short]))
     other_loss, other_weight, *_ = measured(bench.model, bench.read([long]))
     alone = (loss * weight + other_loss * other_weight) / (weight + other_weight)
     both = measured(bench.model, bench.read([short, long]))[0]
     why = f"samples {short} and {long} have a loss of {alone:.6g} alone and {both:.6g} together"
-    where = "model.py: what is behind a sample's length must not count"
+    where = "model.py: values after a sample's length must not count"
     require(close(alone, both), why, where)
     return f"of samples {short} and {long}"
 
 
 def check_future(bench: Bench) -> str:
-    """A stored row that makes a target, and those after it, do not reach its prediction."""
+    """Stored rows from a target on do not affect its prediction."""
     numbers = np.array(bench.numbers("train", FEW))
     looked = 0
     for array, spans in bench.samples["train"].spans(numbers, 0).items():
@@ -226,7 +226,7 @@ def check_future(bench: Bench) -> str:
 def check_causal(
     bench: Bench, swap: Swap, num_rows: int, targets: dict[int, tuple[int, int]]
 ) -> None:
-    """Exchange the rows from one that makes a target on, and compare that target's prediction."""
+    """Replace the rows from one that makes a target on, and compare that target's prediction."""
     where = "dataset.py, Samples.batch: where inputs end; model.py: a causal mask"
     rows = np.array(sorted(targets))
     places = rows[np.unique(np.linspace(0, len(rows) - 1, PLACES).astype(int))]
@@ -240,16 +240,16 @@ def check_causal(
                 one = one[: place + 1]
                 other = other[: place + 1]
             why = f"row {row} of '{swap.array}' makes target {place}"
-            require(close(one, other), f"{why}, and reaches its prediction ('{name}')", where)
+            require(close(one, other), f"{why}, but changes its prediction ('{name}')", where)
 
 
 def check_evaluation(bench: Bench) -> str:
-    """In evaluation a sample gives the same, whatever the epoch, chance and the batch before."""
+    """Evaluation does not depend on epoch, random numbers or earlier batches."""
     numbers = bench.numbers("train", FEW)
     names = differing(bench.plain, bench.read(numbers, epoch=1))
     if names:
-        why = f"in evaluation batch['{names[0]}'] changes, as by an augmentation"
-        raise Failed(f"{why}: dataset.py: `if self.training` in spans, host and batch")
+        why = f"batch['{names[0]}'] changes in evaluation, as by an augmentation"
+        raise Failed(f"{why}: dataset.py: augment only `if self.training`")
     before = bench.read(numbers[::-1])
 
     @torch.no_grad()
@@ -260,11 +260,11 @@ def check_evaluation(bench: Bench) -> str:
             output = model(batch)
         return float(output.loss)
 
-    why = "in evaluation the same batch gives another loss, as by dropout or an augmentation"
-    where = "model.py: what draws random numbers asks `self.training`"
+    why = "the same batch gives another loss in evaluation, as by dropout or an augmentation"
+    where = "model.py: draw random numbers only `if self.training`"
     require(loss(bench.plain) == loss(bench.plain, seed=2), why, where)
-    why = "the same batch gives another loss after another one: a state is kept between batches"
-    where = "model.py: keep a state in a `RecurrentState` alone"
+    why = "the loss of a batch depends on the batch before: a state is kept between batches"
+    where = "model.py: keep state only in a `RecurrentState`"
     for mode in (False, True):
         first = loss(bench.plain, training=mode)
         later = loss(before, bench.plain, training=mode)
@@ -283,11 +283,11 @@ def check_seed(bench: Bench) -> str:
 
     batches, losses = train()
     others, again = train()
-    where = "dataset.py: random numbers come from seed, epoch and index alone"
+    where = "dataset.py: derive random numbers only from seed, epoch and index"
     are_same = not any(map(differing, batches, others))
     require(are_same, "the same samples of the same epoch differ", where)
     why = f"losses differ, {losses[-1]:.6g} and {again[-1]:.6g}"
-    require(losses == again, why, "model.py: torch's own generator alone")
+    require(losses == again, why, "model.py: use only torch's global generator")
     return ""
 
 
@@ -296,13 +296,13 @@ def check_weights(bench: Bench) -> str:
     model = bench.new_model()
     known = {id(weight) for weight in model.parameters()}
     reached = set[str]()
-    where = "model.py: nn.ModuleList or nn.ParameterList, and no list"
-    for _ in range(3):  # what starts at zero passes no gradient on at first
+    where = "model.py: use nn.ModuleList or nn.ParameterList instead of a list"
+    for _ in range(3):  # a layer that starts at zero passes no gradient on at first
         model.zero_grad()
         loss = model.train()(bench.batch).loss
         for weight in leaves(loss):
             why = f"a weight of shape {tuple(weight.shape)} is not registered"
-            require(id(weight) in known, f"{why}: nobody trains or saves it", where)
+            require(id(weight) in known, f"{why}, so it is not trained or saved", where)
         loss.backward()
         for name, weight in model.named_parameters():
             if weight.grad is not None and weight.grad.any():
@@ -311,7 +311,7 @@ def check_weights(bench: Bench) -> str:
     trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
     lost = sorted(trained - reached)
     why = f"{len(lost)} of {len(trained)} get no gradient, such as {', '.join(lost[:1])}"
-    require(not lost, why, "model.py: a detach, a no_grad, or a layer that is not called")
+    require(not lost, why, "model.py: look for detach, no_grad, or a layer that is not called")
     return f"{len(trained)} weights"
 
 
@@ -329,7 +329,7 @@ def check_sync(bench: Bench) -> str:
             text = path.read_text(encoding="utf-8").splitlines()[: line.lineno][-2:]
             is_meant = any(MEANT in code for code in text)
             why = f"`{text[-1].strip()}` would wait for the GPU"
-            where = f"{path.name}:{line.lineno}; `# {MEANT}` there says that it is meant"
+            where = f"{path.name}:{line.lineno}: avoid it, or add the comment `# {MEANT}`"
             require(is_meant, why, where)
     return ""
 
@@ -337,21 +337,21 @@ def check_sync(bench: Bench) -> str:
 def check_overfit(bench: Bench) -> str:
     """One batch can be memorized."""
     _, losses = bench.fitted
-    why = f"{STEPS} steps on it bring the loss from {losses[0]:.4g} to {losses[-1]:.4g} only"
-    where = "model.py: does the loss see what predict gives? the learning rate"
+    why = f"{STEPS} steps on it only change the loss from {losses[0]:.4g} to {losses[-1]:.4g}"
+    where = "model.py: check the loss, the gradients and the learning rate"
     require(losses[-1] < MEMORIZED * losses[0], why, where)
     return f"loss {losses[0]:.4g} to {losses[-1]:.4g} in {BETWEEN * (len(losses) - 1)} steps"
 
 
 def check_units(bench: Bench) -> str:
-    """Predictions are in the units of the targets: they come near as the loss falls."""
+    """Predictions are in the units of the targets, and approach them as the loss falls."""
     before = errors(bench, bench.new_model())
     after = errors(bench, bench.fitted[0])
     if not after:
         raise Skipped("no prediction has the axes and the dtype of a target")
-    where = "model.py, predict: original units, classes from 0"
+    where = "model.py, predict: return original units, and classes from 0"
     for pair, error in after.items():
-        why = f"the loss falls, and the error of {pair} goes from {before[pair]:.4g} to {error:.4g}"
+        why = f"the loss falls, but the error of {pair} goes from {before[pair]:.4g} to {error:.4g}"
         require(error < NEARER * before[pair], why, where)
     return ", ".join(after)
 
@@ -382,7 +382,7 @@ def errors(bench: Bench, model: Any) -> dict[str, float]:
 
 
 def check_saving(bench: Bench) -> str:
-    """A model that was saved and loaded gives the same outputs."""
+    """A saved and loaded model gives the same outputs."""
     other = bench.new_model(seed=1)
     with tempfile.TemporaryDirectory() as folder:
         Checkpoint(Path(folder), Distributed(), model=bench.model).save(1)
@@ -390,13 +390,13 @@ def check_saving(bench: Bench) -> str:
     names = differing(predicted(bench.model, bench.plain), predicted(other, bench.plain))
     same_loss = measured(bench.model, bench.plain) == measured(other, bench.plain)
     why = f"after loading {', '.join(names) or 'the loss'} differs"
-    where = "model.py: what is learnt or drawn is a parameter or a buffer"
+    where = "model.py: register learned or random tensors as parameters or buffers"
     require(same_loss and not names, why, where)
     return ""
 
 
 def check_labels(bench: Bench) -> str:
-    """With shuffled labels nothing is learnt of held-out samples."""
+    """Training with shuffled labels is worse on held-out samples."""
     held_out = bench.read(bench.numbers("validation", 128), "validation")
     drawn = np.random.default_rng(0).integers(len(bench.samples["train"]), size=(STEPS, 2 * FEW))
     batches = [bench.read(numbers, training=True) for numbers in drawn]
@@ -411,7 +411,7 @@ def check_labels(bench: Bench) -> str:
             losses = f"{loss:.4g} with labels, {other_loss:.4g} with shuffled ones"
             if loss < HELD_OUT * other_loss:
                 return f"loss {losses} after {number} steps"
-    where = "dataset.py, Samples.spans: do rows and labels belong together? or hard to learn"
+    where = "dataset.py, Samples.spans: check that rows match labels, or the data are hard to learn"
     raise Failed(f"held-out samples have a loss of {losses}: {where}")
 
 
@@ -432,8 +432,8 @@ CHECKS: list[Callable[[Bench], str]] = [
     check_labels,
 ]
 
-# What a check takes for granted. If that failed, the check would accuse something that is in order:
-# a nan differs from itself, and what is random in evaluation is never the same again.
+# The check that each check relies on. If that one failed, the other would blame correct code: nan
+# differs from itself, and random results in evaluation always differ.
 DEPENDS_ON = {
     "samples": "shapes",
     "evaluation": "samples",

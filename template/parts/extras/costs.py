@@ -1,9 +1,9 @@
-"""The costs of a step, counted without computing it, and the least time that a card needs for it.
+"""Count the costs of a step without computing it, and estimate the shortest time on a card.
 
-The step runs on fake tensors, which have shapes and no memory: a CPU counts what only a large card
-can run. Each operation takes the longer of its FLOPs at the card's dense peak and its bytes at its
-bandwidth (a roofline: Williams et al., 2009), and the step no less than the host needs to launch
-its operations. Real steps take longer, because no kernel reaches a peak.
+The step runs on fake tensors, which have shapes but no memory, so that a CPU can count models of
+any size. The time of an operation is a roofline (Williams et al., 2009): its FLOPs at the card's
+dense peak, or its bytes at the card's bandwidth, whichever takes longer. A step takes at least the
+time that the host needs to launch its operations. Real steps are slower: no kernel reaches a peak.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from ..engine.interfaces import Batch
 from ..engine.optimization import checkpoint_blocks, muon
 
 aten = torch.ops.aten
-LSTM = (aten.mkldnn_rnn_layer, aten.mkldnn_rnn_layer_backward)  # of a layer, inputs (T, B, C)
+LSTM = (aten.mkldnn_rnn_layer, aten.mkldnn_rnn_layer_backward)  # one layer, inputs (T, B, C)
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
-CONTEXT_BYTES = 0.8e9  # of CUDA itself, and what its allocator cannot use
+CONTEXT_BYTES = 0.8e9  # CUDA's own memory, and memory that the allocator cannot use
 USABLE = 0.93  # fraction of the sold memory that a driver reports
-UPDATE_PASSES = 10  # over all weights: norm, division, and what AdamW reads and writes
+UPDATE_PASSES = 10  # passes over all weights: norm, division, and AdamW's reads and writes
 UPDATE_KERNELS = 20
 LSTM_KEPT = 5  # outputs that cuDNN keeps for backward: four gates and the cell
-# Fake tensors are of a CPU, whose fused attention has no formula: it takes the GPU's.
+# On fake CPU tensors, fused attention has no formula, so use the GPU's.
 FORMULAS = {
     aten._scaled_dot_product_flash_attention_for_cpu: aten._scaled_dot_product_flash_attention,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: (
@@ -46,11 +46,11 @@ NO_KERNEL = ("aten._unsafe_view", "aten.detach", "aten.empty", "aten.new_empty",
 
 
 class Operation(NamedTuple):
-    """The work of one kernel; equal ones are counted together."""
+    """The work of one kernel; equal kernels are counted together."""
 
     flops: float
-    bytes: float  # read and written, as if nothing stayed in a cache
-    half: bool  # multiplies numbers of 16 bits
+    bytes: float  # read and written, assuming no cache
+    half: bool  # whether it multiplies 16-bit numbers
 
 
 @dataclass
@@ -59,16 +59,16 @@ class Costs:
 
     samples: int
     parameters: int
-    weight_bytes: int  # and buffers
+    weight_bytes: int  # including buffers
     batch_bytes: int
     operations: Counter[Operation] = field(default_factory=Counter)
-    forward_bytes: int = 0  # at most held at once in forward
-    peak_bytes: int = 0  # at most held at once, gradients included
-    optimizer_bytes: int = 0  # 0: those of AdamW, two numbers for each parameter
+    forward_bytes: int = 0  # peak in forward
+    peak_bytes: int = 0  # peak in forward and backward, including gradients
+    optimizer_bytes: int = 0  # 0 is AdamW, with two numbers per parameter
 
     @property
     def parts(self) -> dict[str, int]:
-        """Memory by what holds it; the sum is what the card needs in addition to CUDA's own."""
+        """The memory in bytes by its use, without CUDA's own memory."""
         gradients = 4 * self.parameters
         return {
             "weights": self.weight_bytes,
@@ -96,12 +96,12 @@ class Costs:
 
 
 class Recorder(TorchDispatchMode):
-    """Counts each operation that runs inside it, and the bytes in use."""
+    """While active, counts each operation and the bytes in use."""
 
     def __init__(self, costs: Costs, half_lstm: bool = False):
         super().__init__()
         self.costs = costs
-        self.half_lstm = half_lstm  # an LSTM in float32 is counted in numbers of 16 bits
+        self.half_lstm = half_lstm  # whether to count LSTMs in float32 as 16-bit numbers
         self.live = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -114,9 +114,9 @@ class Recorder(TorchDispatchMode):
         flops = _flops(packet, args, kwargs or {}, result)
         moved: float = sum(tensor.nbytes for tensor in (*inputs, *outputs))
         half = bool(inputs) and inputs[0].dtype in (torch.float16, torch.bfloat16)
-        # An LSTM's steps wait for each other: as many kernels, and none of them large.
+        # The steps of an LSTM wait for each other, so each one is a small kernel of its own.
         steps = args[0].shape[0] if packet in LSTM else 1
-        size_of_number = 1.0  # on the device, relative to the one that is counted with
+        size_of_number = 1.0  # size on the device, relative to the counted size
         if self.half_lstm and packet in LSTM and not half:
             half = True
             size_of_number = 0.5
@@ -129,7 +129,7 @@ class Recorder(TorchDispatchMode):
         return result
 
     def _hold_outputs(self, inputs: list[Tensor], outputs: list[Tensor], factor: float) -> None:
-        """Count the new memory of an operation until nothing needs it."""
+        """Count the memory of new outputs until they are freed."""
         known = {_key(tensor) for tensor in inputs}
         for tensor in outputs:
             if _key(tensor) not in known:
@@ -149,12 +149,12 @@ def _key(tensor: Tensor) -> int:
 
 
 def _flops(packet: Any, args: Any, kwargs: Any, result: Any) -> float:
-    """Count products, attention and LSTMs, two for each multiplication and addition."""
+    """Return the FLOPs of products, attention and LSTMs, two per multiply-add."""
     if packet in LSTM:
         inputs, first, second = args[:3]  # (T, B, C), and the weights of input and state
         forward = 2.0 * inputs.shape[0] * inputs.shape[1] * (first.numel() + second.numel())
         return forward if packet is aten.mkldnn_rnn_layer else 2 * forward
-    if str(packet) == CHUNKED_LOSS:  # its forward makes the gradients as well
+    if str(packet) == CHUNKED_LOSS:  # its forward also computes the gradients
         return 6.0 * args[0].numel() * args[1].shape[0]
     formula = flop_registry.get(FORMULAS.get(packet, packet))
     if formula is None:
@@ -170,10 +170,11 @@ def count(
     optimizer: str = "",
     on_gpu: bool = False,
 ) -> Costs:
-    """Count the costs of one micro-batch. batch: shapes. build: the model without optimizations.
+    """Count the costs of one micro-batch.
 
-    on_gpu: whether an LSTM computes in half precision under autocast, as cuDNN's does.
-    Raises what a model raises that cannot run without values (one that branches on `.item()`).
+    build: builds the model without optimizations. batch: only its shapes are used. on_gpu: whether
+    LSTMs compute in half precision under autocast, as cuDNN's do. Raises the model's error if it
+    needs values, for example in a branch on `.item()`.
     """
     with FakeTensorMode():
         model = build()
@@ -213,7 +214,7 @@ def _optimizer_bytes(model: Any, optimizer: str, parameters: int) -> int:
 
 
 def _adafactor_bytes(weight: Tensor) -> int:
-    """Return the bytes of a mean for each row and each column of a matrix."""
+    """Return the bytes of Adafactor's means, one per row and one per column of a matrix."""
     if not weight.requires_grad:
         return 0
     sides = weight.shape[-2:] if weight.dim() > 1 else (1,)
@@ -221,22 +222,22 @@ def _adafactor_bytes(weight: Tensor) -> int:
 
 
 class Device(NamedTuple):
-    """What a roofline needs of a card, or of this CPU. Rates are per second."""
+    """The rates of a card, or of this CPU, for a roofline; all are per second."""
 
     name: str
     precision: str
-    flops: float  # of products in fp32 or TF32
+    flops: float  # products in fp32 or TF32
     half_flops: float
     bandwidth: float  # bytes
     memory: float  # bytes
-    launch: float = 0.0  # seconds of the host for an operation
+    launch: float = 0.0  # seconds that the host needs per operation
     is_host: bool = False  # launches and computes in turn, not at the same time
 
     def fits(self, costs: Costs) -> bool:
         return self.is_host or costs.memory + CONTEXT_BYTES <= USABLE * self.memory
 
     def step(self, costs: Costs, accumulation: int = 1) -> tuple[float, str]:
-        """Return the seconds of a step at best, and what limits it: compute, memory or launch."""
+        """Return the shortest time of a step, and what limits it: compute, memory or launch."""
         compute = 0.0
         memory = 0.0
         for (flops, size, half), count in costs.operations.items():
@@ -258,8 +259,8 @@ class Device(NamedTuple):
 
 
 def card(gpu: Gpu, precision: str, launch: float = 0.0) -> Device:
-    """Make the device of a card. launch: seconds of the host for an operation."""
-    # fp32 is not published for some cards: at best it is the slowest other one.
+    """Return a card as a device. launch: seconds that the host needs per operation."""
+    # Some cards have no published fp32 peak; it is at most the lowest other one.
     full = gpu.tflops.get("fp32", min(gpu.tflops.values()))
     if precision != "fp32":
         full = gpu.tflops.get("tf32", full)

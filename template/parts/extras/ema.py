@@ -1,10 +1,10 @@
-"""Averages the weights over the steps of a run (Polyak & Juditsky 1992).
+"""Average the weights over the steps of a run (Polyak & Juditsky 1992).
 
-The averages are often better than the last weights. They are on the device: as much memory as the
-weights, and one pass over both for each update, without a host sync. Evaluations measure the
-averages in addition to the trained weights, in columns that end in `_averaged`; `evaluate`,
-`predict`, `generate` and `export` use them with `--weights averaged`. A sharded model has sharded
-averages. Buffers, such as running statistics, are those of the trained model.
+The averages are often better than the last weights. They are on the device and need as much memory
+as the weights; an update is one pass over both, without a host sync. Evaluations also measure the
+averages, in columns that end in `_averaged`. `evaluate`, `predict`, `generate` and `export` use
+them with `--weights averaged`. A sharded model has sharded averages. Buffers, such as running
+statistics, come from the trained model.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from ..engine.run import Run
 
 WEIGHTS = "averaged"
-"""The value of `--weights`."""
+"""The value of `--weights` that selects the averages."""
 
 
 class Ema(Section):
-    """The averaged weights."""
+    """Settings of the averaged weights."""
 
     decay: Decay = 0.999
     start_step: Natural = 0
@@ -40,7 +40,7 @@ class Sections(Section):
 
 
 class Hook:
-    """Keeps the averages, and measures them at evaluations. No host sync."""
+    """Updates the averages, and measures them at evaluations, without a host sync."""
 
     def __init__(self) -> None:
         self.averages: dict[str, Tensor] = {}
@@ -54,7 +54,7 @@ class Hook:
         return {"averages": self.averages, "updates": self.updates}
 
     def start(self, run: Run) -> None:
-        """Begin with what was restored, or with the weights as they are."""
+        """Begin with the restored averages, or with the current weights."""
         from ..engine.shards import fill
 
         model = run.project.model
@@ -69,7 +69,7 @@ class Hook:
         self.weights = list(model.parameters())
 
     def after_step(self, run: Run) -> None:
-        """Step towards the weights, further at first, so that the beginning is soon forgotten."""
+        """Move the averages towards the weights, faster at first, to forget initial weights."""
         import torch
 
         from ..engine.shards import own
@@ -87,7 +87,7 @@ class Hook:
 
     @contextmanager
     def evaluating(self, run: Run) -> Iterator[None]:
-        """Measure the averages before the weights: after a signal the resume measures both."""
+        """Measure the averages before the weights: a resume after a signal then measures both."""
         from ..engine.evaluation import evaluate
 
         project = run.project
@@ -102,12 +102,12 @@ class Hook:
         yield
 
     def after_evaluation(self, run: Run, metrics: dict[str, float]) -> None:
-        """Add the results; the best checkpoint is still that of the trained weights' loss."""
+        """Add the results; the loss of the trained weights still decides the best checkpoint."""
         for name, value in self.metrics.items():
             metrics[f"{name}_{WEIGHTS}"] = value
 
     def _exchange(self) -> None:
-        """Swap weights and averages in place, one by one, so that graphs and buckets find them."""
+        """Swap weights and averages in place, since CUDA graphs and buckets keep addresses."""
         import torch
 
         from ..engine.shards import own
@@ -123,7 +123,7 @@ def use(model: nn.Module, states: dict[str, Any]) -> None:
     """Copy the averages of a checkpoint into a model. Raises `UserError` if there are none."""
     if "ema" not in states:
         what = "the checkpoint has no averaged weights"
-        remedy = "take --weights trained, or train on: the extra ema averages from now on"
+        remedy = "use --weights trained, or continue training with the extra ema"
         raise UserError(what, f"--weights {WEIGHTS}", remedy)
     from ..engine.shards import fill
 

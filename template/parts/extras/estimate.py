@@ -1,4 +1,4 @@
-"""Estimate memory, time and price of a run on each card, before you rent one; needs no GPU."""
+"""Estimate memory, time and price of a run on each card, without a GPU, before you rent one."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ if TYPE_CHECKING:
 
 
 class Price(Section):
-    """What the machine costs."""
+    """The price of the machine."""
 
     price_per_hour: float = Field(0.0, ge=0)
 
 
 class Sections(Section):
-    """Settings of this command."""
+    """The section of config.yaml that belongs to this command."""
 
     estimate: Price = defaults(Price)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of the command, in addition to the common ones."""
+    """Add the flags of this command."""
     add = parser.add_argument
     add("--json", action="store_true", help="print a JSON list instead of a table")
     add("--gpu", nargs="+", metavar="NAME", help="cards to estimate (default: all)")
-    price = "price of a card's hour, such as h100=2.5; of others it is estimate.price_per_hour"
+    price = "price per hour of a card, such as h100=2.5 (default: estimate.price_per_hour)"
     add("--price", nargs="+", metavar="NAME=X", default=[], help=price)
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
-    """Print a table; the fastest card first, or the cheapest epoch if there are prices."""
+    """Print a table with the fastest card first, or the cheapest one if there are prices."""
     names = arguments.gpu or gpus.table()
     keys = [known(name, "--gpu") for name in names if name != "cpu"]
     prices = dict(map(priced, arguments.price))
@@ -57,8 +57,8 @@ def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
     try:
         rows = estimates(settings, epoch=epoch, keys=keys, prices=prices, count=measure)
     except (RuntimeError, NotImplementedError) as error:
-        what = f"the model cannot be counted without data ({str(error).splitlines()[0]})"
-        remedy = "keep values such as `.item()` out of forward"
+        what = f"the costs need values, not only shapes ({str(error).splitlines()[0]})"
+        remedy = "avoid calls that read a value, such as `.item()`, in forward"
         raise UserError(what, "model.py", remedy) from error
     if arguments.json:
         print(json.dumps(rows, indent=1))
@@ -66,13 +66,13 @@ def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
 
     print_costs(measure("fp32", False), epoch)
     print("\n".join(table(rows)))
-    advice = "Divide by the share that a run of yours reached."
-    print(f"\nAt best: no kernel reaches a peak. {advice}")
+    advice = "Divide them by the fraction of the roofline that your runs reach."
+    print(f"\nThese times are lower bounds, since no kernel reaches its peak. {advice}")
     return 0
 
 
 def counter(settings: Settings) -> tuple[Callable[[str, bool], Costs], int]:
-    """Return what counts the costs of a micro-batch in a precision, and the batches of an epoch."""
+    """Return a function that counts the costs of a micro-batch, and the batches of an epoch."""
     import torch
 
     from ..assemble import open_store
@@ -118,7 +118,7 @@ def known(name: str, where: str) -> str:
     """Return the name of a card in the table, or `cpu`. Raises `UserError` for another name."""
     if name not in ("cpu", *gpus.table()):
         guess = near(name, gpus.table())
-        remedy = f"one of {', '.join(gpus.table())}"
+        remedy = f"choose from {', '.join(gpus.table())}"
         if guess:
             remedy = f"did you mean {guess}?"
         raise UserError(f"no card {name!r} in the table", where, remedy)
@@ -133,12 +133,12 @@ def priced(text: str) -> tuple[str, float]:
     except ValueError:
         value = -1.0
     if not 0 <= value < float("inf"):
-        raise UserError(f"{text!r} is no price", "--price", "write NAME=PRICE, such as h100=2.5")
+        raise UserError(f"invalid price {text!r}", "--price", "write NAME=PRICE, such as h100=2.5")
     return known(name, "--price"), value
 
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
-    """Return the lines of a table for a terminal."""
+    """Return the lines of the table for a terminal."""
     columns = {
         "card": 16,
         "precision": 11,
@@ -183,7 +183,7 @@ def shown(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def hours(value: float) -> str:
-    """Write `1.5` as `1.5 h`, and less than an hour in minutes or seconds."""
+    """Format hours as `1.5 h`, or in minutes or seconds if less than an hour."""
     for unit, length in (("h", 1.0), ("min", 1 / 60)):
         if value >= length:
             return f"{value / length:,.1f} {unit}"
@@ -191,12 +191,12 @@ def hours(value: float) -> str:
 
 
 def report(run: Path) -> list[str]:
-    """Say what a run's training, evaluations and checkpoints cost, at the price of its settings."""
+    """Return report lines with the price of a run, at the price per hour in its settings."""
     try:
         settings = yaml.safe_load((run / "config.resolved.yaml").read_text(encoding="utf-8"))
         price = settings["estimate"]["price_per_hour"]
     except (OSError, yaml.YAMLError, KeyError, TypeError):
-        return []  # a run of before this command was added, or a damaged file
+        return []  # a run from before this command was added, or a damaged file
     seconds = seconds_spent(run)
     if not price or not seconds:
         return []
@@ -205,7 +205,7 @@ def report(run: Path) -> list[str]:
 
 
 def seconds_spent(run: Path) -> float:
-    """Return what training, evaluations and checkpoints of a run took, without pauses."""
+    """Return the seconds of training, evaluations and checkpoints of a run, without pauses."""
     record = read_run(run)
     seconds = 0.0
     previous = 0

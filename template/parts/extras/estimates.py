@@ -1,4 +1,4 @@
-"""Time of a step, and price of an epoch, on this CPU and on every card of the table."""
+"""Estimate the time of a step and the price of an epoch, on this CPU and on every known card."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from .costs import HALF, Costs, Device, Recorder, card
 if TYPE_CHECKING:
     from ..config import Settings
 
-Count = Callable[[str, bool], Costs]  # of a micro-batch, by the precision and whether on a GPU
+Count = Callable[[str, bool], Costs]  # (precision, whether on a GPU) to the costs of a micro-batch
 
 
 def this_cpu(precision: str = "fp32") -> Device:
-    """Measure this machine's CPU: products, memory, and the host's time for an operation."""
+    """Measure this machine's CPU: products, memory, and the host's time per operation."""
     square = torch.randn(1024, 1024)
     halves = square.to(HALF.get(precision, torch.float32))
     products = 2 * square.shape[0] ** 3
 
-    # On a CPU memory alone limits little: functions and random numbers take their part.
+    # On a CPU, functions and random numbers also take time, so measure them with the memory.
     wide = torch.randn(1024, 1024, requires_grad=True)
 
     def mixed() -> None:
@@ -59,7 +59,7 @@ def this_cpu(precision: str = "fp32") -> Device:
 
 
 def fastest(function: Callable[[], Any], seconds: float = 0.4) -> float:
-    """Return the seconds of the fastest call: other work on the machine only adds."""
+    """Return the seconds of the fastest call, since other work on the machine only adds time."""
     function()
     best = float("inf")
     start = time.perf_counter()
@@ -75,13 +75,14 @@ def fastest(function: Callable[[], Any], seconds: float = 0.4) -> float:
 def estimates(
     settings: Settings, *, epoch: int, keys: list[str], prices: dict[str, float], count: Count
 ) -> list[dict[str, Any]]:
-    """Return a row for this CPU and each card, cheapest or fastest first, what does not fit last.
+    """Return a row for this CPU and each card; the cheapest or fastest is first.
 
-    epoch: steps of one. prices: of an hour, by card. count: the costs of a micro-batch.
+    epoch: number of steps of an epoch. prices: price of an hour, by card. count: counts the costs
+    of a micro-batch. Cards without enough memory are last.
     """
     precision = settings.training.precision
     host = this_cpu(precision if precision in HALF else "fp32")
-    # By the dtype and, for half precision, whether on a GPU: these decide the costs.
+    # Costs depend only on the dtype and, in half precision, on whether it is a GPU.
     known: dict[Any, Costs] = {}
     rows: list[dict[str, Any]] = []
     for key in ("cpu", *keys):
@@ -114,7 +115,7 @@ def estimates(
 def times(
     settings: Settings, device: Device, costs: Costs, epoch: int, price: float
 ) -> dict[str, Any]:
-    """Return how long a step, an epoch and the run take on a device, and an epoch's price."""
+    """Return the time of a step, an epoch and the run on a device, and the price of an epoch."""
     training = settings.training
     steps = training.max_steps or training.epochs * epoch
     seconds, bound = device.step(costs, training.gradient_accumulation_steps)
@@ -137,11 +138,12 @@ def resolve(precision: str, gpu: Gpu | None) -> str:
 
 
 def rank(row: dict[str, Any]) -> tuple:
-    """Sort by price, or by time without one; what does not fit last, what is impossible after it.
+    """Return the sort key of a row: the price, or the time if there is no price.
 
-    Of cards that are equally fast, as if all wait for the host, the smaller one first.
+    Cards without enough memory come after the others, and impossible precisions come last. Among
+    equally fast cards, for example if all wait for the host, the smaller one comes first.
     """
     price = row.get("epoch_price")
-    step_ms = round(row.get("step_ms", 0.0), 2)  # as it is printed
+    step_ms = round(row.get("step_ms", 0.0), 2)  # equal if printed the same
     memory = row.get("card_gb") or 0.0
     return "why" in row, not row["fits"], price is None, price or 0.0, step_ms, memory

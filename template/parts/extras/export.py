@@ -1,4 +1,4 @@
-"""Write a trained model for use elsewhere: safetensors, a program for torch alone, int8 weights."""
+"""Export a trained model: safetensors, a program that needs only torch, int8 weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..engine.runs import find_run, typed_path, typed_run
 from ..model import build_model
 from .evaluate import add_weights, open_run
 
-EXAMPLE = '''"""Predicts with an exported model: python load.py (made by `export` of $package)."""
+EXAMPLE = '''"""Predict with an exported model: python load.py (written by `export` of $package)."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ HERE = Path(__file__).parent
 
 
 def load_weights() -> dict[str, torch.Tensor]:
-    """Return all weights in float; those in int8 are integers and a scale for each row."""
+    """Return all weights in float; int8 weights are stored with a scale for each row."""
     tensors = load_file(HERE / "$weights")
     weights = {}
     for name, tensor in tensors.items():
@@ -45,7 +45,7 @@ def load_weights() -> dict[str, torch.Tensor]:
 
 
 def load_with_project() -> torch.nn.Module:
-    """Build the model as the project does; `$package` must be installed or on PYTHONPATH."""
+    """Build the model with the project; `$package` must be installed or on PYTHONPATH."""
     import json
 
     from $package.config import load
@@ -60,7 +60,7 @@ def load_with_project() -> torch.nn.Module:
 
 if __name__ == "__main__":
     batch = load_file(HERE / "example.safetensors")
-    if (HERE / "model.pt2").exists():  # needs torch alone
+    if (HERE / "model.pt2").exists():  # needs only torch
         predict = torch.export.load(HERE / "model.pt2").module()
     else:
         predict = load_with_project().predict
@@ -71,7 +71,7 @@ if __name__ == "__main__":
 
 
 class Predictor(nn.Module):
-    """A model whose forward is `predict`, for torch.export; without the carried state of lanes."""
+    """A model whose forward is `predict`, for torch.export, without carried state."""
 
     def __init__(self, model: Any):
         super().__init__()
@@ -84,20 +84,20 @@ class Predictor(nn.Module):
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of `export`."""
+    """Add the flags of `export`."""
     add = parser.add_argument
     add(
         "--run", type=typed_run, metavar="RUN", help="name or path of the run (default: the newest)"
     )
     add("--checkpoint", choices=["best", "last"], default="best", help="(default: best)")
     add_weights(parser)
-    add("--output", type=typed_path, metavar="FOLDER", help="(default: export in the run folder)")
-    int8 = "weights in int8 too, and what that costs on a held-out split"
+    add("--output", type=typed_path, metavar="FOLDER", help="folder to write (default: RUN/export)")
+    int8 = "also write int8 weights, and measure them on a held-out split"
     add("--int8", action="store_true", help=int8)
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
-    """Write a folder, and print what is in it and how large it is."""
+    """Write the export folder, and print its files and their sizes."""
     folder = find_run(arguments.run)
     project, step = open_run(folder, load(folder / "config.resolved.yaml"), arguments)
     output = make_folder(arguments.output or folder / "export")
@@ -123,7 +123,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     package = (__package__ or "").partition(".")[0]
     example = Template(EXAMPLE).substitute(package=package, weights=weights)
     write_text(output / "load.py", example)
-    print(f"load.py: an example, `python {output}/load.py`")
+    print(f"load.py: an example; run `python {output}/load.py`")
 
 
 def make_folder(path: str | Path) -> Path:
@@ -131,13 +131,13 @@ def make_folder(path: str | Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        what = f"cannot make the folder ({error.strerror})"
-        raise UserError(what, f"--output {folder}") from error
+        what = f"cannot create the folder ({error.strerror})"
+        raise UserError(what, f"--output {folder}", "choose another folder") from error
     return folder
 
 
 def held_out(project: Any) -> Any:
-    """Return the test split, or another one if the project has none."""
+    """Return the test split, or another split if it is empty."""
     splits: Any = ("test", "validation", "train")
     for split in splits:
         if len(Samples(project.store, project.settings, split)):
@@ -154,7 +154,7 @@ def write_int8(
     split: str,
     loader: Any,
 ) -> None:
-    """Write the weights in int8, and print what they change on a split."""
+    """Write int8 weights, and print how the metrics of a split change."""
     from ..engine.evaluation import evaluate
     from ..engine.report import aligned, side_by_side
 
@@ -176,7 +176,7 @@ def write_int8(
 
 
 def stored(model: nn.Module, rounded: dict[str, tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
-    """Return each weight once; those in `rounded` as int8 and `<name>.scale`."""
+    """Return each weight once; weights in `rounded` become int8 and `<name>.scale`."""
     tensors: dict[str, Tensor] = {}
     addresses: set[int] = set()
     for name, tensor in model.state_dict().items():
@@ -200,9 +200,9 @@ def write(path: Path, tensors: dict[str, Tensor]) -> int:
 
 
 def write_program(path: Path, model: Any, batch: dict[str, Tensor]) -> str:
-    """Write `predict` by torch.export for any batch size, and compare it with the model.
+    """Export `predict` with torch.export for any batch size, and compare it with the model.
 
-    Returns a line about it, or why there is none.
+    Returns a line to print, with the reason if the export fails.
     """
     path.unlink(missing_ok=True)
     predictor = Predictor(model)
@@ -215,12 +215,12 @@ def write_program(path: Path, model: Any, batch: dict[str, Tensor]) -> str:
             predictions = torch.export.load(path).module()(batch)
             expected = predictor(batch)
         torch.testing.assert_close(predictions, expected, rtol=1e-4, atol=1e-4, equal_nan=True)
-    except Exception as error:  # whatever a model does that torch.export cannot follow
+    except Exception as error:  # torch.export raises many classes for code that it cannot trace
         path.unlink(missing_ok=True)
         reason = str(error).strip().splitlines()[0]
-        return f"note: no model.pt2, torch.export refuses: {reason}"
+        return f"note: no model.pt2, because torch.export failed: {reason}"
     size = path.stat().st_size / 1e6
-    return f"model.pt2: {size:,.2f} MB, runs with torch alone, on batches of any size"
+    return f"model.pt2: {size:,.2f} MB, needs only torch, for batches of any size"
 
 
 def quantize(
@@ -228,10 +228,10 @@ def quantize(
 ) -> tuple[dict[str, tuple[Tensor, Tensor]], list[str]]:
     """Round the weights of linear layers and LSTMs to int8, with a scale for each row.
 
-    Linear layers then multiply in int8, by torchao. It has nothing for nn.LSTM, whose rounded
-    weights stay in float: smaller files, no speed. Returns {name: (int8, scale)} and notes.
+    Linear layers then multiply in int8 with torchao. It does not support nn.LSTM, whose rounded
+    weights stay in float: files are smaller, but not faster. Returns {name: (int8, scale)}, notes.
     """
-    logging.disable(logging.WARNING)  # about kernels that this torch was built without
+    logging.disable(logging.WARNING)  # hide warnings about kernels that torch was built without
     from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
     logging.disable(logging.NOTSET)
@@ -251,16 +251,16 @@ def quantize(
         rounded[f"{name}.weight"] = (layer.weight.qdata, layer.weight.scale)
     if not rounded:
         what = "the model has no linear layer and no LSTM"
-        raise UserError(what, "--int8", "export it without")
+        raise UserError(what, "--int8", "remove --int8")
 
     try:
         with torch.no_grad():
             model.predict(batch)
     except NotImplementedError:
-        # The model uses a layer's weight itself, not its output.
+        # The model uses the weight of a layer directly, not through its forward.
         for layer in layers.values():
             layer.weight = nn.Parameter(layer.weight.dequantize())
-        reason = "the model uses their weights apart from them"
+        reason = "the model uses their weights directly"
         notes.append(f"linear layers: smaller, not faster: {reason}")
     return rounded, notes
 
@@ -279,7 +279,7 @@ def round_rnns(model: Any) -> tuple[dict[str, tuple[Tensor, Tensor]], list[str]]
 
 
 def round_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Round in place; return (int8, scale), whose product the weight is now."""
+    """Round a weight in place; return (int8, scale), whose product is the new weight."""
     with torch.no_grad():
         scale = weight.abs().amax(1, keepdim=True).clamp(min=1e-12) / 127
         whole = (weight / scale).round()

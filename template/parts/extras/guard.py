@@ -1,8 +1,8 @@
-"""Compares all prepared data with their checksums, during the first steps of a run.
+"""Verify the checksums of large datasets during the first steps of a run.
 
-Small data are compared whenever they are opened. Larger ones are read here, in a thread of rank 0:
-it takes disk and a part of a core until it has read all, and nothing in later runs on the same
-data. A damaged file ends the run with its name.
+Small datasets are verified whenever they are opened. This hook reads larger ones in a thread of
+rank 0. It uses the disk and part of a core until all files are read; later runs on the same data
+need not read them again. A damaged file ends the run with an error that names it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Hook:
         self._thread: threading.Thread | None = None
 
     def start(self, run: Run) -> None:
-        """Begin to read, on rank 0 alone."""
+        """Start the thread, on rank 0 only."""
         if run.project.distributed.is_main:
             store = run.project.store
             self._thread = threading.Thread(
@@ -43,12 +43,12 @@ class Hook:
             self._error = error
 
     def after_step(self, run: Run) -> None:
-        """End the run if damage was found."""
+        """End the run if a file is damaged."""
         if self._error is not None:
             run.fail(self._error)
 
     def close(self, run: Run) -> None:
-        """End the thread; the next run reads what is left."""
+        """Stop the thread; the next run reads the remaining files."""
         self._closed.set()
         if self._thread is not None:
             self._thread.join()

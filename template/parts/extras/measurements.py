@@ -1,6 +1,7 @@
-"""What `benchmark` has measured: kept in benchmark.json, compared in benchmark.md.
+"""The results of `benchmark`: stored in benchmark.json, and compared in benchmark.md.
 
-A row is compared with the first of its table. Its figures are over the steps of all its processes.
+A row is compared with the first row of its table. Its results are over the steps of all its
+processes.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ TITLES = {
     "cumulative": "Cumulative",
     "leave_one_out": "One changed, against everything on",
 }
-LIMIT = 3.0  # spreads of fp32's loss between seeds that a row may be away from it
-# Student's t that nine of ten values stay within, for 1, 2, ... degrees of freedom.
+LIMIT = 3.0  # allowed distance from fp32's loss, in standard deviations between fp32's seeds
+# Student's t for 90 % of values (two-sided), with 1, 2, ... degrees of freedom.
 STUDENT = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812)
-# Environment variables that change speed.
+# Environment variables that affect speed.
 SPEED = (
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
     "NVIDIA_TF32_OVERRIDE",
@@ -45,9 +46,9 @@ SPEED = (
 )
 QUERY = "driver_version,power.limit,clocks.max.sm,clocks.max.mem"
 RANGE = (
-    "In brackets: the range that nine of ten repeats of this benchmark stay within. "
-    "A gain whose range has 1 in it may be noise; "
-    "more --processes and --steps, and nothing else on the machine, make it narrower."
+    "In parentheses: the range of the gain in nine of ten repeats of this benchmark. "
+    "If the range includes 1, the gain may be noise. "
+    "To narrow the range, raise --processes and --steps, and run nothing else on the machine."
 )
 SPEED_COLUMNS = (
     "",
@@ -73,11 +74,11 @@ class Plan(NamedTuple):
 
 
 class Measurements:
-    """The folder `benchmark_results/`; what was measured in other conditions does not count.
+    """The folder `benchmark_results/`.
 
     plans: the rows, the first one in strict fp32. about: the conditions `protocol`, `environment`
-    and `state`, then `headlines` and `skipped`. An interrupted benchmark is resumed, a complete one
-    starts again.
+    and `state`, then `headlines` and `skipped`. An interrupted benchmark under the same conditions
+    is resumed. Otherwise, everything is measured again.
     """
 
     def __init__(self, folder: Path, plans: list[Plan], about: Row):
@@ -93,19 +94,19 @@ class Measurements:
             self.trials = before["trials"]
 
     def of(self, plan: Plan) -> list[Row]:
-        """Return the row's trials, one for each seed; rows of several tables may share them."""
+        """Return the row's trials, one per seed; rows of several tables may share them."""
         key = json.dumps(plan.overrides, sort_keys=True)
         return self.trials.setdefault(key, [])
 
     def missing(self) -> Iterator[Plan]:
-        """Yield the rows to run next: the first process of each before the second of any."""
+        """Yield the rows to run next: the first process of every row, then the second ones."""
         for number in range(self.protocol["processes"]):
             for plan in self.plans:
                 if len(self.of(plan)) == number and not failure(self.of(plan)):
                     yield plan
 
     def measure(self, trials: Trials, warmup: int, steps: int) -> None:
-        """Run what is missing; write after each process."""
+        """Run the missing processes; write the results after each one."""
         from tqdm import tqdm
 
         self.folder.mkdir(exist_ok=True)
@@ -133,9 +134,9 @@ class Measurements:
             done.append({"failed": str(error)})
 
     def rows(self) -> list[Row]:
-        """Return all rows that have a trial and none that failed."""
+        """Return all rows with at least one trial and no failed one."""
         rows: list[Row] = []
-        # The first row of each table; empty if it failed, and then there are no gains.
+        # The first row of each table; if it failed, it is empty and there are no gains.
         firsts: dict[str, Row] = {}
         for plan in self.plans:
             trials = self.of(plan)
@@ -151,7 +152,7 @@ class Measurements:
         return rows
 
     def losses_of_fp32(self, plan: Plan) -> list[float]:
-        """Return losses of the first fp32 row that sees the samples in the same order."""
+        """Return the losses of the first fp32 row with the same order of samples."""
         order = plan.overrides.get("data.order")
         for other in self.plans:
             trials = self.of(other)
@@ -196,7 +197,7 @@ def ratio(value: float | None, reference: float | None) -> float | None:
 
 
 def figures_of(plan: Plan, trials: list[Row]) -> Row:
-    """Return a row of the result, not yet compared with others."""
+    """Return the results of a row, not yet compared with other rows."""
     step = spread([ms for trial in trials for ms in trial["step_ms"]])
     rates = [1000 * trial["samples"] / median(trial["step_ms"]) for trial in trials]
     row = plan._asdict() | {
@@ -215,35 +216,35 @@ def figures_of(plan: Plan, trials: list[Row]) -> Row:
 
 
 def gain_of(row: Row, first: Row) -> Row:
-    """Return the gain over the first row of the table, and the range that its repeats stay within.
+    """Return the gain over the first row of the table, and its range over repeats.
 
-    The range is None if it is not known.
+    The range is None if it is unknown.
     """
     gain = ratio(row["samples_per_second"], first.get("samples_per_second"))
     factor = repeats(row["processes_per_second"], first.get("processes_per_second", []))
     if gain is None or factor is None:
         return {"gain": gain, "gain_low": None, "gain_high": None}
-    # A factor and no difference: a ratio is never below 0.
+    # Use a factor, not a difference, since a ratio is never below 0.
     return {"gain": gain, "gain_low": gain / factor, "gain_high": gain * factor}
 
 
 def repeats(rates: list[float], reference: list[float]) -> float | None:
-    """Return the factor by which nine of ten other benchmarks' gains differ; None for one process.
+    """Return the factor within which nine in ten repeated gains stay; None for one process.
 
-    rates: of each process of a row. reference: of those of the row that it is compared with.
-    Processes that ran one after the other are a pair, so that what slows down both does not count.
+    rates: the rate of each process of a row. reference: the rates of the row to compare with.
+    Processes that ran one after the other form a pair, so that a slowdown of both does not count.
     """
     ratios = [math.log(one / other) for one, other in zip(rates, reference, strict=False)]
     count = len(ratios)
     if count < 2:
         return None
-    # Two benchmarks differ, hence twice the variance; a median's is up to pi / 2 of a mean's.
+    # Both benchmarks vary: twice the variance. A median's variance is up to pi / 2 of a mean's.
     student = STUDENT[min(count, len(STUDENT) + 1) - 2]
     return math.exp(student * stdev(ratios) * math.sqrt(math.pi / count))
 
 
 def gain_text(row: Row) -> str:
-    """`1.04 (1.01-1.07)`; without the range if it is not known, and for the reference itself."""
+    """Format a gain as `1.04 (1.01-1.07)`, without the range if it is unknown or empty."""
     if row["gain"] is None:
         return ""
     text = f"{row['gain']:.2f}"
@@ -255,28 +256,28 @@ def gain_text(row: Row) -> str:
 
 
 def strayed(losses: list[float], strict: list[float]) -> str | None:
-    """Say why a loss is not that of fp32: it is further away than LIMIT spreads between seeds.
+    """Return a warning if the losses differ too much from fp32's.
 
-    losses and strict are of the same seeds.
+    losses, strict: the losses with the same seeds, of a row and of fp32.
     """
     if len(strict) < 2:
         return None
     distance = abs(mean(a - b for a, b in zip(losses, strict, strict=False)))
     between = stdev(strict)
-    if distance <= LIMIT * between:  # and so not for nan
+    if distance <= LIMIT * between:  # false for nan
         return None
     return f"loss is {show(distance, 2)} from fp32's, whose seeds differ by {show(between, 2)}"
 
 
 def compared(claim: Row, rows: list[Row]) -> Row:
-    """Return what others reported with the same ratio here; None if that was not measured."""
+    """Add the ratio that was measured here to a reported speedup; None if it was not measured."""
     with_it, without_it = rows_of(claim, rows)
     name = claim["of"]
     return claim | {"measured": ratio(with_it.get(name), without_it.get(name))}
 
 
 def rows_of(claim: Row, rows: list[Row]) -> tuple[Row, Row]:
-    """Return the rows with a claim's switch and without it; empty ones if one is missing."""
+    """Return the rows with and without a claim's switch; both are empty if one is missing."""
     cumulative = [row for row in rows if row["table"] == "cumulative"]
     single = [row for row in rows if row["table"] == "leave_one_out"]
     switch = claim["switch"]
@@ -293,7 +294,7 @@ def rows_of(claim: Row, rows: list[Row]) -> tuple[Row, Row]:
 
 
 def environment(card: Card) -> Row:
-    """Return what decides speed in addition to the settings."""
+    """Return what affects speed in addition to the settings."""
     from ..engine.runs import git_state, versions
 
     facts: Row = {"device": card.name}
@@ -318,7 +319,7 @@ def ask_driver() -> str:
     import torch
 
     try:
-        # By identity: nvidia-smi numbers GPUs in another way.
+        # Use the UUID, because nvidia-smi may number GPUs differently from torch.
         identity = f"--id=GPU-{torch.cuda.get_device_properties(0).uuid}"
         command = ["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader", identity]
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
@@ -335,7 +336,7 @@ def page(result: Row) -> str:
     rows = result["rows"]
     parts = [["# Benchmark"]]
     if not result["complete"]:
-        parts.append(["Not complete: the same command again continues."])
+        parts.append(["Not complete: run the same command again to continue."])
     if any(row["gain_low"] is not None for row in rows):
         parts.append([RANGE])
     for name in TITLES:
@@ -347,14 +348,14 @@ def page(result: Row) -> str:
         measured = claim["measured"] or "not measured"
         claims.append((claim["claim"], claim["of"], claim["ratio"], measured))
     parts.append(table("What others reported", ("", "ratio of", "there", "here"), claims))
-    parts.append(table("Not measured", ("", "because"), list(result["not_measured"].items())))
+    parts.append(table("Not measured", ("", "reason"), list(result["not_measured"].items())))
     parts.append(table("Protocol", ("", ""), list(result["protocol"].items())))
     parts.append(table("Machine", ("", ""), list(result["environment"].items())))
     return "\n\n".join("\n".join(lines) for lines in parts if lines) + "\n"
 
 
 def cells(row: Row) -> tuple[str, ...]:
-    """Return the cells of a row of speed."""
+    """Return the cells of a row in the table of speed."""
     step = {name: show(value, 3) for name, value in row["step_ms"].items()}
     loss = show(row["loss"], 4)
     if row["flag"]:

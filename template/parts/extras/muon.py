@@ -12,12 +12,12 @@ from .optimization import decay_groups
 
 
 class MuonAdamW(torch.optim.Optimizer):
-    """Muon (Jordan 2024) for its first group, of matrices, and AdamW for the others.
+    """Muon (Jordan 2024) for the first group, of matrices, and AdamW for the other groups.
 
-    Muon's update is the mean of gradients made orthogonal, in bfloat16, scaled to the size of
-    AdamW's (Liu et al. 2025), so that one learning rate and weight decay suit both. It keeps one
-    average per matrix instead of two. A sharded matrix, whose rows are exchanged, has the update of
-    the whole one.
+    Muon's update is the orthogonalized average of gradients, computed in bfloat16. It is scaled to
+    the size of AdamW's update (Liu et al. 2025), so that one learning rate and weight decay suit
+    both. Muon keeps one average per matrix, AdamW two. A sharded matrix has the same update as a
+    whole one, since its rows are exchanged.
     """
 
     def __init__(
@@ -31,11 +31,11 @@ class MuonAdamW(torch.optim.Optimizer):
         super().__init__([*muon.param_groups, *adamw.param_groups], {})
 
     def step(self, closure: Any = None) -> Any:
-        """Make one step of both."""
+        """Make one step with both optimizers."""
         loss = None
-        if closure is not None:  # a framework's
+        if closure is not None:  # frameworks pass one
             loss = closure()
-        # Each time, because loading a state puts new groups in their place.
+        # Do this at each step, because loading a state replaces the groups.
         muon, adamw = self.parts
         muon.param_groups = self.param_groups[:1]
         adamw.param_groups = self.param_groups[1:]
@@ -46,13 +46,13 @@ class MuonAdamW(torch.optim.Optimizer):
 
 
 def inner_matrices(model: Any) -> list[Tensor]:
-    """Return the trained weights (out, in) in blocks, for Muon: no embeddings, no heads."""
+    """Return the trained weight matrices (out, in) of blocks, without embeddings and heads."""
     embeddings = set()
     for module in model.modules():
         if isinstance(module, nn.Embedding):
             embeddings.add(id(module.weight))
 
-    matrices: dict[int, Tensor] = {}  # by id: a weight may be in two blocks
+    matrices: dict[int, Tensor] = {}  # by id, because a weight may be in two blocks
     for block in model.blocks():
         if getattr(block, "recomputes", True):
             for weight in block.parameters():
@@ -65,11 +65,11 @@ def inner_matrices(model: Any) -> list[Tensor]:
 def make_optimizer(
     model: nn.Module, decay: float, options: dict[str, Any]
 ) -> torch.optim.Optimizer:
-    """Make the optimizer; `options` are AdamW's. Raises `UserError` if blocks have no matrix."""
+    """Build the optimizer; `options` are AdamW's. Raises `UserError` if blocks have no matrix."""
     matrices = inner_matrices(model)
     if not matrices:
         what = "no block of the model has a matrix to train"
-        remedy = "choose adamw, or name your layers in blocks()"
+        remedy = "use optimizer.name adamw, or return your layers in blocks()"
         raise UserError(what, "optimizer.name muon", remedy)
     in_muon = set(map(id, matrices))
     others = [weight for weight in model.parameters() if id(weight) not in in_muon]

@@ -1,7 +1,7 @@
-"""The loader to compare with: PyTorch's DataLoader as most projects use it.
+"""PyTorch's DataLoader as most projects use it, as a baseline for benchmarks.
 
-A map-style data set reads one sample at a time and a collate function stacks them; files are opened
-once. Order and batches are those of this project's own loader.
+A map-style dataset reads one sample at a time, and a collate function stacks them. Files are opened
+once. The order and the batches are the same as with this project's own loader.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..engine.store import Store
 
 
 class Reader(Dataset):
-    """Sample (number, epoch) as its rows by array name, each with a first axis of 1."""
+    """A dataset that reads sample (number, epoch) as rows by array name, with a first axis of 1."""
 
     def __init__(self, samples: Any, store: Store):
         self.samples = samples
@@ -79,14 +79,14 @@ class Loader:
             pin_memory=self.pin,
             collate_fn=stack,
             worker_init_fn=leave_signals,
-            generator=torch.Generator(),  # not the global one, which decides on dropout
+            generator=torch.Generator(),  # not the global generator, which dropout uses
         )
         for batch, rows in enumerate(batches):
             self._batches += 1
             yield deliver(self.samples, rows, numbers[batch], starts_sequence[batch], self.device)
 
     def stats(self) -> dict[str, float]:
-        """Batches so far, and the number of worker processes."""
+        """Return the number of batches so far, and the number of worker processes."""
         return {"batches": self._batches, "workers": self.workers}
 
     def close(self) -> None:
@@ -94,16 +94,16 @@ class Loader:
 
 
 def leave_signals(worker: int) -> None:
-    """Let the main process handle signals: a terminal sends them to the workers, too."""
+    """Leave signals to the main process, because a terminal also sends them to the workers."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def stack(samples: list[dict[str, Rows]]) -> dict[str, Rows]:
-    """Stack samples, padded with zeros to the widest."""
+    """Stack samples, padded with zeros to the widest one."""
     rows = {}
     for name, first in samples[0].items():
-        axis = first.lengths.dim()  # of the padded width, after (B,) or (B, K)
+        axis = first.lengths.dim()  # the axis of the padded width, after (B,) or (B, K)
         values = [sample[name].values[0].movedim(axis - 1, 0) for sample in samples]
         lengths = [sample[name].lengths for sample in samples]
         padded = pad_sequence(values, batch_first=True).movedim(1, axis)

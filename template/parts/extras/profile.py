@@ -1,8 +1,8 @@
-"""Show where time and memory of a step go: each layer, the bottleneck, a trace.
+"""Show where the time and memory of a step go: the bottleneck, each layer, a trace.
 
-Runs the step that all frameworks share, first as it is, then under torch.profiler. Writes `trace/`:
-trace.json.gz for ui.perfetto.dev, profile.md, and on a GPU memory.pickle for
-pytorch.org/memory_viz.
+It runs the step that all frameworks share, first without and then with torch.profiler. It writes
+profile.md, trace.json.gz for ui.perfetto.dev, and on a GPU memory.pickle for
+pytorch.org/memory_viz, into the folder `trace/`.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from ..config import Settings
 
 OUTPUT = Path("trace")
-SHOWN = 20  # layers and operations in a table
+SHOWN = 20  # maximum number of rows in a table
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of the command, in addition to the common ones."""
+    """Add the flags of this command."""
     steps = "timed steps (default: 20)"
     parser.add_argument("--steps", type=int, default=20, metavar="N", help=steps)
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
-    """Profile the configuration; print the page and write `trace/`."""
+    """Profile the configuration, print the page, and write `trace/`."""
     settings = load()
     if settings.phases:
         settings = settings.phase(1)

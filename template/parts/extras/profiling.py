@@ -1,7 +1,7 @@
-"""What `profile` measures: layers, operations, and waiting.
+"""The measurements of `profile`: layers, operations, and waits.
 
-An operation belongs to the innermost module whose forward it ran in. Backward has no modules: an
-operation there belongs to the forward operation to which autograd gave the same number.
+In forward, an operation belongs to the innermost module that runs it. In backward, it belongs to
+the module of the forward operation with the same sequence number of autograd.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ BACKWARD = "autograd::engine::evaluate_function: "
 NO_OPERATION = (RANGE, "Optimizer.", "[memory]", "ProfilerStep", "enumerate(")
 WARMUP = 3  # steps before the clock starts
 TRACED = 3  # steps under the profiler
-# Fractions above which a step is bound by its input, by launches, by products.
+# Above these fractions, a step is bound by its input, by launches, or by compute.
 INPUT = 0.10
 IDLE = 0.40
 PRODUCTS = 0.50
-# Where the work is arithmetic; all other operations mostly move bytes.
+# The names of arithmetic operations; all others mostly move bytes.
 ARITHMETIC = re.compile(
     r"mm$|matmul|linear|conv|attention|lstm|gru|rnn|bmm|flash|gemm", re.IGNORECASE
 )
-TUNE = "The extra `tune` measures other settings, and keeps those that are faster."
+TUNE = "To find faster settings, use the extra `tune`."
 
 Shares = dict[str, float]
 
 
 class Profile(NamedTuple):
-    """What was measured; times are of a step."""
+    """The results; all times are per step."""
 
     device: torch.device
     seconds: float
     split: Shares
-    products: float  # the fraction of the computing that is arithmetic
+    products: float  # the fraction of the compute time that is arithmetic
     layers: list[Layer]
     operations: list[tuple[str, float, float]]  # name, milliseconds, calls
 
@@ -62,7 +62,7 @@ def measure(step: Steps, folder: Path, number: int) -> Profile:
     bar = tqdm(total=WARMUP + number + TRACED, unit="step")
 
     def run(count: int) -> float:
-        """Return the seconds of a step, as a mean over so many."""
+        """Run `count` steps, and return the mean time of a step."""
         synchronize(device)
         start = time.perf_counter()
         for _ in range(count):
@@ -102,7 +102,7 @@ def measure(step: Steps, folder: Path, number: int) -> Profile:
 
 @contextmanager
 def tracing(model: torch.nn.Module, cuda: bool) -> Iterator[Any]:
-    """While open: torch.profiler, with a range for each layer."""
+    """While open, run torch.profiler with a range for each layer."""
     activities = [ProfilerActivity.CPU]
     if cuda:
         activities.append(ProfilerActivity.CUDA)
@@ -111,13 +111,13 @@ def tracing(model: torch.nn.Module, cuda: bool) -> Iterator[Any]:
 
 
 def page(profiled: Profile, shown: int) -> str:
-    """Return profile.md. shown: layers and operations in a table."""
+    """Return the content of profile.md. shown: the maximum number of rows in a table."""
     kind, why = verdict(profiled.split, profiled.products, profiled.cuda)
     name = kind
     if kind == "launch" and not profiled.cuda:
         name = "Python"
     last = "kernels" if profiled.cuda else "operations"
-    columns = ("layer", "forward ms", "backward ms", "kept MB", "share", last)
+    columns = ("layer", "forward ms", "backward ms", "kept MB", "fraction", last)
     busy = sum(ms for _, ms, _ in profiled.operations) or 1e-9
     calls = []
     for operation, ms, count in profiled.operations[:shown]:
@@ -128,24 +128,24 @@ def page(profiled: Profile, shown: int) -> str:
         [TUNE],
         [times_line(profiled)],
         table("Layers", columns, [layer.cells() for layer in profiled.layers[:shown]]),
-        table("Operations", ("", "ms", "share", "calls"), calls),
+        table("Operations", ("", "ms", "fraction", "calls"), calls),
     ]
     return "\n\n".join("\n".join(lines) for lines in parts if lines) + "\n"
 
 
 def times_line(profiled: Profile) -> str:
-    """Return the device and the time of a step with its parts.
+    """Return a line with the device, and the time of a step with its parts.
 
-    A CPU has no queue of work that could be empty.
+    A CPU has no idle time, since it has no queue of kernels; the remaining time is Python.
     """
     names = {"data": "data", "compute": "compute", "idle": "idle"}
     meaning = ""
     if not profiled.cuda:
         names["idle"] = "Python"
         meaning = (
-            " Python is what passes between operations, in Python and PyTorch itself. "
-            "It is an estimate from steps under the profiler, which slows Python down: "
-            "without it there is rather less."
+            " Python is the time between operations, in Python and in PyTorch itself. "
+            "It is an estimate from steps under the profiler, which slows Python down. "
+            "Without the profiler, it is shorter."
         )
     parts = [f"{names[name]} {fraction:.0%}" for name, fraction in profiled.split.items()]
     step = f"{show(1000 * profiled.seconds, 4)} ms/step: {', '.join(parts)}"
@@ -159,7 +159,7 @@ def synchronize(device: torch.device) -> None:
 
 @contextmanager
 def layers(model: torch.nn.Module) -> Iterator[None]:
-    """While open: every module's forward is a range of the trace. A compiled block is one range."""
+    """While open, each module's forward is a range in the trace; a compiled block is one range."""
     inside: set[int] = set()  # modules of compiled blocks
     before: list[tuple[torch.nn.Module, str, Any]] = []
     for name, module in model.named_modules():
@@ -167,7 +167,7 @@ def layers(model: torch.nn.Module) -> Iterator[None]:
             continue
         attribute = "forward"
         if module._compiled_call_impl is not None:
-            # Ranges of its parts would become part of the graph.
+            # Ranges inside a compiled block would become part of its graph.
             inside |= {id(inner) for inner in module.modules()}
             attribute = "_compiled_call_impl"
         before.append((module, attribute, vars(module).get(attribute)))
@@ -175,16 +175,16 @@ def layers(model: torch.nn.Module) -> Iterator[None]:
         setattr(module, attribute, record_function(label)(getattr(module, attribute)))
     yield
     for module, attribute, function in before:
-        if function is None:  # it was the class's
+        if function is None:  # the method of the class was in use
             delattr(module, attribute)
         else:
             setattr(module, attribute, function)
 
 
 class Layer(NamedTuple):
-    """All modules of one name, in a step.
+    """The modules that share a name, over one step.
 
-    kept_bytes: what forward leaves in memory. kernels: on a CPU operations.
+    kept_bytes: memory that forward leaves allocated. kernels: on a CPU, operations.
     """
 
     name: str
@@ -196,7 +196,7 @@ class Layer(NamedTuple):
     kernels: float
 
     def cells(self) -> tuple:
-        """Return the cells of its row in the table."""
+        """Return the cells of the layer's row in the table."""
         name = self.name
         if self.modules > 1:
             name += f" ({self.modules} modules)"
@@ -211,11 +211,11 @@ class Layer(NamedTuple):
 
 
 def attribute(events: list[Any], cuda: bool) -> list[Layer]:
-    """Return a row for each kind of module (`layers.*.hidden`), and for what belongs to none.
+    """Return a row for each kind of module (`layers.*.hidden`), and one for all other operations.
 
-    Shares sum to 1.
+    The fractions add up to 1.
     """
-    # Milliseconds of forward and of backward, bytes, kernels.
+    # [milliseconds of forward, milliseconds of backward, bytes, kernels]
     sums: dict[str, list[float]] = defaultdict(lambda: [0.0] * 4)
     modules: dict[str, set[str]] = defaultdict(set)
     for event, module, in_backward in with_modules(events):
@@ -245,26 +245,26 @@ def with_modules(events: list[Any]) -> Iterator[tuple[Any, str, bool]]:
     for event in events:
         module, in_backward = owner.get(id(event.cpu_parent), ("", False))
         if event.name.startswith(RANGE):
-            module = event.name.removeprefix(RANGE)  # recomputed, it stays in backward
+            module = event.name.removeprefix(RANGE)  # with checkpointing, it may run in backward
         elif event.name.startswith(BACKWARD):
             module = numbered.get(event.sequence_nr, "(gradients)")
             in_backward = True
         elif event.name.startswith("Optimizer."):
             module = "(optimizer)"
         elif event.sequence_nr >= 0 and module and not in_backward:
-            # The last operation of a number is the one that took it.
+            # If several operations have this number, the last one owns it.
             numbered[event.sequence_nr] = module
         owner[id(event)] = (module, in_backward)
         yield event, module, in_backward
 
 
 def own_time(event: Any, cuda: bool) -> float:
-    """Return microseconds of an event without those in it: of its kernels on a GPU."""
+    """Return the microseconds of an event without its children; on a GPU, of its kernels."""
     return event.self_device_time_total if cuda else event.self_cpu_time_total
 
 
 def by_operation(events: list[Any], cuda: bool) -> list[tuple[str, float, float]]:
-    """Return (operation, milliseconds, calls) of a step, the longest first."""
+    """Return (operation, milliseconds, calls) per step, the longest first."""
     milliseconds: Counter[str] = Counter()
     calls: Counter[str] = Counter()
     for event in events:
@@ -275,11 +275,10 @@ def by_operation(events: list[Any], cuda: bool) -> list[tuple[str, float, float]
 
 
 def shares(seconds: float, waited: float, busy: float, traced: float, cuda: bool) -> Shares:
-    """Return the fractions of a step without the profiler.
+    """Return the fractions of a step without the profiler: data, compute and idle.
 
-    They are waiting for data, computing, and idle: Python and launches. On a GPU kernels take as
-    long under the profiler as without it. On a CPU everything takes longer there, so that only the
-    fraction of the operations counts.
+    Idle is the time of Python and launches. On a GPU, kernels take as long under the profiler as
+    without it. On a CPU, the profiler slows down everything, so use the fraction of the operations.
     """
     data = waited / seconds
     compute = busy / seconds if cuda else busy / traced * (1 - data)
@@ -288,18 +287,18 @@ def shares(seconds: float, waited: float, busy: float, traced: float, cuda: bool
 
 
 def verdict(split: Shares, products: float, cuda: bool) -> tuple[str, str]:
-    """Return what bounds a step (input, launch, memory or compute), and how one sees that.
+    """Return what bounds a step (input, launch, memory or compute), and the evidence.
 
-    products: the fraction of the computing that is arithmetic.
+    products: the fraction of the compute time that is arithmetic.
     """
     if split["data"] > INPUT:
         return "input", f"{split['data']:.0%} of a step waits for data"
     if split["idle"] > IDLE:
-        why = "passes between operations, in Python"
+        why = "only Python runs, between operations"
         if cuda:
-            why = "the GPU has nothing to do: Python is late with the next"
-        return "launch", f"{split['idle']:.0%} of a step {why}"
+            why = "the GPU is idle, because Python launches kernels too slowly"
+        return "launch", f"For {split['idle']:.0%} of a step, {why}"
     if products < PRODUCTS:
-        moved = f"{1 - products:.0%} of the computing moves data"
-        return "memory", f"{moved}, {products:.0%} is arithmetic"
-    return "compute", f"{products:.0%} of the computing is arithmetic"
+        moved = f"{1 - products:.0%} of the compute time moves data"
+        return "memory", f"{moved}, and {products:.0%} is arithmetic"
+    return "compute", f"{products:.0%} of the compute time is arithmetic"

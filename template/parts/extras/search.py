@@ -1,10 +1,10 @@
-"""Find settings with a lower validation loss, by trials that Optuna draws: for `tune --search`.
+"""Search settings with a lower validation loss, in trials that Optuna draws, for `tune --search`.
 
-A trial is a whole training in its own folder, `searches/STUDY/trial-007`. The study's name is made
-of settings, space and data: the same command resumes it, in one process or in several. What is to
-do follows from the files alone: a training without a result that no process has locked is resumed.
-At the end the best settings and the configured ones train with other seeds, which shows what the
-gain is worth.
+A trial is a complete training in its own folder, such as `searches/STUDY/trial-007`. The name of
+the study is a hash of settings, space and data. So the same command resumes it, in one process or
+several. The state is in the files only: a training without a result that no process has locked is
+resumed. At the end, the best and the configured settings train with other seeds, which shows
+whether the gain is larger than noise.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
 SEARCHES = Path("searches")
 OUTPUT = Path("tuned.yaml")
-REPEATS = 3  # trainings of the best settings, and of the configured ones, each with a new seed
+REPEATS = 3  # trainings of the best and of the configured settings, each with a new seed
 SEED = "reproducibility.seed"
 
 
 class Job(NamedTuple):
-    """A training to do: a trial of the study, by its number, or with number -1 a repeat."""
+    """A training to run: the trial `number` of the study, or a repeat if it is -1."""
 
     folder: Path
     overrides: Overrides
@@ -49,34 +49,34 @@ class Job(NamedTuple):
 
     @property
     def result(self) -> dict[str, Any]:
-        """What it found; empty until its end."""
+        """The result; empty until the training ends."""
         return read_json(self.folder / RESULT)
 
     @property
     def row(self) -> Row:
-        """The training, for the page."""
+        """The training as a row of the page."""
         return Row(self.folder.name, self.overrides, self.result)
 
 
 def search(text: str, configured: Settings, trials: int, minutes: float | None) -> int:
-    """Search the space `text`, with the other settings as configured, and write tuned.yaml.
+    """Search the space `text`, with all other settings as configured, and write tuned.yaml.
 
-    minutes: when to begin no more trials. Raises `UserError`.
+    minutes: the time limit, after which no trial begins. Raises `UserError`.
     """
     if trials < 1:
-        raise UserError(f"{trials} trials find nothing", "--trials", "give at least 1")
+        raise UserError(f"cannot search with {trials} trials", "--trials", "use at least 1")
     space = parse(text, configured)
 
     from ..assemble import open_store
 
     SEARCHES.mkdir(exist_ok=True)
-    with alone(SEARCHES):  # one of several processes makes the synthetic samples
+    with alone(SEARCHES):  # only one of several processes writes the synthetic samples
         store = open_store(configured)
     first, last = store.splits.get("validation", (0, 0))
     if first >= last:
-        what = "the data have no validation split to compare by"
-        raise UserError(what, str(store.folder), "prepare with a --split that has one")
-    # The child process then saves.
+        what = "the data have no validation split"
+        raise UserError(what, str(store.folder), "run prepare with a --split that has one")
+    # Exit normally, so that the child process saves.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     identity = [sorted(map(str, space.items())), configured.resolved(), store.fingerprint]
     name = hashlib.sha256(json.dumps(identity, default=str).encode()).hexdigest()[:8]
@@ -88,7 +88,8 @@ def search(text: str, configured: Settings, trials: int, minutes: float | None) 
 class Searcher:
     """One process of a study.
 
-    settings: for what a trial does not try. trials: of the whole study. minutes: of this process.
+    settings: the configured settings. trials: the number in the whole study. minutes: the time
+    limit of this process.
     """
 
     def __init__(
@@ -111,10 +112,10 @@ class Searcher:
                 self.study.enqueue_trial(present)
             self.settle()
         study = f"{folder}: {trials} trials of {', '.join(space)}"
-        print(f"{study}; the same command continues it, or helps", flush=True)
+        print(f"{study}; run the same command again to resume or to help", flush=True)
         self.bar = tqdm(desc="trials", total=trials, unit="trial", disable=None, dynamic_ncols=True)
 
-    # --- what there is to do
+    # --- choose the next training
 
     def job(self, trial: Any) -> Job:
         """Return the training of a trial."""
@@ -122,16 +123,16 @@ class Searcher:
         return Job(folder, tidy(trial.params, self.space), trial.number)
 
     def asked(self) -> list[Any]:
-        """Return the study's trials that a process has begun."""
+        """Return the trials of the study that have begun."""
         trials = []
         for trial in self.study.get_trials(deepcopy=False):
-            is_complete = len(trial.params) == len(self.space)  # not killed while drawing
+            is_complete = len(trial.params) == len(self.space)  # false if killed while drawing
             if trial.state.name != "WAITING" and is_complete:
                 trials.append(trial)
         return trials
 
     def claim(self) -> tuple[Job | None, bool]:
-        """Return a training that no process works on, and whether there is more to wait for."""
+        """Return a training that no process runs, and whether there is work left."""
         with alone(self.folder):
             self.settle()
             trials = self.asked()
@@ -154,7 +155,7 @@ class Searcher:
         """Let Optuna draw a new trial."""
         import optuna
 
-        # Each trial has its own random numbers: no process draws what was drawn before.
+        # Seed each trial differently, so that no process repeats a draw.
         seed = (self.settings.reproducibility.seed * 100_003 + num_trials) % 2**32
         starting = max(STARTING_TRIALS, min(10, self.trials // 5))
         self.study.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=starting)
@@ -169,7 +170,7 @@ class Searcher:
         return job
 
     def settle(self) -> None:
-        """Tell the study the results; a failed trial is among the worst, to draw none near it."""
+        """Tell the study the results; a failed one counts as bad, so that none is drawn near it."""
         from optuna.trial import TrialState
 
         for trial in self.asked():
@@ -182,14 +183,14 @@ class Searcher:
                 self.study.tell(trial.number, result["loss"])
 
     def best(self) -> Job | None:
-        """Return the trial with the lowest loss, of those that came to their end."""
+        """Return the finished trial with the lowest loss."""
         ended = [trial for trial in self.asked() if trial.state.name == "COMPLETE"]
         if not ended:
             return None
         return self.job(min(ended, key=lambda trial: trial.value))
 
     def repeats(self) -> list[Job]:
-        """Return trainings with other seeds; none if the configuration was the best."""
+        """Return trainings with other seeds; none if the configured settings are the best."""
         best = self.best()
         if best is None:
             return []
@@ -205,7 +206,7 @@ class Searcher:
         return jobs
 
     def has_time(self) -> bool:
-        """Whether another trial and the repeats fit, judged by the trials so far."""
+        """Whether there is time for another trial and the repeats, judging by the trials so far."""
         results = [self.job(trial).result for trial in self.asked()]
         seconds = [result["seconds"] for result in results if "seconds" in result]
         needed = 0.0
@@ -213,33 +214,33 @@ class Searcher:
             needed = (1 + 2 * REPEATS) * median(seconds)
         return time.monotonic() - self.begun + needed <= self.limit
 
-    # --- doing it
+    # --- run the trainings
 
     def work(self) -> None:
-        """Train what no other process does, until all is done."""
+        """Run trainings that no other process runs, until all are finished."""
         try:
             while True:
                 job, left = self.claim()
                 if job is not None:
                     self.end(job, launch(job.folder, job.number))
                 elif left:
-                    time.sleep(0.5)  # other processes work: what they leave is resumed
+                    time.sleep(0.5)  # wait for other processes, and resume what they leave
                 else:
                     return
         finally:
             self.bar.close()
 
     def end(self, job: Job, code: int) -> None:
-        """Record a training as failed if it was not just stopped, and print a line."""
+        """Record the end of a training, and print a line; a stopped one is resumed later."""
         log = job.folder / "log"
         with alone(self.folder):
             if code == TAKEN or (code in STOPPED and not job.result):
                 return
             if not job.result and free(job.folder):
                 error = Failed(code, log.read_text(encoding="utf-8", errors="replace"))
-                # An unknown error, or not because of what was drawn: the user must fix it first.
+                # An error that the drawn values did not cause: the user must fix it first.
                 if code == 1 or job.number < 0:
-                    raise UserError(str(error), str(log), "fix it; the same command continues")
+                    raise UserError(str(error), str(log), "fix it, then run the same command")
                 reason = str(error)
                 if code < 0:
                     reason = f"killed by signal {-code}"
@@ -249,35 +250,35 @@ class Searcher:
             write_page(self.folder, self.found(), self.study)
 
     def say(self, job: Job) -> None:
-        """Print a line about a training, with the best so far."""
+        """Print a line about a training, with the best loss so far."""
         ended = self.over()
         line = f"{job.folder.name}: {words(job.overrides)}: {job.row.state}"
         best = self.best()
         if best is not None:
-            line += f"; best {best.result['loss']:.5g} of {best.folder.name}"
+            line += f"; best {best.result['loss']:.5g} in {best.folder.name}"
         self.bar.update(ended - self.bar.n)
         self.bar.write(f"{line}; {ended} of {self.trials} trials")
         sys.stdout.flush()
 
     def over(self) -> int:
-        """Return the number of trials that came to an end."""
+        """Return the number of trials that have ended."""
         return sum(trial.state.is_finished() for trial in self.asked())
 
     def found(self) -> Found:
-        """Return the content of the page."""
+        """Return the results so far, for the page."""
         best = self.best()
         trials = [self.job(trial).row for trial in self.asked()]
         repeats = [job.row for job in self.repeats() if job.result]
         return Found(self.space, trials, repeats, best.row if best else None)
 
     def conclude(self, card: str) -> int:
-        """Write the page and tuned.yaml. Raises `UserError` if no trial came to its end."""
+        """Write the page and tuned.yaml. Raises `UserError` if no trial has finished."""
         with alone(self.folder):
             result = self.found()
             best = self.best()
             write_page(self.folder, result, self.study)
             if best is None:
-                raise UserError("no trial came to its end", str(self.folder), "search.md says why")
+                raise UserError("no trial has finished", str(self.folder), "see search.md")
             lines = result.verdict()
             tuned = changed(self.settings, best.overrides)
             tuned._origins = self.settings.origins | dict.fromkeys(best.overrides, "tune")
@@ -289,7 +290,7 @@ class Searcher:
 
 
 def free(folder: Path) -> bool:
-    """Whether no process works in the folder."""
+    """Whether no process has locked the folder."""
     folder.mkdir(exist_ok=True)
     try:
         with lock(folder):
@@ -300,7 +301,7 @@ def free(folder: Path) -> bool:
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Wait until no other process holds the folder, and hold it."""
+    """Wait until no other process has locked the folder, and lock it."""
     with ExitStack() as stack:
         while True:
             try:
@@ -312,7 +313,7 @@ def alone(folder: Path) -> Iterator[None]:
 
 
 def mend(journal: Path) -> None:
-    """Remove a last line that a crash left unfinished: what is appended to it would be lost."""
+    """Remove an unfinished last line after a crash, since text appended to it would be lost."""
     from optuna.storages.journal import JournalFileOpenLock
 
     lock = JournalFileOpenLock(str(journal))

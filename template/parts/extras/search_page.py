@@ -1,4 +1,4 @@
-"""The result of a search: the lines of its verdict, `search.md` and `search.png`."""
+"""The results of a search: the verdict, `search.md` and `search.png`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Row(NamedTuple):
-    """A training for the page: a trial, or a repeat with another seed."""
+    """A training on the page: a trial, or a repeat with another seed."""
 
     name: str
     values: Overrides
@@ -26,7 +26,7 @@ class Row(NamedTuple):
 
     @property
     def loss(self) -> float | None:
-        """The loss of a training that came to its end."""
+        """The loss of a finished training, otherwise None."""
         if self.result.get("pruned"):
             return None
         return self.result.get("loss")
@@ -57,7 +57,7 @@ class Spread(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The trainings of a search. repeats: those of the best, and `configured-*`."""
+    """The trainings of a search. repeats: of the best settings, and of the configured ones."""
 
     space: Space
     trials: list[Row]
@@ -65,13 +65,13 @@ class Found(NamedTuple):
     best: Row | None
 
     def verdict(self) -> list[str]:
-        """Say what the best settings are worth, in lines that are written to tuned.yaml, too."""
+        """Return lines that compare the best settings with the configured ones."""
         if self.best is None:
-            return ["no trial came to its end yet"]
+            return ["no trial has finished yet"]
         lowest = f"lowest validation loss of {len(self.trials)} trials {self.best.loss:.5g}"
         lines = [f"{lowest}: {words(self.best.values)}"]
         if not self.repeats:
-            return [*lines, "the configuration was the best: nothing changes"]
+            return [*lines, "the configured settings are the best, so nothing changes"]
 
         before = Spread([])
         after = Spread([])
@@ -84,9 +84,9 @@ class Found(NamedTuple):
         if gain > max(before.range, after.range):
             worth = "better by more than the spread"
         elif gain > 0:
-            worth = "within the spread"
+            worth = "better, but within the spread"
         else:
-            worth = "no better: keep the configuration"
+            worth = "not better, so keep the configuration"
         seeds = f"{len(after.losses)} other seeds"
         lines.append(f"best {after} over {seeds}, as configured {before}: {worth}")
         return lines
@@ -117,13 +117,13 @@ def write_page(folder: Path, found: Found, study: Study) -> None:
 
 
 def draw(path: Path, study: Study) -> None:
-    """Draw the losses of the trials that came to their end over each setting."""
+    """Plot the losses of finished trials over each setting."""
     import numpy
     from matplotlib import pyplot
     from optuna.visualization.matplotlib import plot_slice
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Optuna calls its plots experimental
+        warnings.simplefilter("ignore")  # Optuna warns that its plots are experimental
         axes = numpy.ravel(plot_slice(study, target_name="validation loss"))
     figure = axes[0].figure
     with replacing(path) as file:

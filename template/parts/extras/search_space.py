@@ -1,7 +1,7 @@
 """The space of `tune --search`: a range or a list of values for each setting.
 
-optimizer.learning_rate=1e-4..1e-2   numbers between two, logarithmic from a factor of 10 on
-model.width=32,64,128                one of these
+optimizer.learning_rate=1e-4..1e-2   a range; logarithmic if the ends differ by a factor of 10
+model.width=32,64,128                one of these values
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ Space = dict[str, Distribution]
 """Distributions by dotted key of the settings."""
 
 FLAG = "--search"
-LOGARITHMIC = 10  # ratio of a range's ends, from which on it is logarithmic
-FIXED = {  # settings that are the same in all trials, or losses would not compare
-    "data.path": "losses on other data do not compare",
-    "reproducibility.seed": "all trials have the same; the best is repeated with others",
+LOGARITHMIC = 10  # a range is logarithmic from this ratio of its ends on
+FIXED = {  # these settings are the same in all trials, so that losses can be compared
+    "data.path": "losses on different data cannot be compared",
+    "reproducibility.seed": "all trials share one seed; the best is repeated with others",
 }
 
 
 def parse(words: str, settings: Settings) -> Space:
-    """Parse the space that `KEY=LOW..HIGH` and `KEY=VALUE,VALUE` describe, separated by blanks.
+    """Parse a space such as `KEY=LOW..HIGH KEY=VALUE,VALUE`.
 
-    settings: the values of the other keys. Raises `UserErrors`: every error, a line each.
+    settings: the values of the other keys. Raises `UserErrors` with all errors.
     """
     given = Sources(Settings)
     space = Space()
@@ -49,7 +49,7 @@ def parse_word(word: str, settings: Settings, given: Any, space: Space) -> None:
     known = given.settings.get(name)
     obstacle = obstacle_to(name, space)
     if known and "." not in name:
-        obstacle = obstacle or "it is no setting of a section"
+        obstacle = obstacle or "it is not a setting in a section"
     if obstacle:
         given.mistake(f"{key} cannot be searched", FLAG, obstacle)
         return
@@ -65,21 +65,21 @@ def parse_word(word: str, settings: Settings, given: Any, space: Space) -> None:
     if is_range and is_increasing(values):
         space[name] = between(*values)
     elif is_range:
-        remedy = "give two numbers, the smaller one first"
-        given.mistake(f"{word} is no range", FLAG, remedy)
+        remedy = "use two numbers, the smaller one first"
+        given.mistake(f"{word} is not a range", FLAG, remedy)
     elif len({repr(value) for value in values}) < 2:
         remedy = f"write {key}=LOW..HIGH or {key}=VALUE,VALUE"
-        given.mistake(f"{word} leaves no choice", FLAG, remedy)
+        given.mistake(f"{word} has only one value", FLAG, remedy)
     else:
         space[name] = CategoricalDistribution(list(dict.fromkeys(raw)))
-    # Conflicts of one key are errors here; those of several keys together end their trial.
+    # Report conflicts of a single key here; conflicts of several keys end their trial.
     for value in raw:
         for what, _, remedy in changed(settings, {name: value}).conflicts():
             given.mistake(what, FLAG, remedy)
 
 
 def build_values(given: Any, key: str, name: str, texts: Sequence[str]) -> list[tuple[Any, Any]]:
-    """Return each value as given and as the schema makes it; nothing if one of them is an error."""
+    """Return each value as given and as validated; an empty list if one of them is invalid."""
     num_errors = len(given.mistakes)
     layers = [given.text(key, text, FLAG) for text in texts]
     built = [given.build(layer) for layer in layers]
@@ -92,11 +92,11 @@ def build_values(given: Any, key: str, name: str, texts: Sequence[str]) -> list[
 
 
 def obstacle_to(name: str, space: Space) -> str:
-    """Say why a setting cannot be searched; empty if it can."""
+    """Return why a setting cannot be searched; empty if it can."""
     if name in FIXED:
         return FIXED[name]
     if name in space:
-        return "it is given twice"
+        return "it occurs twice"
     return ""
 
 
@@ -108,7 +108,7 @@ def is_increasing(values: list[Any]) -> bool:
 
 
 def between(low: float, high: float) -> FloatDistribution | IntDistribution:
-    """Return integers if the schema makes integers of both ends."""
+    """Return the distribution of a range; it has integers if both ends are integers."""
     log = low > 0 and high / low >= LOGARITHMIC
     if isinstance(low, int) and isinstance(high, int):
         return IntDistribution(low, high, log=log)
@@ -116,7 +116,7 @@ def between(low: float, high: float) -> FloatDistribution | IntDistribution:
 
 
 def tidy(parameters: Overrides, space: Space) -> Overrides:
-    """Return the settings of a trial, with numbers rounded to four digits, to be readable."""
+    """Return the settings of a trial, with numbers rounded to four digits for readability."""
     rounded = dict(parameters)
     for key, scale in space.items():
         if isinstance(scale, FloatDistribution):
@@ -126,7 +126,7 @@ def tidy(parameters: Overrides, space: Space) -> Overrides:
 
 
 def inside(settings: Settings, space: Space) -> Overrides | None:
-    """Return the present values of the keys; None if one is outside of the space."""
+    """Return the configured values of the keys; None if one is outside the space."""
     present = {key: settings.value(key) for key in space}
     for key, scale in space.items():
         value = present[key]

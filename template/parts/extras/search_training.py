@@ -1,8 +1,7 @@
-"""One training of a search, in its own process: what `train` does, without a tracker and a report.
+"""One training of a search in its own process, like `train`, but without tracker and report.
 
-Its folder has `settings.yaml`, the `run`, a `log`, and at the end `result.json`. The process has
-the folder's lock as long as it lives; a training without lock and result was interrupted, and is
-resumed.
+Its folder contains `settings.yaml`, the `run`, a `log`, and at the end `result.json`. The process
+locks the folder while it runs. A training without lock and result was interrupted, and is resumed.
 """
 
 from __future__ import annotations
@@ -34,13 +33,13 @@ if TYPE_CHECKING:
 
 JOURNAL = "journal.log"
 RESULT = "result.json"
-STARTING_TRIALS = 4  # drawn at random, and finished, before the results of others count
-TAKEN = 75  # exit code: another process has this training, or has finished it
+STARTING_TRIALS = 4  # these are drawn at random and never stopped early
+TAKEN = 75  # exit code: another process runs or has finished this training
 STOPPED = (128 + signal.SIGTERM, 128 + signal.SIGINT, -signal.SIGTERM, -signal.SIGINT)
 
 
 def launch(folder: Path, number: int) -> int:
-    """Run `main` in its own process, which ends when this one ends; return its exit code."""
+    """Run `main` in a child process, which ends with this process; return its exit code."""
     path = os.pathsep.join(filter(None, (str(SOURCE), os.environ.get("PYTHONPATH", ""))))
     with open(folder / "log", "ab") as log:
         process = subprocess.Popen(
@@ -49,7 +48,7 @@ def launch(folder: Path, number: int) -> int:
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
-            start_new_session=True,  # Ctrl-C reaches this process, which ends that one by its input
+            start_new_session=True,  # only this process gets Ctrl-C, and closes the child's input
         )
     try:
         return process.wait()
@@ -60,7 +59,7 @@ def launch(folder: Path, number: int) -> int:
 
 
 def main(folder: str, number: str) -> int:
-    """Train; return 0 if there is a result. number: of the trial, negative for a repeat."""
+    """Run the training; return 0 if there is a result. number: of the trial, -1 for a repeat."""
     threading.Thread(target=end_with_parent, daemon=True).start()
     path = Path(folder)
     with ExitStack() as stack:
@@ -78,14 +77,14 @@ def main(folder: str, number: str) -> int:
 
 
 def end_with_parent() -> None:
-    """Wait for the parent's end, which closes the pipe; then save and end, as after SIGTERM."""
+    """Wait until the parent ends, which closes the pipe; then save and end, as after SIGTERM."""
     while os.read(0, 1):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 def train(folder: Path, number: int) -> int:
-    """Train by the folder's settings, or resume, and write the result."""
+    """Train with the folder's settings, or resume, and write the result."""
     from ..assemble import assemble, open_store
     from ..config import load
     from ..engine.distributed import Distributed
@@ -107,7 +106,7 @@ def train(folder: Path, number: int) -> int:
         session = Session(run_folder, settings, build, distributed, resumed=resumed, trial=True)
         with session:
             for run in session.phases():
-                run.trial = False  # it evaluates, and saves, to be resumed
+                run.trial = False  # evaluate, and save checkpoints for a resume
                 run.hooks.all["search"] = watcher
                 fit(run)
     finally:
@@ -126,20 +125,20 @@ def train(folder: Path, number: int) -> int:
         "seconds": time.monotonic() - start_time,
     }
     write_json(folder / RESULT, result)
-    # The result is the settings, not the weights.
+    # A search needs the settings, not the weights.
     shutil.rmtree(run_folder / "checkpoints", ignore_errors=True)
     return 0
 
 
 class Watcher:
-    """A hook that reports each evaluation to the study, and ends a trial that falls behind."""
+    """A hook that reports each evaluation to the study, and stops a trial that falls behind."""
 
     def __init__(self, trial: Trial | None):
         self.trial = trial
         self.pruned = False
 
     def after_evaluation(self, run: Run, metrics: dict[str, float]) -> None:
-        """Compare trials at the same number of evaluations, except one that is at its end."""
+        """Compare the trial with others at this number of evaluations, unless it is at its end."""
         if self.trial is None:
             return
         _, evaluations = read_metrics(run.folder / "metrics.jsonl")
@@ -150,7 +149,7 @@ class Watcher:
 
 
 def trial_of(folder: Path, number: int) -> Trial:
-    """Return a trial of the study in `folder` that another process asked for."""
+    """Return a trial that another process drew, of the study in `folder`."""
     from optuna.trial import Trial
 
     study = study_in(folder)
@@ -159,11 +158,11 @@ def trial_of(folder: Path, number: int) -> Trial:
 
 
 def study_in(folder: Path) -> Study:
-    """Open or create the study of a folder; processes share it by its journal.
+    """Open or create the study of a folder, which processes share through its journal.
 
-    A trial is ended if its best evaluation so far is worse than the median of the others' at that
-    number of evaluations: not at its first, which is noise, and not among the first trials, which
-    have no others.
+    A trial stops if its best evaluation so far is worse than the median of others at the same
+    number of evaluations. The first evaluations are too noisy to stop a trial, and the first trials
+    have no others to compare with.
     """
     import optuna
     from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock, JournalStorage

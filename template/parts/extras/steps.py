@@ -1,4 +1,4 @@
-"""Optimizer steps without a run around them: for `profile` and the range test of `tune`."""
+"""Optimizer steps outside of a run, for `profile` and the range test of `tune`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Steps:
-    """The algorithm of `train.py`, in one process. `waited`: seconds for batches so far."""
+    """The algorithm of `train.py` in one process. `waited`: seconds spent waiting for batches."""
 
     def __init__(self, project: Project, loader: Any):
         self.project = project
@@ -30,10 +30,10 @@ class Steps:
         self._batches = self._endless()
 
     def _endless(self) -> Iterator[tuple[Batch, float]]:
-        """Yield batches, each with the fraction of a complete step that ends with it, or 0.
+        """Yield batches, each with 0, or with the fraction of a whole step if it ends a step.
 
-        The first is a step alone, like the dry run of a training: loaders divide the memory that it
-        leaves free.
+        The first batch is a step of its own, like the dry run of training, so that loaders can use
+        the memory that is still free.
         """
         first = self.loader.epoch(0)
         yield next(first), 1.0
@@ -50,13 +50,13 @@ class Steps:
                 yield batch, step_fraction
 
     def __call__(self) -> Tensor:
-        """Make one step. Returns its loss per target: (), on the device."""
+        """Make one step, and return its loss per target, (), on the device."""
         precision = self.project.precision
         losses = []
         weights = []
         step_fraction = 0.0
         while not step_fraction:
-            # A stall is a wait for the GPU's earlier steps, not for data.
+            # Subtract stalls, which are waits for earlier steps of the GPU, not for data.
             start_time = time.perf_counter() - self.loader.stall_seconds
             batch, step_fraction = next(self._batches)
             self.waited += time.perf_counter() - self.loader.stall_seconds - start_time
@@ -74,7 +74,7 @@ class Steps:
 
 @contextmanager
 def stepping(settings: Settings) -> Iterator[Steps]:
-    """Prepare a new model and its training samples for steps."""
+    """Set up a new model and its training samples, and yield its steps."""
     distributed = Distributed()
     try:
         project = assemble(settings, distributed, open_store(settings))

@@ -1,8 +1,7 @@
-"""One short run in its own process, and what it measured: for `benchmark` and `tune`.
+"""Short training runs, each in its own process, for `benchmark` and `tune`.
 
-Each has a process, because compiled code, cuDNN's choices and the memory allocator outlive a run,
-and because a run that is out of memory must not end the others. All frameworks start in the same
-way.
+Compiled code, cuDNN's choices and the memory allocator would outlive a run in the same process, and
+a run that is out of memory must not end the others. All frameworks start in the same way.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ if TYPE_CHECKING:
     from ..engine.config import Settings
 
 SOURCE = Path(__file__).absolute().parents[2]
-WINDOW = 5  # steps between two readings of a GPU's clock: each waits for the GPU to finish
+WINDOW = 5  # steps between two times on a GPU, since each time waits for the GPU
 SETTINGS = "settings.yaml"
-LOADER = "loader"  # among overrides: "plain" is PyTorch's as most use it, "own" this project's
+LOADER = "loader"  # an override: "own" is this project's loader, "plain" PyTorch's DataLoader
 
 Overrides = dict[str, Any]
-"""Values by dotted key of the settings, and `LOADER`."""
+"""Values by the dotted key of a setting, or `LOADER`."""
 
 
 class Failed(Exception):
-    """A trial ended with an error; the message is its first one. memory: there was too little."""
+    """A trial ended with an error; the message is its first one. memory: it was out of memory."""
 
     def __init__(self, code: int, log: str):
         super().__init__(first_error(log) or f"exit code {code}")
@@ -59,7 +58,8 @@ def first_error(log: str) -> str:
 class Trials:
     """Runs trials of one configuration.
 
-    settings: of a trial without overrides. store: folder of the data. gpu: whether there is one.
+    settings: the settings without overrides. store: the folder of the data. gpu: whether there is a
+    GPU.
     """
 
     def __init__(self, settings: Settings, store: Path, gpu: bool):
@@ -73,11 +73,11 @@ class Trials:
         self.window = WINDOW if gpu else 1
 
     def __call__(self, overrides: Overrides, warmup: int, steps: int) -> dict[str, Any]:
-        """Measure `steps` optimizer steps after `warmup` ones; both are rounded up to windows.
+        """Measure `steps` optimizer steps after `warmup` steps; both are rounded up to windows.
 
-        Returns step_ms (of each window), samples (a step), data_wait_fraction, loss (their mean),
-        peak_memory_bytes (of the GPU; without one, of the process), start_s (imports, data,
-        compiling, first window), state (what was on), rates. Raises `Failed`.
+        Returns step_ms (per window), samples (per step), data_wait_fraction, loss (the mean),
+        peak_memory_bytes (of the GPU, or else of the process), start_s (imports, data, compiling,
+        first window), state (of each optimization) and rates. Raises `Failed`.
         """
         warmup = self._rounded_up(warmup)
         num_steps = warmup + self._rounded_up(steps)
@@ -110,7 +110,7 @@ class Trials:
 
 
 def launch(loader: str, folder: Path) -> tuple[int, int]:
-    """Run `main` in `folder`, with a `log`; return its exit code and largest resident bytes."""
+    """Run `main` in `folder`, with a `log`; return its exit code and peak resident memory."""
     path = os.pathsep.join(filter(None, (str(SOURCE), os.environ.get("PYTHONPATH", ""))))
     with open(folder / "log", "wb") as log:
         process = subprocess.Popen(
@@ -132,9 +132,9 @@ def launch(loader: str, folder: Path) -> tuple[int, int]:
 
 
 def main(loader: str) -> int:
-    """Train by the settings in this folder; metrics only: no evaluation, checkpoint or report.
+    """Train with the settings in this folder, without evaluations, checkpoints or a report.
 
-    The environment was read when the settings were made, and is not read again.
+    The settings already include environment variables, so these are not read again.
     """
     from ..assemble import assemble, open_store
     from ..config import load
@@ -168,7 +168,7 @@ def main(loader: str) -> int:
 def figures(
     rows: list[dict[str, Any]], warmup: int, start_time: float, resident: int
 ) -> dict[str, Any]:
-    """Return what a run measured, from its metrics; see `Trials`."""
+    """Compute the results of a trial from its metrics; see `Trials`."""
     timed = [row for row in rows if row["step"] > warmup]
     step_ms = [row["step_ms"] for row in timed]
     waited = sum(row["data_wait_fraction"] * row["step_ms"] for row in timed)
@@ -189,7 +189,7 @@ def figures(
 
 
 def card_here() -> Card:
-    """Return `this_card`, a GPU by another process: this one must hold no memory there."""
+    """Return `this_card`, asked in another process, since this one must not use GPU memory."""
     from concurrent.futures import ProcessPoolExecutor
     from multiprocessing import get_context
 
@@ -210,12 +210,12 @@ def spread(values: list[float]) -> dict[str, float]:
 
 
 def changed(settings: Settings, overrides: Overrides) -> Settings:
-    """Return the settings with other values for some dotted keys."""
+    """Return the settings with some values replaced, by dotted key."""
     return type(settings).model_validate(replaced(settings.resolved(), overrides))
 
 
 def replaced(tree: dict[str, Any], overrides: Overrides) -> dict[str, Any]:
-    """Put values at dotted keys of a tree, in place."""
+    """Replace values in a tree by dotted key, in place."""
     for key, value in overrides.items():
         *sections, name = key.split(".")
         place = tree

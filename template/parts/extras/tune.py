@@ -1,8 +1,8 @@
-"""Find the fastest settings of this machine by short runs; or the settings that learn best.
+"""Find the fastest settings for this machine with short runs, or the settings that learn best.
 
-A setting changes only if the gain exceeds the spread of runs that were repeated in a new, random
-order. The result is a whole configuration, for `train --config tuned.yaml`; its first lines say
-what was gained. `--search` is in `measure/search.py`: which settings give a lower validation loss.
+A setting changes only if the gain exceeds the spread of repeated runs in random order. The result
+is a complete configuration, for `train --config tuned.yaml`; its first lines report the gains.
+`--search` finds settings with a lower validation loss; it is in `measure/search.py`.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ PLOT = Path("learning_rate.png")
 KNOBS = ("batch_size", "workers", "chunk_size", "compile_mode")
 MODES = ("default", "max-autotune-no-cudagraphs", "reduce-overhead", "max-autotune")
 BATCH = "data.batch_size"
-REPEATS = 3  # of both sides, before a setting changes
-PAYS = 1.03  # a doubled batch that gains less does not pay; after two of them the search ends
-STEPS_AN_EPOCH = 8  # that a larger batch must leave
-# The range test of learning rates: from, to, number of steps.
+REPEATS = 3  # repeated runs with and without a change, to decide on it
+PAYS = 1.03  # required gain of a doubled batch; after two smaller gains, the search ends
+STEPS_AN_EPOCH = 8  # minimum number of steps of an epoch with a larger batch
+# The learning rate range test: lowest and highest rate, number of steps.
 LOWEST = 1e-7
 HIGHEST = 1.0
 RATES = 150
 
 
 class Change(NamedTuple):
-    """The result of one knob; kept: the default stays."""
+    """The result of one knob; `kept` means that the default stays."""
 
     gain: float
     spread: float
     kept: bool
 
     def __str__(self) -> str:
-        text = f"{self.gain:.2f} times, spread {self.spread:.1%}"
+        text = f"{self.gain:.2f}× as fast, spread {self.spread:.1%}"
         if self.kept:
-            text += ": kept as it was"
+            text += ": not changed"
         return text
 
 
@@ -60,25 +60,25 @@ class OutOfTime(Exception):
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of the command, in addition to the common ones."""
+    """Add the flags of this command."""
     add = parser.add_argument
     add(
         "knobs",
         nargs="*",
         metavar="KNOB",
-        help=f"what to tune, of {', '.join(KNOBS)} (default: all)",
+        help=f"what to tune: {', '.join(KNOBS)} (default: all)",
     )
-    add("--minutes", type=float, help="when to stop (default: 10; of a search: none)")
-    add("--steps", type=int, default=40, metavar="N", help="timed steps of a run (default: 40)")
+    add("--minutes", type=float, help="time limit (default: 10; for --search: none)")
+    add("--steps", type=int, default=40, metavar="N", help="timed steps per run (default: 40)")
     add(
         "--learning-rate",
         action="store_true",
-        help="only draw the loss over a rising learning rate",
+        help="only plot the loss over a rising learning rate",
     )
-    settings = "settings with a lower validation loss, by whole trainings"
+    settings = "search settings with a lower validation loss, in complete trainings"
     space = f"{settings}: KEY=LOW..HIGH or KEY=VALUE,VALUE"
     add("--search", nargs="+", metavar="KEY=VALUES", help=space)
-    add("--trials", type=int, default=20, metavar="N", help="trainings of a search (default: 20)")
+    add("--trials", type=int, default=20, metavar="N", help="trials of --search (default: 20)")
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
@@ -103,7 +103,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
     try:
         tune(tuner, arguments, store, card)
     except OutOfTime:
-        tuner.say(f"{minutes:g} minutes are over: what was not repeated stays as it was")
+        tuner.say(f"{minutes:g} minutes are over: settings that were not repeated do not change")
     finally:
         tuner.bar.close()
 
@@ -114,23 +114,23 @@ def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
     if tuner.chosen:
         print(f"{OUTPUT}: train --config {OUTPUT}")
     else:
-        print(f"{OUTPUT}: nothing was faster, so `train` stays as it is")
+        print(f"{OUTPUT}: nothing was faster, so it is the same configuration")
     return 0
 
 
 def check(arguments: argparse.Namespace, minutes: float) -> None:
-    """Raises `UserError` for flags that cannot work."""
+    """Raise `UserError` for invalid flags."""
     for knob in arguments.knobs:
         if knob not in KNOBS:
-            remedy = f"choose of {', '.join(KNOBS)}"
+            remedy = f"choose from {', '.join(KNOBS)}"
             raise UserError(f"unknown knob {knob!r}", "command line", remedy)
     if arguments.steps < 1:
-        raise UserError(f"{arguments.steps} steps are none to time", "--steps", "give at least 1")
+        raise UserError(f"cannot time {arguments.steps} steps", "--steps", "use at least 1")
     if not 0 < minutes < math.inf:
-        raise UserError(f"{minutes:g} minutes are no time", "--minutes", "give a number above 0")
+        raise UserError(f"invalid limit of {minutes:g} minutes", "--minutes", "use more than 0")
     if arguments.search and (arguments.knobs or arguments.learning_rate):
-        what = "--search tunes no knob and draws no curve"
-        remedy = "give its keys and values alone, or leave it out"
+        what = "--search cannot be combined with knobs or --learning-rate"
+        remedy = "run the commands one after the other"
         raise UserError(what, "command line", remedy)
 
 
@@ -152,7 +152,7 @@ def tune(tuner: Tuner, arguments: argparse.Namespace, store: Store, card: Card) 
 def options(
     knob: str, settings: Settings, without: tuple[str, ...], card: Card
 ) -> Iterator[Overrides]:
-    """Yield what to try for a knob; nothing if loader, device or configuration do not use it."""
+    """Yield the options of a knob; none if it has no effect with loader, device or settings."""
     from ..engine.optimization import compiles
 
     if knob == "workers" and "num_workers" not in without:
@@ -171,9 +171,9 @@ def options(
 
 
 class Tuner:
-    """Tries settings one knob after the other, each on top of what was chosen before.
+    """Tunes one knob after the other, each on top of the settings that were chosen before.
 
-    settings: the default. trials: measures overrides, like `Trials`. seconds: when it ends.
+    settings: the default. trials: measures overrides, like `Trials`. seconds: the time limit.
     """
 
     def __init__(self, settings: Settings, trials: Trials, steps: int, seconds: float):
@@ -184,7 +184,7 @@ class Tuner:
         self.steps = steps
         self.begun = time.monotonic()
         self.seconds = seconds
-        self.longest = 0.0  # seconds of a run
+        self.longest = 0.0  # seconds of the longest run
         self.chosen: Overrides = {}
         self.lines: list[str] = []
         self.changes = 0
@@ -198,9 +198,9 @@ class Tuner:
         self.bar.write(line)
 
     def rate(self, overrides: Overrides) -> float:
-        """Return samples/s of one run of these settings, on top of the chosen ones.
+        """Return samples/s of one run with these settings, on top of the chosen ones.
 
-        Raises `Failed`, `OutOfTime`.
+        Raises `Failed` or `OutOfTime`.
         """
         start_time = time.monotonic()
         if start_time - self.begun + self.longest > self.seconds:
@@ -218,7 +218,7 @@ class Tuner:
         return {key: self.chosen.get(key, self.settings.value(key)) for key in overrides}
 
     def batch_size(self, samples: int) -> None:
-        """Double the batch while it fits and pays. samples: of an epoch."""
+        """Double the batch while it fits and is faster. samples: the number in an epoch."""
         default_size = self.settings.data.batch_size
         groups = self.settings.training.gradient_accumulation_steps
         best = default_size
@@ -241,8 +241,8 @@ class Tuner:
             self.say(f"{BATCH}: {largest} is the largest that was tried and fits")
         self.decide("batch_size", {BATCH: best})
         if BATCH in self.chosen:
-            remedy = "another learning rate may suit; `tune --learning-rate` shows it"
-            self.say(f"more samples a step: {remedy}")
+            remedy = "another learning rate may be better; run `tune --learning-rate` to see"
+            self.say(f"more samples per step: {remedy}")
 
     def rate_of_batch(self, size: int) -> float | None:
         """Return samples/s of a batch size; None if memory is too small for it."""
@@ -250,7 +250,8 @@ class Tuner:
             return self.rate({BATCH: size})
         except Failed as error:
             if not error.memory:
-                raise UserError(str(error), f"{BATCH} {size}", "run `train` with it") from error
+                remedy = "run `train` with this size to see all of its output"
+                raise UserError(str(error), f"{BATCH} {size}", remedy) from error
             self.say(f"{BATCH} {size} does not fit")
             return None
 
@@ -270,13 +271,13 @@ class Tuner:
             _, best = max(rates, key=lambda pair: pair[0])
             self.decide(name, best)
         else:
-            self.say(f"{name}: nothing to try here")
+            self.say(f"{name}: no options with this loader, device and configuration")
 
     def decide(self, name: str, best: Overrides) -> None:
         """Choose `best` if its gain over the present values exceeds the spread of repeated runs."""
         before = self.now(best)
         if best == before:
-            self.say(f"{name}: {words(before)} stays, nothing was faster")
+            self.say(f"{name}: {words(before)} stays, since nothing was faster")
             return
         change = compare(*self.repeat(before, best))
         self.say(f"{name}: {words(before)} -> {words(best)}: {change}")
@@ -285,7 +286,7 @@ class Tuner:
             self.changes += 1
 
     def repeat(self, first: Overrides, second: Overrides) -> list[list[float]]:
-        """Return samples/s of `REPEATS` new runs of both, made in random order."""
+        """Return samples/s of `REPEATS` new runs of each side, in random order."""
         sides = (first, second)
         rates: list[list[float]] = [[], []]
         for side in self.random.sample([0, 1] * REPEATS, k=2 * REPEATS):
@@ -315,9 +316,9 @@ def words(overrides: Overrides) -> str:
 
 
 def find_learning_rate(settings: Settings) -> int:
-    """Train a new model while the learning rate rises, and draw the loss (Smith 2015).
+    """Train a new model while the learning rate rises, and plot the loss (Smith 2015).
 
-    It ends when the loss is four times its lowest, or not finite. arXiv:1506.01186.
+    It ends when the loss exceeds four times its minimum, or is not finite. See arXiv:1506.01186.
     """
     from tqdm import tqdm
 
@@ -338,15 +339,15 @@ def find_learning_rate(settings: Settings) -> int:
     best = suggested(rates, means)
     draw(PLOT, rates, losses, best)
     if best is None:
-        what = "the loss fell at no learning rate"
-        raise UserError(what, str(PLOT), "look at the data and the model")
+        what = "the loss did not fall at any learning rate"
+        raise UserError(what, str(PLOT), "check the data and the model")
     flag = f"--optimizer.learning_rate {best:.1e}"
-    print(f"{PLOT}: a tenth of where the loss is lowest: {flag}")
+    print(f"{PLOT}: a tenth of the rate with the lowest loss: {flag}")
     return 0
 
 
 def smooth(losses: list[float], keep: float = 0.9) -> list[float]:
-    """Return the exponential means of the losses so far, unbiased at the start."""
+    """Return the exponential moving averages of the losses, with bias correction."""
     means = []
     mean = 0.0
     for number, loss in enumerate(losses, start=1):
@@ -356,7 +357,7 @@ def smooth(losses: list[float], keep: float = 0.9) -> list[float]:
 
 
 def suggested(rates: list[float], means: list[float]) -> float | None:
-    """Return a tenth of the rate at the lowest mean; None if it is hardly below the first."""
+    """Return a tenth of the rate with the lowest mean; None if that is hardly below the first."""
     finite = [mean if math.isfinite(mean) else math.inf for mean in means]
     lowest = min(finite)
     if lowest < finite[0] - 0.02 * abs(finite[0]):
@@ -365,7 +366,7 @@ def suggested(rates: list[float], means: list[float]) -> float | None:
 
 
 def draw(path: Path, rates: list[float], losses: list[float], best: float | None) -> None:
-    """Draw the losses pale, their mean on top, the suggestion as a line."""
+    """Plot the losses, their mean, and the suggested rate as a line."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")

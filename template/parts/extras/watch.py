@@ -1,8 +1,7 @@
-"""Watches the machine while a run trains: `system.csv`, alerts with a remedy, growing memory.
+"""Monitor the machine while a run trains: `system.csv`, and alerts about speed and memory leaks.
 
-A thread sleeps between two samples and asks only the driver and the kernel, so nothing waits for
-the GPU. NVML needs the package nvidia-ml-py; without it, or on other systems than Linux, its
-columns stay empty.
+A thread samples the driver and the operating system, so nothing waits for the GPU. NVML needs the
+package nvidia-ml-py. Without it, and on systems other than Linux, some columns are empty.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ if TYPE_CHECKING:
 
 COLUMNS = {
     "gpu_percent": "GPU busy, %",
-    "roof_percent": "of the card's roof, %",
+    "roof_percent": "of the card's roofline, %",
     "gpu_memory_mb": "GPU memory in use, MB",
     "gpu_memory_total_mb": "",
     "allocated_mb": "",
     "reserved_mb": "of it reserved by PyTorch, MB",
-    "alloc_retries": "allocations tried again",
+    "alloc_retries": "retried allocations",
     "power_w": "power, W",
     "power_limit_w": "power cap, W",
     "clock_mhz": "clock, MHz",
@@ -50,12 +49,12 @@ COLUMNS = {
     "workers_mb": "loader workers together, MB",
     "worker_max_mb": "largest loader worker, MB",
 }
-"""Columns of system.csv after `time`, each with its name in the report, or without one."""
+"""Columns of system.csv after `time`, with their names in the report; empty if not reported."""
 
 WORKER = "pt_data_worker"  # as DataLoader calls its processes
-BUSY = 0.70  # fraction of the time, below which there is an alert
-ROOF = 0.10  # fraction of the roofline, below which there is an alert
-WAITS = 0.15  # fraction of the time, above which the monitor alerts that the loop waits for data
+BUSY = 0.70  # alert if the GPU is busy for a smaller fraction of the time
+ROOF = 0.10  # alert below this fraction of the roofline
+WAITS = 0.15  # above this fraction, the monitor itself alerts that the loop waits for data
 GROWTH_MB = 100.0
 MB = float(2**20)
 
@@ -63,7 +62,7 @@ Sample = dict[str, float]
 
 
 class Watch(Section):
-    """The machine, watched while a run trains."""
+    """Settings of the monitoring of the machine."""
 
     every_seconds: float = Field(10.0, ge=0)
 
@@ -75,13 +74,13 @@ class Sections(Section):
 
 
 class Hook:
-    """Watches the process of rank 0 and its GPU, without host sync. One for each phase."""
+    """Monitors the process of rank 0 and its GPU, without a host sync. Each phase has one."""
 
     trials = False
     watches = False
 
     def start(self, run: Run) -> None:
-        """Begin to sample, and wait for the first batch."""
+        """Start to sample, and catch the first batch."""
         project = run.project
         self.every = project.settings.watch.every_seconds
         if not project.distributed.is_main or not self.every:
@@ -92,26 +91,26 @@ class Hook:
         self.epoch = run.progress.epoch
         self.checked = self.epoch
         self.row = run.monitor.row
-        self.waits: list[float] = []  # of the records since the last judgement
+        self.waits: list[float] = []  # data waits since the last judgement
         self.judged = time.perf_counter()
-        self.roof = 0.0  # seconds of a sample at the card's roofline; 0 if unknown
+        self.roof = 0.0  # seconds per sample at the card's roofline; 0 if unknown
         self.shapes: Batch = {}
         if project.device.type == "cuda":
             self.catching = project.model.register_forward_pre_hook(self.catch)
 
     def catch(self, model: nn.Module, inputs: tuple[Batch, ...]) -> None:
-        """Keep the shapes of the first batch, which the roofline is counted from."""
+        """Keep the shapes of the first batch, to compute the roofline."""
         self.catching.remove()
         for name, value in inputs[0].items():
             self.shapes[name] = value.to("meta")
 
     def after_step(self, run: Run) -> None:
-        """Look at memory once an epoch, and at the use of the device with a record of metrics."""
+        """Check memory once per epoch, and the use of the device at each log entry."""
         if not self.watches:
             return
         epoch_of_step = self.epoch
-        self.epoch = run.progress.epoch  # of the next step
-        # After an epoch's first step, but not in the first epoch, which fills caches.
+        self.epoch = run.progress.epoch  # the epoch of the next step
+        # Check after the first step of each epoch except the first, in which caches fill.
         if epoch_of_step > self.checked:
             self.checked = epoch_of_step
             self._check_memory(run)
@@ -130,7 +129,7 @@ class Hook:
             run.monitor.alert(run.progress.step, kind, f"memory: {line}: what keeps it?")
 
     def _judge(self, run: Run, row: Row, first: bool) -> None:
-        """Alert if the device was used badly, once `watch.every_seconds` have passed."""
+        """Alert if the device is poorly used, at most once per `watch.every_seconds`."""
         roof = 1.0
         if self.roof:
             roof = row["samples_per_second"] * self.roof / run.project.distributed.world
@@ -144,21 +143,21 @@ class Hook:
         self.waits = []
         self.judged = now
         if first:
-            return  # the first steps compile, and fill caches
+            return  # the first steps compile and fill caches
         alert = judge(waits, roof, means, run.project.settings)
         if alert is not None:
             run.monitor.alert(row["step"], *alert)
 
     def close(self, run: Run) -> None:
-        """End the thread."""
+        """Stop the thread."""
         if self.watches:
             self.samples.close()
 
 
 def roof_of(run: Run, batch: Batch) -> float:
-    """Return the seconds of a sample at the card's roofline; 0 if card or model are not known.
+    """Return the seconds per sample at the card's roofline; 0 if it cannot be computed.
 
-    batch: shapes only.
+    batch: only its shapes are used.
     """
     import torch
 
@@ -175,24 +174,24 @@ def roof_of(run: Run, batch: Batch) -> float:
         return build_model(project.settings, project.store.facts)
 
     try:
-        # Dropout is the same as without this hook.
+        # Keep the random state, so that dropout is the same as without this hook.
         with torch.random.fork_rng(devices=[]):
             costs = count(build, batch, project.precision.name)
     except Exception:
-        return 0.0  # the model needs values, not shapes
+        return 0.0  # the model needs values, not only shapes
     seconds, _ = card(gpu, project.precision.name).step(costs)
     return seconds / costs.samples
 
 
 class Samples:
-    """Samples the machine every `seconds` in a thread; 0 is never."""
+    """Samples the machine every `seconds` in a thread; 0 disables it."""
 
     def __init__(self, folder: Path, device: torch.device, seconds: float):
         self.path = folder / "system.csv"
         self.device = device
         self.seconds = seconds
-        self.roof_percent = 0.0  # of the last record of metrics; 0 if unknown
-        self.taken: list[Sample] = []  # since the last `means`
+        self.roof_percent = 0.0  # at the last log entry; 0 if unknown
+        self.taken: list[Sample] = []  # samples since the last `means`
         self._sensors: Callable[[], Sample] = dict
         if device.type == "cuda":
             self._sensors = sensors(device)
@@ -204,11 +203,11 @@ class Samples:
 
     def _run(self) -> None:
         while not self._stopped.wait(self.seconds):
-            with contextlib.suppress(OSError):  # a full disk costs rows, not the run
+            with contextlib.suppress(OSError):  # a full disk must not end the run
                 self.write(self.sample())
 
     def sample(self) -> Sample:
-        """Return what is known of `COLUMNS`; percentages are since the last sample."""
+        """Return the available `COLUMNS`; percentages are since the last sample."""
         row = self._processors()
         memory = host_memory()
         if memory:
@@ -241,7 +240,7 @@ class Samples:
     def _gpu(self) -> Sample:
         import torch
 
-        # The allocator's own counts: no host sync.
+        # These are counters of the allocator, without a host sync.
         stats = torch.cuda.memory_stats(self.device)
         row = {
             "allocated_mb": stats.get("allocated_bytes.all.current", 0) / MB,
@@ -259,7 +258,7 @@ class Samples:
             writer.writerow({name: round(value, 3) for name, value in row.items()})
 
     def means(self) -> Sample:
-        """Return the means of the samples since the last call; empty if there was none."""
+        """Return the means of the samples since the last call; empty if there is no sample."""
         values: dict[str, list[float]] = {}
         taken = self.taken
         self.taken = []
@@ -275,16 +274,16 @@ class Samples:
 
 
 def sensors(device: torch.device) -> Callable[[], Sample]:
-    """Return a function that reads utilisation, memory, power and clocks of a GPU.
+    """Return a function that reads utilization, memory, power and clocks of a GPU.
 
-    It returns nothing if the driver cannot read them.
+    The function returns an empty dictionary if NVML is not available.
     """
     import torch
 
     try:
         nvml = importlib.import_module("pynvml")
         nvml.nvmlInit()
-        # By identity: CUDA_VISIBLE_DEVICES renumbers torch's devices and not NVML's.
+        # Use the UUID, because CUDA_VISIBLE_DEVICES renumbers torch's devices but not NVML's.
         uuid = torch.cuda.get_device_properties(device).uuid
         gpu = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
     except Exception:
@@ -310,7 +309,7 @@ def sensors(device: torch.device) -> Callable[[], Sample]:
 
 
 def cpu_ticks() -> tuple[int, int] | None:
-    """Return (busy, all) ticks of all cores since boot; None without /proc."""
+    """Return the (busy, total) ticks of all cores since boot; None without /proc."""
     try:
         first_line = Path("/proc/stat").read_text().split("\n", 1)[0]
         ticks = [int(word) for word in first_line.split()[1:9]]
@@ -321,10 +320,10 @@ def cpu_ticks() -> tuple[int, int] | None:
 
 
 def host_memory() -> Sample:
-    """Return MB by process, the training process first, then loader workers; empty without /proc.
+    """Return the MB of the training process, then of loader workers; empty without /proc.
 
-    Without files and shared memory: a worker that reads more and more of a mapped file does not
-    leak.
+    Files and shared memory do not count: a worker that reads more and more of a memory-mapped file
+    does not leak.
     """
     own = os.getpid()
     try:
@@ -333,28 +332,28 @@ def host_memory() -> Sample:
     except (OSError, ValueError):
         return {}
     for child in children:
-        with contextlib.suppress(OSError, ValueError):  # it has ended meanwhile
+        with contextlib.suppress(OSError, ValueError):  # the process has ended
             if Path(f"/proc/{child}/comm").read_text().strip() == WORKER:
                 memory[f"loader worker {child}"] = anonymous_mb(int(child))
     return memory
 
 
 def anonymous_mb(pid: int) -> float:
-    """Return the process's own memory. Raises ValueError for one that has ended."""
+    """Return the anonymous memory of a process. Raises ValueError if it has ended."""
     status = Path(f"/proc/{pid}/status").read_text()
     size = status.partition("RssAnon:")[2].partition("kB")[0]
     return int(size) / 1024
 
 
 class Leaks:
-    """Memory that grows from epoch to epoch, by what holds it."""
+    """Detects memory that grows from epoch to epoch."""
 
     def __init__(self, device: torch.device):
         self.device = device
         self._last: Sample = {}
 
     def grown(self) -> list[str]:
-        """Return a line for each that grew by over 100 MB since the last call."""
+        """Return a line for each process or GPU that grew by over 100 MB since the last call."""
         import torch
 
         now = host_memory()
@@ -370,17 +369,18 @@ class Leaks:
 
 
 def judge(waits: float, roof: float, means: Sample, settings: Any) -> tuple[str, str] | None:
-    """Return (kind, line) if the GPU is used badly, with the likely cause and a remedy.
+    """Return (kind, line) if the GPU is poorly used; the line has the likely cause and a remedy.
 
-    waits: fraction of the time that the loop waits for data; the monitor alerts to that itself, and
-    this is what it misses. roof: fraction of the roofline. means: of the machine meanwhile.
+    waits: fraction of the time that the loop waits for data. The monitor alerts about that itself,
+    so this function adds only what it misses. roof: fraction of the roofline. means: means of the
+    samples.
     """
     busy = means.get("gpu_percent", 100.0) / 100
     if busy >= BUSY and roof >= ROOF:
         return None
-    what = f"{roof:.1%} of the roof"
+    what = f"{roof:.1%} of the roofline"
     if busy < BUSY:
-        what = f"GPU utilisation {busy:.0%}"
+        what = f"GPU utilization {busy:.0%}"
     larger_batch = f"raise data.batch_size ({settings.data.batch_size})"
 
     if waits > WAITS:
@@ -388,25 +388,25 @@ def judge(waits: float, roof: float, means: Sample, settings: Any) -> tuple[str,
             return None
         kind = "busy cores"
         why = f"it waits for data {waits:.0%} of the time, and no core is free to read"
-        remedy = "do work once in `prepare`, run less next to this, or take more cores"
+        remedy = "move work to `prepare`, stop other processes, or use more cores"
     elif busy >= BUSY:
         kind = "small kernels"
-        why = "the GPU runs, and its units idle"
+        why = "the GPU is busy, but most of its units are idle"
         remedy = f"{larger_batch}, or training.precision auto"
     elif means.get("process_percent", 0.0) > 80:
         kind = "launch-bound"
-        why = "one core hands out kernels slower than they run"
+        why = "one core launches kernels more slowly than they run"
         remedy = f"{larger_batch}, or compile.enabled true"
     else:
         kind = "waiting"
-        why = "for neither data nor Python"
+        why = "neither data nor Python is the cause"
         logging = f"raise monitor.every_steps ({settings.monitor.every_steps})"
-        remedy = f"{logging} and evaluation.every_steps, or look at `profile`"
+        remedy = f"{logging} and evaluation.every_steps, or run `profile`"
     return kind, f"{kind}: {what}: {why}: {remedy}"
 
 
 def report(run: Path) -> list[str]:
-    """Make a table of the columns of `system.csv` for report.md: median, lowest and highest."""
+    """Return a table for report.md with median, minimum and maximum of each column."""
     columns: dict[str, list[float]] = defaultdict(list)
     try:
         with open(run / "system.csv", encoding="utf-8", newline="") as file:
@@ -422,4 +422,4 @@ def report(run: Path) -> list[str]:
         if label and max(values, default=0) > 0:
             numbers = (median(values), min(values), max(values))
             rows.append((label, *(show(number, 3) for number in numbers)))
-    return table("Machine in use", ("", "median", "lowest", "highest"), rows)
+    return table("Use of the machine", ("", "median", "lowest", "highest"), rows)

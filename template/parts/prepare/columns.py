@@ -1,4 +1,4 @@
-"""What the columns of a table hold (numbers, categories, times), and their values as arrays."""
+"""Detect what each column of a table holds (numbers, categories, times), and read its values."""
 
 from __future__ import annotations
 
@@ -19,35 +19,34 @@ if TYPE_CHECKING:
     from .tables import Block
 
 MISSING = ("", "NA")
-NO_TARGET = ("nan", "NaN")  # further cells without a target
-OTHERWISE = (
-    "fix the cell, leave it empty where the value is missing, or prepare with --category or --drop"
-)
+NO_TARGET = ("nan", "NaN")  # count as missing in the target column, too
+OTHERWISE = "fix the cell, leave it empty if the value is missing, or use --category or --drop"
 TARGET = "fix the cell, or use --task classification"
-MOSTLY = 0.5  # a column with this share of numbers is numeric, and a text in it an error
-EXACT = 1 << 24  # float32 tells whole numbers apart up to here
-# Of a time: the hour from 0, the weekday from 0 (Monday), the month from 1.
+MOSTLY = 0.5  # a column with this fraction of numbers is numeric, and a text in it is an error
+EXACT = 1 << 24  # float32 represents all whole numbers up to here
+# Hours count from 0, weekdays from 0 (Monday), months from 1.
 TIMES = {"hour": pc.hour, "weekday": pc.day_of_week, "month": pc.month}
 Kinds = dict[str, Any]
-"""What a column holds: `number`, `category`, or the parts of a time that are to be kept."""
+"""What each column holds: `number`, `category`, or a list of time features."""
 
 
 def survey(
     block: Block, target: str, task: str, categories: list[str], drop: list[str], parts: list[str]
 ) -> Kinds:
-    """What each column to keep holds, by the first block.
+    """Detect in the first block what each column holds.
 
-    categories: columns whose numbers are names. parts: of times that are to be kept.
+    categories: columns whose numbers are names. drop: columns to leave out. parts: time features
+    that replace each column of times.
     """
     header = block.table.column_names
     for name in [target, *categories, *drop]:
         place_of(name, header, block.source.path)
     names = [name for name in header if name not in drop]
     if target not in names:
-        raise UserError("the target cannot be dropped", f"--drop '{target}'")
+        raise UserError("the target cannot be dropped", f"--drop '{target}'", "remove the flag")
     if len(names) == 1:
         what = "no column besides the target"
-        raise UserError(what, str(block.source.path), "a model needs something to go by")
+        raise UserError(what, str(block.source.path), "add a column to predict it from")
 
     kinds: Kinds = {}
     for name in names:
@@ -58,13 +57,13 @@ def survey(
         else:
             kinds[name] = kind_of(block, name, parts)
     if parts and parts not in kinds.values():
-        remedy = "write them as 2024-01-31, or say how they are written by --time-format"
+        remedy = "write times as 2024-01-31, or describe their format with --time-format"
         raise UserError("no column of times", f"{block.source.path}, --time-features", remedy)
     return kinds
 
 
 def kind_of(block: Block, name: str, parts: list[str]) -> Any:
-    """A column is numeric if most of the cells that are not missing are numbers."""
+    """Return the kind of a column: numeric if at least half of its known cells are numbers."""
     values, is_known = block.parse(name)
     texts = is_known & (values == TEXT)
     if parts and texts.any() and is_time(block, name):
@@ -75,7 +74,7 @@ def kind_of(block: Block, name: str, parts: list[str]) -> Any:
 
 
 def is_time(block: Block, name: str) -> bool:
-    """Whether at least half of a column's cells are times, none of them a bare number."""
+    """Whether at least half of a column's distinct cells are times, and not bare numbers."""
     column = block.column(name)
     if not pa.types.is_string(column.type):
         return pa.types.is_temporal(column.type)
@@ -86,7 +85,7 @@ def is_time(block: Block, name: str) -> bool:
 
 
 class Columns:
-    """Reads the columns of a table from its blocks; knows the values of its categories so far."""
+    """Reads the columns of a table block by block, and numbers the values of its categories."""
 
     def __init__(
         self,
@@ -95,16 +94,17 @@ class Columns:
         limit: int = 0,
         known: dict[str, list[str]] | None = None,
     ):
-        """limit: how many values a category may have.
+        """Set what to read; without `known`, categories are learned from the blocks.
 
-        known: the values that earlier data had in categories, in the order of their codes.
+        limit: the maximum number of values of a category. known: the values of each category in
+        earlier data, in the order of their codes.
         """
         self.kinds = kinds
         self.target = target
         self.limit = limit
         self.is_learning = known is None
         self.rounded = set[str]()  # columns of whole numbers that float32 rounds
-        self.codes: dict[str, dict[str, int]] = {}  # of the cells, by category
+        self.codes: dict[str, dict[str, int]] = {}  # category: {cell: code}
         for name, kind in kinds.items():
             if kind == "category":
                 cells = (known or {}).get(name, [])
@@ -113,17 +113,17 @@ class Columns:
     def read_table(
         self, writer: StoreWriter, blocks: Iterable[Block], drop_missing: bool = False
     ) -> Table:
-        """The columns as arrays that `writer` has until its end.
+        """Read all blocks into arrays, which `writer` keeps on disk until it closes.
 
-        drop_missing: leaves rows without a target out. Raises `UserError` that names row and column
-        for a cell that does not belong there.
+        drop_missing: leave out rows without a target. Raises `UserError`, with row and column, for
+        an invalid cell.
         """
         num_rows = 0
         for block in blocks:
             numbers, codes, has_target = self.read(block)
             if self.target and not drop_missing and not has_target.all():
                 row = int(has_target.argmin())
-                remedy = "fill it in, remove the row, or say --drop-missing-targets"
+                remedy = "fill it in, remove the row, or add --drop-missing-targets"
                 raise block.error("the target is missing", row, self.target, remedy)
             writer.append(".numbers", numbers[has_target])
             writer.append(".codes", codes[has_target])
@@ -134,7 +134,7 @@ class Columns:
         return Table(self.kinds, *arrays, self.levels(), self.target, num_rows)
 
     def read(self, block: Block) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Numbers (rows, columns), codes (rows, categories); and whether each row has a target."""
+        """Return numbers (rows, columns), codes (rows, categories) and has_target (rows,)."""
         numbers = []
         codes = []
         has_target = np.ones(len(block.table), bool)
@@ -152,12 +152,12 @@ class Columns:
             if name == self.target:
                 has_target = is_known
         rows = len(block.table)
-        # Also of no column at all.
+        # `reshape` keeps the number of rows even if there is no numeric column.
         table = np.array(numbers, np.float32).reshape(len(numbers), rows).T
         return table, np.array(codes, np.int32).reshape(len(codes), rows).T, has_target
 
     def _category(self, block: Block, name: str) -> np.ndarray:
-        """(rows,) codes; 0 for a missing cell, and for values that training has not seen."""
+        """Return codes (rows,); 0 for missing cells and for values that training has not seen."""
         places, cells = encode(block.column(name))
         codes = self.codes[name]
         for cell in cells:
@@ -167,7 +167,7 @@ class Columns:
             if has_commas(list(codes)):
                 remedy = f"{COMMAS}; {remedy}"
             elif is_time(block, name):
-                remedy += "; of times, see --time-features"
+                remedy += "; for times, see --time-features"
             what = f"more than {self.limit} different values in a category"
             raise UserError(what, f"{block.source.path}, column '{name}'", remedy)
         return np.array([*(codes[cell] for cell in cells), 0], np.int32)[places]
@@ -181,23 +181,23 @@ class Columns:
         return values
 
     def levels(self) -> dict[str, list[str]]:
-        """The values of each category, in the order of their codes."""
+        """Return the values of each category, in the order of their codes."""
         return {name: [cell for cell in codes if codes[cell]] for name, codes in self.codes.items()}
 
     def print_notes(self) -> None:
-        """Print a note for each column that may not be meant so."""
+        """Print a note for each suspicious column."""
         for name in self.rounded:
             what = "whole numbers beyond 2^24, which float32 rounds"
-            print(f"note: column '{name}' has {what}: --category '{name}' or --drop '{name}'?")
+            print(f"note: column '{name}' has {what}: try --category '{name}' or --drop '{name}'")
         for name, codes in self.codes.items():
             unknown = [cell for cell, code in codes.items() if not code]
             if unknown:
-                what = f"values that training had not, such as '{unknown[0]}'"
+                what = f"values that are not in the training data, such as '{unknown[0]}'"
                 print(f"note: column '{name}' has {what}")
 
 
 def time_features(block: Block, name: str, parts: list[str]) -> list[np.ndarray]:
-    """(rows,) for each part of a column of times; NaN where a cell is missing."""
+    """Return an array (rows,) for each time feature of a column, with NaN for missing cells."""
     seconds, is_known = block.times(name)
     times = pa.array(seconds, mask=~is_known).cast(SECONDS)
     return [TIMES[part](times).to_numpy(zero_copy_only=False) for part in parts]

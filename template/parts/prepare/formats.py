@@ -1,4 +1,4 @@
-"""How the cells of a table are written: delimiter and decimal mark of a CSV, formats of times."""
+"""Detect how a table is written: delimiter and decimal mark of a CSV file, formats of times."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from ..engine.errors import UserError
 SAMPLE_BYTES = 64 << 10  # from the beginning of a file
 SAMPLE_ROWS = 100
 DELIMITERS = ",;\t|"
-NAMES = {"\t": "tab"}  # of delimiters, as `--delimiter` takes them
+NAMES = {"\t": "tab"}  # delimiters that `--delimiter` takes by name
 
 COMMA_NUMBER = re.compile(r"[+-]?\d+,\d+([eE][+-]?\d+)?")
 POINT_NUMBER = re.compile(r"[+-]?\d*\.\d+([eE][+-]?\d+)?")
 THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+")
 
-ISO = ""  # the format of ISO 8601, and of whole seconds
-# With points, the day comes first.
+ISO = ""  # stands for ISO 8601 and for whole seconds
+# In dates with points, the day comes first.
 DATES = """
 %Y-%m-%d|%Y/%m/%d|%Y.%m.%d|%d.%m.%Y|%d/%m/%Y|%d-%m-%Y|%d.%m.%y|%d/%m/%y|%d-%m-%y
 %m/%d/%Y|%m-%d-%Y|%m/%d/%y|%m-%d-%y|%y/%m/%d|%y-%m-%d
@@ -35,21 +35,21 @@ DATES = """
 CLOCKS = ["", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p"]
 FORMATS = [date + clock for date in re.split(r"[|\n]", DATES.strip()) for clock in CLOCKS]
 
-FIRST_CELLS = 64  # a format that reads none of them is not tried on the others
+FIRST_CELLS = 64  # a format that reads none of these cells is not tried on the others
 SECONDS = pa.timestamp("s")
 ISO_TYPES = (pa.timestamp("us"), pa.timestamp("us", "UTC"), pa.int64())
 WHOLE = re.compile(r"-?\d{1,18}")
 
 
-# --- a CSV, by its first rows
+# --- the style of a CSV file, detected in its first rows
 
 
 def read_sample(path: Path, encoding: str) -> str:
-    """The first complete lines. Raises LookupError for an unknown encoding.
+    """Return the first complete lines of a file. Raises LookupError for an unknown encoding.
 
-    Characters that are not in the encoding are replaced: reading the table reports them.
+    Invalid characters are replaced here, because reading the table reports them later.
     """
-    with pa.input_stream(str(path)) as file:  # unpacks what ends in `.gz`
+    with pa.input_stream(str(path)) as file:  # decompresses `.gz` files
         content = file.read(SAMPLE_BYTES)
     text = content.decode(encoding, "replace")
     if len(content) == SAMPLE_BYTES:
@@ -58,13 +58,13 @@ def read_sample(path: Path, encoding: str) -> str:
 
 
 def rows_of(text: str, delimiter: str) -> list[list[str]]:
-    """The first rows that are not blank, header included."""
+    """Return the first rows that are not blank, including the header."""
     reader = csv.reader(io.StringIO(text, ""), delimiter=delimiter)
     return [row for row in islice(reader, SAMPLE_ROWS) if row]
 
 
 def guess_delimiter(text: str, expected: str) -> str:
-    """`expected` if it separates cells, else what gives most rows the header's length."""
+    """Return `expected` if it fits, else the first mark that splits most rows like the header."""
     for mark in (expected, *DELIMITERS):
         lengths = [len(row) for row in rows_of(text, mark)]
         if lengths and lengths[0] > 1 and 2 * lengths.count(lengths[0]) > len(lengths):
@@ -73,9 +73,9 @@ def guess_delimiter(text: str, expected: str) -> str:
 
 
 def guess_decimal(text: str, delimiter: str, expected: str) -> str:
-    """A point if a number has one, else a comma if a number has one, else `expected`.
+    """Return a point if a number has one, else a comma if a number has one, else `expected`.
 
-    `1,234` alone does not decide: the comma may separate thousands.
+    Numbers like `1,234` are ambiguous, because the comma may separate thousands.
     """
     cells = [cell.strip() for row in rows_of(text, delimiter)[1:] for cell in row]
     if any(POINT_NUMBER.fullmatch(cell) for cell in cells):
@@ -88,7 +88,7 @@ def guess_decimal(text: str, delimiter: str, expected: str) -> str:
 
 
 def best_formats(cells: pa.Array, formats: list[str]) -> list[str]:
-    """The formats that read most of the cells (different texts), and at least half of them."""
+    """Return the formats that read the most cells (distinct texts), and at least half of them."""
     first = cells[:FIRST_CELLS]
     unread = {}  # number of cells, by format
     for time_format in formats:
@@ -103,9 +103,9 @@ def best_formats(cells: pa.Array, formats: list[str]) -> list[str]:
 
 
 def choose_format(cells: pa.Array, formats: list[str], where: str) -> str:
-    """The best format, `ISO` if none is.
+    """Return the format that reads the most cells, or `ISO` if no format fits.
 
-    Raises `UserError` where another one is as good and reads a cell differently.
+    Raises `UserError` if two formats fit equally well and read a cell as different days.
     """
     best = best_formats(cells, formats) or [ISO]
     if ISO in best:
@@ -116,13 +116,13 @@ def choose_format(cells: pa.Array, formats: list[str], where: str) -> str:
         place = pc.index(pc.not_equal(first, other), True).as_py()
         if place >= 0:
             days = [str(read[place].cast(SECONDS).cast(pa.date32())) for read in (first, other)]
-            remedy = f"say --time-format '{best[0]}' or --time-format '{time_format}'"
+            remedy = f"add --time-format '{best[0]}' or --time-format '{time_format}'"
             raise UserError(f"'{cells[place]}' may be {' or '.join(days)}", where, remedy)
     return best[0]
 
 
 def to_seconds(column: pa.ChunkedArray, time_format: str) -> pa.ChunkedArray:
-    """int64 seconds since 1970, or whole numbers; null where a cell is missing or no time."""
+    """Return int64 seconds since 1970, or whole numbers; null for missing and invalid cells."""
     if pa.types.is_string(column.type):
         column = read_texts(column, time_format)
     if pa.types.is_temporal(column.type):
@@ -133,18 +133,18 @@ def to_seconds(column: pa.ChunkedArray, time_format: str) -> pa.ChunkedArray:
 
 
 def read_texts(texts: Any, time_format: str) -> pa.ChunkedArray:
-    """Times, or whole numbers; null where a text does not have the format."""
+    """Return times or whole numbers, with null for texts that do not have the format."""
     if time_format == ISO:
         for kind in ISO_TYPES:
             with suppress(pa.ArrowInvalid):
                 return texts.cast(kind)
-    # Arrow reads 31.02. as 2 March, and 24 as the year 24.
+    # Arrow's strptime accepts 31.02. as 2 March, and reads 24 as the year 24.
     cells = [seconds_of(cell, time_format) for cell in texts.to_pylist()]
     return pa.chunked_array([cells], pa.int64())
 
 
 def seconds_of(cell: str | None, time_format: str) -> int | None:
-    """Seconds since 1970, or a whole number; None for a cell that is missing or neither."""
+    """Return seconds since 1970 or a whole number, or None for a missing or unreadable cell."""
     if cell is None:
         return None
     if time_format == ISO and WHOLE.fullmatch(cell):

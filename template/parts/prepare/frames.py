@@ -1,8 +1,8 @@
-"""Time frames: a series resampled into bars, what a model must know of them, and their arrays.
+"""Time frames: a series resampled into bars, their metadata, and their arrays.
 
-The store has an array for each frame, (rows, C), oldest first; the first frame has the targets.
-For each further frame `<name>.closed` says how many of its bars have closed at each row of the
-first: no window sees a bar before its end.
+The prepared dataset has an array for each frame, (rows, C), oldest first. The first frame has the
+targets. For each further frame, `<name>.closed` counts the bars that have closed at each row of the
+first frame. So no window sees a bar before its end.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .series import Series, blocks_of
 
 UNITS = {"S": 1, "M": 60, "H": 3600, "D": 86400, "W": 604800}
 RULES = ("first", "max", "min", "last", "sum")
-# The rules of columns with these names; all others have `last`.
+# Default rules by column name; all other columns take their last value.
 BY_NAME = {"open": "first", "high": "max", "low": "min", "close": "last", "volume": "sum"}
 REDUCE = {"max": np.maximum, "min": np.minimum, "sum": np.add}
 Splits = dict[str, list[int]]
@@ -28,7 +28,7 @@ Splits = dict[str, list[int]]
 
 @dataclass(frozen=True)
 class Frame:
-    """Bars of a time frame, and how many of them a window has."""
+    """The bars of a time frame, and how many of them a window contains."""
 
     name: str
     bars: Series
@@ -41,36 +41,36 @@ class Frame:
 def make_frames(
     series: Series, names: list[str], histories: list[int], rules: dict[str, str]
 ) -> list[Frame]:
-    """A frame for each name, the finest first; `rows` are those of the series as they are.
+    """Return a frame for each name, finest first; `rows` is the series without resampling.
 
-    rules: how a column is resampled, where its name does not say it.
+    rules: how to resample a column, if its name has no default in `BY_NAME`.
     """
     frames = []
-    finer_step = 0  # of the frame before
+    finer_step = 0  # the step of the previous frame
     for name, history in zip(names, histories, strict=True):
         step = series.step if name == "rows" else seconds(name)
         if step < series.step or step <= finer_step or step % series.step:
-            remedy = f"rows are {series.step} s apart; name the finest first"
+            remedy = f"choose multiples of {series.step} s, the distance of rows, finest first"
             raise UserError(f"a frame of {step} s does not fit here", f"--frames {name}", remedy)
         bars = resample(series, step, rules)
         if len(bars) < history:
             what = f"{len(bars)} rows are shorter than a history of {history}"
-            raise UserError(what, f"time frame '{name}'", "give more rows, or a smaller --history")
+            raise UserError(what, f"time frame '{name}'", "add rows, or use a smaller --history")
         frames.append(Frame(name, bars, history))
         finer_step = step
     return frames
 
 
 def seconds(name: str) -> int:
-    """`M15` is 900: a letter of S, M, H, D, W and a number."""
+    """Return the seconds of a frame's name, such as 900 for `M15`."""
     match = re.fullmatch(r"([SMHDW])(\d+)", name.upper())
     if not match or not int(match[2]):
-        raise UserError(f"no time frame '{name}'", "--frames", "such as M1, M15, H4, D1")
+        raise UserError(f"no time frame '{name}'", "--frames", "use names like M1, M15, H4, D1")
     return UNITS[match[1]] * int(match[2])
 
 
 def resample(series: Series, step: int, rules: dict[str, str]) -> Series:
-    """Bars of `step` seconds, each with the time of its beginning; only those that have closed."""
+    """Return the closed bars of `step` seconds, each with its start time."""
     if step == series.step:
         return series
     bar_of_row = series.times // step
@@ -85,7 +85,7 @@ def resample(series: Series, step: int, rules: dict[str, str]) -> Series:
 
 
 def _reduce(column: np.ndarray, begins: np.ndarray, rule: str) -> np.ndarray:
-    """(bars,) of a column (n,): begins (bars,) are the first rows of the bars."""
+    """Reduce a column (n,) to (bars,); begins (bars,) are the first rows of the bars."""
     if rule in REDUCE:
         return REDUCE[rule].reduceat(column, begins)
     if rule == "first":
@@ -93,20 +93,20 @@ def _reduce(column: np.ndarray, begins: np.ndarray, rule: str) -> np.ndarray:
     return column[np.append(begins[1:], len(column)) - 1]
 
 
-# --- what a window may know
+# --- what a window may see
 
 
 def count_closed(bars: Series, base: Series, times: np.ndarray) -> np.ndarray:
-    """How many bars have closed at rows of the first frame: these are known when they close."""
+    """Count the bars that have closed when a row of the first frame, with its time, closes."""
     return np.searchsorted(bars.times, times + base.step - bars.step, "right")
 
 
 def find_reach(frames: list[Frame]) -> int:
-    """The first row whose past fills a window in all frames."""
+    """Return the first row with a complete history in all frames."""
     base = frames[0].bars
     reach = 0
     for frame in frames:
-        # The bar that completes the history, and the row at which it closes.
+        # The bar that completes the history, as the time of the row at which it closes.
         ends = frame.bars.times[frame.history - 1 : frame.history] + frame.bars.step - base.step
         if not len(ends):
             return len(base)
@@ -114,16 +114,16 @@ def find_reach(frames: list[Frame]) -> int:
     return reach
 
 
-# --- facts and arrays
+# --- metadata and arrays
 
 
 def describe(
     frames: list[Frame], splits: Splits, targets: list[int], horizon: int, where: str = ""
 ) -> tuple[dict[str, Any], list[tuple[str, ...]]]:
-    """The facts that a model is built from, and a line for each column.
+    """Return the metadata that a model is built from, and a summary line for each column.
 
-    Scales are of the training rows alone. The first frame has the targets (columns) and the splits
-    (rows). Raises `UserError`, with `where`, where no window fits into training or validation.
+    Scales come from the training rows only. Targets are columns, and splits are rows, of the first
+    frame. Raises `UserError`, with `where`, if no window fits into training or validation.
     """
     check_splits(splits, find_reach(frames), horizon, where)
     base = frames[0].bars
@@ -148,17 +148,17 @@ def describe(
 
 
 def check_splits(splits: Splits, reach: int, horizon: int, where: str) -> None:
-    """Raise `UserError` where no window fits into training or validation."""
+    """Raise `UserError` if no window fits into training or validation."""
     counts = []
     for first, last in splits.values():
         counts.append(max(last - horizon - max(first, reach) + 1, 0))
     if not (counts[0] and counts[1]):
         what = f"{counts[0]} training and {counts[1]} validation windows fit into the split"
-        raise UserError(what, where, "give it more rows, or take a smaller --history")
+        raise UserError(what, where, "give it more rows, or use a smaller --history")
 
 
 def learn_scale(bars: Series, base: Series, border: int) -> Scaler:
-    """The scale of the bars that have closed before row `border` of the first frame."""
+    """Compute the scale of the bars that have closed before row `border` of the first frame."""
     scaler = Scaler(len(base.names))
     last_time = base.times[border - 1 : border]
     num_closed = int(count_closed(bars, base, last_time)[0])
@@ -170,7 +170,7 @@ def learn_scale(bars: Series, base: Series, border: int) -> Scaler:
 def write_frames(
     writer: StoreWriter, frames: list[Frame], splits: Splits, facts: dict[str, Any]
 ) -> None:
-    """Write frames with facts that `describe` has found, in these data or in earlier ones."""
+    """Write frames with the metadata that `describe` returned for these or for earlier data."""
     base = frames[0].bars
     for frame in frames:
         for values in blocks_of(frame.bars.values):

@@ -1,8 +1,8 @@
-"""The rows of a table: what a model must know of them, and their arrays in the store.
+"""The rows of a table: their metadata, and their arrays in the prepared dataset.
 
-The store holds `features` (N, F) in the columns' own units, NaN where a cell was empty;
-`categories` (N, C) int32, where 0 is missing or unknown; and `target` (N,), float32 or the int64
-number of a class.
+* `features` (N, F): float32 in the columns' own units, with NaN for empty cells
+* `categories` (N, C): int32, with 0 for missing and unknown values
+* `target` (N,): float32, or the int64 number of a class
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ Facts = dict[str, Any]
 
 @dataclass(frozen=True)
 class Table:
-    """Rows in the order of their file, in memory or mapped; the target is a column like others.
+    """Rows in the order of their file, in memory or memory-mapped, including the target.
 
-    A code is 0 where a cell is missing, else the place of its value plus 1.
+    A code is 0 for a missing cell, otherwise the index of its value plus 1.
     """
 
-    kinds: dict[str, Any]  # of all columns, see `columns.py`
+    kinds: dict[str, Any]  # what each column holds, see `columns.py`
     numbers: np.ndarray  # (N, columns) float32
     codes: np.ndarray  # (N, categories) int32
     levels: dict[str, list[str]]  # values of each category
-    target: str = ""  # none in rows to predict
-    rows_read: int = 0  # also those without a target, which are left out
+    target: str = ""  # empty for rows to predict
+    rows_read: int = 0  # including rows that were dropped for a missing target
 
     def __len__(self) -> int:
         return len(self.numbers)
 
     @property
     def names(self) -> list[str]:
-        """The names of the numbers: columns, and parts of times."""
+        """The names of the numeric columns, including time features."""
         names = []
         for name, kind in self.kinds.items():
             if isinstance(kind, list):
@@ -55,11 +55,11 @@ def _slices(num_rows: int, size: int) -> Iterator[slice]:
 
 
 def describe(table: Table, train: np.ndarray) -> tuple[Facts, list[tuple[str, ...]]]:
-    """The facts that a model is built from, and a line for each column.
+    """Return the metadata that a model is built from, and a summary line for each column.
 
-    They are of the rows `train` (N,) bool alone. Categories are numbered in the order of their
-    values; those that no training row has are left out. Raises `UserError` for a column without any
-    value and for a class that no training row has.
+    Only the rows in `train` (N,) bool count. Categories are numbered in the order of their values,
+    without values that no training row has. Raises `UserError` for a column without any value and
+    for a class that no training row has.
     """
     scaler, counts = _learn(table, train)
     features = _scales(table.names, scaler)
@@ -82,7 +82,7 @@ def describe(table: Table, train: np.ndarray) -> tuple[Facts, list[tuple[str, ..
 
 
 def _learn(table: Table, train: np.ndarray) -> tuple[Scaler, dict[str, np.ndarray]]:
-    """The scale of each number, and how often each code of each category is in training rows."""
+    """Compute the scale of each number, and the count of each code, over the training rows."""
     scaler = Scaler(len(table.names))
     counts = {name: np.zeros(len(values) + 1, int) for name, values in table.levels.items()}
     for block in _slices(len(table), BLOCK_ROWS):
@@ -94,7 +94,7 @@ def _learn(table: Table, train: np.ndarray) -> tuple[Scaler, dict[str, np.ndarra
 
 
 def _scales(names: list[str], scaler: Scaler) -> list[Facts]:
-    """Name, mean, standard deviation and number of missing values of each column."""
+    """Return name, mean, standard deviation and number of missing values of each column."""
     mean, std = scaler.scale()
     facts = []
     for place, name in enumerate(names):
@@ -112,14 +112,14 @@ def _describe_classes(table: Table, classes: list[str], counts: np.ndarray) -> F
     for name in values:
         if name not in classes:
             what = f"class '{name}' is in no training row"
-            remedy = "leave its rows out, or try another --seed"
+            remedy = "remove its rows, or try another --seed"
             raise UserError(what, f"column '{table.target}'", remedy)
     codes = [values.index(name) + 1 for name in classes]
     return {"name": table.target, "classes": classes, "counts": counts[codes].tolist()}
 
 
 def _lines(counts: dict[str, np.ndarray]) -> list[tuple[str, ...]]:
-    """(name, type, lowest, highest, missing) of each category."""
+    """Return (name, type, lowest, highest, missing) for each category."""
     lines = []
     for name, count in counts.items():
         missing = f"{count[0] / max(count.sum(), 1):.1%}"
@@ -128,16 +128,16 @@ def _lines(counts: dict[str, np.ndarray]) -> list[tuple[str, ...]]:
 
 
 def _known(values: list[str], counts: np.ndarray) -> list[str]:
-    """The values that training rows have, in their order."""
+    """Return the values that occur in training rows, sorted."""
     known = [value for value, count in zip(values, counts[1:], strict=True) if count]
-    # 2 comes before 10.
+    # Sort numbers by size: 2 comes before 10.
     return sorted(known, key=lambda value: (len(value) * value.isdecimal(), value))
 
 
 def write(writer: StoreWriter, table: Table, facts: Facts, order: np.ndarray) -> None:
-    """Write rows of a table, by their numbers in `order`, in the codes of `facts`."""
+    """Write the rows with the numbers `order`, with categories coded as in `facts`."""
     is_target = np.array(table.names, str) == table.target
-    # A gap in a column that had none in training becomes the mean.
+    # If a column had no gap in training, a gap becomes the mean.
     gaps = [np.nan if column["missing"] else column["mean"] for column in facts["features"]]
     fill = np.array(gaps, np.float32)
     new_codes = _new_codes(table, facts)
@@ -164,7 +164,7 @@ def write(writer: StoreWriter, table: Table, facts: Facts, order: np.ndarray) ->
 
 
 def _new_codes(table: Table, facts: Facts) -> dict[str, np.ndarray]:
-    """The code in `facts` of each code of a table; 0 for what training has not."""
+    """Map each code of a table to its code in `facts`; 0 for values that training does not have."""
     known = {column["name"]: column["values"] for column in facts["categories"]}
     known[table.target] = facts["target"].get("classes", [])
     new_codes = {}

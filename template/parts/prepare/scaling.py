@@ -1,22 +1,23 @@
-"""The scale of each column, learnt in blocks of rows.
+"""Compute the scale of each column, block by block.
 
-Without pyarrow, which reads tables (`tables.py`): a training starts without loading it.
+This module does not import pyarrow, which reads tables (`tables.py`), so that training starts
+without loading it.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-# Sums are taken over blocks, so that results do not depend on how a file is cut.
+# Sums are over blocks of this size, so that results do not depend on how a file is divided.
 BLOCK_ROWS = 65_536
-# Rows that are put together or written at a time: they stay in the processor's cache.
+# Rows are gathered and written in pieces of this size, which fit into the processor's cache.
 PIECE_ROWS = 16_384
 
 
 class Scaler:
-    """Mean, spread and range by column of rows that come in blocks; NaN is missing.
+    """Mean, standard deviation and range of each column, over blocks of rows; NaN is missing.
 
-    Merges the sums of blocks as in Chan et al. 1983.
+    The sums of blocks are merged as in Chan et al. 1983.
     """
 
     def __init__(self, columns: int):
@@ -28,7 +29,7 @@ class Scaler:
         self.high = np.full(columns, -np.inf)
 
     def add(self, values: np.ndarray) -> None:
-        """values (n, columns)."""
+        """Add a block of values (n, columns)."""
         by_column = np.array(values.T, np.float64, order="C")  # numpy sums along memory fast
         self.rows += len(values)
         self.low = np.fmin(self.low, np.fmin.reduce(by_column, 1, initial=np.inf))
@@ -43,7 +44,7 @@ class Scaler:
         self._merge(known, mean, np.square(by_column).sum(1))
 
     def _merge(self, known: np.ndarray, mean: np.ndarray, squares: np.ndarray) -> None:
-        """Add a block's count of values, mean and sum of squares, (columns,) each."""
+        """Merge a block's number of values, mean and sum of squares, each (columns,)."""
         fraction = known / np.maximum(self.count + known, 1)
         apart = mean - self.mean
         self.squares += squares + apart**2 * self.count * fraction
@@ -51,7 +52,7 @@ class Scaler:
         self.count = self.count + known
 
     def scale(self) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and standard deviation; of a constant column its value, and 1."""
+        """Return mean and standard deviation; for a constant column, its value and 1."""
         spread = np.sqrt(self.squares / np.maximum(self.count, 1))
         is_constant = self.low == self.high
         is_tiny = spread < np.finfo(np.float32).tiny
@@ -60,7 +61,7 @@ class Scaler:
         return mean, std
 
     def columns(self, names: list[str]) -> list[tuple[str, ...]]:
-        """What `splits.print_summary` prints of them."""
+        """Return the lines that `splits.print_summary` prints for these columns."""
         missing = 1 - self.count / max(self.rows, 1)
         lines: list[tuple[str, ...]] = []
         for name, low, high, fraction in zip(names, self.low, self.high, missing, strict=True):

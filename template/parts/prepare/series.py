@@ -1,4 +1,4 @@
-"""A series: read from a table and checked, the rows in the order of time."""
+"""Read a time series from a table, and check that its rows are in order of time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EMPTY = ("", "NA", "nan", "NaN")
 
 @dataclass(frozen=True)
 class Series:
-    """Rows in the order of time, in memory or mapped.
+    """Rows in order of time, in memory or memory-mapped.
 
     A row is known `step` seconds after its time, when its bar closes.
     """
@@ -37,7 +37,7 @@ class Series:
 
 
 def blocks_of(array: np.ndarray) -> Iterator[np.ndarray]:
-    """The rows of an array, in blocks."""
+    """Yield the rows of an array, in blocks."""
     for start in range(0, len(array), BLOCK_ROWS):
         yield array[start : start + BLOCK_ROWS]
 
@@ -50,9 +50,10 @@ def read_series(
     fill: str | None,
     only: list[str] | None = None,
 ) -> Series:
-    """The whole table, or some columns of it, in arrays that `writer` has until its end.
+    """Read the table, or the columns `only`, into arrays that `writer` keeps until it closes.
 
-    Raises `UserError`, with row and column, for what is no series.
+    fill: `last` replaces empty cells with the last known value. Raises `UserError`, with row and
+    column, for a table that is not a series.
     """
     blocks = source.blocks("reading")
     first = next(blocks)
@@ -85,7 +86,7 @@ def read_series(
 def choose_columns(
     block: Block, time: str | None, drop: list[str], only: list[str] | None
 ) -> tuple[str, list[str]]:
-    """The name of the column of times, empty where rows count, and of the columns of values."""
+    """Return the name of the time column, empty if rows count, and the names of the values."""
     from .tables import place_of
 
     header = block.table.column_names
@@ -99,15 +100,15 @@ def choose_columns(
     for name in [*drop, *names, *needed]:
         place_of(name, header, path)
     if not names:
-        remedy = "it needs a time and one or more numbers"
+        remedy = "add at least one column of numbers next to the time"
         raise UserError("no column of numbers", str(path), remedy)
     return time, names
 
 
 def fill_gaps(values: np.ndarray, last: np.ndarray) -> np.ndarray:
-    """Put the value before it in place of each NaN (rows, C), never a later one.
+    """Replace each NaN in values (rows, C) by the last known value, never by a later one.
 
-    last: (C,) values before the first row.
+    last: the values (C,) before the first row.
     """
     padded = np.concatenate([last[None], values])
     rows = np.arange(len(padded))[:, None]
@@ -121,17 +122,18 @@ def check_gaps(block: Block, names: list[str], values: np.ndarray, fill: str | N
     rows, columns = np.nonzero(np.isnan(values))
     if len(rows):
         what = "an empty cell"
-        remedy = "--fill last takes the last known value instead"
+        remedy = "fill it in, or add --fill last to use the last known value"
         if fill:
-            what = "nothing to fill an empty cell with"
-            remedy = "cut the file where it begins"
+            what = "an empty cell has no earlier value to fill it with"
+            remedy = "fill it in, or start the file at a later row"
         raise block.error(what, int(rows[0]), names[columns[0]], remedy)
 
 
 def read_times(block: Block, column: str, last: np.ndarray) -> np.ndarray:
-    """(rows,) int64 of a column; without one, rows count. last: the time before them, or none.
+    """Return times (rows,) int64; row numbers if there is no time column.
 
-    Raises `UserError` for a row that is not later than the one before it.
+    last: the time of the row before, empty for the first block. Raises `UserError` for a row that
+    is not later than the row before.
     """
     if not column:
         return block.first + np.arange(len(block.table))
@@ -146,12 +148,15 @@ def read_times(block: Block, column: str, last: np.ndarray) -> np.ndarray:
         row = int(wrong[0]) + len(times) - len(distances)
         what = "the time goes back" if distances[wrong[0]] else "the same time twice"
         cell = block.column(column)[row]
-        raise block.error(f"{what}: '{cell}'", row, column, "sort the rows, one for each time")
+        raise block.error(f"{what}: '{cell}'", row, column, "sort the rows, and keep one per time")
     return times
 
 
 def find_step(times: np.ndarray) -> int:
-    """The most frequent distance of rows, the shorter one of two; print a note of longer ones."""
+    """Return the most frequent distance of rows, and print a note about longer gaps.
+
+    If two distances are equally frequent, the shorter one is the step.
+    """
     counts = Counter[int]()
     for start in range(0, len(times) - 1, BLOCK_ROWS):
         counts.update(np.diff(times[start : start + BLOCK_ROWS + 1]).tolist())

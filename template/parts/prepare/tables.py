@@ -1,7 +1,7 @@
-"""Tables in blocks of rows, from CSV, Parquet, Feather and Arrow files, or folders of them.
+"""Read tables in blocks of rows, from CSV, Parquet, Feather and Arrow files, or folders of them.
 
-A cell of a CSV file stays a text until its number is asked for: types do not depend on the first
-rows, and an error names file, row, column and cell.
+A cell of a CSV file stays a text until its number is needed. So types do not depend on the first
+rows, and an error can name the file, row, column and cell.
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ from .formats import (
 )
 from .scaling import BLOCK_ROWS
 
-BLOCK_CELLS = 4 << 20  # of a block of a wide table, which has fewer rows
+BLOCK_CELLS = 4 << 20  # a limit, so that blocks of wide tables have fewer rows
 FLOAT32_MAX = 3.4e38
-TEXT = np.finfo(np.float64).min  # in place of the number of a cell that is none
+TEXT = np.finfo(np.float64).min  # marks a cell that is not a number
 STRING = pa.string()
 FLOAT = pa.float64()
 PARQUET = {".parquet", ".pq"}
 ARROW = {".feather", ".arrow"}
-ENDINGS = {".csv", ".tsv"} | PARQUET | ARROW  # of the files of a folder
-# How a CSV is written, unless flags or its first rows say otherwise.
+ENDINGS = {".csv", ".tsv"} | PARQUET | ARROW  # files of a folder with other endings are ignored
+# How a CSV file is written, unless flags or its first rows differ.
 STYLE: dict[str, Any] = {"delimiter": ",", "decimal": ".", "encoding": "utf-8", "missing": []}
-# What others write for a missing cell.
+# Frequent marks of a missing cell, to suggest `--missing`.
 GAPS = {"nan", "none", "null", "n/a", "na", "#n/a", "-", "?"}
 UNREADABLE = (OSError, EOFError, pa.ArrowException, UnicodeError, LookupError)
 RAGGED = re.compile(r"Row #(\d+): Expected (\d+) columns, got (\d+): (.*)", re.DOTALL)
 OPEN_QUOTE = "a quote is opened and never closed"
-COMMAS = "take commas of thousands out, or say --decimal , for decimal ones"
+COMMAS = "remove thousands separators, or add --decimal , if the commas are decimal marks"
 
 
 def rows_at_once(num_columns: int) -> int:
-    """How many rows a block has."""
+    """Return the number of rows of a block."""
     return max(min(BLOCK_ROWS, BLOCK_CELLS // num_columns), 1)
 
 
 class Source:
-    """A table in a file, or in files of a folder that have the same columns."""
+    """A table in one file, or in the files of a folder, which must have the same columns."""
 
     def __init__(
         self,
@@ -66,10 +66,10 @@ class Source:
         flags: dict[str, Any],
         known: dict[str, Any] | None = None,
     ):
-        """missing: cells without a value, in addition to those of the flags.
+        """Combine the defaults, `known` and the flags; later ones win.
 
-        flags: those of `add_input`, None where one is not given. known: what `written` was for
-        earlier files of this kind.
+        missing: marks of a missing cell, in addition to `--missing`. flags: values of the flags of
+        `add_input`, None if not given. known: `written` of earlier files of this kind.
         """
         known = known or {}
         self.path = path
@@ -78,7 +78,7 @@ class Source:
         self.style = {name: stated[name] for name in STYLE}
         self.missing = [*missing, *self.style["missing"]]
 
-        self.formats = [ISO, *FORMATS]  # of times
+        self.formats = [ISO, *FORMATS]  # candidates for columns of times
         self.time_formats: dict[str, str] = dict(known.get("time_formats", {}))  # by column
         if "time_format" in self.given:
             self.formats = [flags["time_format"], ISO]
@@ -86,12 +86,12 @@ class Source:
 
     @property
     def written(self) -> dict[str, Any]:
-        """How the files that were read are written, for `known` of later ones."""
+        """How the files are written, to pass as `known` for later files."""
         formats = {name: text for name, text in self.time_formats.items() if text != ISO}
         return {**self.style, "time_formats": formats}
 
     def files(self) -> list[Path]:
-        """The file, or those of the folder in the order of their names."""
+        """Return the file, or the files of the folder in the order of their names."""
         if not self.path.is_dir():
             return [self.path]
         paths = [path for path in self.path.iterdir() if ENDINGS & {*path.suffixes[-2:]}]
@@ -101,7 +101,7 @@ class Source:
         return sorted(paths)
 
     def blocks(self, title: str) -> Iterator[Block]:
-        """Every row, block by block. Raises `UserError`, with the row, for what is no table."""
+        """Yield all rows, block by block. Raises `UserError` for files that are not a table."""
         files = self.files()
         starts: list[tuple[int, Path]] = []  # the first row of each file
         first = 0  # row of the next block
@@ -123,7 +123,7 @@ class Source:
             raise UserError("no rows under the header", str(self.path), "check --input")
 
     def _tables(self, path: Path) -> Iterator[pa.Table]:
-        """A file in pieces, with the stripped names of its columns."""
+        """Yield a file in pieces, with stripped column names."""
         try:
             for batch in self._batches(path):
                 names = [name.strip() for name in batch.schema.names]
@@ -145,7 +145,7 @@ class Source:
         return self._csv_batches(path)
 
     def _csv_batches(self, path: Path) -> Iterator[pa.RecordBatch]:
-        """A CSV, in which every cell is a text."""
+        """Yield batches of a CSV file, with every cell as a text."""
         self._guess_style(path)
         read = csv.ReadOptions(use_threads=False, encoding=self.style["encoding"])
         parse = csv.ParseOptions(delimiter=self.style["delimiter"], newlines_in_values=True)
@@ -163,11 +163,11 @@ class Source:
             raise pa.ArrowInvalid(OPEN_QUOTE)
 
     def _guess_style(self, path: Path) -> None:
-        """Take what the first rows show, and print it where it is not what was expected."""
+        """Detect delimiter and decimal mark in the first rows; print them if unexpected."""
         sample = read_sample(path, self.style["encoding"])
         if "\0" in sample:
             what = "a NUL byte, as in a workbook, an image or another binary file"
-            remedy = "export it as CSV or Parquet; of a text in UTF-16, say --encoding utf-16"
+            remedy = "export it as CSV or Parquet; if it is text in UTF-16, add --encoding utf-16"
             raise UserError(what, str(path), remedy)
 
         expected = self.style
@@ -183,7 +183,7 @@ class Source:
             print(f"note: {flags} found in the first rows of {path}")
 
     def _explain(self, error: Exception, path: Path) -> UserError:
-        """The line for a file that cannot be read."""
+        """Return the error for a file that cannot be read."""
         text = str(error)
         ragged = RAGGED.search(text)
         if ragged:
@@ -193,40 +193,40 @@ class Source:
             where = f"{path}, row {int(ragged[1]) - 1}"
             return UserError(what, where, "fix the line, or see --delimiter")
         if isinstance(error, UnicodeError) or "invalid UTF8" in text:
-            remedy = "name its encoding, such as --encoding latin-1"
+            remedy = "add its encoding, such as --encoding latin-1"
             return UserError(f"not {self.style['encoding'].upper()} text", str(path), remedy)
         what = f"cannot read the file ({text})".partition("\n")[0]
-        return UserError(what, str(path), "check --input and --encoding, or fetch the file again")
+        return UserError(what, str(path), "check --input and --encoding, or get the file again")
 
 
 def check_names(names: list[str], path: Path) -> None:
-    """Raise `UserError` for columns that cannot be told apart."""
+    """Raise `UserError` for columns that have no name, or the same name."""
     for place, name in enumerate(names, 1):
         if not name or names.count(name) > 1:
-            what = f"two columns are named '{name}'" if name else f"no name of column {place}"
-            remedy = "name it; from pandas, export with index=False"
+            what = f"two columns are named '{name}'" if name else f"column {place} has no name"
+            remedy = "give each column its own name; if it is a pandas index, export index=False"
             raise UserError(what, f"{path}, line 1", remedy)
 
 
 def _join(waiting: pa.Table | None, table: pa.Table, path: Path, first_path: Path) -> pa.Table:
-    """The waiting rows and those of a table of `path`, in the order of the first columns."""
+    """Append the rows of a table from `path` to the waiting rows, with columns in their order."""
     if waiting is None:
         return table
     if {*waiting.column_names} != {*table.column_names}:
-        what = f"other columns than in {first_path.name}"
-        raise UserError(what, str(path), "give them the same")
+        what = f"columns differ from those of {first_path.name}"
+        raise UserError(what, str(path), "give all files the same columns")
     tables = [waiting, table.select(waiting.column_names)]
     try:
         return pa.concat_tables(tables, promote_options="permissive")
     except pa.ArrowException as error:
-        what = f"other types of columns than in {first_path.name} ({error})"
-        raise UserError(what, str(path), "write them alike") from error
+        what = f"column types differ from those of {first_path.name} ({error})"
+        raise UserError(what, str(path), "give all files the same types") from error
 
 
 def _plain(column: pa.Array) -> pa.Array:
-    """The same values as texts, numbers or times.
+    """Convert a column to texts, numbers or times.
 
-    What is none of these, such as a list, stays as it is: `Block.column` refuses it.
+    Other types, such as lists, stay as they are; `Block.column` rejects them.
     """
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
@@ -239,11 +239,11 @@ def _plain(column: pa.Array) -> pa.Array:
 
 
 def place_of(name: str, names: list[str], path: Path) -> int:
-    """Where a column is; raises `UserError` where it is not there, with the one probably meant."""
+    """Return the index of a column; raises `UserError`, with the closest name, if it is missing."""
     if name in names:
         return names.index(name)
     likely = near(name, names)
-    hint = f"did you mean '{likely}'?" if likely else f"it has {', '.join(names[:20])}"
+    hint = f"did you mean '{likely}'?" if likely else f"choose one of {', '.join(names[:20])}"
     raise UserError(f"no column '{name}'", str(path), hint)
 
 
@@ -256,21 +256,21 @@ class Block(NamedTuple):
     table: pa.Table
 
     def with_missing(self, cells: tuple[str, ...]) -> Block:
-        """The same rows, in which further cells count as missing."""
+        """Return the same rows, with further texts that count as missing."""
         source = copy(self.source)
         source.missing = [*source.missing, *cells]
         return self._replace(source=source)
 
     def error(self, what: str, row: int, column: str, remedy: str) -> UserError:
-        """An error in a cell of this block; rows count from 1 in their file, without the header."""
+        """Return an error for a cell; rows count from 1 in their file, without the header."""
         row += self.first
         start, path = [file for file in self.starts if file[0] <= row][-1]
         return UserError(what, f"{path}, row {row - start + 1}, column '{column}'", remedy)
 
     def column(self, name: str) -> pa.ChunkedArray:
-        """Stripped texts, numbers or times; null where one is missing.
+        """Return stripped texts, numbers or times, with null for missing cells.
 
-        Raises `UserError` for a column of anything else.
+        Raises `UserError` for a column of another type.
         """
         column = self.table[name]
         missing = self.source.missing
@@ -281,20 +281,20 @@ class Block(NamedTuple):
             return pc.if_else(pc.is_nan(column), None, column)
         if not pa.types.is_primitive(column.type):
             where = f"{self.source.path}, column '{name}'"
-            remedy = f"store one number, text or time a cell, or --drop '{name}'"
+            remedy = f"store one number, text or time per cell, or add --drop '{name}'"
             raise UserError(f"cells of type {column.type}", where, remedy)
         return column
 
     # --- numbers
 
     def parse(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """(rows,) float64, `TEXT` where a cell is no number; and whether each cell has a value."""
+        """Return numbers (rows,) float64, `TEXT` for other cells; and is_known (rows,) bool."""
         decimal = self.source.style["decimal"]
         column = self.table[name]
         if column.type != STRING:
             column = self.column(name)
         elif decimal != ".":
-            # A point is no decimal mark then.
+            # With another decimal mark, a cell with a point is not a number.
             without_points = pc.replace_substring(self.column(name), ".", "x")
             column = pc.replace_substring(without_points, decimal, ".")
         if pa.types.is_temporal(column.type):
@@ -303,7 +303,7 @@ class Block(NamedTuple):
             numbers = column.cast(FLOAT, safe=False)
             return numbers.to_numpy(), numbers.is_valid().to_numpy()
 
-        # Some are texts, or have spaces around. Python reads each different cell once.
+        # Some cells are texts, or Arrow cannot read them. Python reads each distinct cell once.
         if decimal == ".":
             column = self.column(name)
         places, cells = encode(column)
@@ -312,9 +312,9 @@ class Block(NamedTuple):
         return np.array(values)[places], places >= 0
 
     def numbers(self, name: str, remedy: str) -> np.ndarray:
-        """(rows,) float64, NaN where a cell is missing.
+        """Return numbers (rows,) float64, with NaN for missing cells.
 
-        Raises `UserError` for a cell that is no number of float32.
+        Raises `UserError` for a cell that is not a float32 number.
         """
         values, is_known = self.parse(name)
         if "nan" in self.source.missing:
@@ -324,7 +324,7 @@ class Block(NamedTuple):
             row = int(is_wrong.argmax())
             cell = str(self.column(name)[row])
             if cell.lower() in GAPS:
-                remedy = f"fix the cell, or say --missing '{cell}'"
+                remedy = f"fix the cell, or add --missing '{cell}'"
             elif has_commas([cell]):
                 remedy = COMMAS
             expected = "number" if values[row] == TEXT else "finite number"
@@ -334,10 +334,10 @@ class Block(NamedTuple):
     # --- times
 
     def times(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """(rows,) int64 seconds since 1970, or whole numbers; and whether each cell has a value.
+        """Return seconds since 1970 or whole numbers (rows,) int64; and is_known (rows,) bool.
 
-        The first block that asks for a column decides on its format. Raises `UserError` for a cell
-        that is neither, and for times that could be read in two ways.
+        The first block decides the format of a column. Raises `UserError` for a cell that is not a
+        time, and for times that can be read in two ways.
         """
         column = self.column(name)
         known = self.source.time_formats
@@ -353,19 +353,19 @@ class Block(NamedTuple):
             row = int(is_wrong.argmax())
             remedy = "write it as 2024-01-31 or 2024-01-31 16:00:00, or see --time-format"
             if time_format != ISO:
-                remedy = f"other times here are '{time_format}'; fix it, or see --time-format"
+                remedy = f"write it as '{time_format}' like the others, or see --time-format"
             raise self.error(f"'{column[row]}' is not a time", row, name, remedy)
         return seconds.fill_null(0).to_numpy(), is_known
 
 
 def encode(column: pa.ChunkedArray) -> tuple[np.ndarray, list[str]]:
-    """(rows,) places in the list of different cells, −1 for a missing one; and that list."""
+    """Return indices (rows,) into the list of distinct cells, −1 if missing; and that list."""
     encoded = column.cast(STRING).combine_chunks().dictionary_encode()
     return encoded.indices.fill_null(-1).to_numpy(), encoded.dictionary.to_pylist()
 
 
 def number(cell: str) -> float:
-    """A cell's number, or `TEXT`."""
+    """Return the number in a cell, or `TEXT`."""
     try:
         return float(cell.replace("_", "x"))  # Python reads 1_2 as 12
     except ValueError:
@@ -373,6 +373,6 @@ def number(cell: str) -> float:
 
 
 def has_commas(cells: list[str]) -> bool:
-    """Whether all cells are numbers but for commas, of thousands or decimal ones, in some."""
+    """Whether all cells are numbers once commas are removed, and at least one has a comma."""
     are_numbers = all(number(cell.replace(",", "")) != TEXT for cell in cells)
     return are_numbers and any("," in cell for cell in cells)

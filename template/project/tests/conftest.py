@@ -1,4 +1,4 @@
-"""Finds the package in `src/`, and runs each test in an empty folder, without the GPU."""
+"""Fixtures that run the package under `src/` in an empty folder, without a GPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.fixture(autouse=True)
 def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep data and runs in pytest's folder, without settings and servers of this shell."""
+    """Write data and runs to pytest's folder, and hide settings and servers of this shell."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TRAINING_ROOT", str(tmp_path))
     for name in (*module("config").ENVIRONMENT, "WANDB_API_KEY", "MLFLOW_TRACKING_URI"):
@@ -26,15 +26,15 @@ def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def module(name: str) -> ModuleType:
-    """Import a module of the package: `module("engine.order")`."""
+    """Import a module of the package, such as `module("engine.order")`."""
     return import_module(f"{PACKAGE}.{name}")
 
 
 @pytest.fixture
 def run() -> Callable[..., str]:
-    """Run a command in the current folder and return its output: `run("train", "--resume")`.
+    """Return a function that runs a command, such as `run("train", "--resume")`.
 
-    If the command fails, the test fails and shows the output.
+    It returns the output of the command, and fails with the output if the command fails.
     """
 
     def run(*words: str) -> str:

@@ -1,4 +1,4 @@
-"""Tests that must pass whatever you put into model.py and dataset.py. They use synthetic data."""
+"""Tests that must pass whatever you change in model.py and dataset.py. They use synthetic data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHORT = (
 
 
 def losses(run: str) -> list[float]:
-    """Return the training losses of a run, one for each step."""
+    """Return the training losses of a run, one per step."""
     rows = (
         json.loads(line) for line in Path("runs", run, "metrics.jsonl").read_text().splitlines()
     )
@@ -46,8 +46,8 @@ def test_an_epoch_has_each_sample_once(train: bool) -> None:
     assert sorted(seen[seen >= 0].tolist()) == list(range(len(samples)))
 
 
-def test_padding_changes_no_loss() -> None:
-    """Rows of padding are not samples: a loss that forgets `batch["present"]` is silently wrong."""
+def test_padding_rows_change_no_loss() -> None:
+    """Padding rows are no samples. A loss that ignores `batch["present"]` is silently wrong."""
     settings = module("config").load(CONFIG)
     store = module("assemble").open_store(settings)
     samples = module("dataset").Samples(store, settings, "validation")

@@ -1,11 +1,11 @@
-"""Train a network on the rows of a CSV file. One file: read it, paste it, change it.
+"""Train a network on the rows of a CSV file. One file to read, copy and change.
 
-    python train.py                                                     # synthetic rows
-    python train.py --data table.csv --target price --task regression   # your table
+    python train.py                                                     # train on synthetic rows
+    python train.py --data table.csv --target price --task regression   # train on your table
     python train.py --resume                       # continue the newest run, bit for bit
 
-Each run is a folder in runs/.
-From top to bottom: settings, data, model, precision and optimizer, checkpoint, metrics, training.
+Each run is a folder in runs/. This file is ordered from top to bottom: settings, data, model,
+precision and optimizer, checkpoints, metrics, training.
 Shapes: B rows in a batch, F columns of numbers, C columns of categories, K classes.
 """
 
@@ -40,44 +40,44 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 # -----------------------------------------------------------------------------
-# Settings. Each one is a flag, and its comment is the text that --help prints.
+# Settings. Each one is a flag, and --help prints its comment.
 
 
 @dataclass
 class Settings:
     # data
-    data: str = ""  # CSV or .csv.gz file with a header; empty: synthetic rows
-    target: str = ""  # column to predict; empty: the last one
-    task: str = "regression"  # regression (of a number) or classification
+    data: str = ""  # CSV or .csv.gz file with a header; if empty, synthetic rows
+    target: str = ""  # column to predict; if empty, the last column
+    task: str = "regression"  # regression (predict a number) or classification
     category: str = ""  # columns whose numbers are names, separated by commas
     split: str = "0.7,0.15,0.15"  # fractions for training, validation and test, after a shuffle
-    num_workers: int = 0  # processes that read ahead: worth it where a sample costs work
-    pin_memory: int = 1  # 1: pinned memory, whose copies to the GPU do not wait; 0: off
+    num_workers: int = 0  # worker processes; use them if loading a sample takes work
+    pin_memory: int = 1  # 1: pinned memory, which is copied to the GPU asynchronously; 0: off
     prefetch_factor: int = 2  # batches that each worker reads ahead
-    persistent_workers: int = 1  # 1: workers stay between epochs; 0: they end
+    persistent_workers: int = 1  # 1: keep workers between epochs; 0: start new ones
     # model
-    width: int = 64  # units of a hidden layer
-    depth: int = 3  # hidden layers; all but the first are residual
-    dropout: float = 0.1  # fraction of the units of a block dropped
-    category_width: int = 8  # numbers that represent a category
+    width: int = 64  # units of each hidden layer
+    depth: int = 3  # number of hidden layers; all but the first are residual
+    dropout: float = 0.1  # fraction of the units of a block that dropout zeroes
+    category_width: int = 8  # size of the embedding vector of a category
     # optimizer
     batch_size: int = 32  # rows in a micro-batch; 1024 fills a GPU, with a higher learning rate
-    gradient_accumulation_steps: int = 1  # micro-batches in a step
-    learning_rate: float = 1e-3  # peak of the schedule
-    weight_decay: float = 0.01  # for matrices; biases have none
-    warmup_steps: int = -1  # steps up to the peak; -1: 100, or a tenth of a shorter run
-    final_factor: float = 0.1  # last learning rate as a fraction of the peak
-    gradient_clip: float = 1.0  # largest norm of the gradients; 0: no clipping
-    precision: str = "auto"  # auto, fp32, tf32, fp16 or bf16; auto: the fastest the GPU has
-    compile: str = "auto"  # on, off or auto; auto: on a GPU from sm 8.0 on
+    gradient_accumulation_steps: int = 1  # micro-batches per step
+    learning_rate: float = 1e-3  # peak learning rate of the schedule
+    weight_decay: float = 0.01  # weight decay of matrices; biases have none
+    warmup_steps: int = -1  # steps of the linear warm-up; -1: 100, or a tenth of a shorter run
+    final_factor: float = 0.1  # final learning rate as a fraction of the peak
+    gradient_clip: float = 1.0  # maximum norm of the gradients; 0: no clipping
+    precision: str = "auto"  # auto, fp32, tf32, fp16 or bf16; auto: the fastest one of the GPU
+    compile: str = "auto"  # on, off or auto; auto: on for GPUs with sm 8.0 or later
     # run
     epochs: int = 10  # passes over the training rows
-    max_steps: int = 0  # length of the run in steps; 0: use epochs
+    max_steps: int = 0  # length of the run in steps; 0: use --epochs
     evaluate_every: int = 0  # steps between evaluations; 0: at the end of each epoch
     save_every: int = 0  # steps between checkpoints; 0: at the end of each epoch
     log_every: int = 50  # steps between log entries; each one waits for the GPU
-    seed: int = 42  # of weights, dropout and the order of rows
-    deterministic: int = 0  # 1: only operations that repeat bit for bit; slower
+    seed: int = 42  # seed of weights, dropout and the order of rows
+    deterministic: int = 0  # 1: only deterministic operations, which are slower; 0: off
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
@@ -110,7 +110,7 @@ FRACTIONS = [
 ]
 CHOICES = {"precision": ["auto", "fp32", "tf32", "fp16", "bf16"], "compile": ["auto", "on", "off"]}
 CHOICES["task"] = ["regression", "classification"]
-# variables, each for the setting of this name
+# environment variables; each sets the setting of the same name
 ENVIRONMENT = [
     "SEED",
     "DETERMINISTIC",
@@ -122,27 +122,27 @@ ENVIRONMENT = [
 
 
 class UserError(Exception):
-    """Something the user can fix: printed as one line, exit code 2."""
+    """An error that the user can fix; it is printed as one line, with exit code 2."""
 
 
 def parse(arguments: list[str]) -> dict:
     """Return the settings that the user gave, and `resume`."""
-    # SUPPRESS leaves out what the user did not give: the dataclass has the defaults.
+    # SUPPRESS leaves out flags that were not given, since the dataclass has the defaults.
     parser = argparse.ArgumentParser(
         usage=__doc__,
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
         exit_on_error=False,
     )
-    parser.add_argument("--resume", nargs="?", const="", help="the newest run, or its folder")
+    parser.add_argument("--resume", nargs="?", const="", help="resume the newest run, or this one")
     comments = dict(re.findall(r"(\w+): .*  # (.*)", inspect.getsource(Settings)))
     for name, default in asdict(Settings()).items():
-        # Both --max_steps and --max-steps.
+        # Accept both --max_steps and --max-steps.
         flags = sorted({f"--{name}", f"--{name.replace('_', '-')}"})
         text = f"{comments[name]} (default: {default})"
         parser.add_argument(*flags, type=type(default), choices=CHOICES.get(name), help=text)
 
-    # The environment is weaker than a flag.
+    # A flag overrides its environment variable.
     environment = {name.lower(): os.environ[name] for name in ENVIRONMENT if os.environ.get(name)}
     if os.environ.get("USE_AMP"):
         environment["precision"] = "fp32" if os.environ["USE_AMP"] == "0" else "auto"
@@ -184,23 +184,23 @@ def read_settings(arguments: list[str]) -> tuple[Settings, Path]:
 
 
 def read_rows(path: Path) -> list[list[str]]:
-    """Return the cells of a CSV file, the header first."""
+    """Return the cells of a CSV file, with the header first."""
     open_file: Any = gzip.open if path.suffix == ".gz" else open
     try:
         with open_file(path, "rt", encoding="utf-8-sig", newline="") as file:
             rows = [[cell.strip() for cell in row] for row in csv.reader(file) if row]
     except (EOFError, ValueError, csv.Error) as error:
-        raise UserError(f"cannot read the file: {path}: {error}") from None
+        raise UserError(f"cannot read the file ({error}): {path}: check --data") from None
     if len(rows) < 2 or len(rows[0]) < 2:
-        raise UserError(f"no data: {path}: write a header of two columns or more, and rows")
+        raise UserError(f"no data: {path}: write a header with at least two columns, and rows")
     for number, row in enumerate(rows, start=1):
         if len(row) != len(rows[0]):
-            raise UserError(f"not as many cells as columns: {path}, row {number}: fix this row")
+            raise UserError(f"cells and columns differ in number: {path}, row {number}: fix it")
     return rows
 
 
 def read_table(settings: Settings) -> dict[str, np.ndarray]:
-    """Return each column by name: float32, or text for categories. The first cell decides."""
+    """Return each column by name: float32, or text for categories, as its first cell."""
     header, *rows = read_rows(Path(settings.data))
     text_columns = settings.category.split(",")
     if settings.task == "classification":
@@ -210,7 +210,7 @@ def read_table(settings: Settings) -> dict[str, np.ndarray]:
         place = f"{settings.data}, column '{name}'"
         for number, cell in enumerate(cells, start=2):
             if cell in ("", "NA", "nan", "NaN"):
-                raise UserError(f"an empty cell: {place}, row {number}: fill it, or drop the row")
+                raise UserError(f"an empty cell: {place}, row {number}: fill or remove it")
         table[name] = np.array(cells)
         if name in text_columns or not re.fullmatch(r"[-+]?[\d.]+([eE][-+]?\d+)?", cells[0]):
             continue
@@ -225,7 +225,7 @@ def read_table(settings: Settings) -> dict[str, np.ndarray]:
 
 
 def synthesize() -> dict[str, np.ndarray]:
-    """Return 20,000 rows of a harvest, always the same: two numbers, a category, a target."""
+    """Return 20,000 synthetic rows, always the same: two numbers, a category and a target."""
     numbers = np.random.default_rng(20).standard_normal((4, 20_000))
     rain, sun, soil, noise = numbers.astype(np.float32)
     soil = soil.round()
@@ -242,12 +242,12 @@ def split_rows(split: str, num_rows: int) -> dict[str, range]:
         if not 0 < first < last <= num_rows or abs(train + validation + test - 1) > 1e-6:
             raise ValueError
     except (ValueError, OverflowError):
-        raise UserError(f"'{split}' is no split: --split: use fractions, 0.7,0.15,0.15") from None
+        raise UserError(f"invalid split '{split}': --split: use 0.7,0.15,0.15") from None
     return {"train": range(first), "validation": range(first, last), "test": range(last, num_rows)}
 
 
 def standardize(values: np.ndarray, num_train: int) -> tuple[np.ndarray, list[float]]:
-    """Return (N,) values in standard deviations, and the mean and standard deviation."""
+    """Return standardized values (N,), and the mean and standard deviation of training rows."""
     train = values[:num_train].astype(np.float64)
     mean = np.float32(train.mean())
     std = np.float32(train.std() if np.ptp(train) else 1.0)
@@ -255,8 +255,8 @@ def standardize(values: np.ndarray, num_train: int) -> tuple[np.ndarray, list[fl
 
 
 def encode(values: np.ndarray, num_train: int) -> tuple[np.ndarray, list[str]]:
-    """Return (N,) codes from 1 on, 0 for what no training row has, and the names of the codes."""
-    # Whole numbers are sorted by size.
+    """Return codes (N,) from 1, with 0 for values that no training row has, and their names."""
+    # Sort whole numbers by size.
     names = set(values[:num_train].tolist())
     ordered = sorted(names, key=lambda name: (len(name) * name.isdecimal(), name))
     codes = {name: code for code, name in enumerate(ordered, start=1)}
@@ -265,11 +265,11 @@ def encode(values: np.ndarray, num_train: int) -> tuple[np.ndarray, list[str]]:
 
 @dataclass
 class Rows(Dataset):
-    """Batches by the numbers of their rows, read in a worker process if there is one.
+    """Reads batches by the numbers of their rows, in worker processes if there are any.
 
     YOUR OWN DATA GOES HERE: images, sound, another file. `__getitem__` takes the numbers of at most
     `batch_size` rows and returns what `compute_loss` needs, padded to `batch_size`. Derive random
-    changes from the numbers, so that a resumed run makes the same ones.
+    augmentations from the numbers, so that a resumed run repeats them.
     """
 
     arrays: dict[str, np.ndarray]
@@ -283,7 +283,7 @@ class Rows(Dataset):
 
 
 class Data:
-    """The table in memory, shuffled and split. Scales and categories are of the training rows."""
+    """The table in memory, shuffled and split. Scales and categories come from training rows."""
 
     def __init__(self, settings: Settings, device: torch.device):
         self.device = device
@@ -298,7 +298,7 @@ class Data:
         num_train = len(self.splits["train"])
         shuffle = np.random.default_rng(0).permutation(num_rows)
 
-        # Categories share one embedding: the codes of each begin where those of the last one end.
+        # Categories share one embedding: codes of a category begin where the previous ones end.
         self.facts: dict = {}
         self.offsets = [0]
         features = []
@@ -320,7 +320,7 @@ class Data:
             answer = answer - 1
             self.num_outputs = len(self.facts[target])
             if answer.min() < 0 or self.num_outputs < 2:
-                raise UserError(f"a class has no training row: --target {target}: leave it out")
+                raise UserError(f"a class has no training row: --target {target}: remove its rows")
         elif answer.dtype != np.float32:
             raise UserError(f"column '{target}' has text: --task: use classification")
         arrays = {"target": answer}
@@ -340,17 +340,17 @@ class Data:
             self.loaders[split] = DataLoader(
                 Rows(arrays, self.batch_size),
                 batch_size=None,
-                sampler=[],  # `batches` says what to read
+                sampler=[],  # `batches` fills it
                 num_workers=workers,
                 pin_memory=settings.pin_memory == 1 and self.device.type == "cuda",
                 prefetch_factor=settings.prefetch_factor if workers else None,
                 persistent_workers=workers * settings.persistent_workers > 0,
                 worker_init_fn=ignore_signals,
-                generator=torch.Generator(),  # its own, or workers would change the dropout
+                generator=torch.Generator(),  # separate, so that workers do not change dropout
             )
 
     def batches(self, split: str, numbers: np.ndarray) -> Iterator:
-        """Yield numbers of rows and their batch."""
+        """Yield the numbers of rows and their batch."""
         starts = range(0, len(numbers), self.batch_size)
         chunks = [numbers[first : first + self.batch_size] for first in starts]
         self.loaders[split].sampler[:] = chunks
@@ -359,7 +359,7 @@ class Data:
 
 
 def ignore_signals(worker: int) -> None:
-    """Leave signals to the main process, which ends the workers."""
+    """Ignore signals in a worker, because the main process handles them and ends the workers."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -395,7 +395,7 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """Columns to hidden units to outputs: one number, or a score for each class."""
+    """An MLP from columns to outputs: one number, or a score for each class."""
 
     def __init__(self, settings: Settings, data: Data):
         super().__init__()
@@ -409,15 +409,15 @@ class Model(nn.Module):
         blocks = (Block(width, settings.dropout) for _ in range(settings.depth - 1))
         self.layers = nn.ModuleList(blocks)
         self.head = nn.Linear(width, data.num_outputs)
-        # Fuse kernels block by block: a fifth of the time that compiling the whole model takes. The
-        # first steps wait for it. Triton needs a GPU from sm 8.0 on, as bf16 does.
+        # Compile block by block, which takes a fifth of the time of compiling the whole model. The
+        # first steps wait for it. Like bf16, Triton needs a GPU with sm 8.0 or later.
         is_capable = torch.cuda.is_bf16_supported(including_emulation=False)
         if settings.compile == "on" or (settings.compile == "auto" and is_capable):
             for block in self.layers:
                 block.compile(fullgraph=True)
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
-        """Features (B, F) and categories (B, C) to (B, 1) or (B, K)."""
+        """Return (B, 1) or (B, K) from features (B, F) and categories (B, C)."""
         inputs = []
         if "features" in batch:
             inputs.append(batch["features"])
@@ -452,8 +452,8 @@ def compute_loss(model: nn.Module, batch: dict) -> tuple[Tensor, Tensor, dict]:
 
 
 def configure_torch(settings: Settings) -> None:
-    """Set what is global in PyTorch: memory, determinism, seed."""
-    # Segments that can grow do not fragment when shapes vary. The second name is the older one.
+    """Configure PyTorch's allocator, determinism and seed."""
+    # Expandable segments reduce fragmentation when shapes vary. The second name is the older one.
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         os.environ.setdefault(name, "expandable_segments:True")
     if settings.deterministic:
@@ -465,7 +465,7 @@ def configure_torch(settings: Settings) -> None:
 def make_autocast(
     name: str, device: torch.device, batch_targets: int
 ) -> tuple[str, torch.autocast, torch.amp.GradScaler]:
-    """Return the name of the precision, the context of the model and what scales the loss.
+    """Return the name of the precision, the autocast context and the gradient scaler.
 
     Weights stay float32. Only fp16 scales the loss, so that small gradients do not vanish.
     """
@@ -476,25 +476,25 @@ def make_autocast(
     if capability >= (8, 0):
         fastest = "bf16"
     if name == "bf16" and (0, 0) < capability < (8, 0):
-        raise UserError(f"this GPU has no bf16: --precision bf16: use {fastest}")
+        raise UserError(f"this GPU does not support bf16: --precision bf16: use {fastest}")
     if name == "auto":
         name = fastest
     if name == "tf32" and fastest != "bf16":
         name = "fp32"
 
-    # Do not mix these with the newer `fp32_precision` flags: PyTorch raises an error.
+    # Do not mix these with the newer `fp32_precision` flags, or PyTorch raises an error.
     use_tf32 = name != "fp32"
     torch.set_float32_matmul_precision("high" if use_tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = use_tf32
     dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(name)
     autocast = torch.autocast(device.type, dtype, enabled=dtype is not None)
-    # Gradients are sums over a batch: begin with a scale that is that much smaller.
+    # Gradients are sums over a batch, so divide the usual first scale by its number of targets.
     scale = 65536.0 / 2 ** math.ceil(math.log2(batch_targets))
     return name, autocast, torch.amp.GradScaler(device.type, scale, enabled=name == "fp16")
 
 
 def make_optimizer(model: nn.Module, settings: Settings) -> torch.optim.AdamW:
-    """AdamW in one kernel for all weights; only matrices decay."""
+    """Return a fused AdamW, with weight decay for matrices only."""
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     biases = [p for p in model.parameters() if p.dim() < 2]
     optimizer = torch.optim.AdamW(matrices, weight_decay=settings.weight_decay, fused=True)
@@ -503,7 +503,7 @@ def make_optimizer(model: nn.Module, settings: Settings) -> torch.optim.AdamW:
 
 
 def learning_rate_at(step: int, total_steps: int, settings: Settings) -> float:
-    """Linear warm-up, then a cosine. A formula of the step has no state to save."""
+    """Return the rate of a step: linear warm-up, then cosine decay. It has no state to save."""
     warmup_steps = settings.warmup_steps
     if warmup_steps < 0:
         warmup_steps = min(100, total_steps // 10)
@@ -521,7 +521,7 @@ def optimizer_step(
     clip: float,
     learning_rate: float,
 ) -> Tensor:
-    """Turn summed gradients into means, clip them, step. Return their norm before clipping.
+    """Turn summed gradients into means, clip them and step. Return their norm before clipping.
 
     Nothing here waits for the GPU: the fused optimizer itself skips a step that overflows in fp16.
     """
@@ -530,7 +530,7 @@ def optimizer_step(
     scaler.unscale_(optimizer)
     gradients = [p.grad for group in optimizer.param_groups for p in group["params"]]
     norm = torch.nn.utils.get_total_norm(gradients)
-    # One division does both: by num_targets, or by norm / clip if that is larger.
+    # One division takes the mean and clips: by num_targets, or by norm / clip if that is larger.
     divisor = torch.maximum(num_targets, norm / clip) if clip else num_targets
     torch._foreach_div_(gradients, divisor)
     scaler.step(optimizer)
@@ -540,12 +540,12 @@ def optimizer_step(
 
 
 # -----------------------------------------------------------------------------
-# Checkpoint: step-<step>-<sha256>.pt, named as in torch.hub. A crash leaves it whole or absent;
-# a damaged one is skipped.
+# Checkpoints: step-<step>-<sha256>.pt, named as in torch.hub. After a crash, a checkpoint is
+# complete or absent. Damaged ones are skipped.
 
 
 def lock(run: Path) -> None:
-    """Reserve the run for this process, until it ends."""
+    """Reserve the run for this process until it ends."""
     file = os.open(run / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -556,13 +556,13 @@ def lock(run: Path) -> None:
 
 
 def write(path: Path, content: bytes | memoryview) -> None:
-    """Write a temporary file, then rename it: a crash leaves the old file or the new one."""
+    """Write a temporary file and rename it, so that a crash leaves the old file or the new one."""
     temporary = path.with_name("temporary")
     try:
         with open(temporary, "wb") as file:
             file.write(content)
             file.flush()
-            os.fsync(file.fileno())  # wait until it is on the disk
+            os.fsync(file.fileno())  # wait until the content is on the disk
         temporary.replace(path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
@@ -589,19 +589,19 @@ def load_checkpoint(folder: Path, device: torch.device, pattern: str = "step-*.p
         content = path.read_bytes()
         if path.stem.endswith(hashlib.sha256(content).hexdigest()[:16]):
             return torch.load(io.BytesIO(content), map_location=device)
-        # By another name it does not count as one of the two newest.
+        # With another name, it does not count as one of the two newest.
         print(f"warning: {path} is damaged: renamed to .damaged")
         path.rename(path.with_suffix(".damaged"))
     return {}
 
 
 # -----------------------------------------------------------------------------
-# Metrics: metrics.jsonl has one JSON object a line, for training and for evaluation
+# Metrics: metrics.jsonl has one JSON object per line, for training and evaluation.
 
 
 def log(run: Path, record: dict) -> None:
     """Append a record to metrics.jsonl and print it."""
-    # JSON has neither NaN nor infinity, the norm of a step that overflows in fp16.
+    # JSON has no NaN and no infinity, which is the norm of a step that overflows in fp16.
     line = re.sub("NaN|-?Infinity", "null", json.dumps(record))
     with open(run / "metrics.jsonl", "a") as file:
         file.write(line + "\n")
@@ -625,7 +625,7 @@ def plot_curves(run: Path, curves: dict) -> None:
 
 @torch.no_grad()
 def evaluate(model: nn.Module, data: Data, split: str, autocast: torch.autocast) -> dict:
-    """Return the loss and the metrics of a split: means over all its targets."""
+    """Return the loss and the metrics of a split, as means over all its targets."""
     model.eval()
     sums: dict = {}
     for _, batch in data.batches(split, np.array(data.splits[split])):
@@ -639,7 +639,7 @@ def evaluate(model: nn.Module, data: Data, split: str, autocast: torch.autocast)
 
 
 def mean_loss(micro_batches: list[tuple]) -> float:
-    """Return the mean over all targets. Reading it waits for the GPU."""
+    """Return the mean loss over all targets. Reading it waits for the GPU."""
     steps, losses, sizes, samples = zip(*micro_batches, strict=True)
     means = torch.stack(losses)
     weights = torch.stack(sizes)
@@ -647,13 +647,13 @@ def mean_loss(micro_batches: list[tuple]) -> float:
         if not math.isfinite(loss):
             raise UserError(
                 f"the loss of step {step} is {loss}: training samples {numbers[:64]}: "
-                "look at them, or use a smaller --learning_rate"
+                "check these samples, or use a smaller --learning_rate"
             )
     return ((means * weights).sum() / weights.sum()).item()
 
 
 def collect_signals() -> list[int]:
-    """Return a list that receives signals: the loop saves and stops. A second one ends at once."""
+    """Return a list that receives signals, so that the loop saves and stops; a second one exits."""
     signals: list[int] = []
 
     def receive(number: int, frame: object) -> None:
@@ -664,17 +664,17 @@ def collect_signals() -> list[int]:
         print(f"{name}: saving after this step; press again to exit at once", file=sys.stderr)
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
-        # What nohup has ignored stays ignored.
+        # Keep ignoring signals that nohup ignores.
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, receive)
     return signals
 
 
 def train(settings: Settings, run: Path) -> int:
-    """Train from the newest checkpoint, if any, to the end or to a signal. Return the exit code."""
+    """Train from the newest checkpoint, if any, to the end or a signal. Return the exit code."""
     signals = collect_signals()
 
-    # build
+    # Build.
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     configure_torch(settings)
     data = Data(settings, device)
@@ -688,7 +688,7 @@ def train(settings: Settings, run: Path) -> int:
     evaluate_every = settings.evaluate_every or steps_per_epoch
     save_every = settings.save_every or steps_per_epoch
 
-    # resume
+    # Resume.
     parts: dict = {"model": model, "optimizer": optimizer, "scaler": scaler}
     generators = [torch.default_generator, *torch.cuda.default_generators]
     step = 0
@@ -714,7 +714,7 @@ def train(settings: Settings, run: Path) -> int:
         best_loss = checkpoint["best_loss"]
         micro_batches = checkpoint["micro_batches"]
         curves = checkpoint["curves"]
-        # Drop the records after the checkpoint: the run writes them again.
+        # Drop the records after the checkpoint, because the run writes them again.
         write(metrics_file, metrics_file.read_bytes()[: checkpoint["metrics_size"]])
     elif any(checkpoints.glob("*.damaged")):
         raise UserError(f"all checkpoints are damaged: {checkpoints}: restore one")
@@ -722,14 +722,14 @@ def train(settings: Settings, run: Path) -> int:
         write(run / "settings.json", json.dumps(asdict(settings), indent=1).encode())
         write(metrics_file, b"")
     print(f"{run}: {device}, {precision}, step {step} of {total_steps}")
-    gc.freeze()  # what lives as long as the run need not be searched for garbage
+    gc.freeze()  # these objects live as long as the run, so garbage collection can skip them
 
     steps = training_steps(data, settings, step, steps_per_epoch)
     logged_step = step
     start_time = time.perf_counter()
     is_over = step >= total_steps
     while not is_over:
-        # forward and backward; the gradients of the micro-batches add up
+        # Forward and backward. The gradients of the micro-batches add up.
         step_targets = torch.zeros((), device=device)
         step_samples = 0
         for numbers, batch in next(steps):
@@ -740,7 +740,7 @@ def train(settings: Settings, run: Path) -> int:
             step_targets += num_targets
             step_samples += len(numbers)
 
-        # update; an incomplete last step of an epoch counts by its number of samples
+        # Update. The gradient of an incomplete last step is scaled by its number of samples.
         fraction = step_samples / min(step_size, num_samples)
         divisor = step_targets / fraction
         learning_rate = learning_rate_at(step, total_steps, settings)
@@ -748,8 +748,7 @@ def train(settings: Settings, run: Path) -> int:
         step += 1
         is_last = step == total_steps
 
-        # log
-        # the first steps too, so that a beginner sees something soon
+        # Log, also some of the first steps, so that you see something soon.
         is_early = step in (1, 2, 5, 10, 20) and step < settings.log_every
         if is_last or is_early or step % settings.log_every == 0:
             train_loss = mean_loss(micro_batches)
@@ -769,7 +768,7 @@ def train(settings: Settings, run: Path) -> int:
             logged_step = step
             start_time = time.perf_counter()
 
-        # evaluate
+        # Evaluate.
         pause_time = time.perf_counter()
         if is_last or step % evaluate_every == 0:
             metrics = evaluate(model, data, "validation", autocast)
@@ -779,11 +778,11 @@ def train(settings: Settings, run: Path) -> int:
                 best_loss = metrics["loss"]
                 best_step = step
 
-        # save; a signal that comes later is for the next step
+        # Save. A signal that comes later stops the run after the next step.
         is_over = is_last or bool(signals)
         if is_over or best_step == step or step % save_every == 0:
             if micro_batches:
-                mean_loss(micro_batches)  # do not save weights that are not finite
+                mean_loss(micro_batches)  # raises an error instead of saving weights that are nan
             checkpoint = {
                 **{name: part.state_dict() for name, part in parts.items()},
                 "random": [generator.get_state() for generator in generators],

@@ -1,5 +1,5 @@
-"""What must stay true when you change train.py. It takes half a minute on a CPU, on synthetic
-data."""
+"""Tests that must pass after you change train.py. They take half a minute on a CPU, on
+a synthetic series."""
 
 import json
 import os
@@ -50,7 +50,7 @@ def newest_run() -> Path:
 
 
 def records() -> list[dict[str, Any]]:
-    """Return the metrics of the newest run, without what a clock measures."""
+    """Return the records of the newest run, without measured times."""
     found = []
     for line in (newest_run() / "metrics.jsonl").read_text().splitlines():
         record = json.loads(line)
@@ -73,7 +73,7 @@ def test_half_precision_trains(precision: str) -> None:
 
 
 def samples_from(step: int, epochs: int) -> list[int]:
-    """Return the samples that a run resumed at a step trains on until an epoch ends."""
+    """Return the samples that a run trains on, if it resumes at `step` and has `epochs` epochs."""
     settings, _ = train.read_settings([*SMALL, "--gradient_accumulation_steps", "3"])
     data = make_data()
     steps_per_epoch = -(-len(data.splits["train"]) // (3 * settings.batch_size))

@@ -1,10 +1,11 @@
-"""Train a forecaster for a time series in a CSV file. One file: read it, paste it, change it.
+"""Train a forecaster for a time series in a CSV file. One file to read, copy and change.
 
-    python train.py                                # a synthetic series
-    python train.py --data series.csv --epochs 5   # your series; each run is a folder in runs/
+    python train.py                                # train on a synthetic series
+    python train.py --data series.csv --epochs 5   # train on your series
     python train.py --resume                       # continue the newest run, bit for bit
 
-From top to bottom: settings, data, model, precision and optimizer, checkpoint, metrics, training.
+Each run is a folder in runs/. This file is ordered from top to bottom: settings, data, model,
+precision and optimizer, checkpoints, metrics, training.
 Shapes: B windows in a batch, T rows of history, H rows of horizon, C columns, G target columns.
 """
 
@@ -37,38 +38,38 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 # -----------------------------------------------------------------------------
-# Settings. Each one is a flag, and its comment is the text that --help prints.
+# Settings. Each one is a flag, and --help prints its comment.
 
 
 @dataclass
 class Settings:
     # data
-    data: str = ""  # CSV or .csv.gz file: a header, times in the first column; empty: synthetic
-    targets: str = ""  # columns to forecast, separated by commas; empty: all
-    history: int = 96  # rows the model sees
-    horizon: int = 24  # rows to forecast
-    split: str = "0.7,0.15,0.15"  # train, validation, test by time: fractions or numbers of rows
+    data: str = ""  # CSV or .csv.gz file with times in the first column; if empty, synthetic rows
+    targets: str = ""  # columns to forecast, separated by commas; if empty, all
+    history: int = 96  # number of past rows that the model sees
+    horizon: int = 24  # number of rows to forecast
+    split: str = "0.7,0.15,0.15"  # training, validation, test by time: fractions or rows
     # model
     width: int = 64  # hidden units of the LSTM
-    depth: int = 1  # layers of the LSTM
-    dropout: float = 0.2  # fraction of hidden units dropped before the last layer
+    depth: int = 1  # number of layers of the LSTM
+    dropout: float = 0.2  # fraction of hidden units that dropout zeroes before the last layer
     # optimizer
     batch_size: int = 64  # windows in a micro-batch; a larger one fills a GPU better
-    gradient_accumulation_steps: int = 1  # micro-batches in a step
-    learning_rate: float = 1e-3  # peak of the schedule
-    weight_decay: float = 0.01  # for matrices; biases have none
-    warmup_steps: int = -1  # steps up to the peak; -1: 100, or a tenth of a shorter run
-    final_factor: float = 0.1  # last learning rate as a fraction of the peak
-    gradient_clip: float = 1.0  # largest norm of the gradients; 0: no clipping
-    precision: str = "auto"  # auto, fp32, tf32, fp16 or bf16; auto: the fastest the GPU has
+    gradient_accumulation_steps: int = 1  # micro-batches per step
+    learning_rate: float = 1e-3  # peak learning rate of the schedule
+    weight_decay: float = 0.01  # weight decay of matrices; biases have none
+    warmup_steps: int = -1  # steps of the linear warm-up; -1: 100, or a tenth of a shorter run
+    final_factor: float = 0.1  # final learning rate as a fraction of the peak
+    gradient_clip: float = 1.0  # maximum norm of the gradients; 0: no clipping
+    precision: str = "auto"  # auto, fp32, tf32, fp16 or bf16; auto: the fastest one of the GPU
     # run
     epochs: int = 10  # passes over the training windows
-    max_steps: int = 0  # length of the run in steps; 0: use epochs
+    max_steps: int = 0  # length of the run in steps; 0: use --epochs
     evaluate_every: int = 0  # steps between evaluations; 0: at the end of each epoch
     save_every: int = 0  # steps between checkpoints; 0: at the end of each epoch
     log_every: int = 50  # steps between log entries; each one waits for the GPU
-    seed: int = 42  # of weights, dropout and the order of windows
-    deterministic: int = 0  # 1: only operations that repeat bit for bit; slower
+    seed: int = 42  # seed of weights, dropout and the order of windows
+    deterministic: int = 0  # 1: only deterministic operations, which are slower; 0: off
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
@@ -92,31 +93,31 @@ POSITIVE = [
 ]
 FRACTIONS = ["dropout", "learning_rate", "weight_decay", "final_factor", "deterministic"]
 CHOICES = {"precision": ["auto", "fp32", "tf32", "fp16", "bf16"]}
-ENVIRONMENT = ["SEED", "DETERMINISTIC"]  # variables, each for the setting of this name
+ENVIRONMENT = ["SEED", "DETERMINISTIC"]  # environment variables, which set these settings
 
 
 class UserError(Exception):
-    """Something the user can fix: printed as one line, exit code 2."""
+    """An error that the user can fix; it is printed as one line, with exit code 2."""
 
 
 def parse(arguments: list[str]) -> dict:
     """Return the settings that the user gave, and `resume`."""
-    # SUPPRESS leaves out what the user did not give: the dataclass has the defaults.
+    # SUPPRESS leaves out flags that were not given, since the dataclass has the defaults.
     parser = argparse.ArgumentParser(
         usage=__doc__,
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
         exit_on_error=False,
     )
-    parser.add_argument("--resume", nargs="?", const="", help="the newest run, or its folder")
+    parser.add_argument("--resume", nargs="?", const="", help="resume the newest run, or this one")
     comments = dict(re.findall(r"(\w+): .*  # (.*)", inspect.getsource(Settings)))
     for name, default in asdict(Settings()).items():
-        # Both --max_steps and --max-steps.
+        # Accept both --max_steps and --max-steps.
         flags = sorted({f"--{name}", f"--{name.replace('_', '-')}"})
         text = f"{comments[name]} (default: {default})"
         parser.add_argument(*flags, type=type(default), choices=CHOICES.get(name), help=text)
 
-    # The environment is weaker than a flag.
+    # A flag overrides its environment variable.
     environment = {name.lower(): os.environ[name] for name in ENVIRONMENT if os.environ.get(name)}
     if os.environ.get("USE_AMP"):
         environment["precision"] = "fp32" if os.environ["USE_AMP"] == "0" else "auto"
@@ -158,18 +159,18 @@ def read_settings(arguments: list[str]) -> tuple[Settings, Path]:
 
 
 def read_rows(path: Path) -> list[list[str]]:
-    """Return the cells of a CSV file, the header first."""
+    """Return the cells of a CSV file, with the header first."""
     open_file: Any = gzip.open if path.suffix == ".gz" else open
     try:
         with open_file(path, "rt", encoding="utf-8-sig", newline="") as file:
             rows = [[cell.strip() for cell in row] for row in csv.reader(file) if row]
     except (EOFError, ValueError, csv.Error) as error:
-        raise UserError(f"cannot read the file: {path}: {error}") from None
+        raise UserError(f"cannot read the file ({error}): {path}: check --data") from None
     if len(rows) < 2 or len(rows[0]) < 2:
-        raise UserError(f"no data: {path}: write a header of two columns or more, and rows")
+        raise UserError(f"no data: {path}: write a header with at least two columns, and rows")
     for number, row in enumerate(rows, start=1):
         if len(row) != len(rows[0]):
-            raise UserError(f"not as many cells as columns: {path}, row {number}: fix this row")
+            raise UserError(f"cells and columns differ in number: {path}, row {number}: fix it")
     return rows
 
 
@@ -179,7 +180,7 @@ def read_csv(path: Path) -> tuple[list[str], np.ndarray]:
     values = []
     previous_time = np.datetime64("-9999", "s")
     for number, row in enumerate(rows, start=2):
-        # whole seconds, or an ISO time
+        # A time is whole seconds or ISO 8601.
         text = row[0]
         try:
             row_time = np.datetime64(int(text) if text.isdecimal() else text, "s")
@@ -195,7 +196,7 @@ def read_csv(path: Path) -> tuple[list[str], np.ndarray]:
 
 
 def synthesize() -> tuple[list[str], np.ndarray]:
-    """Return 20,000 hours of two columns, always the same: days, weeks and noise."""
+    """Return 20,000 synthetic hours of two columns, always the same: daily cycles and noise."""
     day = 2 * np.pi / 24 * np.arange(20_000)
     noise = np.random.default_rng(22).standard_normal((20_000, 2))
     load = 50 + 8 * np.sin(day) + 4 * np.sin(day / 7)
@@ -218,10 +219,10 @@ def split_rows(split: str, num_rows: int) -> list[int]:
 
 
 class Data:
-    """The standardized series, on the device as a whole, and the windows of each split.
+    """The standardized series, entirely on the device, and the windows of each split.
 
-    A window belongs to the split that holds all its targets. The mean and the standard deviation
-    are those of the training rows: nothing of the future leaks into training.
+    A window belongs to the split that contains all its targets. The mean and the standard deviation
+    come from the training rows, so that nothing of the future leaks into training.
     """
 
     def __init__(self, settings: Settings, device: torch.device):
@@ -237,7 +238,7 @@ class Data:
         self.targets = [names.index(name.strip()) for name in targets]
         self.targets_per_batch = settings.batch_size * settings.horizon * len(targets)
 
-        # The window with number n begins at row n. Each split is a range of such numbers.
+        # The window with number n begins at row n, and each split is a range of numbers.
         self.splits = {}
         start = 0
         ends = split_rows(settings.split, len(values))
@@ -255,15 +256,15 @@ class Data:
         fingerprint = hashlib.sha256(values.tobytes()).hexdigest()
         self.facts = {"sha256": fingerprint, "mean": mean.tolist(), "std": std.tolist()}
 
-        # All windows as one view (number, row, column): a batch is one gather on the device.
+        # All windows are one view (number, row, column), so a batch is one gather on the device.
         series = torch.from_numpy((values - mean) / std).to(device)
         self.windows = series.unfold(0, self.window, 1).transpose(1, 2)
 
     def batches(self, split: str, numbers: np.ndarray) -> Iterator:
         """Yield numbers of windows, history (B, T, C), target (B, H, G) and is_real (B,).
 
-        is_real is false for padding, which keeps the shape of an incomplete batch, so that nothing
-        is tuned twice.
+        is_real is false for padding, which keeps the shape of an incomplete batch, so that cuDNN
+        does not tune its kernels twice.
         """
         device = self.windows.device
         for first in range(0, len(numbers), self.batch_size):
@@ -294,7 +295,7 @@ def training_steps(data: Data, settings: Settings, step: int, steps_per_epoch: i
 
 
 class Model(nn.Module):
-    """Forecast all rows of the horizon at once: an LSTM plus a linear map of the history."""
+    """Forecasts all rows of the horizon at once, with an LSTM plus a linear map of the history."""
 
     def __init__(self, settings: Settings, data: Data):
         super().__init__()
@@ -307,12 +308,12 @@ class Model(nn.Module):
         self.linear = nn.Linear(settings.history, settings.horizon)
 
     def forward(self, history: Tensor) -> Tensor:
-        """(B, T, C) to (B, H, G), both standardized."""
-        # Both paths see and forecast the change since the last known row.
+        """Return forecasts (B, H, G) for history (B, T, C), both standardized."""
+        # Both paths use and forecast the change since the last known row.
         last = history[:, -1:]
         change = history - last
 
-        # Not every CPU has an LSTM in half precision: there it stays float32.
+        # On a CPU, the LSTM stays float32, because not every CPU supports half precision.
         with torch.autocast("cpu", enabled=False):
             outputs, _ = self.lstm(change)
         hidden = self.dropout(outputs[:, -1].float())
@@ -340,8 +341,8 @@ def compute_loss(model: nn.Module, batch: tuple) -> tuple[Tensor, Tensor, dict]:
 
 
 def configure_torch(settings: Settings) -> None:
-    """Set what is global in PyTorch: memory, determinism, seed."""
-    # Segments that can grow do not fragment when shapes vary. The second name is the older one.
+    """Configure PyTorch's allocator, determinism and seed."""
+    # Expandable segments reduce fragmentation when shapes vary. The second name is the older one.
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         os.environ.setdefault(name, "expandable_segments:True")
     if settings.deterministic:
@@ -353,7 +354,7 @@ def configure_torch(settings: Settings) -> None:
 def make_autocast(
     name: str, device: torch.device, batch_targets: int
 ) -> tuple[str, torch.autocast, torch.amp.GradScaler]:
-    """Return the name of the precision, the context of the model and what scales the loss.
+    """Return the name of the precision, the autocast context and the gradient scaler.
 
     Weights stay float32. Only fp16 scales the loss, so that small gradients do not vanish.
     """
@@ -364,25 +365,25 @@ def make_autocast(
     if capability >= (8, 0):
         fastest = "bf16"
     if name == "bf16" and (0, 0) < capability < (8, 0):
-        raise UserError(f"this GPU has no bf16: --precision bf16: use {fastest}")
+        raise UserError(f"this GPU does not support bf16: --precision bf16: use {fastest}")
     if name == "auto":
         name = fastest
     if name == "tf32" and fastest != "bf16":
         name = "fp32"
 
-    # Do not mix these with the newer `fp32_precision` flags: PyTorch raises an error.
+    # Do not mix these with the newer `fp32_precision` flags, or PyTorch raises an error.
     use_tf32 = name != "fp32"
     torch.set_float32_matmul_precision("high" if use_tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = use_tf32
     dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(name)
     autocast = torch.autocast(device.type, dtype, enabled=dtype is not None)
-    # Gradients are sums over a batch: begin with a scale that is that much smaller.
+    # Gradients are sums over a batch, so divide the usual first scale by its number of targets.
     scale = 65536.0 / 2 ** math.ceil(math.log2(batch_targets))
     return name, autocast, torch.amp.GradScaler(device.type, scale, enabled=name == "fp16")
 
 
 def make_optimizer(model: nn.Module, settings: Settings) -> torch.optim.AdamW:
-    """AdamW in one kernel for all weights; only matrices decay."""
+    """Return a fused AdamW, with weight decay for matrices only."""
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     biases = [p for p in model.parameters() if p.dim() < 2]
     optimizer = torch.optim.AdamW(matrices, weight_decay=settings.weight_decay, fused=True)
@@ -391,7 +392,7 @@ def make_optimizer(model: nn.Module, settings: Settings) -> torch.optim.AdamW:
 
 
 def learning_rate_at(step: int, total_steps: int, settings: Settings) -> float:
-    """Linear warm-up, then a cosine. A formula of the step has no state to save."""
+    """Return the rate of a step: linear warm-up, then cosine decay. It has no state to save."""
     warmup_steps = settings.warmup_steps
     if warmup_steps < 0:
         warmup_steps = min(100, total_steps // 10)
@@ -409,7 +410,7 @@ def optimizer_step(
     clip: float,
     learning_rate: float,
 ) -> Tensor:
-    """Turn summed gradients into means, clip them, step. Return their norm before clipping.
+    """Turn summed gradients into means, clip them and step. Return their norm before clipping.
 
     Nothing here waits for the GPU: the fused optimizer itself skips a step that overflows in fp16.
     """
@@ -418,7 +419,7 @@ def optimizer_step(
     scaler.unscale_(optimizer)
     gradients = [p.grad for group in optimizer.param_groups for p in group["params"]]
     norm = torch.nn.utils.get_total_norm(gradients)
-    # One division does both: by num_targets, or by norm / clip if that is larger.
+    # One division takes the mean and clips: by num_targets, or by norm / clip if that is larger.
     divisor = torch.maximum(num_targets, norm / clip) if clip else num_targets
     torch._foreach_div_(gradients, divisor)
     scaler.step(optimizer)
@@ -428,12 +429,12 @@ def optimizer_step(
 
 
 # -----------------------------------------------------------------------------
-# Checkpoint: step-<step>-<sha256>.pt, named as in torch.hub. A crash leaves it whole or absent;
-# a damaged one is skipped.
+# Checkpoints: step-<step>-<sha256>.pt, named as in torch.hub. After a crash, a checkpoint is
+# complete or absent. Damaged ones are skipped.
 
 
 def lock(run: Path) -> None:
-    """Reserve the run for this process, until it ends."""
+    """Reserve the run for this process until it ends."""
     file = os.open(run / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -444,13 +445,13 @@ def lock(run: Path) -> None:
 
 
 def write(path: Path, content: bytes | memoryview) -> None:
-    """Write a temporary file, then rename it: a crash leaves the old file or the new one."""
+    """Write a temporary file and rename it, so that a crash leaves the old file or the new one."""
     temporary = path.with_name("temporary")
     try:
         with open(temporary, "wb") as file:
             file.write(content)
             file.flush()
-            os.fsync(file.fileno())  # wait until it is on the disk
+            os.fsync(file.fileno())  # wait until the content is on the disk
         temporary.replace(path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
@@ -477,19 +478,19 @@ def load_checkpoint(folder: Path, device: torch.device, pattern: str = "step-*.p
         content = path.read_bytes()
         if path.stem.endswith(hashlib.sha256(content).hexdigest()[:16]):
             return torch.load(io.BytesIO(content), map_location=device)
-        # By another name it does not count as one of the two newest.
+        # With another name, it does not count as one of the two newest.
         print(f"warning: {path} is damaged: renamed to .damaged")
         path.rename(path.with_suffix(".damaged"))
     return {}
 
 
 # -----------------------------------------------------------------------------
-# Metrics: metrics.jsonl has one JSON object a line, for training and for evaluation
+# Metrics: metrics.jsonl has one JSON object per line, for training and evaluation.
 
 
 def log(run: Path, record: dict) -> None:
     """Append a record to metrics.jsonl and print it."""
-    # JSON has neither NaN nor infinity, the norm of a step that overflows in fp16.
+    # JSON has no NaN and no infinity, which is the norm of a step that overflows in fp16.
     line = re.sub("NaN|-?Infinity", "null", json.dumps(record))
     with open(run / "metrics.jsonl", "a") as file:
         file.write(line + "\n")
@@ -513,7 +514,7 @@ def plot_curves(run: Path, curves: dict) -> None:
 
 @torch.no_grad()
 def evaluate(model: nn.Module, data: Data, split: str, autocast: torch.autocast) -> dict:
-    """Return the loss and the metrics of a split: means over all its targets."""
+    """Return the loss and the metrics of a split, as means over all its targets."""
     model.eval()
     sums: dict = {}
     for _, batch in data.batches(split, np.array(data.splits[split])):
@@ -527,7 +528,7 @@ def evaluate(model: nn.Module, data: Data, split: str, autocast: torch.autocast)
 
 
 def mean_loss(micro_batches: list[tuple]) -> float:
-    """Return the mean over all targets. Reading it waits for the GPU."""
+    """Return the mean loss over all targets. Reading it waits for the GPU."""
     steps, losses, sizes, samples = zip(*micro_batches, strict=True)
     means = torch.stack(losses)
     weights = torch.stack(sizes)
@@ -535,13 +536,13 @@ def mean_loss(micro_batches: list[tuple]) -> float:
         if not math.isfinite(loss):
             raise UserError(
                 f"the loss of step {step} is {loss}: training samples {numbers[:64]}: "
-                "look at them, or use a smaller --learning_rate"
+                "check these samples, or use a smaller --learning_rate"
             )
     return ((means * weights).sum() / weights.sum()).item()
 
 
 def collect_signals() -> list[int]:
-    """Return a list that receives signals: the loop saves and stops. A second one ends at once."""
+    """Return a list that receives signals, so that the loop saves and stops; a second one exits."""
     signals: list[int] = []
 
     def receive(number: int, frame: object) -> None:
@@ -552,17 +553,17 @@ def collect_signals() -> list[int]:
         print(f"{name}: saving after this step; press again to exit at once", file=sys.stderr)
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
-        # What nohup has ignored stays ignored.
+        # Keep ignoring signals that nohup ignores.
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, receive)
     return signals
 
 
 def train(settings: Settings, run: Path) -> int:
-    """Train from the newest checkpoint, if any, to the end or to a signal. Return the exit code."""
+    """Train from the newest checkpoint, if any, to the end or a signal. Return the exit code."""
     signals = collect_signals()
 
-    # build
+    # Build.
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     configure_torch(settings)
     data = Data(settings, device)
@@ -576,7 +577,7 @@ def train(settings: Settings, run: Path) -> int:
     evaluate_every = settings.evaluate_every or steps_per_epoch
     save_every = settings.save_every or steps_per_epoch
 
-    # resume
+    # Resume.
     parts: dict = {"model": model, "optimizer": optimizer, "scaler": scaler}
     generators = [torch.default_generator, *torch.cuda.default_generators]
     step = 0
@@ -602,7 +603,7 @@ def train(settings: Settings, run: Path) -> int:
         best_loss = checkpoint["best_loss"]
         micro_batches = checkpoint["micro_batches"]
         curves = checkpoint["curves"]
-        # Drop the records after the checkpoint: the run writes them again.
+        # Drop the records after the checkpoint, because the run writes them again.
         write(metrics_file, metrics_file.read_bytes()[: checkpoint["metrics_size"]])
     elif any(checkpoints.glob("*.damaged")):
         raise UserError(f"all checkpoints are damaged: {checkpoints}: restore one")
@@ -610,14 +611,14 @@ def train(settings: Settings, run: Path) -> int:
         write(run / "settings.json", json.dumps(asdict(settings), indent=1).encode())
         write(metrics_file, b"")
     print(f"{run}: {device}, {precision}, step {step} of {total_steps}")
-    gc.freeze()  # what lives as long as the run need not be searched for garbage
+    gc.freeze()  # these objects live as long as the run, so garbage collection can skip them
 
     steps = training_steps(data, settings, step, steps_per_epoch)
     logged_step = step
     start_time = time.perf_counter()
     is_over = step >= total_steps
     while not is_over:
-        # forward and backward; the gradients of the micro-batches add up
+        # Forward and backward. The gradients of the micro-batches add up.
         step_targets = torch.zeros((), device=device)
         step_samples = 0
         for numbers, batch in next(steps):
@@ -628,7 +629,7 @@ def train(settings: Settings, run: Path) -> int:
             step_targets += num_targets
             step_samples += len(numbers)
 
-        # update; an incomplete last step of an epoch counts by its number of samples
+        # Update. The gradient of an incomplete last step is scaled by its number of samples.
         fraction = step_samples / min(step_size, num_samples)
         divisor = step_targets / fraction
         learning_rate = learning_rate_at(step, total_steps, settings)
@@ -636,8 +637,7 @@ def train(settings: Settings, run: Path) -> int:
         step += 1
         is_last = step == total_steps
 
-        # log
-        # the first steps too, so that a beginner sees something soon
+        # Log, also some of the first steps, so that you see something soon.
         is_early = step in (1, 2, 5, 10, 20) and step < settings.log_every
         if is_last or is_early or step % settings.log_every == 0:
             train_loss = mean_loss(micro_batches)
@@ -657,7 +657,7 @@ def train(settings: Settings, run: Path) -> int:
             logged_step = step
             start_time = time.perf_counter()
 
-        # evaluate
+        # Evaluate.
         pause_time = time.perf_counter()
         if is_last or step % evaluate_every == 0:
             metrics = evaluate(model, data, "validation", autocast)
@@ -667,11 +667,11 @@ def train(settings: Settings, run: Path) -> int:
                 best_loss = metrics["loss"]
                 best_step = step
 
-        # save; a signal that comes later is for the next step
+        # Save. A signal that comes later stops the run after the next step.
         is_over = is_last or bool(signals)
         if is_over or best_step == step or step % save_every == 0:
             if micro_batches:
-                mean_loss(micro_batches)  # do not save weights that are not finite
+                mean_loss(micro_batches)  # raises an error instead of saving weights that are nan
             checkpoint = {
                 **{name: part.state_dict() for name, part in parts.items()},
                 "random": [generator.get_state() for generator in generators],

@@ -1,12 +1,14 @@
-"""What a sample is: a trading day with all stocks that were listed then.
+"""What a sample is: a trading day with all stocks that were listed on it.
 
 Replace it with your own, together with `commands/prepare.py`.
 
-The rows of the store are days of one stock, stock after stock; a day's sample is a span of `window`
-rows for each stock. Nothing in a row is later than its day, except `target`.
+The rows of the prepared dataset are the days of each stock, one stock after the other. The sample
+of a day is a span of `window` rows for each stock. A row depends on its day and earlier days only,
+except for `target`.
 
-Shapes: `D` days, `S` stocks, `R` rows, `F` features, `P` horizons, `B` samples, `K` seats for
-stocks of a day, `G` graphs, `k` neighbours, `L` days that a correlation looks back.
+Shapes: `D` days, `S` stocks, `R` rows, `F` features, `P` horizons, `B` samples, `G` graphs, `k`
+neighbours. `K` is the number of seats, which hold the stocks of a day, and `L` the number of days
+that a correlation looks back.
 """
 
 from __future__ import annotations
@@ -28,16 +30,16 @@ from .prepare.scaling import Scaler
 from .settings import WORKLOAD
 
 FEATURES = ("return", "range", "body", "size", "volume", "week", "month")
-# The feature that is a target's value of one day.
+# The feature with the daily value of each target.
 DAILY = {"return": 0, "range": 1, "volatility": 3}
 WEEK = 5  # trading days
 MONTH = 22
 VOLUME_DAYS = 20
-# Of the arrays; the others are int32.
+# All other arrays are int32.
 DTYPES = {"features": "float32", "target": "float32", "returns": "float32", "dates": "int64"}
-STOCKS_AT_ONCE = 128  # whose correlations with all stocks are in memory together
+STOCKS_AT_ONCE = 128  # stocks whose correlations with all others are in memory at a time
 DAYS_AT_ONCE = 16
-STILL = 1e-9  # a variance that is this share of the squares is rounding
+STILL = 1e-9  # a smaller variance, as a fraction of the sum of squares, is rounding
 
 
 Facts = dict[str, Any]
@@ -48,7 +50,7 @@ Arrays = dict[str, np.ndarray]
 class Samples:
     """The days of one split. See `engine.interfaces.Samples`."""
 
-    training = False  # set by the loader's maker
+    training = False  # set by the code that builds the loader
 
     def __init__(self, store: Store, settings: Any, split: str):
         first, last = store.splits[split]
@@ -56,18 +58,18 @@ class Samples:
         self.first = first
         self.facts = store.facts
         self.rebuild = settings.graph_builder.use_in_training
-        # (samples, 2): the day's graph, the graph's day
+        # (samples, 2): the number of the day's graph, and the graph's day
         self.days = store.arrays["days"].rows()[first:last]
-        # (samples, K): row of each stock, −1 for none
+        # (samples, K): the row of each stock, −1 for an empty seat
         self.seats = store.arrays["seats"].rows()[first:last]
-        # (R,): which stock a row is of
+        # (R,): the stock of each row
         self.stocks = store.arrays["stock"].rows()
 
     def __len__(self) -> int:
         return len(self.days)
 
     def spans(self, indices: np.ndarray, epoch: int) -> dict[str, Spans]:
-        """Of each stock of a day: its window, its target, its number and its neighbours."""
+        """Return the spans of each stock's window, target, number and neighbours on these days."""
         window = self.facts["window"]
         present = indices >= 0
         seats = self.seats[indices].astype(np.int64)
@@ -94,9 +96,9 @@ class Samples:
         return spans
 
     def batch(self, rows: dict[str, Rows]) -> Batch:
-        """`features` (B, K, T, F), `target` (B, K, P), `listed` (B, K), `neighbors` (B, K, k).
+        """Return `features` (B, K, T, F), `target` (B, K, P), `listed` (B, K) and `neighbors`.
 
-        Neighbours are seats, −1 for none.
+        `neighbors` (B, K, k) are numbers of seats, −1 for none.
         """
         listed = rows["features"].lengths > 0
         absent = len(self.facts["tickers"])
@@ -117,7 +119,7 @@ class Samples:
         }
 
     def _rebuilt(self, returns: Tensor, stock: Tensor) -> Tensor:
-        """(B, K, k) the stocks that each stock listens to, −1 for none."""
+        """Compute the neighbours (B, K, k) of each stock, −1 for none."""
         neighbors = correlated(returns, self.facts["neighbors"], self.facts["overlap"])
         days, _, count = neighbors.shape
         nobody = neighbors.new_full((days, 1, count), -1)  # neighbours of an empty seat
@@ -127,9 +129,9 @@ class Samples:
 
 
 def _as_seats(neighbors: Tensor, stock: Tensor, absent: int) -> Tensor:
-    """(B, K, k) seats of the stocks `neighbors`; one without a seat today is nobody's neighbour.
+    """Return the seats (B, K, k) of the stocks `neighbors`, −1 for stocks without a seat today.
 
-    stock: (B, K) of each seat, `absent` in empty ones.
+    stock: the stock of each seat (B, K), `absent` for empty seats.
     """
     seats = torch.arange(stock.shape[1], device=stock.device)
     seat_of_stock = stock.new_full((len(stock), absent + 1), -1)
@@ -142,10 +144,10 @@ def _as_seats(neighbors: Tensor, stock: Tensor, absent: int) -> Tensor:
 
 
 def correlated(returns: Tensor, count: int, overlap: int) -> Tensor:
-    """The `count` stocks most correlated with each: (…, S, count) int64, −1 where too few.
+    """Return the `count` stocks most correlated with each, (…, S, count) int64, −1 if too few.
 
-    returns (…, L, S), NaN where a stock has none. A pair counts only the days that both have, and
-    must have `overlap` of them. A return that never changes correlates with nothing.
+    returns: (…, L, S), NaN if missing. A correlation uses only days on which both stocks have a
+    return, and needs `overlap` of them. A return that never changes has no correlation.
     """
     known = ~returns.isnan()
     returns = returns.double()
@@ -165,7 +167,7 @@ def correlated(returns: Tensor, count: int, overlap: int) -> Tensor:
             strength.nan_to_num_(nan=-1)
         else:
             strength = _pairwise(returns, known, overlap, block)
-        # Nothing is its own neighbour.
+        # No stock is its own neighbour.
         strength.diagonal(first, -2, -1).fill_(-1)
         best = strength.topk(num_best, -1)
         is_unknown = best.values < 0
@@ -176,7 +178,7 @@ def correlated(returns: Tensor, count: int, overlap: int) -> Tensor:
 
 
 def _standardised(returns: Tensor) -> Tensor:
-    """Returns (…, L, S) without gaps whose products are correlations; NaN if one never changes."""
+    """Scale gap-free returns (…, L, S) so that products are correlations; NaN if constant."""
     centered = returns - returns.mean(-2, keepdim=True)
     squares = centered.square().sum(-2, keepdim=True)
     size = returns.square().sum(-2, keepdim=True)
@@ -186,10 +188,10 @@ def _standardised(returns: Tensor) -> Tensor:
 
 
 def _pairwise(returns: Tensor, known: Tensor, overlap: int, block: slice) -> Tensor:
-    """(…, s, S) size of the correlations of a block of stocks with all.
+    """Return absolute correlations of a block of stocks with all stocks (…, s, S).
 
-    Over the days that both have of returns (…, L, S); −1 where those are fewer than `overlap`, or
-    one never changes.
+    They use the days on which both stocks have returns (…, L, S). They are −1 if there are fewer
+    than `overlap` such days, or if a return never changes.
     """
     returns = returns.where(known, 0.0)
     days = known.double()
@@ -212,9 +214,9 @@ def _pairwise(returns: Tensor, known: Tensor, overlap: int, block: slice) -> Ten
 
 
 def _spread(returns: Tensor, days: Tensor, shared_days: Tensor) -> tuple[Tensor, ...]:
-    """Sums and squared deviations of returns (…, L, S), and whether they change.
+    """Return sums and squared deviations of returns (…, L, S), and whether the returns change.
 
-    Over the days (…, L, T) that others share, `shared_days` (…, S, T) in number.
+    They use the days (…, L, T) of other stocks; `shared_days` (…, S, T) is their number.
     """
     total = returns.mT @ days
     squares = returns.square().mT @ days
@@ -224,39 +226,39 @@ def _spread(returns: Tensor, days: Tensor, shared_days: Tensor) -> tuple[Tensor,
 
 
 class Stock(NamedTuple):
-    """What is known of one stock, by date, in memory or mapped."""
+    """The data of one stock by date, in memory or memory-mapped."""
 
     dates: np.ndarray  # (n,) datetime64[D], rising
     prices: np.ndarray  # (n, 4) open, high, low, close
-    adjusted: np.ndarray  # (n,) close with dividends and splits taken out
+    adjusted: np.ndarray  # (n,) close, adjusted for dividends and splits
     volume: np.ndarray  # (n,) NaN where unknown
 
 
 class Plan(NamedTuple):
-    """What `prepare` was asked for."""
+    """The choices that `prepare` makes by its flags."""
 
     target: str = "range"
     horizons: tuple[int, ...] = (1,)
     window: int = 20
     neighbors: int = 10
-    refresh: int = 30  # days of the calendar between two graphs
+    refresh: int = 30  # calendar days between two graphs
     correlation_days: int = 120
     overlap: int = 30
 
 
 class Timeline(NamedTuple):
-    """The days of all stocks together, those that are samples, and the graph of each."""
+    """The days of all stocks, the days that are samples, and the graph of each sample."""
 
-    calendar: np.ndarray  # (D,) datetime64[D]: the days of any stock
-    days: np.ndarray  # (samples,) places in the calendar
-    sample: np.ndarray  # (D,) number of the sample of a day that is one
-    graph: np.ndarray  # (samples,) number of its graph
-    graph_days: np.ndarray  # (G,) places in the calendar: a graph knows the days up to it
-    seats: int  # the most stocks of a sample
+    calendar: np.ndarray  # (D,) datetime64[D]: days on which any stock has a row
+    days: np.ndarray  # (samples,) index of each sample in the calendar
+    sample: np.ndarray  # (D,) number of a day's sample, if the day is one
+    graph: np.ndarray  # (samples,) number of each sample's graph
+    graph_days: np.ndarray  # (G,) index in the calendar: a graph uses the days up to it
+    seats: int  # the maximum number of stocks in a sample
 
 
 def describe_days(stock: Stock, kind: str) -> np.ndarray:
-    """(n, F) features of each day of a stock, from that day and earlier ones."""
+    """Return the features (n, F) of a stock's days, from each day and earlier ones."""
     opening, high, low, close = np.log(stock.prices.T)
     adjusted = np.log(stock.adjusted)
     returns = np.diff(adjusted, prepend=adjusted[:1])
@@ -276,8 +278,8 @@ def describe_days(stock: Stock, kind: str) -> np.ndarray:
 
 
 def _mean_of_last(values: np.ndarray, count: int) -> np.ndarray:
-    """(n,) mean of each value and the ones before it, `count` at most."""
-    # Each sum is of its own terms: no error adds up.
+    """Return the mean (n,) of the last `count` values up to each one."""
+    # Each sum is computed from its own terms, so that rounding errors do not add up.
     sums = np.convolve(values, np.ones(count))[: len(values)]
     lengths = np.arange(1, len(values) + 1)
     lengths = lengths.clip(max=count)
@@ -285,14 +287,14 @@ def _mean_of_last(values: np.ndarray, count: int) -> np.ndarray:
 
 
 def panel(writer: StoreWriter, stocks: dict[str, Stock], plan: Plan) -> Arrays:
-    """Write features, targets, seats and graphs of stocks in the order of their names.
+    """Write features, targets, seats and graphs of the stocks, one stock in memory at a time.
 
-    A sample is a day on which a stock has a window; `dates` are those days, since 1970. One stock
-    at a time is in memory.
+    A sample is a day on which at least one stock has a whole window. `dates` are these days, as
+    days since 1970.
     """
     timeline = _make_timeline(stocks, plan)
     arrays = _create_arrays(writer, stocks, timeline, plan)
-    num_taken = np.zeros(len(timeline.days), np.int64)  # seats of each sample
+    num_taken = np.zeros(len(timeline.days), np.int64)  # occupied seats of each sample
     first_row = 0
     for number, stock in enumerate(stocks.values()):
         end_row = first_row + len(stock.dates)
@@ -301,11 +303,11 @@ def panel(writer: StoreWriter, stocks: dict[str, Stock], plan: Plan) -> Arrays:
         arrays["features"][first_row:end_row] = features
         arrays["target"][first_row:end_row] = _targets(features, place, plan)
         arrays["stock"][first_row:end_row] = number
-        # Row `d` is the day L − 1 before day d: the `L` rows from `d` on end with day d.
+        # `returns` starts with L − 1 empty rows, so that the L rows from row d on end with day d.
         rows_of_returns = plan.correlation_days - 1 + place[1:]
         arrays["returns"][rows_of_returns, number] = features[1:, 0]
 
-        # A seat on each day on which the stock has a window.
+        # The stock gets a seat on each day on which it has a whole window.
         samples = timeline.sample[place[plan.window - 1 :]]
         last_rows = np.arange(first_row + plan.window - 1, end_row)
         arrays["seats"][samples, num_taken[samples]] = last_rows
@@ -318,14 +320,14 @@ def panel(writer: StoreWriter, stocks: dict[str, Stock], plan: Plan) -> Arrays:
 
 def _make_timeline(stocks: dict[str, Stock], plan: Plan) -> Timeline:
     calendar = _calendar(stocks)
-    listed = np.zeros(len(calendar), np.int64)  # stocks of each day
+    listed = np.zeros(len(calendar), np.int64)  # number of stocks of each day
     for stock in stocks.values():
         place = np.searchsorted(calendar, stock.dates)
         with_window = place[plan.window - 1 :]
         listed[with_window] += 1
     days = np.flatnonzero(listed)
 
-    # Periods are counted from 1970: the same for any first day.
+    # Periods count from 1970, so that they do not depend on the first day of the data.
     period = calendar.astype(np.int64) // plan.refresh
     opens = np.flatnonzero(np.diff(period, prepend=period[0] - 1))
     graph = np.searchsorted(opens, days, "right") - 1
@@ -337,10 +339,10 @@ def _make_timeline(stocks: dict[str, Stock], plan: Plan) -> Timeline:
 
 
 def create(writer: StoreWriter, name: str, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    """Return an array of the store to fill in any order, mapped from its file."""
+    """Create an array of the dataset, memory-mapped, so that it can be filled in any order."""
     path = writer.path(name)
     values = np.memmap(path, dtype, "w+", shape=shape)
-    # So a full disk is an error here; later it would kill the process.
+    # Reserve the space now: with a memory map, a full disk would kill the process later.
     if hasattr(os, "posix_fallocate"):
         with open(path, "r+b") as file:
             os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
@@ -351,7 +353,7 @@ def create(writer: StoreWriter, name: str, shape: tuple[int, ...], dtype: str) -
 def _create_arrays(
     writer: StoreWriter, stocks: dict[str, Stock], timeline: Timeline, plan: Plan
 ) -> Arrays:
-    """Create all arrays; fill in what does not depend on a stock."""
+    """Create all arrays, and fill in the values that do not depend on a stock."""
     num_rows = sum(len(stock.dates) for stock in stocks.values())
     num_samples = len(timeline.days)
     num_graphs = len(timeline.graph_days)
@@ -381,8 +383,8 @@ def _create_arrays(
 
 
 def _targets(features: np.ndarray, place: np.ndarray, plan: Plan) -> np.ndarray:
-    """(n, P) targets of a stock's days, which are at `place` (n,) of the calendar."""
-    # By the calendar, so that a horizon over a missing day has no target.
+    """Return the targets (n, P) of a stock's days; place: their indices (n,) in the calendar."""
+    # Use the calendar, so that a horizon across a missing day has no target.
     since = place - place[0]
     daily = np.full(since[-1] + 1, np.nan)
     first_known = 0 if plan.target == "range" else 1  # a stock's first day has no return
@@ -393,7 +395,7 @@ def _targets(features: np.ndarray, place: np.ndarray, plan: Plan) -> np.ndarray:
 
 
 def _calendar(stocks: dict[str, Stock]) -> np.ndarray:
-    """(D,) datetime64[D]: the days of any stock."""
+    """Return the days (D,) datetime64[D] on which any stock has a row."""
     calendar = np.zeros(0, "M8[D]")
     for stock in stocks.values():
         calendar = np.union1d(calendar, stock.dates)
@@ -401,9 +403,9 @@ def _calendar(stocks: dict[str, Stock]) -> np.ndarray:
 
 
 def _futures(daily: np.ndarray, plan: Plan) -> list[np.ndarray]:
-    """For each horizon (days,) what the next days bring; NaN where one of those days is missing.
+    """Return the target of each horizon (days,), NaN if one of the days ahead is missing.
 
-    The sum of returns, the mean range, or the root mean square of returns.
+    The target is the sum of returns, the mean range, or the root mean square of returns.
     """
     futures = {}
     total = np.zeros_like(daily)
@@ -422,7 +424,7 @@ def _futures(daily: np.ndarray, plan: Plan) -> list[np.ndarray]:
 
 
 def _write_graphs(arrays: Arrays, days: np.ndarray, plan: Plan) -> None:
-    """Fill in the neighbours of each stock as of each of `days`."""
+    """Compute and write the neighbours of each stock for the graphs of `days`."""
     by_graph = arrays["neighbors"].reshape(len(days), -1, plan.neighbors)
     for graph, day in enumerate(days):
         past = arrays["returns"][day : day + plan.correlation_days]
@@ -431,7 +433,7 @@ def _write_graphs(arrays: Arrays, days: np.ndarray, plan: Plan) -> None:
 
 
 def _scales(key: str, names: Iterable[Any], scaler: Scaler) -> list[Facts]:
-    """Name, mean and standard deviation of each column's known values; 1 if they are all equal."""
+    """Return name, mean and standard deviation of each column; 1 if the column is constant."""
     scales = []
     for name, mean, std in zip(names, *scaler.scale(), strict=True):
         scale = {key: name, "mean": float(mean), "std": float(std)}
@@ -440,7 +442,7 @@ def _scales(key: str, names: Iterable[Any], scaler: Scaler) -> list[Facts]:
 
 
 def describe(arrays: Arrays, tickers: list[str], plan: Plan, train: slice) -> Facts:
-    """The facts that a model is built from, of the training days alone."""
+    """Return the metadata that a model is built from, computed from the training days only."""
     seats = arrays["seats"][train]
     features = Scaler(len(FEATURES))
     num_horizons = len(plan.horizons)
@@ -464,7 +466,7 @@ def describe(arrays: Arrays, tickers: list[str], plan: Plan, train: slice) -> Fa
 
 
 def _columns(store: Store, split: str) -> tuple[np.ndarray, np.ndarray]:
-    """Features (n, F) and targets (n, P), float64, of each stock on each day of a split."""
+    """Return features (n, F) and targets (n, P), float64, of every stock and day of a split."""
     first, last = store.splits[split]
     seats = store.arrays["seats"].rows()[first:last]
     rows = seats[seats >= 0]
@@ -476,7 +478,7 @@ def _columns(store: Store, split: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def finish(metrics: Metrics, store: Store, split: str) -> Metrics:
-    """Add `r2`: 1 − squared error ÷ variance of the split's own targets, all horizons together."""
+    """Add `r2`: 1 − squared error ÷ variance of the split's targets, over all horizons."""
     _, target = _columns(store, split)
     deviation = target - np.nanmean(target, 0)
     squares = np.nansum(deviation**2)
@@ -489,9 +491,9 @@ def finish(metrics: Metrics, store: Store, split: str) -> Metrics:
 
 
 def baselines(store: Store, settings: Any, split: str) -> dict[str, Metrics]:
-    """What one reaches without a network: the mean, the last day, the last five, and HAR.
+    """Return the metrics of the mean, the last day, the mean of five days, and HAR.
 
-    HAR (Corsi 2009) is a ridge regression on the means of the last day, week and month, one for
+    HAR (Corsi 2009) is a ridge regression on the means of the last day, week and month, shared by
     all stocks.
     """
     facts = store.facts["target"]
@@ -505,7 +507,7 @@ def baselines(store: Store, settings: Any, split: str) -> dict[str, Metrics]:
     daily = DAILY[facts["kind"]]
     week = FEATURES.index("week")
     days = np.ones(len(facts["horizons"]))
-    if facts["kind"] == "return":  # the sum of the days
+    if facts["kind"] == "return":  # the target is the sum over the days
         days = _of_horizons(facts, "days")
     mean = np.broadcast_to(_of_horizons(facts, "mean"), target.shape)
     last_day = features[:, [daily]]
@@ -520,12 +522,12 @@ def baselines(store: Store, settings: Any, split: str) -> dict[str, Metrics]:
 
 
 def _of_horizons(facts: Facts, name: str) -> np.ndarray:
-    """(P,) a number of each horizon."""
+    """Return a number of each horizon (P,)."""
     return np.array([horizon[name] for horizon in facts["horizons"]])
 
 
 def _har(store: Store, features: np.ndarray, daily: int) -> np.ndarray:
-    """(n, P) forecasts of HAR for features (n, F), learnt from the training days."""
+    """Return HAR's forecasts (n, P) for features (n, F), fitted on the training days."""
     columns = [daily, FEATURES.index("week"), FEATURES.index("month")]
     train_features, train_targets = _columns(store, "train")
     x = train_features[:, columns]
@@ -537,7 +539,7 @@ def _har(store: Store, features: np.ndarray, daily: int) -> np.ndarray:
 
 
 def baseline_loss(store: Store, split: str) -> float:
-    """The loss of the mean of the training targets."""
+    """Return the loss of the mean of the training targets."""
     facts = store.facts["target"]
     mean = _of_horizons(facts, "mean")
     _, target = _columns(store, split)
@@ -546,7 +548,7 @@ def baseline_loss(store: Store, split: str) -> float:
 
 
 def _errors(guess: np.ndarray, target: np.ndarray, facts: Facts) -> Metrics:
-    """The metrics of a guess (n, P), as the model has them."""
+    """Return the same metrics as the model, for a guess (n, P)."""
     known = np.isfinite(target)
     difference = guess - target
     error = difference[known]
@@ -568,7 +570,7 @@ def _errors(guess: np.ndarray, target: np.ndarray, facts: Facts) -> Metrics:
 
 
 def _ridge(x: np.ndarray, y: np.ndarray, new: np.ndarray) -> np.ndarray:
-    """Ridge regression on standardised columns, penalty 1: predictions for `new`."""
+    """Fit a ridge regression (penalty 1, standardized columns); return its output for `new`."""
     known = np.isfinite(y)
     x = x[known]
     y = y[known]
@@ -586,7 +588,7 @@ def _ridge(x: np.ndarray, y: np.ndarray, new: np.ndarray) -> np.ndarray:
 
 
 def split_days(sizes: list[int], ahead: int) -> dict[str, list[int]]:
-    """Borders of the splits. One loses its last `ahead` days, whose targets are in the next."""
+    """Return the borders of the splits, without days whose targets reach into the next split."""
     train_end = sizes[0]
     validation_end = train_end + sizes[1]
     test_end = validation_end + sizes[2]
@@ -599,7 +601,7 @@ def split_days(sizes: list[int], ahead: int) -> dict[str, list[int]]:
 
 
 def synthesize(folder: Path, settings: Any) -> None:
-    """Write 32 made-up stocks over 900 days, always the same."""
+    """Write 32 synthetic stocks over 900 days, which are always the same."""
     stocks = _made_up_stocks(32, 900)
     plan = Plan(neighbors=6)
     with StoreWriter(folder, WORKLOAD) as writer:
@@ -614,7 +616,7 @@ def synthesize(folder: Path, settings: Any) -> None:
 
 
 def _made_up_stocks(stocks: int, days: int) -> dict[str, Stock]:
-    """Stocks with sectors, a market, calm and wild months; some come later and some leave."""
+    """Generate stocks with sectors, a market, and changing volatility; some start or end early."""
     prices, volume = _made_up_market(stocks, days)
     dates = np.datetime64("2015-01-01") + np.arange(days)
     made = {}
@@ -631,7 +633,7 @@ def _made_up_stocks(stocks: int, days: int) -> dict[str, Stock]:
 
 
 def _made_up_market(stocks: int, days: int) -> tuple[np.ndarray, np.ndarray]:
-    """Prices (days, stocks, 4) and volume (days, stocks)."""
+    """Generate prices (days, stocks, 4) and volume (days, stocks)."""
     random = np.random.default_rng(21)
     sector = np.arange(stocks) % 4
     log_scale = _calm_and_wild(random, sector, days)
@@ -655,7 +657,7 @@ def _made_up_market(stocks: int, days: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _calm_and_wild(random: np.random.Generator, sector: np.ndarray, days: int) -> np.ndarray:
-    """(days, stocks) logarithm of the scale of returns: it stays for a while, as do sectors'."""
+    """Generate the log scale of returns (days, stocks), persistent and correlated in sectors."""
     stocks = len(sector)
     log_scale = np.zeros((days, stocks))
     for day in range(1, days):

@@ -1,8 +1,8 @@
-"""Plots and a table of forecasts, for the report and the tracker. Yours to change.
+"""Plots and a table of forecasts, for the report and the tracker. Change them as you like.
 
-`examples` returns figures, and texts in Markdown, by name; hooks/examples.py calls it. Of several
-horizons, they show the first. Shapes: `D` days, `K` seats for stocks of a day, `M` targets of all
-days.
+`examples` returns figures, and texts in Markdown, by name. hooks/examples.py calls it. With several
+horizons, the plots show the first. Shapes: `D` days, `K` seats for stocks of a day, `M` targets of
+all days.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from .engine.project import Project
     from .engine.store import Store
 
-SAMPLES = 120  # days of the validation split, from its beginning
+SAMPLES = 120  # the first days of the validation split
 WORST = 8
-DRAWN = 3  # stocks over time
+DRAWN = 3  # stocks to plot over time
 
 
 class Forecasts(NamedTuple):
-    """Targets that are known, and what the model said of them, (M,) each."""
+    """The known targets and their forecasts, each (M,)."""
 
     date: np.ndarray
     stock: np.ndarray
@@ -35,7 +35,7 @@ class Forecasts(NamedTuple):
 
 
 def examples(batch: Batch, predictions: Batch, project: Project) -> dict[str, Figure | str]:
-    """Forecasts of some stocks over the days, predictions against truth, and the worst."""
+    """Plot forecasts of some stocks over time, forecasts against truth, and list the worst."""
     forecasts = collect(batch, predictions, project.store)
     names = project.store.facts["tickers"]
     kind = project.store.facts["target"]["kind"]
@@ -59,7 +59,7 @@ def examples(batch: Batch, predictions: Batch, project: Project) -> dict[str, Fi
 
 
 def collect(batch: Batch, predictions: Batch, store: Store) -> Forecasts:
-    """The known targets of the first horizon."""
+    """Collect the known targets of the first horizon and their forecasts."""
     target = batch["target"][..., 0].numpy()  # (D, K)
     prediction = predictions["prediction"][..., 0].numpy()
     day, seat = np.nonzero(batch["listed"].numpy() & np.isfinite(target))  # (M,)
@@ -74,7 +74,7 @@ def collect(batch: Batch, predictions: Batch, store: Store) -> Forecasts:
 
 
 def draw_stock(axes: Any, forecasts: Forecasts, number: int) -> None:
-    """Draw what one stock did over the days, and what the model said."""
+    """Plot truth and forecast of one stock over time."""
     mine = forecasts.stock == number
     date = forecasts.date[mine]
     truth = forecasts.truth[mine]
@@ -84,7 +84,7 @@ def draw_stock(axes: Any, forecasts: Forecasts, number: int) -> None:
 
 
 def list_worst(forecasts: Forecasts, names: list[str]) -> str:
-    """A table in Markdown of the forecasts that are farthest off."""
+    """Return a Markdown table of the forecasts with the largest errors."""
     error = np.abs(forecasts.guess - forecasts.truth)
     rows = []
     for place in error.argsort()[: -WORST - 1 : -1]:

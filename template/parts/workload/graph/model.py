@@ -1,9 +1,9 @@
-"""Temporal fusion of each stock and graph attention between stocks.
+"""Temporal fusion for each stock, and graph attention between stocks.
 
-Replace it with your own: `build_model` is all that the engine calls.
+Replace it with your own: the engine calls only `build_model`.
 
 Shapes: `B` days in a batch, `K` seats for stocks, `T` days of the window, `F` features, `P`
-horizons, `N` nodes, `E` edges, `H` heads, `C` units of a head, `W` units of the model.
+horizons. In layers: `N` nodes, `E` edges, `H` heads, `C` units of a head, `W` units of the model.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from torch.nn import functional
 from .engine.interfaces import Batch, Output
 
 CPU_EDGES = 8192
-"""Edges summed at a time on a CPU: their messages stay in its cache. A GPU takes all at once."""
+"""Edges summed at a time on a CPU, whose messages fit into its cache. A GPU sums all at once."""
 
 
 class SegmentAttention(torch.autograd.Function):
-    """out[i] = Σ softmax(scores of the edges into i) · values[their sources], in any order.
+    """out[i] = Σ softmax(scores of edges into i) · values[their sources], for edges in any order.
 
-    Backward makes the messages again, as flash attention does: what lies in memory in between is a
-    number for each edge and head, not C of them, and with dropout which of them stayed. A node
-    without an edge gets 0, and so does one whose scores are all −inf.
+    As in flash attention, backward computes the messages again. So memory keeps one number per edge
+    and head, not C, and with dropout a mask. The output of a node is 0 if it has no edge, or if all
+    its scores are −inf.
     """
 
     @staticmethod
@@ -38,9 +38,9 @@ class SegmentAttention(torch.autograd.Function):
         target: Tensor,
         dropout: float = 0.0,
     ) -> Tensor:
-        """(N, H, C) from values (N, H, C), scores (E, H), and source and target (E,) of each edge.
+        """Return (N, H, C) from values (N, H, C), scores (E, H), source (E,) and target (E,).
 
-        dropout: share of the weights, behind the softmax, that become 0; the others grow instead.
+        dropout: fraction of the weights that become 0 after the softmax; the others are scaled up.
         """
         nodes, heads = values.shape[:2]
         limits = torch.finfo(scores.dtype)
@@ -48,7 +48,7 @@ class SegmentAttention(torch.autograd.Function):
         target_of_head = target.unsqueeze(1).expand(-1, heads)
         peak.scatter_reduce_(0, target_of_head, scores, "amax")
 
-        # softmax over the edges into a node
+        # Softmax over the edges into each node.
         weights = (scores - peak.index_select(0, target)).exp_()
         totals = torch.zeros_like(peak).index_add_(0, target, weights)
         totals.clamp_(min=limits.tiny)
@@ -79,21 +79,21 @@ class SegmentAttention(torch.autograd.Function):
             products = values.index_select(0, sources).mul_(arriving)
             torch.sum(products, 2, out=to_score)
             to_values.index_add_(0, sources, arriving.mul_(shares.unsqueeze(2)))
-        mean = (gradient * out).sum(2)  # (N, H): softmax's own term, Σ share · derivative
+        mean = (gradient * out).sum(2)  # (N, H): the softmax's own term, Σ weight · derivative
         to_scores = _dropped(to_scores, kept, ctx.dropout)
         to_scores.sub_(mean.index_select(0, target)).mul_(weights)
         return to_values, to_scores, None, None, None
 
 
 def _dropped(weights: Tensor, kept: Tensor | None, dropout: float) -> Tensor:
-    """The weights (E, H) behind dropout; themselves without."""
+    """Return the weights (E, H) after dropout, or unchanged without it."""
     if kept is None:
         return weights
     return (weights * kept).div_(1 - dropout)
 
 
 def _blocks(*tensors: Tensor) -> Any:
-    """The tensors cut along the edges, together."""
+    """Split the tensors along the edges, and yield matching blocks."""
     size = max(len(tensors[0]), 1)
     if tensors[0].device.type == "cpu":
         size = CPU_EDGES
@@ -101,12 +101,11 @@ def _blocks(*tensors: Tensor) -> Any:
 
 
 class GraphAttention(nn.Module):
-    """Graph attention over any graph (Veličković et al. 2018): (N, inputs) to (N, H·C).
+    """Graph attention (Veličković et al. 2018) over any graph, (N, inputs) to (N, H·C).
 
-    The heads stand side by side. Memory grows with the edges; N × N never exists. An edge takes
-    part in its target's neighbourhood; a node is in its own only if `edges` has its loop, and with
-    no edge at all gets the bias alone. dropout: of the normalised weights, each head by itself,
-    while it trains, as in the paper.
+    The heads are concatenated. Memory grows with the number of edges, without any N × N matrix. A
+    node attends to itself only if `edges` contains the loop; without any edge, its output is the
+    bias. dropout: applied to the normalized weights of each head in training, as in the paper.
     """
 
     def __init__(
@@ -114,7 +113,7 @@ class GraphAttention(nn.Module):
     ):
         super().__init__()
         if not 0 <= dropout < 1:
-            raise ValueError(f"dropout is a share from 0 to below 1, not {dropout}")
+            raise ValueError(f"dropout must be at least 0 and below 1, not {dropout}")
         self.heads = heads
         self.slope = slope
         self.dropout = dropout
@@ -126,11 +125,11 @@ class GraphAttention(nn.Module):
         nn.init.xavier_uniform_(self.target)
 
     def forward(self, x: Tensor, edges: Tensor, present: Tensor | None = None) -> Tensor:
-        """(N, H·C) from x (N, inputs) and edges (2, E) int64, from row 0 to row 1.
+        """Return (N, H·C) from x (N, inputs) and edges (2, E) int64, from row 0 to row 1.
 
-        present: (E,) bool, the edges that count.
+        present: the edges that count (E,) bool.
         """
-        assert edges.shape[:-1] == (2,), "edges are two rows of node numbers"
+        assert edges.shape[:-1] == (2,), "edges must be two rows of node numbers"
         source, target = edges.unbind()
         values = self.linear(x).float()
         values = values.unflatten(1, (self.heads, -1))  # (N, H, C)
@@ -146,7 +145,7 @@ class GraphAttention(nn.Module):
         return mixed.flatten(1) + self.bias
 
     def _score_weights(self, inputs: int) -> Tensor:
-        """(2H, inputs): a score costs `inputs` multiplications and not H·C more."""
+        """Return weights (2H, inputs) that compute scores from x, without the values in between."""
         weight = self.linear.weight.view(self.heads, -1, inputs)
         leaving = (weight * self.source.unsqueeze(2)).sum(1)
         arriving = (weight * self.target.unsqueeze(2)).sum(1)
@@ -154,10 +153,10 @@ class GraphAttention(nn.Module):
 
 
 class FrequencyNormalization(nn.Module):
-    """Parts a window into its strongest frequencies and the rest (Ye et al. 2024).
+    """Splits each window into its strongest frequencies and a remainder (Ye et al. 2024).
 
-    Each window by its own. The strong part holds level and cycles, which drift; the rest is
-    steadier from year to year.
+    The strongest frequencies contain level and cycles, which drift. The remainder changes less from
+    year to year.
     """
 
     def __init__(self, count: int):
@@ -165,8 +164,8 @@ class FrequencyNormalization(nn.Module):
         self.count = count
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """(main, rest), both (N, T, F) float32, from (N, T, F)."""
-        # Half precision has no transform for every T.
+        """Return main part and remainder, both (N, T, F) float32, of x (N, T, F)."""
+        # In half precision, the FFT does not support every T.
         with torch.autocast(x.device.type, enabled=False):
             spectrum = torch.fft.rfft(x.float(), dim=1)  # (N, T // 2 + 1, F)
             size = spectrum.abs()
@@ -180,7 +179,7 @@ class FrequencyNormalization(nn.Module):
 
 
 class GatedResidual(nn.Module):
-    """norm(x + gate · change): a layer that can switch itself off (Lim et al. 2021)."""
+    """A layer that can switch itself off: norm(x + gate · change) (Lim et al. 2021)."""
 
     def __init__(self, width: int, dropout: float):
         super().__init__()
@@ -190,7 +189,7 @@ class GatedResidual(nn.Module):
         self.dropout = dropout
 
     def forward(self, x: Tensor, change: Tensor | None = None) -> Tensor:
-        """(…, W) from (…, W); without a change, the change is made from x itself."""
+        """Return (…, W) from x (…, W); without `change`, the change is computed from x."""
         if change is None:
             change = x
         change = functional.elu(self.first(change))
@@ -200,7 +199,7 @@ class GatedResidual(nn.Module):
 
 
 class TemporalBlock(nn.Module):
-    """Attention of each day to itself and to the days before it, then a gated layer."""
+    """Causal attention over the days of a window, then a gated layer."""
 
     def __init__(self, width: int, heads: int, dropout: float):
         super().__init__()
@@ -211,7 +210,7 @@ class TemporalBlock(nn.Module):
         self.gated = GatedResidual(width, dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(N, T, W) from (N, T, W)."""
+        """Return (N, T, W) from x (N, T, W)."""
         heads = self.queries(x)
         heads = heads.unflatten(2, (3, self.heads, -1))
         heads = heads.permute(2, 0, 3, 1, 4)
@@ -226,10 +225,10 @@ class TemporalBlock(nn.Module):
 
 
 class Forecaster(nn.Module):
-    """The stocks of a day, each by its window and its neighbours, at every horizon.
+    """Predicts every horizon of each stock, from its window and its neighbours.
 
-    The scaler is part of it: batches hold features as measured. No stock has weights of its own, so
-    predictions do not depend on the order of stocks, and a new listing needs no training.
+    The scaler is part of the model, since batches contain original units. No stock has weights of
+    its own, so the order of stocks has no effect, and a new listing needs no training.
     """
 
     mean: Tensor
@@ -271,11 +270,11 @@ class Forecaster(nn.Module):
             self.register_buffer(prefix + name, torch.tensor(values))
 
     def blocks(self) -> list[nn.Module]:
-        """The layers over time, for compiling, checkpointing and sharding one by one."""
+        """The temporal layers, which are compiled, checkpointed and sharded one by one."""
         return list(self.temporal)
 
     def outputs(self, batch: Batch) -> Tensor:
-        """(B, K, P) float32, also under autocast; of no meaning in empty seats."""
+        """Return outputs (B, K, P), in float32 even under autocast; ignore those of empty seats."""
         features = batch["features"]  # (B, K, T, F)
         days, seats = features.shape[:2]
         x = (features - self.mean) / self.std
@@ -283,7 +282,7 @@ class Forecaster(nn.Module):
         x = x.flatten(0, 1)  # (N, T, F)
         last_day = x[:, -1]
 
-        # each stock by its window
+        # Encode the window of each stock.
         if self.normalization is not None:
             x = torch.cat(self.normalization(x), 2)  # (N, T, 2F)
         x = self.first(x) + self.place
@@ -291,7 +290,7 @@ class Forecaster(nn.Module):
             x = block(x)
         x = x[:, -1]  # (N, W): attention has seen the whole window
 
-        # and by its neighbours
+        # Add information from its neighbours.
         edges, present = disjoint_graph(batch["neighbors"])
         for attend, join in zip(self.graph, self.joined, strict=True):
             change = functional.elu(attend(x, edges, present))
@@ -328,17 +327,17 @@ class Forecaster(nn.Module):
         return Output(loss, total_weight, metrics)
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
-        """`prediction` (B, K, P) in the target's own units, NaN in seats without a stock."""
+        """Return `prediction` (B, K, P) in the target's own units, NaN for empty seats."""
         prediction = self.outputs(batch) * self.target_std + self.target_mean
         listed = batch["listed"].unsqueeze(2)
         return {"prediction": prediction.where(listed, torch.nan)}
 
 
 def disjoint_graph(neighbors: Tensor) -> tuple[Tensor, Tensor]:
-    """Days side by side as one graph that no edge leaves: edges (2, E) and which are present (E,).
+    """Join the graphs of all days into one; return edges (2, E) and which are present (E,).
 
-    neighbors (B, K, k): seats that each seat listens to, −1 for none. E is always B·K·k, so that
-    the shapes stay and the host need not wait for a count.
+    neighbors: the seats (B, K, k) whose edges lead to each seat, −1 for none. E is always B·K·k, so
+    that shapes are static and the host need not wait for a count.
     """
     days, seats, count = neighbors.shape
     nodes = torch.arange(days * seats, device=neighbors.device)
@@ -350,5 +349,5 @@ def disjoint_graph(neighbors: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def build_model(settings: Any, facts: dict[str, Any]) -> nn.Module:
-    """The network that fits the data's facts: their features, window, horizons and scaler."""
+    """Build the network for the dataset's metadata: features, window, horizons and scaler."""
     return Forecaster(settings, facts)

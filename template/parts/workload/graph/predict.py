@@ -1,4 +1,4 @@
-"""Predict with a trained run: for a split of the prepared data, or for new days of such files."""
+"""Predict with a trained run: for a split of the prepared dataset, or for new files of prices."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of `predict`."""
+    """Add the flags of `predict`."""
     add_flags(parser, ".npz or .csv", "predictions.npz")
-    add_input(parser, "prices, with a window of days before the new ones", required=False)
+    add_input(parser, "new prices, with a window of earlier days", required=False)
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
@@ -57,9 +57,9 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
 
 
 def new_days(path: Path, flags: dict[str, Any], trained: Store, folder: Path) -> None:
-    """Write all days of new files as a store into `folder`, with the facts of the training data.
+    """Write new files as a dataset into `folder`, with the metadata of the training data.
 
-    Stocks that training had not are predicted too: no weight belongs to a stock.
+    Stocks may be new, because no weight belongs to a stock.
     """
     from ..dataset import panel
     from ..engine.store import StoreWriter
@@ -75,7 +75,7 @@ def new_days(path: Path, flags: dict[str, Any], trained: Store, folder: Path) ->
 
 
 def plan_of_training(facts: dict[str, Any]) -> Plan:
-    """What `prepare` was asked for when it made the training data."""
+    """Restore the plan with which `prepare` wrote the training data."""
     from ..dataset import Plan
 
     same = {name: facts[name] for name in Plan._fields if name not in ("target", "horizons")}
@@ -85,9 +85,9 @@ def plan_of_training(facts: dict[str, Any]) -> Plan:
 
 
 def predict(project: Any, loader: Loader) -> dict[str, Any]:
-    """`prediction` and `target` (n, P), `date` and `ticker` (n,).
+    """Return `prediction` and `target` (n, P), `date` and `ticker` (n,).
 
-    Of each stock on each day of the loader.
+    There is a row for each stock on each day of the loader.
     """
     import numpy as np
 
@@ -106,7 +106,7 @@ def predict(project: Any, loader: Loader) -> dict[str, Any]:
 
 
 def as_csv(predicted: dict[str, Any]) -> bytes:
-    """Lines; a target that is not known yet is empty."""
+    """Return the content of a CSV file, in which unknown targets are empty."""
     names = ["date", "ticker"]
     columns = [predicted["date"], predicted["ticker"]]
     for place, days in enumerate(predicted["horizons"]):

@@ -1,4 +1,4 @@
-"""Turn daily prices of stocks into the data folder that training reads."""
+"""Turn daily prices of stocks into the prepared dataset that training reads."""
 
 from __future__ import annotations
 
@@ -21,70 +21,70 @@ if TYPE_CHECKING:
     Stocks = dict[str, Stock]
 
 Flags = dict[str, Any]
-"""How files are written: delimiter, decimal mark, encoding and so on, by their flags."""
+"""How files are written: delimiter, decimal mark, encoding and so on, by the name of the flag."""
 
 PRICES = ("open", "high", "low", "close")
-# A day of a stock; of `date`, days since 1970.
+# One day of a stock; `date` counts days since 1970.
 ROW = [("date", "i8"), ("prices", "f8", (4,)), ("adjusted", "f8"), ("volume", "f8")]
-# Without blanks and _.
+# Other names of columns, in lower case without spaces and underscores.
 NAMES = {"symbol": "ticker", "adjclose": "adjusted", "adjustedclose": "adjusted"}
 GAPS = ("na", "NA", "nan", "NaN", "null", "NULL", "None")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of `prepare`."""
+    """Add the flags of `prepare`."""
     add = parser.add_argument
-    add_input(parser, "a folder of one table per stock, or one long table")
+    add_input(parser, "a folder with one table per stock, or one long table")
     add(
         "--target",
         default="range",
         choices=["return", "range", "volatility"],
-        help="(default: range)",
+        help="quantity to predict (default: range)",
     )
     add(
         "--horizons",
         default="1",
         metavar="DAYS",
-        help="trading days ahead, such as 1,5,20 (default: 1)",
+        help="how many trading days ahead to predict, such as 1,5,20 (default: 1)",
     )
     add(
         "--window",
         type=int,
         default=20,
         metavar="DAYS",
-        help="days that the model sees (default: 20)",
+        help="number of past days that the model sees (default: 20)",
     )
     add(
         "--neighbors",
         type=int,
         default=10,
         metavar="N",
-        help="edges into each stock (default: 10)",
+        help="number of edges into each stock (default: 10)",
     )
     add(
         "--refresh",
         type=int,
         default=30,
         metavar="DAYS",
-        help="calendar days a graph lasts (default: 30)",
+        help="calendar days after which a new graph begins (default: 30)",
     )
     add(
         "--correlation-days",
         type=int,
         default=120,
         metavar="DAYS",
-        help="trading days whose returns make a graph (default: 120)",
+        help="trading days of returns that a graph is computed from (default: 120)",
     )
     add(
         "--split",
         default="0.7,0.15,0.15",
         metavar="TRAIN,VALIDATION,TEST",
-        help="shares that add up to 1, or numbers of days; test may be 0 (default: %(default)s)",
+        help="fractions that add up to 1, or numbers of days; test may be 0 (default: %(default)s)",
     )
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
-    """Read all prices, then make features, targets and graphs."""
+    """Read all prices, then compute features, targets and graphs."""
     from ..engine.store import StoreWriter
     from ..settings import WORKLOAD
 
@@ -96,7 +96,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
 
 
 def fill(writer: StoreWriter, plan: Plan, arguments: argparse.Namespace) -> None:
-    """Write all stocks; print what was found."""
+    """Write all stocks, and print a summary."""
     from ..dataset import describe, panel, split_days
 
     path = Path(arguments.input)
@@ -107,7 +107,7 @@ def fill(writer: StoreWriter, plan: Plan, arguments: argparse.Namespace) -> None
 
     arrays = panel(writer, stocks, plan)
     ahead = max(plan.horizons)
-    num_days = len(arrays["dates"]) - ahead  # the last ones have no target yet
+    num_days = len(arrays["dates"]) - ahead  # the last days have no target yet
     sizes = split_sizes(arguments.split, num_days, "day")
     check_sizes(sizes, ahead, arguments.horizons)
     splits = split_days(sizes, ahead)
@@ -120,18 +120,18 @@ def fill(writer: StoreWriter, plan: Plan, arguments: argparse.Namespace) -> None
 
 
 def check_sizes(sizes: list[int], ahead: int, horizons: str) -> None:
-    """Raises `UserError` for a split of days that is shorter than the longest horizon."""
+    """Raise `UserError` for a split that is not longer than the longest horizon."""
     for name, size in zip(("train", "validation", "test"), sizes, strict=True):
         if name == "test" and not size:
             continue
         if size <= ahead:
             what = f"a horizon of {ahead} days is longer than the {name} split of {size} days"
-            remedy = "shorten it, or give --split more days"
+            remedy = "use a shorter horizon, or give the split more days"
             raise UserError(what, f"--horizons {horizons}", remedy)
 
 
 def plan_of(arguments: argparse.Namespace) -> Plan:
-    """The flags, checked."""
+    """Check the flags and return them as a plan."""
     from ..dataset import Plan
 
     horizons = read_horizons(arguments.horizons)
@@ -140,28 +140,28 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
     for name, value in given.items():
         if value < least[name]:
             flag = f"--{name.replace('_', '-')}"
-            raise UserError(f"{value} is too few", flag, f"give at least {least[name]}")
+            raise UserError(f"{value} is too few", flag, f"use at least {least[name]}")
     overlap = min(30, max(3, arguments.correlation_days // 2))
     return Plan(target=arguments.target, horizons=horizons, overlap=overlap, **given)
 
 
 def read_horizons(text: str) -> tuple[int, ...]:
-    """The days of `--horizons`, such as 1,5."""
+    """Return the days of `--horizons`, such as 1,5."""
     try:
         horizons = tuple(int(days) for days in text.split(","))
     except ValueError:
         horizons = ()
     is_repeated = len(set(horizons)) < len(horizons)
     if not horizons or min(horizons) < 1 or is_repeated:
-        remedy = "give different whole numbers of trading days, such as 1,5"
-        raise UserError(f"'{text}' names no horizons", "--horizons", remedy)
+        remedy = "use different whole numbers of trading days, such as 1,5"
+        raise UserError(f"'{text}' is not a list of horizons", "--horizons", remedy)
     return horizons
 
 
 def report(
     arrays: Arrays, facts: dict[str, Any], splits: dict[str, list[int]], notes: dict[str, int]
 ) -> None:
-    """What was made of the files, and how often each thing was odd."""
+    """Print a summary of stocks, splits and graphs, and the counts in `notes`."""
     seats = arrays["seats"]
     neighbors = arrays["neighbors"]
     dates = arrays["dates"].view("M8[D]")
@@ -174,7 +174,7 @@ def report(
     edges = sum((column >= 0).mean() for column in neighbors.T)
     print(f"{'graphs:':14}{len(neighbors) // num_stocks}, {edges:.1f} edges into a stock")
 
-    # Seats and neighbours are taken from the first one on.
+    # Seats and neighbours fill up from the first one on.
     is_alone = (seats[:, 1:2] < 0).all(1)
     notes["days with a single stock, which has no neighbour"] = is_alone.sum()
     first_neighbor = neighbors[:, 0].reshape(-1, num_stocks)
@@ -186,21 +186,19 @@ def report(
 
 
 def long_enough(stocks: Stocks, window: int, path: Path) -> Stocks:
-    """The stocks that have a whole window. Raises `UserError` where none has."""
+    """Return the stocks that have a whole window. Raises `UserError` if there is none."""
     kept = {ticker: stock for ticker, stock in stocks.items() if len(stock.dates) >= window}
     if not kept:
         what = f"no stock has {window} days with prices"
-        raise UserError(
-            what, str(path), "give earlier days too, or prepare with a smaller --window"
-        )
+        raise UserError(what, str(path), "add earlier days, or run prepare with a smaller --window")
     return kept
 
 
 def read_prices(source: Source) -> Iterator[tuple[np.ndarray, np.ndarray, list[str]]]:
-    """A table of prices in pieces: rows (n,) of `ROW`, places (n,) of their tickers, and those.
+    """Yield a table of prices in pieces: rows (n,), indices (n,) of their tickers, and tickers.
 
-    Without a column `ticker`, of the stock that the file is named as. Where a price is missing, so
-    is the adjusted one.
+    Without a column `ticker`, the name of the file is the ticker. If any price is missing, the
+    adjusted price becomes missing, too.
     """
     import numpy as np
 
@@ -226,15 +224,15 @@ def read_prices(source: Source) -> Iterator[tuple[np.ndarray, np.ndarray, list[s
 
 
 def find_columns(written: list[str], path: Path) -> dict[str, str]:
-    """The column of each name that we know, by any of its spellings."""
+    """Map each known name to the column of the table, in any spelling."""
     plain = [name.lower().replace(" ", "").replace("_", "") for name in written]
     names = [NAMES.get(name, name) for name in plain]
     for name in ("date", *PRICES, "volume"):
         count = names.count(name)
         if count != 1:
             what = f"{count or 'no'} column{'s' * (count > 1)} '{name}'"
-            needed = "it needs date, open, high, low, close and volume"
-            needed += ", and may have ticker and adjusted close"
+            needed = "provide one each of date, open, high, low, close and volume"
+            needed += "; ticker and adjusted close are optional"
             raise UserError(what, str(path), needed)
     return dict(zip(names, written, strict=True))
 
@@ -242,7 +240,7 @@ def find_columns(written: list[str], path: Path) -> dict[str, str]:
 def tickers_of(
     block: Block, column: dict[str, str], num_rows: int, path: Path
 ) -> tuple[np.ndarray, list[str]]:
-    """(n,) place of each row's ticker in a list, and the list."""
+    """Return the index (n,) of each row's ticker in a list, and the list."""
     import numpy as np
 
     from ..prepare.tables import encode
@@ -263,7 +261,7 @@ def tickers_of(
 
 
 def as_rows(date: np.ndarray, values: dict[str, np.ndarray], piece: slice) -> np.ndarray:
-    """(n,) rows of `ROW` of a piece of the columns."""
+    """Return a piece of the columns as rows (n,) of `ROW`."""
     import numpy as np
 
     rows = np.empty(len(date[piece]), ROW)
@@ -276,7 +274,7 @@ def as_rows(date: np.ndarray, values: dict[str, np.ndarray], piece: slice) -> np
 
 
 def dates(block: Block, name: str) -> np.ndarray:
-    """(rows,) days since 1970. Raises `UserError` with the row of what is no date."""
+    """Return days since 1970 (rows,). Raises `UserError`, with the row, for an invalid date."""
     seconds, is_known = block.times(name)
     is_date = is_known & (seconds % 86400 == 0)
     if not is_date.all():
@@ -288,9 +286,9 @@ def dates(block: Block, name: str) -> np.ndarray:
 
 
 def check(rows: np.ndarray, path: Path, first: int) -> None:
-    """Raises `UserError` at the first row that no market makes.
+    """Raise `UserError` for the first row with impossible prices or volume.
 
-    first: the number of rows before these in their file.
+    first: the number of rows before these in the file.
     """
     high = rows["prices"][:, 1]
     low = rows["prices"][:, 2]
@@ -302,17 +300,17 @@ def check(rows: np.ndarray, path: Path, first: int) -> None:
     for what, wrong in impossible.items():
         if wrong.any():
             where = f"{path}, row {first + int(wrong.argmax()) + 1}"
-            raise UserError(what, where, "fix or remove the row; empty cells leave it out")
+            raise UserError(what, where, "fix or remove the row, or leave its cells empty")
 
 
 def read_stocks(
     writer: StoreWriter, path: Path, flags: Flags, known: Flags | None = None
 ) -> tuple[Stocks, dict[str, int]]:
-    """Stocks by ticker, in the order of their names, and counts of what was left out or filled in.
+    """Return stocks by ticker, sorted by name, and counts of rows left out or filled in.
 
-    A folder has a file for each stock, named as the stock, unless the files have a column
-    `ticker`. The rows are in arrays that `writer` has until its end; how the files are written is
-    in its `source`. known: how earlier files were written.
+    A folder has a file for each stock, named after the stock, unless the files have a column
+    `ticker`. `writer` keeps the rows on disk until it closes, and stores in `source` how the files
+    are written. known: how earlier files were written.
     """
     from ..prepare.tables import Source
 
@@ -337,19 +335,19 @@ def read_stocks(
             stocks[name] = stock
     notes = {
         "rows left out: a price is missing": reading.num_halted,
-        "rows without a volume, taken as the usual one": reading.num_without_volume,
+        "rows without a volume, treated as the usual volume": reading.num_without_volume,
     }
     return stocks, notes
 
 
 class Reading:
-    """Writes the rows of files as they come, with the numbers of their tickers."""
+    """Writes the rows of files in their order, with the numbers of their tickers."""
 
     def __init__(self, writer: StoreWriter, flags: Flags, known: Flags | None):
         self.writer = writer
         self.flags = flags
         self.written = known  # how the last file was written
-        self.tickers: dict[str, int] = {}  # in the order in which they came
+        self.tickers: dict[str, int] = {}  # numbered in order of appearance
         self.starts = [0]  # the first row of each file, and the end of the last
         self.num_halted = 0
         self.num_without_volume = 0
@@ -369,7 +367,7 @@ class Reading:
             self.written = source.written
 
     def _numbers(self, names: list[str], num_earlier: int, file: Path) -> np.ndarray:
-        """The numbers of tickers; none may be one of the `num_earlier` of other files."""
+        """Return the numbers of tickers. Raises `UserError` for a ticker of an earlier file."""
         import numpy as np
 
         numbers = [self.tickers.setdefault(name, len(self.tickers)) for name in names]
@@ -390,7 +388,7 @@ class Reading:
         self.writer.append(".tickers", tickers)
 
     def place_of(self, number: int, row_of_stock: int, files: list[Path]) -> str:
-        """The file and row of a stock's row."""
+        """Return the file and the row in it of a stock's row, for an error."""
         import numpy as np
 
         row = np.flatnonzero(self.writer.appended(".tickers") == number)[row_of_stock]
@@ -399,7 +397,7 @@ class Reading:
 
 
 def repeated_date(dates: np.ndarray, order: np.ndarray) -> int | None:
-    """The last row whose date another one has, if any."""
+    """Return the last row with a date that an earlier row has, if any."""
     in_order = dates[order]
     is_repeated = in_order[1:] == in_order[:-1]
     if not is_repeated.any():
@@ -408,7 +406,7 @@ def repeated_date(dates: np.ndarray, order: np.ndarray) -> int | None:
 
 
 def sorted_stock(stored: np.ndarray, order: np.ndarray) -> Stock | None:
-    """The stock of these rows, sorted in place; None if each one lacks a price."""
+    """Return the stock of these rows, sorted in place, or None if every row lacks a price."""
     import numpy as np
 
     from ..dataset import Stock
@@ -425,7 +423,7 @@ def sorted_stock(stored: np.ndarray, order: np.ndarray) -> Stock | None:
 
 
 def by_stock(writer: StoreWriter, count: int) -> list[np.ndarray]:
-    """The rows that were read, each of `count` stocks together, mapped, in their files' order."""
+    """Return the rows of each of `count` stocks, memory-mapped, in the order of their files."""
     import numpy as np
 
     from ..dataset import create
@@ -439,9 +437,9 @@ def by_stock(writer: StoreWriter, count: int) -> list[np.ndarray]:
     for block in blocks:
         total += np.bincount(tickers[block], minlength=count)
 
-    place = total.cumsum() - total  # where the next row of each stock goes
+    place = total.cumsum() - total  # the next free row of each stock
     for block in blocks:
-        # numpy sorts small numbers in linear time
+        # Numpy sorts small integer types in linear time.
         small = tickers[block].astype(np.min_scalar_type(count))
         order = small.argsort(kind="stable")
         here = np.bincount(small, minlength=count)  # rows of each stock in the block

@@ -1,4 +1,4 @@
-"""The settings of your model and of your data; change them with model.py and dataset.py."""
+"""The settings of your model and your data. Change them together with model.py and dataset.py."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Literal
 from .engine.config import BatchSize, Decay, LoaderSettings, Natural, Positive, Section, defaults
 
 WORKLOAD = "graph"
-"""What the data in a store are for; another project refuses them."""
+"""Stored in each prepared dataset; a project with another workload rejects the dataset."""
 
 LEARNING_RATE = 1e-3
-"""Default of optimizer.learning_rate; it belongs to the model, so it stands here."""
+"""The default of optimizer.learning_rate, which depends on the model."""
 
 
 class Data(LoaderSettings):
-    """Where the days lie, in which order they come and how they reach the device."""
+    """Where the dataset is, the order of its days, and how they reach the device."""
 
     batch_size: BatchSize = 8
     order: Literal["auto", "full", "block", "time"] = "auto"
@@ -33,12 +33,12 @@ class Model(Section):
 
     def conflicts(self) -> Iterator[tuple[str, list[str], str]]:
         if self.width % self.heads:
-            what = f"a width of {self.width} cannot be shared by {self.heads} heads"
+            what = f"a width of {self.width} is not divisible by {self.heads} heads"
             yield what, ["model.width", "model.heads"], "make model.width a multiple of model.heads"
 
 
 class GraphBuilder(Section):
-    """Where graphs come from."""
+    """Whether training builds its own graphs."""
 
     use_in_training: bool = False
 

@@ -1,7 +1,7 @@
-"""Tokenizers that take any text: its bytes, and pairs of them that are learnt from it.
+"""Tokenizers that can encode any text: bytes, and byte pairs that are learned from the text.
 
-Each is plain data in the manifest: a run needs no other file. All end a text with one more token of
-their own, `end`, which stands for none of it.
+The manifest contains the whole tokenizer, so that a run needs no other file. Each tokenizer has one
+more token, `end`, which ends a text and has no bytes.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ import numpy as np
 
 
 class Tokenizer(Protocol):
-    """What prepare, training and generate know of one."""
+    """The interface of a tokenizer."""
 
     kind: str
-    end: int  # its own token, and the last one: the vocabulary has end + 1
+    end: int  # the last token, so that the vocabulary has end + 1 tokens
 
     def encode(self, text: bytes) -> np.ndarray:
-        """(T,) token numbers.
+        """Return tokens (T,).
 
-        Raises `UnicodeDecodeError` where the tokenizer needs UTF-8 and this is none, `UserError`
-        for a character it does not know.
+        Raises `UnicodeDecodeError` if the tokenizer needs UTF-8 and the text is not, and
+        `UserError` for an unknown character.
         """
 
     def decode(self, tokens: Sequence[int]) -> bytes:
-        """The text of the tokens; `end` is none."""
+        """Return the text of the tokens; `end` has no text."""
 
     def facts(self) -> dict[str, Any]:
-        """What `restore` makes it from."""
+        """Return what `restore` needs to build it again."""
 
 
 class Byte:
-    """One token a byte: 256, any input, nothing to train."""
+    """One token per byte: 256 tokens for any input, without training."""
 
     kind = "byte"
     end = 256
@@ -50,7 +50,7 @@ class Byte:
 
 
 class Pairs:
-    """Byte pairs learnt from the training text by the `tokenizers` library."""
+    """Byte pairs that the `tokenizers` library learns from the training text."""
 
     kind = "bpe"
 
@@ -63,7 +63,7 @@ class Pairs:
 
     @classmethod
     def learn(cls, texts: Iterable[str], vocabulary: int) -> Pairs:
-        """Learn `vocabulary` − 1 tokens; the first 256 are the bytes: nothing is unknown."""
+        """Learn `vocabulary` − 1 tokens, including all 256 bytes, so that nothing is unknown."""
         import tokenizers
 
         learner = tokenizers.Tokenizer(tokenizers.models.BPE())
@@ -81,7 +81,7 @@ class Pairs:
         return self.encode_all([text.decode("utf-8")])[0]
 
     def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Of several texts, on all cores."""
+        """Encode several texts on all cores."""
         encodings = self._tokenizer.encode_batch_fast(list(texts))
         return [np.array(encoding.ids, np.int64) for encoding in encodings]
 
@@ -100,9 +100,9 @@ class Pairs:
 
 @cache
 def _bytes_of_letters() -> dict[str, int]:
-    """The byte of each printable letter that byte-level BPE writes for it.
+    """Map each printable letter of byte-level BPE to its byte.
 
-    As in openai/gpt-2, bytes_to_unicode.
+    As `bytes_to_unicode` in openai/gpt-2.
     """
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]

@@ -1,4 +1,4 @@
-"""A model without a network, to compare with: which byte follows which two in the training text."""
+"""A baseline without a network: counts of which byte follows two others in the training text."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import numpy as np
 
 
 def order_2(train: np.ndarray, text: np.ndarray, symbols: int = 257) -> float:
-    """Bits per byte of `text` by counts of `train`, two symbols of context.
+    """Return bits per byte of `text`, predicted from counts in `train` with two symbols of context.
 
-    The orders are mixed as Witten & Bell (1991) do: a context seen n times with d different
-    followers gives a weight of n ÷ (n + d) to what it counted and the rest to the context one
-    shorter. `end` (256) is predicted too and counts as no byte.
+    The orders are mixed as in Witten & Bell (1991). A context seen n times with d different
+    followers has a weight of n ÷ (n + d), and the next shorter context has the remaining weight.
+    `end` (256) is also predicted, but does not count as a byte.
     """
     share = np.full(len(text) - 2, 1 / symbols)
     for order in range(3):
-        # One number stands for a context and what follows it.
+        # One number encodes a context and the symbol that follows it.
         seen = train[order:].copy()
         asked = text[2:].copy()
         for back in range(1, order + 1):

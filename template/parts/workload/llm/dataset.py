@@ -1,9 +1,9 @@
 """What a sample is: a block of tokens, and the same block one token later as its targets.
 
-The store holds one array, `tokens` (N,), uint16 or uint32 by the vocabulary; the splits are ranges
-of it, and each document ends with the tokenizer's token `end`. Bytes of a text without byte 255,
-which UTF-8 never has, are uint8, and 255 stands for `end`. Blocks are cut when they are read, so
-another `data.block_size` needs no new `prepare`.
+The prepared dataset has one array, `tokens` (N,), uint16 or uint32 as the vocabulary needs. Splits
+are ranges of it, and each document ends with the tokenizer's token `end`. With the tokenizer
+`byte`, tokens are uint8 if no text contains byte 255, which UTF-8 never does; 255 then means `end`.
+Blocks are cut when they are read, so you can change `data.block_size` without a new `prepare`.
 
 Shapes: `B` blocks in a batch, `T` tokens of a block.
 """
@@ -30,11 +30,11 @@ from .texts import PIECE, Document, decoded, documents
 from .tokenizer import byte_counts, restore
 
 IGNORE = -100
-"""Target that is none; F.cross_entropy leaves it out by default."""
+"""Marks a missing target; F.cross_entropy ignores it by default."""
 
 SHORT_END = 255  # how `end` is stored in 8 bits
-BATCH = 2 << 20  # bytes of text whose pieces the cores tokenize together
-COUNTED = 32 << 20  # tokens that the count model learns from; more hardly change its figure
+BATCH = 2 << 20  # bytes of text that all cores tokenize together
+COUNTED = 32 << 20  # tokens that the count model uses; more hardly change its result
 LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
 FEWEST = 20  # modules of the sample text, so that each split has one
 
@@ -44,7 +44,7 @@ Borders = Callable[[np.ndarray], list[int]]
 class Samples:
     """The blocks of one split: block i starts at token i × T. See `engine.interfaces.Samples`."""
 
-    training = False  # set by the loader's maker; only then does `random_start` shift
+    training = False  # set by the code that builds the loader; `random_start` needs it
 
     def __init__(self, store: Store, settings: Any, split: str):
         self.first, self.last = store.splits[split]
@@ -59,21 +59,21 @@ class Samples:
 
     @property
     def tokens(self) -> int:
-        """Targets of a sample, for tokens per second."""
+        """The number of targets in a sample, for tokens per second."""
         return self.block
 
     def typical(self) -> Batch:
-        """One sample without content, for counting FLOPs."""
+        """Return one sample of zeros, to count FLOPs."""
         empty = torch.zeros(1, self.block, dtype=torch.int64)
         return {"tokens": empty, "targets": empty}
 
     def __len__(self) -> int:
-        """Every token but the first is a target once: the last block may be a shorter one."""
+        """Count blocks: every token but the first is a target once, so the last may be short."""
         targets = max(self.last - self.first - 1, 0)
         return -(-targets // self.block)
 
     def spans(self, indices: np.ndarray, epoch: int) -> dict[str, Spans]:
-        """Rows i × T to i × T + T, both included: the last one is a target only."""
+        """Return rows i × T to i × T + T, both included: the last one is only a target."""
         present = indices >= 0
         starts = self.first + indices * self.block
         if self.training and self.random_start:
@@ -86,7 +86,7 @@ class Samples:
         return {"tokens": Spans(starts, lengths, self.block + 1)}
 
     def batch(self, rows: dict[str, Rows]) -> Batch:
-        """`tokens` and `targets` (B, T) int64; a target behind the end of the text is IGNORE."""
+        """Return `tokens` and `targets` (B, T) int64; targets after the end are IGNORE."""
         stored, lengths = rows["tokens"]
         values = stored.to(torch.int64)
         if stored.dtype == torch.uint8:
@@ -97,7 +97,7 @@ class Samples:
 
 
 def shift(seed: int, epoch: int, indices: np.ndarray) -> np.ndarray:
-    """(B,) uint64 from (seed, epoch, index), the same for every loader and worker: splitmix64."""
+    """Return random (B,) uint64 from (seed, epoch, index), equal in every worker (splitmix64)."""
     with np.errstate(over="ignore"):
         factors = np.array([0x9E3779B97F4A7C15, 0xD1B54A32D192ED03], np.uint64)
         mixed = (np.array([seed, epoch], np.uint64) * factors).sum()
@@ -115,11 +115,11 @@ def write(
     source: dict[str, Any],
     column: str = "text",
 ) -> StoreWriter:
-    """Tokenize `files` one after the other into a store, a few pieces in memory at a time.
+    """Tokenize `files` one after the other into a dataset, with a few pieces in memory at a time.
 
-    borders: from the token at which each file ends to the three tokens at which train, validation
-    and test end. column: of files whose rows are documents. Raises `UserError` with file and byte
-    where a text is not in the tokenizer's encoding.
+    borders: maps the tokens at which files end to the three tokens at which the splits end.
+    column: the field with the text, in files whose rows are documents. Raises `UserError`, with
+    file and byte, for a text that the tokenizer cannot encode.
     """
     if tokenizer.kind == "byte":
         with suppress(HasByte255):
@@ -129,7 +129,7 @@ def write(
 
 
 class HasByte255(Exception):
-    """8 bits are too few for the tokens of a text."""
+    """A text contains byte 255, so 8 bits are too few for its tokens and `end`."""
 
 
 def _write(
@@ -141,7 +141,7 @@ def _write(
     column: str,
     dtype: str,
 ) -> StoreWriter:
-    """Write the store with tokens of a dtype. Raises `HasByte255`."""
+    """Write the dataset with tokens of a dtype. Raises `HasByte255` if uint8 is too small."""
     with StoreWriter(folder, WORKLOAD) as writer:
         ends, num_documents = write_tokens(writer, tokenizer, files, column, dtype)
         train, validation, test = borders(np.array(ends))
@@ -163,7 +163,7 @@ def _write(
 def write_tokens(
     writer: StoreWriter, tokenizer: Tokenizer, files: Sequence[Path], column: str, dtype: str
 ) -> tuple[list[int], int]:
-    """Write the tokens of all files; return where each ends, and how many documents there are."""
+    """Write the tokens of all files; return where each file ends, and the number of documents."""
     pieces = Pieces(writer, tokenizer, dtype)
     ends = []
     for path in files:
@@ -177,7 +177,7 @@ def write_tokens(
 
 
 class Pieces:
-    """Pieces of texts that are tokenized together."""
+    """Collects pieces of texts and tokenizes them together."""
 
     def __init__(self, writer: StoreWriter, tokenizer: Tokenizer, dtype: str):
         self.writer = writer
@@ -189,7 +189,7 @@ class Pieces:
         self.end = np.array([end], dtype)
         self.num_documents = 0
         self.held: list[Document] = []
-        self.size = 0  # bytes that are held
+        self.size = 0  # bytes of the held pieces
 
     @property
     def is_full(self) -> bool:
@@ -202,7 +202,7 @@ class Pieces:
         self.num_documents += is_last
 
     def write(self) -> None:
-        """Append the tokens of what is held."""
+        """Tokenize and write the held pieces."""
         parts = [self.end[:0]]
         tokens_of_pieces = encoded(self.tokenizer, self.held)
         for tokens, (_, _, text, is_last) in zip(tokens_of_pieces, self.held, strict=True):
@@ -217,7 +217,7 @@ class Pieces:
 
 
 def encoded(tokenizer: Tokenizer, held: list[Document]) -> list[np.ndarray]:
-    """The tokens of each piece."""
+    """Return the tokens of each piece."""
     texts = [text for _, _, text, _ in held]
     try:
         if isinstance(tokenizer, Pairs):
@@ -230,10 +230,10 @@ def encoded(tokenizer: Tokenizer, held: list[Document]) -> list[np.ndarray]:
 
 
 def synthesize(folder: Path, settings: Any) -> None:
-    """Write the source text of this machine's Python standard library, without its tests.
+    """Write the source code of the installed Python standard library, without its tests.
 
-    Nothing is downloaded. The modules are shuffled, always in the same way, and a twentieth of
-    them each validates and tests.
+    Nothing is downloaded. The modules are shuffled, always in the same way. One in twenty is for
+    validation, and one in twenty for the test.
     """
     root = Path(sysconfig.get_path("stdlib"))
     paths = sorted(root.rglob("*.py"))
@@ -256,17 +256,17 @@ def synthesize(folder: Path, settings: Any) -> None:
 
 
 def finish(metrics: dict[str, float], store: Store, split: str) -> dict[str, float]:
-    """Add `perplexity`, e to the mean loss of a token."""
+    """Add `perplexity`, the exponential of the mean loss per token."""
     return {**metrics, "perplexity": float(np.exp(metrics["loss"]))}
 
 
 def baseline_loss(store: Store, split: str) -> float:
-    """The loss of a guess: every token is as likely."""
+    """Return the loss of a uniform guess over the vocabulary."""
     return float(np.log(store.facts["vocabulary"]))
 
 
 def baselines(store: Store, settings: Any, split: str) -> dict[str, dict[str, float]]:
-    """What one reaches by counting which byte follows which two, in the training text."""
+    """Return the metrics of counting which byte follows two others in the training text."""
     tokenizer = restore(store.facts["tokenizer"])
     train = _symbols(store, tokenizer, "train")
     measured = _symbols(store, tokenizer, split)
@@ -276,7 +276,7 @@ def baselines(store: Store, settings: Any, split: str) -> dict[str, dict[str, fl
 
 
 def _symbols(store: Store, tokenizer: Tokenizer, split: str) -> np.ndarray:
-    """(N,) bytes of a split's text as int64, 256 at the end of a document."""
+    """Return the bytes (N,) int64 of a split's text, with 256 at the end of each document."""
     first, last = store.splits[split]
     last = min(last, first + COUNTED)
     stored = np.asarray(store.arrays["tokens"].rows()[first:last])

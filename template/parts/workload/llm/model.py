@@ -1,4 +1,4 @@
-"""A decoder-only transformer. Replace it with your own: `build_model` is all that is called.
+"""A decoder-only transformer. Replace it with your own: the engine calls only `build_model`.
 
 Shapes: `B` texts, `T` tokens, `C` width, `H` heads, `D` = C / H, `V` padded vocabulary, `N` = B × T
 targets.
@@ -18,14 +18,14 @@ from .dataset import IGNORE
 from .engine.errors import UserError
 from .engine.interfaces import Batch, Output
 
-# The vocabulary becomes a multiple of it: tensor cores take whole tiles (nanoGPT: 25 % on A100).
+# The vocabulary is padded to a multiple of this, which suits tensor cores (nanoGPT: 25 % on A100).
 PAD = 64
-LOGITS_BYTES = 256 << 20  # float32 logits that a chunk of the loss may hold
+LOGITS_BYTES = 256 << 20  # the maximum size of a chunk of float32 logits
 ROTARY_BASE = 10_000.0  # Su et al. 2021, section 3.2.2
 
 
 def build_model(settings: Any, facts: dict[str, Any]) -> GPT:
-    """Raises `UserError` where the settings do not fit the data or each other."""
+    """Build the model. Raises `UserError` for settings that do not fit the data or each other."""
     sizes = settings.model
     known = facts["vocabulary"]
     if 0 < sizes.vocabulary < known:
@@ -40,7 +40,7 @@ def build_model(settings: Any, facts: dict[str, Any]) -> GPT:
 
 
 class Attention(nn.Module):
-    """Causal self-attention, (B, T, C) to (B, T, C), by PyTorch's fused kernels."""
+    """Causal self-attention, (B, T, C) to (B, T, C), with PyTorch's fused kernels."""
 
     def __init__(self, sizes: Any):
         super().__init__()
@@ -68,9 +68,9 @@ class Attention(nn.Module):
 
 
 def rotate(x: Tensor, rotation: Tensor) -> Tensor:
-    """Turn each pair (d, d + D/2) of x (B, T, 2, H, D) by its angle.
+    """Rotate each pair (d, d + D/2) of x (B, T, 2, H, D) by its angle.
 
-    rotation (T, D/2, 2) is cos and sin.
+    rotation: cosine and sine of the angles (T, D/2, 2).
     """
     cos, sin = rotation[:, None, None].unbind(-1)  # (T, 1, 1, D/2)
     first, second = x.chunk(2, -1)
@@ -79,7 +79,7 @@ def rotate(x: Tensor, rotation: Tensor) -> Tensor:
 
 
 class Block(nn.Module):
-    """Attention and a hidden layer of 4 × C units, each added to what came in."""
+    """Attention and a hidden layer of 4 × C units, each with a residual connection."""
 
     def __init__(self, sizes: Any):
         super().__init__()
@@ -111,9 +111,9 @@ def make_norm(sizes: Any) -> nn.Module:
 
 
 class Head(nn.Module):
-    """The last norm, and the loss over the vocabulary by the embedding's weight."""
+    """The last norm, and the loss over the vocabulary, computed with the embedding's weight."""
 
-    # Nothing comes between its forward and its backward: recomputation would gain nothing.
+    # Its backward directly follows its forward, so activation checkpointing would save no memory.
     recomputes = False
 
     def __init__(self, sizes: Any):
@@ -122,9 +122,9 @@ class Head(nn.Module):
         self.chunked = sizes.chunked_loss
 
     def forward(self, x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-        """The sum of cross-entropies, () float32, of x (B, T, C) against targets (B, T).
+        """Return the sum of cross-entropies, () float32, of x (B, T, C) against targets (B, T).
 
-        weight: (V, C), the embedding's.
+        weight: the embedding's weight (V, C).
         """
         x = self.norm(x).flatten(0, 1)
         targets = targets.flatten()
@@ -136,9 +136,9 @@ class Head(nn.Module):
 
 
 class GPT(nn.Module):
-    """Tokens to the loss of the tokens after them. Embedding and head share one weight."""
+    """Predicts the next token at each position. Embedding and head share one weight."""
 
-    # What `layout: script` calls layers, for weights of its runs.
+    # The names of these layers in weights from a project with `layout: script`.
     script_names: ClassVar = {"norm": "head.norm"}
 
     rotation: Tensor
@@ -162,19 +162,19 @@ class GPT(nn.Module):
         token_bytes = torch.tensor(facts["token_bytes"])
         self.register_buffer("token_bytes", token_bytes, persistent=False)
         self.apply(_initialize)
-        # Two to a block add up along the depth: GPT-2, section 2.3.
+        # Two residual branches per block add up along the depth: see GPT-2, section 2.3.
         for name, parameter in self.named_parameters():
             if name.endswith("out.weight"):
                 nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * layers))
 
     def blocks(self) -> list[nn.Module]:
-        """The layers and the head, for compiling, checkpointing and sharding one by one."""
+        """The layers and the head, which are compiled, checkpointed and sharded one by one."""
         return [*self.layers, self.head]
 
     def hidden(self, tokens: Tensor, caches: Sequence[Cache] = ()) -> Tensor:
-        """(B, T, C) behind the last block, before the last norm.
+        """Return the output of the last block (B, T, C), before the last norm.
 
-        caches: of each layer, if the tokens come behind those that it has seen.
+        caches: one for each layer, if these tokens follow the ones in the caches.
         """
         start = caches[0].length if caches else 0
         place = slice(start, start + tokens.shape[1])
@@ -191,7 +191,7 @@ class GPT(nn.Module):
         return x
 
     def logits(self, tokens: Tensor, caches: Sequence[Cache] = ()) -> Tensor:
-        """(B, T, vocabulary): of the token after each; what pads the vocabulary is left out."""
+        """Return the logits of each next token (B, T, vocabulary), without the padding of V."""
         x = self.head.norm(self.hidden(tokens, caches))
         return functional.linear(x, self.embedding.weight)[..., : self.vocabulary]
 
@@ -211,7 +211,7 @@ class GPT(nn.Module):
         return Output(loss, total_weight, metrics)
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
-        """`prediction` (B, T) int64, the likeliest next token at each place."""
+        """Return `prediction` (B, T) int64, the most likely next token at each position."""
         return {"prediction": self.logits(batch["tokens"]).argmax(-1)}
 
     @torch.no_grad()
@@ -220,10 +220,10 @@ class GPT(nn.Module):
     ) -> Tensor:
         """Continue tokens (B, T) by `count` more: (B, T + count).
 
-        temperature: 0 takes the likeliest token. top_k: draws from so many likeliest tokens; 0 is
-        from all. The model sees `block_size` tokens. When they are full, it goes on from the newer
-        half of them: the caches are filled anew once in block_size / 2 tokens, and give what
-        computing without them gives.
+        temperature: 0 takes the most likely token. top_k: sample from this number of most likely
+        tokens; 0 samples from all. The model sees at most `block_size` tokens. When the block is
+        full, it continues from the newer half and fills the caches again, once per block_size / 2
+        tokens. The result is the same as without caches.
         """
         random = torch.Generator(tokens.device).manual_seed(seed)
         start = max(tokens.shape[1] - self.block_size, 0)
@@ -233,7 +233,7 @@ class GPT(nn.Module):
                 start = tokens.shape[1] - max(self.block_size // 2, 1)
                 caches = [Cache() for _ in self.layers]
             unseen = tokens[:, start + caches[0].length :]
-            # Every length would be compiled for.
+            # torch.compile would compile again for every length.
             with torch.compiler.set_stance("force_eager"):
                 logits = self.logits(unseen, caches)[:, -1].float()
             token = draw(logits, temperature, top_k, random)
@@ -242,7 +242,7 @@ class GPT(nn.Module):
 
 
 def draw(logits: Tensor, temperature: float, top_k: int, random: torch.Generator) -> Tensor:
-    """(B, 1) a token by its logits (B, V)."""
+    """Sample a token (B, 1) from logits (B, V)."""
     if temperature == 0:
         return logits.argmax(-1, keepdim=True)
     if 0 < top_k < logits.shape[-1]:
@@ -253,7 +253,7 @@ def draw(logits: Tensor, temperature: float, top_k: int, random: torch.Generator
 
 
 class Cache:
-    """Keys and values of the tokens that a layer has seen, each (B, H, length, D)."""
+    """The keys and values of the tokens that a layer has seen, each (B, H, length, D)."""
 
     def __init__(self) -> None:
         self.length = 0
@@ -261,7 +261,7 @@ class Cache:
         self._value: Tensor | None = None
 
     def extend(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Add those of new tokens; return all."""
+        """Append the keys and values of new tokens, and return all."""
         self.length += key.shape[2]
         if self._key is not None and self._value is not None:
             key = torch.cat([self._key, key], 2)
@@ -272,7 +272,7 @@ class Cache:
 
 
 def rotation_table(time: int, width: int) -> Tensor:
-    """(T, D/2, 2): cosine and sine of each position's angle in each pair."""
+    """Return cosine and sine of the angle of each position and pair (T, D/2, 2)."""
     frequencies = ROTARY_BASE ** (-torch.arange(0, width, 2) / width)
     angles = torch.outer(torch.arange(time), frequencies)
     return torch.stack([angles.cos(), angles.sin()], -1)
@@ -286,10 +286,10 @@ def _initialize(module: nn.Module) -> None:
 
 
 def chunked_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, rows: int) -> Tensor:
-    """The sum of cross-entropies, () float32, with the logits of `rows` targets at a time.
+    """Return the sum of cross-entropies, () float32, with the logits of `rows` targets at a time.
 
-    x (N, C), weight (V, C), targets (N,). torch 2.13 has an operator for it. The compiler and the
-    counter of FLOPs cannot look into that one, so they get ours, and so does an older torch.
+    x (N, C), weight (V, C), targets (N,). torch 2.13 has an operator for this, but it is opaque to
+    torch.compile and to the FLOP counter. These, and older versions of torch, use the class below.
     """
     device = x.device.type
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
@@ -307,7 +307,7 @@ def chunked_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, rows: int)
 
 
 class ChunkedCrossEntropy(torch.autograd.Function):
-    """Computes each chunk's gradients with its loss, so that backward needs no logits again."""
+    """Computes each chunk's gradients with its loss, so that backward needs no logits."""
 
     @staticmethod
     def forward(context: Any, x: Tensor, weight: Tensor, targets: Tensor, rows: int) -> Tensor:
@@ -337,4 +337,4 @@ class ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> Any:
         scaled = [saved * gradient.to(saved.dtype) for saved in context.saved_tensors]
-        return *scaled, None, None  # rows and targets have none
+        return *scaled, None, None  # targets and rows have no gradients

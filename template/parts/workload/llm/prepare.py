@@ -1,4 +1,4 @@
-"""Turn text files into the tokens that training reads."""
+"""Turn text files into the prepared dataset of tokens that training reads."""
 
 from __future__ import annotations
 
@@ -22,65 +22,65 @@ if TYPE_CHECKING:
     from ..engine.store import StoreWriter
 
 BYTES = 257  # the smallest vocabulary of byte pairs: all bytes, and the end of a document
-FEW_FILES = 20  # with fewer, shares of files are coarse: the text is split by position
+FEW_FILES = 20  # with fewer files, whole files are too coarse: split the text by position
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of `prepare`."""
+    """Add the flags of `prepare`."""
     add = parser.add_argument
     add(
         "--input",
         required=True,
         type=typed_path,
         metavar="PATH",
-        help="text, .jsonl (also .gz) or .parquet; or a folder of them",
+        help="text or .jsonl file (also .gz), .parquet file, or a folder of them",
     )
     add(
         "--column",
         default="text",
         metavar="NAME",
-        help="of .jsonl and .parquet: a document a row (default: text)",
+        help="field of .jsonl or .parquet with one document per row (default: text)",
     )
     add(
         "--glob",
         default="*",
         metavar="PATTERN",
-        help="files of a folder, at any depth (default: all)",
+        help="files of the folder to read, at any depth (default: all)",
     )
     add(
         "--tokenizer",
         choices=["byte", "char", "bpe", "gpt2"],
         default="byte",
-        help="a token for each byte or char; byte pairs of this text; those of GPT-2"
-        " (default: byte)",
+        help="one token per byte or per character, byte pairs learned from the text, or those of"
+        " GPT-2 (default: byte)",
     )
     add(
         "--vocabulary",
         type=int,
         default=8192,
         metavar="N",
-        help="tokens that bpe learns (default: 8192)",
+        help="size of the vocabulary that bpe learns (default: 8192)",
     )
     add(
         "--split",
         default="0.9,0.05,0.05",
         metavar="TRAIN,VALIDATION,TEST",
-        help="shares that add up to 1, or numbers of tokens or files; test may be 0"
+        help="fractions that add up to 1, or numbers of tokens or files; test may be 0"
         " (default: %(default)s)",
     )
     add(
         "--split-by",
         choices=["auto", "position", "file"],
         default="auto",
-        help="one text after the other, or whole shuffled files;"
-        f" auto is by file from {FEW_FILES} files on",
+        help="split the concatenated text by position, or shuffle and split whole files; auto"
+        f" splits by file if there are at least {FEW_FILES} (default: auto)",
     )
-    add("--seed", type=int, default=0, metavar="N", help="of the files' shuffle (default: 0)")
+    add("--seed", type=int, default=0, metavar="N", help="seed of the shuffle (default: 0)")
     add_dry_run(parser)
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
-    """Read each file twice: to find copies and learn the vocabulary, then to write its tokens."""
+    """Read each file twice: to find copies and learn the vocabulary, then to write the tokens."""
     from ..dataset import write
 
     check(arguments)
@@ -109,16 +109,16 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """Raise `UserError` for flags that cannot work, before the work begins."""
+    """Raise `UserError` for invalid flags before any file is read."""
     split_shares(arguments.split)
     if arguments.tokenizer == "bpe" and arguments.vocabulary <= BYTES:
         what = f"byte pairs need a vocabulary above {BYTES}"
         where = f"--vocabulary {arguments.vocabulary}"
-        raise UserError(what, where, "give more, such as 8192")
+        raise UserError(what, where, "use a larger one, such as 8192")
 
 
 def report(store: StoreWriter, tokenizer: Tokenizer, num_copies: int) -> None:
-    """Print what was made of the files."""
+    """Print a summary of the files and the tokens."""
     source = store.source
     left_out = f", {num_copies} copies left out" if num_copies else ""
     sizes = [f"{last - first:,} {name}" for name, (first, last) in store.splits.items()]
@@ -129,17 +129,17 @@ def report(store: StoreWriter, tokenizer: Tokenizer, num_copies: int) -> None:
 
 
 def find_files(path: Path, pattern: str) -> tuple[list[Path], int]:
-    """Files with text, in the order of their names, each content once; and how many are copies.
+    """Return the files with text, without copies, in the order of their names; and count copies.
 
-    A copy in another split would let a model pass by heart. Raises `UserError` where nothing is
-    left.
+    A copy in another split would let a model succeed by memorizing. Raises `UserError` if no file
+    has text.
     """
     from ..texts import has_rows
 
     files = list_files(path, pattern)
     sizes = Counter(file.stat().st_size for file in files)
     is_packed = any(file.suffix == ".gz" for file in files)  # a copy may have another size
-    kept: dict[Any, Path] = {}  # by what no other file has
+    kept: dict[Any, Path] = {}  # the key is the hash of the text, or the path if it is unique
     num_empty = 0
     for file in files:
         size = file.stat().st_size
@@ -151,12 +151,12 @@ def find_files(path: Path, pattern: str) -> tuple[list[Path], int]:
         else:
             num_empty += 1
     if not kept:
-        raise UserError("no text in it", str(path), "give a file that is not empty")
+        raise UserError("no text in the files", str(path), "provide a file that is not empty")
     return list(kept.values()), len(files) - num_empty - len(kept)
 
 
 def list_files(path: Path, pattern: str) -> list[Path]:
-    """The file, or the visible ones of the folder that are like the pattern, by their names."""
+    """Return the file, or the visible files of the folder that match the pattern, sorted."""
     if not path.exists():
         raise UserError("no such file or folder", str(path), "check --input")
     files = [path]
@@ -167,12 +167,12 @@ def list_files(path: Path, pattern: str) -> list[Path]:
         if not any(part[0] == "." for part in file.relative_to(path).parts):
             visible.append(file)
     if not visible:
-        raise UserError(f"no file is like '{pattern}'", str(path), "check --input and --glob")
+        raise UserError(f"no file matches '{pattern}'", str(path), "check --input and --glob")
     return visible
 
 
 def digest(file: Path) -> tuple[bytes, int]:
-    """A hash of the text, and its bytes."""
+    """Return the hash of a file's text, and its number of bytes."""
     from ..texts import blocks
 
     hash_of_text = hashlib.sha256()
@@ -184,11 +184,11 @@ def digest(file: Path) -> tuple[bytes, int]:
 
 
 def make_tokenizer(arguments: argparse.Namespace, files: list[Path], training: int) -> Tokenizer:
-    """The tokenizer that is asked for.
+    """Return the tokenizer that `--tokenizer` names.
 
-    Byte pairs are learnt from the first `training` files, or from all where 0: where a text is
-    split by position, its end helps to choose them. Characters are those of all files, as another
-    one could not be written at all.
+    Byte pairs are learned from the first `training` files. If `training` is 0, the text is split by
+    position, and they are learned from all of it. Characters come from all files, because unknown
+    ones could not be encoded.
     """
     from ..bytepairs import Byte, Pairs
     from ..texts import decoded, documents

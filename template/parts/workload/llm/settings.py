@@ -1,4 +1,4 @@
-"""The settings of your model and of your data; change them with model.py and dataset.py."""
+"""The settings of your model and your data. Change them together with model.py and dataset.py."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pydantic import Field
 from .engine.config import BatchSize, Decay, LoaderSettings, Natural, Positive, Section, defaults
 
 WORKLOAD = "llm"
-"""What the data in a store are for; another project refuses them."""
+"""Stored in each prepared dataset; a project with another workload rejects the dataset."""
 
 LEARNING_RATE = 1e-3
-"""Default of optimizer.learning_rate; it belongs to the model. 6e-4 suits `small`."""
+"""The default of optimizer.learning_rate, which depends on the model; 6e-4 suits `small`."""
 
 
 class Data(LoaderSettings):
-    """Where the tokens lie, how they are cut into blocks and how those reach the device."""
+    """Where the dataset is, how it is cut into blocks, and how they reach the device."""
 
     batch_size: BatchSize = 32
     order: Literal["auto", "full", "block", "time", "random_start"] = "auto"
@@ -26,7 +26,7 @@ class Data(LoaderSettings):
 
 
 class Size(NamedTuple):
-    """Layers, attention heads and width of a model."""
+    """The number of layers, the number of attention heads, and the width of a model."""
 
     layers: int
     heads: int
@@ -59,7 +59,7 @@ class Model(Section):
 
     @property
     def shape(self) -> Size:
-        """The size with what `layers`, `heads` and `width` replace."""
+        """The size, with `layers`, `heads` and `width` replaced if they are set."""
         size = SIZES[self.size]
         for name in size._fields:
             value = getattr(self, name)
@@ -68,13 +68,13 @@ class Model(Section):
         return size
 
     def conflicts(self) -> Iterator[tuple[str, list[str], str]]:
-        """Values that are fine alone and wrong together."""
+        """Yield combinations of values that do not fit together."""
         _, heads, width = self.shape
         if width % heads:
             remedy = f"choose a multiple of {heads}, or another number of heads"
-            yield f"model.width {width} cannot be shared by {heads} heads", _given(self), remedy
+            yield f"model.width {width} is not divisible by {heads} heads", _given(self), remedy
         elif self.positions == "rotary" and width // heads % 2:
-            what = f"rotary positions turn pairs, and a head has {width // heads} numbers"
+            what = f"rotary positions need pairs, but a head has {width // heads} numbers"
             yield what, [*_given(self), "model.positions"], "choose an even width per head"
 
 

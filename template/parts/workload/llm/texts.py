@@ -1,4 +1,4 @@
-"""Texts from whole files, and from rows of JSONL and Parquet; also gzipped."""
+"""Read texts from whole files and from rows of JSONL and Parquet, also gzipped."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from tqdm import tqdm
 from .engine.errors import UserError
 
 PIECE = 64 << 10  # bytes of a text that a core tokenizes at a time
-TOGETHER = 1024  # rows of a file whose texts are looked at together, or a mega of characters
+TOGETHER = 1024  # rows in a batch of texts, unless 2^20 characters come first
 ROWS = (".jsonl", ".parquet")
 Document = tuple[str, int, bytes, bool]
-"""A piece of one: where, offset, text, and whether the document ends with it."""
+"""A piece of a document: where, offset, text, and whether it is the last piece."""
 
 
 def has_rows(path: Path) -> str:
-    """`.jsonl` or `.parquet` where the file has a text in each row, else nothing."""
+    """Return `.jsonl` or `.parquet` if the file has a text in each row, else an empty text."""
     return next((ending for ending in ROWS if ending in path.suffixes[-2:]), "")
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[tuple[Any, Callable[[], Any]]]:
-    """A file, gzipped or not, and what moves its progress bar.
+    """Open a file, gzipped or not; yield it and a function that updates its progress bar.
 
-    Raises `UserError` where it cannot be read.
+    Raises `UserError` if it cannot be read.
     """
     try:
         size = path.stat().st_size
@@ -47,7 +47,7 @@ def opened(path: Path) -> Iterator[tuple[Any, Callable[[], Any]]]:
 
 
 def blocks(path: Path) -> Iterator[tuple[int, bytes]]:
-    """(offset, text) of a file, as it comes."""
+    """Yield a file in blocks of (offset, text), cut anywhere."""
     with opened(path) as (file, tick):
         offset = 0
         block = file.read(PIECE)
@@ -59,7 +59,7 @@ def blocks(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def pieces(path: Path) -> Iterator[tuple[int, bytes]]:
-    """(offset, text) of a file in pieces that can be tokenized one by one, as all at once."""
+    """Yield a file in pieces of (offset, text), cut so that tokens are those of the whole text."""
     offset = 0
     unfinished = b""
     for _, block in blocks(path):
@@ -73,7 +73,7 @@ def pieces(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def decoded(document: Document) -> str:
-    """The text of a piece. Raises `UserError` with the byte that is not UTF-8."""
+    """Decode the text of a piece. Raises `UserError` with the byte that is not UTF-8."""
     where, offset, text, _ = document
     try:
         return text.decode("utf-8")
@@ -84,7 +84,7 @@ def decoded(document: Document) -> str:
 
 
 def documents(path: Path, column: str, cut: bool = True) -> Iterator[Document]:
-    """The pieces of a file, or with `cut` false its blocks; a row that came before is left out."""
+    """Yield the pieces of a file, or its blocks if not `cut`; duplicate rows are left out."""
     if has_rows(path):
         yield from _new_rows(path, column)
         return
@@ -96,7 +96,7 @@ def documents(path: Path, column: str, cut: bool = True) -> Iterator[Document]:
 
 def _new_rows(path: Path, column: str) -> Iterator[Document]:
     seen = Seen()
-    read = rows(path, (column,), "name it by --column")
+    read = rows(path, (column,), "name the field with --column")
     for batch in together((where, texts[0]) for where, texts in read):
         contents = [text.encode() for _, text in batch]
         is_new = seen.add(contents)
@@ -106,7 +106,7 @@ def _new_rows(path: Path, column: str) -> Iterator[Document]:
 
 
 def together(texts: Iterable[tuple[str, ...]]) -> Iterator[list[tuple[str, ...]]]:
-    """A few rows of texts at a time."""
+    """Yield rows of texts in batches."""
     batch = []
     size = 0
     for row in texts:
@@ -121,14 +121,14 @@ def together(texts: Iterable[tuple[str, ...]]) -> Iterator[list[tuple[str, ...]]
 
 
 class Seen:
-    """Which texts came before, by 8 bytes of a hash each."""
+    """Remembers which texts came before, with 8 bytes of hash per text."""
 
     def __init__(self) -> None:
-        # Sorted hashes, each array more than twice as long as the next.
+        # Arrays of sorted hashes, each more than twice as long as the next.
         self._known: list[np.ndarray] = []
 
     def add(self, texts: Sequence[bytes]) -> list[bool]:
-        """Whether each is new, also among these; from now on they are known."""
+        """Add texts; return for each whether it is new, also compared with the ones before it."""
         digests = [hashlib.blake2b(text, digest_size=8).digest() for text in texts]
         hashes = np.frombuffer(b"".join(digests), np.uint64)
         fresh, first = np.unique(hashes, return_index=True)
@@ -143,7 +143,7 @@ class Seen:
         return [place in new_places for place in range(len(texts))]
 
     def _remember(self, hashes: np.ndarray) -> None:
-        """Add sorted hashes; arrays that are no longer much longer are merged with them."""
+        """Add sorted hashes, merged with earlier arrays that are at most twice as long."""
         while self._known and len(self._known[-1]) <= 2 * len(hashes):
             hashes = np.concatenate([self._known.pop(), hashes])
         if len(hashes):
@@ -152,10 +152,11 @@ class Seen:
 
 
 def boundary(text: bytes) -> int:
-    """Where to cut a text without cutting a token.
+    """Return where to cut a text without cutting a token.
 
-    Before a line's end that follows a visible character: no token crosses it, as a token of
-    GPT-2's begins there whatever comes. Without one at least between two characters of UTF-8.
+    The cut is before a newline that follows a visible ASCII character: no token crosses it, because
+    GPT-2's pattern always begins a new token there. If there is none, the cut is between two
+    characters of UTF-8.
     """
     end = text.rfind(b"\n")
     while end > 0 and not 32 < text[end - 1] < 127:
@@ -164,7 +165,7 @@ def boundary(text: bytes) -> int:
 
 
 def _unfinished(text: bytes) -> int:
-    """Bytes at the end of `text` that begin a UTF-8 character and do not end it."""
+    """Return the number of bytes of an incomplete UTF-8 character at the end of `text`."""
     for length in range(1, min(len(text), 3) + 1):
         byte = text[-length]
         if byte >= 0xC0:  # the first byte of a character
@@ -175,14 +176,14 @@ def _unfinished(text: bytes) -> int:
 
 
 def _utf8_length(byte: int) -> int:
-    """Bytes of the UTF-8 character that begins with this one, which is no ASCII."""
+    """Return the length of the UTF-8 character that begins with this byte, which is not ASCII."""
     if byte < 0xE0:
         return 2
     return 3 if byte < 0xF0 else 4
 
 
 def lines(path: Path) -> Iterator[tuple[int, str]]:
-    """(number, text) of each line that is not blank, of a UTF-8 file."""
+    """Yield (number, text) of each line of a UTF-8 file that is not blank."""
     number = 0
     try:
         with opened(path) as (file, tick):
@@ -201,10 +202,10 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
 def rows(
     path: Path, keys: tuple[str, ...], remedy: str, may_lack: tuple[str, ...] = ()
 ) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """(where, texts under `keys`) of each row of a file of `ROWS`.
+    """Yield (where, texts under `keys`) for each row of a JSONL or Parquet file.
 
-    Raises `UserError` for what is no text. may_lack: those of the keys under which null or nothing
-    is an empty text.
+    may_lack: the keys whose text may be missing or null, which counts as empty. Raises `UserError`
+    for a value that is not a text.
     """
     is_parquet = has_rows(path) == ".parquet"
     read = _parquet(path, keys, remedy) if is_parquet else _json(path, remedy)
@@ -241,7 +242,7 @@ def _parquet(path: Path, keys: tuple[str, ...], remedy: str) -> Iterator[tuple[s
         absent = [key for key in keys if key not in names]
         if absent:
             has = f"it has {', '.join(names[:20])}"
-            raise UserError(f"no column '{absent[0]}'", str(path), f"{has}; {remedy}")
+            raise UserError(f"no column '{absent[0]}'", str(path), f"{remedy}; {has}")
         for batch in file.iter_batches(1024, columns=list(keys)):
             for row in batch.to_pylist():
                 number += 1

@@ -1,9 +1,9 @@
-"""Tokens per second and MFU in the rows of metrics.
+"""Add tokens per second and MFU to the log entries.
 
-MFU is the model's own arithmetic as a share of the GPU's peak. FLOPs are counted, not estimated:
-matrix products and attention of one forward and backward, run by `torch.utils.flop_counter` on the
-meta device, where nothing is computed. Recomputed activations do not count, a causal mask halves
-nothing (PaLM, appendix B), and the peak is the dense one of `gpus.yml`.
+MFU (model FLOPs utilization) is the model's FLOP/s as a fraction of the GPU's dense peak in
+`gpus.yml`. FLOPs are counted, not estimated: `torch.utils.flop_counter` runs the matrix products
+and attention of a forward and a backward on the meta device, where nothing is computed. As in PaLM
+(appendix B), activation checkpointing adds no FLOPs, and a causal mask does not halve them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Hook:
-    """Adds them to the rows; FLOPs are counted for the first row, where the peak is known."""
+    """Adds the metrics; FLOPs are counted at the first log entry, if the peak is known."""
 
     def start(self, run: Run) -> None:
         from ..model import build_model
@@ -45,10 +45,10 @@ class Hook:
 def rates(
     samples_per_second: float, devices: int, *, tokens: int, peak: float, flops: Callable[[], float]
 ) -> dict[str, float]:
-    """Metrics of a training that takes so many samples a second on all devices together.
+    """Return the metrics for a number of samples per second on all devices together.
 
-    tokens: targets of a mean sample. peak: FLOP/s of a device; 0 where it is not known. flops: of
-    forward and backward of a sample.
+    tokens: mean number of targets of a sample. peak: FLOP/s of a device, 0 if unknown. flops: FLOPs
+    of a forward and a backward of one sample.
     """
     metrics = {"tokens_per_second": samples_per_second * tokens}
     if peak:
@@ -57,7 +57,7 @@ def rates(
 
 
 def count_flops(build: Callable[[], Any], batch: Batch) -> float:
-    """FLOPs of forward and backward over one sample; `batch` gives shapes only."""
+    """Count the FLOPs of a forward and a backward of one sample; `batch` only gives shapes."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -71,9 +71,9 @@ def count_flops(build: Callable[[], Any], batch: Batch) -> float:
 
 
 def peak_of(device: torch.device, precision: str) -> tuple[float, str]:
-    """Dense FLOP/s of the device in this precision, and a sentence; 0 where it is not known.
+    """Return the dense FLOP/s of the device in this precision, 0 if unknown, and an explanation.
 
-    fp8 has none: some layers multiply in fp8 and others in bf16, so no single peak fits.
+    No single peak fits fp8, since some layers multiply in fp8 and others in bf16.
     """
     card = this_card(device)
     if card.capability is None:

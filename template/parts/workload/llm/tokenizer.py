@@ -1,7 +1,7 @@
-"""Text to token numbers and back.
+"""Convert text to tokens and back.
 
-Each tokenizer is plain data in the manifest: a run needs no other file. All end a document with one
-more token of their own, `end`, which stands for no text.
+The manifest contains the whole tokenizer, so that a run needs no other file. Each tokenizer has one
+more token, `end`, which ends a document and has no text.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from .bytepairs import Byte, Pairs, Tokenizer
 from .engine.errors import UserError
 
 GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
-"""How GPT-2 cuts text before it looks for pairs.
+"""The pattern that splits text before GPT-2 merges pairs.
 
-From openai/gpt-2, encoder.py, in the possessive form of tiktoken.
+From openai/gpt-2, encoder.py, in the form that tiktoken uses.
 """
 
 
 class Character:
-    """One token a character of the training text."""
+    """One token per character of the text."""
 
     kind = "char"
 
@@ -44,7 +44,7 @@ class Character:
         if (numbers < 0).any():
             unknown = decoded[int(np.argmax(numbers < 0))]
             what = f"character {unknown!r} is not in the vocabulary of the training text"
-            remedy = "leave it out, or prepare with --tokenizer byte"
+            remedy = "remove it, or prepare with --tokenizer byte"
             raise UserError(what, "tokenizer char", remedy)
         return numbers
 
@@ -57,7 +57,7 @@ class Character:
 
 
 class Gpt2:
-    """The 50,256 byte pairs of GPT-2, by tiktoken."""
+    """The 50,256 byte pairs of GPT-2, encoded by tiktoken."""
 
     kind = "gpt2"
 
@@ -75,7 +75,7 @@ class Gpt2:
 
     @classmethod
     def fetch(cls) -> Gpt2:
-        """Load the vocabulary once into TIKTOKEN_CACHE_DIR; tiktoken checks its sha256."""
+        """Download the vocabulary into TIKTOKEN_CACHE_DIR if needed; tiktoken checks its sha256."""
         import tiktoken_ext.openai_public
 
         default = str(Path.home() / ".cache" / "tiktoken")
@@ -86,7 +86,7 @@ class Gpt2:
         except (OSError, ValueError) as error:
             reason = str(error).partition("\n")[0][:120]
             what = f"GPT-2's vocabulary could not be loaded ({reason})"
-            remedy = f"go online once, or fill the folder on another machine: {folder}"
+            remedy = f"go online once, or copy the folder from another machine: {folder}"
             raise UserError(what, "--tokenizer gpt2", remedy) from error
 
     def encode(self, text: bytes) -> np.ndarray:
@@ -104,7 +104,7 @@ class Gpt2:
 
 
 def restore(facts: dict[str, Any]) -> Tokenizer:
-    """The tokenizer that `prepare` put into the manifest."""
+    """Restore the tokenizer that `prepare` stored in the manifest."""
     if facts["kind"] == "char":
         return Character(facts["characters"])
     if facts["kind"] == "bpe":
@@ -116,5 +116,5 @@ def restore(facts: dict[str, Any]) -> Tokenizer:
 
 
 def byte_counts(tokenizer: Tokenizer) -> list[int]:
-    """How many bytes each token stands for: bits per byte compare models of any vocabulary."""
+    """Count the bytes of each token, for bits per byte, which compare any vocabularies."""
     return [len(tokenizer.decode([token])) for token in range(tokenizer.end + 1)]

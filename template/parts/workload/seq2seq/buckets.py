@@ -1,4 +1,4 @@
-"""The order `bucket`: samples of similar length share a batch, so that little of it is padding."""
+"""The order `bucket`: samples of similar length share a batch, so that it needs little padding."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BATCHES = 64  # batches (over all ranks) that are sorted together: random enough
 class Buckets(Order):
     """Sorts pools of `BATCHES` shuffled batches by length, then shuffles the batches.
 
-    Evaluation sorts all samples. lengths: (N,) of the samples.
+    Evaluation sorts all samples. lengths: the lengths of the samples (N,).
     """
 
     by_width = True
@@ -31,7 +31,7 @@ class Buckets(Order):
         return positions, np.ones(positions.shape, bool)
 
     def arrange(self, epoch: int) -> np.ndarray:
-        """(batches, columns) int64 positions in `range(count)`, −1 for padding."""
+        """Return positions in `range(count)`, (batches, columns) int64, with −1 for padding."""
         padded = np.full(len(self) * self.batch_size_all_ranks, -1, np.int64)
         if not self.train:
             padded[: self.count] = np.argsort(self._lengths, kind="stable")

@@ -1,12 +1,16 @@
-"""What a sample is: a pair of texts, a source and the target that is to be made from it.
+"""What a sample is: a pair of texts, a source and the target to predict from it.
 
-The store holds the tokens of all sources one after the other, `source` (N,), those of all targets,
-`target` (M,), where each pair begins in both, `offsets` (P + 1, 2), and how many bytes of text each
-target stands for, `target_bytes` (P,). Every text ends with the token `end`. Nothing is padded on
-the disk.
+The prepared dataset has four arrays, without padding:
 
-Shapes: `P` pairs, `B` pairs in a batch, `S` source and `T` target tokens of the longest in it,
-rounded up.
+* `source` (N,): the tokens of all sources, one after the other
+* `target` (M,): the tokens of all targets
+* `offsets` (P + 1, 2): where each pair begins in both
+* `target_bytes` (P,): the number of bytes of each target's text
+
+Every text ends with the token `end`.
+
+Shapes: `P` pairs, `B` pairs in a batch, `S` source and `T` target tokens (the longest of a batch,
+rounded up).
 """
 
 from __future__ import annotations
@@ -33,13 +37,13 @@ from .settings import WORKLOAD
 from .tokenizer import restore
 
 IGNORE = -100
-"""Target that is none; F.cross_entropy leaves it out by default."""
+"""Marks a missing target; F.cross_entropy ignores it by default."""
 
 SIDES = ("source", "target")
-# Of padded lengths: rows of a matrix in fp8 come in 16s, other tensor cores like 8s.
+# Lengths are padded to a multiple of this: fp8 needs 16, and 8 suits other tensor cores.
 MULTIPLE = {"fp8": 16}
 TOGETHER = 1024  # pairs that are written at a time
-COUNTED = 32 << 20  # target tokens that the count model learns from; more hardly change it
+COUNTED = 32 << 20  # target tokens that the count model uses; more hardly change its result
 SAMPLE_LIMITS = (160, 64)  # bytes of a synthetic source and target
 LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
 
@@ -47,7 +51,7 @@ LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
 class Samples:
     """The pairs of one split. See `engine.interfaces.Samples`."""
 
-    training = False  # set by the loader's maker; evaluation also needs the bytes of each target
+    training = False  # set by the code that builds the loader; evaluation also reads `target_bytes`
 
     def __init__(self, store: Store, settings: Any, split: str):
         first, last = store.splits[split]
@@ -64,11 +68,11 @@ class Samples:
         return {"bucket": partial(Buckets, lengths=self.likeness())}
 
     def likeness(self) -> np.ndarray:
-        """(P,) a key by which neighbours have sources and targets of like length.
+        """Return sort keys (P,) that put sources and targets of similar length next to each other.
 
-        Sources by steps of 30 %, and inside a step the targets, upwards and downwards in turn: a
-        quarter less padding than by the sum of both where the two lengths have little to do with
-        each other.
+        Keys order sources by steps of 30 %, and targets within a step, upwards and downwards in
+        turn. If the two lengths are nearly independent, this gives a quarter less padding than
+        sorting by their sum.
         """
         source, target = np.diff(self.offsets, axis=0).T
         step = np.ceil(np.log(source) / np.log(1.3)).astype(np.int64)
@@ -78,11 +82,11 @@ class Samples:
 
     @property
     def tokens(self) -> int:
-        """Targets of a mean sample, for tokens per second: padding is none."""
+        """The mean number of targets per sample, without padding, for tokens per second."""
         return round(self._mean()[1])
 
     def typical(self) -> Batch:
-        """One sample of mean lengths, without content, for counting FLOPs."""
+        """Return one sample of zeros with the mean lengths, to count FLOPs."""
         source_length, target_length = (max(round(length), 1) for length in self._mean())
         source = torch.zeros(1, source_length, dtype=torch.int64)
         target = torch.zeros(1, target_length, dtype=torch.int64)
@@ -111,16 +115,16 @@ class Samples:
         return spans
 
     def batch(self, rows: dict[str, Rows]) -> Batch:
-        """`source` (B, S), whether a token is there, `decoder_input` and `targets` (B, T); int64.
+        """Return `source` and `source_present` (B, S), `decoder_input` and `targets` (B, T).
 
-        A target behind the end is IGNORE. The decoder sees each target one place later, behind
+        Targets after the end are IGNORE. The decoder sees the targets shifted by one, after
         `start`.
         """
         source = rows["source"].values.to(torch.int64)
         target = rows["target"].values.to(torch.int64)
         longest = max(source.shape[1], target.shape[1])
         place = torch.arange(longest, device=source.device)
-        # An absent sample has one token too: attention over nothing would be nan.
+        # Padding rows also get one token, because attention over nothing would be nan.
         lengths = rows["source"].lengths.clamp(min=1)
         present = place[: source.shape[1]] < lengths[:, None]
         behind = place[: target.shape[1]] >= rows["target"].lengths[:, None]
@@ -136,7 +140,7 @@ class Samples:
 
 
 class Pair(NamedTuple):
-    """Tokens of a source and its target, both with `end`, and the bytes of the target's text."""
+    """The tokens of a source and its target, both with `end`; and the bytes of the target text."""
 
     source: np.ndarray
     target: np.ndarray
@@ -146,7 +150,7 @@ class Pair(NamedTuple):
 def tokenize(
     tokenizer: Tokenizer, source: str, target: str, limits: Sequence[int]
 ) -> tuple[Pair, list[bool]]:
-    """A pair cut to at most `limits` tokens, `end` included; and which of its sides were cut."""
+    """Tokenize a pair, cut to `limits` tokens including `end`; also return which sides were cut."""
     sides = []
     is_cut = []
     for text, limit in zip((source, target), limits, strict=True):
@@ -167,7 +171,7 @@ def write(
     facts: dict[str, Any],
     source: dict[str, Any] | None = None,
 ) -> None:
-    """Write pairs as a store. facts: `vocabulary`, `start` and more that `prepare` knows."""
+    """Write pairs as a dataset. facts: its metadata, with at least `vocabulary` and `start`."""
     with StoreWriter(folder, WORKLOAD) as writer:
         write_pairs(writer, tokenizer, splits, facts)
         writer.source = source or {}
@@ -179,7 +183,7 @@ def write_pairs(
     splits: Mapping[str, Iterable[Pair]],
     facts: dict[str, Any],
 ) -> None:
-    """Write the pairs of each split as they come; `longest` is a target of the first split."""
+    """Write the pairs of each split; `longest` is the length of the longest training target."""
     dtype = "uint16" if facts["vocabulary"] <= 2**16 else "uint32"
     stop = np.zeros((1, 2), np.int64)  # where the last pair ends in both arrays
     writer.append("offsets", stop)
@@ -211,7 +215,7 @@ def write_pairs(
 
 
 def batched(pairs: Iterable[Pair]) -> Iterator[list[Pair]]:
-    """Some pairs at a time."""
+    """Yield pairs in batches."""
     pairs = iter(pairs)
     batch = list(islice(pairs, TOGETHER))
     while batch:
@@ -220,11 +224,10 @@ def batched(pairs: Iterable[Pair]) -> Iterator[list[Pair]]:
 
 
 def synthesize(folder: Path, settings: Any) -> None:
-    """Write docstrings of this machine's Python standard library: sources are their bodies, targets
-    their summary lines.
+    """Write docstrings of the installed Python standard library.
 
-    The modules are shuffled, always in the same way; a tenth of the pairs validates and a tenth
-    tests.
+    Sources are their bodies, and targets their summary lines. The modules are shuffled, always in
+    the same way. One pair in ten is for validation, and one in ten for the test.
     """
     tokenizer = Byte()
     texts = islice(unique(docstrings()), settings.data.sample_pairs)
@@ -247,7 +250,7 @@ def synthesize(folder: Path, settings: Any) -> None:
 
 
 def unique(pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """Each pair where it comes for the first time."""
+    """Yield each pair once, when it first occurs."""
     seen = set()
     for pair in pairs:
         if pair not in seen:
@@ -256,7 +259,7 @@ def unique(pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
 
 
 def docstrings() -> Iterator[tuple[str, str]]:
-    """(body, summary line) of each docstring of the standard library that has both."""
+    """Yield (body, summary line) of each docstring of the standard library that has both."""
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     for path in modules():
         try:
@@ -273,7 +276,7 @@ def docstrings() -> Iterator[tuple[str, str]]:
 
 
 def modules() -> list[Path]:
-    """The modules of the standard library without its tests, shuffled always in the same way."""
+    """Return the modules of the standard library without its tests, in a fixed random order."""
     root = Path(sysconfig.get_path("stdlib"))
     paths = sorted(root.rglob("*.py"))
     paths = [path for path in paths if not LEFT_OUT & set(path.relative_to(root).parts)]
@@ -282,14 +285,14 @@ def modules() -> list[Path]:
 
 
 def baseline_loss(store: Store, split: str) -> float:
-    """The loss of a guess: every token is as likely."""
+    """Return the loss of a uniform guess over the vocabulary."""
     return float(np.log(store.facts["vocabulary"]))
 
 
 def baselines(store: Store, settings: Any, split: str) -> dict[str, dict[str, float]]:
-    """What one reaches without the source.
+    """Return the metrics of a baseline that ignores the source.
 
-    By counts of which byte follows which two in the training targets.
+    It counts which byte follows two others in the training targets.
     """
     train = _bytes(store, "train")
     measured = _bytes(store, split)
@@ -300,7 +303,7 @@ def baselines(store: Store, settings: Any, split: str) -> dict[str, dict[str, fl
 
 
 def _bytes(store: Store, split: str) -> np.ndarray:
-    """(N,) bytes of a split's targets as int64, 256 behind each."""
+    """Return the bytes (N,) int64 of a split's targets, with 256 after each target."""
     tokenizer = restore(store.facts["tokenizer"])
     pairs = store.splits[split]
     start, stop = store.arrays["offsets"].rows()[pairs, 1].tolist()

@@ -1,6 +1,6 @@
-"""Predicted pairs at an evaluation, for the report and the tracker. Yours to change.
+"""Predictions for some pairs, for the report and the tracker. Change them as you like.
 
-`examples` returns texts in Markdown, or matplotlib figures, by name; hooks/examples.py calls it.
+`examples` returns texts in Markdown, or matplotlib figures, by name. hooks/examples.py calls it.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from .engine.interfaces import Batch
     from .engine.project import Project
 
-SAMPLES = 1  # at least: one batch
-PAIRS = 16  # of them
+SAMPLES = 1  # the minimum, which is one batch
+PAIRS = 16  # pairs of that batch to show
 
 
 def answer(project: Project, batch: Batch) -> Batch:
-    """`text` (PAIRS, longest), decoded greedily.
+    """Return `text` (PAIRS, longest), decoded greedily.
 
-    For a sharded model, the likeliest token after the true ones: decoding ends at another length
-    on each rank, and a sharded model needs all ranks for every token.
+    A sharded model predicts each token after the true ones instead. It needs all ranks for every
+    token, but decoding ends at another length on each rank.
     """
     model = project.model
     if project.distributed.forward_exchanges:
@@ -36,7 +36,7 @@ def answer(project: Project, batch: Batch) -> Batch:
 
 
 def examples(batch: Batch, predictions: Batch, project: Project) -> dict[str, str]:
-    """Sources, targets and what the model made of them, the least like first."""
+    """Show sources, targets and predictions, the least similar ones first."""
     tokenizer = restore(project.store.facts["tokenizer"])
 
     def text(tokens: Tensor) -> str:
@@ -52,6 +52,6 @@ def examples(batch: Batch, predictions: Batch, project: Project) -> dict[str, st
         similarity = SequenceMatcher(None, texts[1], texts[2]).ratio()
         pairs.append((similarity, texts))
     rows = [(*texts, f"{similarity:.0%}") for similarity, texts in sorted(pairs)]
-    title = "Pairs of the validation, the least alike first"
-    lines = table(title, ("source", "target", "prediction", "alike"), rows)
+    title = "Pairs of the validation split, least similar first"
+    lines = table(title, ("source", "target", "prediction", "similarity"), rows)
     return {"pairs": "\n".join(lines)}

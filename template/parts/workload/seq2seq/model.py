@@ -1,9 +1,9 @@
-"""T5 by `transformers`: its layers, weights and decoding.
+"""T5 from `transformers`: its layers, weights and decoding.
 
-Replace it with your own: `build_model` is all that the engine calls.
+Replace it with your own: the engine calls only `build_model`.
 
-Training runs the library's layers in a loop of its own, which adds mask and relative positions up
-once, not in every layer; a test compares it with the library's.
+Training calls the library's layers in a loop of its own. It adds mask and relative positions once,
+not in every layer. A test compares the results with the library's.
 
 Shapes: `B` pairs, `S` source and `T` target tokens, `C` width, `H` heads, `V` padded vocabulary.
 """
@@ -33,22 +33,22 @@ from .dataset import IGNORE
 from .engine.errors import UserError
 from .engine.interfaces import Batch, Output
 
-# The vocabulary becomes a multiple of it: tensor cores take whole tiles (nanoGPT: 25 % on A100).
+# The vocabulary is padded to a multiple of this, which suits tensor cores (nanoGPT: 25 % on A100).
 PAD = 64
-ATTENTION = "one_bias"  # the name that the library knows `attend` by
-UNFUSED = {"cpu"}  # PyTorch's fused kernel has neither dropout nor a gradient of the bias there
+ATTENTION = "one_bias"  # the name under which `attend` is registered in the library
+UNFUSED = {"cpu"}  # where PyTorch's fused kernel lacks dropout and a gradient of the bias
 CONFIG = "config.json"
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
 def build_model(settings: Any, facts: dict[str, Any]) -> Seq2Seq:
-    """Raises `UserError` where pretrained weights cannot be loaded or do not fit the data."""
+    """Build the model. Raises `UserError` if pretrained weights cannot be loaded or do not fit."""
     sizes = settings.model
     if sizes.pretrained:
         return Seq2Seq(load_pretrained(sizes, facts), facts)
     size = sizes.shape
-    # The types of T5Config do not know these two.
+    # These two are not in the type hints of T5Config.
     of_tokens = {"decoder_start_token_id": facts["start"], "eos_token_id": facts["end"]}
     config: Any = T5Config(
         vocab_size=-(-facts["vocabulary"] // PAD) * PAD,
@@ -67,10 +67,10 @@ def build_model(settings: Any, facts: dict[str, Any]) -> Seq2Seq:
 
 
 def load_pretrained(sizes: Any, facts: dict[str, Any]) -> T5ForConditionalGeneration:
-    """A T5 from a folder, or from the hub or its cache by name; its own sizes, our dropout.
+    """Load a T5 from a folder, or by name from the hub or its cache.
 
-    Weights are float32, from safetensors; a pickle only where `model.allow_pickle` says so, as
-    loading it can run code.
+    The sizes come from the checkpoint, dropout from the settings. Weights are float32, from
+    safetensors. Pickles need `model.allow_pickle`, because loading them can run code.
     """
     name = sizes.pretrained
     where = f"model.pretrained {name}"
@@ -94,19 +94,19 @@ def load_pretrained(sizes: Any, facts: dict[str, Any]) -> T5ForConditionalGenera
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         reason = " ".join(str(error).split())[:160]
         what = f"the pretrained model cannot be loaded ({reason})"
-        remedy = "give a folder with a whole T5, or go online once"
-        remedy += "; of weights in a pickle see model.allow_pickle"
+        remedy = "provide a folder with a complete T5, or go online once"
+        remedy += "; for weights in a pickle, see model.allow_pickle"
         raise UserError(what, where, remedy) from error
 
     missing = sorted(report["missing_keys"])
     if missing:
-        what = f"the pretrained weights lack {len(missing)} of the model's, such as {missing[0]}"
-        raise UserError(what, where, "give the whole checkpoint")
+        what = f"weights missing in the checkpoint: {len(missing)}, such as {missing[0]}"
+        raise UserError(what, where, "provide the complete checkpoint")
     return model
 
 
 def check_folder(folder: Path, allow_pickle: bool, where: str) -> None:
-    """Raises `UserError` where a file is missing, or the weights are a pickle not allowed."""
+    """Raise `UserError` if a file is missing, or if the weights are a pickle and not allowed."""
     if not folder.is_dir():
         return
     names = {path.name for path in folder.iterdir()}
@@ -119,13 +119,13 @@ def check_folder(folder: Path, allow_pickle: bool, where: str) -> None:
         what = f"the pretrained folder is incomplete: no {lacking}"
         raise UserError(what, where, "copy all of the model's files")
     if names.isdisjoint(WEIGHTS) and not allow_pickle:
-        what = "the pretrained weights are a pickle, which can run code of its author"
+        what = "the pretrained weights are a pickle, which can run its author's code"
         remedy = "convert them to safetensors, or set model.allow_pickle true if you trust them"
         raise UserError(what, where, remedy)
 
 
 def check_fit(config: Any, facts: dict[str, Any], where: str) -> None:
-    """Raises `UserError` for a checkpoint that is no T5, or whose tokens are not the data's."""
+    """Raise `UserError` for a checkpoint that is not a T5, or does not fit the data's tokens."""
     if config.model_type != "t5":
         what = f"the pretrained model is a {config.model_type}, not a T5"
         raise UserError(what, where, "choose a T5")
@@ -146,9 +146,10 @@ def attend(
     attention_mask: Tensor | None,
     **named: Any,
 ) -> tuple[Tensor, None]:
-    """Attention with positions and mask as one bias; query (B, H, T, D) to (B, T, H, D).
+    """Attention with one bias for positions and mask; query (B, H, T, D) to (B, T, H, D).
 
-    T5 scales nothing. The library's decoding hands them over apart, our training already added up.
+    T5 does not scale its scores. The library's decoding passes positions and mask separately;
+    training has already added them.
     """
     bias = named["position_bias"]
     dropout = named["dropout"]
@@ -170,12 +171,12 @@ AttentionMaskInterface.register(ATTENTION, eager_mask)
 
 
 class Layer(T5Block):
-    """A layer of the library's, of encoder or decoder, as the engine knows it."""
+    """A layer of the library's encoder or decoder, with what the engine needs to know."""
 
-    ragged = True  # batches have many lengths: compiled for any of them
+    ragged = True  # batches have many lengths, so compile for dynamic shapes
 
     def apart(self) -> list[nn.Module]:
-        """The bias by relative positions: the first layer has it, computed once for all."""
+        """Return the module of relative positions, which only the first layer has."""
         attention: Any = self.layer[0].SelfAttention
         if attention.has_relative_attention_bias:
             return [attention.relative_attention_bias]
@@ -183,7 +184,7 @@ class Layer(T5Block):
 
 
 class Seq2Seq(nn.Module):
-    """Source tokens to the loss of the target's. One weight is embedding of both sides and head."""
+    """Predicts target tokens from source tokens. Both embeddings and the head share one weight."""
 
     def __init__(self, t5: Any, facts: dict[str, Any]):
         super().__init__()
@@ -193,7 +194,7 @@ class Seq2Seq(nn.Module):
         self.longest = facts["longest"]
         for layer in self.blocks():
             layer.__class__ = Layer
-        unused = list(range(self.vocabulary, t5.config.vocab_size))  # what pads the vocabulary
+        unused = list(range(self.vocabulary, t5.config.vocab_size))  # the padding of the vocabulary
         t5.generation_config = GenerationConfig(
             eos_token_id=self.end,
             pad_token_id=self.end,
@@ -202,7 +203,7 @@ class Seq2Seq(nn.Module):
         )
 
     def blocks(self) -> list[nn.Module]:
-        """All layers, for compiling, checkpointing and sharding one by one."""
+        """All layers, which are compiled, checkpointed and sharded one by one."""
         return [*self.t5.encoder.block, *self.t5.decoder.block]
 
     def forward(self, batch: Batch) -> Output:
@@ -220,7 +221,7 @@ class Seq2Seq(nn.Module):
 
         right = logits[..., : self.vocabulary].argmax(-1) == targets
         sample = present.any(1)
-        # Where every token is right after the ones before it, greedy decoding gives exactly these.
+        # If every token is right given the true ones before it, greedy decoding gives this target.
         exact = (right | ~present).all(1) & sample
         metrics = {
             "loss_per_byte": (total, batch["target_bytes"].sum()),
@@ -230,7 +231,7 @@ class Seq2Seq(nn.Module):
         return output._replace(metrics=metrics)
 
     def _encode(self, source: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, S, C), and what keeps attention off the padding, (B, 1, 1, S)."""
+        """Return hidden states (B, S, C), and a mask for the padding (B, 1, 1, S)."""
         stack = self.t5.encoder
         length = source.shape[1]
         absent = ~present[:, None, None]
@@ -242,7 +243,7 @@ class Seq2Seq(nn.Module):
         return stack.dropout(stack.final_layer_norm(x)), closed
 
     def _decode(self, tokens: Tensor, memory: Tensor, closed: Tensor) -> Tensor:
-        """Logits (B, T, V). No mask for padding: it lies behind all targets."""
+        """Return logits (B, T, V). Padding needs no mask, since it comes after all targets."""
         stack = self.t5.decoder
         length = tokens.shape[1]
         place = torch.arange(length, device=tokens.device)
@@ -257,9 +258,9 @@ class Seq2Seq(nn.Module):
         return self.t5.lm_head(x)
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
-        """`prediction` (B, longest training target) int64: the likeliest after the true tokens.
+        """Return `prediction` (B, longest training target) int64: each token after the true ones.
 
-        `end` behind a target's own; `generate` needs no target.
+        It is padded with `end`. Unlike this method, `generate` needs no targets.
         """
         memory, bias = self._encode(batch["source"], batch["source_present"])
         logits = self._decode(batch["decoder_input"], memory, bias)
@@ -270,10 +271,10 @@ class Seq2Seq(nn.Module):
 
     @torch.no_grad()
     def generate(self, source: Tensor, present: Tensor, longest: int, beams: int = 1) -> Tensor:
-        """Targets (B, longest) for sources (B, S): greedily, or the best of a search with `beams`.
+        """Return targets (B, longest) for sources (B, S), by greedy or beam search.
 
-        Rows are padded with `end`. The library decodes, with a cache of keys and values, eagerly:
-        lengths change with every token.
+        Rows are padded with `end`. The library decodes with a cache of keys and values. This is not
+        compiled, because lengths change with every token.
         """
         with torch.compiler.set_stance("force_eager"):
             targets = self.t5.generate(
@@ -288,7 +289,7 @@ class Seq2Seq(nn.Module):
 
 
 def _positions(stack: Any, length: int) -> Tensor:
-    """(1, H, length, length) bias of the relative positions, in the dtype of attention."""
+    """Return the bias of relative positions (1, H, length, length), in the dtype of attention."""
     attention = stack.block[0].layer[0].SelfAttention
     bias = attention.compute_bias(length, length)
     device = bias.device.type

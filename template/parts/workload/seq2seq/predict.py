@@ -1,4 +1,4 @@
-"""Let a trained run make targets: for a split of the prepared data, or for new sources."""
+"""Predict targets with a trained run: for a split of the prepared dataset, or for new sources."""
 
 from __future__ import annotations
 
@@ -22,40 +22,45 @@ if TYPE_CHECKING:
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of `predict`."""
+    """Add the flags of `predict`."""
     add_flags(parser, ".tsv or .jsonl", "predictions.tsv")
     add = parser.add_argument
     add(
         "--input",
         type=typed_path,
         metavar="FILE",
-        help="sources: .tsv (what is behind a tab is left out), .jsonl or .txt",
+        help="new sources: .tsv (the text before the first tab), .jsonl, .parquet or .txt",
     )
-    add("--text", metavar="TEXT", help="one source; its prediction is printed")
-    add("--source-key", default="source", metavar="NAME", help="of .jsonl (default: source)")
+    add("--text", metavar="TEXT", help="a single source, whose prediction is printed")
+    add(
+        "--source-key",
+        default="source",
+        metavar="NAME",
+        help="field of .jsonl or .parquet with the source (default: source)",
+    )
     add(
         "--beams",
         type=int,
         default=1,
         metavar="N",
-        help="1 decodes greedily, more search (default: 1)",
+        help="beams of the search; 1 decodes greedily (default: 1)",
     )
     add(
         "--max-tokens",
         type=int,
         default=0,
         metavar="N",
-        help="longest prediction (default: as in training)",
+        help="maximum length of a prediction (default: as in training)",
     )
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
-    """Write a line with source, prediction and, of a split, target for each pair, in order."""
+    """Write a line with source and prediction for each pair, and with target for a split."""
     folder = find_run(arguments.run)
     output = output_path(arguments.output, folder / "predictions.tsv", ".tsv", ".jsonl")
     if arguments.beams < 1 or arguments.max_tokens < 0:
-        what = "not a number of beams or tokens"
-        raise UserError(what, "--beams, --max-tokens", "give 1 or more")
+        what = "invalid number of beams or tokens"
+        raise UserError(what, "--beams, --max-tokens", "use 1 or more")
 
     sources = read_sources(arguments)
     settings = load(folder / "config.resolved.yaml")
@@ -79,7 +84,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
 
 
 def read_sources(arguments: argparse.Namespace) -> list[str]:
-    """New sources; none where a split is asked for."""
+    """Return new sources, or an empty list to predict a split."""
     if arguments.text is not None:
         return [arguments.text]
     if arguments.input is None:
@@ -87,22 +92,22 @@ def read_sources(arguments: argparse.Namespace) -> list[str]:
     path = Path(arguments.input)
     sources = []
     if has_rows(path):
-        for _, (text,) in rows(path, (arguments.source_key,), "name it by --source-key"):
+        for _, (text,) in rows(path, (arguments.source_key,), "name the field with --source-key"):
             sources.append(text)
     else:
         has_targets = ".tsv" in path.suffixes[-2:]
         for _, line in lines(path):
             sources.append(line.partition("\t")[0] if has_targets else line)
     if not sources:
-        raise UserError("no source in it", str(path), "give a file that is not empty")
+        raise UserError("no source in the file", str(path), "provide a file that is not empty")
     return sources
 
 
 def new_sources(sources: list[str], trained: Store, folder: Path) -> None:
-    """Write new sources as a store into `folder`, with the facts of the training data.
+    """Write new sources as a dataset into `folder`, with the metadata of the training data.
 
-    Longer sources are cut, and what training had not is unknown, as `prepare` does where it is
-    asked to. Raises `UserError` for such symbols where it was not, and for sources without text.
+    Long sources are cut to the training limit. Raises `UserError` for sources without text, and for
+    symbols that training does not know, unless `prepare` had the flag `--unknown`.
     """
     from ..dataset import tokenize, write
     from ..tokenizer import restore
@@ -112,7 +117,7 @@ def new_sources(sources: list[str], trained: Store, folder: Path) -> None:
     num_empty = sum(not text.strip() for text in sources)
     if num_empty:
         what = f"{num_empty:,} of {len(sources):,} sources have no text"
-        raise UserError(what, "--text, --input", "leave them out: a prediction would mean nothing")
+        raise UserError(what, "--text, --input", "remove them: a prediction would mean nothing")
     check_known(sources, tokenizer, trained)
 
     pairs = []
@@ -127,8 +132,8 @@ def new_sources(sources: list[str], trained: Store, folder: Path) -> None:
 
 
 def check_known(sources: list[str], tokenizer: Any, trained: Store) -> None:
-    """Print which symbols training had not. Raises `UserError` where it knows no such symbol."""
-    if not hasattr(tokenizer, "unseen"):  # bytes and their pairs know every text
+    """Print the symbols that are new. Raises `UserError` if training had no unknown symbol."""
+    if not hasattr(tokenizer, "unseen"):  # bytes and byte pairs can encode every text
         return
     unseen = Counter(symbol for text in sources for symbol in tokenizer.unseen(text))
     if not unseen:
@@ -136,13 +141,13 @@ def check_known(sources: list[str], tokenizer: Any, trained: Store) -> None:
     shown = ", ".join(repr(symbol) for symbol, _ in unseen.most_common(5))
     what = f"{unseen.total():,} symbols are in no training pair ({shown})"
     if not trained.source.get("unknown", True):
-        remedy = "leave them out, or prepare with --unknown and train"
+        remedy = "remove them, or run prepare with --unknown and train again"
         raise UserError(what, "--text, --input", remedy)
-    print(f"note: {what}: to the model they are all one unknown symbol")
+    print(f"note: {what}: the model sees them all as one unknown symbol")
 
 
 def predict(project: Any, loader: Loader, arguments: argparse.Namespace) -> list[dict[str, str]]:
-    """`source`, `prediction` and `target` of each pair of the loader, in the order of the store."""
+    """Return `source`, `prediction` and `target` of each pair, in the order of the dataset."""
     from ..tokenizer import restore
 
     tokenizer = restore(project.store.facts["tokenizer"])
@@ -173,5 +178,5 @@ def as_json(row: dict[str, str]) -> str:
 
 
 def as_tab(row: dict[str, str]) -> str:
-    """Tabs and line ends inside a text become spaces."""
+    """Join the texts with tabs; tabs and newlines inside a text become spaces."""
     return "\t".join(" ".join(value.replace("\t", " ").splitlines()) for value in row.values())

@@ -1,4 +1,4 @@
-"""Turn pairs of texts into the tokens that training reads."""
+"""Turn pairs of texts into the prepared dataset of tokens that training reads."""
 
 from __future__ import annotations
 
@@ -20,104 +20,113 @@ if TYPE_CHECKING:
     from ..dataset import Pair
     from ..engine.store import Store, StoreWriter
 
-    Made = tuple[Tokenizer, int, int]  # with the vocabulary and the token a decoder starts from
+    Made = tuple[Tokenizer, int, int]  # tokenizer, vocabulary, and the decoder's first token
 
 BYTES = 257  # the smallest vocabulary of byte pairs: all bytes, and the end of a text
 TOGETHER = 1024  # pairs that are fetched at a time
-PADDED = 100_000  # pairs that tell the share of padding
+PADDED = 100_000  # pairs that estimate the fraction of padding
 SPLITS = ("train", "validation", "test")
 Text = tuple[str, str, str]
-"""Source, target, and where they stand."""
+"""Source, target, and their place in a file."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of `prepare`."""
+    """Add the flags of `prepare`."""
     add = parser.add_argument
     add(
         "--input",
         required=True,
         type=typed_path,
         metavar="FILE",
-        help="pairs: .tsv (source TAB target), .jsonl (also .gz), .parquet",
+        help="file with pairs: .tsv (source TAB target) or .jsonl (also .gz), or .parquet",
     )
     add(
         "--validation",
         type=typed_path,
         metavar="FILE",
-        help="pairs that validate; then --input is not split",
+        help="file with the validation pairs, so that --input is not split",
     )
-    add("--test", type=typed_path, metavar="FILE", help="pairs that test, with --validation")
+    add("--test", type=typed_path, metavar="FILE", help="file with the test pairs")
     add(
         "--source-key",
         default="source",
         metavar="NAME",
-        help="of .jsonl and .parquet (default: source)",
+        help="field of .jsonl or .parquet with the source (default: source)",
     )
     add(
         "--target-key",
         default="target",
         metavar="NAME",
-        help="of .jsonl and .parquet (default: target)",
+        help="field of .jsonl or .parquet with the target (default: target)",
     )
-    add("--prefix", default="", metavar="TEXT", help='before each source, such as "summarize: "')
+    add("--prefix", default="", metavar="TEXT", help='text before each source: "summarize: "')
     add_tokenizer(parser)
     add(
-        "--max-source", type=int, default=512, metavar="N", help="tokens of a source (default: 512)"
+        "--max-source",
+        type=int,
+        default=512,
+        metavar="N",
+        help="maximum number of tokens of a source (default: 512)",
     )
     add(
-        "--max-target", type=int, default=128, metavar="N", help="tokens of a target (default: 128)"
+        "--max-target",
+        type=int,
+        default=128,
+        metavar="N",
+        help="maximum number of tokens of a target (default: 128)",
     )
     add(
         "--too-long",
         choices=["cut", "skip", "refuse"],
         default="cut",
-        help="longer ones (default: cut)",
+        help="what to do with longer texts; refuse is an error (default: cut)",
     )
     add(
         "--split",
         default="0.9,0.05,0.05",
         metavar="TRAIN,VALIDATION,TEST",
-        help="shares that add up to 1, or numbers of pairs; test may be 0 (default: %(default)s)",
+        help="fractions that add up to 1, or numbers of pairs; test may be 0 (default: "
+        "%(default)s)",
     )
-    drop = "leave pairs without a target out; without it they are an error"
+    drop = "leave out pairs without a target, which are an error otherwise"
     add("--drop-missing-targets", action="store_true", help=drop)
     add(
         "--seed",
         type=int,
         default=0,
         metavar="N",
-        help="of the shuffle before the split (default: 0)",
+        help="seed of the shuffle before the split (default: 0)",
     )
     add_dry_run(parser)
 
 
 def add_tokenizer(parser: argparse.ArgumentParser) -> None:
-    """Flags of how texts become tokens."""
+    """Add the flags of the tokenizer."""
     add = parser.add_argument
     add(
         "--tokenizer",
         choices=["byte", "char", "space", "bpe", "pretrained"],
         default="byte",
-        help="a token for each byte, char or word between spaces; byte pairs of these texts;"
-        " those of --pretrained (default: byte)",
+        help="one token per byte, per character or per word between spaces, byte pairs learned"
+        " from the texts, or the tokenizer of --pretrained (default: byte)",
     )
     add(
         "--vocabulary",
         type=int,
         default=8192,
         metavar="N",
-        help="tokens that bpe learns (default: 8192)",
+        help="size of the vocabulary that bpe learns (default: 8192)",
     )
-    add("--pretrained", metavar="NAME", help="folder or hub name of the T5 whose tokenizer to take")
+    add("--pretrained", metavar="NAME", help="folder or hub name of the T5 whose tokenizer to use")
     add(
         "--unknown",
         action="store_true",
-        help="one token for what training has not, instead of an error",
+        help="replace symbols that training does not have by one token, instead of an error",
     )
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
-    """Read all pairs, learn the tokenizer from the training ones, write tokens; print counts."""
+    """Read all pairs, learn the tokenizer from the training pairs, and write the tokens."""
     from ..engine.store import Store, StoreWriter
     from ..settings import WORKLOAD
 
@@ -137,7 +146,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
 def write_all(
     writer: StoreWriter, arguments: argparse.Namespace, given: Made | None
 ) -> list[tuple[str, str]]:
-    """Write all pairs; return what to print of them. given: the tokenizer, if not to be learnt."""
+    """Write all pairs; return lines to print. given: the tokenizer, unless it is to be learned."""
     from ..dataset import write_pairs
 
     texts, num_copies, num_without_target = split_texts(writer, arguments)
@@ -178,7 +187,7 @@ def write_all(
 
 
 def report(store: Store, settings: Any, lines: list[tuple[str, str]]) -> None:
-    """Print what was made. lines: what only the writing knows."""
+    """Print a summary of the dataset. lines: what `write_all` returned."""
     from ..dataset import Samples
 
     sizes = [f"{last - first:,} {split}" for split, (first, last) in store.splits.items()]
@@ -194,29 +203,29 @@ def report(store: Store, settings: Any, lines: list[tuple[str, str]]) -> None:
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """Raises `UserError` for flags that are wrong alone or together."""
+    """Raise `UserError` for flags that are invalid, alone or together."""
     split_shares(arguments.split)
     if arguments.tokenizer == "bpe" and arguments.vocabulary <= BYTES:
         where = f"--vocabulary {arguments.vocabulary}"
         what = f"byte pairs need a vocabulary above {BYTES}"
-        raise UserError(what, where, "give more, such as 8192")
+        raise UserError(what, where, "use a larger one, such as 8192")
     if (arguments.tokenizer == "pretrained") != (arguments.pretrained is not None):
         what = "--tokenizer pretrained and --pretrained belong together"
-        remedy = "give both, such as --pretrained google-t5/t5-base, or none"
+        remedy = "add both, such as --pretrained google-t5/t5-base, or none"
         raise UserError(what, "command line", remedy)
     if arguments.test and not arguments.validation:
-        what = "a file to test and none to validate"
-        raise UserError(what, "--test", "give --validation too")
+        what = "a test file, but no validation file"
+        raise UserError(what, "--test", "add --validation, too")
     if min(arguments.max_source, arguments.max_target) < 2:
         where = "--max-source, --max-target"
-        raise UserError("a text has a token and its end", where, "give 2 or more")
+        raise UserError("a text needs a token and its end", where, "use 2 or more")
     if arguments.seed < 0:
         what = f"a seed cannot be {arguments.seed}"
-        raise UserError(what, "--seed", "give a whole number from 0 on")
+        raise UserError(what, "--seed", "use 0 or a larger whole number")
 
 
 class Texts:
-    """Pairs by their numbers, in a file that a writer has for the time being: not in memory."""
+    """The pairs with the given numbers, read from a writer's temporary file, not from memory."""
 
     def __init__(self, writer: StoreWriter, numbers: np.ndarray):
         self._writer = writer
@@ -238,7 +247,7 @@ class Texts:
 
 
 class Reading:
-    """Writes the texts of files as they come, each pair once, into arrays of a writer."""
+    """Reads the pairs of files into temporary arrays of a writer, without copies."""
 
     def __init__(self, writer: StoreWriter, arguments: argparse.Namespace):
         from ..texts import Seen
@@ -251,7 +260,7 @@ class Reading:
         self.num_without_target = 0
 
     def read(self, file: str) -> int:
-        """Return how many pairs the file has that came in no file before."""
+        """Read a file; return how many of its pairs are new."""
         from ..texts import together
 
         num_kept = 0
@@ -266,8 +275,8 @@ class Reading:
             if new:
                 self._write(new)
         if not num_kept:
-            remedy = "give a file with pairs that the others have not"
-            raise UserError("no pair in it", file, remedy)
+            remedy = "provide a file with pairs that no other file has"
+            raise UserError("no new pair in the file", file, remedy)
         return num_kept
 
     def _write(self, pairs: list[tuple[str, ...]]) -> None:
@@ -283,9 +292,9 @@ class Reading:
 def split_texts(
     writer: StoreWriter, arguments: argparse.Namespace
 ) -> tuple[dict[str, Texts], int, int]:
-    """The pairs of each split, each once; how many copies were left out, how many had no target.
+    """Return the pairs of each split, without copies; and count copies and missing targets.
 
-    A copy in another split would let a model pass by heart.
+    A copy in another split would let a model succeed by memorizing.
     """
     import numpy as np
 
@@ -300,7 +309,7 @@ def split_texts(
         sizes = split_sizes(arguments.split, len(order), "pair", rounded=1)
         order = np.random.default_rng(arguments.seed).permutation(len(order))
     borders = np.cumsum([0, *sizes]).tolist()
-    borders.append(borders[-1])  # a file to validate and none to test
+    borders.append(borders[-1])  # an empty test split, if there is --validation without --test
     splits = {}
     for name, (first, last) in zip(SPLITS, pairwise(borders), strict=False):
         splits[name] = Texts(writer, order[first:last])
@@ -308,7 +317,7 @@ def split_texts(
 
 
 def read_pairs(path: Path, arguments: argparse.Namespace) -> Iterator[Text]:
-    """The pairs of a file. Raises `UserError`, with the line, for what is no pair.
+    """Yield the pairs of a file. Raises `UserError`, with the line, for an invalid pair.
 
     Targets may be empty with `--drop-missing-targets`.
     """
@@ -317,31 +326,31 @@ def read_pairs(path: Path, arguments: argparse.Namespace) -> Iterator[Text]:
             what = "no tab between source and target"
             if len(pair) > 1:
                 what = f"{len(pair) - 1} tabs in a pair"
-            raise UserError(what, where, "write one pair a line: source, one tab, target")
+            raise UserError(what, where, "write one pair per line: source, one tab, target")
         source, target = pair
         if not source.strip():
-            remedy = "fill it in, or take the line out"
+            remedy = "fill it in, or remove the line"
             raise UserError("the source is empty", where, remedy)
         if not target.strip() and not arguments.drop_missing_targets:
-            remedy = "fill it in, or take the line out, or say --drop-missing-targets"
+            remedy = "fill it in, remove the line, or add --drop-missing-targets"
             raise UserError("the target is empty", where, remedy)
         yield source, target, where
 
 
 def read_rows(path: Path, arguments: argparse.Namespace) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """(where, texts) of each row or line."""
+    """Yield (where, texts) of each row or line."""
     from ..texts import has_rows, lines, rows
 
     if has_rows(path):
         may_lack = (arguments.target_key,) if arguments.drop_missing_targets else ()
-        remedy = "fix it, or name the keys by --source-key and --target-key"
+        remedy = "fix it, or name the fields with --source-key and --target-key"
         keys = (arguments.source_key, arguments.target_key)
         yield from rows(path, keys, remedy, may_lack)
     elif ".tsv" in path.suffixes[-2:]:
         for number, line in lines(path):
             yield f"{path}, line {number}", tuple(line.split("\t"))
     else:
-        what = "pairs come from .tsv or .jsonl, also .gz, or from .parquet"
+        what = "the file is not .tsv or .jsonl (also .gz), nor .parquet"
         raise UserError(what, str(path), "rename or convert the file")
 
 
@@ -352,7 +361,7 @@ def encode(
     texts: Texts,
     too_long: Counter[str],
 ) -> Iterator[Pair]:
-    """The tokens of a split's pairs; `too_long` counts what was."""
+    """Yield the tokens of a split's pairs, and count long texts in `too_long`."""
     from tqdm import tqdm
 
     from ..dataset import tokenize
@@ -371,13 +380,13 @@ def encode(
             yield pair
     if len(texts) and not num_kept:
         what = f"every pair of {split} is too long"
-        raise UserError(what, f"--too-long {arguments.too_long}", "use cut")
+        raise UserError(what, f"--too-long {arguments.too_long}", "use --too-long cut")
 
 
 def make_tokenizer(arguments: argparse.Namespace, train: Texts) -> Made:
-    """The tokenizer that is asked for, its vocabulary, and the token that a decoder starts from.
+    """Return the tokenizer that `--tokenizer` names, its vocabulary, and the decoder's first token.
 
-    It is learnt from the training pairs alone.
+    It is learned from the training pairs only.
     """
     from ..bytepairs import Byte, Pairs
     from ..tokenizer import Symbols
@@ -398,7 +407,7 @@ def make_tokenizer(arguments: argparse.Namespace, train: Texts) -> Made:
 
 
 def pretrained_tokenizer(name: str) -> Made:
-    """Of a T5 in a folder or on the hub: `tokenizer.json` and the numbers in `config.json`."""
+    """Load the tokenizer of a T5 from a folder or the hub, with the numbers in `config.json`."""
     from tokenizers import Tokenizer as Library
     from transformers import T5Config
 
@@ -414,31 +423,31 @@ def pretrained_tokenizer(name: str) -> Made:
         end = config.eos_token_id
         start = config.decoder_start_token_id
         vocabulary = config.vocab_size
-    except Exception as error:  # of the hub's own classes, and of tokenizers' Rust
+    except Exception as error:  # the hub and tokenizers (in Rust) raise classes of their own
         reason = " ".join(str(error).split())[:160]
         if folder.is_dir():
             for file in ("tokenizer.json", "config.json"):
                 if not (folder / file).is_file():
                     reason = f"it has no {file}"
         what = f"the tokenizer cannot be loaded ({reason})"
-        remedy = "give a folder with all of the model's files, or go online once"
+        remedy = "provide a folder with all of the model's files, or go online once"
         raise UserError(what, f"--pretrained {name}", remedy) from error
     return Pretrained(library.to_str(), end), vocabulary, start
 
 
 def check_known(tokenizer: Any, texts: dict[str, Texts]) -> None:
-    """Raises `UserError` for the first symbol that training has not."""
+    """Raise `UserError` for the first symbol that no training pair has."""
     for split in ("validation", "test"):
         for source, target, where in texts[split]:
             unseen = tokenizer.unseen(source) + tokenizer.unseen(target)
             if unseen:
                 what = f"{split} has {unseen[0]!r}, which no training pair has"
-                remedy = "--unknown makes one token of all such symbols, --tokenizer byte knows all"
+                remedy = "add --unknown to use one token for such symbols, or use --tokenizer byte"
                 raise UserError(what, where, remedy)
 
 
 def padding(samples: Any, settings: Any, kind: str) -> list[float]:
-    """Shares of source and target places that are padding, in an epoch's batches of training."""
+    """Return the fractions of padding in sources and targets, in an epoch's training batches."""
     from ..engine.order import Order
 
     order = samples.orders.get(kind, Order)(len(samples), settings)

@@ -1,4 +1,4 @@
-"""The settings of your model and of your data; change them with model.py and dataset.py."""
+"""The settings of your model and your data. Change them together with model.py and dataset.py."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pydantic import Field
 from .engine.config import BatchSize, Decay, LoaderSettings, Natural, Section, defaults
 
 WORKLOAD = "seq2seq"
-"""What the data in a store are for; another project refuses them."""
+"""Stored in each prepared dataset; a project with another workload rejects the dataset."""
 
 LEARNING_RATE = 1e-3
-"""Default of optimizer.learning_rate for fresh weights; it belongs to the model."""
+"""The default of optimizer.learning_rate for new weights, which depends on the model."""
 
 
 class Data(LoaderSettings):
-    """Where the pairs lie, in which order they come and how they reach the device."""
+    """Where the dataset is, the order of its pairs, and how they reach the device."""
 
     batch_size: BatchSize = 16
     order: Literal["bucket", "auto", "full", "block", "time"] = "bucket"
@@ -24,7 +24,7 @@ class Data(LoaderSettings):
 
 
 class Size(NamedTuple):
-    """Layers of encoder and decoder, heads, width, numbers of a head, units of a hidden layer."""
+    """Layers of encoder and decoder each, heads, width, width of a head, units of hidden layers."""
 
     layers: int
     heads: int
@@ -43,7 +43,7 @@ SIZES = {
 
 
 class Model(Section):
-    """A T5: encoder, decoder, relative positions."""
+    """A T5: an encoder and a decoder with relative positions."""
 
     size: Literal["tiny", "small", "base", "large"] = "tiny"
     layers: Natural = 0
@@ -57,7 +57,7 @@ class Model(Section):
 
     @property
     def shape(self) -> Size:
-        """The size with what `layers`, `heads`, `width` and `hidden` replace."""
+        """The size, with `layers`, `heads`, `width` and `hidden` replaced if they are set."""
         size = SIZES[self.size]
         for name in ("layers", "heads", "width", "hidden"):
             value = getattr(self, name)

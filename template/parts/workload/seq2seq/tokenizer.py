@@ -1,7 +1,7 @@
-"""Text to token numbers and back.
+"""Convert text to tokens and back.
 
-Each tokenizer is plain data in the manifest: a run needs no other file. All end a text with a token
-of their own, `end`, which stands for none of it.
+The manifest contains the whole tokenizer, so that a run needs no other file. Each tokenizer has a
+token `end`, which ends a text and has no characters.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from .bytepairs import Byte, Pairs, Tokenizer
 
 
 class Symbols:
-    """One token a character, or one a word between spaces, of those that the training pairs have.
+    """One token per character, or per word between spaces, of the training pairs.
 
-    One token more, `unknown`, stands for all others.
+    One more token, `unknown`, stands for all other symbols.
     """
 
     def __init__(self, kind: str, symbols: Sequence[str]):
@@ -29,7 +29,7 @@ class Symbols:
 
     @classmethod
     def learn(cls, kind: str, texts: Iterable[str]) -> Symbols:
-        """Knows every symbol of `texts`. kind: `char` or `space`."""
+        """Learn every symbol of `texts`. kind: `char` or `space`."""
         symbols = {symbol for text in texts for symbol in split(kind, text)}
         return cls(kind, sorted(symbols))
 
@@ -39,7 +39,7 @@ class Symbols:
         return np.array(numbers, np.int64)
 
     def unseen(self, text: str) -> list[str]:
-        """Symbols of `text` that become `unknown`."""
+        """Return the symbols of `text` that become `unknown`."""
         return [symbol for symbol in split(self.kind, text) if symbol not in self._numbers]
 
     def decode(self, tokens: Sequence[int]) -> bytes:
@@ -61,7 +61,7 @@ def split(kind: str, text: str) -> Sequence[str]:
 
 
 class Pretrained:
-    """The tokenizer of a pretrained model, by the `tokenizers` library."""
+    """The tokenizer of a pretrained model, run by the `tokenizers` library."""
 
     kind = "pretrained"
 
@@ -85,7 +85,7 @@ class Pretrained:
 
 
 def restore(facts: dict[str, Any]) -> Tokenizer:
-    """The tokenizer that `prepare` put into the manifest."""
+    """Restore the tokenizer that `prepare` stored in the manifest."""
     if facts["kind"] == "byte":
         return Byte()
     if facts["kind"] == "bpe":

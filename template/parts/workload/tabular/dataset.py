@@ -1,7 +1,7 @@
 """What a sample is: one row of the table.
 
-Replace it with your own, together with `commands/prepare.py`. `prepare/rows.py` says what the store
-has.
+Replace it with your own, together with `commands/prepare.py`. `prepare/rows.py` describes the
+arrays of the prepared dataset.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .settings import WORKLOAD
 class Samples:
     """The rows of one split. See `engine.interfaces.Samples`."""
 
-    training = False  # set by the loader's maker
+    training = False  # set by the code that builds the loader
 
     def __init__(self, store: Store, settings: Any, split: str):
         self.store = store
@@ -41,18 +41,18 @@ class Samples:
         return batch
 
 
-# --- what one reaches without a model
+# --- baselines: metrics without a model
 
 
 def _target(store: Store, split: str) -> np.ndarray:
-    """(N,) targets of a split, float64 or classes."""
+    """Return the targets (N,) of a split: float64, or int64 classes."""
     first, last = store.splits[split]
     target = store.arrays["target"].read(first, last)
     return target.astype(np.float64 if store.facts["task"] == "regression" else np.int64)
 
 
 def finish(metrics: dict[str, float], store: Store, split: str) -> dict[str, float]:
-    """Add `r2`: 1 − squared error ÷ variance of the split's targets, unless all are equal."""
+    """Add `r2` for regression: 1 − squared error ÷ variance of the split's targets."""
     variance = _target(store, split).var()
     if variance > 0 and "mse_original" in metrics:
         return {**metrics, "r2": 1 - metrics["mse_original"] / float(variance)}
@@ -60,10 +60,10 @@ def finish(metrics: dict[str, float], store: Store, split: str) -> dict[str, flo
 
 
 def baselines(store: Store, settings: Any, split: str) -> dict[str, dict[str, float]]:
-    """The mean of the training targets, or the commonest training class.
+    """Return the metrics of the mean of the training targets, or of the most frequent class.
 
-    The log loss of `majority` is that of the training rows' class fractions: a certain answer
-    would have none.
+    The log loss of `majority` uses the class fractions of the training rows as probabilities,
+    since a probability of 0 would make it infinite.
     """
     target = _target(store, split)
     facts = store.facts["target"]
@@ -88,13 +88,13 @@ def baselines(store: Store, settings: Any, split: str) -> dict[str, dict[str, fl
 
 
 def baseline_loss(store: Store, split: str) -> float:
-    """The loss of the mean of the training targets, or of the fractions of their classes."""
+    """Return the loss of the mean training target, or of the training class fractions."""
     (row,) = baselines(store, None, split).values()
     return row["mse"] if "mse" in row else row["log_loss"]
 
 
 def _made_up_harvest(count: int) -> Table:
-    """Rows of six numbers, a category and a target; some cells are empty."""
+    """Generate rows of six numbers, a category and a target; some cells are empty."""
     random = np.random.default_rng(20)
     x = random.standard_normal((count, 6))
     soil = random.integers(1, 5, count).astype(np.int32)
@@ -116,7 +116,7 @@ def _made_up_harvest(count: int) -> Table:
 
 
 def synthesize(folder: Path, settings: Any) -> None:
-    """Write 20,000 rows of a made-up harvest, always the same."""
+    """Write 20,000 rows of a synthetic harvest, which are always the same."""
     count = 20_000
     table = _made_up_harvest(count)
     rows = np.arange(count)

@@ -1,6 +1,6 @@
-"""Plots and tables of the model at an evaluation, for the report and the tracker. Yours to change.
+"""Plots and tables of predictions, for the report and the tracker. Change them as you like.
 
-`examples` returns figures, and texts in Markdown, by name; hooks/examples.py calls it.
+`examples` returns figures, and texts in Markdown, by name. hooks/examples.py calls it.
 Shapes: `N` rows, `K` classes.
 """
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from .engine.interfaces import Batch
     from .engine.project import Project
 
-SAMPLES = 2000  # of the validation split, from its beginning
+SAMPLES = 2000  # the first ones of the validation split
 WORST = 8
-WRITTEN = 20  # classes whose counts still fit into the matrix
+WRITTEN = 20  # up to this number of classes, the matrix shows counts
 
 
 def examples(batch: Batch, predictions: Batch, project: Project) -> dict[str, Figure | str]:
-    """Predictions against truth, or the confusion matrix and the classes; and the worst rows."""
+    """Show predictions against truth, or a confusion matrix and the classes; and the worst rows."""
     facts = project.store.facts["target"]
     if "classes" in facts:
         return _of_classes(batch, predictions, facts["classes"])
@@ -60,7 +60,7 @@ def _of_classes(batch: Batch, predictions: Batch, names: list[str]) -> dict[str,
 
 
 def scatter(target: np.ndarray, prediction: np.ndarray, name: str) -> Figure:
-    """Predictions over truth, and how errors are spread; both (N,)."""
+    """Plot predictions against truth, and a histogram of the errors; both (N,)."""
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     tidy(left, f"{name}: prediction against truth, {len(target):,} rows", "truth", "prediction")
@@ -72,7 +72,7 @@ def scatter(target: np.ndarray, prediction: np.ndarray, name: str) -> Figure:
 
 
 def worst(error: np.ndarray, columns: dict[str, np.ndarray]) -> str:
-    """The rows of the largest errors (N,), a table of the columns (N,)."""
+    """Return a table of the rows with the largest errors (N,), with the given columns (N,)."""
     order = error.argsort()[: -WORST - 1 : -1]
     cells = [values[order].tolist() for values in columns.values()]
     rows = list(zip(*cells, strict=True))
@@ -80,7 +80,7 @@ def worst(error: np.ndarray, columns: dict[str, np.ndarray]) -> str:
 
 
 def classes(counts: np.ndarray, names: list[str]) -> str:
-    """Precision, recall and F1 of each class, a table; counts (K, K) as of `confusion`."""
+    """Return a table of precision, recall and F1 by class; counts (K, K) as in `confusion`."""
     right = counts.diagonal()
     taken = counts.sum(0)
     true = counts.sum(1)
@@ -93,8 +93,7 @@ def classes(counts: np.ndarray, names: list[str]) -> str:
 
 
 def confusion(counts: np.ndarray, names: list[str]) -> Figure:
-    """What the rows of each class were taken for, (K, K), coloured by fraction of the true
-    class."""
+    """Plot counts (K, K) by true and predicted class, coloured by fraction of the true class."""
     size = min(3 + 0.45 * len(names), 11)
     figure = Figure(figsize=(size + 1, size), layout="constrained")
     axes = figure.subplots()

@@ -1,4 +1,4 @@
-"""A residual MLP for tables. Replace it with your own: `build_model` is all that the engine calls.
+"""A residual MLP for tables. Replace it with your own: the engine calls only `build_model`.
 
 Shapes: `B` rows in a batch, `F` numeric columns, `C` category columns, `K` classes.
 """
@@ -15,7 +15,7 @@ from .engine.interfaces import Batch, Output
 
 
 class Block(nn.Module):
-    """Residual hidden layer: x + dropout(relu(linear(x))), (B, width) to (B, width)."""
+    """A residual hidden layer: x + dropout(relu(linear(x))), (B, width) to (B, width)."""
 
     def __init__(self, width: int, dropout: float):
         super().__init__()
@@ -29,13 +29,12 @@ class Block(nn.Module):
 
 
 class Network(nn.Module):
-    """Columns to hidden units to outputs.
+    """An MLP from the columns to the outputs.
 
-    The scaler is part of it: batches hold values as measured.
-
-    A missing number counts as the column's mean; columns that had gaps in training also tell the
-    network so, by an input that is 1 there. Categories share one embedding table; entry 0 of each
-    is for missing and unknown ones and starts at zero.
+    The scaler is part of the network, since batches contain original units. A missing number
+    becomes the column's mean. For each column with gaps in training, an extra input is 1 where the
+    number is missing. Categories share one embedding table. Row 0 of each category is for missing
+    and unknown values, and is initialized to zero.
     """
 
     mean: Tensor
@@ -66,16 +65,16 @@ class Network(nn.Module):
         self.head = nn.Linear(sizes.width, outputs)
 
     def blocks(self) -> list[nn.Module]:
-        """The repeated layers, for compiling, checkpointing and sharding one by one."""
+        """The repeated layers, which are compiled, checkpointed and sharded one by one."""
         return list(self.layers)
 
     def outputs(self, batch: Batch) -> Tensor:
-        """(B, outputs) float32, also under autocast."""
+        """Return outputs (B, outputs), in float32 even under autocast."""
         parts = []
         if len(self.mean):
             features = batch["features"]  # (B, F), NaN where a cell was empty
             scaled = (features - self.mean) / self.std
-            if len(self.gaps):  # a number of columns, known on the host
+            if len(self.gaps):  # the length is known on the host, so the device need not wait
                 parts.append(features[:, self.gaps].isnan().float())
                 scaled = scaled.nan_to_num()
             parts.append(scaled)
@@ -89,7 +88,7 @@ class Network(nn.Module):
 
 
 class Regression(Network):
-    """One number per row, learnt in standard deviations of the training targets."""
+    """Predicts one number per row, in standard deviations of the training targets."""
 
     target_mean: Tensor
     target_std: Tensor
@@ -104,7 +103,7 @@ class Regression(Network):
         present = batch["present"]
         total_weight = present.sum(dtype=torch.float32)
         target = (batch["target"] - self.target_mean) / self.target_std
-        # There is no error where the batch is filled up.
+        # Padding rows have no error.
         target = torch.where(present, target, prediction.detach())
         squares = functional.mse_loss(prediction, target, reduction="sum")
         loss = squares / total_weight.clamp(min=1)
@@ -121,13 +120,13 @@ class Regression(Network):
         return Output(loss, total_weight, metrics)
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
-        """`prediction` (B,) in the target's own units."""
+        """Return `prediction` (B,) in the target's own units."""
         output = self.outputs(batch).squeeze(1)
         return {"prediction": output * self.target_std + self.target_mean}
 
 
 class Classification(Network):
-    """A class per row."""
+    """Predicts a class per row."""
 
     def __init__(self, settings: Any, facts: dict[str, Any]):
         super().__init__(settings, facts, outputs=len(facts["target"]["classes"]))
@@ -147,13 +146,13 @@ class Classification(Network):
         return Output(loss, total_weight, metrics)
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
-        """`prediction` (B,) int64, the number of the likeliest class, and `probability` (B, K)."""
+        """Return `prediction` (B,) int64, the most likely class, and `probability` (B, K)."""
         probability = self.outputs(batch).softmax(1)
         return {"prediction": probability.argmax(1), "probability": probability}
 
 
 def build_model(settings: Any, facts: dict[str, Any]) -> nn.Module:
-    """The network that fits the data's facts: their columns, scaler, categories and task."""
+    """Build the network for the dataset's metadata: its columns, scaler, categories and task."""
     if facts["task"] == "regression":
         return Regression(settings, facts)
     return Classification(settings, facts)

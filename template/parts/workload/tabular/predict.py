@@ -1,4 +1,4 @@
-"""Predict with a trained run: for a split of the prepared data, or for new rows of a CSV file."""
+"""Predict with a trained run: for a split of the prepared dataset, or for the rows of a file."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of `predict`."""
+    """Add the flags of `predict`."""
     add_flags(parser, ".npz or .csv", "predictions.npz")
     add_input(parser, "new rows, with or without the target", required=False)
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
-    """Write `prediction` for each row, in the order of the rows, and `target` where it is known.
+    """Write `prediction` for each row, in the order of the rows, and `target` if it is known.
 
-    Classes are numbers, with `probability` (N, K) and their names `classes`; in CSV they have
-    their names.
+    In a .npz file, classes are numbers, with `probability` (N, K) and the names `classes`. In a CSV
+    file, classes are names.
     """
     folder = find_run(arguments.run)
     output = output_path(arguments.output, folder / "predictions.npz", ".npz", ".csv")
@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
 
 
 def new_rows(path: Path, flags: dict[str, Any], trained: Store, folder: Path) -> None:
-    """Write a table as a store into `folder`, with the facts of the training data."""
+    """Write a table as a dataset into `folder`, with the metadata of the training data."""
     import numpy as np
 
     from ..engine.store import StoreWriter
@@ -79,7 +79,7 @@ def new_rows(path: Path, flags: dict[str, Any], trained: Store, folder: Path) ->
 
 
 def as_csv(rows: dict[str, np.ndarray], classes: list[str] | None) -> bytes:
-    """Lines, `row` counting from 1; classes by name, with a column of probabilities for each."""
+    """Return the content of a CSV file: rows from 1, classes by name, and their probabilities."""
     import numpy as np
     import pyarrow as pa
     from pyarrow.csv import write_csv

@@ -1,4 +1,4 @@
-"""Turn a table (CSV, Parquet, Feather) into the data folder that training reads."""
+"""Turn a table (CSV, Parquet, Feather) into the prepared dataset that training reads."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ if TYPE_CHECKING:
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of `prepare`."""
+    """Add the flags of `prepare`."""
     add = parser.add_argument
     add_input(parser, "a table")
     add("--target", required=True, metavar="COLUMN", help="the column to predict")
     tasks = ["regression", "classification"]
-    add("--task", required=True, choices=tasks, help="of a number, or a class")
+    add("--task", required=True, choices=tasks, help="predict a number, or a class")
 
-    text = "shares that add up to 1, or numbers of rows; test may be 0 (default: %(default)s)"
+    text = "fractions that add up to 1, or numbers of rows; test may be 0 (default: %(default)s)"
     add("--split", default="0.7,0.15,0.15", metavar="TRAIN,VALIDATION,TEST", help=text)
-    text = "leave rows without a target out; without it they are an error"
+    text = "leave out rows without a target, which are an error otherwise"
     add("--drop-missing-targets", action="store_true", help=text)
-    text = "of the shuffle before the split (default: 0)"
+    text = "seed of the shuffle before the split (default: 0)"
     add("--seed", type=int, default=0, metavar="N", help=text)
-    text = "do not shuffle: the last rows of the file are for test"
+    text = "do not shuffle: the last rows of the file become the test split"
     add("--keep-order", action="store_true", help=text)
 
-    text = "its numbers are names; repeatable"
+    text = "treat the numbers of a column as names; repeatable"
     add("--category", action="append", default=[], metavar="COLUMN", help=text)
     text = "leave a column out; repeatable"
     add("--drop", action="append", default=[], metavar="COLUMN", help=text)
-    text = "numbers in place of each column of times: hour,weekday,month, or some of these"
+    text = "replace each column of times by numbers: hour,weekday,month, or some of these"
     add("--time-features", default="", metavar="NAMES", help=text)
-    text = "most values of a category (default: 1000)"
+    text = "maximum number of values of a category (default: 1000)"
     add("--max-levels", type=int, default=1000, metavar="N", help=text)
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
-    """Read the file once, learn from the training rows, then write all of them."""
+    """Read the file once, compute the metadata from the training rows, then write all rows."""
     from ..engine.store import StoreWriter
     from ..prepare.columns import MISSING, Columns, survey
     from ..prepare.tables import Source
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
 
     if arguments.seed < 0:
         what = f"a seed cannot be {arguments.seed}"
-        raise UserError(what, "--seed", "give a whole number from 0 on")
+        raise UserError(what, "--seed", "use 0 or a larger whole number")
     parts = time_parts(arguments.time_features)
     source = Source(Path(arguments.input), MISSING, vars(arguments))
     blocks = source.blocks("reading")
@@ -77,18 +77,21 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
 
 
 def time_parts(given: str) -> list[str]:
-    """The names of `--time-features`."""
+    """Return the names in `--time-features`."""
     from ..prepare.columns import TIMES
 
     parts = [name.strip() for name in given.split(",") if name.strip()]
     if not {*TIMES} >= {*parts}:
-        what = f"'{given}' is no part of a time"
-        raise UserError(what, "--time-features", f"take of {','.join(TIMES)}")
+        what = f"'{given}' is not a time feature"
+        raise UserError(what, "--time-features", f"choose from {','.join(TIMES)}")
     return parts
 
 
 def fill(writer: StoreWriter, table: Table, arguments: argparse.Namespace) -> list[tuple[str, ...]]:
-    """Split the rows, learn from those that train, write all. Returns a line for each column."""
+    """Split the rows and write them, with metadata from the training rows.
+
+    Returns a summary line for each column.
+    """
     import numpy as np
 
     from ..prepare.rows import describe, write
@@ -108,27 +111,27 @@ def fill(writer: StoreWriter, table: Table, arguments: argparse.Namespace) -> li
 
 
 def check(table: Table, facts: dict[str, Any], arguments: argparse.Namespace) -> None:
-    """Raise `UserError` for what cannot be meant, and print what may not be."""
+    """Raise `UserError` for data that cannot be right, and print a note for suspicious columns."""
     from ..prepare.tables import COMMAS, has_commas
 
     path = arguments.input
     if len(facts["target"].get("classes", [])) == 1:
         where = f"{path}, column '{arguments.target}'"
-        raise UserError("all training rows have one class", where)
+        raise UserError("all training rows have one class", where, "check --target and --split")
 
     for name in facts["columns"]:
         cells = table.levels.get(name, [])
         if name not in arguments.category and has_commas(cells):
-            remedy = f"{COMMAS}, or --category '{name}'"
+            remedy = f"{COMMAS}, or add --category '{name}'"
             raise UserError(f"'{cells[0]}' is not a number", f"{path}, column '{name}'", remedy)
         if len(cells) > max(len(table) // 2, 20):
             what = f"{len(cells):,} different values in {len(table):,} rows"
-            remedy = f"an id tells nothing: --drop '{name}'; of times, see --time-features"
-            print(f"note: column '{name}' has {what}; {remedy}")
+            remedy = f"if it is an id, add --drop '{name}'; for times, see --time-features"
+            print(f"note: column '{name}' has {what}: {remedy}")
 
 
 def report(writer: StoreWriter, table: Table) -> None:
-    """Print which columns and how many rows there are."""
+    """Print the names of the columns and the numbers of rows."""
     for title, fact in (("numeric", "features"), ("category", "categories")):
         names = ", ".join(column["name"] for column in writer.facts[fact])
         print(f"{title + ' columns:':18}{names or 'none'}")

@@ -1,7 +1,7 @@
 """What a sample is: a window of history in each time frame, and the rows that follow.
 
-Replace it with your own, together with `commands/prepare.py`. `prepare/frames.py` says what the
-store has.
+Replace it with your own, together with `commands/prepare.py`. `prepare/frames.py` describes the
+arrays of the prepared dataset.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ METRICS = ("mse", "mae", "mse_original", "mae_original")
 class Samples:
     """The windows of one split. See `engine.interfaces.Samples`.
 
-    A window belongs to the split that holds all its targets. Training windows have their history in
-    the training rows as well; later histories reach back over the border. A split named `input` has
-    no targets: its last window forecasts what comes after the data.
+    A window belongs to the split that contains all its targets. The history of a training window is
+    also in the training rows, while later histories reach back across the border. The split
+    `input` has no targets: its last window forecasts the rows after the data.
     """
 
-    training = False  # set by the loader's maker
+    training = False  # set by the code that builds the loader
 
     def __init__(self, store: Store, settings: Sections | None, split: str):
         facts = store.facts
@@ -47,7 +47,7 @@ class Samples:
         stride = settings.data.stride if settings else 0
         self.orders = {"lanes": partial(Lanes, stride=stride or self.base["history"])}
         self.horizon = facts["horizon"] if split != "input" else 0
-        self.first = max(first, facts["reach"])  # of the first target
+        self.first = max(first, facts["reach"])  # row of the first target
         self.count = max(last - self.horizon - self.first + 1, 0)
         self._closed = []
         for frame in self.others:
@@ -65,7 +65,7 @@ class Samples:
         return spans
 
     def batch(self, rows: dict[str, Rows]) -> Batch:
-        """For each frame (B, T, C), and `target` (B, H, G), all in original units."""
+        """Return an array (B, T, C) for each frame, and `target` (B, H, G), in original units."""
         batch = {name: array.values for name, array in rows.items()}
         name = self.base["name"]
         history = self.base["history"]
@@ -82,11 +82,11 @@ def _window(ends: np.ndarray, present: np.ndarray, history: int, horizon: int) -
     return Spans(starts, np.where(present, width, 0), width)
 
 
-# --- what one reaches without a model
+# --- baselines: metrics without a model
 
 
 def finish(metrics: dict[str, float], store: Store, split: str) -> dict[str, float]:
-    """Add `r2`: 1 − squared error ÷ variance of the split's targets, in standard deviations."""
+    """Add `r2`: 1 − squared error ÷ variance of the split's standardized targets."""
     variance = float(_targets(store, *store.splits[split]).var(0).mean())
     if variance > 0 and "mse" in metrics:
         return {**metrics, "r2": 1 - metrics["mse"] / variance}
@@ -94,7 +94,7 @@ def finish(metrics: dict[str, float], store: Store, split: str) -> dict[str, flo
 
 
 def _targets(store: Store, first: int, last: int) -> np.ndarray:
-    """(rows, G) float64 target columns in standard deviations."""
+    """Return the standardized target columns (rows, G), float64."""
     targets = store.facts["targets"]
     frame = store.facts["frames"][0]
     values = store.arrays[frame["name"]].read(first, last)[:, targets]
@@ -102,9 +102,9 @@ def _targets(store: Store, first: int, last: int) -> np.ndarray:
 
 
 def baselines(store: Store, settings: Sections, split: str) -> dict[str, dict[str, float]]:
-    """Repeating the last value, and a linear map of the history.
+    """Return the metrics of repeating the last value, and of a linear map of the history.
 
-    The map is the best one of the history less its last value, shared by all targets.
+    The map is the least squares fit of the history minus its last value, shared by all targets.
     """
     if not len(Samples(store, settings, split)):
         return {}
@@ -126,7 +126,7 @@ def baselines(store: Store, settings: Sections, split: str) -> dict[str, dict[st
 
 
 def _error_sums(error: np.ndarray, scale: np.ndarray) -> list[float]:
-    """Sums of `METRICS`."""
+    """Return the sums over all errors, in the order of `METRICS`."""
     sums = []
     for values in (error, error * scale):
         sums += [np.square(values).sum(), np.abs(values).sum()]
@@ -134,7 +134,7 @@ def _error_sums(error: np.ndarray, scale: np.ndarray) -> list[float]:
 
 
 def baseline_loss(store: Store, split: str) -> float:
-    """The loss of repeating the last value, or of the mean of the training rows if better."""
+    """Return the loss of repeating the last value, or of the training mean if that is lower."""
     samples = Samples(store, None, split)
     first = samples.first
     count = len(samples)
@@ -149,9 +149,9 @@ def baseline_loss(store: Store, split: str) -> float:
 
 
 def _linear(store: Store) -> np.ndarray:
-    """(T + 1, H) least squares over the training windows.
+    """Return the least squares solution (T + 1, H) over the training windows.
 
-    It has a trace of ridge for columns that repeat.
+    A tiny ridge keeps it solvable if columns repeat.
     """
     size = store.facts["frames"][0]["history"] + 1
     left = np.zeros((size, size))
@@ -164,9 +164,9 @@ def _linear(store: Store) -> np.ndarray:
 
 
 def _examples(store: Store, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Histories and a one (B, G, T + 1), targets (B, H, G).
+    """Yield histories with a one appended (B, G, T + 1), and targets (B, H, G).
 
-    Both are in standard deviations from the last value.
+    Both are standardized differences from the last value.
     """
     samples = Samples(store, None, split)
     history = store.facts["frames"][0]["history"]
@@ -182,7 +182,7 @@ def _examples(store: Store, split: str) -> Iterator[tuple[np.ndarray, np.ndarray
 
 
 def _made_up_series(count: int) -> Series:
-    """Hours of three columns, made of days, weeks and a slow wandering."""
+    """Generate hourly rows of three columns, with daily and weekly cycles and slow drift."""
     random = np.random.default_rng(22)
     hours = np.arange(count)
     noise = random.standard_normal((len(hours), 3))
@@ -200,7 +200,7 @@ def _made_up_series(count: int) -> Series:
 
 
 def synthesize(folder: Path, settings: Any) -> None:
-    """Write 20,000 made-up hours, always the same."""
+    """Write 20,000 synthetic hours, which are always the same."""
     series = _made_up_series(20_000)
     splits = borders("0.7,0.15,0.15", len(series))
     frames = [Frame("H1", series, 48), Frame("H4", resample(series, 4 * 3600, {}), 24)]

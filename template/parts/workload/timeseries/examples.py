@@ -1,7 +1,7 @@
-"""Plots of the model at an evaluation, for the report and the tracker. Yours to change.
+"""Plots of forecasts, for the report and the tracker. Change them as you like.
 
-`examples` returns figures, and texts in Markdown, by name; hooks/examples.py calls it. Of several
-targets, they show the first. Shapes: `N` windows, `T` rows of history, `H` horizons.
+`examples` returns figures, and texts in Markdown, by name. hooks/examples.py calls it. With several
+targets, the plots show the first. Shapes: `N` windows, `T` rows of history, `H` horizons.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from .engine.interfaces import Batch
     from .engine.project import Project
 
-SAMPLES = 1000  # of the validation split, from its beginning
+SAMPLES = 1000  # the first ones of the validation split
 
 
 def examples(batch: Batch, predictions: Batch, project: Project) -> dict[str, Figure | str]:
-    """Forecasts against truth, the worst as well, and errors by horizon."""
+    """Plot forecasts against truth, including the worst one, and errors by horizon."""
     truth = _first_target(batch["target"])
     forecast = _first_target(predictions["prediction"])
 
-    # Windows of a file do not say where the target's history is; a series does.
+    # A file of windows does not say which column is the target's history; a series does.
     facts = project.store.facts
     past = np.zeros((len(truth), 0))
     if "frames" in facts:
@@ -39,12 +39,12 @@ def examples(batch: Batch, predictions: Batch, project: Project) -> dict[str, Fi
 
 
 def _first_target(values: Tensor) -> np.ndarray:
-    """(N, H) of (N, H) or (N, H, targets)."""
+    """Return (N, H) from (N, H) or (N, H, targets)."""
     return values.reshape(*values.shape[:2], -1)[..., 0].numpy()
 
 
 def forecasts(truth: np.ndarray, forecast: np.ndarray, past: np.ndarray) -> Figure:
-    """Three windows and the worst one: truth and forecast (N, H), the history (N, T)."""
+    """Plot three windows and the worst one; truth and forecast (N, H), past (N, T)."""
     num_windows = len(truth)
     worst = np.abs(forecast - truth).mean(1).argmax()
     ahead = np.arange(1, truth.shape[1] + 1)
@@ -62,7 +62,7 @@ def forecasts(truth: np.ndarray, forecast: np.ndarray, past: np.ndarray) -> Figu
 
 
 def errors(truth: np.ndarray, forecast: np.ndarray, past: np.ndarray) -> Figure:
-    """How the error grows with the horizon, next to that of the last value."""
+    """Plot the error by horizon, next to the error of repeating the last value."""
     figure = Figure(figsize=(11, 4), layout="constrained")
     axes = figure.subplots()
     ahead = np.arange(1, truth.shape[1] + 1)

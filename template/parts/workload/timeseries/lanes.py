@@ -10,10 +10,11 @@ from .order import Order
 
 
 class Lanes(Order):
-    """Each row of a batch (over all ranks) has its own stretch of samples, in steps of `stride`.
+    """Gives each row of a batch (over all ranks) a stretch of samples, in steps of `stride`.
 
-    Evaluation visits every sample: there are `stride` interleaved lanes, in turns of one batch over
-    all ranks. A fraction takes the newest samples, because neighbours belong together.
+    Evaluation visits every sample in `stride` interleaved lanes. A turn evaluates as many lanes as
+    a batch over all ranks has rows. `data.fraction` takes the newest samples, so that neighbours
+    stay together.
     """
 
     by_width = True
@@ -21,7 +22,7 @@ class Lanes(Order):
     def __init__(self, *order: Any, stride: int, **part: Any):
         super().__init__(*order, **part)
         self.stride = max(stride, 1)
-        # Samples of all training lanes.
+        # The number of steps of all training lanes together.
         self._steps = max(self.count // self.stride, min(self.count, 1))
         self._lanes = self._steps if self.train else min(self.stride, self.count)
         self.limit_batch(self._lanes)
@@ -35,10 +36,10 @@ class Lanes(Order):
         return positions + (self.length - self.count)
 
     def _turns(self) -> np.ndarray:
-        """(turns + 1,) batches at which turns begin and the last one ends; training has one."""
+        """Return the first batch of each turn, and the end (turns + 1,); training has one turn."""
         if self.train:
             return np.array([0, -(-self._steps // max(self._lanes, 1))])
-        # The first lane of a turn is the longest.
+        # A turn is as long as its first lane, which is the longest.
         lanes = np.arange(0, self._lanes, self.batch_size_all_ranks)
         steps = -(-(self.count - lanes) // self.stride)
         return np.append(0, np.cumsum(steps))
@@ -62,7 +63,7 @@ class Lanes(Order):
     def _train_positions(
         self, epoch: int, lane: np.ndarray, step: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the positions, and whether the lane has that step: some are longer by one."""
+        """Return the positions, and whether the lane has that step: some have one step more."""
         shortest, longer = divmod(self._steps, max(self._lanes, 1))
         offset = 0
         if self.count >= self.stride:

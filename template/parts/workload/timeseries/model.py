@@ -1,6 +1,6 @@
 """An LSTM forecaster for one or several time frames.
 
-Replace it with your own: `build_model` is all that the engine calls.
+Replace it with your own: the engine calls only `build_model`.
 
 Shapes: `B` windows in a batch, `T` rows of history, `C` columns, `H` horizons, `G` target columns.
 """
@@ -20,17 +20,16 @@ if TYPE_CHECKING:
     from .settings import Sections
 
 State = tuple[Tensor, Tensor]
-FLOAT32_ON_CPU = "the LSTM"  # named at the start of a run in half precision
+FLOAT32_ON_CPU = "the LSTM"  # the start of a run in half precision on a CPU prints this name
 
 
 class Encoder(nn.Module):
     """The LSTM of one time frame.
 
-    Recomputed if asked to, never compiled: that gains nothing for cuDNN's.
-    Under bf16 torch's autocast casts cuDNN's RNNs to float16, whatever else it is set to
-    (AutocastRNN.cpp): the numbers inside are small enough for its range; losses, weights and the
-    head do not pass through it. On a CPU it computes in float32 under any precision, because few
-    CPUs have an LSTM in half precision.
+    It supports activation checkpointing, but is never compiled, because compiling gains nothing for
+    cuDNN's LSTM. Autocast runs cuDNN's RNNs in float16, even under bf16 (AutocastRNN.cpp). The
+    standardized values inside fit its range; losses, weights and the head are not affected. On a
+    CPU, the LSTM computes in float32 with any precision, because few CPUs support half precision.
     """
 
     def __init__(self, columns: int, width: int, depth: int):
@@ -38,22 +37,21 @@ class Encoder(nn.Module):
         self.lstm = nn.LSTM(columns, width, depth, batch_first=True)
 
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        """(B, T, C) to the last output (B, width) and a new state, twice (depth, B, width)."""
+        """Return the last output (B, width) for x (B, T, C), and the LSTM's new state."""
         with torch.autocast("cpu", enabled=False):
             outputs, state = self.lstm(x.float(), state)
         return outputs[:, -1].float(), state
 
 
 class Forecaster(nn.Module):
-    """Frames to encoders to all horizons at once.
+    """Encodes each frame and forecasts all horizons at once.
 
-    The scalers are part of it: batches hold original units.
-
-    A state is carried through the frames whose history is no longer than the step of a lane: a
-    longer one would meet the same rows twice.
+    The scalers are part of the model, since batches contain original units. State is carried only
+    for frames whose history fits into the step of a lane, because a longer history would see the
+    same rows twice.
     """
 
-    # What `layout: script` calls layers, for weights of its runs.
+    # The names of these layers in weights from a project with `layout: script`.
     script_names: ClassVar = {"lstm": "encoders.0.lstm", "linear": "line"}
 
     target_mean: Tensor  # (1, G)
@@ -86,11 +84,11 @@ class Forecaster(nn.Module):
         self.carried = [in_lanes and length <= seconds[0] for length in seconds]
 
     def blocks(self) -> list[nn.Module]:
-        """The encoders, for recomputation and sharding one by one."""
+        """The encoders, which are checkpointed and sharded one by one."""
         return list(self.encoders)
 
     def forecast(self, batch: Batch) -> Tensor:
-        """(B, H, G) float32 in standard deviations, also under autocast."""
+        """Return standardized forecasts (B, H, G), in float32 even under autocast."""
         frames = []
         for name in self.names:
             mean = getattr(self, f"mean_{name}")
@@ -110,7 +108,7 @@ class Forecaster(nn.Module):
         return forecast
 
     def _encode(self, frames: list[Tensor], batch: Batch) -> Tensor:
-        """(B, frames × width), from the state that is carried and on to the next batch's."""
+        """Return hidden units (B, frames × width); apply and update the carried state."""
         states: dict[str, State] = {}
         if self.recurrent is not None:
             states = self.recurrent.apply(batch, self.training) or {}
@@ -149,17 +147,17 @@ class Forecaster(nn.Module):
         return Output(loss, total_weight, metrics)
 
     def predict(self, batch: Batch) -> dict[str, Any]:
-        """`prediction` (B, H, G) in the targets' own units."""
+        """Return `prediction` (B, H, G) in the targets' own units."""
         forecast = self.forecast(batch)
         return {"prediction": forecast * self.target_std + self.target_mean}
 
 
 def _turned(state: State) -> State:
-    """(depth, B, width) to (B, depth, width) and back: the engine masks lanes and shards by B."""
+    """Swap (depth, B, width) and (B, depth, width): the engine masks and splits states along B."""
     hidden, cell = (values.float().transpose(0, 1).contiguous() for values in state)
     return hidden, cell
 
 
 def build_model(settings: Sections, facts: dict[str, Any]) -> nn.Module:
-    """The forecaster that fits the data's facts: their frames, scalers, targets and horizon."""
+    """Build the forecaster for the dataset's metadata: frames, scalers, targets and horizon."""
     return Forecaster(settings, facts)

@@ -1,4 +1,4 @@
-"""Forecast with a trained run: a split of the prepared data, or new data."""
+"""Forecast with a trained run: for a split of the prepared dataset, or for new data."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from .prepare import add_new, new_store
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of `predict`."""
+    """Add the flags of `predict`."""
     add_flags(parser, ".npz", "predictions.npz")
     add_new(parser)
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
-    """Write `prediction` of N windows, `target` if known, `time` of a series' last known row."""
+    """Write `prediction` for each window, `target` if known, and `time`, its last known row."""
     folder = find_run(arguments.run)
     output = output_path(arguments.output, folder / "predictions.npz", ".npz")
     settings = load(folder / "config.resolved.yaml")

@@ -1,4 +1,4 @@
-"""Turn the table of a series into the data folder that training reads."""
+"""Turn the table of a series into the prepared dataset that training reads."""
 
 from __future__ import annotations
 
@@ -17,46 +17,47 @@ if TYPE_CHECKING:
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of `prepare`."""
+    """Add the flags of `prepare`."""
     add = parser.add_argument
     add_input(parser, "a series")
-    text = "rows a forecast looks at, one number for each frame (default: 96)"
+    text = "number of past rows that a forecast sees; with --frames, one per frame (default: 96)"
     add("--history", default="96", metavar="ROWS", help=text)
-    text = "rows to forecast (default: 24)"
+    text = "number of rows to forecast (default: 24)"
     add("--horizon", type=int, default=24, metavar="ROWS", help=text)
     text = (
-        "by time: shares that add up to 1, or numbers of rows; test may be 0 (default: %(default)s)"
+        "fractions of time that add up to 1, or numbers of rows; test may be 0 (default: "
+        "%(default)s)"
     )
     add("--split", default="0.7,0.15,0.15", metavar="TRAIN,VALIDATION,TEST", help=text)
 
-    text = "time of a row (default: the first); `none`: rows count"
+    text = "column with the time of a row, or `none` to count rows (default: the first column)"
     add("--time-column", metavar="COLUMN", help=text)
-    text = "columns to forecast, with commas between (default: all)"
+    text = "columns to forecast, separated by commas (default: all)"
     add("--targets", metavar="COLUMNS", help=text)
     text = "leave a column out; repeatable"
     add("--drop", action="append", default=[], metavar="COLUMN", help=text)
-    text = "the last known value for empty cells; without it they are an error"
+    text = "fill empty cells with the last known value; they are an error otherwise"
     add("--fill", choices=["last"], help=text)
 
-    text = "time frames by resampling, finest first: M1,M5,M15,H1,H4 (default: rows)"
+    text = "time frames to resample to, finest first, such as M1,M5,M15,H1,H4 (default: rows)"
     add("--frames", default="rows", metavar="NAMES", help=text)
     text = (
-        "how bars are made: first, max, min, last, sum (default: open, high, low, close and volume"
-        " as their names say, others last)"
+        "rule that makes bars of a column: first, max, min, last or sum (default: first for open, "
+        "max for high, min for low, sum for volume, last for others)"
     )
     add("--aggregate", default="", metavar="COLUMN=RULE", help=text)
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
-    """Read, check and write; print what was found."""
+    """Read, check and write the series, and print a summary."""
     from ..engine.store import Store, StoreWriter
     from ..prepare.series import EMPTY
     from ..prepare.tables import Source
     from ..settings import WORKLOAD
 
     if arguments.horizon < 1:
-        what = f"a horizon of {arguments.horizon} rows"
-        raise UserError(what, "--horizon", "give at least 1")
+        what = f"the horizon cannot be {arguments.horizon}"
+        raise UserError(what, "--horizon", "use at least 1 row")
     source = Source(Path(arguments.input), EMPTY, vars(arguments))
     with destination(load().data.path, arguments.dry_run) as folder:
         with StoreWriter(folder, WORKLOAD) as writer:
@@ -68,9 +69,9 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
 def fill(
     writer: StoreWriter, source: Source, arguments: argparse.Namespace
 ) -> tuple[list[Frame], list[tuple[str, ...]]]:
-    """Read the series, learn from its training rows, write all frames.
+    """Read the series and write all frames, with metadata from the training rows.
 
-    Returns the frames, and a line for each column.
+    Returns the frames, and a summary line for each column.
     """
     from ..prepare.frames import describe, make_frames, write_frames
     from ..prepare.series import read_series
@@ -103,7 +104,7 @@ def fill(
 
 
 def read_rules(given: str, columns: list[str], path: Path) -> dict[str, str]:
-    """Rule by column, of `--aggregate`."""
+    """Return the rules of `--aggregate` by column."""
     from ..prepare.frames import RULES
     from ..prepare.tables import place_of
 
@@ -112,24 +113,24 @@ def read_rules(given: str, columns: list[str], path: Path) -> dict[str, str]:
         column, _, rule = text.strip().partition("=")
         place_of(column, columns, path)
         if rule not in RULES:
-            raise UserError(f"no rule '{rule}'", "--aggregate", f"take {', '.join(RULES)}")
+            raise UserError(f"no rule '{rule}'", "--aggregate", f"choose {', '.join(RULES)}")
         rules[column] = rule
     return rules
 
 
 def read_histories(given: str, names: list[str]) -> list[int]:
-    """The numbers of `--history`, one for each frame."""
+    """Return the numbers of `--history`, one for each frame."""
     histories = [int(text) if text.strip().isdecimal() else 0 for text in given.split(",")]
     if len(histories) == 1:
         histories *= len(names)
     if len(histories) != len(names) or min(histories) < 1:
         remedy = f"give one number, or {len(names)} for {', '.join(names)}"
-        raise UserError(f"'{given}' is no history", "--history", remedy)
+        raise UserError(f"'{given}' is not a valid history", "--history", remedy)
     return histories
 
 
 def report(store: Store, frames: list[Frame]) -> None:
-    """Print the columns, the frames and how many windows there are."""
+    """Print the columns, the frames and the numbers of windows."""
     from ..dataset import Samples
 
     print(f"columns:    {', '.join(frames[0].bars.names)}")
@@ -140,16 +141,13 @@ def report(store: Store, frames: list[Frame]) -> None:
 
 
 def add_new(parser: argparse.ArgumentParser) -> None:
-    """Flags of `predict` for new data."""
-    new = "a new series, whose last window forecasts what comes after it"
+    """Add the flags of `predict` for new data."""
+    new = "new series, whose last window forecasts the rows after it"
     add_input(parser, new, required=False)
 
 
 def new_store(path: Path, flags: dict[str, Any], trained: Store, folder: Path) -> None:
-    """Write new data as a store into `folder`.
-
-    It has the scale, columns and frames of the training data.
-    """
+    """Write a new series as a dataset into `folder`, with the metadata of the training data."""
     from ..engine.store import StoreWriter
     from ..prepare.frames import make_frames, write_frames
     from ..prepare.series import EMPTY, read_series
@@ -167,6 +165,6 @@ def new_store(path: Path, flags: dict[str, Any], trained: Store, folder: Path) -
         base = frames[0].bars
         step = facts["frames"][0]["step"]
         if base.step != step:
-            what = f"rows are {base.step} s apart, the model was trained on {step} s"
-            raise UserError(what, str(path), "give data of the same step")
+            what = f"rows are {base.step} s apart, but {step} s in the training data"
+            raise UserError(what, str(path), "provide data with the same step")
         write_frames(writer, frames, {"input": [0, len(base)]}, facts)

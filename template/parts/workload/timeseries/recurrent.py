@@ -15,41 +15,41 @@ State = Any
 
 
 class RecurrentState:
-    """What a model that is called with the batches of `data.order: lanes` remembers between them.
+    """The hidden state of a recurrent model between the batches of `data.order: lanes`.
 
-    A model has one as its attribute `recurrent`: then checkpoints store it. Training and evaluation
-    have states of their own, so that an evaluation inside an epoch changes nothing.
+    Assign it to the model's attribute `recurrent`, so that checkpoints store it. Training and
+    evaluation have separate states, so that an evaluation during an epoch changes nothing.
     """
 
     def __init__(self) -> None:
-        self.states: dict[bool, State] = {}  # by whether the model trains
+        self.states: dict[bool, State] = {}  # the key is `training`
 
     def apply(self, batch: Batch, training: bool) -> State | None:
-        """Return the state in which a batch begins: zero in the rows that start afresh."""
+        """Return the state before a batch, with zeros in the rows that start a sequence."""
         state = self.states.get(training)
         starts_sequence = batch["starts_sequence"]
         if state is None or len(tree_leaves(state)[0]) != len(starts_sequence):
-            return None  # every row of the first batch of an epoch starts afresh
+            return None  # in the first batch of an epoch, every row starts a sequence
 
         def mask(values: Tensor) -> Tensor:
             rows = starts_sequence.view(-1, *[1] * (values.dim() - 1))
-            # Not a product: 0 × inf would be nan.
+            # A product would turn inf into nan.
             return torch.where(rows, torch.zeros_like(values), values)
 
         return tree_map(mask, state)
 
     def update(self, state: State, training: bool) -> None:
-        """Remember the state after a batch, without its graph."""
+        """Keep the state after a batch, detached from the graph."""
         self.states[training] = tree_map(Tensor.detach, state)
 
     def state_dict(self) -> State | None:
-        """Return the state of training, on the CPU."""
+        """Return the training state, on the CPU."""
         if True not in self.states:
             return None
         return tree_map(Tensor.cpu, self.states[True])
 
     def load_state_dict(self, ranks: list[State | None], rows: slice, device: torch.device) -> None:
-        """Take some rows of a state that several ranks have saved, each its own rows."""
+        """Load `rows` of the concatenated states that the ranks saved."""
         self.states.clear()
         if ranks[0] is None:
             return

@@ -1,6 +1,6 @@
 """What a sample is: a row of `features` (T, F) and a row of `targets` (H,) of an HDF5 file.
 
-The file is often somebody else's. Replace it with your own, together with `commands/prepare.py`.
+Replace this module with your own, together with `commands/prepare.py`.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
     from .settings import Sections
 
 WINDOWS_AT_ONCE = 1024
-BLOCK_BYTES = 64 << 20  # in memory at a time
+BLOCK_BYTES = 64 << 20  # read into memory at a time
 HALVES = ("float16", "bfloat16")
 METRICS = ("mse", "mae", "mse_original", "mae_original")
 
 
 class Samples:
-    """The windows of one split, in the order of the file. A split named `input` has no targets.
+    """The windows of one split, in the order of the file. The split `input` has no targets.
 
     See `engine.interfaces.Samples`.
     """
 
-    training = False  # set by the loader's maker
+    training = False  # set by the code that builds the loader
 
     def __init__(self, store: Store, settings: Sections | None, split: str):
         self.store = store
@@ -57,10 +57,10 @@ class Samples:
         return dict.fromkeys(self.names, span)
 
     def batch(self, rows: dict[str, Rows]) -> Batch:
-        """`features` (B, T, F) and `target` (B, H), float32 in original units."""
+        """Return `features` (B, T, F) and `target` (B, H), float32 in original units."""
         features = rows["features"].values[:, 0].float()
         if self._scale:
-            # Halves were standardised before they were stored.
+            # Half-precision features were standardized before they were stored.
             self._scale = [value.to(features.device) for value in self._scale]
             mean, std = self._scale
             features = torch.addcmul(mean, features, std)
@@ -78,11 +78,11 @@ def write_windows(
     dtype: str | None,
     source: dict[str, Any],
 ) -> float:
-    """Take two arrays of an HDF5 file as they are, or store them again as `dtype`.
+    """Refer to two arrays of an HDF5 file, or store them again as `dtype`.
 
-    Only features become halves. One pass checks every value and learns the scaler from the training
-    rows. Returns the rounding error of `dtype` (root of the mean square, in standard deviations).
-    Raises `UserError` that names the row of a value that is not finite.
+    Only features are stored in half precision. One pass checks every value and computes the scaler
+    from the training rows. Returns the rounding error of `dtype` (root mean square, in standard
+    deviations). Raises `UserError` with the row of a value that is not finite.
     """
     border = splits["train"][1]
     scale = _checked(features, border)
@@ -114,14 +114,14 @@ def write_windows(
 
 
 def _blocks(array: Array, title: str) -> Iterator[tuple[int, np.ndarray]]:
-    """(first row, rows) of the whole array, with a progress bar."""
+    """Yield the whole array as (first row, rows), with a progress bar."""
     rows = max(BLOCK_BYTES // array.row_bytes, 1)
     for first in tqdm(range(0, array.shape[0], rows), f"{title} {array.name}", disable=None):
         yield first, array.read(first, min(first + rows, array.shape[0]))
 
 
 def _checked(array: Array, border: int) -> dict[str, list[float]]:
-    """The scale of the first `border` rows, by last axis, after a look at every value."""
+    """Check every value, and return the scale of the first `border` rows along the last axis."""
     scaler = Scaler(array.shape[-1])
     for first, values in _blocks(array, "checking"):
         _check_finite(array, first, values)
@@ -135,11 +135,11 @@ def _checked(array: Array, border: int) -> dict[str, list[float]]:
 
 
 def _check_finite(array: Array, first: int, values: np.ndarray) -> None:
-    """first: row of the first value."""
+    """Raise `UserError` for a value that is not finite; `first` is the row of the first value."""
     is_finite = np.isfinite(values)
     if not is_finite.all():
         row = first + int(np.argwhere(~is_finite)[0, 0])
-        remedy = "fix it, or leave the row out"
+        remedy = "fix it, or remove the row"
         raise UserError("a value is not finite", place_in(array, row), remedy)
 
 
@@ -150,7 +150,7 @@ def _note_constant(array: Array, constant: np.ndarray) -> None:
 
 
 def _stored(values: np.ndarray, scale: dict[str, Any], dtype: str) -> tuple[np.ndarray, float]:
-    """Values as they are stored, halves standardised; and the cost in standard deviations."""
+    """Return the values to store, standardized if half precision, and their rounding error."""
     if dtype == "float32":
         return values.astype(np.float32), 0.0
     mean = np.array(scale["mean"])
@@ -159,17 +159,17 @@ def _stored(values: np.ndarray, scale: dict[str, Any], dtype: str) -> tuple[np.n
     halves = standardised.to(getattr(torch, dtype))
     if halves.isinf().any():
         what = f"a value is too large for {dtype}"
-        raise UserError(what, "--dtype", "leave --dtype out, or use bfloat16")
+        raise UserError(what, "--dtype", "remove --dtype, or use bfloat16")
     error = float((halves.double() - standardised).square().mean().sqrt())
     stored = halves.view(torch.int16).numpy()
     return stored.view("float16" if dtype == "float16" else "uint16"), error
 
 
-# --- what one reaches without a model
+# --- baselines: metrics without a model
 
 
 def finish(metrics: dict[str, float], store: Store, split: str) -> dict[str, float]:
-    """Add `r2`: 1 − squared error ÷ variance of the split's targets, in standard deviations."""
+    """Add `r2`: 1 − squared error ÷ variance of the split's standardized targets."""
     variance = float(_standardised(store, "targets", *store.splits[split]).var(0).mean())
     if variance > 0 and "mse" in metrics:
         return {**metrics, "r2": 1 - metrics["mse"] / variance}
@@ -177,7 +177,7 @@ def finish(metrics: dict[str, float], store: Store, split: str) -> dict[str, flo
 
 
 def _standardised(store: Store, name: str, first: int, last: int) -> np.ndarray:
-    """Rows of an array in standard deviations, float64."""
+    """Return standardized rows of an array, float64."""
     array = store.arrays[name]
     values = torch.from_numpy(np.array(array.read(first, last)))
     if array.dtype in HALVES:
@@ -189,7 +189,7 @@ def _standardised(store: Store, name: str, first: int, last: int) -> np.ndarray:
 
 
 def baselines(store: Store, settings: Sections, split: str) -> dict[str, dict[str, float]]:
-    """The mean of the training targets, and the best linear map of a window's last row."""
+    """Return the metrics of the training mean, and of a linear map of each window's last row."""
     first, last = store.splits[split]
     if first == last:
         return {}
@@ -209,7 +209,7 @@ def baselines(store: Store, settings: Sections, split: str) -> dict[str, dict[st
 
 
 def _error_sums(error: np.ndarray, scale: np.ndarray) -> list[float]:
-    """Sums of `METRICS`."""
+    """Return the sums over all errors, in the order of `METRICS`."""
     sums = []
     for values in (error, error * scale):
         sums += [np.square(values).sum(), np.abs(values).sum()]
@@ -217,15 +217,15 @@ def _error_sums(error: np.ndarray, scale: np.ndarray) -> list[float]:
 
 
 def baseline_loss(store: Store, split: str) -> float:
-    """The loss of the mean of the training targets."""
+    """Return the loss of the mean of the training targets."""
     target = _standardised(store, "targets", *store.splits[split])
     return float(np.square(target).mean())
 
 
 def _linear(store: Store) -> np.ndarray:
-    """(F + 1, H) least squares over the training windows.
+    """Return the least squares solution (F + 1, H) over the training windows.
 
-    It has a trace of ridge for columns that repeat.
+    A tiny ridge keeps it solvable if columns repeat.
     """
     size = store.facts["columns"] + 1
     left = np.zeros((size, size))
@@ -238,7 +238,7 @@ def _linear(store: Store) -> np.ndarray:
 
 
 def _examples(store: Store, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Last rows and a one (B, F + 1), and targets (B, H), in standard deviations."""
+    """Yield last rows with a one appended (B, F + 1), and targets (B, H), both standardized."""
     begin, end = store.splits[split]
     for first in range(begin, end, WINDOWS_AT_ONCE):
         last = min(first + WINDOWS_AT_ONCE, end)
@@ -248,9 +248,9 @@ def _examples(store: Store, split: str) -> Iterator[tuple[np.ndarray, np.ndarray
 
 
 def synthesize(folder: Path, settings: Sections) -> None:
-    """Write an HDF5 file of 10,000 windows, always the same, and take it as it is.
+    """Write an HDF5 file of 10,000 windows, which are always the same, and refer to it.
 
-    They are 24 hours of three made-up columns, with the next 4 hours of the first one.
+    A window has 24 hours of three synthetic columns; its targets are the next 4 hours of the first.
     """
     random = np.random.default_rng(22)
     hours = np.arange(10_027)

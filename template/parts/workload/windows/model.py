@@ -1,4 +1,4 @@
-"""An LSTM over windows. Replace it with your own: `build_model` is all that the engine calls.
+"""An LSTM over windows. Replace it with your own: the engine calls only `build_model`.
 
 Shapes: `B` windows in a batch, `T` rows of a window, `F` features, `H` horizons.
 """
@@ -16,16 +16,16 @@ from .engine.interfaces import Batch, Output
 if TYPE_CHECKING:
     from .settings import Sections
 
-FLOAT32_ON_CPU = "the LSTM"  # says so at the start of a run in half precision
+FLOAT32_ON_CPU = "the LSTM"  # the start of a run in half precision on a CPU prints this name
 
 
 class Encoder(nn.Module):
-    """The LSTM. Recomputed if asked to, never compiled: that gains nothing for cuDNN's.
+    """An LSTM.
 
-    Under bf16 torch's autocast casts cuDNN's RNNs to float16, whatever else it is set to
-    (AutocastRNN.cpp): the numbers inside are small enough for its range; losses, weights and the
-    head do not pass through it. On a CPU it computes in float32 under any precision, because few
-    CPUs have an LSTM in half precision.
+    It supports activation checkpointing, but is never compiled, because compiling gains nothing for
+    cuDNN's LSTM. Autocast runs cuDNN's RNNs in float16, even under bf16 (AutocastRNN.cpp). The
+    standardized values inside fit its range; losses, weights and the head are not affected. On a
+    CPU, the LSTM computes in float32 with any precision, because few CPUs support half precision.
     """
 
     def __init__(self, features: int, width: int, depth: int):
@@ -33,14 +33,17 @@ class Encoder(nn.Module):
         self.lstm = nn.LSTM(features, width, depth, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, T, F) to the last output (B, width)."""
+        """Return the last output (B, width) for x (B, T, F)."""
         with torch.autocast("cpu", enabled=False):
             outputs, _ = self.lstm(x.float())
         return outputs[:, -1].float()
 
 
 class Forecaster(nn.Module):
-    """A window to all horizons at once. The scalers are part of it: batches hold original units."""
+    """Forecasts all horizons of a window at once.
+
+    The scalers are part of the model, since batches contain original units.
+    """
 
     mean: Tensor  # (F,)
     std: Tensor
@@ -57,11 +60,11 @@ class Forecaster(nn.Module):
         self.head = nn.Linear(sizes.width, len(facts["target_mean"]))
 
     def blocks(self) -> list[nn.Module]:
-        """The encoder, for recomputation and sharding."""
+        """The encoder, which is checkpointed and sharded."""
         return [self.encoder]
 
     def forecast(self, batch: Batch) -> Tensor:
-        """(B, H) float32 in standard deviations, also under autocast."""
+        """Return standardized forecasts (B, H), in float32 even under autocast."""
         hidden = self.encoder((batch["features"] - self.mean) / self.std)
         hidden = functional.dropout(hidden, self.dropout, self.training)
         return self.head(hidden).float()
@@ -85,11 +88,11 @@ class Forecaster(nn.Module):
         return Output(loss, total_weight, metrics)
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
-        """`prediction` (B, H) in the targets' own units."""
+        """Return `prediction` (B, H) in the targets' own units."""
         forecast = self.forecast(batch)
         return {"prediction": forecast * self.target_std + self.target_mean}
 
 
 def build_model(settings: Sections, facts: dict[str, Any]) -> nn.Module:
-    """The forecaster that fits the data's facts: their features, scalers and horizon."""
+    """Build the forecaster for the dataset's metadata: features, scalers and horizon."""
     return Forecaster(settings, facts)

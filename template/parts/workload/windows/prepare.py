@@ -1,4 +1,4 @@
-"""Take an HDF5 file of windows as the data that training reads; nothing is copied."""
+"""Prepare an HDF5 file of windows for training, without copying it."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of `prepare`."""
+    """Add the flags of `prepare`."""
     add = parser.add_argument
-    text = "HDF5 with features (N, T, F) and targets (N, H)"
+    text = "HDF5 file with features (N, T, F) and targets (N, H)"
     add("--input", required=True, type=typed_path, metavar="FILE", help=text)
-    text = "their names (default: %(default)s)"
+    text = "names of the two datasets in the file (default: %(default)s)"
     add("--datasets", default="features,targets", metavar="NAMES", help=text)
-    text = "shares that add up to 1, or numbers of rows; test may be 0 (default: %(default)s)"
+    text = "fractions that add up to 1, or numbers of rows; test may be 0 (default: %(default)s)"
     add("--split", default="0.7,0.15,0.15", metavar="TRAIN,VALIDATION,TEST", help=text)
-    text = "left out at borders (default: those that overlap)"
+    text = "windows to leave out before each border of splits (default: those that overlap)"
     add("--purge", type=int, metavar="ROWS", help=text)
-    text = "store anew; halves hold standardised values, in half the space"
+    text = "copy the arrays as this type; 16-bit types store standardized features"
     add("--dtype", choices=["float32", "float16", "bfloat16"], help=text)
     add_dry_run(parser)
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
-    """Check every value, write a manifest that names the file, and print what was found."""
+    """Check every value, write a manifest that refers to the file, and print a summary."""
     from ..dataset import write_windows
     from ..engine.store import Store
 
@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     names = [name.strip() for name in arguments.datasets.split(",")]
     if len(names) != 2:
         what = f"'{arguments.datasets}' is not two names"
-        raise UserError(what, "--datasets", "such as features,targets")
+        raise UserError(what, "--datasets", "name two, such as features,targets")
     features, targets = arrays_of(path, names)
     step = shift(features)
     purge = arguments.purge
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
             print(f"{array.name + ':':12}{array.shape} {array.dtype}")
         shared = "none"
         if step:
-            shared = f"each window is {step} steps later, {purge} left out at each border"
+            shared = f"each window starts {step} steps later, {purge} left out at each border"
         print(f"overlap:    {shared}")
         counts = [f"{last - first:,} {name}" for name, (first, last) in splits.items()]
         print(f"windows:    {', '.join(counts)}")
@@ -73,29 +73,29 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
 
 
 def overlap(features: Array, targets: Array, step: int) -> int:
-    """How many windows before a border share a moment with the first one behind it."""
+    """Return how many windows before a border overlap with the first window after it."""
     if not step:
         return 0
     return math.ceil((features.shape[1] + targets.shape[1]) / step) - 1
 
 
 def purged_borders(split: str, count: int, purge: int) -> dict[str, list[int]]:
-    """First and last + 1 window of each split, without the last `purge` ones before a border."""
+    """Return first and last + 1 window of each split, without `purge` windows before a border."""
     splits = borders(split, count)
     for before, behind in (("train", "validation"), ("validation", "test")):
         if splits[behind][0] < splits[behind][1]:
             splits[before][1] = max(splits[before][1] - purge, splits[before][0])
 
-    # Before a store that is there is replaced.
+    # Check this before an existing dataset is replaced.
     train, validation, _ = (last - first for first, last in splits.values())
     if not (train and validation):
         what = f"{train} training and {validation} validation windows fit into the split"
-        raise UserError(what, f"--split {split}", "give it more rows, or a smaller --purge")
+        raise UserError(what, f"--split {split}", "give it more rows, or use a smaller --purge")
     return splits
 
 
 def arrays_of(path: Path, names: list[str]) -> list[Array]:
-    """`features`, and `targets` where two datasets are named, as they lie in the file."""
+    """Return the named datasets of the file: `features`, and `targets` if there are two names."""
     from ..engine.hdf5 import hdf5_arrays
 
     datasets = hdf5_arrays(path, *names)
@@ -105,13 +105,13 @@ def arrays_of(path: Path, names: list[str]) -> list[Array]:
         shape = datasets[name].shape
         if len(shape) != axes.count(",") + 1:
             where = f"{path}, dataset '{name}'"
-            raise UserError(f"shape {shape} where {axes} is expected", where, "see --datasets")
+            raise UserError(f"shape {shape} where {axes} is expected", where, "check --datasets")
         arrays.append(replace(datasets[name], name=role))
     return arrays
 
 
 def shift(features: Array) -> int:
-    """Steps by which each window is later than the one before; 0 where they do not overlap."""
+    """Return how many steps each window starts after the previous one; 0 if they do not overlap."""
     rows = features.read(0, 4)
     history = features.shape[1]
     if len(rows) < 2:
@@ -123,16 +123,16 @@ def shift(features: Array) -> int:
 
 
 def add_new(parser: argparse.ArgumentParser) -> None:
-    """Flags of `predict` for new data."""
+    """Add the flags of `predict` for new data."""
     parser.add_argument(
-        "--input", type=typed_path, metavar="FILE", help="HDF5 with new features (N, T, F)"
+        "--input", type=typed_path, metavar="FILE", help="HDF5 file with new features (N, T, F)"
     )
 
 
 def new_store(path: Path, flags: dict[str, Any], trained: Store, folder: Path) -> None:
-    """Write new windows, without targets, as a store into `folder`.
+    """Write new windows, without targets, as a dataset into `folder`.
 
-    They have the scaler of the training data.
+    It has the metadata of the training data.
     """
     from ..engine.hdf5 import refer
     from ..engine.store import StoreWriter
@@ -142,8 +142,8 @@ def new_store(path: Path, flags: dict[str, Any], trained: Store, folder: Path) -
     (features,) = arrays_of(path, names[:1])
     expected = (facts["history"], facts["columns"])
     if features.shape[1:] != expected:
-        what = f"windows of {features.shape[1:]} where the model was trained on {expected}"
-        raise UserError(what, str(path), "give windows of that shape")
+        what = f"windows of {features.shape[1:]}, but {expected} in the training data"
+        raise UserError(what, str(path), "provide windows of the same shape")
     with StoreWriter(folder, trained.workload) as writer:
         refer(writer, features=features)
         writer.facts = facts

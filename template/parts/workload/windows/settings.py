@@ -1,4 +1,4 @@
-"""The settings of your model and your data; change them together with model.py and dataset.py."""
+"""The settings of your model and your data. Change them together with model.py and dataset.py."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import Literal
 from .engine.config import BatchSize, Decay, LoaderSettings, Positive, Section, defaults
 
 WORKLOAD = "windows"
-"""What the data in a store are for; another project refuses them."""
+"""Stored in each prepared dataset; a project with another workload rejects the dataset."""
 
 LEARNING_RATE = 1e-3
-"""Default of optimizer.learning_rate; it belongs to the model, so it is here."""
+"""The default of optimizer.learning_rate, which depends on the model."""
 
 
 class Data(LoaderSettings):
-    """Where the windows lie, in which order they come and how they reach the device."""
+    """Where the dataset is, the order of its windows, and how they reach the device."""
 
     batch_size: BatchSize = 64
     order: Literal["auto", "full", "block", "time"] = "auto"
 
 
 class Model(Section):
-    """An LSTM, and one linear layer from its last output to all horizons."""
+    """An LSTM, and a linear layer from its last output to all horizons."""
 
     width: Positive = 64
     depth: Positive = 1

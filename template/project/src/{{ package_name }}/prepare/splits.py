@@ -119,25 +119,23 @@ def add_input(parser: argparse.ArgumentParser, title: str, required: bool = True
     """Add the flags of commands that read a table: `prepare` and `predict`."""
     add = parser.add_argument
     text = (
-        f"{title}: CSV with a header line (also .gz), Parquet, Feather, Arrow, or a folder of them"
+        f"{title}: CSV (or .csv.gz) with a header, Parquet, Feather, Arrow, or a folder of them"
     )
     add("--input", required=required, type=typed_path, metavar="PATH", help=text)
-    text = "character between the cells of a CSV file, or `tab` (default: as detected)"
+    text = "delimiter of a CSV file, or `tab` (default: detected in the first rows)"
     add("--delimiter", type=sign, metavar="SIGN", help=text)
-    text = "decimal mark in the numbers of a CSV file (default: as detected)"
+    text = "decimal mark of a CSV file (default: detected in the first rows)"
     add("--decimal", type=sign, metavar="SIGN", help=text)
     text = "encoding of a CSV file, such as latin-1 (default: utf-8, or as in `prepare`)"
     add("--encoding", metavar="NAME", help=text)
-    text = "text of a cell that has no value, such as -999; repeatable"
+    text = "text of a missing cell, such as `?`, in addition to empty cells; repeatable"
     add("--missing", action="append", metavar="TEXT", help=text)
-    text = (
-        "format of times, such as %%d.%%m.%%Y (default: ISO 8601, or the one that fits all times)"
-    )
+    text = "format of times, such as %%d.%%m.%%Y (default: ISO 8601, or detected in the first rows)"
     add("--time-format", metavar="FORMAT", help=text)
     if required:
         add_dry_run(parser)
 
 
 def add_dry_run(parser: argparse.ArgumentParser) -> None:
-    help = "read and check everything, print the table, and write nothing"
+    help = "read and check everything, print the summary, and write nothing"
     parser.add_argument("--dry-run", action="store_true", help=help)
