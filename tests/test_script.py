@@ -57,7 +57,9 @@ def nothing(train: Any) -> None:
     pass
 
 
-def start_script(project: Path, *words: str, cwd: Path, before: Before = nothing) -> Running:
+def start_script(
+    project: Path, *words: str, cwd: Path, before: Before = nothing, name: str = ""
+) -> Running:
     """Start `python train.py WORDS` in a fork of this process, where torch is loaded.
 
     before: gets the module, to change it.
@@ -77,7 +79,7 @@ def start_script(project: Path, *words: str, cwd: Path, before: Before = nothing
         sys.stderr.flush()
         os._exit(code)
 
-    return Running(project, words, cwd, child)
+    return Running(project, words, cwd, child, name)
 
 
 def run_script(project: Path, *words: str, cwd: Path, before: Before = nothing) -> Result:
