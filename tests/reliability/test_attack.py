@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import os
 import random
 import shutil
@@ -255,7 +256,7 @@ def on_a_full_disk(begin: Callable[..., Running], size: int, when: Any = None) -
 
     def fill() -> None:
         sys.stderr = os.fdopen(writing, "w", buffering=1)
-        sys.stdout = open(os.devnull, "w")
+        sys.stdout = io.StringIO()
         limit_file_size(size)
 
     ended = begin(before=when(fill) if when else fill).wait()
