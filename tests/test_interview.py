@@ -9,7 +9,7 @@ import sys
 import pytest
 import yaml
 from rendering import template
-from terminal import CLEAR, COLUMNS, DOWN, ENTER, Terminal
+from terminal import CLEAR, DOWN, ENTER, Terminal
 from test_update import COPIERS, _clean_home, commit, copied, run_copier  # noqa: F401  # a fixture
 from variants import choices, families, gpus, offered, questions
 
@@ -113,21 +113,6 @@ def test_each_question_choice_and_refusal_is_read_whole(workload, gpu, refusals,
         label, _, reason = line.removesuffix(")").partition(" (")
         assert "; choose " in reason, label
         assert reason.split()[-1] in ("fp32", "bf16", "ddp")
-
-
-def test_each_reason_fits_behind_its_choice_for_every_card_and_workload():
-    """As long as copier.yml writes them; the two that a screen showed are not all."""
-    titles = {label.split(":")[0]: label for name in REFUSING for label in labels(name)}
-    reasons = []
-    for row in gpus().values():
-        missing = [name for name in ("tf32", "bf16", "fp8") if row["tflops"][name] is None]
-        reasons += [(name, f"{row['label']} has no {name}; choose fp16") for name in missing]
-    for workload in choices("workload"):
-        reasons.append(("fp8", f"{workload} has no large matmuls; choose auto"))
-        reasons.append(("fsdp", f"{workload} fits one GPU; choose ddp"))
-        reasons.append(("script", f"{workload} needs more files; choose package"))
-    lines = [f"   - {titles[name]} ({reason})" for name, reason in reasons]
-    assert [line for line in lines if len(line) > COLUMNS] == []
 
 
 def test_what_a_text_question_refuses_is_read_whole(interview):

@@ -485,16 +485,6 @@ def test_predict_reads_files_as_prepare_did(workload, tmp_path, capsys):
     assert by_discovery == by_flags
 
 
-def test_times_of_a_series_that_may_be_two_are_one_line(tmp_path):
-    these = days("%d/%m/%Y", these=[np.datetime64("2024-01-01") + day for day in range(9)])
-    path = written(tmp_path, lines({"day": these, "size": [*range(9)]}))
-    words = "--history 2 --horizon 1"
-    says = "'02/01/2024' may be 2024-01-02 or 2024-02-01: table.csv, column 'day'"
-    one_error(prepare(tmp_path, "timeseries", path, words), says)
-    assert prepare(tmp_path, "timeseries", path, f"{words} --time-format %d/%m/%Y").code == 0
-    assert store(tmp_path, "timeseries").facts["frames"][0]["step"] == 86400
-
-
 # ---- a dry run -----------------------------------------------------------------------------------
 
 
