@@ -15,7 +15,6 @@ from variants import choices, families, gpus, offered, questions
 
 POINTER = " » "
 COPY = [sys.executable, "-m", "copier", "copy"]
-REFUSING = ("layout", "precision", "distributed")
 FIRST = ("project_name", "package_name", "project_description", "workload", "layout")
 
 
