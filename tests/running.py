@@ -173,6 +173,8 @@ def _child(
             before()
         main = importlib.import_module(f"{PACKAGE}.{entry}").main
         return main(list(words)) if entry == "__main__" else main(*words)
+    except SystemExit as end:
+        return int(end.code or 0)
     except BaseException:
         traceback.print_exc()
         return 1

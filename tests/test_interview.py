@@ -114,34 +114,6 @@ def test_each_question_choice_and_refusal_is_read_whole(workload, gpu, refusals,
         assert reason.split()[-1] in ("fp32", "bf16", "ddp")
 
 
-def test_what_a_text_question_refuses_is_read_whole(interview):
-    def refuses(text: str, reason: str) -> None:
-        interview.press(CLEAR + text + ENTER)
-        interview.until(reason, lambda lines: any(line.endswith(f": {reason}") for line in lines))
-
-    asked(interview, "project_name")
-    refuses(" ", "a project needs a name")
-    entered(interview, "project_name", "x")
-    asked(interview, "package_name")
-    refuses("3d", "a letter, then letters, digits, _")
-    refuses("json", "hides a module of Python; rename")
-    entered(interview, "package_name", "mine")
-    entered(interview, "project_description")
-    for question in ("What do you want to train?", "Which layout?", "Which GPU"):
-        interview.shows(question)
-        interview.press(ENTER)
-    interview.shows("Which card")
-    interview.press("\x1b[A")  # up from the first is the last
-    interview.shows(POINTER + "other: a card that is not listed")
-    interview.press(ENTER)
-    asked(interview, "gpu_compute_capability")
-    refuses("sm_90", "looks like 8.9")
-    refuses("3.7", "PyTorch starts at 5.0")
-    entered(interview, "gpu_compute_capability", "8.9")
-    asked(interview, "gpu_memory_gb")
-    refuses("0", "is above 0 and below 10000")
-
-
 def test_each_card_is_in_one_family():
     listed = [card for family in families().values() for card in family["cards"]]
     assert sorted(listed) == sorted(gpus())

@@ -98,6 +98,11 @@ REFUSED: dict[str, tuple[str | bytes, str, str]] = {
     "no name": (with_column().replace("age", ""), "", "no name of column 2: .*index=False"),
     "a folder without tables": ("", "--input empty", "file in the folder: .*empty"),
     "no such file": ("", "--input other.csv", "No such file.*other.csv"),
+    "endless row": (
+        gzip.compress(with_column().encode() + 3_000_000 * b"9"),
+        "",
+        "a row of more than 1 MB: .*quote that is never closed",
+    ),
     "cut gzip": (
         gzip.compress(with_column().encode())[:-30],
         "",
@@ -401,6 +406,35 @@ def test_pairs_without_a_target_are_left_out_and_counted(tmp_path):
         result = prepare(tmp_path, "seq2seq", name, "--drop-missing-targets")
         assert re.search("left out: +3 pairs without a target", result.out)
         assert contents(tmp_path, "seq2seq") == contents(tmp_path, "seq2seq", "less")
+
+
+@pytest.mark.parametrize("workload", ["tabular", "seq2seq"])
+def test_a_parquet_that_claims_more_rows_than_it_has_is_one_line(workload, tmp_path):
+    texts = {
+        "source": [f"{row}" for row in range(ROWS)],
+        "target": [f"{row}" for row in range(ROWS)],
+    }
+    rows = pa.table(columns() if workload == "tabular" else texts)
+    assert len(rows) == 200
+    path = tmp_path / "rows.parquet"
+    pyarrow.parquet.write_table(rows, path)
+    content = path.read_bytes()
+    # The third field of the metadata at the end, a number in seven bits a byte: 2 x 200, 2 x 201.
+    pages, metadata = content[:-2000], content[-2000:]
+    path.write_bytes(pages + metadata.replace(b"\x16\x90\x03", b"\x16\x92\x03", 1))
+    assert pyarrow.parquet.read_metadata(path).num_rows == 201
+    refused = prepare(tmp_path, workload, path.name)
+    one_error(refused, "it has 200 rows and claims 201", "fetch the file again")
+
+
+def test_an_endless_line_is_one_line_before_it_fills_the_memory(tmp_path):
+    path = tmp_path / "endless.jsonl.gz"
+    with gzip.open(path, "wb", 1) as file:
+        file.write(b'{"source": "a", "target": "b"}\n{"source": "')
+        for _ in range(65):
+            file.write((1 << 20) * b"x")
+    refused = prepare(tmp_path, "seq2seq", path.name)
+    one_error(refused, "a line of more than 64 MB: .*endless.jsonl.gz, line 2: give each text")
 
 
 def test_a_column_of_lists_is_named_and_can_be_dropped(tmp_path):

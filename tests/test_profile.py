@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import gzip
-import importlib
 import json
 import re
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,10 +14,10 @@ import pytest
 import rendering
 import torch
 from importing import imported
-from running import PACKAGE, check_run
+from running import check_run
 from test_tier_b import TINY
 from torch import nn
-from variants import choices, name, pairwise
+from variants import name, pairwise
 
 
 def render(**answers: Any) -> Path:
@@ -63,25 +61,6 @@ def test_every_workload_has_its_layers(answers, tmp_path):
     trace = json.loads(gzip.decompress((tmp_path / "trace/trace.json.gz").read_bytes()))
     names = {str(event.get("name")) for event in trace["traceEvents"]}
     assert len([label for label in names if label.startswith("layer: ")]) > 2
-
-
-@pytest.mark.parametrize("workload", choices("workload"))
-@pytest.mark.first(1)
-def test_a_slow_loader_is_the_bottleneck(workload, tmp_path):
-    def slow() -> None:
-        loader = importlib.import_module(f"{PACKAGE}.engine.loader").Loader
-        fast = loader.epoch
-
-        def epoch(self: Any, number: int, start_batch: int = 0) -> Any:
-            for batch in fast(self, number, start_batch):
-                time.sleep(0.2)
-                yield batch
-
-        loader.epoch = epoch
-
-    page = profiled(tmp_path, slow, workload=workload)
-    assert page.startswith("# Profile: input-bound\n")
-    assert "of a step waits for data" in page
 
 
 # ---- layers --------------------------------------------------------------------------------------

@@ -200,17 +200,6 @@ def test_only_frames_that_a_lane_passes_once_are_carried():
     assert model("full", frames=2).recurrent is None
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-@pytest.mark.first(1)
-def test_lanes_train_and_resume(precision, tmp_path):
-    words = (*SMALL, *LANES, "--training.precision", precision)
-    for name, stop in (("whole", ()), ("parts", ("--max-steps", "9"))):
-        prepared(tmp_path / name, "timeseries", text(values()))
-        done(tmp_path / name, *words, *stop)
-    done(tmp_path / "parts", "train", "--resume")
-    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
-
-
 def test_the_lstm_is_not_compiled(tmp_path):
     prepared(tmp_path, "timeseries", text(values()), FRAMES)
     words = ("--training.max_steps", "2", "--compile.enabled", "true")
