@@ -98,6 +98,11 @@ REFUSED: dict[str, tuple[str | bytes, str, str]] = {
     "no name": (with_column().replace("age", ""), "", "column 2 has no name: .*index=False"),
     "a folder without tables": ("", "--input empty", "file in the folder: .*empty"),
     "no such file": ("", "--input other.csv", "No such file.*other.csv"),
+    "endless row": (
+        gzip.compress(with_column().encode() + 3_000_000 * b"9"),
+        "",
+        "a row of more than 1 MB: .*quote that is never closed",
+    ),
     "cut gzip": (
         gzip.compress(with_column().encode())[:-30],
         "",
@@ -407,6 +412,35 @@ def test_pairs_without_a_target_are_left_out_and_counted(tmp_path):
         assert contents(tmp_path, "seq2seq") == contents(tmp_path, "seq2seq", "less")
 
 
+@pytest.mark.parametrize("workload", ["tabular", "seq2seq"])
+def test_a_parquet_that_claims_more_rows_than_it_has_is_one_line(workload, tmp_path):
+    texts = {
+        "source": [f"{row}" for row in range(ROWS)],
+        "target": [f"{row}" for row in range(ROWS)],
+    }
+    rows = pa.table(columns() if workload == "tabular" else texts)
+    assert len(rows) == 200
+    path = tmp_path / "rows.parquet"
+    pyarrow.parquet.write_table(rows, path)
+    content = path.read_bytes()
+    # The third field of the metadata at the end, a number in seven bits a byte: 2 x 200, 2 x 201.
+    pages, metadata = content[:-2000], content[-2000:]
+    path.write_bytes(pages + metadata.replace(b"\x16\x90\x03", b"\x16\x92\x03", 1))
+    assert pyarrow.parquet.read_metadata(path).num_rows == 201
+    refused = prepare(tmp_path, workload, path.name)
+    one_error(refused, "it has 200 rows and claims 201", "fetch the file again")
+
+
+def test_an_endless_line_is_one_line_before_it_fills_the_memory(tmp_path):
+    path = tmp_path / "endless.jsonl.gz"
+    with gzip.open(path, "wb", 1) as file:
+        file.write(b'{"source": "a", "target": "b"}\n{"source": "')
+        for _ in range(65):
+            file.write((1 << 20) * b"x")
+    refused = prepare(tmp_path, "seq2seq", path.name)
+    one_error(refused, "a line of more than 64 MB: .*endless.jsonl.gz, line 2: give each text")
+
+
 def test_a_column_of_lists_is_named_and_can_be_dropped(tmp_path):
     odd = {"tags": [[1, 2]] * ROWS, "box": [{"a": 1}] * ROWS, "raw": [b"\xff"] * ROWS}
     pyarrow.parquet.write_table(pa.table(columns(**odd)), tmp_path / "odd.parquet")
@@ -487,16 +521,6 @@ def test_predict_reads_files_as_prepare_did(workload, tmp_path, capsys):
     folder = tmp_path / "found"
     by_discovery = read_again(workload, plain, tmp_path / "german.csv", folder, encoding="latin-1")
     assert by_discovery == by_flags
-
-
-def test_times_of_a_series_that_may_be_two_are_one_line(tmp_path):
-    these = days("%d/%m/%Y", these=[np.datetime64("2024-01-01") + day for day in range(9)])
-    path = written(tmp_path, lines({"day": these, "size": [*range(9)]}))
-    words = "--history 2 --horizon 1"
-    says = "'02/01/2024' may be 2024-01-02 or 2024-02-01: table.csv, column 'day'"
-    one_error(prepare(tmp_path, "timeseries", path, words), says)
-    assert prepare(tmp_path, "timeseries", path, f"{words} --time-format %d/%m/%Y").code == 0
-    assert store(tmp_path, "timeseries").facts["frames"][0]["step"] == 86400
 
 
 # ---- a dry run -----------------------------------------------------------------------------------

@@ -177,6 +177,19 @@ def test_a_file_that_is_no_hdf5_cut_missing_or_locked_is_one_line(tmp_path):
     one_error(refused(tmp_path, *PREPARE), "not an HDF5 file")
 
 
+def test_values_in_another_file_are_one_line(tmp_path):
+    path = hdf5(tmp_path)
+    path.rename(tmp_path / "real.h5")
+    with h5py.File(path, "w") as file:
+        for name in ("features", "targets"):
+            file[name] = h5py.ExternalLink("real.h5", name)
+    one_error(refused(tmp_path, *PREPARE), "its values are in another file: .*'features'")
+    with h5py.File(path, "w") as file:
+        outside = [(str(tmp_path / "raw.bin"), 0, 400 * 16 * 3 * 4)]
+        file.create_dataset("features", data=np.ones((400, 16, 3), "f4"), external=outside)
+    one_error(refused(tmp_path, *PREPARE), "its values are in another file: .*'features'")
+
+
 def test_a_filter_that_is_not_installed_is_named(tmp_path):
     path = hdf5(tmp_path)
     properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)

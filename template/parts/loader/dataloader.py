@@ -7,7 +7,6 @@ same batches. It is best if samples need real CPU work (`Samples.host`), or if t
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -20,15 +19,10 @@ from .errors import UserError
 from .interfaces import Batch, Rows, Spans
 from .order import Order
 from .rows import deliver, gather, mapped, stored_dtype
+from .signals import leave_signals
 from .store import Store
 
 SMALL_BATCH_BYTES = 1 << 20  # below this, passing a batch between processes costs more than reading
-
-
-def leave_signals(worker: int) -> None:
-    """Let the main process handle signals: a terminal sends them to the workers, too."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 class Work(NamedTuple):

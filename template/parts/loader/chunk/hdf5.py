@@ -97,6 +97,9 @@ def hdf5_arrays(path: str | Path, *names: str) -> dict[str, Array]:
 def _array(path: Path, file: Any, name: str) -> Array:
     where = f"{path}, dataset '{name}'"
     dataset = _dataset(path, file, name)
+    if dataset.file != file or dataset.external:
+        what = "its values are in another file"
+        raise UserError(what, where, "name that file, or copy the values into this one")
     if dataset.dtype.name not in DTYPES:
         what = f"cannot train on dtype {dataset.dtype}"
         raise UserError(what, where, f"convert it to one of {', '.join(DTYPES)}")

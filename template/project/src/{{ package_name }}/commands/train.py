@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..engine.config import Sourced
 from ..engine.errors import UserError
-from ..engine.runs import find_run, lock, new_run, typed_run
+from ..engine.files import lock
+from ..engine.runs import find_run, new_run, typed_run
 
 if TYPE_CHECKING:
     from ..engine.config import Settings

@@ -134,7 +134,6 @@ class Run:
             self.notes.append(f"skipped a damaged checkpoint: {name}")
         if checkpoint is not None:
             self.saved_step = checkpoint["step"]
-            self._mark_best()  # the run may have been killed between saving and marking
         self.notes += load_initial(self.project, checkpoint is not None)
 
     # --- the position
@@ -223,7 +222,6 @@ class Run:
             self.monitor.line(f"early stop: {patience} evaluations without a better loss")
         if is_best:
             self.save()
-            self._mark_best()
 
     def measure(self) -> dict[str, float] | None:
         """Return the validation metrics and what hooks add to them; None if a signal came."""
@@ -255,7 +253,8 @@ class Run:
         self.monitor.check()
         step = self.progress.step
         try:
-            _, seconds = timed(lambda: self.checkpoint.save(step))
+            is_best = step == self.progress.best_step
+            _, seconds = timed(lambda: self.checkpoint.save(step, is_best))
         except DiskFull as error:
             if self.should_stop:
                 raise
@@ -265,9 +264,3 @@ class Run:
         self.saved_step = step
         self.monitor.exclude(seconds)
         self.monitor.event(step, "checkpoint", seconds=seconds)
-
-    def _mark_best(self) -> None:
-        """Mark the checkpoint of the best step, if that could be saved."""
-        best_step = self.progress.best_step
-        if self.project.distributed.is_main and self.saved_step == best_step:
-            self.checkpoint.mark_best(best_step, self.progress.best_loss)

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from .checkpoint import MANIFEST, MODEL, Checkpoint, read_model
+from .checkpoint import MANIFEST, MODEL, Checkpoint, read_model, read_plain
 from .errors import UserError
 from .files import sha256
 from .runs import RUNS, is_run
@@ -185,10 +185,10 @@ def _read_script(files: list[Path]) -> Weights:
     if not intact:
         where = f"{INIT_FROM} {files[0].parent}"
         raise UserError("no valid checkpoint", where, "name another run")
-    newest = torch.load(intact[0], map_location="cpu", weights_only=True)
+    newest = read_plain(intact[0])
     best = [file for file in intact if file.match(f"step-{newest['best_step']:08d}-*")]
     path = [*best, *intact][0]
-    return path, torch.load(path, map_location="cpu", weights_only=True)["model"], skipped
+    return path, read_plain(path)["model"], skipped
 
 
 def _rename(tensors: Tensors, layers: dict[str, str]) -> Tensors:

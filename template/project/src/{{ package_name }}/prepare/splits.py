@@ -118,9 +118,7 @@ def sign(text: str) -> str:
 def add_input(parser: argparse.ArgumentParser, title: str, required: bool = True) -> None:
     """Add the flags of commands that read a table: `prepare` and `predict`."""
     add = parser.add_argument
-    text = (
-        f"{title}: CSV (or .csv.gz) with a header, Parquet, Feather, Arrow, or a folder of them"
-    )
+    text = f"{title}: CSV (or .csv.gz) with a header, Parquet, Feather, Arrow, or a folder of them"
     add("--input", required=required, type=typed_path, metavar="PATH", help=text)
     text = "delimiter of a CSV file, or `tab` (default: detected in the first rows)"
     add("--delimiter", type=sign, metavar="SIGN", help=text)
