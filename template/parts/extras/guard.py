@@ -1,8 +1,8 @@
 """Compares all prepared data with their checksums, during the first steps of a run.
 
-Small data are compared whenever they are opened. Larger ones are read here, in a thread of rank 0:
-it takes disk and a part of a core until it has read all, and nothing in later runs on the same
-data. A damaged file ends the run with its name.
+Small data are compared when they are opened. Larger data are read here, in a thread of rank 0. It
+uses the disk and a part of a core until it has read all. Later runs skip a file that has not
+changed, for 30 days. A damaged file ends the run with an error that names it.
 """
 
 from __future__ import annotations
