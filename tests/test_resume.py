@@ -11,6 +11,7 @@ import random
 import resource
 import select
 import signal
+import sys
 import termios
 from pathlib import Path
 from typing import Any
@@ -155,6 +156,8 @@ def test_a_terminal_that_closes_stops_a_run_like_a_signal(place, reference):
         fcntl.ioctl(inside, termios.TIOCSCTTY, 0)
         for descriptor in (1, 2):
             os.dup2(inside, descriptor)
+        sys.stdout = os.fdopen(1, "w", buffering=1)
+        sys.stderr = os.fdopen(2, "w", buffering=1)
         os.close(inside)
         os.close(terminal)
 
