@@ -161,7 +161,7 @@ class Store:
     def remembered(cls, run: Path, fingerprint: str) -> Store | None:
         """Return the data of a run, without rows; None if it has no valid record of them."""
         path = run / REMEMBERED
-        manifest = read_json(path).get(fingerprint)
+        manifest: Any = read_json(path).get(fingerprint)
         return cls(path, manifest) if is_sealed(manifest) else None
 
 
