@@ -154,6 +154,8 @@ def test_a_terminal_that_closes_stops_a_run_like_a_signal(place, reference):
     def attach() -> None:
         os.setsid()
         fcntl.ioctl(inside, termios.TIOCSCTTY, 0)
+        sys.stdout.close()
+        sys.stderr.close()
         for descriptor in (1, 2):
             os.dup2(inside, descriptor)
         sys.stdout = os.fdopen(1, "w", buffering=1)

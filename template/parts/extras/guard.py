@@ -1,8 +1,9 @@
 """Verify the checksums of large datasets during the first steps of a run.
 
-Small datasets are verified whenever they are opened. This hook reads larger ones in a thread of
-rank 0. It uses the disk and part of a core until all files are read. Later runs skip a file that
-has not changed, for 30 days. A damaged file ends the run with an error that names it.
+Small data are compared when they are opened. Larger data are read here, in a thread of rank 0. It
+uses the disk and a part of a core until it has read all, or the run ends. Later runs skip a file
+that was compared in the last 30 days and has not changed. A damaged file ends the run with an error
+that names it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ class Hook:
     trials = False
 
     def __init__(self) -> None:
-        self._closed = threading.Event()
         self._error: UserError | None = None
         self._thread: threading.Thread | None = None
 
@@ -38,7 +38,7 @@ class Hook:
 
     def _compare(self, store: Store) -> None:
         try:
-            verify(store, stop=self._closed.is_set)
+            verify(store)
         except UserError as error:
             self._error = error
 
@@ -46,9 +46,3 @@ class Hook:
         """End the run if a file is damaged."""
         if self._error is not None:
             run.fail(self._error)
-
-    def close(self, run: Run) -> None:
-        """Stop the thread; the next run reads the remaining files."""
-        self._closed.set()
-        if self._thread is not None:
-            self._thread.join()

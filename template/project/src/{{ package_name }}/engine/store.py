@@ -17,7 +17,6 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -25,7 +24,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from .errors import UserError
-from .files import blocks, is_sealed, lock, read_json, sha256, sync, write_json, write_sealed
+from .files import is_sealed, lock, read_json, sha256, sync, write_json, write_sealed
 
 FORMAT = 4  # goes up when the manifest, an array or the fingerprint means something else
 MANIFEST = "manifest.json"
@@ -162,7 +161,7 @@ class Store:
     def remembered(cls, run: Path, fingerprint: str) -> Store | None:
         """Return the data of a run, without rows; None if it has no valid record of them."""
         path = run / REMEMBERED
-        manifest = read_json(path).get(fingerprint)
+        manifest: Any = read_json(path).get(fingerprint)
         return cls(path, manifest) if is_sealed(manifest) else None
 
 
@@ -185,12 +184,12 @@ def _again(folder: Path) -> str:
     return "run `prepare` again"
 
 
-def verify(store: Store, again: bool = False, stop: Callable[[], bool] = lambda: False) -> int:
+def verify(store: Store, again: bool = False) -> int:
     """Compare files with the manifest's checksums; return the number of bytes read.
 
     A flipped bit would load silently. A file that was compared counts as good for `VERIFY_DAYS`,
-    while its size, modification time and inode stay the same. again: compare also those. stop: end
-    early. Raises `UserError` that names the damaged file.
+    while its size, modification time and inode stay the same. again: compare also those. Raises
+    `UserError` that names the damaged file.
     """
     record = read_json(store.folder / VERIFIED)
     if again or not is_sealed(record):
@@ -206,20 +205,16 @@ def verify(store: Store, again: bool = False, stop: Callable[[], bool] = lambda:
         if known_state == state and oldest < compared <= now:
             continue
 
-        digest = hashlib.sha256()
         try:
-            for block in blocks(path):
-                if stop():
-                    return num_bytes
-                num_bytes += len(block)
-                digest.update(block)
+            digest = sha256(path)
         except OSError as error:
             what = f"the disk cannot read ({error.strerror})"
             raise UserError(what, str(path), "check it") from error
-        if digest.hexdigest() != entry["sha256"]:
+        if digest != entry["sha256"]:
             remedy = "copy the file again, or " + _again(store.folder)
             raise UserError("the stored data are damaged", str(path), remedy)
 
+        num_bytes += status.st_size
         record[name] = (state, now)
         # If the folder cannot be written, the file is compared each time.
         with contextlib.suppress(OSError):
@@ -293,17 +288,10 @@ class StoreWriter:
                 file.close()
             if error is None:
                 self._commit()
-        except OSError as failure:
-            error = failure
         finally:
             shutil.rmtree(self._partial, ignore_errors=True)
             self._remove_unnamed()
             self._lock.__exit__(None, None, None)
-
-        # Also an error of the block's own writes.
-        if isinstance(error, OSError):
-            what = f"the data could not be written ({error})"
-            raise UserError(what, str(self.folder), "free some space") from error
 
     def _commit(self) -> None:
         """Give the files their names, then write the manifest."""
