@@ -289,7 +289,7 @@ def describe(
         "cuDNN benchmark": (backends.cudnn.benchmark, "training.cudnn_benchmark"),
         "fused optimizer": (fused, "optimizer.fused, AdamW only"),
         "activation checkpointing": (recomputed, "training.gradient_checkpointing"),
-        "processes": (distributed.world, "a device each"),
+        "processes": (distributed.world, "one device each"),
         "accumulation": (accumulation, "training.gradient_accumulation_steps"),
         "gradient clip": (training.gradient_clip or "off", "training.gradient_clip"),
         "pinned memory": (pinned, "data.pin_memory, with CUDA only"),
