@@ -11,6 +11,7 @@ import random
 import resource
 import select
 import signal
+import sys
 import termios
 from pathlib import Path
 from typing import Any
@@ -153,8 +154,12 @@ def test_a_terminal_that_closes_stops_a_run_like_a_signal(place, reference):
     def attach() -> None:
         os.setsid()
         fcntl.ioctl(inside, termios.TIOCSCTTY, 0)
+        sys.stdout.close()
+        sys.stderr.close()
         for descriptor in (1, 2):
             os.dup2(inside, descriptor)
+        sys.stdout = os.fdopen(1, "w", buffering=1)
+        sys.stderr = os.fdopen(2, "w", buffering=1)
         os.close(inside)
         os.close(terminal)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -305,6 +306,24 @@ def test_damaged_ones_cost_no_whole_one(tmp_path):
     assert make(tmp_path).load()["step"] == 3
     save(tmp_path, 4, 5, 6)
     assert saved(tmp_path) == [6, 5]
+
+
+def test_a_checkpoint_that_goes_while_it_is_read_is_one_line(tmp_path, monkeypatch):
+    """A training that runs has saved a better one, and removes it."""
+    module = engine("checkpoint")
+    real = module.read_model
+    save(tmp_path, 1)
+
+    def removed(manifest: dict[str, Any]) -> Any:
+        shutil.rmtree(manifest["path"])
+        return real(manifest)
+
+    monkeypatch.setattr(module, "read_model", removed)
+    with pytest.raises(FileNotFoundError) as caught:
+        make(tmp_path).load_model("best")
+    line = str(engine("explanations").explain(caught.value, command="evaluate"))
+    assert line.startswith("a checkpoint was removed while it was read")
+    assert line.endswith("evaluate: run the command again")
 
 
 def test_another_format_is_named_and_not_taken_for_damage(tmp_path, monkeypatch):

@@ -114,11 +114,12 @@ def test_a_full_disk_leaves_the_store_that_was_there(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(engine("store"), "sync", full)
-    with pytest.raises(
-        engine("errors").UserError, match=r"could not be written .*No space left.*: free"
-    ):
+    with pytest.raises(OSError, match="No space left") as caught:
         stored(tmp_path, 2.0)
     assert files_of(tmp_path) == before
+    line = str(engine("explanations").explain(caught.value, command="prepare"))
+    assert line.startswith("a file could not be written ([Errno 28] No space left on device")
+    assert line.endswith(": prepare: free some space")
 
 
 def test_a_store_of_another_format_is_one_line(tmp_path):
@@ -216,7 +217,6 @@ def test_the_guard_ends_a_run_on_damaged_data(tmp_path):
         if hook._thread is not None:  # on the main rank alone
             hook._thread.join()
         hook.after_step(run)
-        hook.close(run)
 
     watch()
     path.write_bytes(path.read_bytes()[:-1] + b"\xff")

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import pytest
 from importing import imported
+from made_up import files_of
 from rendering import render
 from running import Result, Running, newest_run, one_error, start
 from test_resume import OPTIONS, limit_file_size
@@ -310,6 +311,7 @@ def num_rows(folder: Path) -> int:
 def test_prepare_leaves_the_old_data_or_the_new(attack, tmp_path):
     """On a full disk, and with a signal between two arrays."""
     assert prepare(tmp_path, 100).wait().code == 0
+    before = files_of(tmp_path / "data")
     if isinstance(attack, signal.Signals):
         ended = prepare(tmp_path, 3000, at("package", "prepare", send(attack))).wait()
         assert ended.code in (-attack, 128 + attack)
@@ -319,7 +321,9 @@ def test_prepare_leaves_the_old_data_or_the_new(attack, tmp_path):
         if ended.code:
             one_error(ended, "free|space")
     assert "Traceback" not in ended.err
-    assert num_rows(tmp_path) == (3000 if ended.code == 0 else 100)
+    if ended.code:
+        assert files_of(tmp_path / "data") == before
+    assert num_rows(tmp_path) == (100 if ended.code else 3000)
     assert prepare(tmp_path, 200).wait().code == 0
     assert num_rows(tmp_path) == 200
 

@@ -21,7 +21,7 @@ from .config import ENVIRONMENT, SETTINGS, Settings, load
 from .engine.errors import UserError, UserErrors
 from .engine.explanations import explain
 from .engine.runs import ROOT, prepare_process, project_root, typed_path
-from .engine.signals import exit_cleanly
+from .engine.signals import end, listen
 from .engine.sources import ALIASES, HINTS, SWITCHES, near
 from .engine.yaml_text import comments
 
@@ -37,7 +37,7 @@ def main(words: list[str] | None = None) -> int:
     """Run one command; return the exit code: 0, 2 for an error of the user, 130 after Ctrl-C."""
     words = sys.argv[1:] if words is None else words
     print_in_any_locale()
-    exit_cleanly()
+    listen(end)
     try:
         return run(words)
     except UserError as error:

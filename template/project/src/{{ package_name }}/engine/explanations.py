@@ -38,6 +38,10 @@ KNOWN = {
     "No space left on device|Disk quota exceeded|File too large|PytorchStreamWriter failed": (
         "a file could not be written ({first}): {command}: free some space"
     ),
+    "Input/output error": "a disk does not read or write ({first}): {command}: check it",
+    r"No such file or directory: '.*step-\d{8}": (  # a training removes old checkpoints
+        "a checkpoint was removed while it was read ({first}): {command}: run the command again"
+    ),
     "CUDA driver error": (  # a virtual GPU, or WSL
         "{first}: {command}: try PYTORCH_ALLOC_CONF=expandable_segments:False"
     ),

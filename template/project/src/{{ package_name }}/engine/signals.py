@@ -10,6 +10,7 @@ import os
 import signal
 import stat
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
 
@@ -18,26 +19,36 @@ NUMBERS = [getattr(signal, name) for name in NAMES if hasattr(signal, name)]  # 
 HANGUP = getattr(signal, "SIGHUP", None)
 
 
+def listen(handler: Callable[[int, FrameType | None], None]) -> None:
+    """Let `handler` receive the signals, except for those that are ignored."""
+    for number in NUMBERS:
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, handler)
+
+
+def end(number: int, frame: FrameType | None) -> None:
+    """End this process by an exception, so that unfinished files are removed."""
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    if number == HANGUP:
+        leave_terminal()
+    sys.exit(128 + number)
+
+
 class Signals:
     """`received` is the signal that this process got, else 0. A second one ends it at once."""
 
     def __init__(self, is_main: bool):
         self.is_main = is_main
         self.received = 0
-        handlers = {number: signal.getsignal(number) for number in NUMBERS}
-        self.previous = {
-            number: handler for number, handler in handlers.items() if handler != signal.SIG_IGN
-        }
 
     def listen(self) -> None:
         """Receive the signals; call it again after a framework has set its own handlers."""
-        for number in self.previous:
-            signal.signal(number, self._receive)
+        listen(self._receive)
 
     def restore(self) -> None:
-        """Put the previous handlers back."""
-        for number, handler in self.previous.items():
-            signal.signal(number, handler)
+        """Let a signal end the process again."""
+        listen(end)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if self.received and number == HANGUP:
@@ -50,19 +61,6 @@ class Signals:
         if self.is_main:
             name = signal.Signals(number).name
             print(f"{name}: saving after this step; send it again to exit at once", file=sys.stderr)
-
-
-def exit_cleanly() -> None:
-    """Let a signal end this process by SystemExit, so that unfinished files are removed."""
-    for number in NUMBERS:
-        if signal.getsignal(number) == signal.SIG_DFL:  # not Ctrl-C, which Python handles
-            signal.signal(number, _exit)
-
-
-def _exit(number: int, frame: FrameType | None) -> None:
-    if number == HANGUP:
-        leave_terminal()
-    sys.exit(128 + number)
 
 
 def leave_terminal() -> None:

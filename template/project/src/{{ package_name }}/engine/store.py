@@ -17,7 +17,6 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -25,7 +24,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from .errors import UserError
-from .files import blocks, is_sealed, lock, read_json, sha256, sync, write_json, write_sealed
+from .files import is_sealed, lock, read_json, sha256, sync, write_json, write_sealed
 
 FORMAT = 4  # goes up when the manifest, an array or the fingerprint means something else
 MANIFEST = "manifest.json"
@@ -112,7 +111,8 @@ class Store:
         for name, entry in manifest["arrays"].items():
             file = self.files[entry["file"]]
             self.arrays[name] = _array(folder, name, **entry)
-            _check_place(self.arrays[name], entry["file"], file["bytes"])
+            if not _is_possible(self.arrays[name], entry["file"], file["bytes"]):
+                raise ValueError(f"{name} cannot be in {entry['file']}")
             places[name] = {**entry, "file": file["sha256"]}  # the path of an HDF5 file may change
 
         # The same bytes with other targets, class names or characters are other data.
@@ -161,7 +161,7 @@ class Store:
     def remembered(cls, run: Path, fingerprint: str) -> Store | None:
         """Return the data of a run, without rows; None if it has no valid record of them."""
         path = run / REMEMBERED
-        manifest = read_json(path).get(fingerprint)
+        manifest: Any = read_json(path).get(fingerprint)
         return cls(path, manifest) if is_sealed(manifest) else None
 
 
@@ -169,15 +169,12 @@ def _array(folder: Path, name: str, file: str, shape: list[int], **fields: Any) 
     return Array(name, folder / file, shape=tuple(shape), **fields)
 
 
-def _check_place(array: Array, file: str, num_bytes: int) -> None:
-    """Raise ValueError if a manifest names a file elsewhere, or more rows than the file can have."""
-    if not OURS.fullmatch(file) and not Path(file).is_absolute():
-        raise ValueError(f"{file} is outside of the folder")
-    if not all(isinstance(length, int) and length >= 0 for length in array.shape):
-        raise ValueError(f"{array.name} has the shape {array.shape}")
+def _is_possible(array: Array, file: str, num_bytes: int) -> bool:
+    """Whether the file is in the folder, or an HDF5 file anywhere, and can hold so many rows."""
     last_start = num_bytes - math.prod(array.shape) * array.stored.itemsize
-    if array.offset is not None and not 0 <= array.offset <= last_start:
-        raise ValueError(f"{array.name} is not within the {num_bytes} bytes of its file")
+    is_within = array.offset is None or 0 <= array.offset <= last_start
+    is_known = OURS.fullmatch(file) is not None or Path(file).is_absolute()
+    return is_within and is_known and min(array.shape) >= 0
 
 
 def _again(folder: Path) -> str:
@@ -187,41 +184,38 @@ def _again(folder: Path) -> str:
     return "run `prepare` again"
 
 
-def verify(store: Store, again: bool = False, stop: Callable[[], bool] = lambda: False) -> int:
+def verify(store: Store, again: bool = False) -> int:
     """Compare files with the manifest's checksums; return the number of bytes read.
 
     A flipped bit would load silently. A file that was compared counts as good for `VERIFY_DAYS`,
-    while its size, modification time and inode stay the same. again: compare also those. stop: end
-    early. Raises `UserError` that names the damaged file.
+    while its size, modification time and inode stay the same. again: compare also those. Raises
+    `UserError` that names the damaged file.
     """
     record = read_json(store.folder / VERIFIED)
     if again or not is_sealed(record):
         record = {}
-    oldest = time.time() - VERIFY_DAYS * 24 * 3600
+    now = time.time()
+    oldest = now - VERIFY_DAYS * 24 * 3600
     num_bytes = 0
     for name, entry in store.files.items():
         path = store.folder / name
         status = path.stat()
         state = [status.st_size, status.st_mtime_ns, status.st_ino]
-        compared = record.get(name, {"state": [], "time": 0})
-        if compared["state"] == state and oldest < compared["time"] <= time.time():
+        known_state, compared = record.get(name, (None, 0))
+        if known_state == state and oldest < compared <= now:
             continue
 
-        digest = hashlib.sha256()
         try:
-            for block in blocks(path):
-                if stop():
-                    return num_bytes
-                num_bytes += len(block)
-                digest.update(block)
+            digest = sha256(path)
         except OSError as error:
             what = f"the disk cannot read ({error.strerror})"
             raise UserError(what, str(path), "check it") from error
-        if digest.hexdigest() != entry["sha256"]:
+        if digest != entry["sha256"]:
             remedy = "copy the file again, or " + _again(store.folder)
             raise UserError("the stored data are damaged", str(path), remedy)
 
-        record[name] = {"state": state, "time": time.time()}
+        num_bytes += status.st_size
+        record[name] = (state, now)
         # If the folder cannot be written, the file is compared each time.
         with contextlib.suppress(OSError):
             write_sealed(store.folder / VERIFIED, record)
@@ -250,21 +244,19 @@ class StoreWriter:
         self.files: dict[str, dict[str, Any]] = {}
         self._partial = self.folder / f".store-{os.getpid()}.partial"
         self._open: dict[str, BinaryIO] = {}  # files of arrays that grow
-        self._closing = contextlib.ExitStack()
+        self._lock = lock(self.folder, "the data folder")
 
     def __enter__(self) -> StoreWriter:
-        with contextlib.ExitStack() as stack:
-            try:
-                self.folder.mkdir(parents=True, exist_ok=True)
-                stack.enter_context(lock(self.folder, "the data folder"))
-                # A `prepare` that was killed has left these.
-                for stale in self.folder.glob(".store-*.partial"):
-                    shutil.rmtree(stale, ignore_errors=True)
-                self._partial.mkdir()
-            except OSError as error:
-                what = f"cannot write into the folder ({error.strerror})"
-                raise UserError(what, str(self.folder), "choose another data.path") from error
-            self._closing = stack.pop_all()
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock.__enter__()
+            # A `prepare` that was killed has left these.
+            for stale in self.folder.glob(".store-*.partial"):
+                shutil.rmtree(stale, ignore_errors=True)
+            self._partial.mkdir()
+        except OSError as error:
+            what = f"cannot write into the folder ({error.strerror})"
+            raise UserError(what, str(self.folder), "choose another data.path") from error
         return self
 
     def path(self, name: str) -> Path:
@@ -291,22 +283,15 @@ class StoreWriter:
         return _array(self._partial, name, f"{name}.bin", **self.arrays[name]).rows()
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        with self._closing:
-            try:
-                for file in self._open.values():
-                    file.close()
-                if error is None:
-                    self._commit()
-            except OSError as failure:
-                error = failure
-            finally:
-                shutil.rmtree(self._partial, ignore_errors=True)
-                self._remove_unnamed()
-
-        # Also an error of the block's own writes.
-        if isinstance(error, OSError):
-            what = f"the data could not be written ({error})"
-            raise UserError(what, str(self.folder), "free some space") from error
+        try:
+            for file in self._open.values():
+                file.close()
+            if error is None:
+                self._commit()
+        finally:
+            shutil.rmtree(self._partial, ignore_errors=True)
+            self._remove_unnamed()
+            self._lock.__exit__(None, None, None)
 
     def _commit(self) -> None:
         """Give the files their names, then write the manifest."""
