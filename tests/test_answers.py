@@ -96,18 +96,6 @@ def test_synthetic_data_that_are_gone_are_made_again(begun):
     one_error(refused, "changed or removed: remove data/synthetic: `train` makes")
 
 
-def test_what_was_switched_on_is_one_line_of_evaluate_and_none_of_predict(begun):
-    evaluated = run(TABULAR, "evaluate", cwd=begun)
-    predicted = run(TABULAR, "predict", cwd=begun)
-    assert (evaluated.code, predicted.code) == (0, 0)
-    (line,) = [line for line in evaluated.out.splitlines() if "precision" in line]
-    assert line.startswith("CPU, ")
-    assert "precision fp32, TF32 in matmuls off, TF32 in cuDNN off" in line
-    assert len(predicted.out.splitlines()) == 1
-    names = next(line for line in evaluated.out.splitlines() if "mae_original" in line)
-    assert names.split()[-1] == "r2"
-
-
 @pytest.mark.parametrize(
     "said",
     [

@@ -219,14 +219,3 @@ def commands_of(path: Path) -> list[str]:
     for job in yaml.safe_load(text)["jobs"].values():
         steps += job["steps"]
     return [step["run"] for step in steps if "run" in step]
-
-
-def test_the_published_folder_is_the_one_that_make_docs_builds():
-    workflow = yaml.safe_load((REPOSITORY / ".github/workflows/docs.yml").read_text())
-    steps = workflow["jobs"]["build"]["steps"]
-    (upload,) = [step for step in steps if "upload-pages-artifact" in step.get("uses", "")]
-    makefile = (REPOSITORY / "Makefile").read_text(encoding="utf-8")
-    assert f"tools/build_site.py {upload['with']['path']}\n" in makefile
-    assert workflow["jobs"]["deploy"]["needs"] == "build"
-    granted = workflow["jobs"]["deploy"]["permissions"]
-    assert granted == {"pages": "write", "id-token": "write"}

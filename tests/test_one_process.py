@@ -1,5 +1,4 @@
-"""A run belongs to one process; a closed output and a library that does not load end in one
-line."""
+"""A closed output and a library that does not load end in one line."""
 
 from __future__ import annotations
 
@@ -11,9 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import running
 from rendering import render
-from running import one_error, until
 
 ENDLESS = ("--training.epochs", "100000", "--monitor.every_steps", "1", "--name", "a")
 
@@ -32,27 +29,6 @@ def start(folder: Path, *words: str, path: str = "") -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
     )
-
-
-def test_a_run_that_is_being_trained_is_refused_until_its_process_has_ended(tmp_path):
-    """However it ends, and though its workers may live a moment longer."""
-    project = render(workload="tabular")
-    again = ("train", "--resume", "a", "--max-steps", "6")
-    words = (*ENDLESS, "--data.num_workers", "1", "--checkpoint.every_steps", "5")
-    first = running.start(project, "train", *words, cwd=tmp_path, name="1")
-    try:
-        checkpoints = tmp_path / "runs/a/checkpoints"
-        until(lambda: any(checkpoints.glob("step-*")), "a checkpoint of the first process")
-        second = running.run(project, *again, cwd=tmp_path)
-        line = one_error(second, f"the run is in use by process {first.pid} on host ")
-        assert second.err == f"{line}\n"
-        assert os.waitpid(first.pid, os.WNOHANG) == (0, 0)
-    finally:
-        first.kill()
-        first.wait()
-    third = running.run(project, *again, cwd=tmp_path)
-    assert third.code == 0, third.err
-    assert "resumed at step" in third.out
 
 
 def test_a_closed_output_stops_a_run_in_one_line(tmp_path):

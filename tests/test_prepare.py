@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import re
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +19,8 @@ import pytest
 from importing import imported
 from made_up import (
     ROWS,
-    WORDS,
     columns,
     contents,
-    files_of,
     lines,
     prepare,
     prepared,
@@ -34,7 +30,7 @@ from made_up import (
     written,
 )
 from rendering import render
-from running import one_error, run
+from running import one_error
 from stocks import write_folder
 from variants import choices
 
@@ -443,28 +439,6 @@ def test_an_endless_line_is_one_line_before_it_fills_the_memory(tmp_path):
             file.write((1 << 20) * b"x")
     refused = prepare(tmp_path, "seq2seq", path.name)
     one_error(refused, "a line of more than 64 MB: .*endless.jsonl.gz, line 2: give each text")
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
-def test_a_signal_leaves_the_data_that_were_there_and_no_other_file(number, tmp_path):
-    prepared(tmp_path, "tabular", with_column())
-    before = files_of(tmp_path / "data")
-
-    def signal_before_the_manifest() -> None:
-        from my_training.engine import store  # type: ignore[import-not-found]
-
-        def killing(path: Path, content: Any) -> None:
-            os.kill(os.getpid(), number)
-
-        store.write_sealed = killing
-
-    written(tmp_path, with_cell("size", "7"))
-    words = ("prepare", "--input", "table.csv", *WORDS["tabular"].split())
-    project = render(workload="tabular")
-    ended = run(project, *words, cwd=tmp_path, before=signal_before_the_manifest)
-    assert ended.code == 128 + number
-    assert "Traceback" not in ended.err
-    assert files_of(tmp_path / "data") == before
 
 
 def test_a_column_of_lists_is_named_and_can_be_dropped(tmp_path):

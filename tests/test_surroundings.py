@@ -1,7 +1,7 @@
 """Odd surroundings: where a command was started from, what was typed, what the environment says.
 
-A run that is in use and a closed output are held by test_one_process.py, the interview by
-test_interview.py.
+A run that is in use is in reliability/test_attack.py, a closed output in test_one_process.py, the
+interview in test_interview.py.
 """
 
 from __future__ import annotations

@@ -206,19 +206,6 @@ def test_without_nvml_the_rest_is_sampled(gpu, tmp_path, monkeypatch, fault):
 # ---- memory that grows ----
 
 
-def test_growth_between_two_looks(monkeypatch):
-    held = {"the training process": 500.0, "loader worker 7": 100.0}
-    monkeypatch.setattr(watch, "host_memory", lambda: dict(held))
-    leaks = watch.Leaks(torch.device("cpu"))
-    assert leaks.grown() == []
-    held["loader worker 7"] += 99
-    assert leaks.grown() == []
-    held["loader worker 7"] += 101
-    held["loader worker 8"] = 900.0  # a new one
-    assert leaks.grown() == ["loader worker 7 grew by 101 MB in an epoch, to 300 MB"]
-    assert leaks.grown() == []
-
-
 def hoarding_worker() -> None:
     from my_training.engine.loader import Reader
 

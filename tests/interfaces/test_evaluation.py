@@ -85,16 +85,6 @@ def test_sums_equal_a_direct_computation_in_float64():
     assert metrics["even"] == pytest.approx(exact[::2].mean(), rel=1e-12)
 
 
-def test_ranks_are_added_before_the_division():
-    values = np.arange(20, dtype=np.float32)
-    other = torch.tensor([[0.0, 10.0], [30.0, 10.0], [0.0, 0.0]])
-    both = OneOf(world=2, total=lambda sums: sums + other)
-    metrics = evaluate(Squares(), Batches(numbered(values, 8)), both)
-    assert metrics["loss"] == pytest.approx((values**2).sum() / 30)
-    assert metrics["all"] == pytest.approx((values.sum() + 30) / 30)
-    assert metrics["even"] == pytest.approx(values[::2].mean())
-
-
 def test_without_any_target_nothing_is_divided_by_zero():
     metrics = evaluate(Squares(), Batches(numbered(np.zeros(0, np.float32), 4)))
     assert set(metrics.values()) == {0.0}

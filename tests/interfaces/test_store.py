@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import resource
-import signal
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -94,16 +92,6 @@ def test_an_interruption_leaves_the_old_data_and_no_other_file(hit, tmp_path, mo
     with pytest.raises(KeyboardInterrupt):
         stored(tmp_path, 2.0)
     assert files_of(tmp_path) == before
-
-
-def test_a_lock_needs_no_space(tmp_path):
-    child = os.fork()
-    if child == 0:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-        with engine("files").lock(tmp_path):
-            os._exit(9)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
 
 
 def test_a_full_disk_leaves_the_store_that_was_there(tmp_path, monkeypatch):

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import io
 import os
+import pickle
 import random
 import shutil
 import signal
@@ -22,8 +24,9 @@ from typing import Any
 import numpy as np
 import pytest
 from importing import imported
+from made_up import files_of
 from rendering import render
-from running import Result, Running, one_error, start
+from running import Result, Running, newest_run, one_error, start
 from test_resume import OPTIONS, limit_file_size
 from test_script import result_of, script, send, series, start_script, words_of
 from torch import nn
@@ -141,7 +144,7 @@ MOMENTS = {
         "step": "engine.run:Run.advance",
         "evaluation": "engine.run:evaluate",
         "save": "engine.checkpoint:Checkpoint.save",
-        "prepare": "engine.store:StoreWriter.append",
+        "prepare": "engine.store:write_sealed",
     },
     "script": {
         "start": ":configure_torch",
@@ -306,20 +309,21 @@ def num_rows(folder: Path) -> int:
 @pytest.mark.cover(1)
 @pytest.mark.parametrize("attack", [*SIZES, *SIGNALS], ids=str)
 def test_prepare_leaves_the_old_data_or_the_new(attack, tmp_path):
-    """On a full disk, and with a signal between two arrays."""
+    """On a full disk, and with a signal before the manifest is written."""
     assert prepare(tmp_path, 100).wait().code == 0
+    before = files_of(tmp_path / "data")
     if isinstance(attack, signal.Signals):
         ended = prepare(tmp_path, 3000, at("package", "prepare", send(attack))).wait()
-        assert ended.code in (-attack, 128 + attack)
-        assert not ended.errors()
+        assert (ended.code, ended.errors()) == (128 + attack, [])
     else:
         ended = on_a_full_disk(functools.partial(prepare, tmp_path, 3000), attack)
         if ended.code:
             one_error(ended, "free|space")
     assert "Traceback" not in ended.err
-    assert num_rows(tmp_path) == (3000 if ended.code == 0 else 100)
+    if ended.code:
+        assert files_of(tmp_path / "data") == before
+    assert num_rows(tmp_path) == (100 if ended.code else 3000)
     assert prepare(tmp_path, 200).wait().code == 0
-    assert num_rows(tmp_path) == 200
 
 
 # --- two processes at once
@@ -371,3 +375,31 @@ def test_evaluate_while_the_run_trains(number, base, tmp_path):
     measuring = start(render(workload="tabular"), "evaluate", cwd=place, name="2")
     assert assert_ended(training, measuring)[0] == 0
     assert result_of(place) == base.result("package")
+
+
+# --- what else can be wrong in a run's folder, and passwords
+
+
+@pytest.mark.parametrize("layout", MOMENTS)
+def test_lost_metrics_end_no_run(layout, base, tmp_path):
+    place = base.copy(layout, tmp_path / "run")
+    (newest_run(place) / "metrics.jsonl").unlink()
+    assert train(layout, place, "--resume").wait().code == 0
+    assert result_of(place)[2] == base.result(layout)[2]
+
+
+def test_a_checkpoint_of_a_script_runs_no_code(base, tmp_path):
+    """The test of the package is in interfaces/test_checkpoint.py."""
+    place = base.copy("script", tmp_path / "run")
+    hostile = pickle.dumps(functools.partial(os.mkdir, "was-run"))
+    name = f"step-00000099-{hashlib.sha256(hostile).hexdigest()[:16]}.pt"
+    (newest_run(place) / "checkpoints" / name).write_bytes(hostile)
+    one_error(train("script", place, "--resume").wait(), r"cannot load \(UnpicklingError\)", name)
+    assert not (place / "was-run").exists()
+
+
+@pytest.mark.parametrize("layout", MOMENTS)
+def test_no_error_shows_a_password(layout, tmp_path):
+    flag = "--data" if layout == "script" else "--data.path"
+    ended = train(layout, tmp_path, flag, "https://me:sec/ret@host/data").wait()
+    assert "ret" not in one_error(ended, "…@host/data")

@@ -453,10 +453,8 @@ def write(path: Path, content: bytes | memoryview) -> None:
             file.flush()
             os.fsync(file.fileno())  # wait until the content is on the disk
         temporary.replace(path)
-    except OSError as error:
+    finally:
         temporary.unlink(missing_ok=True)
-        what = f"cannot write the file ({error.strerror}): {path}"
-        raise UserError(f"{what}: free some space, then continue with --resume") from None
 
 
 def save_checkpoint(folder: Path, checkpoint: dict) -> None:
@@ -708,10 +706,11 @@ def main(arguments: list[str]) -> int:
     try:
         return train(*read_settings(arguments))
     except (UserError, argparse.ArgumentError, OSError) as error:
-        remedy = ""
+        # without the password of an address
+        message = re.sub(r"/\S*:\S*@", "/…@", f"{error}")
         if isinstance(error, OSError):
-            remedy = ": check the path and the free space; --resume continues a run"
-        print(f"error: {error}{remedy}", file=sys.stderr)
+            message += ": check the path and the free space; --resume continues a run"
+        print(f"error: {message}", file=sys.stderr)
         return 2
 
 
