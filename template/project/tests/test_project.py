@@ -64,8 +64,8 @@ def test_padding_rows_change_no_loss() -> None:
             parts = samples.host(parts, numbers, 0)
         starts_sequence, device = np.ones(len(numbers), dtype=bool), torch.device("cpu")
         with torch.no_grad():
-            found = model(engine.deliver(samples, parts, numbers, starts_sequence, device))
-        return found.loss.item(), found.total_weight.item()
+            result = model(engine.deliver(samples, parts, numbers, starts_sequence, device))
+        return result.loss.item(), result.total_weight.item()
 
     loss, weight = output(0, 1, 2)
     assert weight > 0

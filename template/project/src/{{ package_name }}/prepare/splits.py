@@ -1,4 +1,4 @@
-"""What every `prepare` needs: which rows train, a place for the data, what to print at the end."""
+"""Splits of the rows, the destination of the data, and the flags that several commands share."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ SPLITS = ("train", "validation", "test")
 
 
 def split_shares(split: str) -> tuple[list[float], bool]:
-    """The numbers of `0.8,0.1,0.1`, or of three counts, and whether they are shares.
+    """Return the numbers in `--split`, and whether they are fractions and not counts of rows.
 
-    The last one may be left out.
+    The last number may be left out.
     """
     try:
         parts = [float(text) for text in split.split(",")]
@@ -33,15 +33,15 @@ def split_shares(split: str) -> tuple[list[float], bool]:
         if len(parts) != 3 or min(parts) < 0 or not is_whole:
             raise ValueError
     except ValueError:
-        remedy = "give three shares that add up to 1, such as 0.8,0.1,0.1, or three whole numbers"
-        raise UserError(f"'{split}' splits nothing", "--split", remedy) from None
+        remedy = "give fractions that add up to 1, such as 0.8,0.1,0.1, or three whole numbers"
+        raise UserError(f"'{split}' is not a valid split", "--split", remedy) from None
     return parts, are_shares
 
 
 def split_sizes(split: str, count: int, unit: str = "row", rounded: int = 0) -> list[int]:
-    """How many of `count` train, validate and test.
+    """Return the sizes of the training, validation and test split of `count` rows.
 
-    rounded: which share is rounded, in addition to that of test.
+    rounded: which of the fractions is rounded, in addition to that of test.
     """
     parts, are_shares = split_shares(split)
     sizes = [int(part) for part in parts]
@@ -61,14 +61,14 @@ def split_sizes(split: str, count: int, unit: str = "row", rounded: int = 0) -> 
 
 
 def borders(split: str, count: int) -> dict[str, list[int]]:
-    """First and last + 1 row of each split of rows that are in order."""
+    """Return the first and last + 1 row of each split, for rows that stay in order."""
     ends = accumulate(split_sizes(split, count), initial=0)
     return dict(zip(SPLITS, map(list, pairwise(ends)), strict=True))
 
 
 @contextmanager
 def destination(path: str, dry_run: bool) -> Iterator[Path]:
-    """Where the data go; in a dry run a folder that goes with them."""
+    """Yield the folder to write the data to; in a dry run, a temporary one."""
     if dry_run:
         with tempfile.TemporaryDirectory() as folder:
             yield Path(folder)
@@ -79,9 +79,9 @@ def destination(path: str, dry_run: bool) -> Iterator[Path]:
 def print_summary(
     data: Store | StoreWriter, dry_run: bool, columns: Sequence[tuple[str, ...]] = ()
 ) -> None:
-    """Print the columns and what to do with the data next.
+    """Print the columns, the size of the data, and the next command.
 
-    columns: (name, type, lowest, highest, missing) each.
+    columns: name, type, lowest, highest and missing values of each.
     """
     from ..engine.loader import Loader
 
@@ -90,24 +90,24 @@ def print_summary(
     constant = [column[0] for column in columns if column[1] == "constant"]
     if constant:
         names = ", ".join(constant)
-        print(f"note: one value in all training rows, which tells nothing: {names}")
+        print(f"note: the same value in all training rows, which is no information: {names}")
     first, last = data.splits.get("test", (0, 0))
     if first == last:
-        remedy = "`evaluate` needs --split validation, which chose the best step"
-        print(f"note: nothing is left to test: {remedy}")
+        remedy = "run `evaluate` with --split validation, which also chose the best step"
+        print(f"note: the test split is empty: {remedy}")
     size = sum(file["bytes"] for file in data.files.values())
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     print(f"size:       {size / 1e6:,.1f} MB of data, {memory / 1e9:,.0f} GB of memory")
     if size > memory and "chunk_size_gb" in Loader.WITHOUT_EFFECT:
         command = "copier update --defaults -r :current: -d loader=chunk"
-        print(f"note: the data are larger than memory, which is for another loader: {command}")
-    print(f"written to: {'nowhere, by --dry-run' if dry_run else data.folder}")
+        print(f"note: the data are larger than memory: change the loader: {command}")
+    print(f"written to: {'nowhere, because of --dry-run' if dry_run else data.folder}")
     package = (__package__ or "").partition(".")[0]
     print(f"next:       python -m {package} train")
 
 
 def sign(text: str) -> str:
-    """A single character, or the one that is named `tab`."""
+    """Return a single character; `tab` stands for a tab."""
     if text == "tab":
         return "\t"
     if len(text) != 1:
@@ -118,9 +118,7 @@ def sign(text: str) -> str:
 def add_input(parser: argparse.ArgumentParser, title: str, required: bool = True) -> None:
     """Add the flags of commands that read a table: `prepare` and `predict`."""
     add = parser.add_argument
-    text = (
-        f"{title}: CSV (or .csv.gz) with a header, Parquet, Feather, Arrow, or a folder of them"
-    )
+    text = f"{title}: CSV (or .csv.gz) with a header, Parquet, Feather, Arrow, or a folder of them"
     add("--input", required=required, type=typed_path, metavar="PATH", help=text)
     text = "delimiter of a CSV file, or `tab` (default: detected in the first rows)"
     add("--delimiter", type=sign, metavar="SIGN", help=text)
