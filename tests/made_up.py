@@ -64,7 +64,10 @@ def contents(folder: Path, workload: str, data: str = "data") -> dict[str, Any]:
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    """Except for the lock, which names a process."""
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    files.pop(".lock", None)
+    return files
 
 
 def values(count: int = 1000) -> np.ndarray:

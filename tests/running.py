@@ -173,6 +173,8 @@ def _child(
             before()
         main = importlib.import_module(f"{PACKAGE}.{entry}").main
         return main(list(words)) if entry == "__main__" else main(*words)
+    except SystemExit as end:
+        return int(end.code or 0)
     except BaseException:
         traceback.print_exc()
         return 1
@@ -197,7 +199,7 @@ def undrawn() -> None:
         report: Any = importlib.import_module(f"{PACKAGE}.engine.report")
         report.draw = lambda path, *_: path.write_bytes(PLOT) and ""
         examples: Any = importlib.import_module(f"{PACKAGE}.hooks.examples")
-        examples.THERE = False
+        examples.Hook.after_evaluation = lambda *_: None
 
 
 def start(

@@ -47,7 +47,7 @@ def test_a_resumed_run_refuses_what_would_make_it_another(setting, value, stoppe
     before = resumed(stopped)
     words = ("train", "--resume", f"--{setting}", value)
     refused = run(TABULAR, *words, cwd=stopped)
-    one_error(refused, f"{setting} was .+, and would be {value}", "start a new run")
+    one_error(refused, f"cannot change {setting} from .+ to {value}", "start a new run")
     assert resumed(stopped) == before
 
 

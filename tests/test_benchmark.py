@@ -332,19 +332,6 @@ def test_only_an_interrupted_benchmark_in_the_same_conditions_is_resumed(tmp_pat
         assert any(book(tmp_path, two_rows(), [[], []], data).trials.values()) == is_resumed
 
 
-def test_a_range_is_never_below_0(tmp_path):
-    """Two processes that differ by a half: three times as fast, give or take more than that."""
-    trials = [[trial(20, 1.0), trial(20, 1.1)], [trial(5, 1.0), trial(9, 1.1)]]
-    measured = book(tmp_path, two_rows(), trials)
-    _, row = measured.rows()
-    assert 0 < row["gain_low"] < 1 < 9 < row["gain_high"]
-    assert row["gain_low"] * row["gain_high"] == pytest.approx(row["gain"] ** 2)
-    measured.write()
-    page = (tmp_path / "benchmark.md").read_text()
-    assert f"| {row['gain']:.2f} ({row['gain_low']:.2f}-{row['gain_high']:.2f}) |" in page
-    assert ".png" not in page, "it links nothing that is not there"
-
-
 NOISES = {  # between processes, between steps of one
     "of processes": (0.02, 0.001),
     "of steps": (0.001, 0.1),

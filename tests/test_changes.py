@@ -225,7 +225,7 @@ def test_weights_of_another_run(unchanged, tmp_path):
     shutil.copytree(newest_run(unchanged), tmp_path / "runs/source")
     result = check_run(project, "train", "--training.max_steps", "2", cwd=tmp_path)
     assert "note: weights of runs/source/" in result.out
-    assert "left: nothing" in result.out
+    assert "unused: nothing" in result.out
 
 
 def test_a_command(tmp_path):

@@ -210,7 +210,7 @@ NAN = {  # name: (workload, file, a line there, what it becomes, the one line th
         "model.py",
         "return self.head(x).float()",
         "return self.head(x).float() * float('nan')",
-        "sample 0 of train: its values are finite, and its loss is not: ",
+        "sample 0 of train: its values are finite, but its loss is not: ",
     ),
     "in the metadata": (
         "tabular",

@@ -365,7 +365,7 @@ def test_half_precision_over_ranks(precision, place):
 
 RANK = {"WORLD_SIZE": "2", "RANK": "0"}
 WRONG = {
-    "no address": ("ddp", "train", RANK, "do not find each other.*MASTER_ADDR=None"),
+    "no address": ("ddp", "train", RANK, "cannot find each other.*MASTER_ADDR=None"),
     "rank": ("ddp", "train", {"WORLD_SIZE": "2", "RANK": "2"}, "RANK=2, WORLD_SIZE=2"),
     "no number": ("ddp", "train", {"WORLD_SIZE": "two"}, "'two' is not a number.*WORLD_SIZE"),
     "command": ("ddp", "predict", RANK, "one process.*WORLD_SIZE=2.*without torchrun"),

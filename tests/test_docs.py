@@ -230,19 +230,3 @@ def test_the_published_folder_is_the_one_that_make_docs_builds():
     assert workflow["jobs"]["deploy"]["needs"] == "build"
     granted = workflow["jobs"]["deploy"]["permissions"]
     assert granted == {"pages": "write", "id-token": "write"}
-
-
-def test_a_broken_link_in_a_page_stays_for_sphinx_to_refuse(tmp_path):
-    source = DOCS / "update.md"
-    names = build_site.site_files()
-    assert build_site.site_link("missing.md#x", source, names) == "missing.md#x"
-    assert build_site.site_link("README.md#x", source, names) == "index.md#x"
-    assert build_site.site_link("benchmarks/README.md", source, names) == "benchmarks/index.md"
-    code = f"{CODE_ADDRESS}/blob/HEAD/copier.yml"
-    assert build_site.site_link("../copier.yml", source, names) == code
-    folder = f"{CODE_ADDRESS}/tree/HEAD/template/parts"
-    assert build_site.site_link("../template/parts", source, names) == folder
-    assert build_site.site_link("../CHANGELOG.md", source, names) == "changelog.md"
-    page = DOCS / "benchmarks/loop.md"
-    assert build_site.site_link("../update.md", page, names) == "../update.md"
-    assert build_site.site_link("https://example.org", page, names) == "https://example.org"

@@ -132,7 +132,7 @@ def test_a_checkpoint_without_averages_is_refused_and_can_be_resumed(place):
     refused = run(project, "evaluate", "--weights", "averaged", cwd=place)
     one_error(refused, "no averaged weights", "--weights averaged", "continue training")
     result = run(project, "train", "--resume", cwd=place)
-    assert "note: hook ema starts fresh" in result.out
+    assert "note: hook ema starts without a state" in result.out
     check_run(project, "evaluate", "--weights", "averaged", "--checkpoint", "last", cwd=place)
     plain = run(render(workload="tabular"), "evaluate", "--help", cwd=place)
     assert "--weights" not in plain.out, "only where the extra is"

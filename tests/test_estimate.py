@@ -78,23 +78,6 @@ def test_products_and_memory_of_two_layers_are_exact():
     assert counted.samples == 128
 
 
-def test_adafactor_keeps_what_torch_does():
-    model = Recurrent()
-    optimizer = torch.optim.Adafactor(model.parameters())
-    given = {"x": torch.ones(2, 5, 32)}
-    model(given).loss.backward()
-    optimizer.step()
-    states = [optimizer.state[weight] for weight in model.parameters() if weight in optimizer.state]
-    kept = sum(x.nbytes for state in states for name, x in state.items() if name != "step")
-    unused = sum(
-        4 * (weight.numel() if weight.dim() < 2 else sum(weight.shape))
-        for weight in model.parameters()
-        if weight.grad is None
-    )
-    counted = costs.count(Recurrent, batch(2, 5, 32), "fp32", optimizer="adafactor")
-    assert counted.parts["optimizer"] == kept + unused
-
-
 def test_half_precision_halves_what_products_move():
     full, half = (costs.count(lambda: Toy(1024), batch(512, 32), name) for name in ("fp32", "bf16"))
     assert half.flops == full.flops

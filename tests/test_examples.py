@@ -179,13 +179,13 @@ def test_of_several_ranks_the_first_draws(distributed, tmp_path):
 alerts = imported(render(), "hooks.alerts")
 config = imported(render(), "config")
 progress = imported(render(), "engine.progress")
-WORSE = "is worse than 1 without a model"
+WORSE = "is worse than the baseline, 1"
 
 
 @pytest.mark.parametrize(
     ("loss", "best", "step", "expected"),
     [
-        (0.7, 0.2, 50, "0.7 is over 3 times its best 0.2 at step 4"),
+        (0.7, 0.2, 50, "0.7 is more than 3× the best one, 0.2 at step 4"),
         (0.5, 0.2, 50, ""),
         (1.2, math.inf, 20, f"1.2 {WORSE}"),
         (1.2, math.inf, 19, ""),  # every model begins so
@@ -204,7 +204,7 @@ def test_what_an_alert_of_divergence_is(loss, best, step, expected):
     text = alerts.divergence(loss, 1.0, run)
     assert (expected in text) if expected else text is None
     run.progress = progress.Progress(step=50)
-    assert "worse than nan" in alerts.divergence(0.5, math.nan, run)
+    assert "worse than the baseline, nan" in alerts.divergence(0.5, math.nan, run)
 
 
 def test_a_training_that_diverges_is_an_alert(tmp_path):

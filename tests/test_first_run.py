@@ -50,9 +50,9 @@ def test_minutes_take_no_more_steps_than_the_settings_say(tmp_path):
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (("--minutes", "0"), "above 0"),
-        (("--minutes", "nan"), "above 0"),
-        (("--minutes", "1", "--resume"), "a resumed run keeps its length"),
+        (("--minutes", "0"), "give a number above 0"),
+        (("--minutes", "nan"), "give a number above 0"),
+        (("--minutes", "1", "--resume"), "only a new run can be given minutes"),
         (("--minutes", "soon"), "invalid float value"),
     ],
 )

@@ -107,7 +107,7 @@ def started(project: Path, folder: Path, weights: str, *words: str) -> tuple[Any
         project, "train", *STILL, *words, "--training.init_from", weights, cwd=folder
     )
     assert f"weights of {weights}: " in result.out
-    assert "new: nothing; left: nothing" in result.out
+    assert "new: nothing; unused: nothing" in result.out
     newest = newest_run(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)

@@ -324,20 +324,6 @@ def long_lines(names: Any) -> list[str]:
     return lines
 
 
-def test_one_long_file_is_the_same_as_a_folder(tmp_path, opened):
-    """Rows in any order, names in another case."""
-    lines = long_lines(NAMES)
-    text = "Date,Open,High,Low,Close,Volume,Symbol\n" + "".join(lines)
-    (tmp_path / "prices").write_text(text)
-    assert prepare(tmp_path).code == 0
-    long = store(tmp_path)
-    assert long.facts == opened.facts
-    for name in opened.arrays:
-        assert rows(opened, name).tobytes() == rows(long, name).tobytes(), name
-    (tmp_path / "prices").write_text(text + lines[0])
-    one_error(prepare(tmp_path), "has two rows of 20", "row 1761")
-
-
 def test_rows_of_a_stock_come_together_over_blocks_and_files(tmp_path, monkeypatch):
     """Days of all stocks in any order, in two files of many blocks; a day that is there twice is
     named."""
@@ -433,18 +419,6 @@ def test_baselines_are_what_they_say(opened):
         mse = np.mean((guess - y) ** 2)
         assert measured[name]["mse_original"] == pytest.approx(mse, rel=1e-3), name
         assert measured[name]["r2"] == pytest.approx(1 - mse / y.var(), abs=2e-3)
-
-
-def test_returns_of_random_walks_cannot_be_told(tmp_path):
-    """Whoever knows the sign of tomorrow's return in more than 56 % of cases has seen it."""
-    table = prices(8, 400)
-    table |= {f"other {name}": values for name, values in prices(8, 400, seed=5).items()}
-    place = prepared(tmp_path, "--target", "return", table=table)
-    GRAPH.done(*TRAIN, "--training.max_steps", "60", cwd=place)
-    GRAPH.done("evaluate", cwd=place)
-    evaluation = evaluation_of(place)
-    assert 0.44 < evaluation["metrics"]["direction_accuracy"] < 0.56
-    assert evaluation["metrics"]["mse"] > 0.95 * evaluation["baselines"]["mean"]["mse"]
 
 
 # ---- the guide ---------------------------------------------------------------------------------

@@ -121,18 +121,6 @@ def predicted(model: Any, batch: stocks.Batch) -> Tensor:
     return model.predict(batch)["prediction"]
 
 
-def test_permuted_stocks_have_permuted_predictions(model, opened):
-    for batch in batches(opened):
-        order = torch.randperm(batch["listed"].shape[1])
-        place = torch.cat([order.argsort(), torch.tensor([-1])])  # −1, no neighbour, stays −1
-        moved = {name: batch[name][:, order] for name in ("features", "target", "listed")}
-        moved["neighbors"] = place[batch["neighbors"][:, order]]
-        assert (batch["neighbors"] >= 0).any()
-        expected = predicted(model, batch)[:, order]
-        close = {"equal_nan": True, "rtol": 1e-5, "atol": 1e-7}
-        torch.testing.assert_close(predicted(model, moved), expected, **close)
-
-
 def test_days_of_a_batch_do_not_see_each_other(model, opened):
     alone = [predicted(model, batch) for batch in batches(opened, size=1)]
     together = [predicted(model, batch) for batch in batches(opened, size=8)]

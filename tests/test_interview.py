@@ -9,13 +9,12 @@ import sys
 import pytest
 import yaml
 from rendering import template
-from terminal import CLEAR, COLUMNS, DOWN, ENTER, Terminal
+from terminal import CLEAR, DOWN, ENTER, Terminal
 from test_update import COPIERS, _clean_home, commit, copied, run_copier  # noqa: F401  # a fixture
 from variants import choices, families, gpus, offered, questions
 
 POINTER = " » "
 COPY = [sys.executable, "-m", "copier", "copy"]
-REFUSING = ("layout", "precision", "distributed")
 FIRST = ("project_name", "package_name", "project_description", "workload", "layout")
 
 
@@ -113,49 +112,6 @@ def test_each_question_choice_and_refusal_is_read_whole(workload, gpu, refusals,
         label, _, reason = line.removesuffix(")").partition(" (")
         assert "; choose " in reason, label
         assert reason.split()[-1] in ("fp32", "bf16", "ddp")
-
-
-def test_each_reason_fits_behind_its_choice_for_every_card_and_workload():
-    """As long as copier.yml writes them; the two that a screen showed are not all."""
-    titles = {label.split(":")[0]: label for name in REFUSING for label in labels(name)}
-    reasons = []
-    for row in gpus().values():
-        missing = [name for name in ("tf32", "bf16", "fp8") if row["tflops"][name] is None]
-        reasons += [(name, f"{row['label']} has no {name}; choose fp16") for name in missing]
-    for workload in choices("workload"):
-        reasons.append(("fp8", f"{workload} has no large matmuls; choose auto"))
-        reasons.append(("fsdp", f"{workload} fits one GPU; choose ddp"))
-        reasons.append(("script", f"{workload} needs more files; choose package"))
-    lines = [f"   - {titles[name]} ({reason})" for name, reason in reasons]
-    assert [line for line in lines if len(line) > COLUMNS] == []
-
-
-def test_what_a_text_question_refuses_is_read_whole(interview):
-    def refuses(text: str, reason: str) -> None:
-        interview.press(CLEAR + text + ENTER)
-        interview.until(reason, lambda lines: any(line.endswith(f": {reason}") for line in lines))
-
-    asked(interview, "project_name")
-    refuses(" ", "a project needs a name")
-    entered(interview, "project_name", "x")
-    asked(interview, "package_name")
-    refuses("3d", "a letter, then letters, digits, _")
-    refuses("json", "hides a module of Python; rename")
-    entered(interview, "package_name", "mine")
-    entered(interview, "project_description")
-    for question in ("What do you want to train?", "Which layout?", "Which GPU"):
-        interview.shows(question)
-        interview.press(ENTER)
-    interview.shows("Which card")
-    interview.press("\x1b[A")  # up from the first is the last
-    interview.shows(POINTER + "other: a card that is not listed")
-    interview.press(ENTER)
-    asked(interview, "gpu_compute_capability")
-    refuses("sm_90", "looks like 8.9")
-    refuses("3.7", "PyTorch starts at 5.0")
-    entered(interview, "gpu_compute_capability", "8.9")
-    asked(interview, "gpu_memory_gb")
-    refuses("0", "is above 0 and below 10000")
 
 
 def test_each_card_is_in_one_family():

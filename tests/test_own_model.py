@@ -53,7 +53,7 @@ def test_documented_model_passes_the_projects_own_tests(tmp_path):
 def test_own_tests_find_a_model_without_the_mask(tmp_path):
     assert EXAMPLE.count(MASK) == 1
     project = project_with(tmp_path, EXAMPLE.replace(MASK, ""))
-    done = run_pytest(project, "-k", "fills_a_batch_up", "tests")
+    done = run_pytest(project, "-k", "padding", "tests")
     assert done.code == 1, done.out
     assert "1 failed" in done.out
 

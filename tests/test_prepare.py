@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,10 @@ import pytest
 from importing import imported
 from made_up import (
     ROWS,
+    WORDS,
     columns,
     contents,
+    files_of,
     lines,
     prepare,
     prepared,
@@ -30,7 +34,7 @@ from made_up import (
     written,
 )
 from rendering import render
-from running import one_error
+from running import one_error, run
 from stocks import write_folder
 from variants import choices
 
@@ -98,6 +102,11 @@ REFUSED: dict[str, tuple[str | bytes, str, str]] = {
     "no name": (with_column().replace("age", ""), "", "column 2 has no name: .*index=False"),
     "a folder without tables": ("", "--input empty", "file in the folder: .*empty"),
     "no such file": ("", "--input other.csv", "No such file.*other.csv"),
+    "endless row": (
+        gzip.compress(with_column().encode() + 3_000_000 * b"9"),
+        "",
+        "a row of more than 1 MB: .*quote that is never closed",
+    ),
     "cut gzip": (
         gzip.compress(with_column().encode())[:-30],
         "",
@@ -129,7 +138,7 @@ REFUSED: dict[str, tuple[str | bytes, str, str]] = {
         "",
         "no training row .*'extra': .*--drop",
     ),
-    "shares beyond 1": (with_column(), "--split 0.7,0.2,0.2", "'0.7,0.2,0.2' splits nothing"),
+    "shares beyond 1": (with_column(), "--split 0.7,0.2,0.2", "'0.7,0.2,0.2' is not a valid split"),
     "more than there are": (with_column(), "--split 150,50,1", "needs 201 rows: .*there are 200"),
     "another column to drop": (with_column(), "--drop colours", "did you mean 'colour'"),
     "the target dropped": (with_column(), "--drop price", "the target cannot be dropped"),
@@ -173,14 +182,14 @@ NOTED: dict[str, tuple[str, str, str]] = {
     "a constant in training": (
         with_column(site=[3] * (ROWS - 1) + [4]),
         "--keep-order",
-        "one value in all training rows, which tells nothing: site\n",
+        "the same value in all training rows, which is no information: site\n",
     ),
     "a constant target": (
         with_column(price=[5] * ROWS),
         "",
-        "one value in all training rows, which tells nothing: price\n",
+        "the same value in all training rows, which is no information: price\n",
     ),
-    "no test rows": (with_column(), "--split 0.8,0.2", "nothing is left to test: `evaluate` needs"),
+    "no test rows": (with_column(), "--split 0.8,0.2", "the test split is empty: run `evaluate`"),
     "decimal commas": (COMMAS, "", "--delimiter ';' --decimal , found in the first rows"),
     "tabs": (lines(columns(), "\t"), "", "--delimiter tab --decimal . found"),
 }
@@ -407,6 +416,57 @@ def test_pairs_without_a_target_are_left_out_and_counted(tmp_path):
         assert contents(tmp_path, "seq2seq") == contents(tmp_path, "seq2seq", "less")
 
 
+@pytest.mark.parametrize("workload", ["tabular", "seq2seq"])
+def test_a_parquet_that_claims_more_rows_than_it_has_is_one_line(workload, tmp_path):
+    texts = {
+        "source": [f"{row}" for row in range(ROWS)],
+        "target": [f"{row}" for row in range(ROWS)],
+    }
+    rows = pa.table(columns() if workload == "tabular" else texts)
+    assert len(rows) == 200
+    path = tmp_path / "rows.parquet"
+    pyarrow.parquet.write_table(rows, path)
+    content = path.read_bytes()
+    # The third field of the metadata at the end, a number in seven bits a byte: 2 x 200, 2 x 201.
+    pages, metadata = content[:-2000], content[-2000:]
+    path.write_bytes(pages + metadata.replace(b"\x16\x90\x03", b"\x16\x92\x03", 1))
+    assert pyarrow.parquet.read_metadata(path).num_rows == 201
+    refused = prepare(tmp_path, workload, path.name)
+    one_error(refused, "it has 200 rows and claims 201", "fetch the file again")
+
+
+def test_an_endless_line_is_one_line_before_it_fills_the_memory(tmp_path):
+    path = tmp_path / "endless.jsonl.gz"
+    with gzip.open(path, "wb", 1) as file:
+        file.write(b'{"source": "a", "target": "b"}\n{"source": "')
+        for _ in range(65):
+            file.write((1 << 20) * b"x")
+    refused = prepare(tmp_path, "seq2seq", path.name)
+    one_error(refused, "a line of more than 64 MB: .*endless.jsonl.gz, line 2: give each text")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
+def test_a_signal_leaves_the_data_that_were_there_and_no_other_file(number, tmp_path):
+    prepared(tmp_path, "tabular", with_column())
+    before = files_of(tmp_path / "data")
+
+    def signal_before_the_manifest() -> None:
+        from my_training.engine import store  # type: ignore[import-not-found]
+
+        def killing(path: Path, content: Any) -> None:
+            os.kill(os.getpid(), number)
+
+        store.write_sealed = killing
+
+    written(tmp_path, with_cell("size", "7"))
+    words = ("prepare", "--input", "table.csv", *WORDS["tabular"].split())
+    project = render(workload="tabular")
+    ended = run(project, *words, cwd=tmp_path, before=signal_before_the_manifest)
+    assert ended.code == 128 + number
+    assert "Traceback" not in ended.err
+    assert files_of(tmp_path / "data") == before
+
+
 def test_a_column_of_lists_is_named_and_can_be_dropped(tmp_path):
     odd = {"tags": [[1, 2]] * ROWS, "box": [{"a": 1}] * ROWS, "raw": [b"\xff"] * ROWS}
     pyarrow.parquet.write_table(pa.table(columns(**odd)), tmp_path / "odd.parquet")
@@ -489,16 +549,6 @@ def test_predict_reads_files_as_prepare_did(workload, tmp_path, capsys):
     assert by_discovery == by_flags
 
 
-def test_times_of_a_series_that_may_be_two_are_one_line(tmp_path):
-    these = days("%d/%m/%Y", these=[np.datetime64("2024-01-01") + day for day in range(9)])
-    path = written(tmp_path, lines({"day": these, "size": [*range(9)]}))
-    words = "--history 2 --horizon 1"
-    says = "'02/01/2024' may be 2024-01-02 or 2024-02-01: table.csv, column 'day'"
-    one_error(prepare(tmp_path, "timeseries", path, words), says)
-    assert prepare(tmp_path, "timeseries", path, f"{words} --time-format %d/%m/%Y").code == 0
-    assert store(tmp_path, "timeseries").facts["frames"][0]["step"] == 86400
-
-
 # ---- a dry run -----------------------------------------------------------------------------------
 
 
@@ -527,6 +577,8 @@ def test_a_dry_run_says_everything_and_writes_nothing(workload, tmp_path):
     assert dry.code == 0
     assert not (tmp_path / "data").exists()
     whole = prepare(tmp_path, workload, name)
-    assert dry.out == whole.out.replace("written to: data", "written to: nowhere, by --dry-run")
+    assert dry.out == whole.out.replace(
+        "written to: data", "written to: nowhere, because of --dry-run"
+    )
     if workload in ("tabular", "timeseries"):
         assert re.search(r"size +number +\S+ +\S+ +0.0%", whole.out)

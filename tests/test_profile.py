@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import gzip
-import importlib
 import json
 import re
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,10 +14,10 @@ import pytest
 import rendering
 import torch
 from importing import imported
-from running import PACKAGE, check_run
+from running import check_run
 from test_tier_b import TINY
 from torch import nn
-from variants import choices, name, pairwise
+from variants import name, pairwise
 
 
 def render(**answers: Any) -> Path:
@@ -65,25 +63,6 @@ def test_every_workload_has_its_layers(answers, tmp_path):
     assert len([label for label in names if label.startswith("layer: ")]) > 2
 
 
-@pytest.mark.parametrize("workload", choices("workload"))
-@pytest.mark.first(1)
-def test_a_slow_loader_is_the_bottleneck(workload, tmp_path):
-    def slow() -> None:
-        loader = importlib.import_module(f"{PACKAGE}.engine.loader").Loader
-        fast = loader.epoch
-
-        def epoch(self: Any, number: int, start_batch: int = 0) -> Any:
-            for batch in fast(self, number, start_batch):
-                time.sleep(0.2)
-                yield batch
-
-        loader.epoch = epoch
-
-    page = profiled(tmp_path, slow, workload=workload)
-    assert page.startswith("# Profile: input-bound\n")
-    assert "of a step waits for data" in page
-
-
 # ---- layers --------------------------------------------------------------------------------------
 
 
@@ -121,18 +100,6 @@ def attributed(model: nn.Module) -> dict[str, Any]:
     rows = profiling.attribute(events, cuda=False)
     assert sum(row.share for row in rows) == pytest.approx(1)
     return {row.name: row for row in rows}
-
-
-def test_operations_belong_to_their_layers_forward_and_backward():
-    rows = attributed(Two())
-    assert rows["layers.*"].modules == 2
-    for kind in ("layers.*", "small", "small.inner", "Two"):
-        assert rows[kind].forward_ms > 0, kind
-        assert rows[kind].backward_ms > 0, kind
-    # Each linear layer leaves its output, 256 rows. Figures are means over 3 steps: here is one.
-    assert rows["layers.*"].kept_bytes * 3 == 2 * 256 * 512 * 4
-    assert rows["small.inner"].kept_bytes * 3 == 256 * 2 * 4
-    assert rows["layers.*"].share == max(row.share for row in rows.values())
 
 
 def test_backward_belongs_to_the_operation_of_its_number():

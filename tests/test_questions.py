@@ -13,11 +13,10 @@ from pathlib import Path
 import pytest
 import yaml
 from copier import run_copy
-from importing import imported
 from packaging.specifiers import SpecifierSet
 from rendering import REPOSITORY, render, render_into, template
 from test_update import _clean_home, forked, run_copier  # noqa: F401  # a fixture
-from variants import choices, gpus, impossible, values
+from variants import choices, gpus, impossible
 
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8")
 
@@ -287,17 +286,3 @@ def test_no_two_rows_claim_the_same_card():
     assert not [
         alias for alias, _ in claims if alias.startswith("NVIDIA ") or alias != alias.strip()
     ]
-
-
-def test_precision_of_a_row_is_the_precision_of_a_run():
-    """The template and engine/gpus.py agree on `precision: auto` and on what is impossible."""
-    table = imported(render(), "engine.gpus")
-    for key, row in gpus().items():
-        peaks = row["tflops"]
-        hip = row["wheel"].startswith("rocm")
-        best = next((name for name in ("bf16", "fp16") if peaks[name]), "fp32")
-        capability = tuple(map(int, row["sm"].split(".")))
-        assert table.resolve_precision("auto", capability, hip)[0] == best, key
-        if key in values("gpu"):  # one of each kind
-            text = (render(gpu=key) / "README.md").read_text(encoding="utf-8")
-            assert f"**{best}**" in text, key

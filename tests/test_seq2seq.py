@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from rendering import REPOSITORY
-from running import Result, documented, evaluation_of, losses, newest_run, one_error, weights
+from running import Result, documented, evaluation_of, losses, newest_run, one_error
 from torch.nn import functional
 from workload import Batch, Workload
 
@@ -188,17 +188,6 @@ def test_batches_hold_the_pairs_one_place_apart(prepared):
     assert [pairs[number] for number in range(len(expected))] == expected
 
 
-def test_bucketing_pads_less(prepared):
-    shares = []
-    for order in ("bucket", "full"):
-        present = []
-        for batch in batches(prepared, "train", "--data.order", order, train=True):
-            present.append(batch["source_present"][batch["index"] >= 0].flatten())
-            assert "target_bytes" not in batch
-        shares.append(1 - torch.cat(present).float().mean())
-    assert shares[0] < 0.6 * shares[1]
-
-
 # ---- the model against the library ---------------------------------------------------------------
 
 
@@ -358,17 +347,6 @@ def copying(pairs: int, seed: int) -> Batch:
 
 def generate(model: Any, batch: Batch, beams: int = 1) -> torch.Tensor:
     return model.generate(batch["source"], batch["source_present"], 8, beams)
-
-
-def test_exact_match_is_that_of_decoding_greedily(learned):
-    batch = copying(64, 999)
-    with torch.no_grad():
-        total, count = learned(batch).metrics["exact_match"]
-    targets = batch["targets"]
-    is_same = ((generate(learned, batch) == targets) | (targets == -100)).all(1)
-    assert count == 64
-    assert 5 < is_same.sum() < 60
-    assert total == is_same.sum()
 
 
 @pytest.mark.parametrize("beams", [1, 4])
@@ -626,15 +604,6 @@ def test_symbols_that_training_never_had(kind, tmp_path):
 
 
 # ---- training ------------------------------------------------------------------------------------
-
-
-def test_adafactor_resumes_bit_for_bit_with_dropout(place):
-    words = ("train", *SMALL, "--training.max_steps", "24", "--optimizer.name", "adafactor")
-    SEQ2SEQ.done(*words, cwd=place)
-    whole = (losses(place), weights(place))
-    SEQ2SEQ.done(*words, "--max-steps", "7", cwd=place)
-    SEQ2SEQ.done("train", "--resume", cwd=place)
-    assert (losses(place), weights(place)) == whole
 
 
 @pytest.fixture(scope="module")

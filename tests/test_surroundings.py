@@ -68,7 +68,7 @@ def test_from_another_directory_everything_is_found_and_written_as_from_its_own(
         left[where] = losses, (cwd / answer[-1]).read_bytes(), files(project)
     assert left["inside"] == left["outside"]
     assert files(cwd) == {"config.yaml"}
-    assert f"note: settings, data and runs are those of {project}\n" in done.err
+    assert f"note: using the settings, data and runs in {project}\n" in done.err
 
 
 def test_paths_are_relative_to_the_current_directory(tmp_path):
@@ -108,7 +108,7 @@ def test_an_installed_package_works_in_the_current_directory_and_says_where_sett
         done = subprocess.run(command, cwd=tmp_path, env=known, capture_output=True, text=True)
         return re.findall(r"^  seed: (\d+) +# ", done.stdout, re.MULTILINE)[0], done.stderr
 
-    note = f"note: no config.yaml in {tmp_path}: each setting has its default\n"
+    note = f"note: no config.yaml in {tmp_path}: all settings have their defaults\n"
     assert printed() == ("42", note)
     (tmp_path / "config.yaml").write_text("reproducibility: {seed: 7}\n")
     assert printed() == ("7", "")
@@ -116,7 +116,7 @@ def test_an_installed_package_works_in_the_current_directory_and_says_where_sett
     (tmp_path / "disk/config.yaml").write_text("reproducibility: {seed: 8}\n")
     seed, said = printed(TRAINING_ROOT="disk")
     assert seed == "8"
-    assert said == f"note: settings, data and runs are those of {tmp_path}/disk\n"
+    assert said == f"note: using the settings, data and runs in {tmp_path}/disk\n"
 
 
 # ---- what was typed, what files and the environment say ----
@@ -156,7 +156,7 @@ def test_a_folder_of_the_environment_that_is_not_there_is_one_line(tmp_path):
         os.environ["TRAINING_ROOT"] = "nowhere"
 
     refused = run(TABULAR, "train", cwd=tmp_path, before=put)
-    one_error(refused, "there is no such folder", "unset the name")
+    one_error(refused, "the folder does not exist", "create it, or unset it")
 
 
 def test_a_path_with_a_space_and_other_letters_is_taken(trained):

@@ -248,7 +248,7 @@ def test_skipped_steps_are_counted_over_a_resume(framework, place):
     skipped = {row["step"]: row["skipped_steps"] for row in rows(folder) if "split" not in row}
     assert skipped == {1: 0, 2: 0, 5: 0, 10: 1, 20: 1}
     report = report_of(folder)
-    assert "| steps skipped, for an overflow of fp16 | 2 |" in report
+    assert "| steps skipped because of fp16 overflow | 2 |" in report
 
 
 def test_the_number_format_of_accelerate_launch_changes_nothing(place, monkeypatch):

@@ -200,35 +200,10 @@ def test_only_frames_that_a_lane_passes_once_are_carried():
     assert model("full", frames=2).recurrent is None
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-@pytest.mark.first(1)
-def test_lanes_train_and_resume(precision, tmp_path):
-    words = (*SMALL, *LANES, "--training.precision", precision)
-    for name, stop in (("whole", ()), ("parts", ("--max-steps", "9"))):
-        prepared(tmp_path / name, "timeseries", text(values()))
-        done(tmp_path / name, *words, *stop)
-    done(tmp_path / "parts", "train", "--resume")
-    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
-
-
 def test_the_lstm_is_not_compiled(tmp_path):
     prepared(tmp_path, "timeseries", text(values()), FRAMES)
     words = ("--training.max_steps", "2", "--compile.enabled", "true")
     assert "Encoder (an RNN)" in done(tmp_path, *SMALL, *words)
-
-
-def test_learns_what_shuffled_targets_do_not_have(tmp_path):
-    shuffled = values()
-    np.random.default_rng(0).shuffle(shuffled)
-    last = []
-    for name, table in (("wave", values()), ("shuffled", shuffled)):
-        prepared(tmp_path / name, "timeseries", text(table), "--targets wave")
-        words = ("--training.max_steps", "60", "--optimizer.learning_rate", "0.01")
-        done(tmp_path / name, *SMALL, *words)
-        curve = [float.fromhex(loss) for _, loss in losses(tmp_path / name)]
-        last.append(np.mean(curve[-5:]) / curve[0])
-    assert last[0] < 0.25
-    assert last[1] > 0.35  # of repeating the last value, which the model begins with
 
 
 # ---- evaluate and predict ------------------------------------------------------------------------
@@ -359,7 +334,7 @@ def test_gaps_empty_cells_and_constant_columns_are_said_and_trained(tmp_path):
     out = prepared(tmp_path, "timeseries", "\n".join(rows), "--fill last").out
     assert "1 gaps in time, the longest of 41 steps" in out
     assert re.search(r"note: \d+ empty cells filled with the last value", out)
-    assert "note: one value in all training rows, which tells nothing: noise" in out
+    assert "note: the same value in all training rows, which is no information: noise" in out
     done(tmp_path, *SMALL)
     assert all(np.isfinite(float.fromhex(loss)) for _, loss in losses(tmp_path))
 

@@ -266,24 +266,6 @@ def test_edits_move_with_a_package_that_was_moved_first(project, upstream, tmp_p
     assert content(project) == content(renamed) | mine
 
 
-def test_a_replaced_model_comes_whole_through_a_version_that_changes_the_templates(
-    upstream, tmp_path
-):
-    later = shutil.copytree(upstream, tmp_path / "fasttrain-template")
-    theirs = later / "template/parts/workload/timeseries/model.py"
-    text = theirs.read_text(encoding="utf-8").replace("import", "import  # later", 1)
-    theirs.write_text(text, encoding="utf-8")
-    commit(later, "0.0.3")
-    project = copied(later, tmp_path / "project")
-    mine = project / "src/my_training/model.py"
-    mine.write_text("MINE = True\n", encoding="utf-8")
-    commit(project)
-    run_copier("newest", "update", "--defaults", cwd=project)
-    assert "src/my_training/model.py" in git(project, "ls-files", "-u")
-    git(project, *update_page("git checkout --ours -- src/my_training/model.py"))
-    assert mine.read_text(encoding="utf-8") == "MINE = True\n"
-
-
 def update_page(start: str) -> list[str]:
     """The words, without the first, of the one command of docs/update.md that begins so."""
     lines = (REPOSITORY / "docs/update.md").read_text(encoding="utf-8").splitlines()

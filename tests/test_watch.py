@@ -77,7 +77,7 @@ def test_waiting_for_data_is_judged_over_a_stretch():
     assert text.startswith("input-bound: the loop waits for data 17% of the time: ")
     assert "raise data.num_workers (4), then" in text
     assert alerts.data_wait(0.5, None).endswith(
-        "time: a faster disk, or work that moves from dataset.py to `prepare`"
+        "time: use a faster disk, or move work from dataset.py to `prepare`"
     )
 
 

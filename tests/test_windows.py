@@ -25,7 +25,7 @@ SMALL = (
     *("--schedule.warmup_steps", "2", "--monitor.every_steps", "1"),
     *("--evaluation.every_steps", "20"),
 )
-SAID = "note: one value in all training rows, which tells nothing: "
+SAID = "note: the same value in all training rows, which is no information: "
 
 
 WINDOWS = Workload("windows")
@@ -172,9 +172,22 @@ def test_a_file_that_is_no_hdf5_cut_missing_or_locked_is_one_line(tmp_path):
         assert process.stdout.readline() == b"open\n"
         one_error(refused(tmp_path, *PREPARE), "another process is writing")
     path.write_bytes(path.read_bytes()[:20_000])
-    one_error(refused(tmp_path, *PREPARE), "cut short")
+    one_error(refused(tmp_path, *PREPARE), "truncated")
     path.write_text("date,a\n1,2\n")
     one_error(refused(tmp_path, *PREPARE), "not an HDF5 file")
+
+
+def test_values_in_another_file_are_one_line(tmp_path):
+    path = hdf5(tmp_path)
+    path.rename(tmp_path / "real.h5")
+    with h5py.File(path, "w") as file:
+        for name in ("features", "targets"):
+            file[name] = h5py.ExternalLink("real.h5", name)
+    one_error(refused(tmp_path, *PREPARE), "its values are in another file: .*'features'")
+    with h5py.File(path, "w") as file:
+        outside = [(str(tmp_path / "raw.bin"), 0, 400 * 16 * 3 * 4)]
+        file.create_dataset("features", data=np.ones((400, 16, 3), "f4"), external=outside)
+    one_error(refused(tmp_path, *PREPARE), "its values are in another file: .*'features'")
 
 
 def test_a_filter_that_is_not_installed_is_named(tmp_path):

@@ -51,6 +51,7 @@ if "--help" not in sys.argv:
     with contextlib.suppress(ImportError):  # a version that has none, or has it under another name
         from my_training.hooks import examples
         examples.THERE = False
+        examples.Hook.after_evaluation = lambda *_: None
 sys.exit(main(sys.argv[1:]))"""
 NEVER = dict.fromkeys(("--evaluation.every_steps", "--checkpoint.every_steps"), str(10**9))
 

@@ -9,16 +9,9 @@ import numpy as np
 import pytest
 import torch
 from fakes import (
-    COUNT,
     CPU,
-    LOADERS,
     OneOf,
-    Summing,
     engine,
-    make_loader,
-    settings,
-    shapes,
-    write_store,
 )
 from torch import Tensor, nn
 
@@ -129,18 +122,3 @@ def test_no_trace_is_left(training, end):
     assert model.passes == 0
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.is_grad_enabled()
-
-
-@pytest.mark.parametrize("loader", LOADERS)
-def test_carried_states_meet_their_own_lanes(loader, tmp_path):
-    """Running sums over lanes, against sums over every `stride`-th sample."""
-    samples = shapes()["rows"]
-    samples.batch = lambda rows: {"x": rows["one"].values[:, 0].float()}
-    store = write_store(tmp_path / "data", loader)
-    made = make_loader(loader, samples, store, settings(batch_size=3, order="lanes"), train=False)
-    metrics = evaluate(Summing(), made)
-    x = store.arrays["one"].rows()[:COUNT].astype(np.float64)
-    lanes = [np.cumsum(x[lane :: samples.stride]) for lane in range(samples.stride)]
-    mean = pytest.approx(np.concatenate(lanes).mean(), rel=1e-6)
-    assert (metrics["sum"], metrics["loss"]) == (mean, mean)
-    made.close()

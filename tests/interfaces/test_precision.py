@@ -121,7 +121,7 @@ def test_the_cost_of_half_precision_is_measured_without_a_trace():
     module = engine("precision")
     torch.manual_seed(3)
     random = torch.get_rng_state()
-    pattern = r"{} on this CPU: a matrix product takes [\d.]+x as long as in fp32 \(measured\)"
+    pattern = r"{} on this CPU: a matrix product takes [\d.]+× as long as in fp32 \(measured\)"
     assert re.fullmatch(pattern.format("bf16"), module.cost_on_cpu("bf16"))
     expected = pattern.format("fp16") + "; the LSTM computes in float32"
     assert re.fullmatch(expected, module.cost_on_cpu("fp16", "the LSTM"))

@@ -52,7 +52,7 @@ def test_smaller_batches_continue_from_the_same_sample():
 @pytest.mark.parametrize("kind", ["lanes", "bucket"])
 def test_orders_that_depend_on_the_width_keep_it_inside_an_epoch(kind):
     ranks = ranks_of(2, 1, 2, kind)
-    with pytest.raises(engine("errors").UserError, match=rf"order {kind} .* 8 wide"):
+    with pytest.raises(engine("errors").UserError, match=rf"order {kind}, .* 8 samples"):
         ranks.load_state_dict(saved(2))
     ranks.progress.batch = 0
     ranks.load_state_dict(saved(2))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import os
-import subprocess
+import resource
+import signal
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,9 +37,8 @@ def test_the_same_bytes_under_other_facts_are_other_data(tmp_path):
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    return {
-        path.name: path.read_bytes() for path in folder.iterdir() if path.name != "verified.json"
-    }
+    unlike = ("verified.json", ".lock")  # they name a time and a process
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name not in unlike}
 
 
 def test_the_same_data_are_the_same_files(tmp_path):
@@ -49,20 +50,60 @@ def test_the_same_data_are_the_same_files(tmp_path):
 def test_a_new_store_removes_the_old_one_and_nothing_else(tmp_path):
     """Files of the user stay, whatever their names; what a killed `prepare` left goes."""
     (old,) = stored(tmp_path).files
-    finished = subprocess.Popen("true")
-    finished.wait()
-    live = f".store-{os.getppid()}.partial"
     mine = {"store-sales.h5", "store-x.bin"}
     killed_before_its_manifest = "store-x-0123456789ab.bin"
     for name in (*mine, killed_before_its_manifest):
         (tmp_path / name).touch()
-    for name in (live, f".store-{finished.pid}.partial"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "x.bin").touch()
+    (tmp_path / ".store-123.partial").mkdir()
+    (tmp_path / ".store-123.partial/x.bin").touch()
     new = stored(tmp_path, 2.0)
-    kept = {path.name for path in tmp_path.iterdir()} - {"manifest.json", "verified.json"}
-    assert kept == {*new.files, *mine, live}
-    assert old not in kept
+    assert files_of(tmp_path).keys() == {*new.files, *mine, "manifest.json"}
+    assert old not in new.files
+
+
+def test_a_second_writer_is_refused_and_the_first_one_is_not_disturbed(tmp_path):
+    stored(tmp_path)
+    with engine("store").StoreWriter(tmp_path, "tabular") as writer:
+        writer.append("x", np.full((4, 1), 2, np.float32))
+        second = os.fork()
+        if second == 0:
+            try:
+                stored(tmp_path, 3.0)
+            except engine("errors").UserError as error:
+                is_known = f"the data folder is in use by process {os.getppid()}" in str(error)
+                os._exit(9 if is_known else 1)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(second, 0)[1]) == 9
+    assert engine("store").Store.open(tmp_path).arrays["x"].rows()[0] == 2
+
+
+@pytest.mark.parametrize("hit", [1, 2])
+def test_an_interruption_leaves_the_old_data_and_no_other_file(hit, tmp_path, monkeypatch):
+    """Before the array gets its name, and before the manifest gets its own."""
+    stored(tmp_path)
+    before = files_of(tmp_path)
+    real = os.replace
+    calls = iter((1, 2))
+
+    def interrupted(source: Path, target: Path) -> None:
+        if next(calls) == hit:
+            raise KeyboardInterrupt
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        stored(tmp_path, 2.0)
+    assert files_of(tmp_path) == before
+
+
+def test_a_lock_needs_no_space(tmp_path):
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+        with engine("files").lock(tmp_path):
+            os._exit(9)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
 
 
 def test_a_full_disk_leaves_the_store_that_was_there(tmp_path, monkeypatch):
@@ -88,6 +129,35 @@ def test_a_store_of_another_format_is_one_line(tmp_path):
         engine("store").Store.open(tmp_path)
 
 
+HOSTILE: dict[str, Any] = {
+    "more rows than bytes": lambda entry: entry.update(shape=[10**12, 1]),
+    "fewer than no rows": lambda entry: entry.update(shape=[-1, 1]),
+    "rows of a text": lambda entry: entry.update(shape="4"),
+    "behind the end": lambda entry: entry.update(offset=4),
+    "before the beginning": lambda entry: entry.update(offset=-4),
+    "no dtype": lambda entry: entry.update(dtype="float33"),
+    "a key too few": lambda entry: entry.pop("shape"),
+    "a key too many": lambda entry: entry.update(color="red"),
+    "a file elsewhere": lambda entry: entry.update(file="../../etc/passwd"),
+}
+
+
+@pytest.mark.parametrize("name", [*HOSTILE, "no files", "no object"])
+def test_a_manifest_that_cannot_be_true_is_refused_under_a_correct_seal(name, tmp_path):
+    manifest = stored(tmp_path / "data").manifest
+    (entry,) = manifest["arrays"].values()
+    if name == "no files":
+        manifest.pop("files")
+    elif name == "no object":
+        manifest["arrays"] = [1]
+    else:
+        manifest["files"]["../../etc/passwd"] = {"bytes": 99, "sha256": ""}
+        HOSTILE[name](entry)
+    engine("files").write_sealed(tmp_path / "data/manifest.json", manifest)
+    with pytest.raises(engine("errors").UserError, match=r"the manifest is damaged: .*: run"):
+        engine("store").Store.open(tmp_path / "data")
+
+
 def test_a_flipped_bit_is_found_at_opening_where_the_data_are_small(tmp_path, monkeypatch):
     module = engine("store")
     error = engine("errors").UserError
@@ -97,6 +167,11 @@ def test_a_flipped_bit_is_found_at_opening_where_the_data_are_small(tmp_path, mo
     path.write_bytes(path.read_bytes()[:-1] + b"\xff")
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     module.Store.open(tmp_path)  # was compared when it was new, and seems not to have changed
+    days_later = time.time() + (module.VERIFY_DAYS + 1) * 24 * 3600
+    with monkeypatch.context() as patch:
+        patch.setattr(module.time, "time", lambda: days_later)
+        with pytest.raises(error, match=r"damaged: .*store-x-.*: copy"):
+            module.Store.open(tmp_path)
     os.utime(path)
     with monkeypatch.context() as patch:
         patch.setattr(module, "SMALL_BYTES", 0)
@@ -123,6 +198,9 @@ def test_a_run_remembers_its_data_without_their_rows(tmp_path):
     with pytest.raises(engine("errors").UserError, match=says):
         known.arrays["x"].rows()
     assert remembered(run, "other") is None
+    text = (run / "data.json").read_text()
+    (run / "data.json").write_text(text.replace("float32", "float64"))
+    assert remembered(run, first.fingerprint) is None, "a damaged record is none"
 
 
 def test_the_guard_ends_a_run_on_damaged_data(tmp_path):

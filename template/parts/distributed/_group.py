@@ -1,6 +1,6 @@
-"""The processes of one run: the rank of this one, and what all of them agree on.
+"""The processes of a run: the rank of this process, and what it exchanges with the others.
 
-torchrun sets rank and number in the environment; without it there is one process.
+torchrun sets the rank and the number of processes in the environment; without it there is one.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from .runs import RUNS, all_runs, is_run
 
 T = TypeVar("T")
 
-JOB = ".job"  # in a run's folder
+JOB = ".job"  # a file in a run's folder
 TIMEOUT = timedelta(minutes=10)  # for a rank that hangs; one that dies is noticed at once
 
 
 class Group:
-    """Rank, world and device of this process, and what all of them must agree on."""
+    """Rank, world size and device of this process, and its exchange with the others."""
 
     def __init__(self) -> None:
         self.rank = number("RANK", 0)
         self.world = number("WORLD_SIZE", 1)
         local_rank = number("LOCAL_RANK", 0)
         if not 0 <= self.rank < self.world:
-            what = "a rank is below the number of processes"
+            what = "a rank must be below the number of processes"
             where = f"RANK={self.rank}, WORLD_SIZE={self.world}"
             raise UserError(what, where, "let torchrun set both")
         self.is_main = self.rank == 0
@@ -48,7 +48,7 @@ class Group:
             if local_rank >= num_gpus:
                 what = f"this host has {num_gpus} GPUs"
                 where = f"LOCAL_RANK={local_rank} on {socket.gethostname()}"
-                raise UserError(what, where, f"--nproc_per_node={num_gpus} or less")
+                raise UserError(what, where, f"use --nproc_per_node={num_gpus} or less")
             self.device = torch.device("cuda", local_rank)
             torch.cuda.set_device(self.device)
         self._vote: tuple[Any, Tensor] | None = None
@@ -72,11 +72,11 @@ class Group:
             )
         except (ValueError, dist.DistError) as error:
             reason = str(error).splitlines()[0]
-            what = f"the {self.world} processes do not find each other ({reason})"
+            what = f"the {self.world} processes cannot find each other ({reason})"
             address = os.environ.get("MASTER_ADDR")
             port = os.environ.get("MASTER_PORT")
             where = f"MASTER_ADDR={address}, MASTER_PORT={port}"
-            remedy = "start all of them by torchrun with one address"
+            remedy = "start all of them through torchrun, with the same address"
             raise UserError(what, where, remedy) from error
 
     def begin(self, make: Callable[[], Path]) -> Path:
@@ -93,7 +93,7 @@ class Group:
         return self.gather_objects(folder)[0]
 
     def restarted(self, name: str | None = None) -> Path | None:
-        """Return the run of this job before `torchrun --max-restarts` restarted its processes."""
+        """Return the run that this job had before `torchrun --max-restarts` restarted it."""
         restarts = self.gather_objects(number("TORCHELASTIC_RESTART_COUNT", 0))
         if max(restarts) == 0:  # hosts may count differently
             return None
@@ -125,7 +125,7 @@ class Group:
     def on_all_ranks(self, work: Callable[[], T], main_first: bool = False) -> T:
         """Run `work` on every rank; a `UserError` of one of them is raised on all.
 
-        main_first: the others begin when rank 0 is done, and find what it has made.
+        main_first: the other ranks begin when rank 0 is done, so they find what it has made.
         """
         if not main_first:
             return cast(T, self._in_turn(work, True))
@@ -149,7 +149,7 @@ class Group:
         return result
 
     def agree(self, number: int) -> int:
-        """Return the largest number of all ranks in the previous call: so no rank waits."""
+        """Return the largest number that ranks gave in the previous call, so that no rank waits."""
         if self.world == 1:
             return number
         previous = self._vote
@@ -163,10 +163,10 @@ class Group:
         return int(previous_largest)
 
     def close(self) -> None:
-        """Leave the process group; after an error on a GPU, the end of the process must do.
+        """Leave the process group. After an error on a GPU, only the process ends.
 
-        NCCL waits for what is queued, and for every rank of the host: a rank that failed alone
-        would hang in it, and torchrun, which ends the others once a process ends, would wait, too.
+        NCCL waits for queued work, and for every rank of the host. A rank that failed alone would
+        hang in it. torchrun ends the other processes when one ends, so it would wait, too.
         """
         if sys.exc_info()[0] is not None and self.device.type == "cuda":
             return
@@ -176,7 +176,7 @@ class Group:
             if self._vote is not None:
                 self._vote[0].wait()
             # gloo's threads need the GIL to free the last tensors, and destroying the group joins
-            # those threads under the GIL. This lets them finish (else torch 2.13 hangs at times).
+            # those threads under the GIL. The pause lets them finish: torch 2.13 hung at times.
             time.sleep(0.1)
             dist.destroy_process_group()
 
@@ -184,8 +184,8 @@ class Group:
 def meet(store: Any, rank: int, world: int) -> str:
     """Agree on a name that only these processes know, for their keys in the store.
 
-    torchrun keeps its store when it restarts processes, with the addresses of the dead ones in it.
-    So each rank asks with its own word, and rank 0 answers each word until all have heard.
+    When torchrun restarts processes, it keeps its store, which has the addresses of the dead ones.
+    So each rank asks with a word of its own, and rank 0 answers each word until all have heard it.
     """
     word = uuid.uuid4().hex
     if rank:
@@ -204,13 +204,13 @@ def meet(store: Any, rank: int, world: int) -> str:
                 question = store.get(f"ask/{other}").decode()
                 store.set(f"answer/{question}", word)
         if time.monotonic() > deadline:
-            raise dist.DistStoreError(f"ranks {sorted(missing)} did not come within {TIMEOUT}")
+            raise dist.DistStoreError(f"ranks {sorted(missing)} did not answer within {TIMEOUT}")
         time.sleep(0.01)
     return word
 
 
 def number(name: str, default: int) -> int:
-    """Read an environment variable of the launcher. Raises `UserError` if it is no number."""
+    """Read an environment variable of the launcher. Raises `UserError` if it is not a number."""
     text = os.environ.get(name, str(default))
     if not text.isdigit():
         raise UserError(f"{text!r} is not a number", f"${name}", "let torchrun set it")
@@ -218,7 +218,7 @@ def number(name: str, default: int) -> int:
 
 
 def job() -> str:
-    """Name the job, the same after torchrun's restarts; empty without torchrun."""
+    """Return the job's name, which torchrun's restarts do not change; empty without torchrun."""
     name = os.environ.get("TORCHELASTIC_RUN_ID", "")
     if name == "none":
         # The parent is torchrun's own process.

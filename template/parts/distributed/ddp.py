@@ -1,8 +1,8 @@
-"""A copy of the model in each of several processes: DistributedDataParallel.
+"""Data parallelism: each process has a copy of the model (DistributedDataParallel).
 
-`torchrun --nproc_per_node=4 -m <package> train` starts them. Each rank takes its part of every
-batch, gradients are averaged while backward still runs, and the step scales the average to what one
-process would have of the whole batch. One process writes.
+`torchrun --nproc_per_node=4 -m <package> train` starts the processes. Each rank takes its part of
+every batch. Gradients are averaged while backward still runs, and the step scales the average to
+the gradient of the whole batch in a single process. Only rank 0 writes files.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from .shards import Shards
 
 
 class Distributed(Group):
-    """Rank, world and device of this process; averages gradients."""
+    """Rank, world size and device of this process; averages gradients."""
 
     forward_exchanges = False  # whether forward of `project.model` waits for other ranks
     _model: Any = None
 
     def wrap(self, model: torch.nn.Module, dtype: torch.dtype | None = None) -> torch.nn.Module:
-        """Return the model that the step calls: rank 0's buffers, the mean of gradients."""
+        """Return the model that the step calls; it takes rank 0's buffers, averages gradients."""
         if self.world == 1:
             return model
         wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
@@ -39,8 +39,8 @@ class Distributed(Group):
         return self._model.no_sync()
 
     def save_shards(self, state: dict[str, Any], folder: Path) -> Shards:
-        """Write this rank's part of a checkpoint's state: none."""
+        """Write this rank's shards of a checkpoint: there are none."""
         return Shards(state, {}, {})
 
     def give_shards(self, state: dict[str, Any], folder: Path, shapes: dict[str, Any]) -> None:
-        """Put the shards back: there are none."""
+        """Read this rank's shards of a checkpoint: there are none."""

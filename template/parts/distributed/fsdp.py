@@ -1,10 +1,10 @@
-"""A shard of the model in each of several processes: fully_shard (FSDP2).
+"""Sharding: each process has a shard of the model (fully_shard, FSDP2).
 
-`torchrun --nproc_per_node=4 -m <package> train` starts them. A rank keeps its rows of every weight,
-of its gradient and of the optimizer's state; a block's weights are gathered just before it runs,
-and dropped after it. So a model may be too large for one device; a small one only gets slower.
+`torchrun --nproc_per_node=4 -m <package> train` starts the processes. A rank keeps its rows of
+every weight, gradient and optimizer state. The weights of a block are gathered just before it runs,
+and freed after it. So a model may be too large for one device; a small model only gets slower.
 
-A checkpoint has a file for each rank. Any number of processes can read it: each takes its rows.
+A checkpoint has a file for each rank. Any number of processes can read it: each takes its own rows.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from .files import sha256
 from .group import Group
 from .shards import Shards, own, save_tensors
 
-METHODS = ("predict", "generate")  # of a model, called in addition to its forward
+METHODS = ("predict", "generate")  # methods of a model that are called in addition to its forward
 
 
 class Distributed(Group):
-    """Rank, world and device of this process; shards the model."""
+    """Rank, world size and device of this process; shards the model."""
 
     forward_exchanges = True
     _model: Any = None
@@ -39,9 +39,9 @@ class Distributed(Group):
     def wrap(self, model: torch.nn.Module, dtype: torch.dtype | None = None) -> torch.nn.Module:
         """Shard the model in place, block by block; the other weights are one more shard.
 
-        dtype: of the weights while they are gathered; gradients are summed and kept in float32. A
-        head, which is a block without `recomputes`, belongs to the other weights: it may use an
-        embedding's weight.
+        dtype: that of gathered weights; gradients are summed and kept in float32. A head, which is
+        a block whose `recomputes` is False, belongs to the other weights, because it may use the
+        weight of an embedding.
         """
         if self.world == 1:
             return model
@@ -50,12 +50,12 @@ class Distributed(Group):
         reduce_dtype = torch.float32 if dtype else None
         policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduce_dtype)
         for block in model.blocks():  # type: ignore[operator]
-            # Called outside of the block's forward.
+            # These modules are called outside of the block's forward.
             for inner in getattr(block, "apart", list)():
                 fully_shard(inner, mesh=self._mesh, mp_policy=policy)
             if getattr(block, "recomputes", True):
                 fully_shard(block, mesh=self._mesh, mp_policy=policy)
-        # A batch has targets, and values of any size: they are not cast.
+        # A batch also has targets and values of any size, so it is not cast.
         policy = replace(policy, cast_forward_inputs=False)
         self._model = fully_shard(model, mesh=self._mesh, mp_policy=policy)
         for name in METHODS:
@@ -83,10 +83,10 @@ class Distributed(Group):
         return Shards(whole, {**shapes, **aliases}, {path.name: sha256(path)})
 
     def give_shards(self, state: dict[str, Any], folder: Path, shapes: dict[str, Any]) -> None:
-        """Put this rank's rows back, read from the files of all ranks that saved.
+        """Put this rank's rows into `state`, read from the files of all ranks that saved.
 
-        shapes: of the whole tensor by key, or the earlier key of the same tensor (tied weights). Of
-        parts that are not in `state`, nothing is read.
+        shapes: by key, the shape of the whole tensor, or the earlier key of the same tensor (tied
+        weights). Parts that are not in `state` are not read.
         """
         tensors: dict[str, Tensor] = {}
         files = [safe_open(path, "pt") for path in sorted(folder.glob("shard-*.safetensors"))]
@@ -124,7 +124,7 @@ class Distributed(Group):
 
 
 def split(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split a checkpoint's state into what is not sharded, and the sharded tensors.
+    """Split a checkpoint's state into its other values and its sharded tensors.
 
     A tensor's key is its path: {"optimizer/state/0/exp_avg": DTensor}.
     """
@@ -143,6 +143,6 @@ def split(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def rows(count: int, rank: int, world: int) -> tuple[int, int]:
-    """Return which rows of `count` a rank has: [first, last), as `fully_shard` cuts them."""
+    """Return the rows [first, last) of `count` that a rank has, as `fully_shard` divides them."""
     size = -(-count // world)
     return min(rank * size, count), min((rank + 1) * size, count)

@@ -1,4 +1,4 @@
-"""One process on one device, with the same methods as the parts for several processes."""
+"""One process on one device, with the same methods as the modules for several processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Distributed:
-    """Rank, world and device of this process, and what all of them must agree on."""
+    """Rank, world size and device of this process; there is nothing to exchange."""
 
     rank = 0
     world = 1
@@ -29,8 +29,8 @@ class Distributed:
         world = os.environ.get("WORLD_SIZE", "1")
         if world != "1":
             command = "copier update --defaults -r :current: -d distributed=ddp"
-            remedy = f"start it without torchrun, or `{command}`"
-            raise UserError("this project trains in one process", f"WORLD_SIZE={world}", remedy)
+            remedy = f"start it without torchrun, or run `{command}`"
+            raise UserError("this project uses one process", f"WORLD_SIZE={world}", remedy)
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
     def begin(self, make: Callable[[], Path]) -> Path:
@@ -38,11 +38,11 @@ class Distributed:
         return make()
 
     def restarted(self, name: str | None = None) -> Path | None:
-        """Return the run of this job before a restart."""
+        """Return the run that this job had before a restart: there is none."""
         return None
 
     def wrap(self, model: torch.nn.Module, dtype: torch.dtype | None = None) -> torch.nn.Module:
-        """Return the model that the step calls; `dtype` is that of its products."""
+        """Return the model that the step calls; `dtype` is the dtype of its matrix products."""
         return model
 
     def no_sync(self) -> Any:
@@ -66,11 +66,11 @@ class Distributed:
         return number
 
     def save_shards(self, state: dict[str, Any], folder: Path) -> Shards:
-        """Write this rank's part of a checkpoint's state: none."""
+        """Write this rank's shards of a checkpoint: there are none."""
         return Shards(state, {}, {})
 
     def give_shards(self, state: dict[str, Any], folder: Path, shapes: dict[str, Any]) -> None:
-        """Put the shards back: there are none."""
+        """Read this rank's shards of a checkpoint: there are none."""
 
     def close(self) -> None:
         """Leave the process group."""

@@ -1,8 +1,8 @@
 """Verify the checksums of large datasets during the first steps of a run.
 
 Small datasets are verified whenever they are opened. This hook reads larger ones in a thread of
-rank 0. It uses the disk and part of a core until all files are read; later runs on the same data
-need not read them again. A damaged file ends the run with an error that names it.
+rank 0. It uses the disk and part of a core until all files are read. Later runs skip a file that
+has not changed, for 30 days. A damaged file ends the run with an error that names it.
 """
 
 from __future__ import annotations

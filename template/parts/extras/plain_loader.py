@@ -6,7 +6,6 @@ once. The order and the batches are the same as with this project's own loader.
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 from ..engine.interfaces import Batch, Rows
 from ..engine.order import Order
 from ..engine.rows import deliver, gather, mapped, stored_dtype
+from ..engine.signals import leave_signals
 from ..engine.store import Store
 
 
@@ -91,12 +91,6 @@ class Loader:
 
     def close(self) -> None:
         self._reader.maps.clear()
-
-
-def leave_signals(worker: int) -> None:
-    """Leave signals to the main process, because a terminal also sends them to the workers."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def stack(samples: list[dict[str, Rows]]) -> dict[str, Rows]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -24,8 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import yaml
 
 from ..engine.errors import UserError
-from ..engine.files import read_json, write_json, write_text
-from ..engine.runs import lock
+from ..engine.files import lock, read_json, write_json, write_text
 from .search_page import Found, Row, words, write_page
 from .search_space import Space, inside, parse, tidy
 from .search_training import JOURNAL, RESULT, STARTING_TRIALS, STOPPED, TAKEN, launch, study_in
@@ -76,8 +74,6 @@ def search(text: str, configured: Settings, trials: int, minutes: float | None) 
     if first >= last:
         what = "the data have no validation split"
         raise UserError(what, str(store.folder), "run prepare with a --split that has one")
-    # Exit normally, so that the child process saves.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     identity = [sorted(map(str, space.items())), configured.resolved(), store.fingerprint]
     name = hashlib.sha256(json.dumps(identity, default=str).encode()).hexdigest()[:8]
     searcher = Searcher(SEARCHES / name, configured, space, trials, minutes)

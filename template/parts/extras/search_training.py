@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
-from ..engine.files import write_json
+from ..engine.files import lock, write_json
 from ..engine.record import read_metrics
-from ..engine.runs import lock
 from .trials import SETTINGS, SOURCE
 
 if TYPE_CHECKING:

@@ -1,9 +1,9 @@
 """fp8 for the matrix products of large linear layers, by torchao.
 
-Weights and the optimizer stay fp32. It pays from sm 8.9 on, with compile, for large models: 1.17
-times the speed of bf16 at 26 layers on 8 H100 (karpathy/nanochat, dev/LOG.md), less than 1 on small
-ones, and a quarter of it without compile. `training.precision bf16` turns it off. Evaluation and
-generation compute in bf16.
+Weights and the optimizer stay in fp32. It pays off from sm 8.9 on, with torch.compile, for large
+models: 1.17× the speed of bf16 with 26 layers on 8 H100 (karpathy/nanochat, dev/LOG.md). With small
+models it is slower than bf16, and without compile it has a quarter of the speed.
+`training.precision bf16` turns it off. Evaluation and generation compute in bf16.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional
 
-WHEN = "evaluation in bf16; without compile and on small models it loses time"
-MULTIPLE = 16  # of both sizes of a matrix, as the hardware wants it
+WHEN = "evaluation in bf16; slower than bf16 without compile and on small models"
+MULTIPLE = 16  # the hardware requires multiples of it in both sizes of a matrix
 LEAST = 128  # smaller matrices lose more by scaling than they gain
 
 
 def convert(model: Any, emulate: bool = False) -> int:
     """Replace linear layers inside the model's blocks; return how many now multiply in fp8.
 
-    emulate: rounds as fp8 does and multiplies in the layers' own precision, on any device, to test.
+    emulate: round as fp8 does and multiply in the layers' own precision, on any device, for tests.
     """
     with warnings.catch_warnings():
-        # Of kernels for inference that this torch has no build of, and between the two libraries.
+        # torchao warns about inference kernels that this build of torch does not have.
         warnings.simplefilter("ignore")
         before = logging.root.manager.disable
         logging.disable(max(before, logging.WARNING))
@@ -37,7 +37,7 @@ def convert(model: Any, emulate: bool = False) -> int:
             logging.disable(before)
 
     class Layer(Float8Linear):
-        """fp8 in training only."""
+        """A linear layer that computes in fp8 in training only."""
 
         def forward(self, x: Tensor) -> Tensor:
             if not self.training:
@@ -49,7 +49,7 @@ def convert(model: Any, emulate: bool = False) -> int:
     for block in model.blocks():
         convert_to_float8_training(
             block,
-            # Padded: the product for a weight's gradient runs over the tokens, in any number.
+            # Padding, because the product for a weight's gradient runs over any number of tokens.
             config=Float8LinearConfig(emulate=emulate, pad_inner_dim=True),
             module_filter_fn=lambda layer, name: fits(layer),
         )
@@ -61,6 +61,6 @@ def convert(model: Any, emulate: bool = False) -> int:
 
 
 def fits(layer: nn.Module, least: int = LEAST) -> bool:
-    """Whether a layer gains by fp8; a head over the vocabulary does not, and stands in no block."""
+    """Whether fp8 is a gain for a layer. It is none for a head, which is not in a block."""
     sizes = (layer.in_features, layer.out_features) if isinstance(layer, nn.Linear) else (0,)
     return min(sizes) >= least and all(size % MULTIPLE == 0 for size in sizes)

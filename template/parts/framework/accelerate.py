@@ -1,8 +1,8 @@
 """The training loop with Hugging Face Accelerate around model and optimizer.
 
-Precision, order, checkpoints and signals are the project's own: Accelerate would cut batches over
-processes again, step a schedule once per process, and choose a number format of its own. Its
-`accumulate` divides by the number of micro-batches, which is wrong where they have unequal numbers
+Precision, order, checkpoints and signals are the project's own. Accelerate would split batches over
+processes again, step a schedule once per process, and choose a precision of its own. Its
+`accumulate` divides by the number of micro-batches, which is wrong if they have different numbers
 of targets.
 """
 
@@ -24,15 +24,15 @@ def prepare(run: Run) -> tuple[Any, Accelerator]:
     project = run.project
     options: dict[str, Any] = {
         "cpu": project.device.type == "cpu",
-        "device_placement": False,  # all of it is there
-        # The project's own precision does it, whatever `accelerate launch` says.
+        "device_placement": False,  # everything is already on the device
+        # The project sets the precision, whatever `accelerate launch` says.
         "mixed_precision": "no",
-        # The loop accumulates by weight. As a plugin: `accelerate launch` outranks the number.
+        # The loop accumulates by weight. `accelerate launch` cannot override a plugin.
         "gradient_accumulation_plugin": GradientAccumulationPlugin(num_steps=1),
     }
     accelerator = Accelerator(**options)
-    # As if to evaluate: several processes are the project's own matter, and wrapped twice is
-    # averaged twice.
+    # For evaluation, Accelerate does not wrap the model for several processes. The project has done
+    # that already, and two wrappers would average twice.
     project.wrapped = accelerator.prepare_model(project.wrapped, evaluation_mode=True)
     return accelerator.prepare_optimizer(project.optimizer), accelerator
 
@@ -40,21 +40,21 @@ def prepare(run: Run) -> tuple[Any, Accelerator]:
 def fit(run: Run) -> None:
     """Train the run's current phase to its end, or to a stop."""
     optimizer, accelerator = prepare(run)
-    if run.evaluation_due:  # a signal inside an evaluation left it undone
+    if run.evaluation_due:  # a signal interrupted the last evaluation
         run.evaluate()
     while not run.should_stop:
         train_epoch(run, optimizer, accelerator)
 
 
 def train_epoch(run: Run, optimizer: Any, accelerator: Accelerator) -> None:
-    """Train what is left of the current epoch."""
+    """Train the remaining batches of the current epoch."""
     project = run.project
     model = project.wrapped
     precision = project.precision
 
     epoch = run.progress.epoch
     first = run.progress.batch  # first micro-batch of the open group
-    losses: list[tuple[Tensor, Tensor]] = []  # (loss, total_weight) of each
+    losses: list[tuple[Tensor, Tensor]] = []  # (loss, total_weight) of each micro-batch
     batches = run.monitor.timed(run.loader.epoch(epoch, first))
     for number, batch in enumerate(batches, start=first + 1):
         # forward and backward
@@ -64,8 +64,8 @@ def train_epoch(run: Run, optimizer: Any, accelerator: Accelerator) -> None:
         with nullcontext() if closes else project.distributed.no_sync():
             with precision.autocast():
                 output = model(batch)
-            # loss × targets: a group of unequal micro-batches is one mean over all of its targets,
-            # which `loss / accumulation` is only where all have as many.
+            # loss × total_weight makes a group of micro-batches one mean over all of its targets;
+            # `loss / accumulation` would do so only if all had the same number of targets.
             accelerator.backward(output.loss, gradient=precision.scale(output.total_weight))
         run.monitor.keep(output.metrics)
         losses.append((output.loss.detach(), output.total_weight))
@@ -95,12 +95,12 @@ def take_step(
     distributed = project.distributed
     monitor = run.monitor
 
-    # The last, incomplete step of an epoch moves the weights by its fraction of a step.
+    # The last step of an epoch may be incomplete: it changes the weights by its fraction of a step.
     step_fraction = run.loader.order.step_fraction(epoch, *batches, run.accumulation)
-    # Gradients are averaged over the ranks: × world makes a sum of them again.
+    # Gradients are averaged over the ranks; × world turns the average into a sum again.
     total_weight = distributed.sum_over_ranks(total(losses)).clamp(min=1)
     total_weight = total_weight / (distributed.world * step_fraction)
-    # Unscale, divide, clip, step, clear: one pass.
+    # Unscale, divide and clip the gradients in one pass; then step and clear them.
     norm = precision.step(optimizer, run.settings.training.gradient_clip, total_weight)
     step = run.advance(batches[1])
 

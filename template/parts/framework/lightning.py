@@ -1,8 +1,8 @@
-"""The training loop as Lightning runs it.
+"""The training loop, run by Lightning's Trainer.
 
-Precision, order, checkpoints and signals are the project's own. Lightning's own resume repeats
-epoch 0's order and restores no random state, so it is left out: manual optimization, no logger, no
-checkpoint callback, no sampler, no second copy to the device.
+Precision, order, checkpoints and signals are the project's own. Lightning's resume is not used: it
+repeats the order of epoch 0 and restores no random state. So optimization is manual, and there is
+no logger, no checkpoint callback, no sampler and no second copy to the device.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .engine.run import Run
 
 
 class RestOfEpoch:
-    """What is left of the current epoch. Without a length Lightning would fetch a batch ahead."""
+    """The remaining batches of an epoch. Without a length, Lightning would fetch a batch ahead."""
 
     def __init__(self, run: Run):
         self.run = run
@@ -38,7 +38,7 @@ class RestOfEpoch:
 
 
 class Module(lightning.LightningModule):
-    """Trains by manual optimization: a step reads as in your own loop."""
+    """Trains by manual optimization: a step reads as in a hand-written loop."""
 
     def __init__(self, run: Run):
         super().__init__()
@@ -47,13 +47,13 @@ class Module(lightning.LightningModule):
         self.model = run.project.wrapped
         self.first = 0  # first micro-batch of the open group
         self.number = 0  # micro-batches of this epoch so far
-        # (loss, total_weight) of each
+        # (loss, total_weight) of each micro-batch
         self.losses: list[tuple[Tensor, Tensor]] = []
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set the name of Lightning's current hook directly, as it does 34 times a step.
+        """Set the name of Lightning's current hook directly.
 
-        nn.Module would look for weights in each.
+        Lightning sets it 34 times a step, and nn.Module would look for weights each time.
         """
         if name == "_current_fx_name":
             object.__setattr__(self, name, value)
@@ -67,10 +67,10 @@ class Module(lightning.LightningModule):
         return RestOfEpoch(self.run)
 
     def transfer_batch_to_device(self, batch: Batch, device: Any, dataloader_idx: int) -> Batch:
-        return batch  # the loader has put it there
+        return batch  # the loader has already moved it
 
     def on_train_start(self) -> None:
-        self.run.signals.listen()  # Lightning has just put its own signal handlers in place
+        self.run.signals.listen()  # Lightning has just installed its own signal handlers
 
     def on_train_epoch_start(self) -> None:
         self.first = self.number = self.run.progress.batch
@@ -87,8 +87,8 @@ class Module(lightning.LightningModule):
         with nullcontext() if closes else run.project.distributed.no_sync():
             with precision.autocast():
                 output = self.model(batch)
-            # loss × targets: a group of unequal micro-batches is one mean over all of its targets,
-            # which `loss / accumulation` is only where all have as many.
+            # loss × total_weight makes a group of micro-batches one mean over all of its targets;
+            # `loss / accumulation` would do so only if all had the same number of targets.
             self.manual_backward(output.loss, gradient=precision.scale(output.total_weight))
         run.monitor.keep(output.metrics)
         self.losses.append((output.loss.detach(), output.total_weight))
@@ -110,12 +110,13 @@ class Module(lightning.LightningModule):
         distributed = run.project.distributed
         monitor = run.monitor
 
-        # The last, incomplete step of an epoch moves the weights by its fraction of a step.
+        # The last step of an epoch may be incomplete: it changes the weights by its fraction.
         step_fraction = run.loader.order.step_fraction(epoch, *batches, run.accumulation)
-        # Gradients are averaged over the ranks: × world makes a sum of them again.
+        # Gradients are averaged over the ranks; × world turns the average into a sum again.
         total_weight = distributed.sum_over_ranks(total(self.losses)).clamp(min=1)
         total_weight = total_weight / (distributed.world * step_fraction)
-        # Unscale, divide, clip, step, clear: one pass. Lightning's wrapper counts its global_step.
+        # Unscale, divide and clip the gradients in one pass; then step and clear them. Lightning's
+        # wrapper counts its global_step.
         norm = precision.step(self.optimizers(), run.settings.training.gradient_clip, total_weight)
         step = run.advance(batches[1])
 
@@ -135,22 +136,22 @@ class Module(lightning.LightningModule):
 
 def fit(run: Run) -> None:
     """Train the run's current phase to its end, or to a stop."""
-    if run.evaluation_due:  # a signal inside an evaluation left it undone
+    if run.evaluation_due:  # a signal interrupted the last evaluation
         run.evaluate()
     if run.should_stop:  # Lightning would train one more step
         return
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    # It gives advice on loaders and loggers that are not Lightning's here.
+    # Its warnings are about loaders and loggers, which are not Lightning's own here.
     warnings.filterwarnings("ignore", module="lightning")
     device = run.project.device
     trainer = lightning.Trainer(
         accelerator="gpu" if device.type == "cuda" else "cpu",
-        # To Lightning each rank is a run of one process.
+        # For Lightning, each rank is a run of one process.
         devices=1 if device.index is None else [device.index],
-        # Not Slurm's: it would count processes and requeue by itself.
+        # Its environment for Slurm would count processes and requeue by itself.
         plugins=LightningEnvironment(),
         max_epochs=-1,
-        precision="32-true",  # the project's own precision does the rest
+        precision="32-true",  # the project sets the precision itself
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,

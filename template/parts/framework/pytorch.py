@@ -12,21 +12,21 @@ from .engine.run import Run
 
 def fit(run: Run) -> None:
     """Train the run's current phase to its end, or to a stop."""
-    if run.evaluation_due:  # a signal inside an evaluation left it undone
+    if run.evaluation_due:  # a signal interrupted the last evaluation
         run.evaluate()
     while not run.should_stop:
         train_epoch(run)
 
 
 def train_epoch(run: Run) -> None:
-    """Train what is left of the current epoch."""
+    """Train the remaining batches of the current epoch."""
     project = run.project
     model = project.wrapped
     precision = project.precision
 
     epoch = run.progress.epoch
     first = run.progress.batch  # first micro-batch of the open group
-    losses: list[tuple[Tensor, Tensor]] = []  # (loss, total_weight) of each
+    losses: list[tuple[Tensor, Tensor]] = []  # (loss, total_weight) of each micro-batch
     batches = run.monitor.timed(run.loader.epoch(epoch, first))
     for number, batch in enumerate(batches, start=first + 1):
         # forward and backward
@@ -36,8 +36,8 @@ def train_epoch(run: Run) -> None:
         with nullcontext() if closes else project.distributed.no_sync():
             with precision.autocast():
                 output = model(batch)
-            # loss × targets: a group of unequal micro-batches is one mean over all of its targets,
-            # which `loss / accumulation` is only where all have as many.
+            # loss × total_weight makes a group of micro-batches one mean over all of its targets;
+            # `loss / accumulation` would do so only if all had the same number of targets.
             output.loss.backward(gradient=precision.scale(output.total_weight))
         run.monitor.keep(output.metrics)
         losses.append((output.loss.detach(), output.total_weight))
@@ -63,12 +63,12 @@ def take_step(
     distributed = project.distributed
     monitor = run.monitor
 
-    # The last, incomplete step of an epoch moves the weights by its fraction of a step.
+    # The last step of an epoch may be incomplete: it changes the weights by its fraction of a step.
     step_fraction = run.loader.order.step_fraction(epoch, *batches, run.accumulation)
-    # Gradients are averaged over the ranks: × world makes a sum of them again.
+    # Gradients are averaged over the ranks; × world turns the average into a sum again.
     total_weight = distributed.sum_over_ranks(total(losses)).clamp(min=1)
     total_weight = total_weight / (distributed.world * step_fraction)
-    # Unscale, divide, clip, step, clear: one pass.
+    # Unscale, divide and clip the gradients in one pass; then step and clear them.
     norm = precision.step(project.optimizer, run.settings.training.gradient_clip, total_weight)
     step = run.advance(batches[1])
 

@@ -1,4 +1,4 @@
-"""Data that stay on the device: the rows that an epoch needs, and the memory free for them."""
+"""Data that stay on the device: which rows an epoch needs, and how much memory is free for them."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def memory_left(device: torch.device) -> int:
 
 
 def gather(source: Tensor, spans: Spans, out: Tensor | None = None) -> Tensor:
-    """Like `rows.gather`, but gathers ragged spans on a GPU at once, without waiting for it."""
+    """Do the same as `rows.gather`, but gather ragged spans on a GPU at once, without waiting."""
     is_whole = (spans.lengths == spans.width) | (spans.lengths == 0)
     if not source.is_cuda or is_whole.all():
         return rows.gather(source, spans, out)
 
-    # Two numbers a span are copied: of ordinary memory, a copy of more than 64 kB may wait for the
-    # stream.
+    # Only two numbers per span are copied: a copy of more than 64 kB from pageable memory may wait
+    # for the stream.
     first = rows.on_device(source, np.ravel(spans.starts)[:, None])
     lengths = rows.on_device(source, np.ravel(spans.lengths)[:, None])
     steps = torch.arange(spans.width, device=source.device)

@@ -1,8 +1,9 @@
-"""Loader `chunk`: reads the rows of many batches at once, ahead of the step, onto the device.
+"""Loader `chunk`: reads the rows of many batches at once onto the device, ahead of the step.
 
-Data that fit stay there. Otherwise two chunks are on the device, one in use and one being read, and
-a few blocks on the host: `data.chunk_size_gb` limits the memory on the device. There are no worker
-processes, and any order works. `ChunkDataLoader` does the same for an HDF5 file without a project.
+Data that fit onto the device stay there. Otherwise there are two chunks on the device, one in use
+and one being read, and a few blocks on the host. `data.chunk_size_gb` limits the memory on the
+device. There are no worker processes, and any order works. `ChunkDataLoader` does the same for an
+HDF5 file without a project.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from .store import Store
 
 
 class Loader:
-    """See `interfaces.Loader`."""
+    """The loader `chunk`; `interfaces.Loader` describes its methods."""
 
     WITHOUT_EFFECT = ("num_workers", "prefetch_factor", "persistent_workers")
     stall_seconds = 0.0
@@ -44,7 +45,7 @@ class Loader:
             samples,
             store.arrays,
             order,
-            # Real work on the CPU needs the rows there.
+            # If samples need work on the CPU, their rows must be there.
             holder=torch.device("cpu") if self._host else device,
             size=_bytes(data.chunk_size_gb),
             pin=data.pin_memory,
@@ -80,7 +81,7 @@ def _bytes(gigabytes: float | str) -> int | None:
 
 
 class Pairs:
-    """Makes one sample of a row of each dataset, for `ChunkDataLoader`."""
+    """The samples of `ChunkDataLoader`: one row of each dataset is a sample."""
 
     def __init__(self, names: tuple[str, ...]):
         self.names = names
@@ -93,16 +94,16 @@ class Pairs:
 
 
 class ChunkDataLoader:
-    """Batches of an HDF5 file as tensors on the device, in the order of time or shuffled.
+    """Yields batches of an HDF5 file as tensors on the device, in the order of time or shuffled.
 
         with ChunkDataLoader("train.h5", batch_size=128, device="cuda") as loader:
             for epoch in range(10):
                 for features, targets in loader:  # (B, T, F) and (B, H), until the next batch
                     ...
 
-    chunk_size_gb: GB on the device, "auto" for three quarters of what is free at the first batch.
-    datasets: names in the file, rows first. `state_dict` counts batches, so that a loader resumes
-    with the next one. Raises `UserError` for a file that cannot be read.
+    chunk_size_gb: GB on the device; "auto" uses three quarters of what is free at the first batch.
+    datasets: their names in the file; rows are the first axis. `state_dict` counts batches, so that
+    a loader resumes with the next one. Raises `UserError` for a file that cannot be read.
     """
 
     def __init__(

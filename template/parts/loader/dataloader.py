@@ -1,13 +1,12 @@
 """Loader `dataloader`: PyTorch's DataLoader, whose worker processes read the rows of spans.
 
-The main process makes the spans; a worker only reads rows, so any number of workers gives the same
-batches. Best if each sample needs real CPU work (`Samples.host`) or the disk is slow.
+The main process makes the spans and a worker only reads rows, so any number of workers gives the
+same batches. It is best if samples need real CPU work (`Samples.host`), or if the disk is slow.
 """
 
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -20,15 +19,10 @@ from .errors import UserError
 from .interfaces import Batch, Rows, Spans
 from .order import Order
 from .rows import deliver, gather, mapped, stored_dtype
+from .signals import leave_signals
 from .store import Store
 
 SMALL_BATCH_BYTES = 1 << 20  # below this, passing a batch between processes costs more than reading
-
-
-def leave_signals(worker: int) -> None:
-    """Let the main process handle signals: a terminal sends them to the workers, too."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 class Work(NamedTuple):
@@ -41,7 +35,7 @@ class Work(NamedTuple):
 
 
 class Reader(Dataset[Any]):
-    """Reads a batch in the process that calls it; maps the files there, at the first batch."""
+    """Reads a batch in the process that calls it, which maps the files at its first batch."""
 
     def __init__(self, store: Store, host: Any):
         self.store = store
@@ -66,7 +60,7 @@ class Reader(Dataset[Any]):
 
 
 class Loader:
-    """See `interfaces.Loader`."""
+    """The loader `dataloader`; `interfaces.Loader` describes its methods."""
 
     WITHOUT_EFFECT = ("chunk_size_gb", "resident")
     stall_seconds = 0.0
@@ -93,13 +87,13 @@ class Loader:
             pin_memory=data.pin_memory and device.type == "cuda",
             prefetch_factor=data.prefetch_factor if self.workers else None,
             persistent_workers=data.persistent_workers and self.workers > 0,
-            # Without it, it draws from the global one, and dropout differs with the workers.
+            # Otherwise it would draw from the global one, and dropout would depend on the workers.
             generator=torch.Generator(),
             worker_init_fn=leave_signals,
         )
 
     def _automatic_workers(self, store: Store) -> int:
-        """Half of the cores, at most 8; none if a batch is small and needs no work on the CPU."""
+        """Return half of the cores, up to 8; 0 if a batch is small and needs no CPU work."""
         batch_bytes = 0
         numbers = np.arange(min(self.order.batch_size, self.order.count))
         for name, spans in self.samples.spans(numbers, 0).items():
@@ -128,8 +122,8 @@ class Loader:
         except (RuntimeError, ConnectionError, EOFError) as error:
             if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
                 raise
-            single = "ALLOW_UNSAFE_DATALOADER=0 for a single process"
-            remedy = f"often memory: lower data.num_workers, or {single}"
+            single = "set ALLOW_UNSAFE_DATALOADER=0 for a single process"
+            remedy = f"often memory ran out: lower data.num_workers, or {single}"
             raise UserError("a loader worker died", f"{self.workers} workers", remedy) from error
 
     def stats(self) -> dict[str, float]:
@@ -141,7 +135,7 @@ class Loader:
 
 
 def _shared(source: Tensor, spans: Spans) -> Tensor | None:
-    """Allocate shared memory in a worker, like `default_collate`: saves a copy."""
+    """Allocate shared memory in a worker, which saves a copy, as `default_collate` does."""
     if get_worker_info() is None:
         return None
     shape = torch.Size((*spans.starts.shape, spans.width, *source.shape[1:]))

@@ -1,9 +1,9 @@
 """Loader `memmap`: the main process gathers each batch from the mapped file into reused buffers.
 
 There are no workers: the GPU runs behind the CPU, so the next batch is gathered during the step.
-Best for small rows and data in the page cache (series, tokens, tables). It needs one core, and
-reads cold files page by page. With `data.resident` the rows are on the device, batches are gathered
-there, and nothing is copied.
+It is best for small rows and data in the page cache (series, tokens, tables). It needs one core,
+and reads cold files page by page. With `data.resident` the rows are on the device, batches are
+gathered there, and nothing is copied.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from .rows import deliver, mapped, stored_dtype
 from .store import Store
 
 RING = 3  # batches in flight: one that the model uses, one being copied, one being gathered
-FRACTION = 0.5  # of the GPU memory that a step leaves free may be used by `data.resident auto`
+FRACTION = 0.5  # of the GPU memory that a step leaves free: the most for `data.resident auto`
 
 
 class Loader:
-    """See `interfaces.Loader`."""
+    """The loader `memmap`; `interfaces.Loader` describes its methods."""
 
     WITHOUT_EFFECT = ("num_workers", "prefetch_factor", "persistent_workers", "chunk_size_gb")
 
@@ -42,7 +42,8 @@ class Loader:
         self.pin = settings.data.pin_memory and device.type == "cuda"
         self._host = getattr(samples, "host", None)
         self._wanted = settings.data.resident
-        # Work on the CPU needs the rows there; and there the page cache holds them.
+        # If samples need work on the CPU, their rows must be there. If the device is a CPU, the
+        # page cache has the rows.
         if self._host or (self._wanted == "auto" and device.type == "cpu"):
             self._wanted = False
         self._tried = not order.train or self._wanted is True
@@ -69,7 +70,7 @@ class Loader:
             if self._host is not None:
                 rows = self._host(rows, numbers, number)
             batch = deliver(self.samples, rows, numbers, starts_sequence, self.device)
-            # Before the step: the loop may ask for no batch after this one.
+            # Before the step, because the loop may ask for no further batch.
             if self.pin and not self._resident:
                 self._copied[slot] = torch.cuda.current_stream(self.device).record_event()
             self._batches += 1
@@ -101,7 +102,7 @@ class Loader:
     def _settle(self, epoch: int) -> None:
         """Copy all rows that the epoch's samples need to the device, if that is wanted and fits.
 
-        Not before the first pass of training: it shows how much memory a step leaves free.
+        The first pass of training runs without it, and shows how much memory a step leaves free.
         """
         if not self._wanted or not self._tried:
             self._tried = True
@@ -125,7 +126,7 @@ class Loader:
                 self._sources[name] = (first, rows.to(self.device, copy=True))
         elif self._wanted is True:
             free = f"{self.device} has {self._room / 1e9:.1f} GB free"
-            what = f"the samples take {size / 1e9:.1f} GB, {free}"
+            what = f"the samples take {size / 1e9:.1f} GB, but {free}"
             raise UserError(what, "data.resident true", "set it to auto")
 
     def stats(self) -> dict[str, float]:

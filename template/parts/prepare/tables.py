@@ -136,9 +136,7 @@ class Source:
     def _batches(self, path: Path) -> Iterator[pa.RecordBatch]:
         ending = path.suffix.lower()
         if ending in PARQUET:
-            file = parquet.ParquetFile(path, pre_buffer=False)
-            size = rows_at_once(file.metadata.num_columns)
-            return file.iter_batches(size, use_threads=False)
+            return _parquet_batches(path)
         if ending in ARROW:
             reader = ipc.open_file(pa.OSFile(str(path)))
             return map(reader.get_batch, range(reader.num_record_batches))
@@ -192,11 +190,26 @@ class Source:
                 what = OPEN_QUOTE
             where = f"{path}, row {int(ragged[1]) - 1}"
             return UserError(what, where, "fix the line, or see --delimiter")
+        if "straddling object" in text:
+            remedy = "a quote that is never closed, or a line end that is missing"
+            return UserError("a row of more than 1 MB", str(path), f"look for {remedy}")
         if isinstance(error, UnicodeError) or "invalid UTF8" in text:
             remedy = "add its encoding, such as --encoding latin-1"
             return UserError(f"not {self.style['encoding'].upper()} text", str(path), remedy)
         what = f"cannot read the file ({text})".partition("\n")[0]
         return UserError(what, str(path), "check --input and --encoding, or get the file again")
+
+
+def _parquet_batches(path: Path) -> Iterator[pa.RecordBatch]:
+    """A Parquet file. Raises `ArrowInvalid` if it has another number of rows than it claims."""
+    file = parquet.ParquetFile(path, pre_buffer=False)
+    size = rows_at_once(file.metadata.num_columns)
+    num_rows = 0
+    for batch in file.iter_batches(size, use_threads=False):
+        num_rows += len(batch)
+        yield batch
+    if num_rows != file.metadata.num_rows:
+        raise pa.ArrowInvalid(f"it has {num_rows:,} rows and claims {file.metadata.num_rows:,}")
 
 
 def check_names(names: list[str], path: Path) -> None:

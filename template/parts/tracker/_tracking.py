@@ -1,4 +1,4 @@
-"""What all trackers share: they open before the first step, or say why not, and end no run."""
+"""The base of all trackers. An error before the first step ends the run; a later one is a note."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ class Guarded:
     def open(self, step: int | None = None) -> str:
         """Connect. step: where training begins or resumes; None for an evaluation without training.
 
-        Raises `UserError` before a run's first step. Later it is a note: a run that a scheduler
-        restarts shall not end because a server is down.
+        A failure before a run's first step raises `UserError`. Later it is a note, so that a run
+        that a scheduler restarts does not end because a server is down.
         """
         try:
             where = self.connect(step)
@@ -67,7 +67,7 @@ class Guarded:
             what = f"the tracker cannot be opened ({shown(error)})"
             if step == 0:
                 raise UserError(what, "tracker", self.REMEDY) from None
-            print(f"note: {what}: metrics go to {self.folder} only", flush=True)
+            print(f"note: {what}: metrics are written to {self.folder} only", flush=True)
             return ""
         self.on = True
         return where
@@ -93,18 +93,18 @@ class Guarded:
             call(*arguments)
         except Exception as error:
             self.on = False
-            what = f"the tracker failed ({shown(error)}) and is off from here"
-            print(f"note: {what}: metrics go to {self.folder} only", flush=True)
+            what = f"the tracker failed ({shown(error)}) and is off from now on"
+            print(f"note: {what}: metrics are written to {self.folder} only", flush=True)
 
     @property
     def project(self) -> str:
-        """The configured name, or the package's."""
+        """The tracker's project: the setting, or the name of the package."""
         package = str(__package__).partition(".")[0]
         return self.settings.tracker.project or package
 
 
 def shown(error: Exception) -> str:
-    """Return an error on one line, without the environment's secrets, such as addresses."""
+    """Return an error on one line, without secrets from the environment, such as addresses."""
     text = " ".join(str(error).split()) or type(error).__name__
     for name, value in os.environ.items():
         if SECRET.search(name) and len(value) > 3:

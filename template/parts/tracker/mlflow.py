@@ -1,7 +1,7 @@
-"""MLflow: the server of MLFLOW_TRACKING_URI if the environment has it, else a file `mlflow.db`.
+"""MLflow: the server in MLFLOW_TRACKING_URI if that is set, otherwise a file `mlflow.db`.
 
-mlflow itself reads passwords and tokens from the environment; no setting, log or file of a run has
-one.
+mlflow itself reads passwords and tokens from the environment; no setting, log or file of a run
+contains one.
 """
 
 from __future__ import annotations
@@ -18,17 +18,15 @@ Sections = ServerSections  # of config.yaml
 
 IDENTITY = "tracker.json"
 LOCAL = "sqlite:///mlflow.db"
-PARAMETERS = 100  # in one request, as the server allows
-# A missing server may delay a run once, for a minute; with mlflow's defaults for some ten minutes.
+PARAMETERS = 100  # the most that the server accepts in one request
+# A missing server may delay a run once for a minute; mlflow's defaults would allow ten minutes.
 PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}
 
 
 class Tracker(Guarded):
     """One run of an MLflow experiment, however often it is resumed."""
 
-    REMEDY = (
-        "check MLFLOW_TRACKING_URI, its user or token, and the network, or --tracker.offline true"
-    )
+    REMEDY = "check MLFLOW_TRACKING_URI, user, token and network, or add --tracker.offline true"
 
     def connect(self, step: int | None) -> str:
         address = self._address()
@@ -40,7 +38,7 @@ class Tracker(Guarded):
         self._open_run()
         where = f"MLflow's experiment {self.project}, run {self.id}"
         if address == LOCAL:
-            where += ": `mlflow ui` in this folder"
+            where += ": run `mlflow ui` in this folder"
         return where
 
     def _address(self) -> str:
@@ -54,7 +52,7 @@ class Tracker(Guarded):
         return address
 
     def _open_run(self) -> None:
-        """Begin a run with its parameters, or continue the one of before a resume."""
+        """Begin a run with its parameters, or continue the run from before a resume."""
         experiment = self.client.get_experiment_by_name(self.project)
         if experiment is None:
             experiment_id = self.client.create_experiment(self.project)

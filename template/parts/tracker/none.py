@@ -14,10 +14,10 @@ class Sections(Section):
 
 
 class Tracker:
-    """Gets every record that is written to the run folder."""
+    """Receives every record that is written to the run folder, and does nothing with it."""
 
     def __init__(self, folder: Path, settings: Any):
-        """Open nothing yet."""
+        """Prepare; nothing is opened yet."""
 
     def open(self, step: int | None = None) -> str:
         """Begin or resume at `step` (None: an evaluation alone); return where to look."""

@@ -16,24 +16,24 @@ class Sections(Section):
 class Tracker(Guarded):
     """Curves and settings of one run, however often it is resumed."""
 
-    REMEDY = "make room in the run folder"
+    REMEDY = "free some space for the run folder"
 
     def connect(self, step: int | None) -> str:
         from torch.utils.tensorboard import SummaryWriter
 
         folder = self.folder / "tensorboard"
-        # Records after the step of a resume come again: TensorBoard hides the previous ones.
+        # A resumed run writes the records after its step again; TensorBoard hides the earlier ones.
         purge_step = step + 1 if step else None
         self.writer = SummaryWriter(str(folder), purge_step=purge_step)
         if step == 0:
             indented = self.settings.to_yaml().replace("\n", "\n    ")
             self.writer.add_text("config", "    " + indented, 0)
-        return f"{folder}: `tensorboard --logdir {self.folder.parent}`"
+        return f"{folder}: run `tensorboard --logdir {self.folder.parent}`"
 
     def send(self, step: int, row: Mapping[str, float]) -> None:
         for name, value in row.items():
             self.writer.add_scalar(name, value, step)
-        self.writer.flush()  # a killed run loses no row
+        self.writer.flush()  # a killed run loses no record
 
     def send_file(self, step: int, name: str, file: Path) -> None:
         if file.suffix == ".md":

@@ -1,6 +1,6 @@
-"""Weights & Biases: online if the environment has WANDB_API_KEY, else files in the run folder.
+"""Weights & Biases: online if WANDB_API_KEY is set, otherwise files in the run folder.
 
-wandb itself reads the key from the environment; no setting, log or file of a run has it.
+wandb itself reads the key from the environment; no setting, log or file of a run contains it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FINISH_SECONDS = 60  # what is not sent by then stays in the folder, for `wandb 
 class Tracker(Guarded):
     """One run of W&B, however often it is resumed."""
 
-    REMEDY = "check WANDB_API_KEY and the network, or --tracker.offline true"
+    REMEDY = "check WANDB_API_KEY and the network, or add --tracker.offline true"
 
     def connect(self, step: int | None) -> str:
         import wandb
@@ -44,18 +44,18 @@ class Tracker(Guarded):
         self.training = step is not None
         write_json(self.folder / IDENTITY, {"id": identity})
         if mode == "offline":
-            return f"{self.tracked.dir}: `wandb sync` sends it"
+            return f"{self.tracked.dir}: run `wandb sync` to send it"
         return str(self.tracked.url)
 
     def _mode(self) -> Any:
-        """Return W&B's word for whether runs are sent: the setting, else the environment."""
+        """Return W&B's mode, from the setting or else from the environment."""
         has_key = bool(os.environ.get("WANDB_API_KEY"))
         mode = "online" if has_key else "offline"
         mode = os.environ.get("WANDB_MODE") or mode
         if self.settings.tracker.offline != "auto":
             mode = "offline" if self.settings.tracker.offline else "online"
         if mode == "online" and not has_key:
-            # wandb would ask for it, and wait.
+            # wandb would ask for the key, and wait.
             raise ValueError("WANDB_API_KEY is not set")
         return mode
 

@@ -1,8 +1,8 @@
 """Chunks: the rows of the next batches, read ahead of the step into memory that is reused.
 
 Every order is read in the same way: spans of the next batches → the rows they need → large reads →
-batches as views or gathered windows. On a CPU three chunks take turns, on a GPU two, and each is
-filled block by block.
+batches as views or gathered windows. Three chunks take turns on a CPU, and two on a GPU. Each chunk
+is filled block by block.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from .store import Array
 
 DEVICE_SHARE = 0.75  # of the GPU memory that a step leaves free
 HOST_BYTES = 256 << 20  # on a CPU, where three chunks take turns
-MOST_BATCHES = 256  # of a chunk: planning more would delay the step
-ALIGNMENT = 512  # bytes, of each array's part in a chunk
+MOST_BATCHES = 256  # in a chunk: planning more would delay the step
+ALIGNMENT = 512  # bytes: each array's part in a chunk begins at a multiple
 
 
 class Part:
-    """The rows of one array in a chunk, at byte `place` of its memory; they come block by block."""
+    """The rows of one array in a chunk, from byte `place` on; they are read block by block."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Part:
     def take(self, spans: Spans, starts: np.ndarray, outputs: Outputs) -> Rows:
         """Return the rows of a batch whose spans begin at `starts` in this part.
 
-        They are a view if they are next to each other.
+        If the spans are next to each other, the result is a view.
         """
         array = self.source.array
         shape = (*starts.shape, spans.width, *self.values.shape[1:])
@@ -108,7 +108,7 @@ def _are_adjacent(spans: Spans, starts: np.ndarray) -> bool:
 
 
 class Chunk(NamedTuple):
-    """Batches, by their spans, and their rows in buffer `turn`."""
+    """The spans of some batches, and their rows in buffer `turn`."""
 
     spans: list[dict[str, Spans]]
     parts: dict[str, Part]
@@ -131,11 +131,12 @@ class Outputs:
 
 
 class Chunks:
-    """The rows of batch after batch, for a loader; knows no settings.
+    """Yields the rows of batch after batch for a loader, without knowing the settings.
 
-    holder: device of the chunks. size: bytes of all chunks together; None decides by what is free.
-    resident: whether all rows stay there: never, "auto" if `size` allows it, or True to require it.
-    trains: steps run between the batches, so only the second pass knows what they leave free.
+    holder: device of the chunks. size: bytes of all chunks together; None decides by the free
+    memory. resident: whether all rows stay on the device: False, "auto" if `size` allows it, or
+    True to require it. trains: steps run between the batches, so that the memory that they leave
+    free is known in the second pass only.
     """
 
     def __init__(
@@ -217,8 +218,8 @@ class Chunks:
                 chunk = ahead[0]
                 for number, spans in enumerate(chunk.spans):
                     rows = self._take(chunk, number, spans)
-                    # After waiting for these rows: planning holds the interpreter's lock, which the
-                    # reading threads need too.
+                    # This comes after waiting for these rows, because planning holds the GIL, which
+                    # the reading threads need, too.
                     begin_reading(len(self.buffers))
                     yield rows
                 # The loop has asked for the batch after this chunk.
@@ -301,7 +302,7 @@ class Chunks:
     def _settle(self, epoch: int) -> None:
         """Choose the size of the chunks, or make all rows resident.
 
-        The dry run comes before that: it reads batch by batch.
+        The dry run comes before that, and reads batch by batch.
         """
         if self.dry or self.capacity:
             self.dry = False
@@ -321,7 +322,7 @@ class Chunks:
         if size > self.budget:
             if self.wanted is True:
                 allowed = f"chunks may have {self.budget / 1e9:.1f} GB"
-                what = f"the samples take {size / 1e9:.1f} GB, and {allowed}"
+                what = f"the samples take {size / 1e9:.1f} GB, but {allowed}"
                 raise UserError(what, "data.resident true", "set it to auto")
             return
 
@@ -356,7 +357,7 @@ class Chunks:
             buffer = None  # freed before the new one is allocated
             try:
                 buffer = self._allocate(max(size, self.capacity))
-                # Whatever used this memory before is done with it by then.
+                # By this event, earlier uses of this memory are complete.
                 self.released[turn] = self._event()
             except torch.cuda.OutOfMemoryError:
                 if self.capacity <= size:

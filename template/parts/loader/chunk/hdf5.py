@@ -1,4 +1,4 @@
-"""Arrays of an HDF5 file that is not ours: where their bytes are, and what can be wrong."""
+"""Arrays in an HDF5 file of the user: where their bytes are, and what can be wrong with them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ LOCKED = (11, 35)  # EAGAIN on Linux and macOS
 
 
 class Hdf5Array(Array):
-    """An array that HDF5 reads if its bytes in the file are not those in memory."""
+    """An array that HDF5 reads if its bytes in the file differ from those in memory."""
 
     def read(self, first: int, last: int) -> np.ndarray:
-        """Rows [first, last)."""
+        """Return the rows [first, last)."""
         if self.offset is not None:
             return super().read(first, last)
         with opened(self.path) as file:
@@ -29,7 +29,7 @@ class Hdf5Array(Array):
 
 
 def place_in(array: Array, row: int, size: int = 0) -> str:
-    """Name the place of `size` bytes from `row` on, for an error."""
+    """Name the rows of `size` bytes from `row` on, for an error."""
     num_rows = max(size // array.row_bytes, 1)
     return f"{array.path}, {array.name} rows {row} to {row + num_rows - 1}"
 
@@ -51,7 +51,7 @@ def refer(writer: StoreWriter, **arrays: Array) -> None:
 
 @contextmanager
 def opened(path: Path) -> Iterator[Any]:
-    """Open the file for reading. Raises `UserError` if it is missing, locked, cut or no HDF5."""
+    """Open a file for reading. Raises `UserError` if it is missing, locked, cut or no HDF5."""
     import h5py
 
     if not path.is_file():
@@ -65,17 +65,17 @@ def opened(path: Path) -> Iterator[Any]:
 
 
 def _explain(error: OSError, path: Path) -> UserError:
-    """Say why h5py cannot open the file."""
+    """Return an error with the reason why h5py cannot open the file."""
     import h5py
 
     if error.errno in LOCKED or "unable to lock" in str(error):
         what = "another process is writing the file"
         return UserError(what, str(path), "wait until it has closed it")
     if "truncated" in str(error):
-        what = f"the file is cut short, it has {path.stat().st_size} bytes"
+        what = f"the file is truncated: it has {path.stat().st_size} bytes"
         return UserError(what, str(path), "copy it again")
     if not h5py.is_hdf5(path):
-        return UserError("not an HDF5 file", str(path), "a CSV is for the workload timeseries")
+        return UserError("not an HDF5 file", str(path), "for a CSV, use the workload timeseries")
     return UserError(f"cannot open the file ({error})", str(path), "copy it again")
 
 
@@ -90,31 +90,34 @@ def hdf5_arrays(path: str | Path, *names: str) -> dict[str, Array]:
     if len({array.shape[0] for array in arrays.values()}) > 1:
         counts = [f"'{name}' {array.shape[0]}" for name, array in arrays.items()]
         what = "unequal numbers of rows: " + ", ".join(counts)
-        raise UserError(what, str(path), "write one row of each for a sample")
+        raise UserError(what, str(path), "write one row per sample into each dataset")
     return arrays
 
 
 def _array(path: Path, file: Any, name: str) -> Array:
     where = f"{path}, dataset '{name}'"
     dataset = _dataset(path, file, name)
+    if dataset.file != file or dataset.external:
+        what = "its values are in another file"
+        raise UserError(what, where, "name that file, or copy the values into this one")
     if dataset.dtype.name not in DTYPES:
         what = f"cannot train on dtype {dataset.dtype}"
-        raise UserError(what, where, f"it takes {', '.join(DTYPES)}")
+        raise UserError(what, where, f"convert it to one of {', '.join(DTYPES)}")
     if dataset.ndim < 1 or 0 in dataset.shape:
         what = f"no rows: its shape is {dataset.shape}"
-        raise UserError(what, where, "rows are the first axis")
+        raise UserError(what, where, "write the samples as rows, along the first axis")
     if not dataset.id.get_storage_size():
-        remedy = "it would be all fill values; write it first"
-        raise UserError("nothing was ever written into it", where, remedy)
+        remedy = "write it first: it would be read as fill values only"
+        raise UserError("nothing was ever written into the dataset", where, remedy)
 
     offset = _offset(dataset)
     if offset is None:
         _check_filters(dataset, where)
         if not _whole_rows(dataset):
-            remedy = "`prepare --dtype` stores it anew, for several times the speed"
+            remedy = "`prepare --dtype` stores a copy that is read several times faster"
             print(f"note: {where}: {_slow(dataset)}; {remedy}")
     elif offset + dataset.nbytes > path.stat().st_size:
-        raise UserError("the file is cut short", where, "copy it again")
+        raise UserError("the file is truncated", where, "copy it again")
     return Hdf5Array(name, path, offset, dataset.shape, dataset.dtype.name, name)
 
 
@@ -146,7 +149,7 @@ def _native(dataset: Any) -> bool:
 
 
 def _whole_rows(dataset: Any) -> bool:
-    """Whether its chunks are complete rows as in memory: then a table of them replaces HDF5."""
+    """Whether chunks hold complete rows as in memory; a table of the chunks then replaces HDF5."""
     if not dataset.chunks or not _native(dataset):
         return False
     if dataset.id.get_create_plist().get_nfilters():
@@ -157,8 +160,8 @@ def _whole_rows(dataset: Any) -> bool:
 def chunk_table(array: Array) -> tuple[int, np.ndarray] | None:
     """Return the rows of a chunk and the byte where each chunk begins, or None.
 
-    None if only HDF5 can read the array: it is packed or converted, its rows are cut into pieces,
-    or a chunk was never written.
+    None if only HDF5 can read the array: it is compressed or converted, its rows are cut into
+    pieces, or a chunk was never written.
     """
     with opened(array.path) as file:
         dataset = file.get(array.dataset)
@@ -183,13 +186,13 @@ def _check_filters(dataset: Any, where: str) -> None:
     for number in range(properties.get_nfilters()):
         code, _, _, name = properties.get_filter(number)
         if not h5py.h5z.filter_avail(code):
-            packed = f"it is packed by filter {code} ({name.decode(errors='replace')})"
+            packed = f"it is compressed with filter {code} ({name.decode(errors='replace')})"
             what = f"{packed}, which is not installed"
-            raise UserError(what, where, "pip install hdf5plugin")
+            raise UserError(what, where, "run `pip install hdf5plugin`")
 
 
 def _slow(dataset: Any) -> str:
-    """Say why it is slow to read, and what one row costs."""
+    """Return why a dataset is slow to read, and what one row costs."""
     chunk = dataset.chunks
     if not chunk:
         return "its bytes are converted while reading"
@@ -199,5 +202,5 @@ def _slow(dataset: Any) -> str:
     megabytes = touched * prod(chunk) * np.dtype(dataset.dtype).itemsize / 1e6
     layout = f"chunks of {chunk}"
     if dataset.compression:
-        layout += f", packed by {dataset.compression}"
-    return f"{layout}, so that one row touches {touched:,} of them, {megabytes:,.1f} MB"
+        layout += f", compressed with {dataset.compression}"
+    return f"{layout}, so that one row needs {touched:,} of them, {megabytes:,.1f} MB"

@@ -28,7 +28,7 @@ BLOCK_BYTES = 32 << 20  # pinned memory is rounded up to a power of two (pytorch
 SMALLEST_BLOCK = 8 << 20
 BLOCKS_PER_THREAD = 2  # one is filled while the other is copied to the GPU
 LARGE_PIECE = 16 << 10  # bytes; smaller pieces cost more to read one by one than to gather
-CHANGED = "the file was cut or changed: run `prepare` again"
+CHANGED = "the file was truncated or changed: run `prepare` again"
 
 
 class Layout(NamedTuple):
@@ -44,7 +44,7 @@ def lay_out(spans: list[Spans], row_bytes: int) -> Layout:
     """Lay out a chunk with these batches of one array.
 
     In place, each span has its own slot in the order of use, zeros included, and batches are views.
-    That is used if hardly a row is needed twice and the pieces are large. Otherwise each row is
+    This layout is used if few rows are needed twice and the pieces are large. Otherwise each row is
     read once, in the order of the file, and batches are gathered.
     """
     starts = np.concatenate([batch.starts.ravel() for batch in spans])
@@ -80,7 +80,7 @@ def _slots(
 
 
 def _merge(pieces: np.ndarray) -> np.ndarray:
-    """Join pieces that are next to each other in the file, too."""
+    """Join pieces that are next to each other both in the chunk and in the file."""
     if len(pieces) == 0:
         return pieces
     row = pieces[:, 0]
@@ -159,8 +159,8 @@ class Plain:
                 missing = missing[count:]
                 position += count
         except OSError as error:
-            what = f"the disk cannot read ({error.strerror})"
-            raise UserError(what, place_in(self.array, row, len(into)), "check it") from error
+            what = f"cannot read from the disk ({error.strerror})"
+            raise UserError(what, place_in(self.array, row, len(into)), "check the disk") from error
 
     def close(self) -> None:
         os.close(self._file)
@@ -187,7 +187,7 @@ class Tabled(Plain):
 
 
 class Filtered:
-    """An array that HDF5 unpacks or converts: one thread, under HDF5's lock, many times as slow."""
+    """An array that HDF5 decompresses or converts in one thread under its lock; this is slow."""
 
     threads = 1
 
@@ -212,7 +212,7 @@ class Filtered:
                 self._dataset.read_direct(rows, np.s_[row : row + len(rows)])
         except (OSError, TypeError, ValueError) as error:
             where = place_in(array, row, len(into))
-            remedy = "damaged data, or a filter that is not installed: `pip install hdf5plugin`"
+            remedy = "restore the file; if only a filter is missing, run `pip install hdf5plugin`"
             raise UserError(f"HDF5 cannot read ({error})", where, remedy) from error
 
     def close(self) -> None:
@@ -230,7 +230,7 @@ def open_source(array: Array) -> Plain | Filtered:
 
 
 class Block(NamedTuple):
-    """What a thread reads at a time: bytes [first, last) of a chunk, rows of one array."""
+    """The unit that a thread reads: bytes [first, last) of a chunk, with rows of one array."""
 
     source: Plain | Filtered
     first: int
@@ -263,7 +263,7 @@ class Reader:
         self._pool = ThreadPoolExecutor(self.threads, name, on_device, (device_of(device),))
 
     def _allocate(self, pin: bool, least: int) -> list[Tensor]:
-        """Allocate pinned blocks; smaller ones or ordinary memory if the system refuses."""
+        """Allocate pinned blocks; if the system refuses, smaller ones or pageable memory."""
         count = self.threads * BLOCKS_PER_THREAD
         size = self.block_bytes
         while pin and size >= least:
@@ -276,7 +276,7 @@ class Reader:
             except RuntimeError:
                 size //= 2
         if pin:
-            reason = "no page-locked memory to be had"
+            reason = "there is no pinned memory left"
             print(f"note: {reason}, so copies to the GPU do not overlap with the step")
         return [host_memory(self.block_bytes) for _ in range(count)]
 
@@ -350,7 +350,7 @@ def device_of(device: torch.device) -> torch.device:
 
 
 def on_device(device: torch.device) -> None:
-    """Put a thread on its GPU: on GPU 0, where it begins, a stream would take 500 MB."""
+    """Put a thread on its GPU. Threads begin on GPU 0, where a stream would take 500 MB."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
 

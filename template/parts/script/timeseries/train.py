@@ -477,7 +477,12 @@ def load_checkpoint(folder: Path, device: torch.device, pattern: str = "step-*.p
     for path in sorted(folder.glob(pattern), reverse=True):
         content = path.read_bytes()
         if path.stem.endswith(hashlib.sha256(content).hexdigest()[:16]):
-            return torch.load(io.BytesIO(content), map_location=device)
+            try:
+                return torch.load(io.BytesIO(content), map_location=device)
+            except Exception as error:  # the hash is right: another program wrote it
+                raise UserError(
+                    f"cannot load ({type(error).__name__}): {path}: restore it"
+                ) from None
         # With another name, it does not count as one of the two newest.
         print(f"warning: {path} is damaged: renamed to .damaged")
         path.rename(path.with_suffix(".damaged"))
@@ -549,8 +554,10 @@ def collect_signals() -> list[int]:
         if signals:
             os._exit(128 + number)
         signals.append(number)
-        name = signal.Signals(number).name
-        print(f"{name}: saving after this step; press again to exit at once", file=sys.stderr)
+        print(
+            f"{signal.Signals(number).name}: saving after this step; press again to exit at once",
+            file=sys.stderr,
+        )
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         # Keep ignoring signals that nohup ignores.
@@ -604,6 +611,7 @@ def train(settings: Settings, run: Path) -> int:
         micro_batches = checkpoint["micro_batches"]
         curves = checkpoint["curves"]
         # Drop the records after the checkpoint, because the run writes them again.
+        metrics_file.touch()
         write(metrics_file, metrics_file.read_bytes()[: checkpoint["metrics_size"]])
     elif any(checkpoints.glob("*.damaged")):
         raise UserError(f"all checkpoints are damaged: {checkpoints}: restore one")
@@ -700,7 +708,10 @@ def main(arguments: list[str]) -> int:
     try:
         return train(*read_settings(arguments))
     except (UserError, argparse.ArgumentError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        remedy = ""
+        if isinstance(error, OSError):
+            remedy = ": check the path and the free space; --resume continues a run"
+        print(f"error: {error}{remedy}", file=sys.stderr)
         return 2
 
 

@@ -8,6 +8,7 @@ import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from .engine.errors import UserError
 
 PIECE = 64 << 10  # bytes of a text that a core tokenizes at a time
 TOGETHER = 1024  # rows in a batch of texts, unless 2^20 characters come first
+LINE_BYTES = 64 << 20  # a longer line is an error, before it fills the memory
 ROWS = (".jsonl", ".parquet")
 Document = tuple[str, int, bytes, bool]
 """A piece of a document: where, offset, text, and whether it is the last piece."""
@@ -187,7 +189,11 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
     number = 0
     try:
         with opened(path) as (file, tick):
-            for number, line in enumerate(file, 1):
+            for number, line in enumerate(iter(partial(file.readline, LINE_BYTES), b""), 1):
+                if len(line) == LINE_BYTES:
+                    what = f"a line of more than {LINE_BYTES >> 20} MB"
+                    where = f"{path}, line {number}"
+                    raise UserError(what, where, "give each text a line of its own")
                 if number % 1000 == 0:
                     tick()
                 encoding = "utf-8-sig" if number == 1 else "utf-8"
@@ -247,5 +253,8 @@ def _parquet(path: Path, keys: tuple[str, ...], remedy: str) -> Iterator[tuple[s
             for row in batch.to_pylist():
                 number += 1
                 yield f"{path}, row {number}", row
+        if number != file.metadata.num_rows:
+            what = f"it has {number:,} rows and claims {file.metadata.num_rows:,}"
+            raise UserError(what, str(path), "fetch the file again")
     except (OSError, pa.ArrowException) as error:
         raise UserError(f"cannot read the file ({error})", str(path), "check --input") from error

@@ -145,7 +145,7 @@ def _check_finite(array: Array, first: int, values: np.ndarray) -> None:
 
 def _note_constant(array: Array, constant: np.ndarray) -> None:
     columns = ", ".join(map(str, np.flatnonzero(constant)))
-    what = "one value in all training rows, which tells nothing"
+    what = "the same value in all training rows, which is no information"
     print(f"note: {what}: {columns} of {array.name}")
 
 

@@ -1,7 +1,7 @@
 """The command line: `python -m <package> COMMAND [--config FILE] [--section.key VALUE]`.
 
-Every file in `commands/` is a module. Only the one that runs is imported, and torch only when it
-runs, so that help and errors are fast.
+Every file in `commands/` is a command. Only the command that runs is imported, and it imports torch
+only when it starts to work, so that help and errors are fast.
 """
 
 from __future__ import annotations
@@ -21,21 +21,23 @@ from .config import ENVIRONMENT, SETTINGS, Settings, load
 from .engine.errors import UserError, UserErrors
 from .engine.explanations import explain
 from .engine.runs import ROOT, prepare_process, project_root, typed_path
+from .engine.signals import end, listen
 from .engine.sources import ALIASES, HINTS, SWITCHES, near
 from .engine.yaml_text import comments
 
 CONFIG = Path("config.yaml")
 COMMANDS = Path(__file__).parent / "commands"
-RANK = os.environ.get("RANK", "0")  # of a run's processes, 0 says what all of them know
-TOGETHER = ("train", "evaluate")  # commands for several processes
-INTERRUPTED = 128 + 2  # as shells count SIGINT
-CLOSED = 128 + 13  # and SIGPIPE
+RANK = os.environ.get("RANK", "0")  # what all processes of a run know is printed by rank 0
+TOGETHER = ("train", "evaluate")  # commands that can run in several processes
+INTERRUPTED = 128 + 2  # the exit code that shells use for SIGINT
+CLOSED = 128 + 13  # and for SIGPIPE
 
 
 def main(words: list[str] | None = None) -> int:
-    """Run one command; return the exit code: 0, 2 for an error of the user, 130 after Ctrl-C."""
+    """Run one command; return its exit code: 0, 2 for a user error, 130 after Ctrl-C."""
     words = sys.argv[1:] if words is None else words
     print_in_any_locale()
+    listen(end)
     try:
         return run(words)
     except UserError as error:
@@ -46,21 +48,21 @@ def main(words: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # Else Python complains once more at its end.
+        # Otherwise Python reports the closed pipe again when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         print(f"stopped: the output of {words[0]} was closed", file=sys.stderr)
         return CLOSED
 
 
 def print_in_any_locale() -> None:
-    """Replace a character that the terminal's encoding does not have, instead of an error."""
+    """Print `?` for a character that the terminal's encoding lacks, instead of failing."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
 
 
 def print_error(error: UserError) -> None:
-    """Print one line for each error, once in all processes of a run."""
+    """Print one line for each error. What all processes of a run have found is printed once."""
     known_to_all = isinstance(error, UserErrors) and RANK != "0"
     if error.reported or known_to_all:
         return
@@ -75,10 +77,10 @@ def print_note(note: str) -> None:
 
 
 def run(words: list[str]) -> int:
-    """Find the command and its settings, and run it.
+    """Find the command, load its settings and run it.
 
     Raises:
-        UserErrors: all errors of command line, configuration and environment.
+        UserErrors: every error in the command line, the configuration and the environment.
     """
     if words[:1] in (["-h"], ["--help"]):
         print(overview())
@@ -115,24 +117,24 @@ def command_names() -> list[str]:
 
 
 def check_command(name: str) -> None:
-    """Raise `UserError` where there is no such module, or it cannot run in several processes."""
+    """Raise `UserError` if there is no such command, or if it cannot run in several processes."""
     names = command_names()
     if name not in names:
         guess = near(name, names)
-        remedy = f"did you mean {guess!r}?" if guess else f"begin with one of {', '.join(names)}"
-        raise UserError(f"no command {name!r}", "command line", remedy)
+        remedy = f"did you mean {guess!r}?" if guess else f"choose one of {', '.join(names)}"
+        raise UserError(f"unknown command {name!r}", "command line", remedy)
     world_size = os.environ.get("WORLD_SIZE", "1")
     if world_size != "1" and name not in TOGETHER:
         where = f"WORLD_SIZE={world_size}"
         raise UserErrors(
-            [UserError(f"{name} runs in one process", where, "start it without torchrun")]
+            [UserError(f"{name} runs in one process only", where, "start it without torchrun")]
         )
 
 
 def load_settings(
     arguments: argparse.Namespace, mistakes: list[UserError], base: Path | None = None
 ) -> Settings:
-    """Load the settings of `base`, a run's file, else those of the configuration."""
+    """Load the settings from `base`, the file of a run, or without it from the configuration."""
     config = base or arguments.config
     if config is None and CONFIG.exists():
         config = CONFIG
@@ -145,53 +147,53 @@ def load_settings(
         mistakes=mistakes,
     )
     if config is None:
-        print_note(f"no {CONFIG} in {Path.cwd()}: each setting has its default")
+        print_note(f"no {CONFIG} in {Path.cwd()}: all settings have their defaults")
     for note in settings.notes:
         print_note(note)
     return settings
 
 
 def enter_root() -> None:
-    """Go to where settings, data, runs and the commit are.
+    """Change to the folder that has the settings, the data, the runs and the commit.
 
-    Raises `UserError` where $TRAINING_ROOT is no folder.
+    Raises `UserError` if $TRAINING_ROOT is not a folder.
     """
     root = project_root()
     if not root.is_dir():
-        raise UserError("there is no such folder", f"${ROOT} {root}", "make it, or unset the name")
+        raise UserError("the folder does not exist", f"${ROOT} {root}", "create it, or unset it")
     if not root.samefile(Path.cwd()):
         os.chdir(root)
-        print_note(f"settings, data and runs are those of {root}")
+        print_note(f"using the settings, data and runs in {root}")
 
 
-# --- words of the command line
+# --- the command line
 
 
 def spelled(word: str) -> str:
-    """Spell a flag as it was declared: in a flag, `-` and `_` are the same."""
+    """Return a flag as it was declared, since `-` and `_` in a flag mean the same."""
     flag, equals, value = word.partition("=")
     if not flag.startswith("--"):
         return word
     name = flag[2:].replace("-", "_")
-    if "." not in name:  # that of no setting
+    if "." not in name:  # a flag of the command, not a setting
         name = name.replace("_", "-")
     return f"--{name}{equals}{value}"
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse whose errors are lines like all others."""
+    """An ArgumentParser that raises its errors as `UserError`."""
 
     def add_argument(self, *names: str, **options: Any) -> argparse.Action:
-        """Declare an argument, a flag as `spelled` writes it."""
+        """Declare an argument; a flag gets the spelling that `spelled` returns."""
         return super().add_argument(*map(spelled, names), **options)
 
     def error(self, message: str) -> NoReturn:
-        raise UserError(message, "command line", f"`{self.prog} --help` explains")
+        raise UserError(message, "command line", f"see `{self.prog} --help`")
 
     def unknown(self, words: list[str]) -> list[UserError]:
-        """Return a line for each word that argparse did not understand.
+        """Return an error for each word that argparse did not understand.
 
-        The values of unknown flags get none.
+        The value of an unknown flag gets no error of its own.
         """
         mistakes = []
         before = ""
@@ -202,21 +204,21 @@ class Parser(argparse.ArgumentParser):
                 mistakes.append(UserError(what, "command line", self._remedy(flag)))
             elif not before.startswith("-"):
                 what = f"unexpected word {word!r}"
-                mistakes.append(UserError(what, "command line", "take it out"))
+                mistakes.append(UserError(what, "command line", "remove it"))
             before = word
         return mistakes
 
     def _remedy(self, flag: str) -> str:
-        """Name the flag that was probably meant."""
+        """Suggest the flag that was probably meant."""
         guess = near(flag, self._option_string_actions)
         hint = HINTS.get(flag.lstrip("-"))
         if hint:
             guess = f"--{hint}"
-        return f"did you mean {guess!r}?" if guess else f"`{self.prog} --help` lists all"
+        return f"did you mean {guess!r}?" if guess else f"see `{self.prog} --help` for all flags"
 
 
 def parser_of(name: str, command: ModuleType) -> Parser:
-    """Make the parser of a command: the flags that all have, then its own, then all settings."""
+    """Make a command's parser: the flags of every command, its own flags, then all settings."""
     parser = Parser(
         prog=f"python -m {__package__} {name}",
         description=(command.__doc__ or "").partition("\n")[0],
@@ -224,14 +226,14 @@ def parser_of(name: str, command: ModuleType) -> Parser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--config", type=typed_path, metavar="FILE", help=f"settings (default: {CONFIG})")
-    add("--profile", metavar="NAME", help="overlay of `profiles:` in the configuration")
-    add("--print-config", action="store_true", help="print every setting and its origin, and stop")
+    add("--config", type=typed_path, metavar="FILE", help=f"settings file (default: {CONFIG})")
+    add("--profile", metavar="NAME", help="profile to apply, from `profiles:` in the settings file")
+    add("--print-config", action="store_true", help="print every setting with its origin, and exit")
     add("--debug", action="store_true", help="show the traceback of an error")
     command.arguments(parser)
-    parser.usage = parser.format_usage().partition("usage: ")[2]  # without 70 settings
-    all_settings = f"""each one is a flag too; `train --help` lists them
-a flag is stronger than the environment, which is stronger than {CONFIG}"""
+    parser.usage = parser.format_usage().partition("usage: ")[2]  # leaves out the 70 settings
+    all_settings = f"""Every setting is also a flag; `train --help` lists them.
+A flag takes precedence over the environment, and the environment over {CONFIG}."""
     group = parser.add_argument_group("settings", all_settings)
     descriptions = describe_settings() if name == "train" else {}
     for key in (*SETTINGS, *ALIASES):
@@ -247,20 +249,20 @@ a flag is stronger than the environment, which is stronger than {CONFIG}"""
 
 
 def overview() -> str:
-    """Return one line for each module, from its file: it is parsed, not imported, to be quick."""
+    """Return one line for each command, from its file, which is parsed and not imported."""
     lines = [f"usage: python -m {__package__} COMMAND [options]\n"]
     for name in command_names():
         source = (COMMANDS / f"{name}.py").read_text(encoding="utf-8")
         docstring = ast.get_docstring(ast.parse(source)) or ""
         lines.append(f"  {name:<10} {docstring.partition(chr(10))[0]}")
-    lines.append("\nCOMMAND --help explains a command; train --help also lists every setting.")
+    lines.append("\n`COMMAND --help` describes a command; `train --help` also lists every setting.")
     return "\n".join(lines)
 
 
 def describe_settings() -> dict[str, str]:
-    """Return allowed values, default, environment names and meaning of each setting, by its key.
+    """Return each setting's allowed values, default, environment names and meaning, by key.
 
-    The meaning is the comment above it in the project's config.yaml.
+    The meaning is the comment above the setting in the project's config.yaml.
     """
     meanings = comments(project_root() / CONFIG)
     names: dict[str, str] = {}
@@ -273,7 +275,7 @@ def describe_settings() -> dict[str, str]:
         if isinstance(default, bool):
             default = str(default).lower()
         values = f"{setting.allowed} (default {default}{names.get(key, '')})"
-        # argparse formats a help text with `%`.
+        # In a help text of argparse, `%` starts a placeholder.
         descriptions[key] = f"{values} {meanings.get(key, '')}".replace("%", "%%")
     return descriptions
 

@@ -1,9 +1,9 @@
-"""The one order in which a project is built, for training and every command.
+"""Builds a project in the same order for training and for every other command.
 
-1 model · 2 fp8 · 3 frozen weights · 4 activation checkpointing · 5 compile · 6 wrap or shard · 7 optimizer.
-Each step sees what the ones before it made of the model: compiling before checkpointing would
-leave it out of the graph, an optimizer made before sharding would hold parameters that are no longer the
-model's.
+The order: 1. model, 2. fp8, 3. frozen weights, 4. activation checkpointing, 5. compile, 6. wrap or
+shard, 7. optimizer. Each step changes the model for the steps after it. Compiling before
+checkpointing would leave the checkpointing out of the graph. An optimizer made before sharding
+would hold parameters that the model no longer has.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 
 def open_store(settings: Settings, synthetic: bool = True) -> Store:
-    """Open the prepared data.
+    """Open the prepared dataset.
 
-    Where nothing was prepared and no other folder was named, it is a synthetic sample. synthetic:
-    makes that sample where there is none.
+    If nothing was prepared and `data.path` is the default, open a synthetic sample instead.
+    synthetic: whether to make that sample if it does not exist.
     """
     folder = Path(settings.data.path)
     default = type(settings.data).model_fields["path"].default
@@ -44,7 +44,7 @@ def open_store(settings: Settings, synthetic: bool = True) -> Store:
         sample = folder / SYNTHETIC
         if not (sample / MANIFEST).exists() and synthetic:
             dataset.synthesize(sample, settings)
-        # Else the error names the folder that is missing.
+        # Without a sample, the error below names the folder that has no data.
         if (sample / MANIFEST).exists():
             folder = sample
     return Store.open(folder, WORKLOAD)
@@ -53,10 +53,10 @@ def open_store(settings: Settings, synthetic: bool = True) -> Store:
 def assemble(
     settings: Settings, distributed: Distributed, store: Store, loader_class: type[Loader] = Loader
 ) -> Project:
-    """Build a project with fresh weights from the seed.
+    """Build a project with new weights, drawn from the seed.
 
-    loader_class: of another loader than the project's, to compare with. Raises `UserError` for a
-    precision that the device lacks, and for a model that breaks its contract.
+    loader_class: another loader than the project's own, for a comparison. Raises `UserError` if the
+    device lacks the precision, or if the model breaks its contract.
     """
     device = distributed.device
     training = settings.training
@@ -66,7 +66,7 @@ def assemble(
     card = this_card(device)
     name, why = choose_precision(settings, card)
     precision = Precision(name, device)
-    decided = {"precision": (name, why)}  # of each optimization: state and why
+    decided = {"precision": (name, why)}  # by optimization: its state and the reason
 
     all_settings: Any = settings  # with the sections of the workload
     model: Any = build_model(all_settings, store.facts).to(device)  # 1
@@ -80,7 +80,7 @@ def assemble(
     decided["compile"] = optimization.compile_blocks(model.blocks(), settings, card.capability)  # 5
     wrapped = distributed.wrap(model, precision.dtype)  # 6
 
-    # The same weights on every rank, but dropout of its own.
+    # Every rank has the same weights, but its own dropout.
     if distributed.rank:
         seed_everything((seed + distributed.rank) % 2**32)
     return Project(
@@ -97,7 +97,7 @@ def assemble(
 
 
 def choose_precision(settings: Settings, card: Card) -> tuple[str, str]:
-    """Return the precision and why; on a CPU also what it costs there."""
+    """Return the precision and the reason, which on a CPU includes the measured cost."""
     training = settings.training
     name, why = resolve_precision(
         training.precision, card.capability, card.hip, training.fp8_emulation
@@ -109,8 +109,8 @@ def choose_precision(settings: Settings, card: Card) -> tuple[str, str]:
 
 
 def convert_to_fp8(model: Any, emulate: bool) -> tuple[str, str]:
-    """Let layers of the model multiply in fp8. Raises `UserError` where the code is missing."""
+    """Make layers of the model multiply in fp8. Raises `UserError` if the project has no fp8."""
     for module in discover("engine", "convert"):
         return f"{module.convert(model, emulate)} layers", module.WHEN
-    remedy = "choose auto, or `copier update --defaults -r :current: -d precision=fp8`"
+    remedy = "choose auto, or run `copier update --defaults -r :current: -d precision=fp8`"
     raise UserError("this project was made without fp8", "training.precision fp8", remedy)

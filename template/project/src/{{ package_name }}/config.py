@@ -1,8 +1,8 @@
-"""The settings of this project: which exist, and where values come from.
+"""The settings of this project: which ones exist, and where their values come from.
 
-Defaults < config.yaml < environment < command line. The schema is `engine/config.py`, `settings.py`
-and each `Sections` of a file in `commands/` and `hooks/`. Read a value as
-`settings.training.precision`. Nothing here imports torch, numpy or h5py.
+The command line takes precedence over the environment, then come config.yaml and the defaults. The
+schema is in `engine/config.py` and `settings.py`, and in the classes `Sections` of `commands/` and
+`hooks/`. Read a value as `settings.training.precision`. Nothing here imports torch, numpy or h5py.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Optimizer(engine.Optimizer):
     learning_rate: Fraction = LEARNING_RATE
 
 
-# Its bases are known only when it runs.
+# mypy cannot follow base classes that are discovered at run time.
 class Settings(engine.Settings, *_sections, TrackerSections, Sections):  # type: ignore[misc]
     """Every setting of a run, made by `load`."""
 
@@ -48,7 +48,7 @@ ENVIRONMENT = {
     "USE_AMP": "use_amp",
     "ALLOW_UNSAFE_DATALOADER": "allow_unsafe_dataloader",
 }
-"""Environment names and the setting that each one sets; no other name is read."""
+"""The environment variables that set something, with their settings; no other one is read."""
 
 
 # --- reading
@@ -68,9 +68,9 @@ def load(
     Profiles and phases that this run does not use are checked too.
 
     Args:
-        resolved: `config` is the `config.resolved.yaml` of a run that is resumed. Settings in it
-            that this project no longer has, as of an extra that was taken away, are a note.
-        mistakes: further errors, raised together with those that are in here.
+        resolved: `config` is the `config.resolved.yaml` of a run that is resumed. A setting in it
+            that this project no longer has, such as that of a removed extra, is only a note.
+        mistakes: errors from elsewhere, raised together with the errors of the settings.
 
     Raises:
         UserErrors: every error in every source, one line each.
@@ -80,16 +80,16 @@ def load(
     file = given.file(config) if config else {}
     profiles = _profiles(given, file, str(config))
     if profile is not None and profile not in profiles:
-        remedy = "config.yaml has no `profiles:`"
+        remedy = "define it in `profiles:` of config.yaml"
         if profiles:
             remedy = f"choose one of {', '.join(profiles)}"
         given.mistake(f"unknown profile {profile!r}", "--profile", remedy)
-    # From the weakest to the strongest.
+    # Each layer takes precedence over the layers before it.
     merged = file | profiles.get(profile or "", {})
     environment = environment or {}
     for name, key in ENVIRONMENT.items():
         text = environment.get(name)
-        if text:  # an empty name is an unset one: containers pass `SEED=` for what nobody set
+        if text:  # empty counts as unset: containers pass `SEED=` for a variable that is not set
             merged |= given.text(key, text, f"${name}")
     for key, text in overrides:
         merged |= given.text(key, text, f"--{key}")
@@ -111,7 +111,7 @@ def _profiles(given: Sources, file: Layer, config: str) -> dict[str, Layer]:
 
 
 def _normalize_phases(given: Sources, merged: Layer) -> None:
-    """Write the phases' overrides by dotted key, without what environment or flags outrank."""
+    """Write the phases' overrides by dotted key, except those that environment or flags outrank."""
     given_phases = given.build(_only("phases", merged)).phases
     if not given_phases:
         return
@@ -127,18 +127,18 @@ def _normalize_phases(given: Sources, merged: Layer) -> None:
 
 
 def _only(key: str, layer: Layer) -> Layer:
-    """Return a layer with this setting alone, if it is given."""
+    """Return a layer that has this setting only, or is empty if the setting is not given."""
     return {key: layer[key]} if key in layer else {}
 
 
 def _reject_conflicts(given: Sources, settings: Settings) -> None:
-    """Raise `UserErrors` for values that are fine alone and wrong together, in any phase too."""
+    """Raise `UserErrors` for settings that conflict with each other, also within a phase."""
     phases = [settings.phase(number) for number in range(1, len(settings.phases) + 1)]
     for variant in [settings, *phases]:
         for what, keys, remedy in variant.conflicts():
             where = dict.fromkeys(variant.origins[key] for key in keys)
             given.mistake(what, " and ".join(where), remedy)
-    # A later phase continues with the weights of the first.
+    # A later phase continues with the weights of the first phase.
     of_weights = [key for key in SETTINGS if key.startswith("model.") and "dropout" not in key]
     for phase, key in product(phases[1:], [*of_weights, "training.init_from"]):
         value = phase.value(key)
@@ -151,11 +151,11 @@ def _reject_conflicts(given: Sources, settings: Settings) -> None:
 
 
 def _misspelt(environment: Mapping[str, str]) -> Iterator[str]:
-    """Yield a note for each environment name that is almost one of ours, such as NUM_WORKER."""
+    """Yield a note for each environment variable with almost a known name, such as NUM_WORKER."""
     for name in environment:
         if name in ENVIRONMENT:
             continue
-        # 0.9 tells NUM_WORKER from SPEED, which is only one letter away from SEED too.
+        # 0.9 accepts NUM_WORKER, but not SPEED, which is only one letter away from SEED.
         meant = near(name.upper(), ENVIRONMENT, 0.9)
         if meant:
             yield f"{name} is not a setting: environment: did you mean {meant}?"

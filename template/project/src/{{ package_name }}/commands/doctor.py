@@ -1,7 +1,7 @@
-"""Check driver, wheel, card, precision, data and compiler, and show what training sets in torch.
+"""Check driver, PyTorch build, GPU, precision, data and compiler; print all optimizations.
 
-Exits with 0, or with 1 when a check failed. A warning costs speed or deserves a look; nothing
-breaks.
+The exit code is 1 if a check failed, otherwise 0. A warning is about lost speed or something to
+look at; training works nevertheless.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WHEELS = "https://download.pytorch.org/whl/"
 
 Answers = Mapping[str, Any]
 Finding = tuple[str, str]
-"""Of a check: ok, warning or failed, and one line."""
+"""The result of a check: ok, warning or failed, and one line about it."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +38,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, load: Callable[[], Settings]) -> int:
-    """Run every check, also after one that failed; then show what is set."""
+    """Run every check, even if an earlier one failed; then print what training sets."""
     settings = load()
     card = gpus.this_card()
     answers: Answers = {}
@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace, load: Callable[[], Settings]) -> int:
 
 
 def attempt(check: Callable[[], Finding], settings: Settings) -> Finding:
-    """Run a check; one that breaks is a finding too, and the others still count."""
+    """Run a check. An exception in it counts as a failed check, and the other checks still run."""
     try:
         return check()
     except Exception as error:
@@ -76,7 +76,7 @@ def attempt(check: Callable[[], Finding], settings: Settings) -> Finding:
 
 
 def print_state(settings: Settings) -> None:
-    """Print machine, versions, and what is on in torch, as training sets it."""
+    """Print the device, the versions and the optimizations, as training sets them."""
     from ..engine.distributed import Distributed
     from ..engine.optimization import describe, set_deterministic
 
@@ -93,12 +93,12 @@ def print_state(settings: Settings) -> None:
 
 
 def check_driver(card: gpus.Card, answers: Answers) -> Finding:
-    """Ask the driver for its version, and whether torch can use it."""
+    """Ask the driver for its version, and check that torch can use it."""
     import torch
 
     program = shutil.which("nvidia-smi")
     if program is None:
-        return "ok", "there is no nvidia-smi"
+        return "ok", "nvidia-smi is not installed"
     query = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
     done = subprocess.run(query, capture_output=True, text=True, timeout=30)
     version = (done.stdout or done.stderr).strip().partition("\n")[0]
@@ -111,7 +111,7 @@ def check_driver(card: gpus.Card, answers: Answers) -> Finding:
 
 
 def check_wheel(card: gpus.Card) -> Finding:
-    """Run a kernel on the card: torch may be built for others."""
+    """Run a kernel on the GPU: this build of torch may have no code for it."""
     import torch
 
     line = f"torch {torch.__version__}"
@@ -127,11 +127,11 @@ def check_wheel(card: gpus.Card) -> Finding:
         if row is not None:
             build = f"torch{row.torch} from {WHEELS}{row.wheel}"
         return "failed", f"{line} has no code for sm {card.sm}: install {build}"
-    return "ok", f"{line} has code for this card"
+    return "ok", f"{line} has code for this GPU"
 
 
 def check_card(card: gpus.Card, answers: Answers) -> Finding:
-    """Compare the card with the answer `gpu`; name the command that moves the project to it."""
+    """Compare the GPU with the answer `gpu`; if they differ, name the command that adapts it."""
     answer = answers.get("gpu")
     if card.capability is None:
         result = "ok" if answer in ("auto", "cpu") else "warning"
@@ -145,15 +145,15 @@ def check_card(card: gpus.Card, answers: Answers) -> Finding:
     command = f"copier update --defaults -r :current: -d gpu={key}"
     if row is None:
         command += f" -d gpu_compute_capability={card.sm} -d gpu_memory_gb={card.memory_gb:.0f}"
-    # Copier refuses the update where the old precision is impossible on the new card.
+    # Copier rejects the update if the new GPU does not support the old precision.
     native = gpus.features(card.capability, card.hip)
     if answers.get("precision") in {"tf32", "bf16", "fp8"} - native:
         command += " -d precision=auto"
-    return "warning", f"this is {card.name}, the project is for gpu={answer}: {command}"
+    return "warning", f"this GPU is {card.name}, but the project is for gpu={answer}: {command}"
 
 
 def check_precision(settings: Settings, card: gpus.Card) -> Finding:
-    """Set the precision that training takes; on a CPU say what it costs, or what bf16 would."""
+    """Set the precision as training does; on a CPU, also measure its cost, or that of bf16."""
     from ..assemble import choose_precision
     from ..engine.distributed import Distributed
     from ..engine.precision import HALF, Precision, cost_on_cpu
@@ -182,7 +182,7 @@ def check_data(settings: Settings, verify_all: bool) -> Finding:
 
 
 def check_compile(settings: Settings, card: gpus.Card) -> Finding:
-    """Compile a tiny function, if training compiles."""
+    """Compile a small function, if training uses torch.compile."""
     import torch
 
     from ..engine.optimization import compiles

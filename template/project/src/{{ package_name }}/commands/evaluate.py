@@ -1,4 +1,4 @@
-"""Measure a trained run on a whole split, next to simple baselines."""
+"""Evaluate a trained run on a whole split, and compare it with simple baselines."""
 
 from __future__ import annotations
 
@@ -21,18 +21,28 @@ if TYPE_CHECKING:
     from ..engine.loader import Loader
     from ..engine.project import Project
 
-# What is printed of the optimizations.
+# The optimizations whose state is printed with the results.
 CONDITIONS = ("precision", "TF32 in matmuls", "TF32 in cuDNN", "cuDNN benchmark", "deterministic")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of this command, which commands that predict have, too."""
+    """Add the flags of this command. Commands that predict have them, too."""
     add = parser.add_argument
     run_help = "name or path of the run (default: the newest)"
     add("--run", type=typed_run, metavar="RUN", help=run_help)
-    add("--checkpoint", choices=["best", "last"], default="best", help="(default: best)")
+    add(
+        "--checkpoint",
+        choices=["best", "last"],
+        default="best",
+        help="which checkpoint to load (default: best)",
+    )
     add_weights(parser)
-    add("--split", choices=["train", "validation", "test"], default="test", help="(default: test)")
+    add(
+        "--split",
+        choices=["train", "validation", "test"],
+        default="test",
+        help="which split to use (default: test)",
+    )
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
@@ -74,27 +84,27 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
 
 
 def averages() -> dict[str, Any]:
-    """Return hooks that keep other weights than the trained ones, by their name for `--weights`."""
+    """Return the hooks that keep weights of their own, by the name to give to `--weights`."""
     return {hook.WEIGHTS: hook for hook in discover("hooks", "WEIGHTS")}
 
 
 def add_weights(parser: argparse.ArgumentParser) -> None:
-    """Add `--weights`, where the project has such a hook."""
+    """Add `--weights`, if the project has such a hook."""
     choices = ["trained", *averages()]
     if len(choices) > 1:
-        meaning = "(default: trained)"
+        meaning = "which weights to load (default: trained)"
         parser.add_argument("--weights", choices=choices, default="trained", help=meaning)
 
 
 def open_run(
     folder: Path, settings: Any, arguments: argparse.Namespace, needs_data: bool = True
 ) -> tuple[Any, int]:
-    """Return a trained run's project with the weights of a checkpoint, and its step.
+    """Return a trained run's project with the weights of a checkpoint, and the checkpoint's step.
 
-    arguments: `checkpoint` is best or last; `weights` names those of a hook, where they are not the
-    trained ones. needs_data: without them the project's store is what the run remembers of its
-    data: facts, no rows. Raises `UserError` where the run has no valid checkpoint, or was trained
-    on other data than there are now.
+    arguments: `checkpoint` is best or last; `weights` may name a hook, whose weights replace the
+    trained ones. needs_data: if False, the store may have no rows, only the metadata that the run
+    keeps of its data. Raises `UserError` if the run has no valid checkpoint, or if the data are not
+    those that it was trained on.
     """
     from ..assemble import assemble, open_store
     from ..engine.checkpoint import Checkpoint
@@ -106,17 +116,17 @@ def open_run(
     facts = Checkpoint(folder / "checkpoints", distributed).peek(which)
     if not facts:
         what = "the run has no checkpoint yet"
-        raise UserError(what, str(folder), "train it further with --resume")
-    if settings.phases:  # a phase may have had other data, another block size
+        raise UserError(what, str(folder), "continue it with `train --resume`")
+    if settings.phases:  # a phase may have had other data or another block size
         settings = settings.phase(facts["phase"] + 1)
     store = Store.remembered(folder, facts["data"])
     if store is None or needs_data:
-        # Only a run on the synthetic sample may have it made again.
+        # Only for a run on the synthetic sample is the sample made again.
         is_synthetic = store is not None and store.source.get("kind") == SYNTHETIC
         store = open_store(settings, is_synthetic)
     if facts["data"] != store.fingerprint:
-        what = "the run was trained on other data than these"
-        remedy = "name the run's data with --data.path, or prepare the same once more"
+        what = "the run was trained on other data"
+        remedy = "set --data.path to the data of the run, or prepare the same data again"
         raise UserError(what, str(store.folder), remedy)
 
     project = assemble(settings, distributed, store)
@@ -126,7 +136,7 @@ def open_run(
 
 
 def load_weights(folder: Path, project: Project, which: str, weights: str) -> int:
-    """Load a checkpoint's weights, or those that a hook keeps there; return its step."""
+    """Load a checkpoint's weights, or those that a hook stored in it; return its step."""
     from ..engine.checkpoint import Checkpoint
 
     hook = averages().get(weights)
@@ -143,24 +153,24 @@ def load_weights(folder: Path, project: Project, which: str, weights: str) -> in
     return int(manifest["step"])
 
 
-# --- what the commands that predict have in common
+# --- for the commands that predict
 
 
 def add_flags(parser: argparse.ArgumentParser, endings: str, default: str) -> None:
     """Add `--output` and the flags of `evaluate`, for a command that writes predictions."""
     arguments(parser)
-    meaning = f"{endings} (default: {default} of the run)"
+    meaning = f"file to write, {endings} (default: {default} in the run's folder)"
     parser.add_argument("--output", type=typed_path, metavar="FILE", help=meaning)
 
 
 def output_path(output: str | None, default: Path, *endings: str) -> Path:
-    """Return where predictions go. Raises `UserError` before anything is computed for nothing."""
+    """Return the path for predictions. A wrong path raises `UserError` before they are computed."""
     path = Path(output or default)
     if path.suffix not in endings:
         what = f"cannot write a '{path.suffix}' file"
         raise UserError(what, f"--output {path}", f"use {' or '.join(endings)}")
     if not path.parent.is_dir():
-        raise UserError("there is no such folder", f"--output {path}", "make it first")
+        raise UserError("the folder does not exist", f"--output {path}", "create it first")
     return path
 
 
@@ -176,11 +186,11 @@ def write_output(path: Path, content: bytes | dict[str, Any]) -> None:
                 np.savez(file, allow_pickle=False, **content)
     except OSError as error:
         what = f"cannot write the file ({error.strerror})"
-        raise UserError(what, f"--output {path}") from error
+        raise UserError(what, f"--output {path}", "name another file") from error
 
 
 def new_loader(project: Project, folder: Path) -> Loader:
-    """Return batches of the split `input` of a store in `folder` that has the run's facts."""
+    """Return a loader of the split `input` of the store in `folder`, with the run's metadata."""
     from ..engine.store import Store
 
     return replace(project, store=Store.open(folder)).loader("input")
@@ -200,7 +210,7 @@ def predictions(
 
 
 def collected(predicted: Iterable[tuple[Batch, Batch]], *names: str) -> dict[str, np.ndarray]:
-    """Return what was predicted for every sample, and `names` of the batches.
+    """Return the predictions for all samples, and the arrays `names` of their batches.
 
     Arrays are (N, …), in the order of the samples.
     """

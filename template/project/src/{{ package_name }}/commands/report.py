@@ -1,4 +1,4 @@
-"""Summarize a run here and in its report.md, with curves.png."""
+"""Print a summary of a run, and write its report.md with curves.png."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ..engine.runs import find_run, typed_run
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    run_help = "name or folder of a run (default: the newest)"
+    run_help = "name or path of the run (default: the newest)"
     add("run", nargs="?", type=typed_run, metavar="RUN", help=run_help)
-    add("--open", action="store_true", help="show the page in the browser, if this machine has one")
+    add("--open", action="store_true", help="open the report in a browser, if there is one")
 
 
 def run(arguments: argparse.Namespace, load: Any) -> None:
-    """Write the page again, also of a run that is still training; print a summary and its path."""
+    """Write the report, also of a run that is still training; print a summary and its path."""
     from ..engine.report import summary, write_report
 
     folder = find_run(arguments.run)
@@ -28,9 +28,9 @@ def run(arguments: argparse.Namespace, load: Any) -> None:
         record = write_report(folder)
     except OSError as error:
         what = f"the report could not be written ({error.strerror})"
-        raise UserError(what, str(error.filename)) from error
+        raise UserError(what, str(error.filename), "make the folder writable") from error
     for name, text in [("run", folder.name), *summary(record)]:
         print(f"{name:<11}{text}")
     print(f"\n{page}")
     if arguments.open and not webbrowser.open(page.resolve().as_uri()):
-        print("note: this machine has no browser to show the page", file=sys.stderr)
+        print("note: this machine has no browser to show the report", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Train a model; on synthetic data where nothing was prepared."""
+"""Train a model; on synthetic data if no data were prepared."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..engine.config import Sourced
 from ..engine.errors import UserError
-from ..engine.runs import find_run, lock, new_run, typed_run
+from ..engine.files import lock
+from ..engine.runs import find_run, new_run, typed_run
 
 if TYPE_CHECKING:
     from ..engine.config import Settings
@@ -23,31 +24,30 @@ if TYPE_CHECKING:
     from ..engine.project import Project
     from ..engine.session import Session
 
-# From some steps `--minutes` knows what one takes. The first ones are slow.
+# For `--minutes`, some steps are timed. The first ones are slow.
 FIRST_STEPS = 5
 MOST_STEPS = 50
-MEASURING_SHARE = 1 / 20  # of the time that `--minutes` gives: the most that further steps take
-# Of data and model, what a resumed run may change: how fast, how much at a time. `Ranks` holds it
-# to as many samples a step.
+MEASURING_SHARE = 1 / 20  # of the minutes: the most that further timed steps take
+# A resumed run may change these settings of data and model. Its checkpoint requires that a step
+# keeps its number of samples.
 FREE = {"path", "batch_size", "num_workers", "pin_memory", "prefetch_factor", "persistent_workers"}
 FREE |= {"resident", "chunk_size_gb", "dropout", "chunked_loss"}
-EVALUATION_SHARE = 1 / 4  # of the time that `--minutes` gives: the most that evaluations take
+EVALUATION_SHARE = 1 / 4  # of the minutes: the most that evaluations take
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags that only this command has."""
     add = parser.add_argument
-    resume = "resume a run with its settings; the newest one without a name"
+    resume = "resume a run with its own settings; without RUN, the newest one"
     add("--resume", nargs="?", const="", type=typed_run, metavar="RUN", help=resume)
     add("--name", help="name of the new run (default: date and time)")
-    stop = "stop this call after step N; the schedule keeps its length"
-    stop += " (training.max_steps changes that)"
+    stop = "stop this call after step N; training.max_steps shortens the schedule, too"
     add("--max-steps", type=int, default=0, metavar="N", help=stop)
-    minutes = "as many steps as this machine does in N minutes, and no more than the settings say"
+    minutes = "train for about N minutes on this machine, but no more steps than the settings allow"
     add("--minutes", type=float, metavar="N", help=minutes)
-    phase = "only phase N (from 1), from the end of the one before"
+    phase = "train phase N only (counted from 1), from the end of the phase before it"
     add("--phase", type=int, default=0, metavar="N", help=phase)
-    off = "every optimization off, to compare with: the same as --profile unoptimized"
+    off = "turn every optimization off, for a comparison; the same as --profile unoptimized"
     add("--no-optimize", dest="profile", action="store_const", const="unoptimized", help=off)
 
 
@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
     folder = resumed_folder(arguments)
     settings = load(folder / "config.resolved.yaml" if folder else None)
     if arguments.phase:
-        settings.phase(arguments.phase)  # one line where there is no such phase
+        settings.phase(arguments.phase)  # raises if there is no such phase
 
     from ..engine.distributed import Distributed
 
@@ -74,12 +74,12 @@ def run(arguments: argparse.Namespace, load: Callable[..., Settings]) -> int:
 def resumed_folder(arguments: argparse.Namespace) -> Path | None:
     """Return the folder of the run to resume; None for a new run. Raises `UserError`."""
     if arguments.max_steps < 0:
-        what = f"no run has {arguments.max_steps} steps"
+        what = f"a run cannot have {arguments.max_steps} steps"
         raise UserError(what, "--max-steps", "give at least 1")
     minutes = arguments.minutes
     if minutes is not None and (not minutes > 0 or arguments.resume is not None):
-        what = "a new run takes minutes above 0"
-        raise UserError(what, "--minutes", "a resumed run keeps its length")
+        what = "only a new run can be given minutes, and more than 0"
+        raise UserError(what, "--minutes", "give a number above 0, or resume without it")
 
     # A later phase continues the newest run.
     if arguments.resume is None and arguments.phase <= 1:
@@ -101,7 +101,8 @@ def train(
     def build(settings: Settings) -> Project:
         return assemble(settings, distributed, open_store(settings))
 
-    # Before the run's folder: an error leaves nothing behind. Rank 0 makes what others wait for.
+    # The run's folder does not exist yet, so an error leaves nothing behind. Rank 0 makes the
+    # synthetic sample while the other ranks wait.
     distributed.on_all_ranks(lambda: open_store(settings), main_first=True)
     if arguments.minutes is not None and resumed is None:
         settings = within(arguments.minutes, settings, build, distributed)
@@ -132,13 +133,13 @@ def train(
 
     if distributed.is_main:
         print_end(session)
-    # Who leaves first ends the others: not before rank 0 has reported.
+    # The first process to end takes the others with it, so all wait until rank 0 has reported.
     distributed.on_all_ranks(lambda: None)
     return session.exit_code
 
 
 def print_end(session: Session) -> None:
-    """Say at which step the call ended, and what continues the run."""
+    """Print the step at which the call ended, and the command that continues the run."""
     if session.run is None:
         return
     where = f"at step {session.progress.step} of {session.run.last_step}"
@@ -149,9 +150,9 @@ def print_end(session: Session) -> None:
 
 
 def changes(folder: Path, settings: Settings) -> dict[str, object]:
-    """Return what a run had of the settings that differ now.
+    """Return the old values of the settings that differ from those of the run.
 
-    Raises `UserError` where it would be another run.
+    Raises `UserError` for a setting that a resumed run cannot change.
     """
     from ..config import load
 
@@ -164,8 +165,8 @@ def changes(folder: Path, settings: Settings) -> dict[str, object]:
             continue
         is_fixed = section in ("data", "model") and name not in FREE
         if key == "reproducibility.seed" or is_fixed:
-            what = f"{key} was {old}, and would be {settings.value(key)}"
-            raise UserError(what, origin, "keep it, or start a new run")
+            what = f"a resumed run cannot change {key} from {old} to {settings.value(key)}"
+            raise UserError(what, origin, "keep the value, or start a new run")
         changed[key] = old
     return changed
 
@@ -174,10 +175,10 @@ def changes(folder: Path, settings: Settings) -> dict[str, object]:
 
 
 class Pace(NamedTuple):
-    """How fast a run goes here, on its slowest rank."""
+    """The speed of a run on this machine, that of its slowest rank."""
 
     step: float  # seconds
-    evaluation: float  # seconds of a whole one
+    evaluation: float  # seconds of a complete evaluation
     steps_per_epoch: int
 
 
@@ -187,21 +188,21 @@ def within(
     build: Callable[[Settings], Project],
     distributed: Distributed,
 ) -> Settings:
-    """Return the settings with as many steps as take `minutes` here, if they say no fewer.
+    """Return the settings with as many steps as fit into `minutes` here, and no more than before.
 
-    Evaluations are included. Measures a few steps of a run that leaves nothing.
-    `training.max_steps` and perhaps `evaluation.fraction` become a part of the settings: the run
-    repeats and resumes like one that was given them.
+    Evaluations count. A few steps are timed in a temporary run. The steps, and where necessary a
+    smaller `evaluation.fraction`, become part of the settings, so the run can be repeated and
+    resumed like any other.
     """
     if settings.phases:
-        raise UserError("each phase has its own number of steps", "--minutes", "take it out")
+        raise UserError("each phase has its own number of steps", "--minutes", "remove it")
     begun = time.perf_counter()
     pace = measure_pace(60 * minutes, settings, build, distributed)
     seconds = 60 * minutes - (time.perf_counter() - begun)
-    seconds = min(distributed.gather_objects(seconds))  # then all ranks plan the same
+    seconds = min(distributed.gather_objects(seconds))  # so that all ranks plan the same steps
     steps, fraction = plan(seconds, pace, settings)
     gc.unfreeze()
-    gc.collect()  # what the trial held
+    gc.collect()  # frees what the timed steps held
 
     origin = f"--minutes {minutes:g}"
     fraction *= settings.evaluation.fraction
@@ -214,9 +215,9 @@ def measure_pace(
     build: Callable[[Settings], Project],
     distributed: Distributed,
 ) -> Pace:
-    """Train some steps in a folder that is removed, and evaluate a few batches.
+    """Train some steps in a temporary folder, and evaluate a few batches.
 
-    seconds: of the whole run.
+    seconds: the time planned for the whole run.
     """
     from ..engine.evaluation import seconds_of
     from ..engine.session import Session
@@ -245,10 +246,10 @@ def measure_pace(
 
 
 def plan(seconds: float, pace: Pace, settings: Settings) -> tuple[int, float]:
-    """Return the steps, and the fraction of the validation samples, that take so many seconds.
+    """Return how many steps, and which fraction of the validation samples, fit into `seconds`.
 
-    Evaluations take no more than `EVALUATION_SHARE` of the time, if a hundredth of the samples
-    does. The steps are no more than the settings say.
+    Evaluations take at most `EVALUATION_SHARE` of the time, unless a hundredth of the samples takes
+    longer. The steps are at most those of the settings.
     """
     most = settings.training.max_steps or settings.training.epochs * pace.steps_per_epoch
     every = settings.evaluation.every_steps or pace.steps_per_epoch
@@ -257,7 +258,7 @@ def plan(seconds: float, pace: Pace, settings: Settings) -> tuple[int, float]:
     if pace.evaluation > 0:
         share = EVALUATION_SHARE * seconds / (num_evaluations * pace.evaluation)
         fraction = min(1.0, max(0.01, share))
-    # Steps and the evaluation after them are repeated; what is left is for fewer steps.
+    # Some steps and an evaluation repeat; the time that is left is for fewer steps.
     evaluation = fraction * pace.evaluation
     repeats, left = divmod(seconds, every * pace.step + evaluation)
     steps = int(repeats) * every + max(0, int((left - evaluation) / pace.step))

@@ -9,20 +9,19 @@ is loaded, and the skipped ones are named.
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import json
 import os
+import pickle
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 
 from .errors import UserError
-from .files import read_json, sha256, sync, write_json
+from .files import is_sealed, read_json, sha256, sync, write_sealed
 from .shards import save_tensors, write_tensors
 
 if TYPE_CHECKING:
@@ -30,13 +29,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Manifest = dict[str, Any]
-"""Describes a checkpoint: step, facts, aliases, sha256, shards; once read, its `path`."""
+"""Describes a checkpoint: step, best, facts, aliases, sha256, shards; once read, its `path`."""
 
-FORMAT = 1
+FORMAT = 2
 MODEL = "model.safetensors"
 STATE = "state.pt"
 MANIFEST = "manifest.json"
-BEST = "best.json"
 NAME = "step-" + 8 * "[0-9]"
 
 
@@ -68,24 +66,28 @@ class Checkpoint:
         self.facts = facts or {}
         self.parts = parts
         self.skipped: list[str] = []
+        self.best_step = 0  # of the best checkpoint so far; 0 before there is one
 
     # --- saving
 
-    def save(self, step: int) -> None:
+    def save(self, step: int, is_best: bool = False) -> None:
         """Write the checkpoint of `step`, then remove old ones. Call it on every rank.
 
         Rank 0 writes; with a sharded model each rank writes its own rows. Raises `DiskFull`, and
-        then nothing half-written is left.
+        then nothing half-written is left. is_best: it replaces the best checkpoint so far, which
+        every later manifest names and which is never removed.
         """
+        best_step = step if is_best else self.best_step
         state = {name: part.state_dict() for name, part in self.parts.items()}
         self._on_all_ranks(step, self._make_partial)
         save_shards = self.distributed.save_shards
         shards = self._on_all_ranks(step, lambda: save_shards(state, self.partial))
-        manifest: Manifest = {"format": FORMAT, "step": step, "facts": self.facts}
-        manifest |= {"sha256": {}, "shards": shards.shapes}
+        manifest: Manifest = {"format": FORMAT, "step": step, "best": best_step}
+        manifest |= {"facts": self.facts, "sha256": {}, "shards": shards.shapes}
         for hashes in self.distributed.gather_objects(shards.sha256):
             manifest["sha256"] |= hashes
         self._on_all_ranks(step, lambda: self._commit(manifest, shards.whole))
+        self.best_step = best_step
 
     def _make_partial(self) -> None:
         if self.distributed.is_main:
@@ -115,7 +117,7 @@ class Checkpoint:
         write_tensors(torch.save, state, self.partial / STATE)
         for name in (MODEL, STATE):
             manifest["sha256"][name] = sha256(self.partial / name)
-        write_json(self.partial / MANIFEST, {**manifest, "seal": _seal(manifest)})
+        write_sealed(self.partial / MANIFEST, manifest)
         sync(self.partial)
 
         # A run that was killed while it removed a checkpoint has left these.
@@ -127,30 +129,17 @@ class Checkpoint:
         sync(self.folder)
 
         # The new one must be valid before an old one is removed.
-        _verify(target)
-        self._prune(target)
+        self._prune(_verify(target))
 
-    def _prune(self, newest: Path) -> None:
+    def _prune(self, newest: Manifest) -> None:
         """Remove all but the newest checkpoints and the best one."""
         # Later ones than the newest are damaged: this run has skipped them.
-        older = [path for path in folders(self.folder) if path <= newest]
+        older = [path for path in folders(self.folder) if path <= newest["path"]]
         for path in older[self.keep :]:
-            if path.name != self.best():
+            if path.name != step_name(newest["best"]):
                 _remove(path)
 
-    def mark_best(self, step: int, loss: float) -> None:
-        """Name the checkpoint with the lowest evaluation loss, which is never removed."""
-        # If the disk is full, the next resume marks it.
-        with contextlib.suppress(OSError):
-            best = {"checkpoint": step_name(step), "loss": loss}
-            write_json(self.folder / BEST, best)
-
     # --- loading
-
-    def best(self) -> str | None:
-        """Return the folder name of the best checkpoint, if one is marked."""
-        name: str | None = read_json(self.folder / BEST).get("checkpoint")
-        return name
 
     def load(self) -> Manifest | None:
         """Restore all parts from the newest valid checkpoint; return None if there is none.
@@ -185,25 +174,31 @@ class Checkpoint:
         return dict(manifest.get("facts", {}))
 
     def find(self, which: str) -> Manifest | None:
-        """Find the newest valid checkpoint, the best one first for `best`, or the one of that name.
+        """Find the `last` valid checkpoint, the `best` one, or the one of that name.
 
+        The newest valid manifest names the best one; if that is damaged, the newest one is used.
         Rank 0 compares all hashes; the other ranks use its result.
         """
-        candidates = folders(self.folder)
-        if which == "best":
-            best = self.best()
-            candidates.sort(key=lambda path: path.name != best)
-        elif which != "last":
-            candidates = [self.folder / which]
-
-        if not self.distributed.is_main:
-            candidates = []
-        result = self.distributed.on_all_ranks(lambda: _first_valid(candidates))
+        result = self.distributed.on_all_ranks(lambda: self._find_on_main(which))
         manifest, self.skipped = self.distributed.gather_objects(result)[0]
         if manifest is None and self.skipped:
             remedy = f"restore one into {self.folder}"
             raise UserError("no valid checkpoint", "; ".join(self.skipped), remedy)
+        if manifest is not None:
+            self.best_step = manifest["best"]
         return manifest
+
+    def _find_on_main(self, which: str) -> tuple[Manifest | None, list[str]]:
+        """Return the manifest, and what was skipped and why; on other ranks nothing."""
+        if not self.distributed.is_main:
+            return None, []
+        if which not in ("best", "last"):
+            return _first_valid([self.folder / which])
+        newest, skipped = _first_valid(folders(self.folder))
+        if which == "last" or newest is None or newest["best"] in (0, newest["step"]):
+            return newest, skipped
+        best, skipped_best = _first_valid([self.folder / step_name(newest["best"])])
+        return best or newest, skipped + skipped_best
 
     def _restore(self, manifest: Manifest, names: list[str]) -> None:
         """Restore these parts in their order, and the model last."""
@@ -211,8 +206,7 @@ class Checkpoint:
         state: dict[str, Any] = {"model": read_model(manifest)}
         others = [name for name in names if name != "model"]
         if others:
-            # A checkpoint from elsewhere cannot run code (needs torch >= 2.10, CVE-2026-24747).
-            saved = torch.load(path / STATE, map_location="cpu", weights_only=True)
+            saved = read_plain(path / STATE)
             state |= {name: saved[name] for name in others}
         self.distributed.give_shards(state, path, manifest["shards"])
 
@@ -232,9 +226,27 @@ def step_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
+def read_plain(path: Path) -> Any:
+    """Read what `torch.save` wrote, if it is tensors and plain values.
+
+    A checkpoint from elsewhere cannot run code (needs torch >= 2.10, CVE-2026-24747).
+    """
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, ValueError, KeyError, EOFError) as error:
+        what = "the file is not only tensors and plain values"
+        remedy = "it may try to run code: use a checkpoint that you trust"
+        raise UserError(what, str(path), remedy) from error
+
+
 def read_model(manifest: Manifest) -> dict[str, torch.Tensor]:
     """Return the weights that are not sharded."""
-    tensors = load_tensors((manifest["path"] / MODEL).read_bytes())
+    path = manifest["path"] / MODEL
+    try:
+        tensors = load_tensors(path.read_bytes())
+    except SafetensorError as error:
+        what = f"cannot read the weights ({error})"
+        raise UserError(what, str(path), "use another checkpoint") from error
     for alias, name in manifest["aliases"].items():
         tensors[alias] = tensors[name]
     return tensors
@@ -262,9 +274,9 @@ def _verify(path: Path) -> Manifest:
     Raises ValueError or OSError if the checkpoint is damaged, `UserError` if another version of the
     code made it.
     """
-    manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-    if manifest.pop("seal", None) != _seal(manifest):
-        raise ValueError(f"{MANIFEST} does not match its seal")
+    manifest = read_json(path / MANIFEST)
+    if not is_sealed(manifest):
+        raise ValueError(f"{MANIFEST} is missing, or does not match its seal")
     if manifest["format"] != FORMAT:
         what = f"the checkpoint has format {manifest['format']}, this version reads {FORMAT}"
         raise UserError(what, str(path), "use the version that made it")
@@ -272,11 +284,6 @@ def _verify(path: Path) -> Manifest:
         if sha256(path / name) != expected:
             raise ValueError(f"{name} does not match its sha256")
     return {**manifest, "path": path}
-
-
-def _seal(manifest: dict[str, Any]) -> str:
-    """Hash the manifest: a flipped bit in it would be another step, fact or tied weight."""
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def _remove(path: Path) -> None:

@@ -1,8 +1,8 @@
-"""What a setting is: typed sections, and those that every project has.
+"""Typed sections of settings, and the sections that every project has.
 
-`config.py` adds the sections of the workload, the tracker, commands and hooks. What each setting is
-for is in the comments of `config.yaml`, from which `train --help` takes it. Nothing here imports
-torch, numpy or h5py, so that help and errors are fast.
+`config.py` adds the sections of the workload, the tracker, commands and hooks. The comments in
+`config.yaml` explain each setting, and `train --help` prints them. Nothing here imports torch,
+numpy or h5py, so that help and errors are fast.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ S = TypeVar("S", bound="Section")
 SettingsT = TypeVar("SettingsT", bound="Settings")
 
 Conflicts = Iterator[tuple[str, list[str], str]]
-"""Values that are fine alone and wrong together: what is wrong, their keys, what to do."""
+"""Settings that conflict with each other: what is wrong, their keys, and what to do."""
 
 
 class Section(BaseModel):
-    """A group of settings. Unknown keys, nan and infinity are refused; values cannot change."""
+    """A group of settings. Unknown keys, nan and infinity are rejected; values cannot change."""
 
     model_config = ConfigDict(
         extra="forbid", allow_inf_nan=False, frozen=True, validate_default=True, defer_build=True
@@ -71,12 +71,12 @@ class Section(BaseModel):
 
 def defaults(model: type[S]) -> S:
     """Make a field that holds a section with the default of each setting."""
-    # pydantic makes a `model` of {} when it makes settings; `--help` needs none.
+    # pydantic makes a `model` of {} only with the settings, so `--help` does not wait for it.
     return Field(cast(S, {}))
 
 
 def separated(value: object) -> object:
-    """Return a list, also from a text with commas between, as a flag gives it."""
+    """Return a list; a flag gives it as a text with commas."""
     if isinstance(value, str):
         return value.replace(",", " ").split()
     return value or ()
@@ -200,14 +200,14 @@ class Phase(Section):
 
 
 class Sourced(NamedTuple):
-    """A value that somebody gave, and where."""
+    """A value that the user gave, and where it comes from."""
 
     value: Any
     origin: str
 
 
 Layer = dict[str, Sourced]
-"""What one source says: values by dotted key. Sources are merged by `weak | strong`."""
+"""The values from one source, by dotted key. In `a | b`, the values of `b` take precedence."""
 
 
 def outranks_files(origin: str) -> bool:
@@ -254,7 +254,7 @@ class Settings(Section):
 
     @property
     def notes(self) -> list[str]:
-        """Lines that a person should read, though nothing is wrong."""
+        """Lines that the user should read, though nothing is wrong."""
         return self._notes
 
     def value(self, key: str) -> Any:
@@ -266,11 +266,11 @@ class Settings(Section):
         return self.model_dump(mode="json")
 
     def to_yaml(self) -> str:
-        """Return `resolved()` as YAML, with the origin of each value behind it as a comment."""
+        """Return `resolved()` as YAML, with the origin of each value as a comment."""
         return "\n".join([*annotated_yaml(self.resolved(), self.origins), ""])
 
     def changed(self) -> list[dict[str, Any]]:
-        """List what differs from the defaults and where it came from, for `changed` of env.json."""
+        """List the settings that differ from the defaults, and their origins, for env.json."""
         rows = []
         for key, setting in catalogue(type(self)).items():
             value = self.value(key)
@@ -283,7 +283,7 @@ class Settings(Section):
         return rows
 
     def without_effect(self, keys: Iterable[str], why: str) -> list[str]:
-        """Return a note for each of `keys` that the environment or a flag sets in vain."""
+        """Return a note for each of `keys` that the environment or a flag sets without effect."""
         origins = [origin for key, origin in self.origins.items() if key in keys]
         return [f"{origin} has no effect: {why}" for origin in filter(outranks_files, origins)]
 
@@ -296,7 +296,7 @@ class Settings(Section):
         count = len(self.phases)
         if not 1 <= number <= count:
             what = f"there is no phase {number}"
-            raise UserError(what, "--phase", f"the configuration has {count}")
+            raise UserError(what, "--phase", f"the configuration has {count} phases")
         phase = self.phases[number - 1]
         origin = f"{self.origins['phases']} phase {number}"
         overrides = {key: Sourced(value, origin) for key, value in phase.overrides.items()}
@@ -305,7 +305,7 @@ class Settings(Section):
     def lasting(
         self: SettingsT, steps: int, origin: str, overrides: Layer | None = None
     ) -> SettingsT:
-        """Return these settings, with those of `overrides`, for so many optimizer steps."""
+        """Return these settings with `overrides` and with `steps` as training.max_steps."""
         layer = {**(overrides or {}), "training.max_steps": Sourced(steps, origin)}
         tree = self.model_dump(exclude_unset=True)
         settings = type(self).model_validate(nested(layer, tree))
@@ -361,7 +361,7 @@ KINDS = {
     str: "text",
     tuple: "a list",
 }
-# As pydantic's objects name them.
+# pydantic's names of the limits, and how to print them.
 LIMITS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
 

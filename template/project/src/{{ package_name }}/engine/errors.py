@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
+PASSWORD = re.compile(r"(:/+)([^/\s]*:\S*|[^/\s]*)@")  # `user:password@` of a URL
+
 
 class UserError(Exception):
     """Something the user can fix; `__main__` prints it as `error: what: where: what to do`.
@@ -14,7 +18,8 @@ class UserError(Exception):
     reported = False  # another process of the run says it
 
     def __init__(self, what: str, where: str = "", remedy: str = ""):
-        super().__init__(": ".join(filter(None, (what, where, remedy))))
+        line = ": ".join(filter(None, (what, where, remedy)))
+        super().__init__(PASSWORD.sub(r"\1…@", line))
         self.errors: list[UserError] = [self]
 
 

@@ -1,4 +1,4 @@
-"""A full pass over a split: sums and counts in float64, over all batches and ranks."""
+"""Evaluation: one pass over a split, with sums and counts in float64 over all batches and ranks."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def evaluate(
     stop: Callable[[], bool] = bool,
     limit: int | None = None,
 ) -> dict[str, float] | None:
-    """Return metrics by name, each the sum over its own denominator, and `loss` per target.
+    """Return metrics by name: each is a sum divided by its own count, and `loss` is per target.
 
-    None when `stop()` said so. limit: batches, fewer than all. One host sync, at the end. Draws no
-    random number: training continues as it was.
+    Return None if `stop()` becomes true. limit: number of batches, if not all. There is one host
+    sync, at the end. No random number is drawn, so an evaluation does not change the training.
     """
     totals: dict[str, Tensor] = {}  # by metric: (sum, count)
     was_training = model.training
@@ -64,7 +64,7 @@ def add_output(totals: dict[str, Tensor], output: Output) -> None:
 def predictions(
     project: Any, loader: Any, answer: Callable[[Batch], Batch] | None = None
 ) -> Iterator[tuple[Batch, Batch]]:
-    """Yield each batch of a loader, and what `answer` (else the model's `predict`) makes of it.
+    """Yield each batch of a loader with its predictions, by `answer` or the model's `predict`.
 
     The next batch may reuse the memory of this one.
     """
@@ -76,19 +76,19 @@ def predictions(
 
 
 def present_rows(values: Batch, present: Tensor) -> Batch:
-    """Return the rows that are no padding, on the CPU. values: perhaps of the first rows alone."""
+    """Return the rows that are not padding, on the CPU. values: may have only the first rows."""
     return {name: rows[present[: len(rows)]].cpu() for name, rows in values.items()}
 
 
 def joined(batches: list[Batch]) -> Batch:
-    """Return several batches as one."""
+    """Concatenate several batches into one."""
     return {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
 
 
 def seconds_of(model: Any, loader: Any, precision: Precision, distributed: Any) -> float:
-    """Estimate what a pass over a loader takes, by its first batches.
+    """Estimate the seconds of a pass over a loader from its first batches.
 
-    The first one is not timed: it may compile.
+    One batch runs before the clock starts, since it may compile.
     """
     count = min(TIMED_BATCHES, len(loader))
     evaluate(model, loader, precision, distributed, limit=1)
@@ -97,6 +97,6 @@ def seconds_of(model: Any, loader: Any, precision: Precision, distributed: Any) 
 
 
 def timed(function: Callable[[], Any]) -> tuple[Any, float]:
-    """Return a call's result and its seconds; it must have synchronised with the device."""
+    """Return the result of a call and its seconds. The call itself must wait for the device."""
     start = time.perf_counter()
     return function(), time.perf_counter() - start

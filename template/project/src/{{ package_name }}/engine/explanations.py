@@ -34,6 +34,10 @@ KNOWN = {
         "another process of this run is gone: {first}: "
         "its own output says why; `train --resume` continues from the newest checkpoint"
     ),
+    # In words of the operating system, or of torch.
+    "No space left on device|Disk quota exceeded|File too large|PytorchStreamWriter failed": (
+        "a file could not be written ({first}): {command}: free some space"
+    ),
     "CUDA driver error": (  # a virtual GPU, or WSL
         "{first}: {command}: try PYTORCH_ALLOC_CONF=expandable_segments:False"
     ),

@@ -1,4 +1,4 @@
-"""Files that are written completely or not at all, and the hashes of files.
+"""Files that are written completely or not at all; hashes and seals of files; locks of folders.
 
 A write has a temporary name, fsync, rename, fsync of the folder.
 """
@@ -8,11 +8,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from .errors import UserError
 
 BLOCK_BYTES = 256 << 10  # read at a time for a hash: it stays in the processor's cache
 
@@ -36,8 +39,10 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename = str(path)  # a failed write does not say which file it was
         raise
     sync(path.parent)
 
@@ -73,11 +78,28 @@ def write_json(path: Path, value: Any) -> None:
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read the object in a file; return an empty one if it is missing or damaged."""
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, RecursionError):
         content = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(content, dict):
             return content
     return {}
+
+
+def write_sealed(path: Path, content: dict[str, Any]) -> None:
+    """Replace a JSON file atomically; `is_sealed` tells later whether it is still the same."""
+    content = json.loads(json.dumps(content))  # a number as a key is read back as a text
+    write_json(path, {**content, "seal": seal(content)})
+
+
+def is_sealed(content: object) -> bool:
+    """Whether this is an object that `write_sealed` wrote and nothing has changed."""
+    return isinstance(content, dict) and content.get("seal") == seal(content)
+
+
+def seal(content: dict[str, Any]) -> str:
+    """Hash an object without its seal: a flipped bit in JSON would be another number or name."""
+    entries = {name: value for name, value in content.items() if name != "seal"}
+    return hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()
 
 
 def blocks(path: Path) -> Iterator[bytes]:
@@ -92,3 +114,28 @@ def sha256(path: Path) -> str:
     for block in blocks(path):
         digest.update(block)
     return digest.hexdigest()
+
+
+@contextmanager
+def lock(folder: Path, what: str = "the run") -> Iterator[None]:
+    """Lock a folder for this process. Raises `UserError` if another process has locked it.
+
+    A POSIX record lock ends with its process, however that ends. It works over NFS, and child
+    processes do not inherit it. what: the content of the folder, for the error.
+    """
+    with open(folder / ".lock", "a+b", buffering=0) as file:
+        try:
+            import fcntl
+
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError) as error:
+            file.seek(0)
+            holder = file.read().decode(errors="replace") or "another process"
+            remedy = "wait until it ends, or stop it"
+            raise UserError(f"{what} is in use by {holder}", str(folder), remedy) from error
+        except (ImportError, OSError):
+            pass  # Windows, or a file system without locks
+        with suppress(OSError):  # on a full disk the lock holds without the name
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on host {platform.node()}".encode())
+        yield

@@ -1,4 +1,4 @@
-"""The table of GPUs (`gpus.yml`), which GPU this is, and the rule that chooses its precision.
+"""The table of GPUs (`gpus.yml`), the GPU of this machine, and the choice of the precision.
 
 Only `this_card` imports torch, so that settings are checked and help is printed without it.
 """
@@ -27,7 +27,7 @@ Capability = tuple[int, int]
 
 @dataclass(frozen=True)
 class Gpu:
-    """One line of the table; the comment at its beginning explains the columns."""
+    """One GPU of the table; the comment at the top of the table explains the columns."""
 
     key: str  # as in the answer `gpu`
     label: str
@@ -42,10 +42,10 @@ class Gpu:
 
 
 class Card(NamedTuple):
-    """What torch computes on."""
+    """The device that torch computes on: a GPU or the CPU."""
 
     name: str
-    capability: Capability | None  # None: a CPU, and the rest is 0
+    capability: Capability | None  # None on a CPU, where the fields below are 0
     memory_gb: float = 0.0  # GiB, as reported
     sm_count: int = 0
     hip: bool = False  # torch is a ROCm build
@@ -80,18 +80,18 @@ def this_card(device: torch.device | None = None) -> Card:
 
 @cache
 def table() -> dict[str, Gpu]:
-    """Return every row by its key."""
-    # libyaml, if PyYAML was built with it, is ten times as fast.
+    """Return every GPU of the table by its key."""
+    # If PyYAML was built with libyaml, that is ten times as fast.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     rows = yaml.load(TABLE.read_text(encoding="utf-8"), loader)
     return {key: Gpu(key, **row) for key, row in rows.items()}
 
 
 def match(card: Card) -> tuple[Gpu | None, str]:
-    """Return the row of a card, and why that one or none; older drivers omit the maker.
+    """Return the table's GPU for a card, or None, and the reason; older drivers omit the maker.
 
-    A name must agree in full: "RTX 4070" is no "RTX 4070 Ti SUPER", and "RTX 4090 Laptop GPU" or a
-    slice of a card (MIG) is slower than the card. Cards of the same name differ in size.
+    The whole name must match: an "RTX 4070" is not an "RTX 4070 Ti SUPER", and an "RTX 4090 Laptop
+    GPU" or a slice of a card (MIG) is slower than the card. Cards of one name may differ in size.
     """
     name = card.name.strip().removeprefix("NVIDIA ").strip()
     matching = []
@@ -106,7 +106,7 @@ def match(card: Card) -> tuple[Gpu | None, str]:
     if len(matching) == 1:
         return matching[0], f"{name} is {matching[0].label}"
     size = f"{card.memory_gb:.1f} GB, {card.sm_count} multiprocessors"
-    return None, f"{name} with {size} is not in the table"
+    return None, f"{name} with {size} is not in the table of GPUs"
 
 
 def resolve_precision(
@@ -120,8 +120,8 @@ def resolve_precision(
         hip: whether torch is a ROCm build (`torch.version.hip`), which numbers AMD's chips.
         emulate: whether fp8 may be emulated (`training.fp8_emulation`).
 
-    Raises `UserError` for bf16 and fp8 on a GPU that lacks them. tf32 becomes fp32 there: it
-    differs in speed alone. `torch.cuda.is_bf16_supported()` does not help: it counts emulation,
+    Raises `UserError` for bf16 and fp8 on a GPU that lacks them. tf32 becomes fp32 there, since
+    only the speed differs. `torch.cuda.is_bf16_supported()` does not help: it counts emulation,
     which is up to 20 times slower (T4, V100).
     """
     where = "training.precision"

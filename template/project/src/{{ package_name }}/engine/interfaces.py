@@ -1,8 +1,8 @@
-"""The types that parts exchange; each part knows these and nothing of its neighbours.
+"""The types that modules exchange; a module knows these types and not the other modules.
 
-A sample is a set of *spans of rows*: for each named array of the store a start and a length. That
-one notion covers a table row, a window of a series, a block of tokens, a ragged pair of texts and a
-day of a stock panel. Rows are stored once; nothing is copied per sample and no workload pads.
+A sample is a set of *spans of rows*: a start and a length for each named array of the store. A span
+can be a row of a table, a window of a series, a block of tokens, a text of any length, or a day of
+stocks. Rows are stored once, nothing is copied per sample, and no workload pads.
 
 Shapes: `B` samples in a batch, `K` spans of one sample in one array, `W` padded width of a span.
 """
@@ -18,9 +18,9 @@ from torch import Tensor
 from .errors import UserError
 
 Batch = dict[str, Tensor]
-"""What a model gets: every tensor has the batch as its first axis and is on the device. It is
+"""The input of a model: every tensor has the batch as its first axis and is on the device. It is
 valid until the next `next()` of its loader. `present` (B,) bool is False in rows that are padding;
-`index` (B,) int64 is the sample's number, −1 there; `starts_sequence` (B,) bool is False where a
+`index` (B,) int64 is the sample's number, −1 in padding; `starts_sequence` (B,) bool is False if a
 carried state continues."""
 
 
@@ -29,9 +29,7 @@ class Spans(NamedTuple):
 
     starts: np.ndarray  # (B,) or (B, K) int64, first row
     lengths: np.ndarray  # the same shape, int64, at most `width`
-    width: (
-        int  # padded length, the same for every batch of an epoch or as small as the batch allows
-    )
+    width: int  # padded length: the same in all batches of an epoch, or as small as possible
 
 
 class Rows(NamedTuple):
@@ -42,18 +40,18 @@ class Rows(NamedTuple):
 
 
 class Output(NamedTuple):
-    """What a model's forward gives. A NamedTuple: FSDP and DDP look for tensors inside it."""
+    """The result of a model's forward, a NamedTuple because FSDP and DDP look for tensors in it."""
 
-    loss: Tensor  # () float32: mean over `total_weight` targets; 0 where there is none
-    total_weight: Tensor  # () float32: how many targets the loss is a mean of
+    loss: Tensor  # () float32: weighted mean over the targets; 0 if there are none
+    total_weight: Tensor  # () float32: sum of the targets' weights, which are 1 by default
     metrics: dict[str, tuple[Tensor, Tensor]] = {}  # noqa: RUF012 - name: (sum, count); () each
 
 
 class Samples(Protocol):
-    """`dataset.Samples(store, settings, split)`: what a sample is. Host methods are pure numpy.
+    """`dataset.Samples(store, settings, split)` defines a sample. Host methods are pure numpy.
 
-    `training` is set to whether a loader takes the samples to train; `random_start` shifts only
-    then.
+    `training` is True if a loader reads the samples for training: the order `random_start` shifts
+    them only then.
     """
 
     training: bool
@@ -61,32 +59,30 @@ class Samples(Protocol):
     def __len__(self) -> int: ...
 
     def spans(self, indices: np.ndarray, epoch: int) -> dict[str, Spans]:
-        """Rows of each sample by array name; index −1 gives spans of length 0."""
+        """Return the rows of each sample by array name; index −1 has spans of length 0."""
 
     def batch(self, rows: dict[str, Rows]) -> Batch:
-        """On the device: split, shift, cast, mask. The loader adds `index`, `present`,
+        """Split, shift, cast and mask rows on the device. The loader adds `index`, `present` and
         `starts_sequence`."""
 
-    # Optional: `orders`, by value of `data.order` a subclass of Order, or what makes one from its
-    # arguments.
-    # Optional, for `hooks/throughput.py` where a workload counts in tokens: `tokens`, how many
-    # targets a mean sample has, and `typical()`, a batch of one such sample.
-    # Optional: host(rows, indices, epoch) -> rows runs in the worker or reader thread: real CPU
-    # work per sample, such as augmentation, seeded by (seed, epoch, index) alone.
+    # Optional: `orders` maps a value of `data.order` to a subclass of Order, or to a function that
+    # makes one from the same arguments.
+    # Optional, for `hooks/throughput.py` of workloads that count tokens: `tokens`, the mean number
+    # of targets in a sample, and `typical()`, a batch of one such sample.
+    # Optional: host(rows, indices, epoch) -> rows, for real CPU work per sample, such as
+    # augmentation. It runs in a worker or reader thread, seeded by (seed, epoch, index) alone.
 
 
 class Loader(Protocol):
     """`Loader(samples, store, settings, order, device)`: batches of an `Order`, on the device."""
 
-    stall_seconds: (
-        float  # how long `next()` waited so far for the GPU's earlier steps, and not for data
-    )
+    stall_seconds: float  # how long `next()` has waited for earlier steps of the GPU, not for data
 
     def __len__(self) -> int:
-        """Batches an epoch, the same on every rank."""
+        """Return the number of batches in an epoch, the same on every rank."""
 
     def epoch(self, number: int, start_batch: int = 0) -> Iterator[Batch]:
-        """Batches of epoch `number` from `start_batch` on; a pure function of seed and numbers."""
+        """Yield epoch `number` from batch `start_batch` on; the seed and both numbers decide it."""
 
     def stats(self) -> dict[str, float]: ...
 
@@ -99,13 +95,13 @@ class Model(Protocol):
     def forward(self, batch: Batch) -> Output: ...
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
-        """Predictions in original units, batch first."""
+        """Return predictions in original units, with the batch as the first axis."""
 
     def blocks(self) -> list[Any]:
-        """The repeated layers, of own classes: compiled, checkpointed and sharded one by one.
+        """Return the repeated layers, to be compiled, checkpointed and sharded one by one.
 
-        A block may have `apart()`: parts of it that are called outside of its forward, sharded by
-        themselves.
+        Their classes must be your own. A block may have a method `apart()` that returns modules in
+        it which are called outside of its forward; these are sharded separately.
         """
 
     # Optional: `recurrent`, a `RecurrentState` of engine/recurrent.py, which checkpoints store.
@@ -117,7 +113,7 @@ class Hook(Protocol):
     `run` is an `engine.run.Run`. Each phase has hooks of its own.
     """
 
-    trials: bool  # False: no part in the short runs of benchmark and tune (default: True)
+    trials: bool  # False: not called in the short runs of benchmark and tune (default: True)
 
     def start(self, run: Any) -> None:
         """Called when a phase starts, after its checkpoint is restored."""
@@ -145,8 +141,8 @@ class Hook(Protocol):
 
 
 def require_attributes(names: Iterable[str], value: object, title: str) -> None:
-    """Raise `UserError` if what your file returned lacks one of `names`."""
+    """Raise `UserError` if an object from your model.py lacks one of the attributes `names`."""
     missing = [name for name in names if not hasattr(value, name)]
     if missing:
         what = f"{title} has no {' and no '.join(missing)}"
-        raise UserError(what, "model.py", "see its contract in engine/interfaces.py")
+        raise UserError(what, "model.py", "add it; engine/interfaces.py has the contract")

@@ -1,8 +1,8 @@
-"""Whether a batch fits into the free memory, tried before the first step.
+"""Checks before the first step that a batch fits into the free memory.
 
-A system that runs out of memory kills the process without a message. So a batch's rows are
-estimated before it is read, and on a CPU what forward keeps for backward is measured with one of
-its samples. A GPU reports too little memory as an error.
+A system that runs out of memory kills the process without a message. Therefore the size of a
+batch's rows is estimated before they are read. On a CPU, the memory that forward keeps for backward
+is measured with one sample of the batch. A GPU reports a lack of memory as an error.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 CPU = torch.device("cpu")
 NUM_PROBES = 64  # samples whose rows are counted
-EXTRA_BYTES = 64  # of a sample, for what an order computes and the masks of a batch
-USABLE = 0.8  # of the free memory, for the batch size that an error suggests
+EXTRA_BYTES = 64  # per sample, for its place in the order and for the masks of a batch
+USABLE = 0.8  # fraction of the free memory for the batch size that an error suggests
 CGROUPS = Path("/sys/fs/cgroup")
 
 
 def check_rows(project: Project, loaders: list[Any]) -> None:
-    """Raise `UserError` if the rows of a batch do not fit. Each rank may have another answer."""
+    """Raise `UserError` if the rows of a batch do not fit. The result may differ between ranks."""
     for loader in loaders:
         for device in (CPU, project.device):
             _check(project.settings, loader.order, 0, row_bytes(project, loader), device)
@@ -65,13 +65,13 @@ def dry_run(project: Project, loader: Any) -> float:
     try:
         _check_forward(project, loader, batch, reserved)
         with project.precision.autocast():
-            # The model itself, not wrapped: no gradients are exchanged.
+            # The model is called without its wrapper, so that no gradients are exchanged.
             output = project.model(batch)
         name = type(output).__name__
         require_attributes(Output._fields, output, f"the {name} that forward returns")
         output.loss.backward(gradient=output.total_weight)
     except torch.cuda.OutOfMemoryError as error:
-        # The other ranks would wait in the exchange: the end of this one ends them.
+        # The other ranks wait in the exchange, and end when this process ends.
         if project.distributed.forward_exchanges:
             raise
         raise out_of_memory("GPU memory", project.settings, loader.order.batch_size) from error
@@ -90,16 +90,16 @@ def averages(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     """Reserve as much memory as the optimizer's averages will take in the first step."""
     reserved: list[Tensor] = []
     for group in optimizer.param_groups:
-        count = 2 * ("betas" in group) + ("momentum" in group)  # of AdamW two, of Muon one
+        count = 2 * ("betas" in group) + ("momentum" in group)  # AdamW has two, Muon has one
         reserved += [torch.empty_like(parameter) for parameter in group["params"] * count]
     return reserved
 
 
 def _check_forward(project: Project, loader: Any, batch: Batch, reserved: list[Tensor]) -> None:
-    """Compare gradients, averages, rows and what forward keeps with the free memory of a CPU.
+    """Check that gradients, averages, rows and what forward keeps fit into the memory of a CPU.
 
-    Compiled blocks keep less than they do here, and a sharded model's forward waits for other
-    ranks.
+    There is no check of compiled blocks, which keep less than is measured here, or of a sharded
+    model, whose forward waits for other ranks.
     """
     is_compiled, _ = compiles(project.settings, None)
     if project.device.type != "cpu" or project.distributed.forward_exchanges or is_compiled:
@@ -113,9 +113,9 @@ def _check_forward(project: Project, loader: Any, batch: Batch, reserved: list[T
 
 
 def kept_bytes(project: Project, batch: Batch, count: int) -> int:
-    """Measure what forward keeps for backward with `count` times the first sample of a batch."""
+    """Return the bytes that forward keeps for backward with `count` copies of the first sample."""
     small_batch = {name: values[[0] * count] for name, values in batch.items()}
-    kept: dict[int, int] = {}  # by address: each memory once
+    kept: dict[int, int] = {}  # by address, so that each storage counts once
 
     def note(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
@@ -124,15 +124,15 @@ def kept_bytes(project: Project, batch: Batch, count: int) -> int:
 
     with saved_tensors_hooks(note, lambda tensor: tensor), project.precision.autocast():
         output = project.model(small_batch)
-    del output  # it holds what was kept until here, so that no address was used twice
+    del output  # until here it held what was kept, so that no address was used twice
     return sum(kept.values())
 
 
-# --- what is free
+# --- free memory
 
 
 def free_memory(device: torch.device) -> int:
-    """Return the free bytes of a device; of a host's memory, the fraction of this process."""
+    """Return the free bytes of a device; processes divide the memory of a host equally."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -150,7 +150,7 @@ def _available() -> int:
 
 
 def _left_in_groups() -> Iterator[int]:
-    """Yield what the limits of a container or a job leave; a file's cached pages count as free."""
+    """Yield what the limits of a container or a job leave; cached pages of files count as free."""
     try:
         path = Path("/proc/self/cgroup").read_text().strip().rpartition(":")[2]
     except OSError:
@@ -167,7 +167,7 @@ def _left_in_groups() -> Iterator[int]:
         yield limit - used + int(counts.get("inactive_file", 0))
 
 
-# --- what to say
+# --- the error
 
 
 def _check(settings: Settings, order: Order, fixed: int, size: int, device: torch.device) -> None:
@@ -178,7 +178,7 @@ def _check(settings: Settings, order: Order, fixed: int, size: int, device: torc
         return
     memory = "GPU memory" if device.type == "cuda" else "memory"
     batch = f"a batch of {order.batch_size:,} samples needs about {needed / 1e6:,.1f} MB"
-    what = f"out of {memory}: {batch}, {free / 1e6:,.1f} MB are free"
+    what = f"out of {memory}: {batch}, and {free / 1e6:,.1f} MB are free"
     key = "data.batch_size"
     if not order.train and settings.evaluation.batch_size:
         key = "evaluation.batch_size"
@@ -187,7 +187,7 @@ def _check(settings: Settings, order: Order, fixed: int, size: int, device: torc
     if fitting < 1:
         raise UserError(what, key, "choose a smaller model, or a machine with more memory")
     suggested = 1 << (fitting.bit_length() - 1)  # a power of two
-    remedy = f"--{key} {suggested}"
+    remedy = f"use --{key} {suggested}"
     if order.train:
         samples = order.batch_size * settings.training.gradient_accumulation_steps
         remedy += f" --training.gradient_accumulation_steps {-(-samples // suggested)}"

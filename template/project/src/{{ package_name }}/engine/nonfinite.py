@@ -1,6 +1,6 @@
-"""Why a loss became nan or inf: a sample of that step, the weights, or the run's settings.
+"""Finds out why a loss became nan or inf: a sample of the step, the weights, or the settings.
 
-The run is over when this is asked, so its weights may be changed.
+The run has ended by then, so its weights may be changed.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ SHOWN = 4  # numbers of samples in an error
 
 
 def explain_non_finite(error: NonFinite, run: Run) -> UserError:
-    """Return the error with its cause, as far as it shows, and a remedy that fits the run."""
+    """Return the error with its cause, as far as it is known, and a remedy that fits the run."""
     weights = dict(run.project.model.named_parameters())
     broken = [name for name, weight in weights.items() if not own(weight).isfinite().all()]
     epoch = f"epoch {error.epoch + 1}"
     try:
         sample = bad_sample(run.project, error)
-    except Exception:  # a look that fails must not hide the error
+    except Exception:  # a failure of the search must not hide the error
         sample = None
     if sample is not None:
         number, why = sample
-        remedy = "fix that sample, or what dataset.py makes of it"
+        remedy = "fix that sample, or the way dataset.py converts it"
         return UserError(f"{error}: {why}", f"{epoch}, training sample {number}", remedy)
 
     why = "samples and weights are finite, so forward overflows"
@@ -49,7 +49,7 @@ def explain_non_finite(error: NonFinite, run: Run) -> UserError:
 
 
 def advice(settings: Settings, precision: str) -> str:
-    """Say what to change in this run, best first. precision: the one in use, never `auto`."""
+    """Return what to change in this run, best first. precision: the one in use, never `auto`."""
     remedies = [f"lower optimizer.learning_rate ({settings.optimizer.learning_rate:g})"]
     if not settings.training.gradient_clip:
         remedies.append("set training.gradient_clip 1")
@@ -61,10 +61,10 @@ def advice(settings: Settings, precision: str) -> str:
 
 
 def bad_sample(project: Project, error: NonFinite) -> tuple[int, str] | None:
-    """Return a sample whose own loss is not finite, and why; None where the samples are fine.
+    """Return a sample whose own loss is not finite, and why; None if the samples are fine.
 
-    The weights are made small and finite for it: what they have become says nothing about the
-    samples.
+    The weights are made small and finite first, because diverged weights would make every sample
+    look bad.
     """
     if project.distributed.forward_exchanges:  # another rank may not take part
         return None
@@ -90,8 +90,7 @@ def bad_sample(project: Project, error: NonFinite) -> tuple[int, str] | None:
 def tame(model: Any) -> None:
     """Make weights and buffers finite, in place, and so small that no layer's output grows.
 
-    A loss that overflows nevertheless is the fault of a sample. No weight becomes 0, which would
-    hide values.
+    If a loss still overflows, a sample is the cause. No weight becomes 0, which would hide values.
     """
     for weight in model.parameters():
         inputs = weight[0].numel() if weight.dim() > 1 else 1
@@ -104,19 +103,20 @@ def tame(model: Any) -> None:
 
 @torch.no_grad()
 def loss_is_finite(project: Project, batch: Batch) -> bool:
-    """Whether the loss of a batch is, in float32 and without what is compiled."""
+    """Whether the loss of a batch is finite, in float32 and without torch.compile."""
     eager = torch.compiler.set_stance("force_eager")
     with eager, torch.autocast(project.device.type, enabled=False):
         return bool(project.model(dict(batch)).loss.isfinite())
 
 
 def explain_sample(project: Project, sample: Batch) -> str:
-    """Name the array that makes the loss of a sample bad, and its place."""
+    """Name the array that makes the loss of a sample nan or inf, and the place in it."""
     broken = [name for name, values in sample.items() if not values.isfinite().all()]
     if not broken:
-        return "its values are finite, and its loss is not"
+        return "its values are finite, but its loss is not"
     cause = broken[0]
-    # A nan can be harmless, such as an empty cell. The cause is the array whose repair helps.
+    # A nan can be harmless, such as an empty cell. The cause is the array whose repair makes the
+    # loss finite.
     for name in broken:
         repaired = {name: sample[name].nan_to_num(0.0, 0.0, 0.0)}
         if loss_is_finite(project, sample | repaired):

@@ -1,8 +1,8 @@
-"""What makes the step fast apart from number formats, and the learning rate.
+"""The optimizations of a step except for its precision, and the learning-rate schedule.
 
-That is compiling, activation checkpointing, the optimizer, memory and garbage collection. Each has
-its switch in `config.yaml`, and `describe` reports at every start what is on and why. The learning
-rate is a formula of the step: warm-up + cosine, OneCycle, linear, constant.
+They are torch.compile, activation checkpointing, the fused optimizer and garbage collection.
+Settings in `config.yaml` control them, and `describe` reports at every start what is on and why.
+The learning rate is a function of the step: a warm-up, then cosine, OneCycle, linear or constant.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ if TYPE_CHECKING:
     from .distributed import Distributed
     from .gpus import Capability
 
-# Triton supports sm 8.0 and later; older cards run its kernels by luck (triton#10918).
+# Triton supports sm 8.0 and later; on older GPUs, its kernels may or may not run (triton#10918).
 COMPILE_CAPABILITY = (8, 0)
 ONECYCLE_START = 1 / 25  # first learning rate over the peak (Smith & Topin 2018; OneCycleLR)
 ONECYCLE_END = ONECYCLE_START / 1e4
-FUSED = ("adamw", "muon")  # optimizers that `optimizer.fused` makes one kernel of
-CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # modes that record them
+FUSED = ("adamw", "muon")  # optimizers to which `optimizer.fused` applies
+CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # compile modes that record CUDA graphs
 
 
 def set_deterministic(enabled: bool, cudnn_benchmark: bool) -> None:
-    """Make an operation without a deterministic form raise; costs some percent of speed.
+    """Make runs deterministic: an operation without a deterministic form raises an error.
 
-    Never `warn_only`: a warning is not determinism. TF32 is deterministic and stays as `precision`
-    says.
+    It costs some percent of speed. `warn_only` is not used, because a warning makes nothing
+    deterministic. TF32 is deterministic, and stays as the precision sets it.
     """
     if enabled:
         # cuBLAS and cuDNN's LSTM require it.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    # Only if it changes: it loads the compiler, which takes seconds.
+    # This call loads the compiler, which takes seconds, so it is made only to change something.
     if enabled != torch.are_deterministic_algorithms_enabled():
         torch.use_deterministic_algorithms(enabled)
     torch.backends.cudnn.deterministic = enabled
-    # Tunes convolutions per shape: pays off for fixed shapes only, and may choose another kernel in
-    # the next run.
+    # cuDNN times its kernels for each shape. That pays off for fixed shapes only, and the next run
+    # may choose another kernel.
     torch.backends.cudnn.benchmark = cudnn_benchmark and not enabled
 
 
@@ -57,12 +57,12 @@ def set_deterministic(enabled: bool, cudnn_benchmark: bool) -> None:
 
 
 def checkpoint_blocks(blocks: list[nn.Module]) -> None:
-    """Compute each block's activations again in backward (`training.gradient_checkpointing`).
+    """Checkpoint activations: backward runs each block's forward again, instead of storing them.
 
-    Takes about half of the memory; the forward of each block runs twice. Off in evaluation.
+    `training.gradient_checkpointing` takes about half of the memory. Evaluation is unaffected.
     """
     for block in blocks:
-        # Not a head, whose backward follows its forward at once.
+        # A head is left out, because its backward follows its forward at once.
         if getattr(block, "recomputes", True):
             block.forward = _recomputed(block.forward)
 
@@ -78,11 +78,11 @@ def _recomputed(forward: Any) -> Any:
 
 
 def compiles(settings: Settings, capability: Capability | None) -> tuple[bool, str]:
-    """Whether blocks are compiled on a GPU of this capability (None: a CPU), and why."""
+    """Return whether blocks are compiled on a GPU of this capability (None: a CPU), and why."""
     if settings.compile.enabled != "auto":
         return settings.compile.enabled, "set by compile.enabled"
     if capability is None:
-        return False, "auto: on a CPU compiling costs more than a short run gains"
+        return False, "auto: on a CPU, compiling takes longer than a short run gains"
     if capability < COMPILE_CAPABILITY:
         return False, f"auto: Triton does not support sm {'.'.join(map(str, capability))}"
     return True, "auto: block by block"
@@ -93,9 +93,9 @@ def compile_blocks(
 ) -> tuple[str, str]:
     """Compile blocks in place if `compiles` is true; return how many and why, for `describe`.
 
-    Compiling per block takes a fifth of the whole model's compile time and keeps the keys of the
-    state_dict. A block with `ragged` has other shapes in each batch: it is compiled for any shape,
-    else torch gives up at the ninth shape.
+    Compiling block by block takes a fifth of the compile time of the whole model, and keeps the
+    keys of the state_dict. A block with the attribute `ragged` has other shapes in each batch. It
+    is compiled for any shape; otherwise torch would give up at the ninth one.
     """
     enabled, why = compiles(settings, capability)
     if not enabled:
@@ -116,7 +116,7 @@ def compile_blocks(
             _eager_without_gradient(block)
 
     if skipped:
-        why += f"; left alone: {', '.join(skipped)}"
+        why += f"; not compiled: {', '.join(skipped)}"
     num_compiled = len(blocks) - len(skipped)
     if num_compiled == 0:
         return "off", why
@@ -125,17 +125,18 @@ def compile_blocks(
 
 def _not_compiled(block: nn.Module) -> str:
     """Return why this block is not compiled; empty if it is."""
-    # Dynamo breaks the graph at cuDNN's RNNs, and nothing is faster.
+    # Dynamo breaks the graph at cuDNN's RNNs, so nothing would be faster.
     if any(isinstance(module, nn.RNNBase) for module in block.modules()):
         return "an RNN"
-    # Stock modules compile to nothing in place, silently; hence also `fullgraph`.
+    # Compiling a module of torch.nn in place silently does nothing. `fullgraph` turns other silent
+    # losses into errors.
     if type(block).__module__.startswith("torch.nn"):
-        return "a stock module"
+        return "a module of torch.nn"
     return ""
 
 
 def _eager_without_gradient(block: Any) -> None:
-    """Call it eagerly without gradients: graphs would overwrite results (pytorch#152887)."""
+    """Run the block eagerly without gradients: CUDA graphs would overwrite results (#152887)."""
     compiled = block._compiled_call_impl
     eager = block._call_impl
 
@@ -151,11 +152,11 @@ def _eager_without_gradient(block: Any) -> None:
 
 
 def make_optimizer(model: nn.Module, settings: Any) -> torch.optim.Optimizer:
-    """Make AdamW, Adafactor, or Muon where the project has it.
+    """Make AdamW, Adafactor, or Muon if the project has it.
 
-    fused: one kernel for all parameters, on CUDA and CPU, which also takes fp16's overflow flag on
-    the device. Adafactor (Shazeer & Stern 2018) has none, and takes the learning rate relative to
-    the size of each weight; betas and epsilon have no effect on it.
+    fused: one kernel updates all parameters, on CUDA and on a CPU, and reads fp16's overflow flag
+    on the device. Adafactor (Shazeer & Stern 2018) has no such kernel. Its learning rate is
+    relative to the size of each weight; betas and epsilon have no effect on it.
     """
     options: dict[str, Any] = {
         "lr": settings.learning_rate,
@@ -174,17 +175,17 @@ def make_optimizer(model: nn.Module, settings: Any) -> torch.optim.Optimizer:
 
 
 def muon() -> Any:
-    """Return the module of the extra `muon`. Raises `UserError` if the project was made without."""
+    """Return the module of the extra `muon`. Raises `UserError` if the project does not have it."""
     try:
         return import_module(".muon", __package__)
     except ModuleNotFoundError as error:
         what = "this project was made without muon"
-        remedy = "choose adamw, or add the extra muon with `copier update`"
+        remedy = "choose adamw, or add the extra muon through `copier update`"
         raise UserError(what, "optimizer.name muon", remedy) from error
 
 
 def decay_groups(weights: Iterable[Tensor], decay: float) -> list[dict[str, Any]]:
-    """Group the trained weights: only matrices decay, biases and norms have no reason to shrink."""
+    """Group the trained weights: matrices get weight decay, biases and norms get none."""
     trained = [weight for weight in weights if weight.requires_grad]
     matrices = [weight for weight in trained if weight.dim() >= 2]
     vectors = [weight for weight in trained if weight.dim() < 2]
@@ -200,8 +201,9 @@ def decay_groups(weights: Iterable[Tensor], decay: float) -> list[dict[str, Any]
 def factor(schedule: ScheduleSettings, step: int, total: int) -> float:
     """Return the learning rate of step `step` (from 0) over its peak, in a run of `total` steps.
 
-    The warm-up is linear except for OneCycle; `auto` leaves a short run time to decay: 100 steps or
-    a tenth, and 30 % for OneCycle. `final_factor` is that of the end; OneCycle has its own.
+    The warm-up is linear, except for OneCycle. With `auto` it takes 100 steps, but at most a tenth
+    of the run, so that a short run has time to decay; for OneCycle it takes 30 % of the run.
+    `final_factor` holds at the end, but OneCycle has an end of its own.
     """
     name = schedule.name
     final = schedule.final_factor
@@ -231,13 +233,13 @@ def _cosine(start: float, end: float, passed: float) -> float:
 
 
 class Schedule:
-    """Scales the learning rate that each parameter group was made with; the run has `total` steps.
+    """Scales the initial learning rate of each parameter group, in a run of `total` steps.
 
-    learning_rate: the value for metrics, that of a group made with `optimizer.learning_rate`.
+    learning_rate: the value for metrics, that of groups made with `optimizer.learning_rate`.
     """
 
     def __init__(self, optimizer: Any, settings: Any, total: int):
-        self.optimizer = optimizer  # not its groups: loading a state puts new ones in their place
+        self.optimizer = optimizer  # not its groups: loading a state replaces them
         self.settings = settings.schedule
         self.total = total
         self.peak = settings.optimizer.learning_rate
@@ -256,9 +258,10 @@ class Schedule:
 
 
 def freeze_garbage() -> None:
-    """Exclude what exists after the first step, and lives as long as the run, from collection.
+    """Exclude the objects that exist after the first step from garbage collection.
 
-    The collector's pauses reach 500 ms in large projects (karpathy/nanochat, pytorch/torchtitan).
+    They live as long as the run, and collecting among them pauses large projects for up to 500 ms
+    (karpathy/nanochat, pytorch/torchtitan).
     """
     gc.collect()
     gc.freeze()
@@ -267,9 +270,9 @@ def freeze_garbage() -> None:
 def describe(
     settings: Settings, distributed: Distributed, decided: dict[str, tuple[str, str]]
 ) -> list[dict[str, str]]:
-    """List what is on and why, for the start of a run and `env.json`.
+    """List the optimizations with state and reason, for the start of a run and `env.json`.
 
-    decided: state and reason of what was known only after building the model.
+    decided: state and reason of those that are known only after the model is built.
     """
     backends = torch.backends
     training = settings.training

@@ -1,11 +1,10 @@
 """The order of samples: a pure function of (seed, epoch, rank, world, lengths).
 
-A loader has no state to save: the place in an epoch is the number of the batch, so resuming costs
-one call, and every loader, worker count and framework sees the same batches. `B` is the batch size
-of one rank.
+A loader has no state to save, because the position in an epoch is the number of the batch. Every
+loader, number of workers and framework sees the same batches. `B` is the batch size of one rank.
 
-An epoch is shuffled at its first batch, or where a run resumes: 10⁷ samples take 0.9 s and keep
-80 MB. The order `block` shuffles only the blocks then, and the samples of a block when it comes.
+An epoch is shuffled at its first batch, or when a run resumes: 10⁷ samples take 0.9 s and 80 MB.
+With the order `block`, only the blocks are shuffled then, and the samples of a block at its turn.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-RULE = 3  # of what follows from seed and epoch: a run keeps the one that it began with
-LARGEST_FULL = 1 << 25  # samples up to which the order `auto` is `full`, beyond it is `block`
+RULE = 3  # version of the rule from seed and epoch to an order; a run keeps its version
+LARGEST_FULL = 1 << 25  # samples: the order `auto` is `full` up to here, and `block` beyond
 TOGETHER = 1 << 16  # positions computed at once: little overhead, and they stay in the cache
 PADDED_BATCH = 256  # samples: a batch up to this size stays as it is, however few samples there are
 
@@ -24,7 +23,7 @@ PADDED_BATCH = 256  # samples: a batch up to this size stays as it is, however f
 def permutation(count: int, *seed: int) -> np.ndarray:
     """Return the numbers below `count`, shuffled.
 
-    NumPy has frozen what `RandomState` draws; that of `default_rng` may change between versions.
+    NumPy has frozen the numbers of `RandomState`; those of `default_rng` may change.
     """
     return np.random.RandomState(seed).permutation(count)
 
@@ -77,7 +76,7 @@ class Order:
         self._kept: tuple[int, np.ndarray] = (-1, np.empty(0, np.int64))
 
     def limit_batch(self, most: int) -> None:
-        """Make the batch smaller if no batch can have so many samples. most: of a global batch."""
+        """Reduce the batch size if no batch over all ranks can have more samples than `most`."""
         # A power of two does not depend on the number of processes, so that another number can
         # resume a run. Padding a small batch is cheap, and keeps training and evaluation at one
         # shape.
@@ -101,7 +100,7 @@ class Order:
         return {"name": "order", "state": self.kind, "why": why}
 
     def step_fraction(self, epoch: int, first: int, last: int, accumulation: int) -> float:
-        """Return what fraction of a complete step's samples the batches [first, last) have.
+        """Return the samples of batches [first, last) as a fraction of those of a complete step.
 
         A complete step has `accumulation` full batches on all ranks. If the epoch is a single step,
         that step is a complete one.
@@ -147,8 +146,7 @@ class Order:
     def positions(
         self, epoch: int, rows: np.ndarray, columns: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return two arrays (rows, columns): positions in `range(count)`, −1 for padding;
-        starts."""
+        """Return arrays (rows, columns): positions in `range(count)`, −1 in padding; and starts."""
         positions = rows * self.batch_size_all_ranks + columns
         positions[positions >= self.count] = -1
         if self.train and self.kind != "time":
@@ -157,7 +155,7 @@ class Order:
         return positions, np.ones(positions.shape, bool)
 
     def _shuffle(self, epoch: int, turns: np.ndarray) -> np.ndarray:
-        """(n,) int64 turns in an epoch to positions in `range(count)`."""
+        """Map turns in an epoch, (n,) int64, to positions in `range(count)`."""
         shuffled = self.arrangement(epoch)
         if self.kind != "block":
             positions: np.ndarray = shuffled[turns]
@@ -178,7 +176,7 @@ class Order:
         return positions
 
     def arrangement(self, epoch: int) -> np.ndarray:
-        """Return what `arrange` gives for an epoch, and keep it until another one is asked for."""
+        """Return the result of `arrange` for an epoch; the latest one is cached."""
         kept_epoch, shuffled = self._kept
         if kept_epoch != epoch:
             shuffled = self.arrange(epoch)
@@ -186,7 +184,7 @@ class Order:
         return shuffled
 
     def arrange(self, epoch: int) -> np.ndarray:
-        """Return all samples of an epoch in a random order; of the order `block` all blocks."""
+        """Return all samples of an epoch in random order, or all blocks with the order `block`."""
         if self.kind == "block":
             return permutation(-(-self.count // self.block), self.seed, epoch)
         return permutation(self.count, self.seed, epoch)

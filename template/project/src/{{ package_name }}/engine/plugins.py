@@ -1,4 +1,4 @@
-"""What the files of a folder define: commands, hooks, and parts that only some projects have.
+"""Discovers commands, hooks and optional modules by the names that their files define.
 
 Files are parsed, not imported: an import could load torch, which takes seconds.
 """
@@ -16,9 +16,9 @@ PACKAGE = Path(__file__).parents[1]
 
 @cache
 def discover(folder: str, name: str) -> list[ModuleType]:
-    """Return the modules of a folder that define `name`, in the order of their names.
+    """Return the modules of a folder that define `name`, in the order of their file names.
 
-    discover("hooks", "Hook"): only modules that define it are imported.
+    Only these modules are imported. Example: `discover("hooks", "Hook")`.
     """
     modules = []
     for file in sorted((PACKAGE / folder).glob("[!_]*.py")):

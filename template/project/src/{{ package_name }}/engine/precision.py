@@ -1,13 +1,14 @@
-"""The step's arithmetic: precision and loss scaling; division, clipping, the update.
+"""The arithmetic of a step: precision, loss scaling, gradient clipping and the update.
 
-What each precision does, when it hurts, how to turn it off (`training.precision`):
+`training.precision` chooses one of these:
 * tf32: matmuls on tensor cores with 10 bits of mantissa, about 3.3 digits; memory and
-  reproducibility are those of fp32. Peak 8x on A100, 1x on GeForce 30/40/50, none before sm 8.0.
-* bf16: same range as fp32, about 2.4 digits; no loss scaling. Emulated, thus slow, before sm 8.0.
-* fp16: same speed as bf16, narrow range; gradients are scaled, and a step that overflows is
+  reproducibility are those of fp32. The peak is 8× that of fp32 on A100, and 1× on GeForce
+  30/40/50. Before sm 8.0 there is no TF32.
+* bf16: the range of fp32, about 2.4 digits, no loss scaling. Before sm 8.0 it is emulated and slow.
+* fp16: the speed of bf16, but a narrow range; gradients are scaled, and a step that overflows is
   skipped.
-* fp8: bf16, and linear layers inside blocks multiply in fp8 (`engine/fp8.py`, only where it was
-  chosen).
+* fp8: as bf16, but linear layers inside blocks multiply in fp8 (`engine/fp8.py`, if the project has
+  it).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from torch.nn import functional
 from .shards import own
 
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
-SCALE = 65536.0  # GradScaler's own start for a mean loss; ours is a sum over `weight` targets
+SCALE = 65536.0  # GradScaler's default, for a mean loss; here it is a sum over `weight` targets
 
 
 class Precision:
@@ -37,24 +38,24 @@ class Precision:
         self.name = name
         self.device = device
         self.dtype = HALF.get(name)
-        # Disabled, it leaves gradients as they are.
+        # If it is disabled, it leaves gradients as they are.
         self.scaler = torch.amp.GradScaler(device.type, init_scale=SCALE, enabled=name == "fp16")
         self._skipped: Tensor | float = 0.0  # steps that overflowed; on the device
-        # In float32 matmuls, and in cuDNN's convolutions and RNNs, which use it even in "highest"
-        # by default. Two calls and no more: setting the newer `fp32_precision` flags as well makes
-        # later reads raise.
+        # TF32 in float32 matmuls, and in cuDNN's convolutions and RNNs, which by default use it
+        # even with "highest". The newer flags `fp32_precision` stay unset: setting both kinds makes
+        # later reads raise an error.
         tf32 = name == "tf32" or self.dtype is not None
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
         torch.backends.cudnn.allow_tf32 = tf32
 
     def autocast(self) -> Any:
-        """Return the forward's context; weights and the loss stay float32."""
+        """Return the context for the forward; weights and the loss stay float32."""
         return torch.autocast(self.device.type, self.dtype) if self.dtype else nullcontext()
 
     def calibrate(self, weight: float) -> None:
         """Fit the scale to gradients of a sum over `weight` targets.
 
-        Else the first ~10 steps overflow.
+        Otherwise, about the first 10 steps would overflow.
         """
         if self.scaler.is_enabled():
             exponent = math.ceil(math.log2(max(weight, 1.0)))
@@ -67,19 +68,20 @@ class Precision:
     def step(self, optimizer: Any, clip: float, divisor: Tensor) -> Tensor:
         """Unscale, divide by `divisor`, clip to the norm `clip` (0 = off), step, clear.
 
-        There is no host sync when fused. `optimizer` may be a framework's wrapper with the real one
-        at `.optimizer`: the wrapper's `step()` keeps the framework's count, the real one gets the
-        overflow flag. Returns the norm before division and clipping, a scalar on the device.
+        With a fused optimizer there is no host sync. `optimizer` may be a framework's wrapper with
+        the real one at `.optimizer`: the wrapper's `step()` keeps the framework's count, and the
+        real one gets the overflow flag. Returns the norm before division and clipping, a scalar on
+        the device.
         """
         raw = getattr(optimizer, "optimizer", optimizer)
         self.scaler.unscale_(raw)
         parameters = (parameter for group in raw.param_groups for parameter in group["params"])
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
-        if hasattr(norm, "full_tensor"):  # a sharded model's, as a DTensor
+        if hasattr(norm, "full_tensor"):  # the norm of a sharded model is a DTensor
             norm = norm.full_tensor()
 
-        # One pass over the gradients for both: g / divisor, and g / norm * clip where that is
+        # One pass over the gradients divides and clips: g / divisor, or g / norm * clip if that is
         # smaller.
         whole = torch.maximum(divisor, norm / clip) if clip else divisor
         torch._foreach_div_([own(gradient) for gradient in gradients], whole)
@@ -94,8 +96,8 @@ class Precision:
     def _guarded(self, optimizer: Any, raw: Any) -> None:
         """Step, unless there was an overflow.
 
-        The fused kernel skips that by itself; else the flag is read once. `scaler.step()` does not
-        see through a framework's wrapper, and would let the overflow into the weights.
+        A fused kernel skips the step by itself; otherwise the flag is read once. `scaler.step()`
+        does not see through a framework's wrapper, and would let the overflow into the weights.
         """
         overflow = sum(self.scaler._found_inf_per_device(raw).values())
         self._skipped = self._skipped + (overflow > 0)
@@ -129,7 +131,7 @@ def cost_on_cpu(name: str, in_float32: str = "") -> str:
     """Measure what fp16 or bf16 costs on this CPU.
 
     It takes a few hundredths of a second, and draws no random numbers. in_float32: the part of the
-    model that computes in float32 all the same.
+    model that computes in float32 even so.
     """
     values = torch.full((256, 256), 0.01)
     seconds = []
@@ -138,14 +140,14 @@ def cost_on_cpu(name: str, in_float32: str = "") -> str:
             times = timeit.repeat(lambda: functional.linear(values, values), number=1, repeat=4)
         seconds.append(min(times))  # the first call prepares the kernel
     ratio = seconds[0] / seconds[1]
-    text = f"{name} on this CPU: a matrix product takes {ratio:.1f}x as long as in fp32 (measured)"
+    text = f"{name} on this CPU: a matrix product takes {ratio:.1f}× as long as in fp32 (measured)"
     if in_float32:
         text += f"; {in_float32} computes in float32"
     return text
 
 
 def total(losses: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """Return () targets of all micro-batches of a group, from their (loss, targets)."""
+    """Return the total weight () of a group of micro-batches, from (loss, total_weight) of each."""
     if len(losses) == 1:
         return losses[0][1]
     return torch.stack([targets for _, targets in losses]).sum()

@@ -1,4 +1,4 @@
-"""The place of a run, and what resume restores with it: random numbers, carried states, hooks."""
+"""The position of a run, and what is restored with it: random states, carried states, hooks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Progress:
-    """The place of a run, counted in optimizer steps: never inside an accumulation group."""
+    """The position of a run: between two optimizer steps, never inside an accumulation group."""
 
     phase: int = 0
     phase_start: int = 0  # step at which the phase began
@@ -54,7 +54,7 @@ class Progress:
     def judge(self, loss: float, patience: int) -> bool:
         """Count a complete evaluation; return whether it is the best one.
 
-        After `patience` evaluations that were not, the phase stops early.
+        After `patience` evaluations without a better loss, the phase stops early.
         """
         self.evaluated = self.step
         is_best = loss < self.best_loss
@@ -74,7 +74,7 @@ class Progress:
         self.batch = 0
         self.without_gain = 0
         self.stopped_early = False
-        # Losses of phases do not compare: the data may be different.
+        # Losses of two phases cannot be compared: their data may differ.
         self.best_loss = float("inf")
 
 
@@ -82,8 +82,8 @@ class Progress:
 class Ranks:
     """Random state and carried state of every rank, as one part of a checkpoint.
 
-    Another number of processes may resume, if a step has the same number of samples: then the same
-    samples follow, carried states find their lanes, and random numbers are new ones.
+    Another number of processes can resume a run if a step keeps its number of samples. Then the
+    same samples follow and carried states find their lanes, but random numbers are different.
     """
 
     distributed: Distributed
@@ -102,7 +102,7 @@ class Ranks:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore this rank's states; the progress must be restored before.
 
-        Raises `UserError` if this run has no such place.
+        Raises `UserError` if the position does not exist with this batch size.
         """
         ranks = state["ranks"]
         size = state["batch_size_all_ranks"]
@@ -119,18 +119,18 @@ class Ranks:
             seed_everything((torch.initial_seed() + self.progress.step) % 2**32)
 
     def _convert_batch(self, size: int) -> None:
-        """Find the place inside an epoch whose batches had `size` samples over all ranks."""
+        """Convert the position in an epoch whose batches had `size` samples over all ranks."""
         if self.order.by_width and self.progress.batch:
-            what = f"inside an epoch of the order {self.order.kind} a batch must stay {size} wide"
-            remedy = f"data.batch_size × {self.distributed.world} processes must be {size}"
+            what = f"in an epoch of the order {self.order.kind}, a batch must have {size} samples"
+            remedy = f"make data.batch_size × {self.distributed.world} processes equal {size}"
             raise UserError(what, "--resume", remedy)
         self.progress.batch = self.progress.batch * size // self.order.batch_size_all_ranks
 
 
 class Hooks:
-    """The hooks in `hooks/`, by name; checkpoints store the states of those that have one.
+    """The hooks in `hooks/`, by name; checkpoints store the states of hooks that have one.
 
-    trial: leave out those that take no part in trials. notes: gets a line for each hook whose state
+    trial: leave out hooks that take no part in trials. notes: gets a line for each hook whose state
     is not in a checkpoint, and for each state whose hook does not exist.
     """
 
@@ -146,9 +146,9 @@ class Hooks:
         self.notes = notes
 
     def state_dict(self) -> dict[str, Any]:
-        """Collect the hooks' states on every rank; rank 0's are saved, and sharded tensors whole.
+        """Collect the hooks' states on every rank. Those of rank 0 are saved; no tensor is cut.
 
-        Raises `UserError` for what `torch.load(weights_only=True)` would refuse on resume.
+        Raises `UserError` for a value that `torch.load(weights_only=True)` would reject on resume.
         """
         states = {name: hook.state_dict() for name, hook in self.with_state.items()}
         plain_types = (bool, int, float, str, type(None))
@@ -156,7 +156,7 @@ class Hooks:
             if not isinstance(value, Tensor) and type(value) not in plain_types:
                 what = f"a hook's state holds a {type(value).__name__}"
                 where = f"hooks/, {', '.join(states)}"
-                raise UserError(what, where, "keep plain values and tensors in it")
+                raise UserError(what, where, "keep only plain values and tensors in it")
         return states
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -164,15 +164,15 @@ class Hooks:
             if name in state:
                 hook.load_state_dict(state[name])
             else:
-                self.notes.append(f"hook {name} starts fresh: the checkpoint has no state of it")
+                self.notes.append(f"hook {name} starts without a state: the checkpoint has none")
         for name in sorted(state.keys() - self.with_state.keys()):
-            self.notes.append(f"the checkpoint's state of hook {name} is skipped: no such hook")
+            self.notes.append(f"the state of hook {name} was skipped: there is no such hook")
 
 
 def seed_everything(seed: int) -> None:
     """Seed Python, NumPy, PyTorch and CUDA.
 
-    PYTHONHASHSEED is for child processes: it changes nothing in this one.
+    PYTHONHASHSEED has an effect on child processes only.
     """
     os.environ["PYTHONHASHSEED"] = str(seed)
     random.seed(seed)
@@ -181,9 +181,9 @@ def seed_everything(seed: int) -> None:
 
 
 def random_state() -> dict[str, Any]:
-    """Return the state of all generators in types that `weights_only=True` loads.
+    """Return the state of all random generators, in types that `weights_only=True` can load.
 
-    Of CUDA's generators it has that of the device in use.
+    Of the CUDA generators, only that of the device in use is in it.
     """
     version, internal, gauss = random.getstate()
     name, keys, *others = cast(Any, np.random.get_state())
@@ -196,7 +196,7 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """Restore the generators."""
+    """Restore the random generators."""
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
     name, keys, *others = state["numpy"]

@@ -1,4 +1,4 @@
-"""A project: the model, the data and what trains them, as every command gets it."""
+"""A project: the model, the data and the optimizer, as every command gets them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Project:
     wrapped: Any
     dataset: ModuleType
     loader_class: type[Loader]
-    optimizations: list[dict[str, str]]  # what is on and why
+    optimizations: list[dict[str, str]]  # name, state and reason of each
 
     @property
     def device(self) -> torch.device:
@@ -46,50 +46,50 @@ class Project:
 
     @cached_property
     def optimizer(self) -> torch.optim.Optimizer:
-        """Made when a training asks, as torch then loads its compiler."""
+        """Made only for a training, because torch then loads its compiler."""
         return make_optimizer(self.model, self.settings.optimizer)  # 7
 
     def loader(self, split: str, train: bool = False, fraction: float = 1.0) -> Loader:
-        """Return batches of a split; all in time order, or in training order with `train`.
+        """Return the loader of a split: in the order of time, or in training order with `train`.
 
-        fraction: of the samples, without `train`; always the same ones. Raises `UserError` where
-        the split has no samples.
+        fraction: the fraction of samples to use without `train`, always the same ones. Raises
+        `UserError` if the split has no samples.
         """
         samples: Any = self.dataset.Samples(self.store, self.settings, split)
         samples.training = train
         if not len(samples):
             what = f"the {split} split has no samples"
-            raise UserError(what, str(self.store.folder), "prepare with another --split")
+            raise UserError(what, str(self.store.folder), "run `prepare` with another --split")
         rank = self.distributed.rank
         world = self.distributed.world
         order = make_order(samples, self.settings, rank, world, train, fraction)
         return self.loader_class(samples, self.store, self.settings, order, self.device)
 
     def finish(self, metrics: dict[str, float], split: str) -> dict[str, float]:
-        """Add what no sum over samples gives, such as `r2`."""
+        """Add the metrics that are no sums over samples, such as `r2`."""
         if hasattr(self.dataset, "finish"):
             metrics = dict(self.dataset.finish(metrics, self.store, split))
         return metrics
 
     def baseline_loss(self, split: str) -> float:
-        """Return the loss of a split without a model; inf where `dataset.py` does not say it."""
+        """Return the loss of a split without a model; inf if `dataset.py` does not define it."""
         if hasattr(self.dataset, "baseline_loss"):
             return float(self.dataset.baseline_loss(self.store, split))
         return math.inf
 
     def startup_notes(self, loader: Loader, validation: Loader | None) -> list[str]:
-        """Return what a person should know of a training, though nothing is wrong."""
+        """Return notes on a training that the user should read, though nothing is wrong."""
         notes = []
         order = loader.order
         source = self.store.source
         if source.get("kind") == SYNTHETIC:
             what = source.get("text", "synthetic data")
-            notes.append(f"{what} in {self.store.folder}; `prepare` takes your own")
+            notes.append(f"{what} in {self.store.folder}; `prepare` reads your own data")
         samples = order.batch_size_all_ranks
         asked = self.settings.data.batch_size
         if samples > order.count:
-            note = f"a batch of {samples:,} samples: the training split has {order.count:,}"
-            notes.append(f"{note}, the rest is padding")
+            note = f"a batch of {samples:,} samples, but the training split has {order.count:,}"
+            notes.append(f"{note}: the other rows are padding")
             if order.batch_size < asked:
                 notes[-1] += f"; data.batch_size {asked:,} was reduced"
         if validation is not None and validation.order.count < validation.order.length:
@@ -97,7 +97,7 @@ class Project:
             length = validation.order.length
             measured = f"{count:,} of {length:,} samples, the same ones each time"
             note = f"validation on {count / length:.1%} of the split"
-            notes.append(f"{note}: {measured}; `evaluate` measures all")
+            notes.append(f"{note}: {measured}; `evaluate` uses all of them")
         unused = [f"data.{name}" for name in loader.WITHOUT_EFFECT]
-        why = "this project's loader has no use for it"
+        why = "this project's loader does not use it"
         return notes + self.settings.without_effect(unused, why)

@@ -1,7 +1,7 @@
-"""What a run left in its folder, read without torch.
+"""Reads the files in the folder of a run, without torch.
 
-A run that crashed, was killed or is still training can be read too: what is missing or cut off is
-left out.
+A run that crashed, was killed or is still training can be read, too: missing and truncated entries
+are left out.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Row = dict[str, Any]
 Series = list[tuple[int, float]]
 """(step, value) of the rows that have a finite number."""
 
-NO_METRICS = ("step", "split", "loss", "seconds", "time")  # of an evaluation's row
+NO_METRICS = ("step", "split", "loss", "seconds", "time")  # in the record of an evaluation
 
 
 @dataclass
@@ -41,13 +41,13 @@ class Record:
 
     @property
     def step(self) -> int:
-        """The last known step: the status of a killed run is as old as its start."""
+        """The last known step. The status of a killed run is old, so the log counts, too."""
         logged = [row["step"] for row in self.history]
         return int(max([self.status.get("step", 0), *logged]))
 
     @property
     def seconds(self) -> float | None:
-        """From the start to the last entry of its logs, with the pauses before a resume."""
+        """Seconds from the start to the last log entry, including pauses before a resume."""
         started = self.environment.get("started")
         times = [row.get("time", 0) for row in self.history + self.evaluations + self.events]
         if started is None or not times:
@@ -68,7 +68,7 @@ class Record:
 
     @property
     def metrics(self) -> list[str]:
-        """The names of what evaluations measured in addition to the loss."""
+        """The names of the metrics that evaluations measured, without the loss."""
         names = dict.fromkeys(name for row in self.evaluations for name in row)
         return [name for name in names if name not in NO_METRICS]
 
@@ -78,7 +78,7 @@ class Record:
 
 
 def read_run(folder: Path) -> Record:
-    """Read what a training left in the folder of its run."""
+    """Read the folder of a run."""
     history, evaluations = read_metrics(folder / "metrics.jsonl")
     return Record(
         folder,
@@ -100,7 +100,7 @@ def read_metrics(path: Path) -> tuple[list[Row], list[Row]]:
 
 
 def numbers(rows: Iterable[Row], name: str) -> Series:
-    """Return (step, value) of the rows that have a finite number of this name."""
+    """Return (step, value) of the rows in which `name` is a finite number."""
     series = []
     for row in rows:
         value = row.get(name)

@@ -1,6 +1,6 @@
-"""The page of a run, `report.md` with `curves.png`; and how tables and plots look.
+"""The report of a run, `report.md` with `curves.png`, and the layout of tables and plots.
 
-Imports no torch: the page of a run that has crashed can be written on another machine.
+Nothing here imports torch, so the report of a crashed run can be written on another machine.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Cells = tuple[Any, ...]
-"""Of a line in a table."""
+"""The cells of one line of a table."""
 
 
 def steady(values: list[float]) -> float:
-    """Return the median without the first value, which holds compilation and cold caches."""
+    """Return the median without the first value, which includes compilation and cold caches."""
     return median(values[1:] or values)
 
 
-# Of each name in a row of metrics: its name on the page, and what sums it up.
+# For each name in the metrics: its label in the report, and the function that summarizes it.
 SPEED: dict[str, tuple[str, Callable[[list[float]], float]]] = {
     "samples_per_second": ("samples/s, median", steady),
     "tokens_per_second": ("tokens/s, median", steady),
-    "step_ms": ("ms a step, median", steady),
-    "data_wait_fraction": ("waiting for data, fraction of the time", steady),
+    "step_ms": ("ms per step, median", steady),
+    "data_wait_fraction": ("data wait, median fraction of the time", steady),
     "mfu": ("MFU, median", steady),
-    "skipped_steps": ("steps skipped, for an overflow of fp16", sum),
+    "skipped_steps": ("steps skipped because of fp16 overflow", sum),
     "memory_mb": ("GPU memory in use, peak MB", max),
     "memory_reserved_mb": ("GPU memory reserved, peak MB", max),
 }
 CURVES = ("learning_rate", "samples_per_second", "gradient_norm")  # plotted next to the losses
-FEW_POINTS = 50  # a curve of more has no markers
+FEW_POINTS = 50  # a curve with more points has no markers
 
 
 def write_report(folder: Path) -> Record:
     """Write `report.md`, `curves.png` and `metrics.csv` of a run; return what they show.
 
-    Raises OSError if it cannot write.
+    Raises OSError if a file cannot be written.
     """
     record = read_run(folder)
     image = draw(folder / "curves.png", lambda: curves(record))
@@ -77,14 +77,14 @@ def page(record: Record, image: str) -> str:
 
 
 def parts_of_extras(folder: Path) -> list[list[str]]:
-    """Return what each hook and command with a function `report(run)` adds to the page."""
+    """Return the lines that hooks and commands add through a function `report(run)`."""
     modules = [*discover("hooks", "report"), *discover("commands", "report")]
     functions = [module.report for module in modules]
     return [lines_of(folder) for lines_of in functions if len(signature(lines_of).parameters) == 1]
 
 
 def summary(record: Record) -> list[tuple[str, str]]:
-    """Return names and texts: state, best evaluation, duration, alerts and notes."""
+    """Return (name, text) of the state, the best evaluation, the duration, alerts and notes."""
     state = f"{record.state}, at step {record.step:,}"
     reason = record.status.get("reason")
     if reason:
@@ -117,7 +117,7 @@ def best_line(record: Record) -> str:
 
 
 def losses(record: Record) -> tuple[Cells, list[Cells]]:
-    """Return header and rows: the first and the last of training, evaluations, the baseline."""
+    """Return header and rows: first and last of training, best and last evaluation, baseline."""
     rows: dict[str, Row] = {}
     if record.history:
         rows["training, first"] = record.history[0]
@@ -131,7 +131,7 @@ def losses(record: Record) -> tuple[Cells, list[Cells]]:
 
 
 def evaluation(result: Row) -> list[str]:
-    """Show the metrics of the last `evaluate`, and those of the trivial predictors."""
+    """Return the table of the last `evaluate`: metrics of the model and of simple baselines."""
     if not result:
         return []
     title = f"Evaluation on {result['split']} at step {result['step']}"
@@ -139,14 +139,14 @@ def evaluation(result: Row) -> list[str]:
 
 
 def side_by_side(rows: dict[str, Row], names: Sequence[str] = ()) -> tuple[Cells, list[Cells]]:
-    """Return header and cells of a table: a line for each row, a column for each name (or all)."""
+    """Return header and cells of a table: a line for each row, a column for each of the names."""
     names = names or list(dict.fromkeys(name for row in rows.values() for name in row))
     cells = [(title, *(row.get(name) for name in names)) for title, row in rows.items()]
     return ("", *names), cells
 
 
 def speed(history: list[Row]) -> list[Cells]:
-    """Sum up the logged steps, see SPEED."""
+    """Summarize the speed and memory of the logged steps, as SPEED defines it."""
     rows = []
     for name, (label, sum_up) in SPEED.items():
         values = [value for _, value in numbers(history, name)]
@@ -164,7 +164,7 @@ def machine(environment: Row) -> list[Cells]:
     ]
 
 
-# --- how text looks
+# --- text
 
 
 def markdown(sections: list[list[str]]) -> str:
@@ -174,7 +174,7 @@ def markdown(sections: list[list[str]]) -> str:
 
 
 def table(title: str, header: Cells, rows: Sequence[Cells]) -> list[str]:
-    """Return a heading with a Markdown table; nothing where there are no rows."""
+    """Return a heading with a Markdown table, or nothing if there are no rows."""
     if not rows:
         return []
     lines = [f"## {title}", ""]
@@ -196,7 +196,7 @@ def aligned(header: Cells, rows: Sequence[Cells]) -> list[str]:
 
 
 def show(value: Any, digits: int = 5) -> str:
-    """Write a cell: floats by their significant digits, large ones without a fraction."""
+    """Format a cell: floats with so many significant digits, large ones without decimals."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -210,7 +210,7 @@ def show(value: Any, digits: int = 5) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`3.2 s`, from a minute on `1:02:03`, from two days on `12 days`."""
+    """Format seconds as `3.2 s`, from a minute on as `1:02:03`, from two days on as `12 days`."""
     days = seconds / 86_400
     if days >= 2:
         return f"{days:,.0f} days"
@@ -225,14 +225,14 @@ def draw(path: Path, make_figure: Callable[[], Figure]) -> str:
     try:
         with replacing(path) as file:
             make_figure().savefig(file, format="png", dpi=120)
-    except Exception as error:  # the page matters more than its plot, above all after a crash
+    except Exception as error:  # the report matters more than its plot, above all after a crash
         return f"{path.name} was not drawn: {type(error).__name__}: {error}"
     return f"![{path.stem}]({path.name})"
 
 
 def curves(record: Record) -> Figure:
-    """Plot the losses, what CURVES names, and each metric of the evaluations, over the steps."""
-    # Without pyplot and its global state.
+    """Plot the losses, the curves in CURVES, and the metrics of the evaluations over the steps."""
+    # pyplot is avoided because of its global state.
     from matplotlib.figure import Figure
 
     panels = {"loss": loss_series(record)}
@@ -267,7 +267,7 @@ def loss_series(record: Record) -> dict[str, Series]:
 
 
 def tidy(axes: Any, title: str, x: str = "", y: str = "") -> None:
-    """Give a plot the look of all: title, names of the axes, a pale grid."""
+    """Give a plot its title, axis labels and a pale grid."""
     axes.set_title(title, loc="left", fontsize=10)
     axes.set_xlabel(x, fontsize=9)
     axes.set_ylabel(y, fontsize=9)
@@ -277,7 +277,7 @@ def tidy(axes: Any, title: str, x: str = "", y: str = "") -> None:
 
 
 def plot(axes: Any, series: dict[str, Series]) -> None:
-    """Plot curves in the scale of the last nine tenths of each: first values would flatten all."""
+    """Plot curves, scaled to the last nine tenths of each, as first values would flatten them."""
     late: list[float] = []
     for label, pairs in series.items():
         steps = [step for step, _ in pairs]

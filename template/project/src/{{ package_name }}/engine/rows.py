@@ -1,4 +1,4 @@
-"""From spans to a batch on the device: what every loader does around its own way of reading.
+"""Turns spans into a batch on the device: the work that all loaders share.
 
 `B` samples, `K` spans of a sample, `W` padded width.
 """
@@ -29,7 +29,7 @@ def stored_dtype(array: Array) -> torch.dtype:
 
 
 def gather(source: Tensor, spans: Spans, out: Tensor | None = None) -> Tensor:
-    """Return rows (*starts.shape, W, *row) of `source` (N, *row), zeros behind each length.
+    """Return rows (*starts.shape, W, *row) of `source` (N, *row), with zeros after each length.
 
     out: memory to reuse.
     """
@@ -53,10 +53,10 @@ def gather(source: Tensor, spans: Spans, out: Tensor | None = None) -> Tensor:
 
 
 def _gather_windows(source: Tensor, starts: np.ndarray, present: np.ndarray, out: Tensor) -> None:
-    """Fill `out` (n, W, *row) with complete windows; one that is not present is zero.
+    """Fill `out` (n, W, *row) with complete windows; a window that is not present is zero.
 
-    One `index_select` over a strided view of the source is 10-14 times as fast as a copy per
-    window.
+    One `index_select` over a strided view of the source is 10 to 14 times as fast as a copy for
+    each window.
     """
     num_windows = len(source) - out.shape[1] + 1
     strides = (source.stride(0), *source.stride())
@@ -79,7 +79,7 @@ def deliver(
     starts_sequence: np.ndarray,
     device: torch.device,
 ) -> Batch:
-    """Return the batch on the device. Copies from pinned memory do not wait for the GPU."""
+    """Return the batch on the device. A copy from pinned memory does not wait for the GPU."""
 
     def move(tensor: Tensor) -> Tensor:
         return tensor.to(device, non_blocking=True)

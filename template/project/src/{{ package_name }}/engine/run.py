@@ -23,14 +23,14 @@ from .weights import load_initial
 if TYPE_CHECKING:
     from .project import Project
 
-FAILED = 255  # what the ranks agree on after one has called `fail`; no signal has this number
+FAILED = 255  # the ranks agree on it after one of them called `fail`; no signal has this number
 
 
 @dataclass
 class Run:
     """One phase of a training: its data, its schedule, its checkpoints and its metrics.
 
-    Call `begin`, then train. `closing` closes what the constructor opens, also after an error.
+    Call `begin`, then train. `closing` closes what the constructor opened, also after an error.
     """
 
     folder: Path
@@ -102,9 +102,9 @@ class Run:
     # --- before the first step
 
     def begin(self, resumed: bool) -> None:
-        """Check one batch, load the newest valid checkpoint or the weights to begin with.
+        """Check one batch, then load the newest valid checkpoint or the initial weights.
 
-        From here on, hooks are told of the end.
+        After this call, the hooks' `close` is called when the phase ends.
         """
         self._check_one_batch()
         self.project.distributed.on_all_ranks(lambda: self._load(resumed))
@@ -113,8 +113,7 @@ class Run:
         self.closing.callback(self.call_hooks, "close")
 
     def _check_one_batch(self) -> None:
-        """Run one batch forward and backward: errors and too little memory show before the
-        start."""
+        """Run one batch forward and backward, so that errors and a lack of memory show early."""
         distributed = self.project.distributed
         loaders = [loader for loader in (self.loader, self.validation) if loader is not None]
         distributed.on_all_ranks(lambda: check_rows(self.project, loaders))
@@ -124,7 +123,7 @@ class Run:
     def _load(self, resumed: bool) -> None:
         first_step = self.progress.phase_start
         if first_step > 0 and self.progress.step == first_step:
-            # The phase before it has just ended in this process.
+            # The phase before this one has just ended in this process.
             self.checkpoint.load_model("last", also=("hooks",))
             return
 
@@ -135,10 +134,9 @@ class Run:
             self.notes.append(f"skipped a damaged checkpoint: {name}")
         if checkpoint is not None:
             self.saved_step = checkpoint["step"]
-            self._mark_best()  # the run may have been killed between saving and marking
         self.notes += load_initial(self.project, checkpoint is not None)
 
-    # --- where it is
+    # --- the position
 
     @property
     def last_step(self) -> int:
@@ -151,12 +149,12 @@ class Run:
 
     @property
     def is_done(self) -> bool:
-        """Whether the phase has come to its end."""
+        """Whether the phase is complete."""
         return self.progress.stopped_early or self.progress.step >= self.last_step
 
     @property
     def should_stop(self) -> bool:
-        """Whether the loop ends here: at the end of the phase, at the limit or after a signal."""
+        """Whether the loop ends here: the phase is complete, or a limit or a signal stops it."""
         at_limit = 0 < self.limit <= self.progress.step
         return self.is_done or at_limit or self.stop > 0
 
@@ -171,7 +169,7 @@ class Run:
         return self.progress.step
 
     def agree(self) -> bool:
-        """Return on all ranks whether one of them got a signal. Every rank must call it."""
+        """Return on all ranks whether one of them received a signal. Every rank must call it."""
         distributed = self.project.distributed
         mine = self.signals.received
         if self.failure is not None:
@@ -182,7 +180,7 @@ class Run:
         return self.stop > 0
 
     def fail(self, error: UserError) -> None:
-        """End the run with this error after the next step, on all ranks. One alone may call it."""
+        """End the run on all ranks with this error after the next step. One rank may call it."""
         self.failure = error
 
     def _raise_failure(self) -> None:
@@ -190,7 +188,7 @@ class Run:
             raise self.failure
 
     def call_hooks(self, moment: str, *details: object) -> list[Any]:
-        """Call this method of each hook that has it, in the order of names; return the results."""
+        """Call this method of every hook that has it, in the order of names; return the results."""
         methods = [getattr(hook, moment, None) for hook in self.hooks.all.values()]
         return [method(self, *details) for method in methods if method is not None]
 
@@ -206,13 +204,13 @@ class Run:
         return is_last or self._is_due(self.settings.evaluation.every_steps)
 
     def _is_due(self, every_steps: int) -> bool:
-        """Whether so many steps have passed; 0 stands for an epoch."""
+        """Whether this step ends a period of `every_steps`; 0 stands for an epoch."""
         if every_steps == 0:
             return self.progress.batch == 0
         return self.progress.step % every_steps == 0
 
     def evaluate(self) -> None:
-        """Measure the validation split; save the best. After a signal, `--resume` repeats it."""
+        """Evaluate the validation split; save the best. After a signal, `--resume` repeats it."""
         metrics, seconds = timed(self.measure)
         if metrics is None:
             return
@@ -224,7 +222,6 @@ class Run:
             self.monitor.line(f"early stop: {patience} evaluations without a better loss")
         if is_best:
             self.save()
-            self._mark_best()
 
     def measure(self) -> dict[str, float] | None:
         """Return the validation metrics and what hooks add to them; None if a signal came."""
@@ -252,11 +249,12 @@ class Run:
         return self.should_stop or self._is_due(self.settings.checkpoint.every_steps)
 
     def save(self) -> None:
-        """Save, unless a loss is not finite. Only the last checkpoint must not meet a full disk."""
+        """Save, unless a loss is not finite. A full disk is an error at the last step only."""
         self.monitor.check()
         step = self.progress.step
         try:
-            _, seconds = timed(lambda: self.checkpoint.save(step))
+            is_best = step == self.progress.best_step
+            _, seconds = timed(lambda: self.checkpoint.save(step, is_best))
         except DiskFull as error:
             if self.should_stop:
                 raise
@@ -266,9 +264,3 @@ class Run:
         self.saved_step = step
         self.monitor.exclude(seconds)
         self.monitor.event(step, "checkpoint", seconds=seconds)
-
-    def _mark_best(self) -> None:
-        """Mark the checkpoint of the best step, if that could be saved."""
-        best_step = self.progress.best_step
-        if self.project.distributed.is_main and self.saved_step == best_step:
-            self.checkpoint.mark_best(best_step, self.progress.best_loss)

@@ -7,8 +7,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -158,30 +157,6 @@ def write_status(run: Path, state: str, reason: str, step: int, resumed: bool = 
     with suppress(OSError):
         status = {"state": state, "reason": reason, "step": step, "resumes": resumes}
         write_json(path, status)
-
-
-@contextmanager
-def lock(run: Path) -> Iterator[None]:
-    """Lock a run for this process as long as it lives. Raises `UserError` if another one has it.
-
-    A POSIX record lock ends with its process, however that ends, also over NFS, and is not
-    inherited.
-    """
-    with open(run / ".lock", "a+") as file:
-        try:
-            import fcntl
-
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError) as error:
-            file.seek(0)
-            what = f"the run is in use by {file.read() or 'another process'}"
-            raise UserError(what, str(run), "wait until that ends, or start a new run") from error
-        except (ImportError, OSError):
-            pass  # Windows, or a file system without locks
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on host {platform.node()}")
-        file.flush()
-        yield
 
 
 # --- the environment of a run

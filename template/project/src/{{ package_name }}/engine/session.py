@@ -59,11 +59,11 @@ class Session:
     def __exit__(
         self, kind: type | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.signals.restore()
         self.closing.close()
         explained = self._explain(error)
         if self.is_main:
             self._write_outcome(explained or error)
+        self.signals.restore()
         if explained is not None:
             explained.reported = not self.is_main and isinstance(error, NonFinite)
             raise explained from error

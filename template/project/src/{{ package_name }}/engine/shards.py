@@ -1,4 +1,4 @@
-"""Files of tensors, and tensors that FSDP has split: of each, a rank keeps its own rows."""
+"""Files of tensors, and tensors that FSDP has sharded: each rank keeps its own rows of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .files import sync
 
 
 class Shards(NamedTuple):
-    """What `save_shards` of a rank has made of a checkpoint's state."""
+    """The result of `save_shards` on one rank."""
 
     whole: dict[str, Any]  # the state without sharded tensors
     shapes: dict[str, Any]  # of sharded tensors; of a tied weight, the key of the other one
@@ -23,7 +23,7 @@ class Shards(NamedTuple):
 
 
 def fill(tensor: Any, source: Tensor) -> None:
-    """Copy a complete tensor in place; of a sharded one, each rank takes its rows (collective)."""
+    """Copy a complete tensor into `tensor`; if that is sharded, each rank takes its own rows."""
     source = source.to(tensor.device)
     if hasattr(tensor, "to_local") and not hasattr(source, "to_local"):
         from torch.distributed.tensor import distribute_tensor

@@ -1,7 +1,7 @@
-"""What people gave: YAML files, environment names and flags, as checked settings.
+"""Reads settings from YAML files, the environment and flags, and checks them.
 
-Errors are collected, so that a person fixes them all at once: each is one line that names its
-source. Which settings exist is in `config.py`.
+Errors are collected, so that the user can fix all of them at once. Each error is one line that
+names its source. `config.py` defines which settings exist.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ SWITCHES: dict[str, tuple[str, dict[bool, object]]] = {
     "use_amp": ("training.precision", {False: "fp32", True: "auto"}),
     "allow_unsafe_dataloader": ("data.num_workers", {False: 0}),
 }
-"""Names whose `true` and `false` stand for values of a setting; others change nothing."""
+"""Names whose `true` and `false` stand for values of a setting; a missing one changes nothing."""
 
-# Names of the projects that this one comes from, accepted in files and as flags.
+# Names from older projects that are accepted in files and as flags.
 ALIASES = {
     "data.gradient_accumulation_steps": "training.gradient_accumulation_steps",
     "data.log_gpu_stats_every_n_batches": "monitor.every_steps",
@@ -39,10 +39,10 @@ for _name in (*OF_DATA, "chunk_size_gb"):
     ALIASES[f"training.{_name}"] = f"data.{_name}"
 
 OBSOLETE = {
-    "use_chunk_loader": "`copier update --defaults -r :current: -d loader=chunk` decides",
-    "empty_cache_every_n_epochs": "emptying the GPU's cache takes time and frees nothing live",
+    "use_chunk_loader": "use `copier update --defaults -r :current: -d loader=chunk` instead",
+    "empty_cache_every_n_epochs": "emptying the GPU's cache takes time and frees no memory in use",
 }
-"""Names of those projects that have no effect, and why."""
+"""Names from those projects that have no effect, and the reason."""
 
 HINTS = {
     "lr": "optimizer.learning_rate",
@@ -50,14 +50,14 @@ HINTS = {
     "amp": "training.precision",
     "clip": "training.gradient_clip",
 }
-"""Short names that are refused, with the setting that was probably meant."""
+"""Short names that are rejected, with the setting that was probably meant."""
 
 
 @dataclass
 class Sources:
-    """Turns what people gave into layers, and layers into settings.
+    """Turns the user's values into layers, and layers into settings.
 
-    tolerant: an unknown key in a file is a note.
+    tolerant: an unknown key in a file is a note, not an error.
     """
 
     model: type[Settings]
@@ -70,7 +70,7 @@ class Sources:
         self.sections = prefixes([*self.settings, *ALIASES])
 
     def mistake(self, what: str, origin: str, remedy: str) -> None:
-        """Note an error; `reject` raises it with all others."""
+        """Collect an error; `reject` raises it with all others."""
         self.mistakes.append(UserError(what, origin, remedy))
 
     def reject(self) -> None:
@@ -107,9 +107,9 @@ class Sources:
         return self.tree({key: text if is_text else parse_scalar(text)}, origin)
 
     def tree(self, tree: object, origin: str) -> Layer:
-        """Read a nested mapping, in which `data: {path: x}` and `data.path: x` say the same.
+        """Read a nested mapping, in which `data: {path: x}` and `data.path: x` mean the same.
 
-        Its values are checked here: later, a stronger source would hide a wrong one.
+        Its values are checked here, because later another source could hide a wrong value.
         """
         layer: Layer = {}
         if isinstance(tree, Mapping):
@@ -157,7 +157,7 @@ class Sources:
             known = [*self.settings, *self.sections, *ALIASES]
             guess = HINTS.get(name) or near(key, known)
             guess = ALIASES.get(guess, guess)
-            remedy = "remove it; `train --help` lists all"
+            remedy = "remove it; `train --help` lists all settings"
             if guess:
                 remedy = f"did you mean {guess!r}?"
             self.mistake(f"unknown setting {key!r}", origin, remedy)
@@ -165,7 +165,7 @@ class Sources:
     # --- checking
 
     def build(self, layer: Layer) -> Any:
-        """Return checked settings, or the defaults after noting each wrong value."""
+        """Return checked settings; if values are wrong, collect the errors and return defaults."""
         try:
             return self.model.model_validate(nested(layer, {}))
         except ValidationError as invalid:
@@ -174,9 +174,9 @@ class Sources:
             return self.model.model_validate({})
 
     def _explained(self, error: Mapping[str, Any], layer: Layer) -> UserError:
-        """Return one line for one of pydantic's errors.
+        """Return one of pydantic's errors as a line.
 
-        The alternatives of a union give the same line each.
+        All alternatives of a union result in the same line.
         """
         # Elements of a list are counted from 1.
         path = [str(part + 1) if isinstance(part, int) else part for part in error["loc"]]
@@ -191,7 +191,7 @@ class Sources:
 
 
 def near(word: str, spellings: Iterable[str], cutoff: float = 0.7) -> str:
-    """Return the spelling that is most like `word`; empty where none is like it."""
+    """Return the spelling that is most similar to `word`; empty if none is similar."""
     matches = get_close_matches(word, list(spellings), 1, cutoff)
     return matches[0] if matches else ""
 

@@ -1,9 +1,10 @@
 """The prepared dataset: named arrays, each a file of its bytes, and a manifest of them.
 
 The manifest holds the metadata of the data (sizes, scaler, vocabulary), the borders of the splits,
-the place of each array, and size and sha256 of each file. It is written last, so a folder with a
-manifest is complete. Every loader reads the same bytes at the same offsets: another `loader` needs
-no new `prepare`. An HDF5 file that is not ours stays where it is: the manifest names it.
+the place of each array, and size and sha256 of each file. A hash of the manifest itself seals it. It
+is written last, so a folder with a manifest is complete. Every loader reads the same bytes at the
+same offsets, so another `loader` needs no new `prepare`. An HDF5 file of the user is not copied: the
+manifest has its path.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,15 +25,15 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from .errors import UserError
-from .files import blocks, read_json, sha256, sync, write_json
+from .files import blocks, is_sealed, lock, read_json, sha256, sync, write_json, write_sealed
 
-FORMAT = 3  # goes up when the manifest, an array or the fingerprint means something else
+FORMAT = 4  # goes up when the manifest, an array or the fingerprint means something else
 MANIFEST = "manifest.json"
 VERIFIED = "verified.json"
 REMEMBERED = "data.json"
-OURS = re.compile(r"store-.+-[0-9a-f]{12}\.bin")
+OURS = re.compile(r"store-[^/]+-[0-9a-f]{12}\.bin")
 SMALL_BYTES = 64 << 20  # up to here, comparing all checksums takes less time than importing torch
-AGAIN = "run `prepare` again"
+VERIFY_DAYS = 30  # after so many days, a file is compared with its checksum again
 SYNTHETIC = "synthetic"  # the kind, and the folder, of data that `train` makes where there are none
 
 
@@ -57,7 +60,7 @@ class Array:
 
     @property
     def row_bytes(self) -> int:
-        return int(np.prod(self.shape[1:], dtype=np.int64)) * self.stored.itemsize
+        return math.prod(self.shape[1:]) * self.stored.itemsize
 
     def rows(self) -> np.ndarray:
         """Map (N, *row) copy-on-write: read when touched, also from a read-only folder."""
@@ -84,34 +87,38 @@ class Store:
 
     def __init__(self, path: Path, manifest: dict[str, Any]):
         """Raises `UserError` if this project cannot read the manifest, whose file is `path`."""
-        if not manifest:
-            raise UserError("unreadable manifest", str(path), AGAIN)
-        number = manifest.get("format")
+        number = manifest.get("format", FORMAT)
         if number != FORMAT:
             what = f"the data are of format {number}, this project reads {FORMAT}"
-            raise UserError(what, str(path), AGAIN)
+            raise UserError(what, str(path), _again(path.parent))
+        try:
+            self._read(path.parent, manifest)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise UserError("the manifest is damaged", str(path), _again(path.parent)) from error
 
-        self.folder = path.parent
+    def _read(self, folder: Path, manifest: dict[str, Any]) -> None:
+        """Take the content of a manifest. Raises an error if something in it cannot be true."""
+        if not is_sealed(manifest):
+            raise ValueError("it does not match its seal")
+        self.folder = folder
         self.manifest = manifest
         self.workload = manifest["workload"]
         self.facts = manifest["facts"]
         self.splits = manifest["splits"]
         self.source = manifest["source"]
         self.files = manifest["files"]
-        arrays = manifest["arrays"].items()
-        self.arrays = {name: _array(self.folder, name, **entry) for name, entry in arrays}
+        self.arrays: dict[str, Array] = {}
+        places = {}
+        for name, entry in manifest["arrays"].items():
+            file = self.files[entry["file"]]
+            self.arrays[name] = _array(folder, name, **entry)
+            if not _is_possible(self.arrays[name], entry["file"], file["bytes"]):
+                raise ValueError(f"{name} cannot be in {entry['file']}")
+            places[name] = {**entry, "file": file["sha256"]}  # the path of an HDF5 file may change
 
         # The same bytes with other targets, class names or characters are other data.
-        hashes = [entry["sha256"] for entry in self.files.values()]
-        content = json.dumps([hashes, self.splits, self.facts], sort_keys=True)
+        content = json.dumps([places, self.splits, self.facts], sort_keys=True)
         self.fingerprint = hashlib.sha256(content.encode()).hexdigest()[:16]
-
-    @property
-    def again(self) -> str:
-        """What makes these data again."""
-        if self.source.get("kind") == SYNTHETIC:
-            return f"remove {self.folder}: `train` makes the synthetic data again"
-        return AGAIN
 
     @classmethod
     def open(cls, folder: str | Path, workload: str | None = None) -> Store:
@@ -143,7 +150,7 @@ class Store:
             size = path.stat().st_size if path.exists() else "no"
             if size != entry["bytes"]:
                 what = f"{size} bytes where the manifest says {entry['bytes']}"
-                remedy = "the file was cut, changed or removed: " + self.again
+                remedy = "the file was cut, changed or removed: " + _again(self.folder)
                 raise UserError(what, str(path), remedy)
 
     def remember(self, run: Path) -> None:
@@ -153,30 +160,50 @@ class Store:
 
     @classmethod
     def remembered(cls, run: Path, fingerprint: str) -> Store | None:
-        """Return the data of a run, without rows; None if it has no record of them."""
+        """Return the data of a run, without rows; None if it has no valid record of them."""
         path = run / REMEMBERED
         manifest = read_json(path).get(fingerprint)
-        return cls(path, manifest) if manifest else None
+        return cls(path, manifest) if is_sealed(manifest) else None
 
 
 def _array(folder: Path, name: str, file: str, shape: list[int], **fields: Any) -> Array:
     return Array(name, folder / file, shape=tuple(shape), **fields)
 
 
+def _is_possible(array: Array, file: str, num_bytes: int) -> bool:
+    """Whether the file is in the folder, or an HDF5 file anywhere, and can hold so many rows."""
+    last_start = num_bytes - math.prod(array.shape) * array.stored.itemsize
+    is_within = array.offset is None or 0 <= array.offset <= last_start
+    is_known = OURS.fullmatch(file) is not None or Path(file).is_absolute()
+    return is_within and is_known and min(array.shape) >= 0
+
+
+def _again(folder: Path) -> str:
+    """Return what makes these data again."""
+    if folder.name == SYNTHETIC:
+        return f"remove {folder}: `train` makes the synthetic data again"
+    return "run `prepare` again"
+
+
 def verify(store: Store, again: bool = False, stop: Callable[[], bool] = lambda: False) -> int:
     """Compare files with the manifest's checksums; return the number of bytes read.
 
-    A flipped bit would load silently. A file that was compared counts as good while its size,
-    modification time and inode stay the same. again: compare also those. stop: end early. Raises
-    `UserError` that names the damaged file.
+    A flipped bit would load silently. A file that was compared counts as good for `VERIFY_DAYS`,
+    while its size, modification time and inode stay the same. again: compare also those. stop: end
+    early. Raises `UserError` that names the damaged file.
     """
     record = read_json(store.folder / VERIFIED)
+    if again or not is_sealed(record):
+        record = {}
+    now = time.time()
+    oldest = now - VERIFY_DAYS * 24 * 3600
     num_bytes = 0
-    for name in store.files:
+    for name, entry in store.files.items():
         path = store.folder / name
         status = path.stat()
         state = [status.st_size, status.st_mtime_ns, status.st_ino]
-        if record.get(name) == state and not again:
+        known_state, compared = record.get(name, (None, 0))
+        if known_state == state and oldest < compared <= now:
             continue
 
         digest = hashlib.sha256()
@@ -189,14 +216,14 @@ def verify(store: Store, again: bool = False, stop: Callable[[], bool] = lambda:
         except OSError as error:
             what = f"the disk cannot read ({error.strerror})"
             raise UserError(what, str(path), "check it") from error
-        if digest.hexdigest() != store.files[name]["sha256"]:
-            remedy = "copy the file again, or " + store.again
+        if digest.hexdigest() != entry["sha256"]:
+            remedy = "copy the file again, or " + _again(store.folder)
             raise UserError("the stored data are damaged", str(path), remedy)
 
-        record[name] = state
+        record[name] = (state, now)
         # If the folder cannot be written, the file is compared each time.
         with contextlib.suppress(OSError):
-            write_json(store.folder / VERIFIED, record)
+            write_sealed(store.folder / VERIFIED, record)
     return num_bytes
 
 
@@ -222,15 +249,19 @@ class StoreWriter:
         self.files: dict[str, dict[str, Any]] = {}
         self._partial = self.folder / f".store-{os.getpid()}.partial"
         self._open: dict[str, BinaryIO] = {}  # files of arrays that grow
+        self._lock = lock(self.folder, "the data folder")
 
     def __enter__(self) -> StoreWriter:
         try:
-            self._partial.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock.__enter__()
+            # A `prepare` that was killed has left these.
+            for stale in self.folder.glob(".store-*.partial"):
+                shutil.rmtree(stale, ignore_errors=True)
+            self._partial.mkdir()
         except OSError as error:
             what = f"cannot write into the folder ({error.strerror})"
             raise UserError(what, str(self.folder), "choose another data.path") from error
-        for stale in self.folder.glob(".store-*.partial"):
-            _remove_if_dead(stale)
         return self
 
     def path(self, name: str) -> Path:
@@ -266,6 +297,8 @@ class StoreWriter:
             error = failure
         finally:
             shutil.rmtree(self._partial, ignore_errors=True)
+            self._remove_unnamed()
+            self._lock.__exit__(None, None, None)
 
         # Also an error of the block's own writes.
         if isinstance(error, OSError):
@@ -273,7 +306,7 @@ class StoreWriter:
             raise UserError(what, str(self.folder), "free some space") from error
 
     def _commit(self) -> None:
-        """Give the files their names, then write the manifest, then delete the previous store."""
+        """Give the files their names, then write the manifest."""
         self.arrays = {name: entry for name, entry in self.arrays.items() if name[0] != "."}
         for name, entry in self.arrays.items():
             if "file" in entry:
@@ -289,24 +322,19 @@ class StoreWriter:
         manifest: dict[str, Any] = {"format": FORMAT}
         for field in ("workload", "source", "facts", "splits", "arrays", "files"):
             manifest[field] = getattr(self, field)
-        write_json(self.folder / MANIFEST, manifest)
+        write_sealed(self.folder / MANIFEST, manifest)
 
-        current = {Path(name).name for name in self.files}
-        for old in self.folder.iterdir():
-            if OURS.fullmatch(old.name) and old.name not in current:
-                old.unlink()
+    def _remove_unnamed(self) -> None:
+        """Delete arrays that the manifest does not name: the previous ones, or unfinished ones."""
+        manifest = read_json(self.folder / MANIFEST)
+        if not is_sealed(manifest):
+            return  # it may be repaired, and then needs its files
+        with contextlib.suppress(OSError):
+            for path in self.folder.iterdir():
+                if OURS.fullmatch(path.name) and path.name not in manifest["files"]:
+                    path.unlink()
 
 
 def size_and_hash(path: Path) -> dict[str, Any]:
     """Return what a manifest knows of a file."""
     return {"bytes": path.stat().st_size, "sha256": sha256(path)}
-
-
-def _remove_if_dead(folder: Path) -> None:
-    """Remove what a `prepare` left that was killed; its process number is in the folder's name."""
-    # Another user's process, or no number.
-    with contextlib.suppress(PermissionError, ValueError):
-        try:
-            os.kill(int(folder.stem.rpartition("-")[2]), 0)
-        except ProcessLookupError:
-            shutil.rmtree(folder, ignore_errors=True)

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from .checkpoint import MANIFEST, MODEL, Checkpoint, read_model
+from .checkpoint import MANIFEST, MODEL, Checkpoint, read_model, read_plain
 from .errors import UserError
 from .files import sha256
 from .runs import RUNS, is_run
@@ -28,22 +28,24 @@ SCRIPT_CHECKPOINT = "step-*-*.pt"
 SHOWN = 3  # tensors named in a note
 
 Tensors = dict[str, Tensor]
+Weights = tuple[Path, Tensors, list[str]]
+"""Where the weights are, the tensors, and the names of damaged checkpoints."""
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> tuple[str, str]:
     """Freeze the weights whose names match a pattern; return how many and why, for `describe`.
 
-    Call it before wrapping and before making the optimizer, which then do not know of them: no
-    update, no weight decay. Raises `UserError` if a pattern matches no name, or nothing is left to
-    train.
+    Call it before the model is wrapped and the optimizer is made: both then ignore these weights,
+    and there is no update and no weight decay. Raises `UserError` if a pattern matches no name, or
+    if nothing is left to train.
     """
     weights = dict(model.named_parameters(remove_duplicate=False))  # tied weights have two names
     for pattern in patterns:
         matching = fnmatch.filter(weights, pattern)
         if not matching:
             names = ", ".join(list(weights)[:8])
-            what = f"no weight's name fits '{pattern}'"
-            raise UserError(what, "training.freeze", f"names are {names}, …")
+            what = f"no weight's name matches '{pattern}'"
+            raise UserError(what, "training.freeze", f"the names are {names}, …")
         for name in matching:
             weights[name].requires_grad_(False)
 
@@ -58,9 +60,9 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> tuple[str, str]:
 def load_initial(project: Project, restored: bool) -> list[str]:
     """Load the weights of `training.init_from` into a new run's model; return notes for the user.
 
-    Weights and buffers that fit by name and shape are loaded. Whole numbers, such as the codes of
-    categories, follow from the data. restored: the run has loaded its own checkpoint, which takes
-    precedence.
+    Weights and buffers whose name and shape fit are loaded. Tensors of integers, such as the codes
+    of categories, are not: they follow from the data. restored: the run has loaded its own
+    checkpoint, which takes precedence.
     """
     settings = project.settings
     place = settings.training.init_from
@@ -69,7 +71,7 @@ def load_initial(project: Project, restored: bool) -> list[str]:
     if not place:
         return []
 
-    path, tensors = read_weights(place, project.distributed)
+    path, tensors, skipped = read_weights(place, project.distributed)
     if path.suffix == ".pt":
         tensors = _rename(tensors, getattr(project.model, "script_names", {}))
     source = _floats(tensors)
@@ -89,8 +91,10 @@ def load_initial(project: Project, restored: bool) -> list[str]:
     if filled.isdisjoint(map(id, project.model.parameters())):
         remedy = f"it has {listed(source, left)}; the model has {listed(target, new)}"
         raise UserError("no weight fits this model", f"{INIT_FROM} {path}", remedy)
-    counts = f"{len(fitting)} tensors fit; new: {listed(target, new)}; left: {listed(source, left)}"
-    return [f"weights of {path}: {counts}"]
+    notes = [f"skipped a damaged checkpoint: {name}" for name in skipped]
+    unused = listed(source, left)
+    counts = f"{len(fitting)} tensors fit; new: {listed(target, new)}; unused: {unused}"
+    return [*notes, f"weights of {path}: {counts}"]
 
 
 def _floats(tensors: Tensors) -> Tensors:
@@ -109,11 +113,12 @@ def listed(tensors: Tensors, names: list[str]) -> str:
 # --- where weights are
 
 
-def read_weights(place: str, distributed: Distributed) -> tuple[Path, Tensors]:
-    """Find a run, a checkpoint or safetensors; return its path and its tensors.
+def read_weights(place: str, distributed: Distributed) -> Weights:
+    """Read the weights of a run or a checkpoint, or those in a file or folder of safetensors.
 
-    Of a run, the best checkpoint that is not damaged, or else the newest; of a folder,
-    `model.safetensors`, or else all its files. Runs and checkpoints of `layout: script` too.
+    In a run, they are in the best checkpoint that is not damaged, or else in the newest one. In a
+    folder, they are in `model.safetensors`, or else in all of its files. Runs and checkpoints of
+    `layout: script` can be read, too.
     """
     path = RUNS / place if is_run(RUNS / place) else Path(place)
     checkpoints = path / "checkpoints"
@@ -135,7 +140,7 @@ def read_weights(place: str, distributed: Distributed) -> tuple[Path, Tensors]:
     if not files:
         remedy = "give a run, a checkpoint, or a folder or file of safetensors"
         raise UserError("there are no weights", f"{INIT_FROM} {place}", remedy)
-    return path, _read_files(files)
+    return path, _read_files(files), []
 
 
 def _read_files(files: list[Path]) -> Tensors:
@@ -144,7 +149,8 @@ def _read_files(files: list[Path]) -> Tensors:
         try:
             content = load_file(file)
         except (OSError, SafetensorError) as error:
-            raise UserError(f"cannot read the weights ({error})", str(file)) from error
+            what = f"cannot read the weights ({error})"
+            raise UserError(what, str(file), "copy the file again") from error
         if content.keys() & tensors.keys():
             what = "two files have a tensor of the same name"
             raise UserError(what, f"{INIT_FROM} {file.parent}", "give the path of one file")
@@ -152,10 +158,12 @@ def _read_files(files: list[Path]) -> Tensors:
     return tensors
 
 
-def _read_checkpoint(folder: Path, which: str, distributed: Distributed) -> tuple[Path, Tensors]:
-    manifest = Checkpoint(folder, distributed).find(which)
+def _read_checkpoint(folder: Path, which: str, distributed: Distributed) -> Weights:
+    checkpoint = Checkpoint(folder, distributed)
+    manifest = checkpoint.find(which)
     if manifest is None:
-        raise UserError("the run has no checkpoint yet", f"{INIT_FROM} {folder.parent}")
+        where = f"{INIT_FROM} {folder.parent}"
+        raise UserError("the run has no checkpoint yet", where, "name another run")
     path = manifest["path"]
     tensors = read_model(manifest)
     rows: dict[str, list[Tensor]] = defaultdict(list)
@@ -167,23 +175,24 @@ def _read_checkpoint(folder: Path, which: str, distributed: Distributed) -> tupl
         stored = shape if isinstance(shape, str) else key
         if key.startswith("model/"):
             tensors[key.removeprefix("model/")] = torch.cat(rows[stored])
-    return path, tensors
+    return path, tensors, checkpoint.skipped
 
 
-def _read_script(files: list[Path]) -> tuple[Path, Tensors]:
-    """Read the best one of a script's checkpoints, newest first; each has its hash in its name."""
+def _read_script(files: list[Path]) -> Weights:
+    """Read the best checkpoint of a script. files: newest first, each with its hash in its name."""
     intact = [file for file in files if file.stem.endswith(sha256(file)[:16])]
+    skipped = [file.name for file in files if file not in intact]
     if not intact:
         where = f"{INIT_FROM} {files[0].parent}"
         raise UserError("no valid checkpoint", where, "name another run")
-    newest = torch.load(intact[0], map_location="cpu", weights_only=True)
+    newest = read_plain(intact[0])
     best = [file for file in intact if file.match(f"step-{newest['best_step']:08d}-*")]
     path = [*best, *intact][0]
-    return path, torch.load(path, map_location="cpu", weights_only=True)["model"]
+    return path, read_plain(path)["model"], skipped
 
 
 def _rename(tensors: Tensors, layers: dict[str, str]) -> Tensors:
-    """Give layers the names that they have in the package's model."""
+    """Rename layers as the model of the package names them."""
     renamed = {}
     for name, tensor in tensors.items():
         layer, dot, parameter = name.partition(".")

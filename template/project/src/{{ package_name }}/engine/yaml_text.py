@@ -1,4 +1,4 @@
-"""YAML as people write it: read, and written with the origin of each value."""
+"""Reads YAML as people write it, and writes it with the origin of each value."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import yaml
 from .files import read_lines
 
 
-# libyaml is ten times as fast, where PyYAML was built with it.
+# If PyYAML was built with libyaml, that is ten times as fast.
 class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """YAML in which a key written twice is an error, where PyYAML would silently take the last."""
+    """Reads YAML; a duplicate key is an error, where PyYAML would silently use the last one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         names = [key.value for key, _ in node.value]
@@ -26,10 +26,10 @@ class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mis
 
 
 class Dumper(yaml.SafeDumper):
-    """What writes as `Loader` reads."""
+    """Writes YAML that `Loader` reads back unchanged."""
 
 
-# `1e-3` is a text for PyYAML.
+# Without this rule, PyYAML reads `1e-3` as text.
 FLOAT = "tag:yaml.org,2002:float"
 EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
 yaml.add_implicit_resolver(FLOAT, EXPONENT, list("-+.0123456789"), Loader, Dumper)
@@ -51,7 +51,7 @@ def parse_scalar(text: str) -> object:
 def annotated_yaml(
     tree: Mapping[str, Any], origins: Mapping[str, str], prefix: str = ""
 ) -> list[str]:
-    """Return nested settings as lines of YAML, each with its origin behind it as a comment."""
+    """Return nested settings as lines of YAML, each with its origin as a comment."""
     lines = []
     for name, value in tree.items():
         origin = origins.get(prefix + name)
@@ -63,7 +63,7 @@ def annotated_yaml(
             {name: value}, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=10**6
         )
         body = text.splitlines()
-        # A comment inside a text of two lines would be text.
+        # A comment inside a text of two lines would become part of the text.
         place = -1 if isinstance(value, str) else 0
         body[place] = f"{body[place]:<42}  # {origin}"
         lines += body

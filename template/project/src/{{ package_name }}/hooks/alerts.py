@@ -1,6 +1,6 @@
-"""Warns once about a run that waits for data or that gets worse.
+"""Warns once if a run waits for its data, and once if it diverges.
 
-Each function of this file returns a text or None. Delete the file to have no such alerts.
+Each function returns a text or None. To turn these alerts off, delete this file.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from ..engine.nonfinite import advice
 if TYPE_CHECKING:
     from ..engine.run import Run
 
-WAIT_FRACTION = 0.15  # of the time, above which waiting for data is an alert
-WAIT_SECONDS = 10.0  # shortest time that is judged
-DIVERGENCE_FACTOR = 3.0  # loss over the best loss, above which it is an alert
+WAIT_FRACTION = 0.15  # of the time: a longer wait for data is an alert
+WAIT_SECONDS = 10.0  # the wait is judged after so much time
+DIVERGENCE_FACTOR = 3.0  # a loss above so many times the best loss is an alert
 LEARNING_STEPS = 20  # every model is bad in its first steps
-LEARNING_FRACTION = 0.1  # of the steps, after which a model must beat the baseline
+LEARNING_FRACTION = 0.1  # of the steps: after them, a model must beat the baseline
 
 
 class Hook:
@@ -35,7 +35,7 @@ class Hook:
         row = run.monitor.row
         if row is None or row is self.row:
             return
-        # Not the first record: its steps compile, and fill caches.
+        # The first record does not count: its steps compile, and fill caches.
         if self.row is not None:
             self._judge_wait(run, row, row["step"] - self.row["step"])
         self.row = row
@@ -54,7 +54,7 @@ class Hook:
         self.waited = 0.0
 
     def after_evaluation(self, run: Run, metrics: dict[str, float]) -> None:
-        """Compare the loss with its best so far, and with the baseline, measured once."""
+        """Compare the loss with the best one so far, and with the baseline, measured once."""
         if not run.project.distributed.is_main:
             return
         step = run.progress.step
@@ -71,7 +71,7 @@ def data_wait(fraction: float, workers: float | None) -> str | None:
     """Judge the fraction of the time that the loop waits. workers: None if the loader has none."""
     if fraction <= WAIT_FRACTION:
         return None
-    remedy = "a faster disk, or work that moves from dataset.py to `prepare`"
+    remedy = "use a faster disk, or move work from dataset.py to `prepare`"
     if workers is not None:
         remedy = f"raise data.num_workers ({workers}), then data.prefetch_factor; or {remedy}"
     return f"input-bound: the loop waits for data {fraction:.0%} of the time: {remedy}"
@@ -85,10 +85,10 @@ def divergence(loss: float, baseline: float, run: Run) -> str | None:
     progress = run.progress
     must_beat_baseline = progress.step >= max(LEARNING_FRACTION * run.last_step, LEARNING_STEPS)
     if loss > DIVERGENCE_FACTOR * progress.best_loss > 0:
-        best = f"its best {progress.best_loss:.4g} at step {progress.best_step}"
-        what = f"{loss:.4g} is over {DIVERGENCE_FACTOR:g} times {best}"
+        best = f"the best one, {progress.best_loss:.4g} at step {progress.best_step}"
+        what = f"{loss:.4g} is more than {DIVERGENCE_FACTOR:g}× {best}"
     elif must_beat_baseline and not loss <= baseline:
-        what = f"{loss:.4g} is worse than {baseline:.4g} without a model"
+        what = f"{loss:.4g} is worse than the baseline, {baseline:.4g}"
     else:
         return None
     remedy = advice(run.settings, run.project.precision.name)

@@ -1,8 +1,8 @@
-"""Examples of what the model does, made at evaluations, for the report and the tracker.
+"""Examples of the model's predictions, made at evaluations, for the report and the tracker.
 
-What they show is in `examples.py` next to `model.py`; without that file there are none. Rank 0
-draws them. Apart from the first and the last, they take at most a fiftieth of the run's time. They
-change no random number of the training and end no run: a failure is one note.
+`examples.py` next to `model.py` decides what they show; without that file there are none. Rank 0
+draws them. Except for the first and the last, they take at most a fiftieth of the run's time. They
+change no random numbers of the training. If they fail, a note is printed and training continues.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from ..engine.project import Project
     from ..engine.run import Run
 
-TIME_FRACTION = 0.02  # of the run's time, above which an evaluation gets no examples
+TIME_FRACTION = 0.02  # of the run's time: beyond it, an evaluation gets no examples
 FOLDER = "examples"  # in the folder of the run
 
 
 class Hook:
-    """Predicts some validation samples and draws them (host sync, at evaluations alone)."""
+    """Predicts some validation samples and draws them (host sync, only at evaluations)."""
 
     trials = False
 
@@ -48,7 +48,7 @@ class Hook:
         model.eval()
         try:
             files = draw(run.project, run.validation, run.folder / FOLDER)
-        except Exception as error:  # of matplotlib, an `examples.py` for other data, a full disk
+        except Exception as error:  # in matplotlib or your `examples.py`, or from a full disk
             self.enabled = False
             run.monitor.line(f"note: no more examples: {type(error).__name__}: {error}")
             return
@@ -84,8 +84,8 @@ def draw(project: Project, loader: Any, folder: Path) -> list[Path]:
 def predict_samples(project: Project, loader: Any, examples: Any) -> list[Batch]:
     """Return the first `SAMPLES` samples of a loader, at least a batch, and their predictions.
 
-    Both are on the CPU. Predictions are those of `examples.answer(project, batch)`, if there is
-    one, perhaps for a batch's first samples alone; else of the model's `predict`.
+    Both are on the CPU. If `examples.py` has a function `answer(project, batch)`, it makes the
+    predictions, maybe only for the first samples of a batch; otherwise the model's `predict` does.
     """
     from ..engine.evaluation import joined, predictions, present_rows
 
@@ -106,7 +106,7 @@ def predict_samples(project: Project, loader: Any, examples: Any) -> list[Batch]
 
 
 def report(run: Path) -> list[str]:
-    """Return what was drawn last, for report.md."""
+    """Return lines for report.md that show the newest examples."""
     drawn = [row for row in read_rows(run / "events.jsonl") if row.get("event") == FOLDER]
     if not drawn:
         return []

@@ -1,0 +1,373 @@
+"""Damaged files, full disks, two processes at once, signals: nothing is lost or loaded wrong.
+
+`make test` runs some of the cases, `make attack` all of them. docs/reliability.md has the results.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from importing import imported
+from rendering import render
+from running import Result, Running, one_error, start
+from test_resume import OPTIONS, limit_file_size
+from test_script import result_of, script, send, series, start_script, words_of
+from torch import nn
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+SIZES = (0, 300, 2_000, 8_000, 20_000, 60_000)  # the most bytes of a file on a full disk
+ROUNDS = range(50)
+
+# --- each bit, and 100 cuts, of files that describe data and checkpoints
+
+
+def engine(module: str) -> Any:
+    return imported(render(workload="tabular"), f"engine.{module}")
+
+
+def prepared(folder: Path) -> Callable[[], Any]:
+    with engine("store").StoreWriter(folder, "tabular") as writer:
+        writer.append("x", np.full((4, 2), 3.0, np.float32))
+        writer.facts = {"target": {"mean": 0.5, "std": 3.0}}
+        writer.splits = {"train": [0, 3], "validation": [3, 4]}
+    return lambda: vars(engine("store").Store.open(folder))
+
+
+def remembered(folder: Path) -> Callable[[], Any]:
+    prepared(folder / "data")
+    store = engine("store").Store.open(folder / "data")
+    store.remember(folder)
+
+    def load() -> Any:
+        known = engine("store").Store.remembered(folder, store.fingerprint)
+        return known and vars(known)
+
+    return load
+
+
+def saved(folder: Path) -> Callable[[], Any]:
+    """Two checkpoints, of which the older one is the best."""
+
+    def make() -> Any:
+        one = engine("distributed").Distributed()
+        return engine("checkpoint").Checkpoint(
+            folder, one, facts={"data": "a"}, model=nn.Linear(2, 1)
+        )
+
+    made = make()
+    made.save(1, is_best=True)
+    made.save(2)
+
+    def load() -> Any:
+        found = make()
+        step = found.load_model("best")["step"]
+        weights = [value.tolist() for value in found.parts["model"].parameters()]
+        return {"step": step, "weights": weights} if not found.skipped else None
+
+    return load
+
+
+DESCRIPTIONS = [
+    (prepared, "manifest.json"),
+    (remembered, "data.json"),
+    (saved, "step-00000001/manifest.json"),
+    (saved, "step-00000002/manifest.json"),
+]
+
+
+def assert_refused_or_equal(
+    path: Path, damaged: bytes, load: Callable[[], Any], whole: Any
+) -> None:
+    path.write_bytes(damaged)
+    loaded = None
+    with contextlib.suppress(engine("errors").UserError):
+        loaded = load()
+    assert loaded in (whole, None)
+
+
+@pytest.mark.cover(1, "name")
+@pytest.mark.parametrize("bit", range(8))
+@pytest.mark.parametrize(("make", "name"), DESCRIPTIONS)
+def test_one_bit_of_each_byte_is_flipped(make, name, bit, tmp_path):
+    load = make(tmp_path)
+    whole = load()
+    content = (tmp_path / name).read_bytes()
+    for place in range(len(content)):
+        damaged = bytearray(content)
+        damaged[place] ^= 1 << (place + bit) % 8
+        assert_refused_or_equal(tmp_path / name, bytes(damaged), load, whole)
+
+
+@pytest.mark.parametrize(("make", "name"), DESCRIPTIONS)
+def test_a_hundred_cuts(make, name, tmp_path):
+    load = make(tmp_path)
+    whole = load()
+    content = (tmp_path / name).read_bytes()
+    for cut in range(100):
+        damaged = content[: len(content) * cut // 100]
+        assert_refused_or_equal(tmp_path / name, damaged, load, whole)
+
+
+# --- runs of the package and of the script
+
+
+def train(
+    layout: str, cwd: Path, *words: str, before: Any = lambda: None, name: str = ""
+) -> Running:
+    if layout == "script":
+        words = words or words_of("timeseries", 60, 3, every=7)
+        return start_script(script(), *words, cwd=cwd, before=lambda _: before(), name=name)
+    words = words or OPTIONS
+    return start(render(workload="tabular"), "train", *words, cwd=cwd, before=before, name=name)
+
+
+MOMENTS = {
+    "package": {
+        "start": "engine.run:dry_run",
+        "step": "engine.run:Run.advance",
+        "evaluation": "engine.run:evaluate",
+        "save": "engine.checkpoint:Checkpoint.save",
+        "prepare": "engine.store:StoreWriter.append",
+    },
+    "script": {
+        "start": ":configure_torch",
+        "step": ":optimizer_step",
+        "evaluation": ":evaluate",
+        "save": ":save_checkpoint",
+    },
+}
+WHEN = [(layout, moment) for layout, moments in MOMENTS.items() for moment in moments]
+TRAINING = [case for case in WHEN if case[1] != "prepare"]
+
+
+def at(layout: str, moment: str, act: Callable[[], None], call: int = 1) -> Callable[[], None]:
+    """Do something in a process when it comes to this moment, in this call of it."""
+
+    def change() -> None:
+        module, _, names = MOMENTS[layout][moment].partition(":")
+        owner = import_module(f"my_training.{module}" if module else "train")
+        *classes, name = names.split(".")
+        owner = functools.reduce(getattr, classes, owner)
+        real = getattr(owner, name)
+        calls = iter(range(1, 10**9))
+
+        def changed(*arguments: Any, **named: Any) -> Any:
+            if next(calls) == call:
+                act()
+            return real(*arguments, **named)
+
+        setattr(owner, name, changed)
+
+    return change
+
+
+class Base:
+    """Folders with a run of each layout: a whole one, and one that was stopped."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    @functools.cache  # noqa: B019 - as long as the tests
+    def run(self, layout: str, is_whole: bool) -> Path:
+        place = self.folder / f"{layout}{is_whole}"
+        place.mkdir()
+        series(place / "data.file")
+        stop = at(layout, "step", send(signal.SIGTERM), call=24)
+        ended = train(layout, place, before=(lambda: None) if is_whole else stop).wait()
+        assert ended.code == (0 if is_whole else 143), ended.err
+        return place
+
+    def result(self, layout: str) -> Any:
+        return result_of(self.run(layout, True))
+
+    def copy(self, layout: str, to: Path) -> Path:
+        return shutil.copytree(self.run(layout, False), to)
+
+    def new(self, layout: str, to: Path) -> Path:
+        """A folder with data and no run."""
+        shutil.copytree(self.run(layout, True), to)
+        shutil.rmtree(to / "runs")
+        return to
+
+    def assert_continues(self, layout: str, place: Path) -> None:
+        """Resumed, or begun again if it had not started, the run is that which nothing stopped."""
+        settings = "settings.json" if layout == "script" else "config.resolved.yaml"
+        words = ("--resume",) * any(place.glob(f"runs/*/{settings}"))
+        ended = train(layout, place, *words).wait()
+        assert ended.code == 0, ended.err
+        assert result_of(place) == self.result(layout)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return Base(tmp_path_factory.mktemp("base"))
+
+
+# --- signals
+
+
+@pytest.mark.cover(1)
+@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize(("layout", "moment"), TRAINING)
+def test_a_signal_saves_and_stops(layout, moment, number, base, tmp_path):
+    place = base.new(layout, tmp_path / "run")
+    ended = train(layout, place, before=at(layout, moment, send(number))).wait()
+    assert ended.code == 128 + number, ended.err
+    assert "Traceback" not in ended.err
+    base.assert_continues(layout, place)
+
+
+@pytest.mark.cover(1)
+@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("layout", MOMENTS)
+def test_a_signal_ignored_at_the_start_stays_ignored(layout, number, base, tmp_path):
+    """As `nohup` does."""
+    place = base.new(layout, tmp_path / "run")
+    come = at(layout, "step", send(number), call=3)
+
+    def ignore() -> None:
+        signal.signal(number, signal.SIG_IGN)
+        come()
+
+    assert train(layout, place, before=ignore).wait().code == 0
+    assert result_of(place) == base.result(layout)
+
+
+# --- full disks
+
+
+def on_a_full_disk(begin: Callable[..., Running], size: int, when: Any = None) -> Result:
+    """Run a command whose files can have `size` bytes, from a moment on; its output is a pipe."""
+    reading, writing = os.pipe()
+
+    def fill() -> None:
+        sys.stderr = os.fdopen(writing, "w", buffering=1)
+        sys.stdout = io.StringIO()
+        limit_file_size(size)
+
+    ended = begin(before=when(fill) if when else fill).wait()
+    os.close(writing)
+    return Result(ended.code, "", ended.err + os.read(reading, 1 << 16).decode())
+
+
+@pytest.mark.cover(1)
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("moment", ["start", "step", "save", "resume"])
+@pytest.mark.parametrize("layout", MOMENTS)
+def test_a_full_disk_is_one_line(layout, moment, size, base, tmp_path):
+    place = tmp_path / "run"
+    words: tuple[str, ...] = ()
+    when = None
+    if moment == "resume":
+        base.copy(layout, place)
+        words = ("--resume",)
+    else:
+        base.new(layout, place)
+    if moment in ("step", "save"):
+        when = functools.partial(at, layout, moment, call=2)
+    ended = on_a_full_disk(functools.partial(train, layout, place, *words), size, when)
+    if ended.code:
+        one_error(ended, "free|space")
+    base.assert_continues(layout, place)
+
+
+# --- prepare
+
+
+def prepare(folder: Path, rows: int, before: Any = None, name: str = "") -> Running:
+    """Prepare a table of so many rows into `folder`/data."""
+    folder.mkdir(exist_ok=True)
+    table = folder / f"{rows}.csv"
+    table.write_text("a,b\n" + "1.5,2\n0.5,3\n" * (rows // 2))
+    words = f"--input {rows}.csv --target b --task regression --data.path data".split()
+    return start(
+        render(workload="tabular"), "prepare", *words, cwd=folder, before=before, name=name
+    )
+
+
+def num_rows(folder: Path) -> int:
+    return engine("store").Store.open(folder / "data").source["rows"]
+
+
+@pytest.mark.cover(1)
+@pytest.mark.parametrize("attack", [*SIZES, *SIGNALS], ids=str)
+def test_prepare_leaves_the_old_data_or_the_new(attack, tmp_path):
+    """On a full disk, and with a signal between two arrays."""
+    assert prepare(tmp_path, 100).wait().code == 0
+    if isinstance(attack, signal.Signals):
+        ended = prepare(tmp_path, 3000, at("package", "prepare", send(attack))).wait()
+        assert ended.code in (-attack, 128 + attack)
+        assert not ended.errors()
+    else:
+        ended = on_a_full_disk(functools.partial(prepare, tmp_path, 3000), attack)
+        if ended.code:
+            one_error(ended, "free|space")
+    assert "Traceback" not in ended.err
+    assert num_rows(tmp_path) == (3000 if ended.code == 0 else 100)
+    assert prepare(tmp_path, 200).wait().code == 0
+    assert num_rows(tmp_path) == 200
+
+
+# --- two processes at once
+
+
+def assert_ended(*commands: Running) -> list[int]:
+    """Each process has succeeded or has one line of error."""
+    results = [command.wait() for command in commands]
+    for result in results:
+        if result.code:
+            one_error(result)
+    return [result.code for result in results]
+
+
+def pause(number: int) -> None:
+    time.sleep(random.Random(number).random() * (number % 5) / 10)
+
+
+@pytest.mark.first(1)
+@pytest.mark.parametrize("number", ROUNDS)
+def test_two_prepares_into_one_folder(number, tmp_path):
+    assert prepare(tmp_path, 100).wait().code == 0
+    first = prepare(tmp_path, 3000, name="1")
+    pause(number)
+    second = prepare(tmp_path, 200, name="2")
+    codes = assert_ended(first, second)
+    allowed = [rows for rows, code in zip((3000, 200), codes, strict=True) if code == 0]
+    assert num_rows(tmp_path) in allowed
+
+
+@pytest.mark.cover(1, "layout")
+@pytest.mark.parametrize("number", ROUNDS)
+@pytest.mark.parametrize("layout", MOMENTS)
+def test_two_resumes_of_one_run(layout, number, base, tmp_path):
+    place = base.copy(layout, tmp_path / "run")
+    first = train(layout, place, "--resume", name="1")
+    pause(number)
+    second = train(layout, place, "--resume", name="2")
+    assert 0 in assert_ended(first, second)
+    assert result_of(place) == base.result(layout)
+
+
+@pytest.mark.first(1)
+@pytest.mark.parametrize("number", ROUNDS)
+def test_evaluate_while_the_run_trains(number, base, tmp_path):
+    place = base.copy("package", tmp_path / "run")
+    training = train("package", place, "--resume", name="1")
+    pause(number)
+    measuring = start(render(workload="tabular"), "evaluate", cwd=place, name="2")
+    assert assert_ended(training, measuring)[0] == 0
+    assert result_of(place) == base.result("package")
