@@ -126,7 +126,7 @@ class Hook:
     def _check_memory(self, run: Run) -> None:
         for line in self.leaks.grown():
             kind = line.partition(" grew")[0]
-            run.monitor.alert(run.progress.step, kind, f"memory: {line}: what keeps it?")
+            run.monitor.alert(run.progress.step, kind, f"memory: {line}: find what keeps it")
 
     def _judge(self, run: Run, row: Row, first: bool) -> None:
         """Alert if the device is poorly used, at most once per `watch.every_seconds`."""

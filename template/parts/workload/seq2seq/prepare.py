@@ -59,7 +59,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="field of .jsonl or .parquet with the target (default: target)",
     )
-    add("--prefix", default="", metavar="TEXT", help='text before each source: "summarize: "')
+    prefix = 'text to add before each source, such as "summarize: "'
+    add("--prefix", default="", metavar="TEXT", help=prefix)
     add_tokenizer(parser)
     add(
         "--max-source",
