@@ -150,7 +150,7 @@ def main() -> None:
     if arguments.rehearse:
         shrink()
     how = (
-        f"{machine()}. A GPT of 4 layers and width 128, fp32, one thread, {arguments.steps} steps "
+        f"{machine()}. A GPT of 4 layers and width 128, fp32, one thread. {arguments.steps} steps "
         "of 8 × 64 byte tokens of the synthetic text, cosine schedule, "
         f"{arguments.seeds} seeds; validation loss a token"
     )

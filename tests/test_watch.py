@@ -285,7 +285,7 @@ def test_how_the_machine_was_used(tmp_path):
 def test_the_page_says_what_there_is(tmp_path):
     page = REPOSITORY / "docs/monitor.md"
     for words in documented(page):
-        check_run(render(workload="tabular", **WATCH), *words, cwd=tmp_path)
+        check_run(render(workload="tabular", extras=["watch", "compare"]), *words, cwd=tmp_path)
     text = page.read_text(encoding="utf-8")
     for column in watch.COLUMNS:
         assert f"`{column}`" in text
