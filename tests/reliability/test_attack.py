@@ -12,6 +12,7 @@ import io
 import os
 import pickle
 import random
+import resource
 import shutil
 import signal
 import sys
@@ -27,7 +28,7 @@ from importing import imported
 from made_up import files_of
 from rendering import render
 from running import Result, Running, newest_run, one_error, start
-from test_resume import OPTIONS, limit_file_size
+from test_resume import OPTIONS
 from test_script import result_of, script, send, series, start_script, words_of
 from torch import nn
 
@@ -251,6 +252,12 @@ def test_a_signal_ignored_at_the_start_stays_ignored(layout, number, base, tmp_p
 
 
 # --- full disks
+
+
+def limit_file_size(size: int) -> None:
+    """The nearest thing to a full disk that needs no rights: writing past `size` bytes fails."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
 def on_a_full_disk(begin: Callable[..., Running], size: int, when: Any = None) -> Result:
