@@ -268,6 +268,8 @@ def full_from(hit: int) -> None:
 def test_a_full_disk_is_one_line_at_the_start_and_at_a_resume(hit, place, reference):
     full = train(place, before=lambda: full_from(hit))
     one_error(full, "No space left on device", "free some space")
+    begun = list((place / "runs").iterdir())
+    assert all((folder / "config.resolved.yaml").exists() for folder in begun)
     assert train(place, "--name", "again", "--max-steps", "21").code == 0
     full = train(place, "--resume", before=lambda: full_from(hit))
     one_error(full, "No space left on device", "free some space")
