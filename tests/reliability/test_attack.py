@@ -292,6 +292,8 @@ def test_a_full_disk_is_one_line(layout, moment, size, base, tmp_path):
     ended = on_a_full_disk(functools.partial(train, layout, place, *words), size, when)
     if ended.code:
         one_error(ended, "free|space")
+    if layout == "package":
+        assert all(run.joinpath("config.resolved.yaml").exists() for run in place.glob("runs/*"))
     base.assert_continues(layout, place)
 
 
