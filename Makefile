@@ -18,7 +18,7 @@ COPIER := build/.venv-copier
 LOWEST_VERSION := $(shell sed -n 's/^_min_copier_version: "\([0-9.]*\)".*/\1/p' copier.yml)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint docs links reference bench bench-gpu
+.PHONY: help setup demo test test-all attack lint docs links reference bench bench-gpu
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-11s%s\n", $$1, $$2 }' Makefile
@@ -39,6 +39,9 @@ test: $(READY) $(LOWEST) ## every claim, in some of its cases; ARGS="-k update -
 
 test-all: $(READY) $(LOWEST) ## all tests, in all their cases
 	$(PYTEST) $(ARGS)
+
+attack: $(READY) $(LOWEST) ## damaged files, full disks, two processes at once, signals: all cases of docs/reliability.md
+	$(PYTEST) tests/reliability $(ARGS)
 
 bench: $(READY) $(PEERS) ## measure on this machine's CPU, against the peers: make bench PART=loaders ARGS="--rounds 3 --write"
 	for part in $(or $(PART),loop muon script llm seq2seq graph distributed repeat prepare loaders estimate); do OMP_NUM_THREADS=1 $(BIN)/python benchmarks/$$part.py $(ARGS) || exit 1; done

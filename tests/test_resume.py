@@ -8,7 +8,6 @@ import json
 import os
 import pty
 import random
-import resource
 import select
 import signal
 import sys
@@ -199,12 +198,6 @@ def test_damaged_checkpoints_are_skipped_and_named(place, reference):
     for words in (("evaluate",), ("train", "--resume"), ("predict",)):
         line = one_error(command(*words, cwd=place), "no valid checkpoint")
         assert all(folder.name in line for folder in checkpoints(place))
-
-
-def limit_file_size(size: int) -> None:
-    """The nearest thing to a full disk that needs no rights: writing past `size` bytes fails."""
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
 def test_a_full_disk_ends_no_training_at_a_record(place, reference):

@@ -12,6 +12,7 @@ import io
 import os
 import pickle
 import random
+import resource
 import shutil
 import signal
 import sys
@@ -27,7 +28,7 @@ from importing import imported
 from made_up import files_of
 from rendering import render
 from running import Result, Running, newest_run, one_error, start
-from test_resume import OPTIONS, limit_file_size
+from test_resume import OPTIONS
 from test_script import result_of, script, send, series, start_script, words_of
 from torch import nn
 
@@ -253,6 +254,12 @@ def test_a_signal_ignored_at_the_start_stays_ignored(layout, number, base, tmp_p
 # --- full disks
 
 
+def limit_file_size(size: int) -> None:
+    """The nearest thing to a full disk that needs no rights: writing past `size` bytes fails."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
 def on_a_full_disk(begin: Callable[..., Running], size: int, when: Any = None) -> Result:
     """Run a command whose files can have `size` bytes, from a moment on; its output is a pipe."""
     reading, writing = os.pipe()
@@ -285,6 +292,8 @@ def test_a_full_disk_is_one_line(layout, moment, size, base, tmp_path):
     ended = on_a_full_disk(functools.partial(train, layout, place, *words), size, when)
     if ended.code:
         one_error(ended, "free|space")
+    if layout == "package":
+        assert all(run.joinpath("config.resolved.yaml").exists() for run in place.glob("runs/*"))
     base.assert_continues(layout, place)
 
 

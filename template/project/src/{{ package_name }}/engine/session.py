@@ -52,8 +52,6 @@ class Session:
 
     def __enter__(self) -> Session:
         self.signals.listen()
-        if self.is_main and not self.resumed:
-            write_text(self.folder / "config.resolved.yaml", self.settings.to_yaml())
         return self
 
     def __exit__(
@@ -82,6 +80,8 @@ class Session:
 
         only: this phase alone (from 1), from the checkpoint of the one before.
         """
+        if self.is_main and not self.resumed:
+            write_text(self.folder / "config.resolved.yaml", self.settings.to_yaml())
         num_phases = len(self.settings.phases)
         if self.resumed and num_phases:
             checkpoint = Checkpoint(self.folder / "checkpoints", self.distributed)
