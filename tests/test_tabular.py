@@ -333,7 +333,7 @@ def test_bad_predictions_are_one_line(tmp_path):
         ("--input less.csv", "no column 'age'"),
         ("--input absent.csv", "No such file"),
         ("--output p.txt", "use .npz or .csv"),
-        ("--output absent/p.csv", "no such folder"),
+        ("--output absent/p.csv", "the folder does not exist"),
         ("--split tests", "invalid choice: .tests"),
     ]
     for words, says in bad:

@@ -16,7 +16,7 @@ def ranks_of(world: int, rank: int, batch: int, kind: str = "lanes") -> Any:
     """The part of a checkpoint of process `rank`, with a batch of `batch` samples."""
     module = engine("progress")
     by_width = kind in ("lanes", "bucket")
-    sizes = {"batch_size": batch, "batch_size_all_ranks": batch * world}
+    sizes = {"rank": rank, "batch_size": batch, "batch_size_all_ranks": batch * world}
     order = SimpleNamespace(kind=kind, by_width=by_width, **sizes)
     recurrent = engine("recurrent").RecurrentState()
     return module.Ranks(OneOf(world, rank), module.Progress(batch=6), recurrent, order)

@@ -63,7 +63,6 @@ class Loader:
         self.prefetch = data.prefetch_factor if self.workers else None
         self.pin = data.pin_memory and device.type == "cuda"
         self._reader = Reader(samples, store)
-        self._batches = 0
 
     def __len__(self) -> int:
         return len(self.order)
@@ -82,12 +81,7 @@ class Loader:
             generator=torch.Generator(),  # not the global generator, which dropout uses
         )
         for batch, rows in enumerate(batches):
-            self._batches += 1
             yield deliver(self.samples, rows, numbers[batch], starts_sequence[batch], self.device)
-
-    def stats(self) -> dict[str, float]:
-        """Return the number of batches so far, and the number of worker processes."""
-        return {"batches": self._batches, "workers": self.workers}
 
     def close(self) -> None:
         self._reader.maps.clear()

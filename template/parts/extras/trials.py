@@ -152,7 +152,9 @@ def main(loader: str) -> int:
         run = new_run("trial")
 
         def build(settings: Settings) -> Any:
-            return assemble(settings, distributed, open_store(settings), kind)
+            project = assemble(settings, distributed, open_store(settings))
+            project.loader_class = kind
+            return project
 
         with Session(run, settings, build, distributed, trial=True) as session:
             for phase in session.phases():

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 from .errors import UserError
 from .interfaces import Batch, Rows, Spans
 from .order import Order
-from .rows import deliver, gather, mapped, stored_dtype
+from .rows import count_bytes, deliver, gather, mapped, stored_dtype
 from .signals import leave_signals
 from .store import Store
 
@@ -77,7 +77,6 @@ class Loader:
             self.workers = self._automatic_workers(store)
         self._epoch = 0
         self._start = 0
-        self._batches = 0
         self._loader: DataLoader[Any] = DataLoader(
             Reader(store, getattr(samples, "host", None)),
             batch_size=None,
@@ -94,10 +93,8 @@ class Loader:
 
     def _automatic_workers(self, store: Store) -> int:
         """Return half of the cores, up to 8; 0 if a batch is small and needs no CPU work."""
-        batch_bytes = 0
         numbers = np.arange(min(self.order.batch_size, self.order.count))
-        for name, spans in self.samples.spans(numbers, 0).items():
-            batch_bytes += spans.starts.size * spans.width * store.arrays[name].row_bytes
+        batch_bytes = count_bytes(self.samples, store, numbers)
         if getattr(self.samples, "host", None) is None and batch_bytes < SMALL_BATCH_BYTES:
             return 0
         processes = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)  # of this run on this host
@@ -117,7 +114,6 @@ class Loader:
         self._start = start_batch
         try:
             for numbers, starts_sequence, rows in self._loader:
-                self._batches += 1
                 yield deliver(self.samples, rows, numbers, starts_sequence, self.device)
         except (RuntimeError, ConnectionError, EOFError) as error:
             if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
@@ -125,10 +121,6 @@ class Loader:
             single = "set ALLOW_UNSAFE_DATALOADER=0 for a single process"
             remedy = f"often memory ran out: lower data.num_workers, or {single}"
             raise UserError("a loader worker died", f"{self.workers} workers", remedy) from error
-
-    def stats(self) -> dict[str, float]:
-        """Batches so far, and the number of worker processes."""
-        return {"batches": self._batches, "workers": self.workers}
 
     def close(self) -> None:
         self._loader._iterator = None  # ends persistent workers

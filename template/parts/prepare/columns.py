@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -87,28 +89,13 @@ def is_time(block: Block, name: str) -> bool:
 class Columns:
     """Reads the columns of a table block by block, and numbers the values of its categories."""
 
-    def __init__(
-        self,
-        kinds: Kinds,
-        target: str = "",
-        limit: int = 0,
-        known: dict[str, list[str]] | None = None,
-    ):
-        """Set what to read; without `known`, categories are learned from the blocks.
-
-        limit: the maximum number of values of a category. known: the values of each category in
-        earlier data, in the order of their codes.
-        """
+    def __init__(self, kinds: Kinds, target: str = "", limit: float = math.inf):
+        """Set what to read. limit: the maximum number of values of a category."""
         self.kinds = kinds
         self.target = target
         self.limit = limit
-        self.is_learning = known is None
         self.rounded = set[str]()  # columns of whole numbers that float32 rounds
-        self.codes: dict[str, dict[str, int]] = {}  # category: {cell: code}
-        for name, kind in kinds.items():
-            if kind == "category":
-                cells = (known or {}).get(name, [])
-                self.codes[name] = {cell: code for code, cell in enumerate(cells, 1)}
+        self.codes: dict[str, dict[str, int]] = defaultdict(dict)  # codes of cells, by category
 
     def read_table(
         self, writer: StoreWriter, blocks: Iterable[Block], drop_missing: bool = False
@@ -121,7 +108,7 @@ class Columns:
         num_rows = 0
         for block in blocks:
             numbers, codes, has_target = self.read(block)
-            if self.target and not drop_missing and not has_target.all():
+            if not drop_missing and not has_target.all():
                 row = int(has_target.argmin())
                 remedy = "fill it in, remove the row, or add --drop-missing-targets"
                 raise block.error("the target is missing", row, self.target, remedy)
@@ -129,9 +116,12 @@ class Columns:
             writer.append(".codes", codes[has_target])
             num_rows += len(has_target)
 
-        self.print_notes()
+        for name in self.rounded:
+            what = "whole numbers beyond 2^24, which float32 rounds"
+            print(f"note: column '{name}' has {what}: try --category '{name}' or --drop '{name}'")
         arrays = [writer.appended(name) for name in (".numbers", ".codes")]
-        return Table(self.kinds, *arrays, self.levels(), self.target, num_rows)
+        levels = {name: list(codes) for name, codes in self.codes.items()}
+        return Table(self.kinds, *arrays, levels, self.target, num_rows)
 
     def read(self, block: Block) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return numbers (rows, columns), codes (rows, categories) and has_target (rows,)."""
@@ -157,12 +147,12 @@ class Columns:
         return table, np.array(codes, np.int32).reshape(len(codes), rows).T, has_target
 
     def _category(self, block: Block, name: str) -> np.ndarray:
-        """Return codes (rows,); 0 for missing cells and for values that training has not seen."""
+        """Return codes (rows,), 0 for missing cells; number the values that are new."""
         places, cells = encode(block.column(name))
         codes = self.codes[name]
         for cell in cells:
-            codes.setdefault(cell, len(codes) + 1 if self.is_learning else 0)
-        if self.is_learning and len(codes) > self.limit:
+            codes.setdefault(cell, len(codes) + 1)
+        if len(codes) > self.limit:
             remedy = f"leave it out with --drop '{name}', or raise --max-levels"
             if has_commas(list(codes)):
                 remedy = f"{COMMAS}; {remedy}"
@@ -179,21 +169,6 @@ class Columns:
         if ((large == large // 1) & (large != np.float32(large))).any():
             self.rounded.add(name)
         return values
-
-    def levels(self) -> dict[str, list[str]]:
-        """Return the values of each category, in the order of their codes."""
-        return {name: [cell for cell in codes if codes[cell]] for name, codes in self.codes.items()}
-
-    def print_notes(self) -> None:
-        """Print a note for each suspicious column."""
-        for name in self.rounded:
-            what = "whole numbers beyond 2^24, which float32 rounds"
-            print(f"note: column '{name}' has {what}: try --category '{name}' or --drop '{name}'")
-        for name, codes in self.codes.items():
-            unknown = [cell for cell, code in codes.items() if not code]
-            if unknown:
-                what = f"values that are not in the training data, such as '{unknown[0]}'"
-                print(f"note: column '{name}' has {what}")
 
 
 def time_features(block: Block, name: str, parts: list[str]) -> list[np.ndarray]:

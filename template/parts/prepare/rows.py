@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,11 +48,6 @@ class Table:
         return names
 
 
-def _slices(num_rows: int, size: int) -> Iterator[slice]:
-    for start in range(0, num_rows, size):
-        yield slice(start, start + size)
-
-
 def describe(table: Table, train: np.ndarray) -> tuple[Facts, list[tuple[str, ...]]]:
     """Return the metadata that a model is built from, and a summary line for each column.
 
@@ -67,15 +61,20 @@ def describe(table: Table, train: np.ndarray) -> tuple[Facts, list[tuple[str, ..
     for name, values in table.levels.items():
         categories.append({"name": name, "values": _known(values, counts[name])})
     (target,) = [fact for fact in features + categories if fact["name"] == table.target]
-    task = "regression"
-    if target in categories:
+    kinds = dict(table.kinds)
+    del kinds[table.target]
+    if target in features:
+        task = "regression"
+        features.remove(target)
+    else:
         task = "classification"
+        categories.remove(target)
         target = _describe_classes(table, target["values"], counts[table.target])
     facts = {
         "task": task,
-        "features": [fact for fact in features if fact["name"] != table.target],
-        "categories": [fact for fact in categories if fact["name"] != table.target],
-        "columns": {name: kind for name, kind in table.kinds.items() if name != table.target},
+        "features": features,
+        "categories": categories,
+        "columns": kinds,
         "target": target,
     }
     return facts, scaler.columns(table.names) + _lines(counts)
@@ -85,8 +84,8 @@ def _learn(table: Table, train: np.ndarray) -> tuple[Scaler, dict[str, np.ndarra
     """Compute the scale of each number, and the count of each code, over the training rows."""
     scaler = Scaler(len(table.names))
     counts = {name: np.zeros(len(values) + 1, int) for name, values in table.levels.items()}
-    for block in _slices(len(table), BLOCK_ROWS):
-        rows = block.start + np.flatnonzero(train[block])
+    for start in range(0, len(table), BLOCK_ROWS):
+        rows = start + np.flatnonzero(train[start : start + BLOCK_ROWS])
         scaler.add(table.numbers.take(rows, 0))
         for count, codes in zip(counts.values(), table.codes.take(rows, 0).T, strict=True):
             count += np.bincount(codes, minlength=len(count))
@@ -102,8 +101,14 @@ def _scales(names: list[str], scaler: Scaler) -> list[Facts]:
         if missing == scaler.rows:
             remedy = f"leave it out with --drop '{name}'"
             raise UserError("no training row has a value", f"column '{name}'", remedy)
-        scale = {"mean": float(mean[place]), "std": float(std[place])}
-        facts.append({"name": name, **scale, "missing": missing})
+        facts.append(
+            {
+                "name": name,
+                "mean": float(mean[place]),
+                "std": float(std[place]),
+                "missing": missing,
+            }
+        )
     return facts
 
 
@@ -142,8 +147,9 @@ def write(writer: StoreWriter, table: Table, facts: Facts, order: np.ndarray) ->
     fill = np.array(gaps, np.float32)
     new_codes = _new_codes(table, facts)
 
-    for piece in _slices(len(order), PIECE_ROWS):
-        numbers = table.numbers.take(order[piece], 0)
+    for start in range(0, len(order), PIECE_ROWS):
+        rows = order[start : start + PIECE_ROWS]
+        numbers = table.numbers.take(rows, 0)
         if gaps:
             values = numbers[:, ~is_target]
             writer.append("features", np.where(np.isnan(values), fill, values))
@@ -151,7 +157,7 @@ def write(writer: StoreWriter, table: Table, facts: Facts, order: np.ndarray) ->
             writer.append("target", numbers[:, is_target][:, 0])
 
         categories = []
-        columns = table.codes.take(order[piece], 0).T
+        columns = table.codes.take(rows, 0).T
         for name, column in zip(table.levels, columns, strict=True):
             codes = new_codes[name][column]
             if name == table.target:

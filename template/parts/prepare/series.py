@@ -55,7 +55,7 @@ def read_series(
     fill: `last` replaces empty cells with the last known value. Raises `UserError`, with row and
     column, for a table that is not a series.
     """
-    blocks = source.blocks("reading")
+    blocks = source.blocks()
     first = next(blocks)
     time, names = choose_columns(first, time, drop, only)
     remedy = "fix it" if only else "fix it, or see --drop"

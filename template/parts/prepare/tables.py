@@ -100,13 +100,13 @@ class Source:
             raise UserError(what, str(self.path), "point --input at the data")
         return sorted(paths)
 
-    def blocks(self, title: str) -> Iterator[Block]:
+    def blocks(self) -> Iterator[Block]:
         """Yield all rows, block by block. Raises `UserError` for files that are not a table."""
         files = self.files()
         starts: list[tuple[int, Path]] = []  # the first row of each file
         first = 0  # row of the next block
         waiting: Any = None  # rows that are in no block yet
-        with tqdm(desc=title, unit=" rows", unit_scale=True, leave=False, disable=None) as bar:
+        with tqdm(desc="reading", unit=" rows", unit_scale=True, leave=False, disable=None) as bar:
             for path in files:
                 starts.append((first + len(waiting or ()), path))
                 for table in self._tables(path):

@@ -19,7 +19,6 @@ from .evaluate import (
     new_loader,
     open_run,
     output_path,
-    predictions,
     write_output,
 )
 from .prepare import long_enough, read_stocks
@@ -92,7 +91,7 @@ def predict(project: Any, loader: Loader) -> dict[str, Any]:
     import numpy as np
 
     samples: Any = loader.samples
-    values = collected(predictions(project, loader), "target", "listed")
+    values = collected(project, loader, "target", "listed")
     listed = values.pop("listed")
     day, seat = np.nonzero(listed)
     sample = values.pop("index")[day]

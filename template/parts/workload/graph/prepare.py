@@ -204,7 +204,7 @@ def read_prices(source: Source) -> Iterator[tuple[np.ndarray, np.ndarray, list[s
 
     from ..prepare.scaling import PIECE_ROWS
 
-    for block in source.blocks("reading"):
+    for block in source.blocks():
         column = find_columns(block.table.column_names, source.path)
         date = dates(block, column["date"])
         places, tickers = tickers_of(block, column, len(date), source.path)

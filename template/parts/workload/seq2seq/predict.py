@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..engine.errors import UserError
 from ..engine.runs import find_run, typed_path
 from ..texts import has_rows, lines, rows
-from .evaluate import add_flags, new_loader, open_run, output_path, predictions, write_output
+from .evaluate import add_flags, new_loader, open_run, output_path, write_output
 
 if TYPE_CHECKING:
     from ..engine.interfaces import Batch
@@ -148,6 +148,9 @@ def check_known(sources: list[str], tokenizer: Any, trained: Store) -> None:
 
 def predict(project: Any, loader: Loader, arguments: argparse.Namespace) -> list[dict[str, str]]:
     """Return `source`, `prediction` and `target` of each pair, in the order of the dataset."""
+    from tqdm import tqdm
+
+    from ..engine.evaluation import predictions
     from ..tokenizer import restore
 
     tokenizer = restore(project.store.facts["tokenizer"])
@@ -164,12 +167,14 @@ def predict(project: Any, loader: Loader, arguments: argparse.Namespace) -> list
         return {"prediction": project.model.generate(source, present, longest, arguments.beams)}
 
     rows: dict[int, dict[str, str]] = {}
-    for batch, answered in predictions(project, loader, answer):
+    predicted = predictions(project, loader, answer)
+    for batch, answered in tqdm(predicted, "predicting", len(loader), leave=False, disable=None):
         tensors = {"source": batch["source"], **answered, "target": batch["targets"]}
         tokens = {name: tensor.tolist() for name, tensor in tensors.items()}
         for place, number in enumerate(batch["index"].tolist()):
             if number >= 0:
                 rows[number] = {name: text(lists[place]) for name, lists in tokens.items()}
+    loader.close()
     return [rows[number] for number in sorted(rows)]
 
 

@@ -25,33 +25,27 @@ WRITTEN = 20  # up to this number of classes, the matrix shows counts
 def examples(batch: Batch, predictions: Batch, project: Project) -> dict[str, Figure | str]:
     """Show predictions against truth, or a confusion matrix and the classes; and the worst rows."""
     facts = project.store.facts["target"]
-    if "classes" in facts:
-        return _of_classes(batch, predictions, facts["classes"])
     target = batch["target"].numpy()
     prediction = predictions["prediction"].numpy()
     columns = {
         "row of the split": batch["index"].numpy() + 1,
         "truth": target,
         "prediction": prediction,
-        "error": prediction - target,
     }
-    drawn: dict[str, Figure | str] = {"predictions": scatter(target, prediction, facts["name"])}
-    drawn["worst"] = worst(np.abs(prediction - target), columns)
-    return drawn
+    if "classes" not in facts:
+        columns["error"] = prediction - target
+        return {
+            "predictions": scatter(target, prediction, facts["name"]),
+            "worst": worst(np.abs(prediction - target), columns),
+        }
 
-
-def _of_classes(batch: Batch, predictions: Batch, names: list[str]) -> dict[str, Figure | str]:
-    target = batch["target"].numpy()
-    guesses = predictions["prediction"].numpy()
-    probability = predictions["probability"].numpy()[np.arange(len(target)), target]
+    names = facts["classes"]
     counts = np.zeros((len(names), len(names)), int)
-    np.add.at(counts, (target, guesses), 1)
-    columns = {
-        "row of the split": batch["index"].numpy() + 1,
-        "truth": np.array(names)[target],
-        "prediction": np.array(names)[guesses],
-        "probability of the truth": probability,
-    }
+    np.add.at(counts, (target, prediction), 1)
+    probability = predictions["probability"].numpy()[np.arange(len(target)), target]
+    columns["truth"] = np.array(names)[target]
+    columns["prediction"] = np.array(names)[prediction]
+    columns["probability of the truth"] = probability
     return {
         "confusion": confusion(counts, names),
         "classes": classes(counts, names),

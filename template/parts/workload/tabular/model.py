@@ -20,12 +20,10 @@ class Block(nn.Module):
     def __init__(self, width: int, dropout: float):
         super().__init__()
         self.linear = nn.Linear(width, width)
-        self.dropout = dropout
+        self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = functional.relu(self.linear(x))
-        hidden = functional.dropout(hidden, self.dropout, self.training)
-        return x + hidden
+        return x + self.dropout(functional.relu(self.linear(x)))
 
 
 class Network(nn.Module):

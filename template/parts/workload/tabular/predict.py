@@ -16,7 +16,6 @@ from .evaluate import (
     new_loader,
     open_run,
     output_path,
-    predictions,
     write_output,
 )
 
@@ -48,15 +47,15 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
             loader = new_loader(project, Path(temporary))
         else:
             loader = project.loader(arguments.split)
-        rows = collected(predictions(project, loader), "target")
+        rows = collected(project, loader, "target")
     del rows["index"]
-    classes = project.store.facts["target"].get("classes")
+    classes = project.store.facts["target"].get("classes", [])
+    content: Any = rows
     if output.suffix == ".csv":
-        write_output(output, as_csv(rows, classes))
+        content = as_csv(rows, classes)
     elif classes:
-        write_output(output, {**rows, "classes": classes})
-    else:
-        write_output(output, rows)
+        content = {**rows, "classes": classes}
+    write_output(output, content)
     print(f"{len(rows['prediction']):,} predictions of step {step} written to {output}")
 
 
@@ -70,15 +69,21 @@ def new_rows(path: Path, flags: dict[str, Any], trained: Store, folder: Path) ->
     from ..prepare.tables import Source
 
     facts = trained.facts
-    known = {column["name"]: column["values"] for column in facts["categories"]}
     with StoreWriter(folder, trained.workload) as writer:
-        blocks = Source(path, MISSING, flags, trained.source).blocks("reading")
-        table = Columns(facts["columns"], known=known).read_table(writer, blocks)
+        blocks = Source(path, MISSING, flags, trained.source).blocks()
+        table = Columns(facts["columns"]).read_table(writer, blocks)
         write(writer, table, facts, np.arange(len(table)))
         writer.splits = {"input": [0, len(table)]}
 
+    for column in facts["categories"]:
+        name = column["name"]
+        unknown = {*table.levels[name]} - {*column["values"]}
+        if unknown:
+            what = f"values that are not in the training data, such as '{min(unknown)}'"
+            print(f"note: column '{name}' has {what}")
 
-def as_csv(rows: dict[str, np.ndarray], classes: list[str] | None) -> bytes:
+
+def as_csv(rows: dict[str, np.ndarray], classes: list[str]) -> bytes:
     """Return the content of a CSV file: rows from 1, classes by name, and their probabilities."""
     import numpy as np
     import pyarrow as pa
@@ -88,7 +93,7 @@ def as_csv(rows: dict[str, np.ndarray], classes: list[str] | None) -> bytes:
     for name, array in rows.items():
         if array.ndim == 1:
             columns[name] = np.array(classes)[array] if classes else array
-    for number, name in enumerate(classes or []):
+    for number, name in enumerate(classes):
         columns[f"probability of {name}"] = rows["probability"][:, number]
     sink = pa.BufferOutputStream()
     write_csv(pa.table(columns), sink)

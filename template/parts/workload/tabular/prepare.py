@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
         raise UserError(what, "--seed", "use 0 or a larger whole number")
     parts = time_parts(arguments.time_features)
     source = Source(Path(arguments.input), MISSING, vars(arguments))
-    blocks = source.blocks("reading")
+    blocks = source.blocks()
     first = next(blocks)
     target = arguments.target
     kinds = survey(first, target, arguments.task, arguments.category, arguments.drop, parts)

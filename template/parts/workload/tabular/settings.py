@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from .engine.config import BatchSize, Decay, LoaderSettings, Positive, Section, defaults
+from .engine.config import Decay, LoaderSettings, Positive, Section, defaults
 
 WORKLOAD = "tabular"
 """Stored in each prepared dataset; a project with another workload rejects the dataset."""
@@ -16,7 +16,6 @@ LEARNING_RATE = 1e-3
 class Data(LoaderSettings):
     """Where the dataset is, the order of its rows, and how they reach the device."""
 
-    batch_size: BatchSize = 32
     order: Literal["auto", "full", "block", "time"] = "auto"
 
 

@@ -15,7 +15,6 @@ from .evaluate import (
     new_loader,
     open_run,
     output_path,
-    predictions,
     write_output,
 )
 from .prepare import add_new, new_store
@@ -40,7 +39,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
         else:
             loader = project.loader(arguments.split)
         samples: Any = loader.samples
-        windows = collected(predictions(project, loader), "target")
+        windows = collected(project, loader, "target")
         index = windows.pop("index")
         if "time" in samples.store.arrays:
             times = samples.store.arrays["time"].rows()

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from .interfaces import Batch
+from .order import Order
 
 State = Any
 """Nested tuples, lists and dicts of tensors, batch axis first."""
@@ -48,11 +49,15 @@ class RecurrentState:
             return None
         return tree_map(Tensor.cpu, self.states[True])
 
-    def load_state_dict(self, ranks: list[State | None], rows: slice, device: torch.device) -> None:
-        """Load `rows` of the concatenated states that the ranks saved."""
+    def load_state_dict(
+        self, ranks: list[State | None], order: Order, device: torch.device
+    ) -> None:
+        """Load the rows of this rank's lanes from the concatenated states that the ranks saved."""
         self.states.clear()
         if ranks[0] is None:
             return
+        first = order.rank * order.batch_size
+        rows = slice(first, first + order.batch_size)
 
         def take(*values: Tensor) -> Tensor:
             return torch.cat(values)[rows].clone().to(device)

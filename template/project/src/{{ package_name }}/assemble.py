@@ -50,13 +50,10 @@ def open_store(settings: Settings, synthetic: bool = True) -> Store:
     return Store.open(folder, WORKLOAD)
 
 
-def assemble(
-    settings: Settings, distributed: Distributed, store: Store, loader_class: type[Loader] = Loader
-) -> Project:
+def assemble(settings: Settings, distributed: Distributed, store: Store) -> Project:
     """Build a project with new weights, drawn from the seed.
 
-    loader_class: another loader than the project's own, for a comparison. Raises `UserError` if the
-    device lacks the precision, or if the model breaks its contract.
+    Raises `UserError` if the device lacks the precision, or if the model breaks its contract.
     """
     device = distributed.device
     training = settings.training
@@ -91,7 +88,7 @@ def assemble(
         model,
         wrapped,
         dataset,
-        loader_class,
+        Loader,
         optimization.describe(settings, distributed, decided),
     )
 

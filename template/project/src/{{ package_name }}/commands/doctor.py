@@ -13,12 +13,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from ..engine import gpus
 from ..engine.errors import UserError
 from ..engine.explanations import explain
 from ..engine.runs import device_line, versions
+from ..engine.yaml_text import parse
 
 if TYPE_CHECKING:
     from ..config import Settings
@@ -43,7 +42,7 @@ def run(arguments: argparse.Namespace, load: Callable[[], Settings]) -> int:
     card = gpus.this_card()
     answers: Answers = {}
     if ANSWERS.exists():
-        answers = yaml.safe_load(ANSWERS.read_text(encoding="utf-8"))
+        answers = parse(ANSWERS.read_text(encoding="utf-8"))
     checks: dict[str, Callable[[], Finding]] = {
         "driver": lambda: check_driver(card, answers),
         "wheel": lambda: check_wheel(card),

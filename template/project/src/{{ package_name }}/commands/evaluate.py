@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +17,6 @@ from ..engine.runs import device_line, find_run, typed_path, typed_run
 if TYPE_CHECKING:
     import numpy as np
 
-    from ..engine.interfaces import Batch
     from ..engine.loader import Loader
     from ..engine.project import Project
 
@@ -51,7 +50,6 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     split = arguments.split
     settings = load(folder / "config.resolved.yaml")
 
-    from .. import dataset
     from ..engine.evaluation import evaluate, timed
     from ..engine.report import aligned, side_by_side
     from ..engine.tracker import Tracker
@@ -66,7 +64,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
         return
 
     metrics = project.finish(sums, split)
-    baselines = dataset.baselines(project.store, project.settings, split)
+    baselines = project.dataset.baselines(project.store, project.settings, split)
     result = {"split": split, "step": step, "metrics": metrics, "baselines": baselines}
     write_json(folder / "evaluation.json", result)
     tracker = Tracker(folder, project.settings)
@@ -75,12 +73,16 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
     tracker.close()
 
     count = loader.order.count
-    state = {row["name"]: row["state"] for row in project.optimizations}
-    conditions = ", ".join(f"{name} {state[name]}" for name in CONDITIONS)
-    print(f"{device_line(project.device)}, {conditions}")
+    print(f"{device_line(project.device)}, {conditions(project)}")
     print(f"{folder}: {split} split, checkpoint of step {step}")
     print(f"{count:,} samples in {seconds:.1f} s, {count / seconds:,.0f} samples/s")
     print("\n".join(aligned(*side_by_side({"model": metrics, **baselines}))))
+
+
+def conditions(project: Project) -> str:
+    """Return the states of the optimizations in `CONDITIONS`, as a line."""
+    state = {row["name"]: row["state"] for row in project.optimizations}
+    return ", ".join(f"{name} {state[name]}" for name in CONDITIONS)
 
 
 def averages() -> dict[str, Any]:
@@ -196,30 +198,21 @@ def new_loader(project: Project, folder: Path) -> Loader:
     return replace(project, store=Store.open(folder)).loader("input")
 
 
-def predictions(
-    project: Any, loader: Loader, answer: Callable[[Batch], Batch] | None = None
-) -> Iterator[tuple[Batch, Batch]]:
-    """Yield what `engine.evaluation.predictions` does, with a progress bar; close the loader."""
-    from tqdm import tqdm
-
-    from ..engine import evaluation
-
-    batches = evaluation.predictions(project, loader, answer)
-    yield from tqdm(batches, "predicting", len(loader), leave=False, disable=None)
-    loader.close()
-
-
-def collected(predicted: Iterable[tuple[Batch, Batch]], *names: str) -> dict[str, np.ndarray]:
+def collected(project: Any, loader: Loader, *names: str) -> dict[str, np.ndarray]:
     """Return the predictions for all samples, and the arrays `names` of their batches.
 
-    Arrays are (N, …), in the order of the samples.
+    Arrays are (N, …), in the order of the samples. The loader is closed.
     """
-    from ..engine.evaluation import joined, present_rows
+    from tqdm import tqdm
 
+    from ..engine.evaluation import joined, predictions, present_rows
+
+    predicted = predictions(project, loader)
     batches = []
-    for batch, values in predicted:
+    for batch, values in tqdm(predicted, "predicting", len(loader), leave=False, disable=None):
         known = {name: batch[name] for name in ("index", *names) if name in batch}
         batches.append(present_rows(values | known, batch["present"]))
+    loader.close()
     arrays = {name: tensor.numpy() for name, tensor in joined(batches).items()}
     order = arrays["index"].argsort(kind="stable")  # lanes visit samples in another order
     return {name: array[order] for name, array in arrays.items()}

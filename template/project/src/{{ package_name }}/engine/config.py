@@ -278,8 +278,9 @@ class Settings(Section):
                 continue
             if key == "phases":
                 value = self.resolved()[key]
-            row = {"name": key, "value": value, "default": setting.default}
-            rows.append({**row, "origin": self.origins[key]})
+            origin = self.origins[key]
+            default = setting.default
+            rows.append({"name": key, "value": value, "default": default, "origin": origin})
         return rows
 
     def without_effect(self, keys: Iterable[str], why: str) -> list[str]:

@@ -8,11 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
-
-import yaml
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .errors import UserError
+from .yaml_text import parse
 
 if TYPE_CHECKING:
     import torch
@@ -81,9 +80,7 @@ def this_card(device: torch.device | None = None) -> Card:
 @cache
 def table() -> dict[str, Gpu]:
     """Return every GPU of the table by its key."""
-    # If PyYAML was built with libyaml, that is ten times as fast.
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    rows = yaml.load(TABLE.read_text(encoding="utf-8"), loader)
+    rows: Any = parse(TABLE.read_text(encoding="utf-8"))
     return {key: Gpu(key, **row) for key, row in rows.items()}
 
 

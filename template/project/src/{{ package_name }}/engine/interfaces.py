@@ -84,8 +84,6 @@ class Loader(Protocol):
     def epoch(self, number: int, start_batch: int = 0) -> Iterator[Batch]:
         """Yield epoch `number` from batch `start_batch` on; the seed and both numbers decide it."""
 
-    def stats(self) -> dict[str, float]: ...
-
     def close(self) -> None: ...
 
 

@@ -22,6 +22,7 @@ from .explanations import out_of_memory
 from .interfaces import Batch, Output, require_attributes
 from .optimization import compiles
 from .progress import random_state, set_random_state
+from .rows import count_bytes
 
 if TYPE_CHECKING:
     from .config import Settings
@@ -45,10 +46,7 @@ def check_rows(project: Project, loaders: list[Any]) -> None:
 def row_bytes(project: Project, loader: Any) -> int:
     """Return the mean size of the first samples' rows as they are stored, padding included."""
     numbers = loader.order.sample(np.arange(min(NUM_PROBES, loader.order.count)))
-    total = 0
-    for name, spans in loader.samples.spans(numbers, 0).items():
-        total += spans.starts.size * spans.width * project.store.arrays[name].row_bytes
-    return EXTRA_BYTES + total // len(numbers)
+    return EXTRA_BYTES + count_bytes(loader.samples, project.store, numbers) // len(numbers)
 
 
 def dry_run(project: Project, loader: Any) -> float:

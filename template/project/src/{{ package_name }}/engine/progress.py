@@ -107,24 +107,20 @@ class Ranks:
         ranks = state["ranks"]
         size = state["batch_size_all_ranks"]
         if size != self.order.batch_size_all_ranks:
-            self._convert_batch(size)
+            if self.order.by_width and self.progress.batch:
+                kind = self.order.kind
+                what = f"in an epoch of the order {kind}, a batch must have {size} samples"
+                remedy = f"make data.batch_size × {self.distributed.world} processes equal {size}"
+                raise UserError(what, "--resume", remedy)
+            # The same sample follows, in batches of another size.
+            self.progress.batch = self.progress.batch * size // self.order.batch_size_all_ranks
         elif self.recurrent is not None:
             carries = [rank.get("carry") for rank in ranks]
-            first = self.distributed.rank * self.order.batch_size
-            rows = slice(first, first + self.order.batch_size)
-            self.recurrent.load_state_dict(carries, rows, self.distributed.device)
+            self.recurrent.load_state_dict(carries, self.order, self.distributed.device)
         if len(ranks) == self.distributed.world:
             set_random_state(ranks[self.distributed.rank]["random"])
         else:
             seed_everything((torch.initial_seed() + self.progress.step) % 2**32)
-
-    def _convert_batch(self, size: int) -> None:
-        """Convert the position in an epoch whose batches had `size` samples over all ranks."""
-        if self.order.by_width and self.progress.batch:
-            what = f"in an epoch of the order {self.order.kind}, a batch must have {size} samples"
-            remedy = f"make data.batch_size × {self.distributed.world} processes equal {size}"
-            raise UserError(what, "--resume", remedy)
-        self.progress.batch = self.progress.batch * size // self.order.batch_size_all_ranks
 
 
 class Hooks:

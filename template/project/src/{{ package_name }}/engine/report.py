@@ -195,25 +195,22 @@ def aligned(header: Cells, rows: Sequence[Cells]) -> list[str]:
     return lines
 
 
-def show(value: Any, digits: int = 5) -> str:
-    """Format a cell: floats with so many significant digits, large ones without decimals."""
+def show(value: Any) -> str:
+    """Format a cell: floats with five significant digits, large ones without decimals."""
     if value is None:
         return ""
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, float):
         is_large = 1e3 <= abs(value) < 1e15
-        return f"{value:,.0f}" if is_large else f"{value:.{digits}g}"
+        return f"{value:,.0f}" if is_large else f"{value:.5g}"
     if isinstance(value, int):
         return f"{value:,}"
     return str(value).replace("\n", " ")
 
 
 def duration(seconds: float) -> str:
-    """Format seconds as `3.2 s`, from a minute on as `1:02:03`, from two days on as `12 days`."""
-    days = seconds / 86_400
-    if days >= 2:
-        return f"{days:,.0f} days"
+    """Format seconds as `3.2 s`, from a minute on as `1:02:03` or `12 days, 1:02:03`."""
     return f"{seconds:.1f} s" if seconds < 60 else str(timedelta(seconds=round(seconds)))
 
 

@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from .interfaces import Batch, Rows, Samples, Spans
-from .store import Array
+from .store import Array, Store
 
 # PyTorch on a CPU cannot index unsigned types; these have the same bits.
 SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32}
@@ -26,6 +28,14 @@ def stored_dtype(array: Array) -> torch.dtype:
     """Return the dtype of `Rows.values` for this array."""
     dtype: torch.dtype = getattr(torch, array.dtype)
     return dtype
+
+
+def count_bytes(samples: Any, store: Store, numbers: np.ndarray) -> int:
+    """Return the bytes of the samples' rows as they are stored, padding included."""
+    total = 0
+    for name, spans in samples.spans(numbers, 0).items():
+        total += spans.starts.size * spans.width * store.arrays[name].row_bytes
+    return total
 
 
 def gather(source: Tensor, spans: Spans, out: Tensor | None = None) -> Tensor:

@@ -46,7 +46,7 @@ class Hook:
         self.waited += seconds * row["data_wait_fraction"]
         if self.seconds < WAIT_SECONDS:
             return
-        workers = run.loader.stats().get("workers")
+        workers = getattr(run.loader, "workers", None)
         text = data_wait(self.waited / self.seconds, workers)
         if text:
             run.monitor.alert(row["step"], "input-bound", text)

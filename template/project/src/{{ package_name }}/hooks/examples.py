@@ -7,8 +7,10 @@ change no random numbers of the training. If they fail, a note is printed and tr
 
 from __future__ import annotations
 
+import math
 import time
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,16 +94,13 @@ def predict_samples(project: Project, loader: Any, examples: Any) -> list[Batch]
     answer = None
     if hasattr(examples, "answer"):
         answer = partial(examples.answer, project)
-    count = 0
+    count = math.ceil(examples.SAMPLES / loader.order.batch_size)
     batches: list[Batch] = []
     answers: list[Batch] = []
-    for batch, predicted in predictions(project, loader, answer):
+    for batch, predicted in islice(predictions(project, loader, answer), count):
         present = batch["present"]
         batches.append(present_rows(batch, present))
         answers.append(present_rows(predicted, present))
-        count += int(present.sum())
-        if count >= examples.SAMPLES:
-            break
     return [joined(batches), joined(answers)]
 
 
