@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import importlib
 import json
 import re
 import shlex
@@ -14,7 +13,7 @@ import pytest
 import reference
 import torch
 from rendering import REPOSITORY, questions, render
-from running import PACKAGE, newest_run, rows, run
+from running import EXAMPLES, PACKAGE, check_run, newest_run, rows
 from test_tier_b import TINY
 from variants import SCRIPTS, choices, gpus
 
@@ -188,19 +187,14 @@ def keys(records: list[dict[str, Any]]) -> set[str]:
     return {name for record in records for name in record}
 
 
-def draws_examples() -> None:
-    """In the process of the run, where tests draw none."""
-    examples: Any = importlib.import_module(f"{PACKAGE}.hooks.examples")
-    examples.THERE = True
-
-
 @pytest.fixture(scope="module", params=WORKLOADS)
 def trained(request, tmp_path_factory):
     """A workload, and a folder with a short run of it."""
     folder = tmp_path_factory.mktemp(request.param)
-    for words in (("train", *TINY[request.param], *SHORT), ("evaluate",)):
-        done = run(render(workload=request.param), *words, cwd=folder, before=draws_examples)
-        assert done.code == 0, done.err
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(EXAMPLES, "1")
+        for words in (("train", *TINY[request.param], *SHORT), ("evaluate",)):
+            check_run(render(workload=request.param), *words, cwd=folder)
     return request.param, folder
 
 
