@@ -58,7 +58,7 @@ def test_waiting_for_data_is_judged_over_a_stretch():
     count."""
     said: list[str] = []
     loud = SimpleNamespace(alert=lambda step, kind, text: said.append(text))
-    loader = SimpleNamespace(stats=lambda: {"workers": 4})
+    loader = SimpleNamespace(workers=4)
     run = SimpleNamespace(monitor=loud, loader=loader, settings=SETTINGS)
     hook = alerts.Hook()
 

@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace, load: Callable[[], Settings]) -> int:
     """Run every check, even if an earlier one failed; then print what training sets."""
     settings = load()
     card = gpus.this_card()
-    answers: Answers = {}
+    answers: Any = {}
     if ANSWERS.exists():
         answers = parse(ANSWERS.read_text(encoding="utf-8"))
     checks: dict[str, Callable[[], Finding]] = {
