@@ -74,7 +74,6 @@ FILES = [
     ("model:\n  width:\n", "model.width", "empty"),
     ("schedule: {name: cosin}", "'cosin'", "cosine, onecycle, linear or constant"),
     ("data: {batch_size: 0}", "data.batch_size", "at least 1"),
-    ("data: {num_workers: 257}", "257", "at least 0 and at most 256 or auto"),
     ("optimizer: {learning_rate: .nan}", "nan", "number above 0"),
     ("data: 5", "section 'data'", "5"),
     ("data:\n  path: a\n  path: b\n", "duplicate key 'path'", "line 3"),

@@ -290,7 +290,7 @@ def test_a_full_disk_is_one_line(layout, moment, size, base, tmp_path):
     if moment in ("step", "save"):
         when = functools.partial(at, layout, moment, call=2)
     ended = on_a_full_disk(functools.partial(train, layout, place, *words), size, when)
-    if ended.code:
+    if ended.code or size < 2_000:  # no checkpoint is that small
         one_error(ended, "free|space")
     if layout == "package":
         assert all(run.joinpath("config.resolved.yaml").exists() for run in place.glob("runs/*"))
@@ -326,7 +326,7 @@ def test_prepare_leaves_the_old_data_or_the_new(attack, tmp_path):
         assert (ended.code, ended.errors()) == (128 + attack, [])
     else:
         ended = on_a_full_disk(functools.partial(prepare, tmp_path, 3000), attack)
-        if ended.code:
+        if ended.code or attack < 2_000:
             one_error(ended, "free|space")
     assert "Traceback" not in ended.err
     if ended.code:
