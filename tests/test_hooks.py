@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 import shutil
 from pathlib import Path
 
@@ -203,7 +204,8 @@ def test_an_error_in_a_hook_ends_the_run(hooked, place):
     result = run(hooked("bad", source), "train", *WORDS, cwd=place)
     assert result.code == 1
     assert "by chance" in result.err
-    assert "failed" in (newest_run(place) / "status.json").read_text()
+    status = (newest_run(place) / "status.json").read_text()
+    assert re.search(r'"failed".*"OSError: by chance: bad\.py:\d+"', status, flags=re.DOTALL)
 
 
 @pytest.mark.first(1)

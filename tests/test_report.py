@@ -141,7 +141,8 @@ def test_a_whole_run(whole):
 def test_how_it_ended(undrawn, tmp_path, state, reason, expected):
     """A killed run stands at its last logged step."""
     status = {"state": state, "reason": reason, "step": 40}
-    page = page_of(make_run(tmp_path / "run", steps(100), status=status))
+    rows = steps(100) + evaluations(float("nan"))
+    page = page_of(make_run(tmp_path / "run", rows, status=status))
     assert f"- state: {expected}\n" in page
     assert "- best: no evaluation with a finite loss yet" in page
 
@@ -153,7 +154,7 @@ def test_what_is_cut_or_damaged_is_left_out(undrawn, tmp_path, tail):
     empty = make_run(tmp_path / "empty", tail=tail)
     (empty / "env.json").write_text('{"state": "fin')
     (empty / "status.json").write_text('{"state": "fin')
-    assert "at step 0" in page_of(empty)
+    assert "at step 0\n- best: none: no evaluation ran yet\n" in page_of(empty)
     cut = make_run(tmp_path / "cut", steps(100), tail=tail)
     assert page_of(cut).replace("cut", "run") == page_of(make_run(tmp_path / "run", steps(100)))
 

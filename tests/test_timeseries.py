@@ -231,13 +231,15 @@ def test_predicts_a_split_and_what_comes_after_new_data(tmp_path):
     written(tmp_path, text(values()[:900]), "new.csv")
     new = SERIES.predicted(tmp_path, "--input", "new.csv")
     hour = np.datetime64("2020-01-01T00", "s").astype(np.int64) + 3600 * 899
+    assert new["columns"].tolist() == ["wave", "walk", "noise"]
     assert new["time"][-1] == hour  # the last window begins behind the file's last row
     place = int(np.flatnonzero(new["time"] == split["time"][0])[0])
     same_windows = new["prediction"][place:][:40]
     np.testing.assert_allclose(same_windows, split["prediction"][:40], rtol=1e-5, atol=1e-5)
 
     for content, says in (
-        (text(values()[:23]), "23 rows are shorter than a history of 24"),
+        (text(values()[:23]), "23 rows are shorter than a history of 24: .*at least 24 such rows"),
+        (with_line(5, f"{FOUR},1,,3"), "an empty cell: .*row 5"),
         (text(values()[:50]).replace("00:00,", "00:00,x"), "is not a number.*fix it$"),
     ):
         written(tmp_path, content, "new.csv")

@@ -240,6 +240,8 @@ def test_files_without_use_are_deleted_and_can_be_brought_back(upstream, tmp_pat
     project = copied(upstream, tmp_path / "project", which=copier, extras=extras)
     edited = project / "src/my_training/commands/benchmark.py"
     edited.write_text(edited.read_text(encoding="utf-8") + "\n\nMINE = True\n", encoding="utf-8")
+    for line in ("\n\t$(RUN) report", "\nprofile: ## "):  # the neighbours of what goes
+        replace(project / "Makefile", line, f"{line} more")
     commit(project)
     run_copier(copier, *CHANGE, "extras=[profile]", cwd=project)
     assert " D src/my_training/commands/benchmark.py" in changed(project)

@@ -78,6 +78,11 @@ def code(value: object) -> str:
     return f"`{value}`" if value not in ("", None) else ""
 
 
+def without_emphasis(text: str) -> str:
+    """Text with `*` as it is, which Markdown reads as emphasis outside of code."""
+    return re.sub(r"(`[^`]*`)|\*", lambda match: match[1] or r"\*", text)
+
+
 def code_word(text: str) -> str:
     """A default as code, unless it is words."""
     return text if " " in text or text == "required" else code(text)
@@ -153,7 +158,8 @@ def all_settings() -> dict[str, Variants]:
         for key, setting in module("config", *place).SETTINGS.items():
             if place.tracker != "none" and not key.startswith("tracker."):
                 continue
-            described = Described(setting.allowed, written(setting.default), meanings.get(key, ""))
+            meaning = without_emphasis(meanings.get(key, ""))
+            described = Described(setting.allowed, written(setting.default), meaning)
             settings.setdefault(key, {}).setdefault(described, []).append(place)
     return settings
 

@@ -193,9 +193,11 @@ def test_other_facts_are_refused_before_anything_is_loaded(tmp_path):
 
 def test_another_model_is_one_line(tmp_path):
     save(tmp_path, 1)
-    other = engine("checkpoint").Checkpoint(tmp_path, OneOf(), model=nn.Linear(2, 2))
+    model = nn.Sequential(*[nn.Linear(2, 2) for _ in range(4)])
+    other = engine("checkpoint").Checkpoint(tmp_path, OneOf(), model=model)
     with pytest.raises(engine("errors").UserError, match="does not fit the model") as caught:
         other.load_model("last")
+    assert str(caught.value).count('"') == 6  # three names
     assert "\n" not in str(caught.value)
 
 

@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace, load: Callable[[], Settings]) -> int:
             line = f"because {cause} failed"
         else:
             states[name], line = attempt(check, bench)
-        print(f"{states[name]:9} {name:11} {line}", flush=True)
+        print(f"{states[name]:9} {name:12} {line}", flush=True)
     return int("failed" in states.values())
 
 

@@ -220,7 +220,7 @@ def check_future(bench: Bench) -> str:
                 break
     if not looked:
         raise Skipped("no stored row changes a target")
-    return f"{looked} such rows"
+    return f"no target reaches its own prediction ({looked} rows tried)"
 
 
 def check_causal(

@@ -55,7 +55,8 @@ def make_frames(
         bars = resample(series, step, rules)
         if len(bars) < history:
             what = f"{len(bars)} rows are shorter than a history of {history}"
-            raise UserError(what, f"time frame '{name}'", "add rows, or use a smaller --history")
+            remedy = f"give at least {history} such rows, or `prepare` with a smaller --history"
+            raise UserError(what, f"time frame '{name}'", remedy)
         frames.append(Frame(name, bars, history))
         finer_step = step
     return frames

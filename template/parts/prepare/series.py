@@ -78,7 +78,8 @@ def read_series(
         last_values = values[-1]
 
     if num_empty:
-        print(f"note: {num_empty:,} empty cells filled with the last value")
+        cells = "cell" if num_empty == 1 else "cells"
+        print(f"note: {num_empty:,} empty {cells} filled with the last value")
     times = writer.appended(".times")
     return Series(names, times, writer.appended(".values"), find_step(times))
 
@@ -122,7 +123,7 @@ def check_gaps(block: Block, names: list[str], values: np.ndarray, fill: str | N
     rows, columns = np.nonzero(np.isnan(values))
     if len(rows):
         what = "an empty cell"
-        remedy = "fill it in, or add --fill last to use the last known value"
+        remedy = "fill it in, or run `prepare` with --fill last to use the last known value"
         if fill:
             what = "an empty cell has no earlier value to fill it with"
             remedy = "fill it in, or start the file at a later row"

@@ -22,12 +22,18 @@ from .prepare import add_new, new_store
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `predict`."""
-    add_flags(parser, ".npz", "predictions.npz")
+    endings = ".npz; `time` in it, if any, is in seconds since 1970, or a row number"
+    add_flags(parser, endings, "predictions.npz")
     add_new(parser)
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
-    """Write `prediction` for each window, `target` if known, and `time`, its last known row."""
+    """Write `prediction` for each window, and `target` if known.
+
+    For a series also `columns`, the names of the targets, and `time`, the last known row.
+    """
+    import numpy as np
+
     folder = find_run(arguments.run)
     output = output_path(arguments.output, folder / "predictions.npz", ".npz")
     settings = load(folder / "config.resolved.yaml")
@@ -44,5 +50,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
         if "time" in samples.store.arrays:
             times = samples.store.arrays["time"].rows()
             windows["time"] = times[samples.first - 1 + index]
+            facts = samples.store.facts
+            windows["columns"] = np.array(facts["columns"])[facts["targets"]]
     write_output(output, windows)
     print(f"{len(index):,} forecasts of step {step} are in {output}")

@@ -97,6 +97,7 @@ def fill(
         "rows": len(series),
         "split": arguments.split,
         "aggregate": rules,
+        "fill": arguments.fill,
         "time_column": arguments.time_column,
         **source.written,
     }
@@ -160,7 +161,8 @@ def new_store(path: Path, flags: dict[str, Any], trained: Store, folder: Path) -
     source = Source(path, EMPTY, flags, origin)
     with StoreWriter(folder, trained.workload) as writer:
         time = origin.get("time_column")
-        series = read_series(writer, source, time, [], "last", facts["columns"])
+        gaps = origin.get("fill", "last")  # data of older versions do not say
+        series = read_series(writer, source, time, [], gaps, facts["columns"])
         frames = make_frames(series, names, histories, origin.get("aggregate", {}))
         base = frames[0].bars
         step = facts["frames"][0]["step"]

@@ -215,10 +215,13 @@ class Checkpoint:
         try:
             self.parts["model"].load_state_dict(state["model"])
         except RuntimeError as error:
-            # PyTorch prints a page of names: the first one is enough.
+            # PyTorch prints a page of names: three are enough.
             first = " ".join(str(error).split("\n\t")[1:2]).strip()
+            first = ', "'.join(first.split(', "')[:3])
             what = f"the checkpoint does not fit the model ({first})"
-            remedy = "keep the model's settings, or start a new run"
+            remedy = (
+                "model.py or its settings changed since the run: restore them, or start a new run"
+            )
             raise UserError(what, str(path), remedy) from error
 
 

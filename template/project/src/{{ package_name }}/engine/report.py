@@ -106,6 +106,8 @@ def summary(record: Record) -> list[tuple[str, str]]:
 def best_line(record: Record) -> str:
     """Describe the evaluation with the lowest loss."""
     best = record.best
+    if not record.evaluations:
+        return "none: no evaluation ran yet"
     if not best:
         return "no evaluation with a finite loss yet"
     line = f"{best['split']} loss {show(best['loss'])} at step {best['step']:,}"

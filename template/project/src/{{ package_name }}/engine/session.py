@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import signal
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -188,7 +189,7 @@ class Session:
             return "failed", str(error)
         reason = ""
         if error is not None:
-            reason = f"{type(error).__name__}: {error}"
+            reason = f"{type(error).__name__}: {error}{place_of(error)}"
         elif self.exit_code:
             reason = signal.Signals(self.exit_code - 128).name
         elif not self.finished:
@@ -197,3 +198,12 @@ class Session:
         if error is not None and not isinstance(error, BrokenPipeError):
             return "failed", reason
         return "finished" if self.finished else "stopped", reason
+
+
+def place_of(error: BaseException) -> str:
+    """Return `: model.py:59`, the innermost line in this package; empty if there is none."""
+    package = str(Path(__file__).parent.parent)
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if frame.filename.startswith(package):
+            return f": {Path(frame.filename).name}:{frame.lineno}"
+    return ""

@@ -97,12 +97,17 @@ def print_summary(
         print(f"note: the test split is empty: {remedy}")
     size = sum(file["bytes"] for file in data.files.values())
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    print(f"size:       {size / 1e6:,.1f} MB of data, {memory / 1e9:,.0f} GB of memory")
+    in_memory = f"this machine has {memory / 1e9:,.0f} GB of memory"
+    print(f"size:       {size / 1e6:,.1f} MB of data; {in_memory}")
     if size > memory and "chunk_size_gb" in Loader.WITHOUT_EFFECT:
         command = "copier update --defaults -r :current: -d loader=chunk"
         print(f"note: the data are larger than memory: change the loader: {command}")
-    print(f"written to: {'nowhere, because of --dry-run' if dry_run else data.folder}")
+    if dry_run:
+        print("written to: nowhere, because of --dry-run")
+        print("next:       the same command without --dry-run")
+        return
     package = (__package__ or "").partition(".")[0]
+    print(f"written to: {data.folder}")
     print(f"next:       python -m {package} train")
 
 
