@@ -225,7 +225,7 @@ def test_the_ladder_of_precisions_is_the_cards(card, precision, expected):
     assert [value for value, _ in itertools.groupby(ladder)] == expected
     single = {row.switch: row.overrides["training.precision"] for row in rows}
     assert single["loader"] == expected[-1]
-    assert switches["fp8"].why_not == ("V100 has no fp8" if card == "v100" else "")
+    assert switches["fp8"].why_not == ("V100 does not support fp8" if card == "v100" else "")
 
 
 def test_everything_off_and_on_are_what_they_say():

@@ -197,15 +197,15 @@ def aligned(header: Cells, rows: Sequence[Cells]) -> list[str]:
     return lines
 
 
-def show(value: Any) -> str:
-    """Format a cell: floats with five significant digits, large ones without decimals."""
+def show(value: Any, digits: int = 5) -> str:
+    """Format a cell: floats with so many significant digits, large ones without decimals."""
     if value is None:
         return ""
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, float):
         is_large = 1e3 <= abs(value) < 1e15
-        return f"{value:,.0f}" if is_large else f"{value:.5g}"
+        return f"{value:,.0f}" if is_large else f"{value:.{digits}g}"
     if isinstance(value, int):
         return f"{value:,}"
     return str(value).replace("\n", " ")
