@@ -89,12 +89,12 @@ def test_every_workload_and_framework_is_measured(answers, tmp_path):
 
 
 def test_a_wrong_row_is_flagged_and_a_right_one_is_not(tmp_path):
-    def explode(optimizer: Any, *_: Any) -> None:
+    def explode(optimizer, *_):
         with torch.no_grad():
             for group in optimizer.param_groups:
                 torch._foreach_mul_(group["params"], 3.0)
 
-    def fault(settings: dict[str, Any]) -> None:
+    def fault(settings):
         if settings["reproducibility"]["deterministic"]:
             torch.optim.AdamW.step = explode  # type: ignore[assignment,method-assign]
 
@@ -109,7 +109,7 @@ def test_an_interrupted_benchmark_is_resumed(tmp_path):
     project = render()
     log = tmp_path / "launched"
 
-    def stop_at_the_third(settings: dict[str, Any]) -> None:
+    def stop_at_the_third(settings):
         with open(log, "a") as file:
             file.write("x")
         if log.read_text() == "xxx":
@@ -127,11 +127,11 @@ def test_an_interrupted_benchmark_is_resumed(tmp_path):
 
 
 def test_a_row_that_fails_is_named_with_the_reason(tmp_path):
-    def fault(settings: dict[str, Any]) -> None:
+    def fault(settings):
         if settings["optimizer"]["fused"]:
             importlib.import_module(f"{PACKAGE}.engine.precision").Precision.step = no_memory
 
-    def no_memory(*_: Any) -> None:
+    def no_memory(*_):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8")
 
     benchmark = command(render(), tmp_path, *ONCE, *TINY["tabular"], before=fault)
@@ -347,11 +347,11 @@ def test_figures_repeat_within_their_printed_spread(noise, processes):
     draw = random.Random(3)
     between, within = NOISES[noise]
 
-    def step(ms: float) -> float:
+    def step(ms):
         late = 4 if draw.random() < 0.02 else 1  # now and then something else runs
         return ms * late * (1 + abs(draw.gauss(0, within)))
 
-    def row(ms: float) -> dict[str, Any]:
+    def row(ms):
         steps: list[float] = []
         rates = []
         for _ in range(processes):
@@ -360,7 +360,7 @@ def test_figures_repeat_within_their_printed_spread(noise, processes):
             rates.append(1 / median(steps[-20:]))
         return {"samples_per_second": 1 / median(steps), "processes_per_second": rates}
 
-    def gain() -> dict[str, float]:
+    def gain():
         return module.gain_of(row(18), row(20))
 
     pairs = [(gain(), gain()) for _ in range(150)]

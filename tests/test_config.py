@@ -237,7 +237,7 @@ def test_the_stronger_source_wins_for_every_setting(key):
     if key not in NAMES:
         sources.remove(f"${name}")
 
-    def load(given: dict[str, str]):
+    def load(given):
         file, profile, variable, flag = (
             given.get(source) for source in (*sources[:2], f"${name}", f"--{key}")
         )

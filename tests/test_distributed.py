@@ -409,7 +409,7 @@ def test_an_elastic_run_survives_the_kill_of_a_rank(place, undisturbed):
     folder = place("tabular")
     running = launch(render(workload="tabular", distributed="ddp"), folder)
 
-    def has_rows() -> bool:
+    def has_rows():
         files = [*folder.glob("runs/*/metrics.jsonl")]
         return bool(files) and files[0].read_text().count("\n") >= 12
 

@@ -113,7 +113,7 @@ def test_its_command_starts_a_run_and_then_resumes_it(tmp_path):
     config["checkpoint"]["every_steps"] = 4
     (folder / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
 
-    def start() -> str:
+    def start():
         done = subprocess.run(command, cwd=folder, env=clean, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return done.stdout

@@ -122,18 +122,6 @@ def test_the_site_has_every_page_and_no_link_of_it_is_lost(tmp_path):
             assert inside or link.target.startswith(CODE_ADDRESS), f"{page}: {link.target}"
 
 
-def test_the_sidebar_lists_what_exists(tmp_path):
-    build_site.copy_pages(tmp_path)
-    start_page = (tmp_path / "index.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"^```\{toctree\}\n(.*?)^```$", start_page, re.MULTILINE | re.DOTALL)
-    names = []
-    for block in blocks:
-        lines = block.split("\n\n")[1].split()
-        names += [line.strip("<>") for line in lines if line not in ("Overview", "Changelog")]
-    pages = {page.relative_to(tmp_path).with_suffix("") for page in tmp_path.rglob("*.md")}
-    assert {Path(name) for name in names} == pages - {Path("index")}
-
-
 def test_a_page_that_asks_another_host_is_named(tmp_path):
     remote = [
         '<script defer src="https://cdn.example.org/x.js"></script>',

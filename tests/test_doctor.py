@@ -94,7 +94,7 @@ def test_the_compiler_is_tried_for_real():
 def on_a_gpu(monkeypatch):
     """`on_a_gpu(card, built)` makes torch report that card, and have code for it or not."""
 
-    def pretend(card: Card, built: bool = True) -> None:
+    def pretend(card, built=True):
         def ones(*_, **__):
             if not built:
                 raise RuntimeError("CUDA error: no kernel image is available")

@@ -242,7 +242,7 @@ def test_three_cards_are_ordered_by_speed_and_by_price(tmp_path):
 
 
 def test_the_cpu_is_a_card_of_the_table_and_the_optimizer_is_the_settings(tmp_path):
-    def quick() -> None:
+    def quick():
         importlib.import_module(f"{PACKAGE}.measure.estimates").fastest.__defaults__ = (0.02,)
 
     memory = {}

@@ -62,7 +62,7 @@ def test_every_row_is_measured_once_and_fits_its_page(part, tmp_path):
     carried = tmp_path / f"{answers['workload']}-{answers['loader']}-pytorch"
     carried.symlink_to(render(**answers))
 
-    def without_copier() -> None:
+    def without_copier():
         os.environ["FASTTRAIN_PROJECTS"] = str(tmp_path)
         sys.modules["copier"] = None  # type: ignore[assignment]
         sys.modules["rendering"] = None  # type: ignore[assignment]
@@ -97,7 +97,7 @@ def test_tests_come_first_then_headlines_then_the_rest(run_all, tmp_path, monkey
     """Tests that have passed are left out the next time; what fails ends nothing but is named."""
     called: list[list[str]] = []
 
-    def call(command: list[str], **_: Any) -> Any:
+    def call(command, **_):
         called.append([word for word in command[1:] if word != str(tmp_path)])
         return SimpleNamespace(returncode=int("benchmarks/gpu/graph.py" in command))
 

@@ -124,7 +124,7 @@ def gpu(monkeypatch):
     loader = module("engine.loader")
     deliver = loader.deliver
 
-    def stay(*arguments: Any) -> Any:
+    def stay(*arguments):
         return deliver(*arguments[:-1], torch.device("cpu"))
 
     monkeypatch.setattr(loader, "deliver", stay)
@@ -158,7 +158,7 @@ def test_late_copies_give_the_same_batches_by_threads_on_their_own_card(
 def test_a_card_that_has_failed_does_not_keep_the_loader_from_closing(folder, gpu, monkeypatch):
     """After a device-side assert every call raises; the run must still report what happened."""
 
-    def fail(device: Any = None) -> None:
+    def fail(device=None):
         raise RuntimeError("CUDA error: device-side assert triggered")
 
     before = set(threading.enumerate())
@@ -173,7 +173,7 @@ def test_a_card_that_has_failed_does_not_keep_the_loader_from_closing(folder, gp
 
 @pytest.mark.parametrize("resident", ["auto", True])
 def test_memory_that_another_process_took_ends_only_who_insists(resident, folder, gpu, monkeypatch):
-    def refuse(*arguments: Any) -> None:
+    def refuse(*arguments):
         raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
     expected = delivered(make("memmap", Pages, folder, settings("full"), train=False))
@@ -193,7 +193,7 @@ def test_a_pinned_buffer_is_not_filled_before_the_copy_out_of_it(folder, gpu, mo
     deliver = loader_module.deliver
     copied = []
 
-    def deliver_later(samples: Any, rows: Any, *more: Any) -> Any:
+    def deliver_later(samples, rows, *more):
         for values, _ in rows.values():
             now = values.clone()
             work = Work(lambda values=values, now=now: copied.append(values.equal(now)))

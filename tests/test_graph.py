@@ -121,7 +121,7 @@ def panel(folder: Path, calendar: np.ndarray, table: Table, **plan: Any) -> Any:
 def test_a_full_disk_is_known_before_an_array_is_filled(tmp_path, monkeypatch):
     """Later, it would kill the process."""
 
-    def full(*arguments: Any) -> None:
+    def full(*arguments):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "posix_fallocate", full)
@@ -333,7 +333,7 @@ def test_rows_of_a_stock_come_together_over_blocks_and_files(tmp_path, monkeypat
     for name, of_file in lines.items():
         (tmp_path / f"{name}.csv").write_text(HEADER.strip() + ",ticker\n" + "".join(of_file))
 
-    def read() -> dict[str, Any]:
+    def read():
         with module("engine.store").StoreWriter(tmp_path / "data", "graph") as writer:
             return module("commands.prepare").read_stocks(writer, tmp_path, {})[0]
 

@@ -138,7 +138,7 @@ def test_gpt2_by_a_vocabulary_made_here(tmp_path):
     """All bytes and a few pairs, in the order of their ranks."""
     pairs = [bytes([byte]) for byte in range(256)] + [b"th", b"the", b" the", b"qu", b"ick"]
 
-    def made_here() -> None:
+    def made_here():
         import tiktoken_ext.openai_public as public  # type: ignore[import-not-found]
 
         ranks = {pair: rank for rank, pair in enumerate(pairs)}
@@ -155,10 +155,10 @@ def test_gpt2_by_a_vocabulary_made_here(tmp_path):
 
 
 def test_gpt2_without_its_vocabulary_is_one_line(tmp_path, monkeypatch):
-    def offline() -> None:
+    def offline():
         import tiktoken.load  # type: ignore[import-not-found]
 
-        def read_file(path: str) -> bytes:
+        def read_file(path):
             raise ConnectionError("no route to host\nand more of it")
 
         tiktoken.load.read_file = read_file
@@ -280,7 +280,7 @@ def test_the_sizes_are_those_of_gpt2(size, count, paper):
 def test_flops_are_those_of_the_formula():
     """6 for each parameter and 12 · layers · width · context for attention (PaLM, appendix B)."""
 
-    def count(time: int, *flags: str) -> float:
+    def count(time, *flags):
         chosen = settings("--model.size", "small", *flags)
         build = functools.partial(module("model").build_model, chosen, facts(50_257))
         batch = {name: torch.zeros(1, time, dtype=torch.int64) for name in ("tokens", "targets")}
@@ -460,7 +460,7 @@ def test_the_count_model_is_the_one_of_witten_and_bell():
             context = tuple(train[place - order : place])
             counts.setdefault(context, Counter())[train[place]] += 1
 
-    def share(context: tuple, symbol: int) -> float:
+    def share(context, symbol):
         shorter = share(context[1:], symbol) if context else 1 / 257
         seen = counts.get(context)
         if not seen:

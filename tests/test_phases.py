@@ -93,7 +93,7 @@ def test_one_phase_at_a_time(place, reference):
 
 
 def test_a_phase_waits_for_the_one_before(place):
-    def refused(phase: int, *parts: str) -> None:
+    def refused(phase, *parts):
         done = run(render(workload="tabular"), "train", "--phase", str(phase), cwd=place)
         one_error(done, *parts)
 

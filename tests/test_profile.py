@@ -106,7 +106,7 @@ def test_backward_belongs_to_the_operation_of_its_number():
     """Numbers are shared by what does not take them: the last operation of a number did."""
     profiling = module()
 
-    def event(name: str, ms: float, number: int = -1, parent: Any = None) -> Any:
+    def event(name, ms, number=-1, parent=None):
         return SimpleNamespace(
             name=name,
             sequence_nr=number,

@@ -196,7 +196,7 @@ def test_message_after_copying_gives_commands_that_work(layout, folder, tmp_path
     (git,) = [command for command in commands if command.startswith("git rev-parse")]
     enter = commands[: commands.index(git)]
 
-    def runs(*words: str) -> str:
+    def runs(*words):
         script = "\n".join(["set -e", *enter, *words])
         done = subprocess.run(
             ["sh", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True

@@ -229,7 +229,7 @@ def test_the_command_needs_no_torch(tmp_path):
 def test_open_shows_the_page_where_there_is_a_browser(tmp_path, there):
     make_run(tmp_path / "runs" / "a", steps(20))
 
-    def browser() -> None:
+    def browser():
         webbrowser.open = lambda address: print(address) or there
 
     done = run(render(), "report", "--open", cwd=tmp_path, before=browser)
@@ -286,7 +286,7 @@ def test_the_command_compares_all_runs_or_those_that_are_named(tmp_path):
     trained(tmp_path / "runs" / "b", 0.6)
     trained(tmp_path / "c", 0.4)
 
-    def ascii_only() -> None:
+    def ascii_only():
         sys.stdout.reconfigure(encoding="ascii")
 
     # A terminal without the characters of a name gets question marks, the page gets the name.

@@ -150,7 +150,7 @@ def test_a_terminal_that_closes_stops_a_run_like_a_signal(place, reference):
     """It sends SIGHUP, perhaps twice, and then refuses whatever is printed."""
     terminal, inside = pty.openpty()
 
-    def attach() -> None:
+    def attach():
         os.setsid()
         fcntl.ioctl(inside, termios.TIOCSCTTY, 0)
         sys.stdout.close()
@@ -166,7 +166,7 @@ def test_a_terminal_that_closes_stops_a_run_like_a_signal(place, reference):
     running = start(render(workload="tabular"), "train", *words, cwd=place, before=attach)
     os.close(inside)
 
-    def has_rows() -> bool:
+    def has_rows():
         while select.select([terminal], [], [], 0)[0]:
             os.read(terminal, 1 << 16)  # a terminal that nobody reads would stop the run
         return running.rows() >= 5
@@ -203,24 +203,24 @@ def test_damaged_checkpoints_are_skipped_and_named(place, reference):
 def test_a_full_disk_ends_no_training_at_a_record(place, reference):
     """Records that the disk has no room for wait in memory."""
 
-    def fill() -> None:
+    def fill():
         from my_training.engine.metrics_file import MetricsFile  # type: ignore[import-not-found]
 
         real_open = MetricsFile.open
         flushes = iter(range(10**9))
 
         class Full:
-            def __init__(self, file: Any):
+            def __init__(self, file):
                 self.file = file
                 self.write = file.write
                 self.close = file.close
 
-            def flush(self) -> None:
+            def flush(self):
                 if 10 <= next(flushes) < 30:
                     raise OSError(28, "No space left on device")
                 self.file.flush()
 
-        def open_full(self: Any, step: int) -> None:
+        def open_full(self, step):
             real_open(self, step)
             self.file = Full(self.file)
 
@@ -271,13 +271,13 @@ def test_missing_foreign_and_changed_data(place, tmp_path):
 def test_a_loss_that_is_not_finite_names_its_samples(framework, place):
     """Nothing is saved after it; the samples are those of the step where it began."""
 
-    def poison() -> None:
+    def poison():
         from my_training import dataset
 
         real = dataset.Samples.batch
         calls = iter(range(1, 10**6))
 
-        def batch(self: Any, parts: dict) -> dict:
+        def batch(self, parts):
             result = real(self, parts)
             if self.training and next(calls) == 5:  # the first one is the dry run's
                 result["target"] = result["target"] * float("nan")

@@ -331,20 +331,20 @@ def test_a_signal_right_after_the_question_for_it_loses_no_step(tmp_path):
     """Whether to save and whether to end are one decision, or the run ends unsaved."""
     step = 0
 
-    def count() -> None:
+    def count():
         nonlocal step
         step = 5
 
     class Late(list[int]):
         """Receives a signal right after the first question in step 5."""
 
-        def __bool__(self) -> bool:
+        def __bool__(self):
             answer = len(self) > 0
             if step == 5:
                 self.append(signal.SIGTERM)
             return answer
 
-    def late(train: Any) -> None:
+    def late(train):
         at_step(5, count)(train)
         train.collect_signals = Late
 
@@ -360,11 +360,11 @@ def test_a_second_signal_ends_at_once(tmp_path):
 
 @every_script
 def test_a_loss_that_goes_bad_ends_the_run_and_names_the_samples(workload, tmp_path):
-    def spoil(train: Any) -> None:
+    def spoil(train):
         compute_loss = train.compute_loss
         count = 0
 
-        def bad(model: Any, batch: Any) -> Any:
+        def bad(model, batch):
             nonlocal count
             count += 1
             loss, *more = compute_loss(model, batch)
@@ -421,10 +421,10 @@ def test_a_damaged_checkpoint_is_none_of_the_two_newest(stopped, base):
     newest = checkpoints(stopped)[-1]
     flip_bit(newest, newest.stat().st_size // 2)
 
-    def kill_after_save(train: Any) -> None:
+    def kill_after_save(train):
         save = train.save_checkpoint
 
-        def save_and_die(folder: Path, checkpoint: dict[str, Any]) -> None:
+        def save_and_die(folder, checkpoint):
             save(folder, checkpoint)
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -451,7 +451,7 @@ def test_flags_and_the_environment(workload, monkeypatch):
     monkeypatch.syspath_prepend(str(script(workload)))
     import train
 
-    def read(words: str = "") -> Any:
+    def read(words=""):
         return train.read_settings(words.split())[0]
 
     for words in ("--max-steps 7", "--max_steps 7", "--max-steps=7"):

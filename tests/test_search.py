@@ -228,7 +228,7 @@ def test_more_trials_continue_the_same_study(place):
 
 
 def test_a_trial_that_fails_is_noted_and_no_other_is_drawn_near(place):
-    def wide(settings: dict[str, Any]) -> float | tuple[int, str]:
+    def wide(settings):
         fits = settings["model"]["width"] <= 16
         return planted(settings) if fits else (2, "error: out of memory: here: try\n")
 
@@ -316,7 +316,7 @@ def test_every_workload_and_framework_is_searched(answers, tmp_path):
     flags = TINY[answers["workload"]]
     rate = dict(zip(flags[::2], flags[1::2], strict=True)).get("--optimizer.learning_rate", "0.001")
 
-    def put() -> None:
+    def put():
         quick()
         training: Any = importlib.import_module(f"{PACKAGE}.measure.search_training")
         training.STARTING_TRIALS = 1

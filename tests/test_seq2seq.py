@@ -290,11 +290,11 @@ def test_layers_compile_whole_and_for_any_lengths(monkeypatch):
     graphs = []
     real = torch.nn.Module.compile
 
-    def count(graph: Any, example: Any) -> Any:
+    def count(graph, example):
         graphs.append(graph)
         return graph.forward
 
-    def compiled(block: Any, mode: str, **options: Any) -> None:
+    def compiled(block, mode, **options):
         real(block, backend=count, **options)
 
     monkeypatch.setattr(torch.nn.Module, "compile", compiled)

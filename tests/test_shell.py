@@ -165,7 +165,7 @@ def test_set_up_replaces_a_build_from_another_index(tmp_path):
     pip = (machine.programs / "pip").read_text()
     machine.program("pip", pip.replace("case", f'echo "$*" >> "{tmp_path}/all.log"\ncase', 1))
 
-    def removed(*words: str) -> bool:
+    def removed(*words):
         machine.set_up(project, *words)
         lines = (tmp_path / "all.log").read_text().splitlines()
         (tmp_path / "all.log").unlink()

@@ -103,7 +103,7 @@ def test_an_installed_package_works_in_the_current_directory_and_says_where_sett
     del environment["TRAINING_ROOT"]
     command = [sys.executable, "-m", PACKAGE, "train", "--print-config"]
 
-    def printed(**more: str) -> tuple[str, str]:
+    def printed(**more):
         known = environment | more
         done = subprocess.run(command, cwd=tmp_path, env=known, capture_output=True, text=True)
         return re.findall(r"^  seed: (\d+) +# ", done.stdout, re.MULTILINE)[0], done.stderr
@@ -152,7 +152,7 @@ def test_what_is_wrong_is_one_line_with_a_remedy_and_leaves_nothing(flags, train
 
 
 def test_a_folder_of_the_environment_that_is_not_there_is_one_line(tmp_path):
-    def put() -> None:
+    def put():
         os.environ["TRAINING_ROOT"] = "nowhere"
 
     refused = run(TABULAR, "train", cwd=tmp_path, before=put)

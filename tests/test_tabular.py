@@ -225,7 +225,7 @@ def test_a_missing_number_is_the_mean_and_is_marked(opened):
     rows = batch["features"][:, place].isnan()
     assert 0 < rows.sum() < len(rows)
 
-    def outputs(batch: dict[str, Tensor]) -> Tensor:
+    def outputs(batch):
         return model.outputs(batch).detach()
 
     assert (outputs(batch)[rows] != outputs(filled)[rows]).all()

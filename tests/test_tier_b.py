@@ -92,7 +92,7 @@ def place(tmp_path_factory):
     base = tmp_path_factory.mktemp("synthetic")
     count = itertools.count()
 
-    def make(workload: str) -> Path:
+    def make(workload):
         folder = tmp_path_factory.mktemp(f"run{next(count)}")
         (folder / "data").symlink_to(synthetic(workload, base))
         return folder

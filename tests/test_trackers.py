@@ -320,7 +320,7 @@ def test_phases_are_one_tracked_run(tracker, place):
 
 
 def test_a_run_that_fails_is_marked_so(place):
-    def poison() -> None:
+    def poison():
         from my_training.engine.run import Run  # type: ignore[import-not-found]
 
         Run.evaluate = lambda self: 1 / 0

@@ -57,7 +57,7 @@ def test_every_workload_gets_a_configuration(answers, place):
 def test_learning_rate_of_every_workload(workload, place):
     folder = place / workload
 
-    def in_fewer_steps() -> None:
+    def in_fewer_steps():
         painted()
         importlib.import_module(f"{PACKAGE}.commands.tune").RATES = 50
 
@@ -182,7 +182,7 @@ def test_options_are_those_of_loader_and_card(monkeypatch):
     """Never more workers than cores."""
     tune = module()
 
-    def options(knob: str, *without: str, capability: Any = (9, 0), groups: int = 1) -> list[dict]:
+    def options(knob, *without, capability=(9, 0), groups=1):
         settings = SimpleNamespace(
             compile=SimpleNamespace(enabled="auto"),
             training=SimpleNamespace(gradient_accumulation_steps=groups),

@@ -62,7 +62,7 @@ def test_waiting_for_data_is_judged_over_a_stretch():
     run = SimpleNamespace(monitor=loud, loader=loader, settings=SETTINGS)
     hook = alerts.Hook()
 
-    def step(number: int, seconds: float, waited: float) -> list[str]:
+    def step(number, seconds, waited):
         row = {"step": number, "step_ms": 1000 * seconds, "eta_s": 1.0}
         loud.row = row | {"data_wait_fraction": waited / seconds}
         hook.after_step(run)

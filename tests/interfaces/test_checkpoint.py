@@ -206,7 +206,7 @@ def test_pruning_waits_until_the_new_one_verifies(tmp_path, monkeypatch):
     save(tmp_path, 1, 2)
     real = os.replace
 
-    def losing(source: Path, target: Path) -> None:
+    def losing(source, target):
         real(source, target)
         if Path(target).name == "step-00000003":
             flip_bit(Path(target) / "model.safetensors", -1)
@@ -316,7 +316,7 @@ def test_a_checkpoint_that_goes_while_it_is_read_is_one_line(tmp_path, monkeypat
     real = module.read_model
     save(tmp_path, 1)
 
-    def removed(manifest: dict[str, Any]) -> Any:
+    def removed(manifest):
         shutil.rmtree(manifest["path"])
         return real(manifest)
 

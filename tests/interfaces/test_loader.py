@@ -8,7 +8,6 @@ import multiprocessing
 import os
 import random
 import time
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +21,6 @@ from fakes import (
     LOADERS,
     ORDERS,
     Augmented,
-    Samples,
     as_stored,
     content,
     engine,
@@ -57,7 +55,7 @@ def opened(tmp_path_factory):
     """opened(loader, dtype) is a store, written once."""
     stores: dict[tuple[str, str], Any] = {}
 
-    def store(loader: str, dtype: str = "float32") -> Any:
+    def store(loader, dtype="float32"):
         key = (loader, dtype)
         if key not in stores:
             stores[key] = write_store(tmp_path_factory.mktemp("store") / "data", loader, dtype)
@@ -72,15 +70,15 @@ def make(opened):
     loaders = []
 
     def loader(
-        name: str,
-        samples: Samples,
+        name,
+        samples,
         *,
-        dtype: str = "float32",
-        rank: int = 0,
-        world: int = 1,
-        train: bool = True,
-        **chosen: Any,
-    ) -> Any:
+        dtype="float32",
+        rank=0,
+        world=1,
+        train=True,
+        **chosen,
+    ):
         store = opened(name, dtype)
         made = make_loader(name, samples, store, settings(**chosen), rank, world, train=train)
         loaders.append(made)
@@ -226,7 +224,7 @@ def test_epochs_can_be_left_early_and_loaders_interleave(loader, workers, make):
 def test_no_global_random_number_is_drawn(loader, workers, make):
     """Else dropout would differ with the loader and its workers."""
 
-    def states() -> list[Any]:
+    def states():
         return [
             torch.get_rng_state().tolist(),
             random.getstate(),
@@ -258,7 +256,7 @@ def test_a_read_only_folder_is_read_and_stays_as_it_was(loader, workers, tmp_pat
         path.chmod(0o444)
     folder.chmod(0o555)
 
-    def digests() -> dict[Path, bytes]:
+    def digests():
         return {path: hashlib.sha256(path.read_bytes()).digest() for path in folder.rglob("*")}
 
     before = digests()
@@ -315,7 +313,7 @@ def test_waiting_for_the_gpu_is_no_wait_for_data(make, monkeypatch):
     made = make("memmap", shapes()["rows"])
     seconds = 0.0
 
-    def synchronize() -> None:
+    def synchronize():
         nonlocal seconds
         seconds += 1
 
@@ -329,7 +327,7 @@ def test_waiting_for_the_gpu_is_no_wait_for_data(make, monkeypatch):
 
 def test_a_worker_that_dies_is_one_line(make):
     class Deadly(Augmented):
-        def host(self, rows: dict[str, Any], indices: np.ndarray, epoch: int) -> dict[str, Any]:
+        def host(self, rows, indices, epoch):
             os.kill(os.getpid(), 9)
             return rows
 

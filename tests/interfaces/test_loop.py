@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -147,7 +146,7 @@ def test_two_ranks_that_average_gradients_equal_one(clip, framework):
     parameters = list(model.parameters())
     gradients = torch.autograd.grad(other.loss * other.total_weight, parameters)
 
-    def average(parameter: Tensor) -> None:
+    def average(parameter):
         parameter.grad.add_(theirs_by_parameter[parameter]).div_(2)
 
     theirs_by_parameter = dict(zip(parameters, gradients, strict=True))
@@ -171,7 +170,7 @@ def test_gradients_stay_local_until_the_group_closes(framework):
     ranks = OneOf()
 
     @contextmanager
-    def local() -> Iterator[None]:
+    def local():
         inside.append(True)
         yield
         inside.pop()

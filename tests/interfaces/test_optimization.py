@@ -28,7 +28,7 @@ def settings(**changed: Any) -> Any:
 
 
 def test_own_blocks_compile_others_are_named_and_left_alone(monkeypatch):
-    def trace(self: Any, mode: str, **options: Any) -> None:
+    def trace(self, mode, **options):
         """Dynamo alone: Inductor takes half a minute, and test_timeseries.py trains with it."""
         self._compiled_call_impl = torch.compile(self._call_impl, backend="eager", **options)
 
@@ -98,8 +98,8 @@ def test_blocks_in_cuda_graphs_evaluate_eagerly(mode, monkeypatch):
     block = Own()
     calls = []
 
-    def compile(self: Any, **options: Any) -> None:
-        def call(x: Tensor) -> Tensor:
+    def compile(self, **options):
+        def call(x):
             calls.append(options["mode"])
             return self.forward(x)
 

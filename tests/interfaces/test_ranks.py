@@ -18,7 +18,7 @@ import torch
 from fakes import Loop, Ragged, cut, engine, ragged_batch
 from ranks import PATIENCE, free_port
 from running import until
-from torch import Tensor, nn
+from torch import nn
 from variants import choices
 
 SEVERAL = [choice for choice in choices("distributed") if choice != "none"]
@@ -95,7 +95,7 @@ def steps(distributed: Any, rank: int, world: int, clip: float) -> tuple[dict, l
 def test_two_ranks_take_the_steps_of_one(choice, clip):
     expected_weights, expected_losses = steps(part("none").Distributed(), 0, 1, clip)
 
-    def work(rank: int) -> tuple[dict, list[float]]:
+    def work(rank):
         return steps(part(choice).Distributed(), rank, 2, clip)
 
     for weights, losses in on_two_ranks(work):
@@ -161,7 +161,7 @@ def test_restarted_processes_do_not_meet_the_dead_ones():
     server.set("answer/dead", "old name")
     server.set("heard/old name/1", "")
 
-    def meet(rank: int) -> str:
+    def meet(rank):
         return group.meet(torch.distributed.TCPStore("127.0.0.1", port, is_master=False), rank, 2)
 
     first, second = on_two_ranks(meet)
@@ -182,11 +182,11 @@ def test_a_batch_reaches_a_sharded_model_as_it_is():
     """Blocks compute in bf16. Targets, and values before they are scaled, keep their digits."""
 
     class Seeing(Blocks):
-        def forward(self, batch: dict[str, Tensor]) -> Any:
+        def forward(self, batch):
             self.seen = batch["y"]
             return super().forward(batch)
 
-    def work(rank: int) -> tuple[Tensor, Tensor]:
+    def work(rank):
         model = part("fsdp").Distributed().wrap(Seeing(), torch.bfloat16)
         batch = ragged_batch(dtype=torch.float32)
         with torch.autocast("cpu", torch.bfloat16):

@@ -54,12 +54,12 @@ def train(tmp_path_factory):
     base = tmp_path_factory.getbasetemp() / "session-data"
 
     def call(
-        *words: str,
-        before: Callable[[], Any] | None = None,
-        resume: Path | None = None,
-        workload: str = WORKLOAD,
-        framework: str = choices("framework")[0],
-    ) -> Path:
+        *words,
+        before=None,
+        resume=None,
+        workload=WORKLOAD,
+        framework="pytorch",
+    ):
         folder = resume or tmp_path_factory.mktemp("run")
         options = ["--resume"]
         if resume is None:

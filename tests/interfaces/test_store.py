@@ -83,7 +83,7 @@ def test_an_interruption_leaves_the_old_data_and_no_other_file(hit, tmp_path, mo
     real = os.replace
     calls = iter((1, 2))
 
-    def interrupted(source: Path, target: Path) -> None:
+    def interrupted(source, target):
         if next(calls) == hit:
             raise KeyboardInterrupt
         real(source, target)
@@ -98,7 +98,7 @@ def test_a_full_disk_leaves_the_store_that_was_there(tmp_path, monkeypatch):
     stored(tmp_path)
     before = files_of(tmp_path)
 
-    def full(*arguments: Any) -> None:
+    def full(*arguments):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(engine("store"), "sync", full)
@@ -199,7 +199,7 @@ def test_the_guard_ends_a_run_on_damaged_data(tmp_path):
     project = SimpleNamespace(store=store, distributed=SimpleNamespace(is_main=True))
     run = SimpleNamespace(project=project, fail=failed.append)
 
-    def watch() -> None:
+    def watch():
         hook = imported(render(extras=["guard"]), "hooks.guard").Hook()
         hook.start(run)
         if hook._thread is not None:  # on the main rank alone

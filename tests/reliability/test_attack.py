@@ -243,7 +243,7 @@ def test_a_signal_ignored_at_the_start_stays_ignored(layout, number, base, tmp_p
     place = base.new(layout, tmp_path / "run")
     come = at(layout, "step", send(number), call=3)
 
-    def ignore() -> None:
+    def ignore():
         signal.signal(number, signal.SIG_IGN)
         come()
 

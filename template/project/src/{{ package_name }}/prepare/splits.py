@@ -97,8 +97,10 @@ def print_summary(
         print(f"note: the test split is empty: {remedy}")
     size = sum(file["bytes"] for file in data.files.values())
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    in_memory = f"this machine has {memory / 1e9:,.0f} GB of memory"
-    print(f"size:       {size / 1e6:,.1f} MB of data; {in_memory}")
+    print(
+        f"size:       {size / 1e6:,.1f} MB of data; "
+        f"this machine has {memory / 1e9:,.0f} GB of memory"
+    )
     if size > memory and "chunk_size_gb" in Loader.WITHOUT_EFFECT:
         command = "copier update --defaults -r :current: -d loader=chunk"
         print(f"note: the data are larger than memory: change the loader: {command}")
