@@ -2,9 +2,9 @@
 
 The manifest holds the metadata of the data (sizes, scaler, vocabulary), the borders of the splits,
 the place of each array, and the size and sha256 of each file. A hash of the manifest itself seals
-it. It is written last, so a folder with a manifest is complete. Every loader reads the same bytes at
-the same offsets, so another `loader` needs no new `prepare`. An HDF5 file of the user is not copied:
-the manifest has its path.
+it. It is written last, so a folder with a manifest is complete. Every loader reads the same bytes
+at the same offsets, so another `loader` needs no new `prepare`. An HDF5 file of the user is not
+copied: the manifest has its path.
 """
 
 from __future__ import annotations
