@@ -31,7 +31,7 @@ def test_losses_are_those_that_are_kept(name, trials):
 def test_a_version_that_computes_something_else_is_noticed(tmp_path, capsys):
     copy = copy_template(tmp_path / "copy")
     model = copy / "template/parts/workload/tabular/model.py"
-    replace(model, "return x + hidden", "return x + 1.001 * hidden")
+    replace(model, "return x + self", "return x + 1.001 * self")
     words = ("--only", "tabular", "--cells", "tabular fp32", "--steps", "4")
     assert golden.main([".", str(copy), *words]) == 1
     assert "losses, step 1: " in capsys.readouterr().out

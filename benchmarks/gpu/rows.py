@@ -134,7 +134,11 @@ def train(folder: Path, overrides: Row, loader: Any = None, around: Any = None) 
     place, start = Path(tempfile.mkdtemp(dir=folder)), time.perf_counter()
 
     def build(settings: Any) -> Any:
-        return assembling.assemble(settings, distributed, assembling.open_store(settings), loader)
+        store = assembling.open_store(settings)
+        project = assembling.assemble(settings, distributed, store)
+        if loader is not None:
+            project.loader_class = loader
+        return project
 
     with (
         open(place / "log", "w") as log,
