@@ -135,10 +135,9 @@ def train(folder: Path, overrides: Row, loader: Any = None, around: Any = None) 
 
     def build(settings: Any) -> Any:
         store = assembling.open_store(settings)
-        project = assembling.assemble(settings, distributed, store)
-        if loader is not None:
-            project.loader_class = loader
-        return project
+        built = assembling.assemble(settings, distributed, store)
+        built.loader_class = loader
+        return built
 
     with (
         open(place / "log", "w") as log,
