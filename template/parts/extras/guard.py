@@ -25,16 +25,15 @@ class Hook:
 
     def __init__(self) -> None:
         self._error: UserError | None = None
-        self._thread: threading.Thread | None = None
 
     def start(self, run: Run) -> None:
         """Start the thread, on rank 0 only."""
         if run.project.distributed.is_main:
             store = run.project.store
-            self._thread = threading.Thread(
+            thread = threading.Thread(
                 target=self._compare, args=(store,), name="guard", daemon=True
             )
-            self._thread.start()
+            thread.start()
 
     def _compare(self, store: Store) -> None:
         try:

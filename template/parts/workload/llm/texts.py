@@ -255,6 +255,6 @@ def _parquet(path: Path, keys: tuple[str, ...], remedy: str) -> Iterator[tuple[s
                 yield f"{path}, row {number}", row
         if number != file.metadata.num_rows:
             what = f"it has {number:,} rows and claims {file.metadata.num_rows:,}"
-            raise UserError(what, str(path), "fetch the file again")
+            raise UserError(what, str(path), "get the file again")
     except (OSError, pa.ArrowException) as error:
         raise UserError(f"cannot read the file ({error})", str(path), "check --input") from error
