@@ -19,6 +19,7 @@ from pathlib import Path
 COLUMNS = 80
 ROWS = 30
 DEADLINE = 60  # seconds until a screen that does not come is a failure
+SETTLED = 0.02  # seconds without output after which a screen is drawn
 DOWN = "\x1b[B"
 ENTER = "\r"
 CLEAR = "\x15"
@@ -122,19 +123,24 @@ class Terminal:
         os.write(self.descriptor, keys.encode())
 
     def until(self, what: str, there: Callable[[list[str]], bool]) -> list[str]:
-        """The lines of the screen as soon as `there` is true; fails, with the screen, where it
-        never is."""
+        """The lines of the screen as soon as `there` is true and nothing more is coming; fails,
+        with the screen, where it never is."""
         end = time.monotonic() + DEADLINE
-        while not there(lines := self.screen.lines()):
-            assert time.monotonic() < end, f"no {what} on the screen:\n" + "\n".join(lines)
-            if select.select([self.descriptor], [], [], 1)[0]:
+        while True:
+            lines = self.screen.lines()
+            found = there(lines)
+            if select.select([self.descriptor], [], [], SETTLED if found else 1)[0]:
                 try:
                     data = os.read(self.descriptor, 65536)
                 except OSError:  # the program ended
                     data = b""
-                assert data, f"ended without {what}:\n" + "\n".join(self.screen.lines())
-                self.unread = self.screen.write(self.unread + data.decode(errors="replace"))
-        return lines
+                if data:
+                    self.unread = self.screen.write(self.unread + data.decode(errors="replace"))
+                    continue
+                assert found, f"ended without {what}:\n" + "\n".join(lines)
+            if found:
+                return lines
+            assert time.monotonic() < end, f"no {what} on the screen:\n" + "\n".join(lines)
 
     def shows(self, text: str) -> list[str]:
         return self.until(repr(text), lambda lines: any(text in line for line in lines))

@@ -52,7 +52,11 @@ def down(interview: Terminal) -> list[str]:
     """The screen after the next choice was pointed at."""
     was = pointed(interview.screen.lines())
     interview.press(DOWN)
-    return interview.until("next choice", lambda lines: pointed(lines) not in ([], was))
+
+    def moved(lines: list[str]) -> bool:  # a list half drawn has two pointers, or none
+        return len(pointed(lines)) == 1 and pointed(lines) != was
+
+    return interview.until("next choice", moved)
 
 
 def chosen(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -202,8 +203,9 @@ def test_the_guard_ends_a_run_on_damaged_data(tmp_path):
     def watch():
         hook = imported(render(extras=["guard"]), "hooks.guard").Hook()
         hook.start(run)
-        if hook._thread is not None:  # on the main rank alone
-            hook._thread.join()
+        for thread in threading.enumerate():
+            if thread.name == "guard":
+                thread.join()
         hook.after_step(run)
 
     watch()
