@@ -9,7 +9,8 @@ LOWEST_VERSIONS ?=
 ARGS ?=
 
 BIN := .venv/bin
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
+# Compiled modules are kept even where the environment forbids it: most tests start an interpreter.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 READY := .venv/.ready
 LOWEST := .venv-copier-lowest/.ready
 PEERS := .venv-peers/.ready

@@ -122,10 +122,12 @@ class Terminal:
     def press(self, keys: str) -> None:
         os.write(self.descriptor, keys.encode())
 
-    def until(self, what: str, there: Callable[[list[str]], bool]) -> list[str]:
+    def until(
+        self, what: str, there: Callable[[list[str]], bool], seconds: float = DEADLINE
+    ) -> list[str]:
         """The lines of the screen as soon as `there` is true and nothing more is coming; fails,
         with the screen, where it never is."""
-        end = time.monotonic() + DEADLINE
+        end = time.monotonic() + seconds
         while True:
             lines = self.screen.lines()
             found = there(lines)
@@ -142,5 +144,5 @@ class Terminal:
                 return lines
             assert time.monotonic() < end, f"no {what} on the screen:\n" + "\n".join(lines)
 
-    def shows(self, text: str) -> list[str]:
-        return self.until(repr(text), lambda lines: any(text in line for line in lines))
+    def shows(self, text: str, seconds: float = DEADLINE) -> list[str]:
+        return self.until(repr(text), lambda lines: any(text in line for line in lines), seconds)
