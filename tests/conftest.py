@@ -1,8 +1,6 @@
 """One folder of rendered projects for all processes of a test session; failures are shown as they
 happen."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

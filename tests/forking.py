@@ -1,8 +1,6 @@
 """Trials of `benchmark` and `tune`, and files, as forks of the test's own process, where torch is
 loaded."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import runpy

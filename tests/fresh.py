@@ -6,8 +6,6 @@ fork. One interpreter runs all commands of an environment, each in a fork, becau
 takes seconds.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Imports modules of a rendered project, several projects in one process."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import sys

@@ -1,7 +1,5 @@
 """Made-up tables, and `prepare` in this process."""
 
-from __future__ import annotations
-
 import io
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path

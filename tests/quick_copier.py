@@ -3,8 +3,6 @@
 It replaces private functions of Copier. A test of test_tier_a.py compares with Copier as it is.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import pickle

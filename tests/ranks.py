@@ -1,7 +1,5 @@
 """Several processes of one run, forked as torchrun would start them."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

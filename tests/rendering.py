@@ -1,8 +1,6 @@
 """Render the template of the working tree, by Copier's API, once per set of
 answers."""
 
-from __future__ import annotations
-
 import atexit
 import fcntl
 import functools

@@ -4,8 +4,6 @@ is loaded.
 A fresh interpreter needs seconds to import torch and Lightning, a fork a tenth of one.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import gc

@@ -1,7 +1,5 @@
 """Made-up prices of stocks, and a rendered project of the workload `graph` around them."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """Answers that would be silent, or words that would mislead: each is a line that says what
 holds."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -4,8 +4,6 @@ taken away.
 python tests/test_api_snapshot.py    # writes api_snapshot.json again, after an addition
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import itertools

@@ -1,13 +1,10 @@
 """`benchmark`: which rows, what their figures mean, and that it runs for every framework."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import json
 import os
 import random
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +18,6 @@ import torch
 import yaml
 from forking import forked_trials
 from importing import imported
-from rendering import REPOSITORY
 from running import PACKAGE, check_run, one_error, run
 from test_tier_b import TINY
 from variants import choices, gpus, name, pairwise
@@ -425,13 +421,3 @@ def test_figures_of_a_run():
     assert figures["peak_memory_bytes"] == 15 * 2**20
     assert figures["start_s"] == 7.0
     assert trials.spread([3.0]) == {"median": 3.0, "p10": 3.0, "p90": 3.0}
-
-
-# ---- the guide -----------------------------------------------------------------------------------
-
-
-def test_the_guide_names_every_switch():
-    text = (REPOSITORY / "docs/measure.md").read_text(encoding="utf-8")
-    table = text.partition("| switch |")[2].partition("\n\n")[0]
-    named = set(re.findall(r"`(\w+)`", table))
-    assert {name for name in planned("h100")[0] if not name.startswith("compile_")} <= named

@@ -1,8 +1,6 @@
 """The parts of `make bench`, each in its smallest size: they run to their end and fit their
 pages."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
@@ -20,6 +18,7 @@ BENCHMARKS = sorted(
 ON_DEMAND = {"last_batch"}  # needs somebody else's file
 
 
+@pytest.mark.first(6)
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_every_part_runs_and_fits_its_page(name, tmp_path):
     """With the page as it is printed and as it is put together; that of the repository stays."""

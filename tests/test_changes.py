@@ -1,7 +1,5 @@
 """What owners change most: after each patch of docs/changes.md the project's own tests pass."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import re

@@ -1,7 +1,5 @@
 """The extra `check`: the six workloads satisfy their contract, and what breaks it is named."""
 
-from __future__ import annotations
-
 import shutil
 from typing import NamedTuple
 

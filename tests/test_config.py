@@ -1,8 +1,6 @@
 """Settings: every error is one line that names its source, and stronger sources win for each
 setting."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

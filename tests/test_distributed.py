@@ -2,8 +2,6 @@
 
 # ruff: noqa: F811 - the fixture `place` is imported
 
-from __future__ import annotations
-
 import functools
 import json
 import os

@@ -1,8 +1,6 @@
 """The extra `docker`: what its Dockerfile sets and starts; are its versions those of the
 project."""
 
-from __future__ import annotations
-
 import functools
 import json
 import re

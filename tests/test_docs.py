@@ -1,8 +1,6 @@
 """The documents: every link leads somewhere, every page is in the navigation, and the site's pages
 are those of docs/."""
 
-from __future__ import annotations
-
 import re
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path

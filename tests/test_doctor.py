@@ -1,7 +1,5 @@
 """`doctor`: on this machine as it is, and check by check with GPUs that are not here."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,8 +1,6 @@
 """The extra ema: averages, resumed bit for bit, measured next to the weights, taken by the
 commands."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Costs counted on fake tensors, and time, memory and money on cards that are not here."""
 
-from __future__ import annotations
-
 import importlib
 import json
 from collections.abc import Callable

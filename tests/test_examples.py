@@ -1,8 +1,6 @@
 """Examples of what a model does: in report and trackers, from every workload; what they never
 cost."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,8 +1,6 @@
 """`export`: every workload's trained model, by torch alone, by the project, and with int8
 weights."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

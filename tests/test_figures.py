@@ -6,8 +6,6 @@ another machine rounds otherwise. Foreign data are in the folder FASTTRAIN_DATA,
 `given`; without them a test skips, and without that folder the longest ones, which need no data.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform

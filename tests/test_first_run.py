@@ -1,8 +1,6 @@
 """A first run: it ends in the minutes that one has, repeats and resumes, and says early that it
 goes."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

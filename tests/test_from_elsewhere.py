@@ -1,8 +1,6 @@
 """Programs of other kinds become projects as the guides say: the same numbers, then trained and
 resumed."""
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import json

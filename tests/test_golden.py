@@ -1,8 +1,6 @@
 """Losses stay what they were: curves kept in the repository, and the tool that compares two
 versions."""
 
-from __future__ import annotations
-
 import json
 
 import golden

@@ -1,7 +1,5 @@
 """The GPU table and the one rule that picks a precision, as they are in a rendered project."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

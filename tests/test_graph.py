@@ -1,8 +1,6 @@
 """The workload `graph`: samples that know no future, files of prices and what is wrong with
 them."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

@@ -1,8 +1,6 @@
 """The model of the workload `graph`: attention over edges, days that do not see each other, no
 later days."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

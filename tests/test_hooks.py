@@ -1,8 +1,6 @@
 """Hooks of one's own: every moment, a state that survives, another attempt; all frameworks, two
 ranks."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import re

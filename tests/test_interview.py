@@ -1,8 +1,6 @@
 """The interview as a person sees it: each question, choice and refusal whole, at a terminal of 80
 by 30."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 
@@ -155,11 +153,3 @@ def test_an_update_with_questions_begins_at_the_family_and_card_of_the_project(c
         lines = terminal.shows(POINTER + "A100 SXM4 40 GB")
         assert any(line.strip().startswith("L40S") for line in lines)
         assert not any("H100" in line for line in lines)
-
-
-def test_a_card_that_is_given_asks_for_no_family(tmp_path):
-    with Terminal([*COPY, "-d", "gpu=h100", str(template()), "project"], tmp_path) as terminal:
-        for question in FIRST:
-            entered(terminal, question)
-        asked(terminal, "precision")
-        assert not any("Which GPU" in line for line in terminal.screen.lines())

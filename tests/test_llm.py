@@ -1,7 +1,5 @@
 """The workload `llm`: tokens, blocks, the model, what it generates, phases, fp8."""
 
-from __future__ import annotations
-
 import functools
 import gzip
 import math

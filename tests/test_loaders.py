@@ -1,7 +1,5 @@
 """What the loader `chunk` promises: memory, reads, threads, errors."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tracemalloc

@@ -1,8 +1,6 @@
 """The extra `muon`: matrices of blocks by Muon, all other weights by AdamW; resumed, on ranks
 too."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """A closed output and a library that does not load end in one line."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,8 +1,6 @@
 """Data and a model of the user's own: the documented example keeps to its contract, trains and
 predicts."""
 
-from __future__ import annotations
-
 import re
 import shutil
 

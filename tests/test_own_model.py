@@ -1,8 +1,6 @@
 """A model of the user's own: the documented example runs, and one that breaks the contract is
 found."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

@@ -4,8 +4,6 @@ Commands of Copier run in test_update.py. What needs a network, a container, a s
 GPUs or a browser is in NOT_HERE, with its first words.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import shlex
@@ -20,12 +18,12 @@ from running import PACKAGE, run
 from variants import choices
 
 NEW = ("install", "troubleshooting", "glossary", "comparison", "optimizations", "extras")
-PAGES = ("start", "update", "another-gpu", "measure", "several-gpus", *NEW)
+PAGES = ("start", "update", "another-gpu", "measure", "monitor", "several-gpus", *NEW)
 NOT_HERE = (
     "accelerate ",
     "docker ",
     "pipx ",
-    "python3 -m pip ",
+    "python3 -m venv ",
     "sbatch ",
     "torchrun ",
     "uv ",
@@ -117,7 +115,7 @@ def test_every_command_is_of_a_known_kind():
             assert project_words(line) or line.startswith(known), (name, line)
 
 
-@pytest.mark.parametrize("name", [*PAGES, "monitor", "estimate", "trackers", "frameworks"])
+@pytest.mark.parametrize("name", [*PAGES, "estimate", "trackers", "frameworks"])
 def test_an_update_does_not_ask_all_questions_again(name):
     """Each has `--defaults`; one that names extras has a list, and the page says what it removes."""
     text = page(name)

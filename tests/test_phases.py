@@ -1,7 +1,5 @@
 """Phases: several stages of training in one run folder, each with its own settings."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,8 +1,6 @@
 """What becomes of odd files: read right, refused by one line, or a line says what is odd; none is
 silent."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

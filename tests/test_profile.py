@@ -1,7 +1,5 @@
 """`profile`: what belongs to which layer, what bounds a step, in every framework."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

@@ -1,7 +1,5 @@
 """What people read has the field's words and sentences that one breath can hold."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

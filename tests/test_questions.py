@@ -1,7 +1,5 @@
 """The questions: what is refused, why, and that nothing is written then; the tables behind them."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import itertools
 import keyword

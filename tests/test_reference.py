@@ -1,7 +1,5 @@
 """docs/reference is what the code says, and has everything that a person can set, call or read."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import json

@@ -1,8 +1,6 @@
 """What goes wrong for a new user while training: too large, not finite, too long. Each has a
 line."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 """`report.md` and `curves.png` from whatever a run left behind, names of runs, and the extra
 `compare`."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """A run that dies anywhere resumes bit for bit: kills, signals, damaged checkpoints, full disks."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

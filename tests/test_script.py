@@ -4,8 +4,6 @@ Its losses, evaluations and weights are the package's, bit for bit, on the data 
 reads.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import os

@@ -1,8 +1,6 @@
 """`tune --search`: finds what was planted, survives kills, is shared, and never opens the test
 split."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import math

@@ -1,8 +1,6 @@
 """The workload `seq2seq`: pairs, padding, T5 against the library, decoding, pretrained weights,
 metrics."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Callable

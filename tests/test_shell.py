@@ -1,8 +1,6 @@
 """The shells around the code: Makefile and tests of a rendered project, tools and documents of this
 one."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -12,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rendering import REPOSITORY, copy_template, render, render_into, replace
+from rendering import REPOSITORY, render, render_into
 from test_update import _clean_home, commit  # noqa: F401  # a fixture
 from variants import choices, structural
 
@@ -158,6 +156,14 @@ def test_set_up_takes_torch_from_where_the_card_has_it(
     assert said == ([line] if missed else [])
 
 
+def test_set_up_compiles_where_python_may_not(tmp_path, monkeypatch):
+    project = shell_of(tmp_path / "project")
+    for forbidden in ("", "1"):
+        monkeypatch.setitem(SHELL, "PYTHONDONTWRITEBYTECODE", forbidden)
+        said = shell(project, "make", "--dry-run", "setup")
+        assert ("--no-compile" in said) == (not forbidden)
+
+
 def test_set_up_replaces_a_build_from_another_index(tmp_path):
     """pip would keep it, as its version fits."""
     project = shell_of(tmp_path / "project")
@@ -199,43 +205,6 @@ def test_targets_before_set_up_say_so_in_one_line(tmp_path):
         assert done.stdout == "", target
         (line,) = done.stderr.splitlines()
         assert "run make setup first" in line
-
-
-def test_demo_is_what_a_user_does(tmp_path):
-    """With a change that is not committed, by the real Copier and the project's own commands."""
-    checkout = copy_template(tmp_path / "checkout")
-    shutil.copy(REPOSITORY / "Makefile", checkout)
-    shutil.copy(REPOSITORY / ".gitignore", checkout)
-    commit(checkout)
-    replace(checkout / "template/project/README.md.jinja", "\n## Start\n", "\n## Begin\n")
-
-    machine = Machine(tmp_path)
-    copier = checkout / "build/.venv-copier/bin/copier"
-    copier.parent.mkdir(parents=True)
-    copier.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m copier "$@"\n')
-    copier.chmod(0o755)
-    # After the set-up, the environment's Python trains.
-    trains = f"""#!/bin/sh
-case "$1 $2" in
-"-c "*) exit 0 ;;
-"-m pip") ;;
-*) echo "$*" >> "{machine.log}"; exit 0 ;;
-esac
-"""
-    pip = (machine.programs / "pip").read_text()
-    machine.program("pip", trains + pip.removeprefix("#!/bin/sh\n"))
-    done = machine.make(
-        checkout, "demo", "TORCH=torch==2.13.0", "TORCH_INDEX=https://localhost/simple", "PYTHON=no"
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert machine.log.read_text().splitlines() == [
-        "install torch==2.13.0 --index-url https://localhost/simple",
-        "install torch==2.13.0 --editable .[dev]",
-        "-m my_training train --minutes 1",
-        "-m my_training evaluate",
-        "-m my_training report",
-    ]
-    assert "\n## Begin\n" in (checkout / "build/demo/README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("where", [".", "packages/trainer"])

@@ -4,8 +4,6 @@ A run that is in use is in reliability/test_attack.py, a closed output in test_o
 interview in test_interview.py.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

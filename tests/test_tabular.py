@@ -1,8 +1,6 @@
 """The workload `tabular`: what becomes of a table, what the model makes of a batch, real data
 sets."""
 
-from __future__ import annotations
-
 import csv
 import functools
 import re

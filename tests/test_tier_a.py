@@ -1,8 +1,6 @@
 """Every variant, without running it: invariants of rendered files, each distinct content looked at
 once."""
 
-from __future__ import annotations
-
 import ast
 import filecmp
 import functools

@@ -1,8 +1,6 @@
 """Tier B: every workload × loader × framework × precision trains, evaluates, stops and resumes on a
 CPU."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import itertools
@@ -121,7 +119,7 @@ def uninterrupted(workload: str, precision: str, place: Any, length: tuple = LON
     return losses(folder), evaluations(folder)
 
 
-@pytest.mark.cover(2)
+@pytest.mark.cover(2, "workload", "loader", "framework")
 @pytest.mark.parametrize("cell", CELLS, ids=name)
 def test_some_steps_an_evaluation_and_two_resumes_equal_those_of_the_first_cell(cell, place):
     workload = cell["workload"]

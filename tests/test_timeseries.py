@@ -1,7 +1,5 @@
 """The workload `timeseries`: what becomes of a table, that no window sees the future, states."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,8 +1,6 @@
 """Trackers, by their own libraries and without a network: what arrives, what never does, and
 failures."""
 
-from __future__ import annotations
-
 import json
 import os
 import struct

@@ -1,8 +1,6 @@
 """`tune`: keeps what is not clearly slower, finds what fits and pays, and runs for every
 workload."""
 
-from __future__ import annotations
-
 import importlib
 import math
 import re

@@ -1,7 +1,5 @@
 """docs/tutorial.md from its first command to its last: each runs, and prints what the page shows."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

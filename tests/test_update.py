@@ -1,8 +1,6 @@
 """`copier update` as users run it: a template of two released versions, projects under git, no
 --trust."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -4,8 +4,6 @@ Two things stand for what needs a network: `.venv` is a link to the environment 
 where `make setup` would make one, and PYTHONPATH names the package that it would install.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

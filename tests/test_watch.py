@@ -1,8 +1,6 @@
 """Alerts while a run trains, and the hook `watch`: samples, causes and remedies, memory that
 grows."""
 
-from __future__ import annotations
-
 import csv
 import importlib
 import json
@@ -16,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 from importing import imported
-from rendering import REPOSITORY, render
-from running import PACKAGE, check_run, documented, losses, newest_run, one_error, run
+from rendering import render
+from running import PACKAGE, check_run, losses, newest_run, one_error, run
 from torch import nn
 from variants import choices
 
@@ -280,15 +278,6 @@ def test_how_the_machine_was_used(tmp_path):
         assert expected in page
     assert "power, W" not in page
     assert watch.report(tmp_path / "nowhere") == []
-
-
-def test_the_page_says_what_there_is(tmp_path):
-    page = REPOSITORY / "docs/monitor.md"
-    for words in documented(page):
-        check_run(render(workload="tabular", extras=["watch", "compare"]), *words, cwd=tmp_path)
-    text = page.read_text(encoding="utf-8")
-    for column in watch.COLUMNS:
-        assert f"`{column}`" in text
 
 
 def full(command: str, error: Exception) -> Callable[[], None]:

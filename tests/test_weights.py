@@ -1,7 +1,5 @@
 """Weights that a run starts from, `training.init_from`, and freezes, `training.freeze`."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,8 +1,6 @@
 """The workload `windows`: HDF5 as it lies, what is wrong with others' files, checksums,
 ChunkDataLoader."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -9,8 +9,6 @@
 The others get the mark `full`; `make test-all` runs all of them.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any

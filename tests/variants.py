@@ -1,8 +1,6 @@
 """Which projects can be asked for, derived from copier.yml and the tables; nothing is listed
 twice."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import random

@@ -1,8 +1,6 @@
 """Shortcuts for the tests of one workload: its project, its modules, settings, stores and
 batches."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 """The chunk loader where it belongs: copies beside the step, chunks that bound the device's
 memory."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -4,8 +4,6 @@ The projects are rendered here, or taken from the folder in FASTTRAIN_PROJECTS o
 Copier (`python tools/gpu.py` fills one).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Every workload on a GPU: learns and repeats itself, with each format and switch that it has."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from test_training import FP8, check_resume, mean_loss

@@ -1,7 +1,5 @@
 """What every test here leaves as it found it: the global switches and generators of torch."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

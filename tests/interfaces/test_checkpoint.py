@@ -1,8 +1,6 @@
 """Checkpoints are whole or absent: round trips, what stays, and every way to die or decay in
 between."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

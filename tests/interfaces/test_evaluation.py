@@ -1,8 +1,6 @@
 """A full pass: sums in float64 over present samples, each metric by its own denominator; no trace
 is left."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

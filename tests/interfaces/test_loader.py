@@ -1,8 +1,6 @@
 """Every loader gives the same batches: the right rows, of the right samples, in the order's
 sequence."""
 
-from __future__ import annotations
-
 import hashlib
 import multiprocessing
 import os

@@ -1,8 +1,6 @@
 """The loop of each framework: groups accumulated by weight, clipped by the norm of their mean
 gradient."""
 
-from __future__ import annotations
-
 import copy
 import math
 from contextlib import contextmanager

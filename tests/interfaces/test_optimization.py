@@ -1,7 +1,5 @@
 """Compile, recomputation and the optimizer's groups, on blocks of every kind."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,8 +1,6 @@
 """Which sample comes when, as a pure function: what must hold for any size, batch size, rank,
 seed."""
 
-from __future__ import annotations
-
 import itertools
 import tracemalloc
 from typing import Any

@@ -1,7 +1,5 @@
 """Number formats: what autocast computes in, the loss scale, and a step that an overflow skips."""
 
-from __future__ import annotations
-
 import copy
 import re
 from typing import Any

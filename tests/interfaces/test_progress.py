@@ -1,7 +1,5 @@
 """What each process finds when a run resumes on as many processes or on others."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

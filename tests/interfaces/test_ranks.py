@@ -1,7 +1,5 @@
 """Every choice of `distributed` against its interface: alone, and as one of two processes."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import signal

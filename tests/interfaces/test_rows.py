@@ -1,8 +1,6 @@
 """What a row of training says: means over the steps since the row before, and each group's own
 rate."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from shlex import split
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Learning rates against torch's own schedulers, and at the edges."""
 
-from __future__ import annotations
-
 import itertools
 from types import SimpleNamespace
 from typing import Any, get_args

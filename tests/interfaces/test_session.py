@@ -3,8 +3,6 @@
 A fault replaces `forward` of whatever the workload's `build_model` returns, in the forked child.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import json

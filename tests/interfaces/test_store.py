@@ -1,7 +1,5 @@
 """The store: whole or absent, the same for the same data, checked when it is read."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

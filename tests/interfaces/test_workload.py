@@ -1,8 +1,6 @@
 """What every workload keeps to, so that loaders, steps and evaluation need to know nothing of
 it."""
 
-from __future__ import annotations
-
 import functools
 from types import ModuleType
 from typing import Any, get_args

@@ -1,7 +1,5 @@
 """The faults of `faults.yml`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ A suite that stays green over a broken engine protects nobody. The tests run in 
 process, where torch is loaded, with `FASTTRAIN_TEMPLATE` pointing at the copy.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib

@@ -3,8 +3,6 @@
 `make test` runs some of the cases, `make attack` all of them. docs/reliability.md has the results.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib
