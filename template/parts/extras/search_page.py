@@ -105,14 +105,14 @@ def write_page(folder: Path, found: Found, study: Study) -> None:
         why = row.state if row.loss is None else ""
         trials.append((row.name, row.loss, *map(row.values.get, keys), why))
     repeats = [(row.name, row.loss) for row in found.repeats]
-    parts = [
+    sections = [
         ["# Search"],
         ["## Result", "", *(f"- {line}" for line in found.verdict())],
         ["![losses of the trials over each setting](search.png)"],
         table("Trials, the lowest loss first", ("", "loss", *keys, ""), trials),
         table("Repeated with other seeds", ("", "loss"), repeats),
     ]
-    paragraphs = ["\n".join(part) for part in parts if part]
+    paragraphs = ["\n".join(section) for section in sections if section]
     write_text(folder / "search.md", "\n\n".join(paragraphs) + "\n")
 
 

@@ -33,11 +33,16 @@ Kinds = dict[str, Any]
 
 
 def survey(
-    block: Block, target: str, task: str, categories: list[str], drop: list[str], parts: list[str]
+    block: Block,
+    target: str,
+    task: str,
+    categories: list[str],
+    drop: list[str],
+    features: list[str],
 ) -> Kinds:
     """Detect in the first block what each column holds.
 
-    categories: columns whose numbers are names. drop: columns to leave out. parts: time features
+    categories: columns whose numbers are names. drop: columns to leave out. features: time features
     that replace each column of times.
     """
     header = block.table.column_names
@@ -57,19 +62,19 @@ def survey(
         elif name in categories:
             kinds[name] = "category"
         else:
-            kinds[name] = kind_of(block, name, parts)
-    if parts and parts not in kinds.values():
+            kinds[name] = kind_of(block, name, features)
+    if features and features not in kinds.values():
         remedy = "write times as 2024-01-31, or describe their format with --time-format"
         raise UserError("no column of times", f"{block.source.path}, --time-features", remedy)
     return kinds
 
 
-def kind_of(block: Block, name: str, parts: list[str]) -> Any:
+def kind_of(block: Block, name: str, features: list[str]) -> Any:
     """Return the kind of a column: numeric if at least half of its known cells are numbers."""
     values, is_known = block.parse(name)
     texts = is_known & (values == TEXT)
-    if parts and texts.any() and is_time(block, name):
-        return parts
+    if features and texts.any() and is_time(block, name):
+        return features
     if texts.sum() > MOSTLY * is_known.sum():
         return "category"
     return "number"
@@ -171,8 +176,8 @@ class Columns:
         return values
 
 
-def time_features(block: Block, name: str, parts: list[str]) -> list[np.ndarray]:
+def time_features(block: Block, name: str, features: list[str]) -> list[np.ndarray]:
     """Return an array (rows,) for each time feature of a column, with NaN for missing cells."""
     seconds, is_known = block.times(name)
     times = pa.array(seconds, mask=~is_known).cast(SECONDS)
-    return [TIMES[part](times).to_numpy(zero_copy_only=False) for part in parts]
+    return [TIMES[feature](times).to_numpy(zero_copy_only=False) for feature in features]

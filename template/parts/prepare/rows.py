@@ -42,7 +42,7 @@ class Table:
         names = []
         for name, kind in self.kinds.items():
             if isinstance(kind, list):
-                names += [f"{name} {part}" for part in kind]
+                names += [f"{name} {feature}" for feature in kind]
             elif kind == "number":
                 names.append(name)
         return names

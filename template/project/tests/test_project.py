@@ -52,19 +52,23 @@ def test_padding_rows_change_no_loss() -> None:
     store = module("assemble").open_store(settings)
     samples = module("dataset").Samples(store, settings, "validation")
     model = module("model").build_model(settings, store.facts).eval()
-    engine, rows = module("engine.rows"), module("engine.interfaces").Rows
+    engine = module("engine.rows")
+    device = torch.device("cpu")
 
     def output(*indices: int) -> tuple[float, float]:
-        numbers, parts = np.array(indices), {}
+        numbers = np.array(indices)
+        rows = {}
         for name, spans in samples.spans(numbers, 0).items():
             array = store.arrays[name]
             values = engine.gather(engine.mapped(array), spans).view(engine.stored_dtype(array))
-            parts[name] = rows(values, torch.from_numpy(spans.lengths))
+            lengths = torch.from_numpy(spans.lengths)
+            rows[name] = module("engine.interfaces").Rows(values, lengths)
         if hasattr(samples, "host"):
-            parts = samples.host(parts, numbers, 0)
-        starts_sequence, device = np.ones(len(numbers), dtype=bool), torch.device("cpu")
+            rows = samples.host(rows, numbers, 0)
+        starts_sequence = np.ones(len(numbers), dtype=bool)
+        batch = engine.deliver(samples, rows, numbers, starts_sequence, device)
         with torch.no_grad():
-            result = model(engine.deliver(samples, parts, numbers, starts_sequence, device))
+            result = model(batch)
         return result.loss.item(), result.total_weight.item()
 
     loss, weight = output(0, 1, 2)

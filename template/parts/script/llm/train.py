@@ -178,8 +178,8 @@ def read_standard_library() -> list[np.ndarray]:
     sizes = np.cumsum([path.stat().st_size for path in paths])
     texts = [tokenize(path) for path in paths[: np.searchsorted(sizes, 12e6) + 1]]
     ends = np.cumsum([len(text) for text in texts])
-    part = len(texts) // 20
-    return np.split(np.concatenate(texts), ends[[-1 - 2 * part, -1 - part]])
+    held_out = len(texts) // 20
+    return np.split(np.concatenate(texts), ends[[-1 - 2 * held_out, -1 - held_out]])
 
 
 class Data:
@@ -193,8 +193,8 @@ class Data:
     def __init__(self, settings: Settings, device: torch.device):
         if settings.data:
             tokens = tokenize(Path(settings.data))
-            part = round(len(tokens) * 0.05)
-            texts = np.split(tokens, [-2 * part, -part])
+            held_out = round(len(tokens) * 0.05)
+            texts = np.split(tokens, [-2 * held_out, -held_out])
         else:
             texts = read_standard_library()
         self.device = device

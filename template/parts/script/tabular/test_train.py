@@ -50,13 +50,13 @@ def newest_run() -> Path:
 
 def records() -> list[dict[str, Any]]:
     """Return the records of the newest run, without measured times."""
-    found = []
+    rows = []
     for line in (newest_run() / "metrics.jsonl").read_text().splitlines():
         record = json.loads(line)
         record.pop("samples_per_second", None)
         record.pop("step_ms", None)
-        found.append(record)
-    return found
+        rows.append(record)
+    return rows
 
 
 def make_data() -> train.Data:
@@ -94,9 +94,9 @@ def test_each_epoch_has_each_sample_once_in_an_order_of_its_own() -> None:
 
 def test_a_resumed_epoch_has_the_samples_that_are_left() -> None:
     whole = samples_from(step=0, epochs=1)
-    rest = samples_from(step=2, epochs=1)
-    assert 0 < len(rest) < len(whole)
-    assert rest == whole[-len(rest) :]
+    remaining = samples_from(step=2, epochs=1)
+    assert 0 < len(remaining) < len(whole)
+    assert remaining == whole[-len(remaining) :]
 
 
 def loss_of(data: train.Data, batch: Any) -> tuple[float, float]:

@@ -236,7 +236,7 @@ def synthesize() -> dict[str, np.ndarray]:
 def split_rows(split: str, num_rows: int) -> dict[str, range]:
     """Return the rows of each split, after the shuffle."""
     try:
-        train, validation, test = [float(part) for part in split.split(",")]
+        train, validation, test = [float(share) for share in split.split(",")]
         first = round(num_rows * train)
         last = num_rows - round(num_rows * test)
         if not 0 < first < last <= num_rows or abs(train + validation + test - 1) > 1e-6:

@@ -208,7 +208,7 @@ def synthesize() -> tuple[list[str], np.ndarray]:
 def split_rows(split: str, num_rows: int) -> list[int]:
     """Return the row at which each split ends."""
     try:
-        ends = np.cumsum([float(part) for part in split.split(",")])
+        ends = np.cumsum([float(share) for share in split.split(",")])
     except ValueError:
         ends = np.zeros(3)
     if abs(ends[-1] - 1) < 1e-6:

@@ -164,7 +164,7 @@ def list_files(path: Path, pattern: str) -> list[Path]:
         files = sorted(entry for entry in path.rglob(pattern) if entry.is_file())
     visible = []
     for file in files:
-        if not any(part[0] == "." for part in file.relative_to(path).parts):
+        if not any(name[0] == "." for name in file.relative_to(path).parts):
             visible.append(file)
     if not visible:
         raise UserError(f"no file matches '{pattern}'", str(path), "check --input and --glob")

@@ -179,7 +179,7 @@ class Sources:
         All alternatives of a union result in the same line.
         """
         # Elements of a list are counted from 1.
-        path = [str(part + 1) if isinstance(part, int) else part for part in error["loc"]]
+        path = [str(key + 1) if isinstance(key, int) else key for key in error["loc"]]
         where = ".".join(path)
         key = next(key for key in self.settings if f"{where}.".startswith(f"{key}."))
         value, origin = layer[key]

@@ -1,4 +1,4 @@
-"""Splits of the rows, the destination of the data, and the flags that several commands share."""
+"""Splits of the rows, the destination of the data, and the flags that several commands number."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ def split_shares(split: str) -> tuple[list[float], bool]:
     The last number may be left out.
     """
     try:
-        parts = [float(text) for text in split.split(",")]
-        parts += [0.0] * (3 - len(parts))
-        are_shares = abs(sum(parts) - 1) < 1e-6
-        is_whole = are_shares or all(part.is_integer() for part in parts)
-        if len(parts) != 3 or min(parts) < 0 or not is_whole:
+        numbers = [float(text) for text in split.split(",")]
+        numbers += [0.0] * (3 - len(numbers))
+        are_shares = abs(sum(numbers) - 1) < 1e-6
+        is_whole = are_shares or all(number.is_integer() for number in numbers)
+        if len(numbers) != 3 or min(numbers) < 0 or not is_whole:
             raise ValueError
     except ValueError:
         remedy = "give fractions that add up to 1, such as 0.8,0.1,0.1, or three whole numbers"
         raise UserError(f"'{split}' is not a valid split", "--split", remedy) from None
-    return parts, are_shares
+    return numbers, are_shares
 
 
 def split_sizes(split: str, count: int, unit: str = "row", rounded: int = 0) -> list[int]:
@@ -43,11 +43,11 @@ def split_sizes(split: str, count: int, unit: str = "row", rounded: int = 0) -> 
 
     rounded: which of the fractions is rounded, in addition to that of test.
     """
-    parts, are_shares = split_shares(split)
-    sizes = [int(part) for part in parts]
+    numbers, are_shares = split_shares(split)
+    sizes = [int(number) for number in numbers]
     if are_shares:
-        sizes[2] = round(max(count, 0) * parts[2])
-        sizes[rounded] = min(round(max(count, 0) * parts[rounded]), count - sizes[2])
+        sizes[2] = round(max(count, 0) * numbers[2])
+        sizes[rounded] = min(round(max(count, 0) * numbers[rounded]), count - sizes[2])
         sizes[1 - rounded] = count - sizes[2] - sizes[rounded]
 
     for name, size in zip(("training", "validation"), sizes, strict=False):
