@@ -332,7 +332,7 @@ def test_gaps_empty_cells_and_constant_columns_are_said_and_trained(tmp_path):
         rows[number] = rows[number].rpartition(",")[0] + ","
     del rows[300:340]
     out = prepared(tmp_path, "timeseries", "\n".join(rows), "--fill last").out
-    assert "1 gaps in time, the longest of 41 steps" in out
+    assert "gaps in time: 1, the longest of 41 steps" in out
     assert re.search(r"note: \d+ empty cells filled with the last value", out)
     assert "note: the same value in all training rows, which is no information: noise" in out
     done(tmp_path, *SMALL)

@@ -164,6 +164,6 @@ def find_step(times: np.ndarray) -> int:
     step = min(counts, key=lambda distance: (-counts[distance], distance), default=1)
     gaps = sum(count for distance, count in counts.items() if distance > step)
     if gaps:
-        print(f"note: {gaps:,} gaps in time, the longest of {max(counts) / step:,.0f} steps;")
+        print(f"note: gaps in time: {gaps:,}, the longest of {max(counts) / step:,.0f} steps;")
         print("      windows run across them as if nothing were missing")
     return step
