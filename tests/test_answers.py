@@ -9,7 +9,7 @@ from shlex import split
 import pytest
 from importing import imported
 from rendering import render
-from running import check_run, newest_run, one_error, rows, run
+from running import check_run, last_state, newest_run, one_error, rows, run
 
 TABULAR = render(workload="tabular")
 SHORT = ("--training.max_steps", "12", "--monitor.every_steps", "4", "--model.width", "16")
@@ -36,6 +36,7 @@ def resumed(cwd: Path) -> str:
     ("setting", "value"),
     [
         ("reproducibility.seed", "7"),
+        ("optimizer.name", "adafactor"),
         ("data.order", "time"),
         ("data.fraction", "0.5"),
         ("model.category_width", "4"),
@@ -49,20 +50,25 @@ def test_a_resumed_run_refuses_what_would_make_it_another(setting, value, stoppe
     assert resumed(stopped) == before
 
 
+UNFUSED = ("--optimizer.beta1", "0.5", "--optimizer.fused", "false")
+
+
 def test_a_setting_that_a_resumed_run_may_change_is_said_and_recorded_from_its_step(
     begun,
 ):
     path = newest_run(begun) / "config.resolved.yaml"
     environment = path.with_name("env.json")
     started = json.loads(environment.read_text())["started"]
-    words = ("--optimizer.learning_rate", "0.01", "--max-steps", "8")
+    words = ("--optimizer.learning_rate", "0.01", "--max-steps", "8", *UNFUSED)
     done = check_run(TABULAR, "train", "--resume", *words, cwd=begun)
+    for group in last_state(begun)["optimizer"]["param_groups"]:
+        assert (group["fused"], group["betas"]) == (False, (0.5, 0.999))
     note = "from step 4 on optimizer.learning_rate is 0.01; it was 0.001"
     assert done.out.count(f"note: {note}\n") == 1
     assert note in (path.parent / "report.md").read_text()
     again = json.loads(environment.read_text())["started"]
     assert again == started, "which run is the newest goes by it"
-    (line,) = [line for line in resumed(begun).splitlines() if "from step" in line]
+    (line,) = [line for line in resumed(begun).splitlines() if "--optimizer.lea" in line]
     assert line.split()[1:] == [
         "0.01",
         "#",

@@ -234,7 +234,7 @@ WRITES = (
     ("checkpoint", "write_sealed"),
     ("checkpoint", "sync"),
 )
-TOUCHES = (*WRITES, ("checkpoint", "sha256"), ("checkpoint", "_remove"))
+TOUCHES = (*WRITES, ("checkpoint", "sha256"), ("checkpoint", "_set_aside"))
 
 
 def kill_at(hit: int, when: str, patch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,7 @@ MEASURING_SHARE = 1 / 20  # of the minutes: the most that further timed steps ta
 # keeps its number of samples.
 FREE = {"path", "batch_size", "num_workers", "pin_memory", "prefetch_factor", "persistent_workers"}
 FREE |= {"resident", "chunk_size_gb", "dropout", "chunked_loss"}
+FIXED = ("reproducibility.seed", "optimizer.name")
 EVALUATION_SHARE = 1 / 4  # of the minutes: the most that evaluations take
 
 
@@ -164,7 +165,7 @@ def changes(folder: Path, settings: Settings) -> dict[str, object]:
         if not dot or settings.value(key) == old:
             continue
         is_fixed = section in ("data", "model") and name not in FREE
-        if key == "reproducibility.seed" or is_fixed:
+        if key in FIXED or is_fixed:
             what = f"a resumed run cannot change {key} from {old} to {settings.value(key)}"
             raise UserError(what, origin, "keep the value, or start a new run")
         changed[key] = old

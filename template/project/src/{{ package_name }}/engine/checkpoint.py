@@ -120,16 +120,15 @@ class Checkpoint:
         write_sealed(self.partial / MANIFEST, manifest)
         sync(self.partial)
 
-        # A run that was killed while it removed a checkpoint has left these.
-        for trash in self.folder.glob(".trash-*"):
-            shutil.rmtree(trash, ignore_errors=True)
         target = self.folder / step_name(manifest["step"])
-        _remove(target)  # the same step again, after a resume
+        _set_aside(target)  # the same step again, after a resume
         os.replace(self.partial, target)
         sync(self.folder)
 
         # The new one must be valid before an old one is removed.
         self._prune(_verify(target))
+        for trash in self.folder.glob(".trash-*"):  # also of a run that was killed here
+            shutil.rmtree(trash, ignore_errors=True)
 
     def _prune(self, newest: Manifest) -> None:
         """Remove all but the newest checkpoints and the best one."""
@@ -137,7 +136,7 @@ class Checkpoint:
         older = [path for path in folders(self.folder) if path <= newest["path"]]
         for path in older[self.keep :]:
             if path.name != step_name(newest["best"]):
-                _remove(path)
+                _set_aside(path)
 
     # --- loading
 
@@ -289,10 +288,9 @@ def _verify(path: Path) -> Manifest:
     return {**manifest, "path": path}
 
 
-def _remove(path: Path) -> None:
-    """Rename, then delete: a half-deleted folder is never taken for a checkpoint."""
+def _set_aside(path: Path) -> None:
+    """Rename what is to be deleted: a half-deleted folder is never taken for a checkpoint."""
+    trash = path.with_name(f".trash-{path.name}")
+    shutil.rmtree(trash, ignore_errors=True)
     if path.exists():
-        trash = path.with_name(f".trash-{path.name}")
-        shutil.rmtree(trash, ignore_errors=True)
         os.replace(path, trash)
-        shutil.rmtree(trash, ignore_errors=True)

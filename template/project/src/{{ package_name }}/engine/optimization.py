@@ -165,13 +165,22 @@ def make_optimizer(model: nn.Module, settings: Any) -> torch.optim.Optimizer:
         "fused": settings.fused,
         "foreach": None if settings.fused else False,
     }
-    if settings.name == "muon":
-        made: torch.optim.Optimizer = muon().make_optimizer(model, settings.weight_decay, options)
-        return made
     groups = decay_groups(model.parameters(), settings.weight_decay)
-    if settings.name == "adafactor":
-        return torch.optim.Adafactor(groups, lr=settings.learning_rate)
-    return torch.optim.AdamW(groups, **options)
+    optimizer: torch.optim.Optimizer
+    if settings.name == "muon":
+        optimizer = muon().make_optimizer(model, settings.weight_decay, options)
+    elif settings.name == "adafactor":
+        optimizer = torch.optim.Adafactor(groups, lr=settings.learning_rate)
+    else:
+        optimizer = torch.optim.AdamW(groups, **options)
+    optimizer.register_load_state_dict_pre_hook(_keep_options)
+    return optimizer
+
+
+def _keep_options(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Keep the settings of a resumed run, such as `fused`, where a checkpoint has others."""
+    for saved, group in zip(state["param_groups"], optimizer.param_groups, strict=False):
+        saved |= {name: value for name, value in group.items() if name != "params"}
 
 
 def muon() -> Any:

@@ -109,6 +109,7 @@ class Run:
         self._check_one_batch()
         self.project.distributed.on_all_ranks(lambda: self._load(resumed))
         self.schedule.set(self.step_of_phase)
+        self.first_step = self.progress.step + 1
         self.monitor.start(self.progress.step, self.last_step)
         self.closing.callback(self.call_hooks, "close")
 
@@ -164,7 +165,7 @@ class Run:
         """Count the step that ended with micro-batch `batch` of the epoch (from 1); return it."""
         self.agree()
         self.progress.advance(batch, len(self.loader))
-        if self.step_of_phase == 1:
+        if self.progress.step == self.first_step:
             freeze_garbage()
         return self.progress.step
 
