@@ -1,7 +1,11 @@
 """Weights that a run starts from, `training.init_from`, and freezes, `training.freeze`."""
 
 import json
+import os
+import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -219,8 +223,12 @@ def test_two_ranks_start_from_whole_and_from_sharded_weights(distributed, tmp_pa
 
 def test_the_pages_commands_work(tmp_path):
     page = REPOSITORY / "docs/weights.md"
+    project = render(workload="tabular")
     for words in documented(page):
-        check_run(render(workload="tabular"), *words, cwd=tmp_path)
+        check_run(project, *words, cwd=tmp_path)
+    (code,) = re.findall(r"```python\n(.+?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    sources = {**os.environ, "PYTHONPATH": str(project / "src")}
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=sources, check=True)
     narrow = ["third" if word == "second" else word for word in words]
     line = note(train(tmp_path, *narrow[1:], "--model.category_width", "4"))
     text = " ".join(page.read_text(encoding="utf-8").split())
