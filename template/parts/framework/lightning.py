@@ -110,7 +110,8 @@ class Module(lightning.LightningModule):
         distributed = run.project.distributed
         monitor = run.monitor
 
-        # The last step of an epoch may be incomplete: it changes the weights by its fraction.
+        # An incomplete last step: its gradient is scaled by its fraction of the samples, before
+        # clipping.
         step_fraction = run.loader.order.step_fraction(epoch, *batches, run.accumulation)
         # Gradients are averaged over the ranks; × world turns the average into a sum again.
         total_weight = distributed.sum_over_ranks(total(self.losses)).clamp(min=1)

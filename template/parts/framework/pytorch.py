@@ -63,7 +63,7 @@ def take_step(
     distributed = project.distributed
     monitor = run.monitor
 
-    # The last step of an epoch may be incomplete: it changes the weights by its fraction of a step.
+    # An incomplete last step: its gradient is scaled by its fraction of the samples, before clipping.
     step_fraction = run.loader.order.step_fraction(epoch, *batches, run.accumulation)
     # Gradients are averaged over the ranks; × world turns the average into a sum again.
     total_weight = distributed.sum_over_ranks(total(losses)).clamp(min=1)
