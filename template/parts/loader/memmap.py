@@ -59,17 +59,17 @@ class Loader:
     def __len__(self) -> int:
         return len(self.order)
 
-    def epoch(self, number: int, start_batch: int = 0) -> Iterator[Batch]:
-        self._settle(number)
-        for numbers, starts_sequence in self.order.batches(number, start_batch):
+    def epoch(self, epoch: int, start_batch: int = 0) -> Iterator[Batch]:
+        self._settle(epoch)
+        for indices, starts_sequence in self.order.batches(epoch, start_batch):
             slot = self._batches % RING
             self._wait_for_copy(slot)
             rows = {}
-            for name, spans in self.samples.spans(numbers, number).items():
+            for name, spans in self.samples.spans(indices, epoch).items():
                 rows[name] = self._rows(name, spans, self._ring[slot])
             if self._host is not None:
-                rows = self._host(rows, numbers, number)
-            batch = deliver(self.samples, rows, numbers, starts_sequence, self.device)
+                rows = self._host(rows, indices, epoch)
+            batch = deliver(self.samples, rows, indices, starts_sequence, self.device)
             # Before the step, because the loop may ask for no further batch.
             if self.pin and not self._resident:
                 self._copied[slot] = torch.cuda.current_stream(self.device).record_event()

@@ -81,8 +81,8 @@ class Loader(Protocol):
     def __len__(self) -> int:
         """Return the number of batches in an epoch, the same on every rank."""
 
-    def epoch(self, number: int, start_batch: int = 0) -> Iterator[Batch]:
-        """Yield epoch `number` from batch `start_batch` on; the seed and both numbers decide it."""
+    def epoch(self, epoch: int, start_batch: int = 0) -> Iterator[Batch]:
+        """Yield an epoch from batch `start_batch` on; the seed and both numbers decide it."""
 
     def close(self) -> None: ...
 
