@@ -15,7 +15,7 @@ from accelerate import Accelerator
 from accelerate.utils import GradientAccumulationPlugin
 from torch import Tensor
 
-from .engine.precision import total
+from .engine.evaluation import sum_of_weights
 from .engine.run import Run
 
 
@@ -99,7 +99,7 @@ def take_step(
     # An incomplete last step: its gradient is scaled by its fraction of the samples, before clipping.
     step_fraction = run.loader.order.step_fraction(epoch, first, end, run.accumulation)
     # Gradients are averaged over the ranks; × world turns the average into a sum again.
-    total_weight = distributed.sum_over_ranks(total(losses)).clamp(min=1)
+    total_weight = distributed.sum_over_ranks(sum_of_weights(losses)).clamp(min=1)
     total_weight = total_weight / (distributed.world * step_fraction)
     # Unscale, divide and clip the gradients in one pass; then step and clear them.
     norm = precision.step(optimizer, run.settings.training.gradient_clip, total_weight)

@@ -17,8 +17,8 @@ import lightning
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from torch import Tensor
 
+from .engine.evaluation import sum_of_weights
 from .engine.interfaces import Batch
-from .engine.precision import total
 from .engine.run import Run
 
 
@@ -114,7 +114,7 @@ class Module(lightning.LightningModule):
         # clipping.
         step_fraction = run.loader.order.step_fraction(epoch, first, end, run.accumulation)
         # Gradients are averaged over the ranks; × world turns the average into a sum again.
-        total_weight = distributed.sum_over_ranks(total(self.losses)).clamp(min=1)
+        total_weight = distributed.sum_over_ranks(sum_of_weights(self.losses)).clamp(min=1)
         total_weight = total_weight / (distributed.world * step_fraction)
         # Unscale, divide and clip the gradients in one pass; then step and clear them. Lightning's
         # wrapper counts its global_step.
