@@ -15,7 +15,7 @@ from .memory import check_rows, dry_run
 from .monitor import Monitor
 from .optimization import Schedule, freeze_garbage
 from .order import RULE as ORDER_RULE
-from .progress import Hooks, Progress, Ranks
+from .progress import Hooks, Progress, RankStates
 from .signals import Signals
 from .tracker import Tracker
 from .weights import load_initial
@@ -89,14 +89,14 @@ class Run:
                 "samples a step": self.global_batch_size,
                 "schedule": f"{self.settings.schedule.name} over {self.num_steps} steps",
             },
-            # They are restored in this order: `ranks` needs the progress.
+            # They are restored in this order, the model last: `ranks` needs the progress.
             model=project.model,
             optimizer=project.optimizer,
             precision=project.precision,
             progress=self.progress,
             hooks=self.hooks,
             rows=self.monitor,
-            ranks=Ranks(project.distributed, self.progress, recurrent, self.loader.order),
+            ranks=RankStates(project.distributed, self.progress, recurrent, self.loader.order),
         )
 
     # --- before the first step
