@@ -45,10 +45,10 @@ class Part:
         self.value = state["value"]
 
 
-def make(folder: Path, seed: int = 0, keep: int = 2, **facts: Any) -> Any:
+def make(folder: Path, seed: int = 0, keep: int = 2, **must_match: Any) -> Any:
     """A Checkpoint of a small run whose content `seed` decides."""
     parts = {"model": Tied(seed), "other": Part([seed, "x", None])}
-    return engine("checkpoint").Checkpoint(folder, OneOf(), keep, facts, **parts)
+    return engine("checkpoint").Checkpoint(folder, OneOf(), keep, must_match, **parts)
 
 
 def saved(folder: Path) -> list[int]:
@@ -61,9 +61,9 @@ def save(folder: Path, *steps: int, keep: int = 2) -> None:
         make(folder, step, keep).save(step)
 
 
-def assert_content(folder: Path, step: int, **facts: Any) -> Any:
+def assert_content(folder: Path, step: int, **must_match: Any) -> Any:
     """The newest valid checkpoint is that of `step`, whole, in all its parts."""
-    into = make(folder, seed=99, **facts)
+    into = make(folder, seed=99, **must_match)
     assert into.load()["step"] == step
     assert into.parts["other"].value == [step, "x", None]
     loaded = into.parts["model"].state_dict()

@@ -47,8 +47,8 @@ class Checkpoint:
 
     parts: by name, anything with `state_dict` and `load_state_dict`.
 
-    keep: how many of the newest stay, in addition to the best one. facts: plain values stored in
-    the manifest, which must be the same on resume, such as the data and the schedule.
+    keep: how many of the newest stay, in addition to the best one. must_match: plain values stored
+    in the manifest, which must be the same on resume, such as the data and the schedule.
     """
 
     def __init__(
@@ -56,14 +56,14 @@ class Checkpoint:
         folder: Path,
         distributed: Distributed,
         keep: int = 2,
-        facts: dict[str, Any] | None = None,
+        must_match: dict[str, Any] | None = None,
         **parts: Any,
     ):
         self.folder = folder
         self.partial = folder / ".saving"  # becomes a checkpoint when it is complete
         self.distributed = distributed
         self.keep = keep
-        self.facts = facts or {}
+        self.must_match = must_match or {}
         self.parts = parts
         self.skipped: list[str] = []
         self.best_step = 0  # of the best checkpoint so far; 0 before there is one
@@ -83,7 +83,7 @@ class Checkpoint:
         save_shards = self.distributed.save_shards
         shards = self._on_all_ranks(step, lambda: save_shards(state, self.partial))
         manifest: Manifest = {"format": FORMAT, "step": step, "best": best_step}
-        manifest |= {"facts": self.facts, "sha256": {}, "shards": shards.shapes}
+        manifest |= {"facts": self.must_match, "sha256": {}, "shards": shards.shapes}
         for hashes in self.distributed.gather_objects(shards.sha256):
             manifest["sha256"] |= hashes
         self._on_all_ranks(step, lambda: self._commit(manifest, shards.whole))
@@ -144,12 +144,12 @@ class Checkpoint:
     def load(self) -> Manifest | None:
         """Restore all parts from the newest valid checkpoint; return None if there is none.
 
-        Raises `UserError` if facts differ, or if no checkpoint is valid.
+        Raises `UserError` if one of `must_match` differs, or if no checkpoint is valid.
         """
         manifest = self.find("last")
         if manifest is None:
             return None
-        for name, value in self.facts.items():
+        for name, value in self.must_match.items():
             saved_value = manifest["facts"].get(name)
             if saved_value != value:
                 what = f"{name} was {saved_value} in the checkpoint and is {value} now"
@@ -169,7 +169,7 @@ class Checkpoint:
         return manifest
 
     def peek(self, which: str) -> dict[str, Any]:
-        """Return the facts of that checkpoint without loading it; empty if there is none."""
+        """Return what a resume of that checkpoint must match; empty if there is none."""
         manifest = self.find(which) or {}
         return dict(manifest.get("facts", {}))
 

@@ -82,7 +82,7 @@ class Run:
             self.folder / "checkpoints",
             project.distributed,
             self.settings.checkpoint.keep,
-            facts={
+            must_match={
                 "data": project.store.fingerprint,
                 "phase": self.progress.phase,
                 "order rule": ORDER_RULE,
