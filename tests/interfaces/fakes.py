@@ -304,14 +304,14 @@ class Loop:
 
     # --- as a monitor, a schedule, signals, hooks
 
-    def timed(self, batches: Any) -> Any:
+    def count_waits(self, batches: Any) -> Any:
         return batches
 
-    def note(self, step: int, epoch: int, batches: tuple[int, int], losses: Any) -> None:
+    def add_losses(self, step: int, epoch: int, batches: tuple[int, int], losses: Any) -> None:
         self.noted.append((step, epoch, batches, len(losses)))
         self.losses = losses
 
-    def keep(self, metrics: Any) -> None:
+    def add_metrics(self, metrics: Any) -> None:
         pass
 
     def due(self, step: int) -> bool:

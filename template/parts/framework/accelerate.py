@@ -55,7 +55,7 @@ def train_epoch(run: Run, optimizer: Any, accelerator: Accelerator) -> None:
     epoch = run.progress.epoch
     first = run.progress.batch  # first micro-batch of the open group
     losses: list[tuple[Tensor, Tensor]] = []  # (loss, total_weight) of each micro-batch
-    batches = run.monitor.timed(run.loader.epoch(epoch, first))
+    batches = run.monitor.count_waits(run.loader.epoch(epoch, first))
     for end, batch in enumerate(batches, start=first + 1):
         # forward and backward
         is_last_of_group = end % run.accumulation == 0 or end == len(run.loader)
@@ -67,7 +67,7 @@ def train_epoch(run: Run, optimizer: Any, accelerator: Accelerator) -> None:
             # loss × total_weight makes a group of micro-batches one mean over all of its targets;
             # `loss / accumulation` would do so only if all had the same number of targets.
             accelerator.backward(output.loss, gradient=precision.scale(output.total_weight))
-        run.monitor.keep(output.metrics)
+        run.monitor.add_metrics(output.metrics)
         losses.append((output.loss.detach(), output.total_weight))
         if not is_last_of_group:
             continue
@@ -106,7 +106,7 @@ def take_step(
     step = run.advance(end)
 
     # log
-    monitor.note(step, epoch, (first, end), losses)
+    monitor.add_losses(step, epoch, (first, end), losses)
     if monitor.due(step):
         monitor.log(step, epoch, norm / total_weight, run.schedule.learning_rate)  # host sync
     run.schedule.set(run.step_of_phase)

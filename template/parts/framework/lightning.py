@@ -34,7 +34,7 @@ class RestOfEpoch:
 
     def __iter__(self) -> Iterator[Batch]:
         batches = self.run.loader.epoch(self.progress.epoch, self.progress.batch)
-        return self.run.monitor.timed(batches)
+        return self.run.monitor.count_waits(batches)
 
 
 class Module(lightning.LightningModule):
@@ -90,7 +90,7 @@ class Module(lightning.LightningModule):
             # loss × total_weight makes a group of micro-batches one mean over all of its targets;
             # `loss / accumulation` would do so only if all had the same number of targets.
             self.manual_backward(output.loss, gradient=precision.scale(output.total_weight))
-        run.monitor.keep(output.metrics)
+        run.monitor.add_metrics(output.metrics)
         self.losses.append((output.loss.detach(), output.total_weight))
         if not is_last_of_group:
             return
@@ -122,7 +122,7 @@ class Module(lightning.LightningModule):
         step = run.advance(end)
 
         # log
-        monitor.note(step, epoch, (first, end), self.losses)
+        monitor.add_losses(step, epoch, (first, end), self.losses)
         if monitor.due(step):
             monitor.log(step, epoch, norm / total_weight, run.schedule.learning_rate)  # host sync
         run.schedule.set(run.step_of_phase)
