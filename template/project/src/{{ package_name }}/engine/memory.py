@@ -39,14 +39,15 @@ CGROUPS = Path("/sys/fs/cgroup")
 def check_rows(project: Project, loaders: list[Any]) -> None:
     """Raise `UserError` if the rows of a batch do not fit. The result may differ between ranks."""
     for loader in loaders:
-        for device in (CPU, project.device):
-            _check(project.settings, loader.order, 0, row_bytes(project, loader), device)
+        sample_bytes = row_bytes(project, loader)
+        for device in {CPU, project.device}:
+            _check(project.settings, loader.order, 0, sample_bytes, device)
 
 
 def row_bytes(project: Project, loader: Any) -> int:
     """Return the mean size of the first samples' rows as they are stored, padding included."""
-    numbers = loader.order.sample(np.arange(min(NUM_PROBES, loader.order.count)))
-    return EXTRA_BYTES + count_bytes(loader.samples, project.store, numbers) // len(numbers)
+    indices = loader.order.sample(np.arange(min(NUM_PROBES, loader.order.count)))
+    return EXTRA_BYTES + count_bytes(loader.samples, project.store, indices) // len(indices)
 
 
 def dry_run(project: Project, loader: Any) -> float:
@@ -59,9 +60,9 @@ def dry_run(project: Project, loader: Any) -> float:
     buffers = {name: buffer.clone() for name, buffer in project.model.named_buffers()}
     batches = loader.epoch(0)
     batch = next(batches)
-    reserved = averages(project.optimizer)
+    reserved = reserve_averages(project.optimizer)
     try:
-        _check_forward(project, loader, batch, reserved)
+        _check_forward_memory(project, loader, batch, reserved)
         with project.precision.autocast():
             # The model is called without its wrapper, so that no gradients are exchanged.
             output = project.model(batch)
@@ -84,7 +85,7 @@ def dry_run(project: Project, loader: Any) -> float:
     return float(output.total_weight)
 
 
-def averages(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+def reserve_averages(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     """Reserve as much memory as the optimizer's averages will take in the first step."""
     reserved: list[Tensor] = []
     for group in optimizer.param_groups:
@@ -93,7 +94,9 @@ def averages(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return reserved
 
 
-def _check_forward(project: Project, loader: Any, batch: Batch, reserved: list[Tensor]) -> None:
+def _check_forward_memory(
+    project: Project, loader: Any, batch: Batch, reserved: list[Tensor]
+) -> None:
     """Check that gradients, averages, rows and what forward keeps fit into the memory of a CPU.
 
     There is no check of compiled blocks, which keep less than is measured here, or of a sharded
