@@ -19,7 +19,7 @@ from torch import Tensor
 from .errors import UserError
 from .interfaces import Batch, Rows, Spans
 from .order import Order
-from .resident import Extents, gather, memory_left, reach
+from .resident import Extents, gather_ragged, memory_left, needed_rows
 from .rows import deliver, mapped, stored_dtype
 from .store import Store
 
@@ -96,7 +96,7 @@ class Loader:
                 buffers[name] = torch.empty(count, dtype=source.dtype, pin_memory=self.pin)
             out = buffers[name][:count].view(shape)
         starts = np.where(spans.lengths > 0, spans.starts - first, 0)
-        values = gather(source, spans._replace(starts=starts), out)
+        values = gather_ragged(source, spans._replace(starts=starts), out)
         return Rows(values.view(stored_dtype(array)), torch.from_numpy(spans.lengths))
 
     def _settle(self, epoch: int) -> None:
@@ -107,7 +107,7 @@ class Loader:
         if not self._wanted or not self._tried:
             self._tried = True
             return
-        extents = reach(self.samples, self.order, epoch, self._extents)
+        extents = needed_rows(self.samples, self.order, epoch, self._extents)
         if extents == self._extents:
             return
 

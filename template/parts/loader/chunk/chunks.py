@@ -21,7 +21,7 @@ from .errors import UserError
 from .interfaces import Rows, Spans
 from .order import Order
 from .reader import Block, Filtered, Layout, Plain, Reader, cut, host_memory, lay_out, open_source
-from .resident import Extents, gather, memory_left, reach
+from .resident import Extents, gather_ragged, memory_left, needed_rows
 from .rows import SIGNED, stored_dtype
 from .store import Array
 
@@ -82,7 +82,7 @@ class Part:
             first = int(starts.min(initial=last, where=present))
             self._wait(first, last)
             out = outputs.take(array.name, shape, self.values)
-            values = gather(self.values, spans._replace(starts=starts), out)
+            values = gather_ragged(self.values, spans._replace(starts=starts), out)
         return Rows(values.view(stored_dtype(array)), torch.from_numpy(spans.lengths))
 
     def _wait(self, first: int, last: int) -> None:
@@ -315,7 +315,7 @@ class Chunks:
     def _reside(self, epoch: int) -> None:
         """Read all rows that samples need, in this epoch and those before, if they fit."""
         self._drop_resident()
-        self.extents = reach(self.samples, self.order, epoch, self.extents)
+        self.extents = needed_rows(self.samples, self.order, epoch, self.extents)
         size = 0
         for name, (first, last) in self.extents.items():
             size += self._bytes(name, last - first)

@@ -7,9 +7,6 @@ is measured with one sample of the batch. A GPU reports a lack of memory as an e
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from .errors import UserError
 from .explanations import out_of_memory
+from .host_memory import free_host_memory
 from .interfaces import Batch, Output, require_attributes
 from .optimization import compiles
 from .progress import random_state, set_random_state
@@ -33,7 +31,6 @@ CPU = torch.device("cpu")
 NUM_PROBES = 64  # samples whose rows are counted
 EXTRA_BYTES = 64  # per sample, for its place in the order and for the masks of a batch
 USABLE = 0.8  # fraction of the free memory for the batch size that an error suggests
-CGROUPS = Path("/sys/fs/cgroup")
 
 
 def check_rows(project: Project, loaders: list[Any]) -> None:
@@ -133,39 +130,11 @@ def kept_bytes(project: Project, batch: Batch, count: int) -> int:
 
 
 def free_memory(device: torch.device) -> int:
-    """Return the free bytes of a device; processes divide the memory of a host equally."""
+    """Return the free bytes of a GPU, or of the host for a CPU."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
-    return min([_available(), *_left_in_groups()]) // processes
-
-
-def _available() -> int:
-    """Return what the system can give without swapping; all memory if it does not say."""
-    table = Path("/proc/meminfo")
-    if not table.exists():
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    fields = dict(line.split(":") for line in table.read_text().splitlines())
-    return 1024 * int(fields["MemAvailable"].split()[0])
-
-
-def _left_in_groups() -> Iterator[int]:
-    """Yield what the limits of a container or a job leave; cached pages of files count as free."""
-    try:
-        path = Path("/proc/self/cgroup").read_text().strip().rpartition(":")[2]
-    except OSError:
-        return
-    own = CGROUPS / path.lstrip("/")
-    for folder in (own, *own.parents):
-        try:
-            limit = int((folder / "memory.max").read_text())
-            used = int((folder / "memory.current").read_text())
-            lines = (folder / "memory.stat").read_text().splitlines()
-        except (OSError, ValueError):  # no such group, or "max"
-            continue
-        counts = dict(line.split() for line in lines)
-        yield limit - used + int(counts.get("inactive_file", 0))
+    return free_host_memory()
 
 
 # --- the error
