@@ -68,9 +68,7 @@ def _gather_windows(source: Tensor, starts: np.ndarray, present: np.ndarray, out
     One `index_select` over a strided view of the source is 10 to 14 times as fast as a copy for
     each window.
     """
-    num_windows = len(source) - out.shape[1] + 1
-    strides = (source.stride(0), *source.stride())
-    windows = source.as_strided((num_windows, *out.shape[1:]), strides)
+    windows = source.unfold(0, out.shape[1], 1).movedim(-1, 1)
     first_rows = on_device(source, np.where(present, starts, 0))
     torch.index_select(windows, 0, first_rows, out=out)
     if not present.all():
