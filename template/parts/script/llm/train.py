@@ -202,7 +202,7 @@ class Data:
         self.batch_size = settings.batch_size
         size = settings.block_size
         self.targets_per_batch = settings.batch_size * size
-        self.facts = hashlib.sha256(np.concatenate(texts).tobytes()).hexdigest()
+        self.facts = {"sha256": hashlib.sha256(np.concatenate(texts).tobytes()).hexdigest()}
         self.blocks = {}
         self.splits = {}
         for name, text in zip(["train", "validation", "test"], texts, strict=True):
