@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .checkpoint import Checkpoint, DiskFull
+from .checkpoint import Checkpoint, NotWritten
 from .errors import UserError
 from .evaluation import evaluate, timed
 from .memory import check_rows, dry_run
@@ -249,13 +249,13 @@ class Run:
         return self.should_stop or self._is_due(self.settings.checkpoint.every_steps)
 
     def save(self) -> None:
-        """Save, unless a loss is not finite. A full disk is an error at the last step only."""
+        """Save, unless a loss is not finite. `NotWritten` is an error at the last step only."""
         self.monitor.check()
         step = self.progress.step
         try:
             is_best = step == self.progress.best_step
             _, seconds = timed(lambda: self.checkpoint.save(step, is_best))
-        except DiskFull as error:
+        except NotWritten as error:
             if self.should_stop:
                 raise
             self.monitor.line(f"note: {error}; training continues, the next checkpoint tries again")
