@@ -63,7 +63,8 @@ def take_step(
     distributed = project.distributed
     monitor = run.monitor
 
-    # An incomplete last step: its gradient is scaled by its fraction of the samples, before clipping.
+    # An incomplete last step: its gradient is scaled by its fraction of the samples, before
+    # clipping.
     step_fraction = run.loader.order.step_fraction(epoch, first, end, run.accumulation)
     # Gradients are averaged over the ranks; × world turns the average into a sum again.
     total_weight = distributed.sum_over_ranks(sum_of_weights(losses)).clamp(min=1)

@@ -63,8 +63,8 @@ def dry_run(project: Project, loader: Any) -> float:
         with project.precision.autocast():
             # The model is called without its wrapper, so that no gradients are exchanged.
             output = project.model(batch)
-        name = type(output).__name__
-        require_attributes(Output._fields, output, f"the {name} that forward returns")
+        title = f"the {type(output).__name__} that forward returns"
+        require_attributes(Output._fields, output, title)
         output.loss.backward(gradient=output.total_weight)
     except torch.cuda.OutOfMemoryError as error:
         # The other ranks wait in the exchange, and end when this process ends.

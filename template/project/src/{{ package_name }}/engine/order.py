@@ -128,8 +128,7 @@ class Order:
         # Several batches at once, but not the epoch: it may not fit into memory.
         group = max(1, TOGETHER // self.batch_size)
         for first in range(start, len(self), group):
-            indices, starts_sequence = self.indices(epoch, first, first + group)
-            yield from zip(indices, starts_sequence, strict=True)
+            yield from zip(*self.indices(epoch, first, first + group), strict=True)
 
     def indices(self, epoch: int, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
         """Return batches [first, last) of an epoch, or as many of them as there are.
