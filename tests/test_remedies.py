@@ -18,6 +18,7 @@ from variants import choices
 
 TABULAR = render(workload="tabular")
 memory = imported(TABULAR, "engine.memory")
+host_memory = imported(TABULAR, "engine.host_memory")
 nonfinite = imported(TABULAR, "engine.nonfinite")
 train = imported(TABULAR, "commands.train")
 config = imported(TABULAR, "config")
@@ -93,7 +94,7 @@ def test_a_batch_of_the_validation_that_does_not_fit_names_its_setting(tmp_path)
 
 def test_free_memory_is_what_a_container_leaves_and_shared_by_processes(tmp_path, monkeypatch):
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    monkeypatch.setattr(memory, "CGROUPS", tmp_path)
+    monkeypatch.setattr(host_memory, "CGROUPS", tmp_path)
     cpu = torch.device("cpu")
     outside = memory.free_memory(cpu)
     assert outside > 1 << 20
@@ -147,7 +148,7 @@ def spoil(
 
 
 def sample_in(failed: Any, epoch: int, batch: int) -> int:
-    return int(failed.loader.order.numbers(epoch, batch, batch + 1)[0][0, 5])
+    return int(failed.loader.order.indices(epoch, batch, batch + 1)[0][0, 5])
 
 
 def change(name: str, column: int | None, value: float) -> Callable[[dict, Any], None]:

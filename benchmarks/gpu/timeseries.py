@@ -92,11 +92,11 @@ def make_row_by_row(inner: Any) -> Any:
         def __len__(self) -> int:
             return len(self.inner)
 
-        def epoch(self, number: int, start: int = 0) -> Iterator[Any]:
+        def epoch(self, epoch: int, start: int = 0) -> Iterator[Any]:
             rows = project("engine.rows")
             interfaces = project("engine.interfaces")
-            numbers, fresh = self.order.numbers(number, 0, len(self))
-            spans = [self.samples.spans(batch, number)[self.names[0]] for batch in numbers[start:]]
+            indices, fresh = self.order.indices(epoch, 0, len(self))
+            spans = [self.samples.spans(batch, epoch)[self.names[0]] for batch in indices[start:]]
             loader = torch.utils.data.DataLoader(
                 self.data,
                 batch_sampler=[part.starts[part.lengths > 0].tolist() for part in spans],
@@ -109,9 +109,9 @@ def make_row_by_row(inner: Any) -> Any:
                     name: interfaces.Rows(part[:, None], lengths)
                     for name, part in zip(self.names, parts, strict=True)
                 }
-                present = numbers[batch] >= 0
+                present = indices[batch] >= 0
                 yield rows.deliver(
-                    self.samples, found, numbers[batch][present], fresh[batch][present], self.device
+                    self.samples, found, indices[batch][present], fresh[batch][present], self.device
                 )
 
         def stats(self) -> dict[str, float]:

@@ -139,10 +139,10 @@ class Samples:
             batch[f"{name}.lengths"] = array.lengths
         return batch
 
-    def expected(self, numbers: np.ndarray, epoch: int) -> dict[str, np.ndarray]:
+    def expected(self, indices: np.ndarray, epoch: int) -> dict[str, np.ndarray]:
         """What `batch` must hold, read row by row."""
         batch = {}
-        for name, (starts, lengths, width) in self.spans(numbers, epoch).items():
+        for name, (starts, lengths, width) in self.spans(indices, epoch).items():
             source = content(ARRAYS[name])
             values = np.zeros((*starts.shape, width, *ARRAYS[name]), np.int64)
             for place in np.ndindex(starts.shape):
@@ -198,8 +198,8 @@ def frozen(batch: dict[str, Tensor]) -> dict[str, Any]:
     return content
 
 
-def epoch_of(loader: Any, number: int = 0, start: int = 0) -> list[dict[str, Any]]:
-    return [frozen(batch) for batch in loader.epoch(number, start)]
+def epoch_of(loader: Any, epoch: int = 0, start: int = 0) -> list[dict[str, Any]]:
+    return [frozen(batch) for batch in loader.epoch(epoch, start)]
 
 
 class OneOf:
@@ -299,19 +299,19 @@ class Loop:
     def __len__(self) -> int:
         return len(self._groups[0]) if self._groups else 0
 
-    def epoch(self, number: int, start_batch: int = 0) -> Any:
+    def epoch(self, epoch: int, start_batch: int = 0) -> Any:
         return iter([{**batch} for batch in self._groups[0]])
 
     # --- as a monitor, a schedule, signals, hooks
 
-    def timed(self, batches: Any) -> Any:
+    def count_waits(self, batches: Any) -> Any:
         return batches
 
-    def note(self, step: int, epoch: int, batches: tuple[int, int], losses: Any) -> None:
+    def add_losses(self, step: int, epoch: int, batches: tuple[int, int], losses: Any) -> None:
         self.noted.append((step, epoch, batches, len(losses)))
         self.losses = losses
 
-    def keep(self, metrics: Any) -> None:
+    def add_metrics(self, metrics: Any) -> None:
         pass
 
     def due(self, step: int) -> bool:

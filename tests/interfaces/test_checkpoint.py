@@ -45,10 +45,10 @@ class Part:
         self.value = state["value"]
 
 
-def make(folder: Path, seed: int = 0, keep: int = 2, **facts: Any) -> Any:
+def make(folder: Path, seed: int = 0, keep: int = 2, **must_match: Any) -> Any:
     """A Checkpoint of a small run whose content `seed` decides."""
     parts = {"model": Tied(seed), "other": Part([seed, "x", None])}
-    return engine("checkpoint").Checkpoint(folder, OneOf(), keep, facts, **parts)
+    return engine("checkpoint").Checkpoint(folder, OneOf(), keep, must_match, **parts)
 
 
 def saved(folder: Path) -> list[int]:
@@ -61,9 +61,9 @@ def save(folder: Path, *steps: int, keep: int = 2) -> None:
         make(folder, step, keep).save(step)
 
 
-def assert_content(folder: Path, step: int, **facts: Any) -> Any:
+def assert_content(folder: Path, step: int, **must_match: Any) -> Any:
     """The newest valid checkpoint is that of `step`, whole, in all its parts."""
-    into = make(folder, seed=99, **facts)
+    into = make(folder, seed=99, **must_match)
     assert into.load()["step"] == step
     assert into.parts["other"].value == [step, "x", None]
     loaded = into.parts["model"].state_dict()
@@ -116,7 +116,7 @@ def test_a_best_one_that_found_no_space_leaves_the_one_before(tmp_path, monkeypa
     made.save(1, is_best=True)
     with monkeypatch.context() as patch:
         patch.setattr(engine("checkpoint"), "write_sealed", full)
-        with pytest.raises(engine("checkpoint").DiskFull):
+        with pytest.raises(engine("checkpoint").NotWritten):
             made.save(2, is_best=True)
     for step in (3, 4, 5):
         made.save(step)
@@ -282,14 +282,20 @@ def test_dying_anywhere_in_a_save_costs_that_checkpoint_at_most(tmp_path, monkey
     assert deaths > 10
 
 
-def test_a_full_disk_is_said_and_leaves_the_others_whole(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("code", "remedy"), [(errno.ENOSPC, "free some space"), (errno.EACCES, "check the folder")]
+)
+def test_a_failed_save_is_said_and_leaves_the_others_whole(code, remedy, tmp_path, monkeypatch):
+    def fail(*arguments: object) -> None:
+        raise OSError(code, os.strerror(code))
+
     save(tmp_path, 1, 2)
     before = sorted(path.name for path in tmp_path.rglob("*"))
-    full_disk = engine("checkpoint").DiskFull
+    not_written = engine("checkpoint").NotWritten
     for module, name in WRITES:
         with monkeypatch.context() as patch:
-            patch.setattr(engine(module), name, full)
-            with pytest.raises(full_disk, match="No space left"):
+            patch.setattr(engine(module), name, fail)
+            with pytest.raises(not_written, match=f"{os.strerror(code)}.*{remedy}"):
                 save(tmp_path, 3)
         assert sorted(path.name for path in tmp_path.rglob("*")) == before, name
     assert_content(tmp_path, 2)

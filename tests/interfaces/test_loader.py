@@ -88,7 +88,7 @@ def make(opened):
 
 
 def sequence(loader: Any, epoch: int = 0) -> list[list[int]]:
-    """Sample numbers of each batch."""
+    """Sample indices of each batch."""
     return [batch["index"].tolist() for batch in loader.epoch(epoch)]
 
 
@@ -108,18 +108,18 @@ def test_batches_hold_the_rows_of_their_samples(loader, order, shape, train, mak
     epoch = 2
     samples = shapes()[shape]
     made = make(loader, samples, order=order, train=train)
-    numbers, starts_sequence = made.order.numbers(epoch, 0, len(made))
-    assert len(made) == len(numbers) > 1
+    indices, starts_sequence = made.order.indices(epoch, 0, len(made))
+    assert len(made) == len(indices) > 1
     batches = enumerate(made.epoch(epoch))
     for place, batch in batches:
-        expected = samples.expected(numbers[place], epoch)
+        expected = samples.expected(indices[place], epoch)
         if shape == "host":
-            noise = (numbers[place] * 7 + epoch * 3) % 11
+            noise = (indices[place] * 7 + epoch * 3) % 11
             expected["wide"] = expected["wide"] + noise[:, None, None]
         expected |= {
-            "index": numbers[place],
+            "index": indices[place],
             "starts_sequence": starts_sequence[place],
-            "present": numbers[place] >= 0,
+            "present": indices[place] >= 0,
         }
         assert batch.keys() == expected.keys()
         for name, values in expected.items():
@@ -318,7 +318,7 @@ def test_waiting_for_the_gpu_is_no_wait_for_data(make, monkeypatch):
     monkeypatch.setattr(time, "perf_counter", lambda: seconds)
     made._copied = [SimpleNamespace(synchronize=synchronize)] * len(made._copied)
     watch = SimpleNamespace(loader=made, _waited=0.0)
-    batches = list(engine("monitor", loader="memmap").Monitor.timed(watch, made.epoch(0)))
+    batches = list(engine("monitor", loader="memmap").Monitor.count_waits(watch, made.epoch(0)))
     assert made.stall_seconds == len(batches)
     assert watch._waited == 0
 

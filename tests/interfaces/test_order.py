@@ -71,20 +71,20 @@ def ranks(arguments: dict[str, Any]) -> list[Any]:
 
 
 def whole_epoch(order: Any, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-    """(batches, B) numbers and fresh of an epoch."""
-    return order.numbers(epoch, 0, len(order))
+    """(batches, B) indices and fresh of an epoch."""
+    return order.indices(epoch, 0, len(order))
 
 
 def of_all_ranks(arguments: dict[str, Any], epoch: int) -> tuple[np.ndarray, np.ndarray]:
-    """(batches, B × world) numbers and fresh of an epoch."""
+    """(batches, B × world) indices and fresh of an epoch."""
     epochs_of_ranks = [whole_epoch(order, epoch) for order in ranks(arguments)]
-    numbers, starts_sequence = zip(*epochs_of_ranks, strict=True)
-    return np.concatenate(numbers, 1), np.concatenate(starts_sequence, 1)
+    indices, starts_sequence = zip(*epochs_of_ranks, strict=True)
+    return np.concatenate(indices, 1), np.concatenate(starts_sequence, 1)
 
 
-def samples_of(numbers: np.ndarray) -> list[int]:
+def samples_of(indices: np.ndarray) -> list[int]:
     """The samples, without padding."""
-    return numbers[numbers >= 0].tolist()
+    return indices[indices >= 0].tolist()
 
 
 def chosen_from(order: Any) -> list[int]:
@@ -96,14 +96,14 @@ def chosen_from(order: Any) -> list[int]:
 @quickly
 def test_every_rank_has_equally_many_full_batches(arguments, epoch):
     for order in ranks(arguments):
-        numbers, starts_sequence = whole_epoch(order, epoch)
+        indices, starts_sequence = whole_epoch(order, epoch)
         assert (
-            numbers.shape
+            indices.shape
             == starts_sequence.shape
             == (len(make(arguments)), arguments["batch_size"])
         )
-        assert (numbers.dtype, starts_sequence.dtype) == (np.int64, bool)
-        assert starts_sequence[numbers < 0].all()
+        assert (indices.dtype, starts_sequence.dtype) == (np.int64, bool)
+        assert starts_sequence[indices < 0].all()
         assert starts_sequence[:1].all(), "nothing precedes an epoch"
         assert starts_sequence.all() or arguments["kind"] == "lanes"
 
@@ -112,18 +112,18 @@ def test_every_rank_has_equally_many_full_batches(arguments, epoch):
 @quickly
 def test_an_epoch_has_each_sample_once(arguments, epoch):
     """Training has those of the fraction, evaluation all; lanes skip the samples in between."""
-    numbers, _ = of_all_ranks(arguments, epoch)
-    assert numbers.min() >= -1
-    samples = sorted(samples_of(numbers))
+    indices, _ = of_all_ranks(arguments, epoch)
+    assert indices.min() >= -1
+    samples = sorted(samples_of(indices))
     assert len(set(samples)) == len(samples)
     possible = chosen_from(make(arguments))
     if not arguments["train"]:
         assert samples == list(range(arguments["length"]))
         if arguments["kind"] not in ("lanes", "bucket"):
-            assert samples_of(numbers) == samples, "in the order of time"
+            assert samples_of(indices) == samples, "in the order of time"
     elif arguments["kind"] != "lanes":
         assert samples == possible
-        assert (numbers < 0).sum() < numbers.shape[1], "less than a batch is padding"
+        assert (indices < 0).sum() < indices.shape[1], "less than a batch is padding"
     else:
         assert set(samples) <= set(possible)
         assert len(samples) == max(len(possible) // arguments["stride"], 1)
@@ -136,12 +136,12 @@ def test_an_epoch_has_each_sample_once(arguments, epoch):
 @quickly
 def test_a_step_has_a_fraction_of_the_samples_of_a_complete_one(arguments, epoch, accumulation):
     """All ranks agree on it. The only step of an epoch is complete, however few samples it has."""
-    numbers, _ = of_all_ranks(arguments, epoch)
-    for first in range(0, len(numbers), accumulation):
-        last = min(first + accumulation, len(numbers))
+    indices, _ = of_all_ranks(arguments, epoch)
+    for first in range(0, len(indices), accumulation):
+        last = min(first + accumulation, len(indices))
         expected = 1.0
-        if len(numbers) > accumulation:
-            expected = (numbers[first:last] >= 0).sum() / (accumulation * numbers.shape[1])
+        if len(indices) > accumulation:
+            expected = (indices[first:last] >= 0).sum() / (accumulation * indices.shape[1])
         for order in ranks(arguments):
             assert order.step_fraction(epoch, first, last, accumulation) == expected
 
@@ -152,11 +152,11 @@ def test_an_evaluation_of_a_fraction_has_the_same_samples_each_time(arguments, e
     """They are evenly spaced; lanes take the newest ones, which are neighbours."""
     length = arguments["length"]
     count = max(1, round(length * fraction))
-    numbers, _ = of_all_ranks(arguments | {"evaluation_fraction": fraction}, epoch)
+    indices, _ = of_all_ranks(arguments | {"evaluation_fraction": fraction}, epoch)
     expected = [place * length // count for place in range(count)]
     if arguments["kind"] == "lanes":
         expected = list(range(length - count, length))
-    assert sorted(samples_of(numbers)) == expected
+    assert sorted(samples_of(indices)) == expected
 
 
 @pytest.mark.parametrize("kind", ORDERS)
@@ -200,9 +200,9 @@ def test_an_epoch_begins_anywhere(arguments, epoch, first, count):
     for order in ranks(arguments):
         whole = np.array(whole_epoch(order, epoch))
         first %= len(order) + 1
-        stretch = order.numbers(epoch, first, first + count)
+        stretch = order.indices(epoch, first, first + count)
         np.testing.assert_array_equal(stretch, whole[:, first : first + count])
-        batches = [numbers.tolist() for numbers, _ in order.batches(epoch, first)]
+        batches = [indices.tolist() for indices, _ in order.batches(epoch, first)]
         assert batches == whole[0, first:].tolist()
 
 
@@ -210,8 +210,8 @@ def test_an_epoch_is_longer_than_what_is_computed_at_once(monkeypatch):
     monkeypatch.setattr(engine("order"), "TOGETHER", 64)
     for kind in ORDERS:
         order = make(SIMPLE, kind=kind, length=999, batch_size=7, block=100)
-        numbers, _ = whole_epoch(order, 1)
-        assert [batch.tolist() for batch, _ in order.batches(1)] == numbers.tolist()
+        indices, _ = whole_epoch(order, 1)
+        assert [batch.tolist() for batch, _ in order.batches(1)] == indices.tolist()
 
 
 @pytest.mark.parametrize("kind", [kind for kind in ORDERS if kind != "time"])
@@ -219,9 +219,9 @@ def test_seed_and_epoch_change_a_shuffled_order(kind):
     sequences = []
     for seed, epoch in itertools.product((1, 2), (0, 1)):
         order = make(SIMPLE, kind=kind, length=500, block=50, stride=100, seed=seed)
-        numbers, _ = whole_epoch(order, epoch)
-        assert numbers.tolist() not in sequences
-        sequences.append(numbers.tolist())
+        indices, _ = whole_epoch(order, epoch)
+        assert indices.tolist() not in sequences
+        sequences.append(indices.tolist())
 
 
 # --- large data
@@ -240,9 +240,9 @@ def test_a_billion_samples_take_little_memory(kind, train):
     try:
         order = make(SIMPLE, kind=kind, length=10**9, batch_size=256, stride=1, train=train)
         for epoch, start in ((0, 0), (7, len(order) // 2), (7, len(order) - 1)):
-            numbers, _ = next(order.batches(epoch, start))
-            assert numbers.shape == (256,)
-            assert numbers.max() < 10**9
+            indices, _ = next(order.batches(epoch, start))
+            assert indices.shape == (256,)
+            assert indices.max() < 10**9
         assert tracemalloc.get_traced_memory()[1] < 50 << 20
     finally:
         tracemalloc.stop()
@@ -254,17 +254,17 @@ def test_a_billion_samples_take_little_memory(kind, train):
 @given(orders(kinds=("block",), train=True), epochs)
 @quickly
 def test_all_samples_of_a_block_come_before_the_next_block(arguments, epoch):
-    numbers, _ = of_all_ranks(arguments, epoch)
+    indices, _ = of_all_ranks(arguments, epoch)
     place = {sample: place for place, sample in enumerate(chosen_from(make(arguments)))}
-    blocks = [place[sample] // arguments["block"] for sample in samples_of(numbers)]
+    blocks = [place[sample] // arguments["block"] for sample in samples_of(indices)]
     changes = sum(left != right for left, right in itertools.pairwise(blocks))
     assert changes == len(set(blocks)) - 1
 
 
 def test_each_block_has_a_shuffle_of_its_own():
     order = make(SIMPLE, kind="block", length=20 * 64, batch_size=64, block=64)
-    numbers = np.concatenate([whole_epoch(order, epoch)[0] for epoch in (0, 1)])
-    assert len({tuple(batch % 64) for batch in numbers}) == 40
+    indices = np.concatenate([whole_epoch(order, epoch)[0] for epoch in (0, 1)])
+    assert len({tuple(batch % 64) for batch in indices}) == 40
 
 
 @given(orders(kinds=("lanes",)), epochs)
@@ -273,23 +273,23 @@ def test_each_block_has_a_shuffle_of_its_own():
 def test_a_lane_continues_in_time_and_says_where_it_begins(arguments, epoch):
     """Where a state is carried, the sample `stride` later follows in the same row of the batch."""
     stride = arguments["stride"]
-    numbers, starts_sequence = of_all_ranks(arguments, epoch)
+    indices, starts_sequence = of_all_ranks(arguments, epoch)
     is_carried = ~starts_sequence[1:]
-    before = numbers[:-1][is_carried]
+    before = indices[:-1][is_carried]
     assert (before >= 0).all()
-    assert (numbers[1:][is_carried] == before + stride).all()
+    assert (indices[1:][is_carried] == before + stride).all()
     count = make(arguments).count
     lanes = min(stride, count)
     if arguments["train"]:
-        lanes = min(numbers.shape[1], max(count // stride, 1))
-    assert (starts_sequence & (numbers >= 0)).sum() == lanes
+        lanes = min(indices.shape[1], max(count // stride, 1))
+    assert (starts_sequence & (indices >= 0)).sum() == lanes
 
 
 @given(orders(kinds=("lanes",), train=True), epochs)
 @quickly
 def test_training_lanes_are_stretches_of_equal_length(arguments, epoch):
-    numbers, _ = of_all_ranks(arguments, epoch)
-    lanes = [samples_of(lane) for lane in numbers.T if lane.max() >= 0]
+    indices, _ = of_all_ranks(arguments, epoch)
+    lanes = [samples_of(lane) for lane in indices.T if lane.max() >= 0]
     for left, right in itertools.pairwise(lanes):
         assert left[-1] < right[0]
     assert max(map(len, lanes)) - min(map(len, lanes)) <= 1
@@ -301,16 +301,16 @@ def test_buckets_are_cut_from_sorted_lengths(arguments, epoch):
     """In a pool, batches overlap in length by no more than their borders: the least padding."""
     slots = arguments["batch_size"] * arguments["world"]
     assume(arguments["length"] <= engine("buckets", workload="seq2seq").BATCHES * slots)
-    numbers, _ = of_all_ranks(arguments, epoch)
+    indices, _ = of_all_ranks(arguments, epoch)
     ranges = []
-    for batch in numbers:
+    for batch in indices:
         lengths = arguments["lengths"][batch[batch >= 0]]
         ranges.append((lengths.min(), lengths.max()))
     for (_, longest), (shortest, _) in itertools.pairwise(sorted(ranges)):
         assert longest <= shortest
 
 
-# The first numbers of an epoch. A change of them changes how a run resumes: raise RULE with it.
+# The first indices of an epoch. A change of them changes how a run resumes: raise RULE with it.
 RULES = {
     3: {
         "auto": [847, 351, 181, 818, 644, 192],
@@ -327,5 +327,5 @@ RULES = {
 @pytest.mark.parametrize("kind", ORDERS)
 def test_the_rule_is_that_of_its_number(kind):
     chosen = {"length": 1000, "seed": 7, "block": 64, "stride": 9, "fraction": 0.9}
-    numbers, _ = make(SIMPLE, kind=kind, **chosen).numbers(2, 0, 3)
-    assert numbers.ravel().tolist() == RULES[engine("order").RULE][kind]
+    indices, _ = make(SIMPLE, kind=kind, **chosen).indices(2, 0, 3)
+    assert indices.ravel().tolist() == RULES[engine("order").RULE][kind]

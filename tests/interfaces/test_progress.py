@@ -17,7 +17,7 @@ def ranks_of(world: int, rank: int, batch: int, kind: str = "lanes") -> Any:
     sizes = {"rank": rank, "batch_size": batch, "batch_size_all_ranks": batch * world}
     order = SimpleNamespace(kind=kind, by_width=by_width, **sizes)
     recurrent = engine("recurrent").RecurrentState()
-    return module.Ranks(OneOf(world, rank), module.Progress(batch=6), recurrent, order)
+    return module.RankStates(OneOf(world, rank), module.Progress(batch=6), recurrent, order)
 
 
 def saved(world: int) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ..engine.config import Decay, Natural, Positive, Section, defaults
+from ..engine.config import BelowOne, Natural, Positive, Section, defaults
 from ..engine.errors import UserError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ WEIGHTS = "averaged"
 class Ema(Section):
     """Settings of the averaged weights."""
 
-    decay: Decay = 0.999
+    decay: BelowOne = 0.999
     start_step: Natural = 0
     every_steps: Positive = 1
 

@@ -23,7 +23,7 @@ from ..engine.store import Store
 
 
 class Reader(Dataset):
-    """A dataset that reads sample (number, epoch) as rows by array name, with a first axis of 1."""
+    """A dataset that reads sample (index, epoch) as rows by array name, with a first axis of 1."""
 
     def __init__(self, samples: Any, store: Store):
         self.samples = samples
@@ -31,10 +31,10 @@ class Reader(Dataset):
         self.maps: dict[str, Tensor] = {}
 
     def __getitem__(self, key: tuple[int, int]) -> dict[str, Rows]:
-        sample, epoch = key
-        number = np.array([sample])
+        index, epoch = key
+        indices = np.array([index])
         rows = {}
-        for name, spans in self.samples.spans(number, epoch).items():
+        for name, spans in self.samples.spans(indices, epoch).items():
             array = self.store.arrays[name]
             if name not in self.maps:
                 self.maps[name] = mapped(array)
@@ -42,7 +42,7 @@ class Reader(Dataset):
             rows[name] = Rows(values, torch.from_numpy(spans.lengths))
         host = getattr(self.samples, "host", None)
         if host is not None:
-            rows = host(rows, number, epoch)
+            rows = host(rows, indices, epoch)
         return rows
 
 
@@ -67,12 +67,12 @@ class Loader:
     def __len__(self) -> int:
         return len(self.order)
 
-    def epoch(self, number: int, start_batch: int = 0) -> Iterator[Batch]:
-        numbers, starts_sequence = self.order.numbers(number, start_batch, len(self))
+    def epoch(self, epoch: int, start_batch: int = 0) -> Iterator[Batch]:
+        indices, starts_sequence = self.order.indices(epoch, start_batch, len(self))
         batches = DataLoader(
             self._reader,
             batch_size=self.order.batch_size,
-            sampler=[(sample, number) for sample in numbers.ravel().tolist()],
+            sampler=[(index, epoch) for index in indices.ravel().tolist()],
             num_workers=self.workers,
             prefetch_factor=self.prefetch,
             pin_memory=self.pin,
@@ -81,7 +81,7 @@ class Loader:
             generator=torch.Generator(),  # not the global generator, which dropout uses
         )
         for batch, rows in enumerate(batches):
-            yield deliver(self.samples, rows, numbers[batch], starts_sequence[batch], self.device)
+            yield deliver(self.samples, rows, indices[batch], starts_sequence[batch], self.device)
 
     def close(self) -> None:
         self._reader.maps.clear()

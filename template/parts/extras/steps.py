@@ -40,13 +40,11 @@ class Steps:
         first.close()
         accumulation = self.project.settings.training.gradient_accumulation_steps
         for epoch in count():
-            for number, batch in enumerate(self.loader.epoch(epoch), start=1):
+            for end, batch in enumerate(self.loader.epoch(epoch), start=1):
                 step_fraction = 0.0
-                if number % accumulation == 0 or number == len(self.loader):
-                    start = (number - 1) // accumulation * accumulation
-                    step_fraction = self.loader.order.step_fraction(
-                        epoch, start, number, accumulation
-                    )
+                if end % accumulation == 0 or end == len(self.loader):
+                    start = (end - 1) // accumulation * accumulation
+                    step_fraction = self.loader.order.step_fraction(epoch, start, end, accumulation)
                 yield batch, step_fraction
 
     def __call__(self) -> Tensor:

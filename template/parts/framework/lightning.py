@@ -17,8 +17,8 @@ import lightning
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from torch import Tensor
 
+from .engine.evaluation import sum_of_weights
 from .engine.interfaces import Batch
-from .engine.precision import total
 from .engine.run import Run
 
 
@@ -34,7 +34,7 @@ class RestOfEpoch:
 
     def __iter__(self) -> Iterator[Batch]:
         batches = self.run.loader.epoch(self.progress.epoch, self.progress.batch)
-        return self.run.monitor.timed(batches)
+        return self.run.monitor.count_waits(batches)
 
 
 class Module(lightning.LightningModule):
@@ -46,7 +46,7 @@ class Module(lightning.LightningModule):
         self.run = run
         self.model = run.project.wrapped
         self.first = 0  # first micro-batch of the open group
-        self.number = 0  # micro-batches of this epoch so far
+        self.end = 0  # micro-batches of this epoch so far
         # (loss, total_weight) of each micro-batch
         self.losses: list[tuple[Tensor, Tensor]] = []
 
@@ -73,55 +73,56 @@ class Module(lightning.LightningModule):
         self.run.signals.listen()  # Lightning has just installed its own signal handlers
 
     def on_train_epoch_start(self) -> None:
-        self.first = self.number = self.run.progress.batch
+        self.first = self.end = self.run.progress.batch
 
     def training_step(self, batch: Batch, batch_idx: int) -> None:
         run = self.run
         precision = run.project.precision
 
         # forward and backward
-        self.number += 1
-        closes = self.number % run.accumulation == 0 or self.number == len(run.loader)
+        self.end += 1
+        is_last_of_group = self.end % run.accumulation == 0 or self.end == len(run.loader)
         if not self.losses:
             run.call_hooks("before_step")
-        with nullcontext() if closes else run.project.distributed.no_sync():
+        with nullcontext() if is_last_of_group else run.project.distributed.no_sync():
             with precision.autocast():
                 output = self.model(batch)
             # loss × total_weight makes a group of micro-batches one mean over all of its targets;
             # `loss / accumulation` would do so only if all had the same number of targets.
             self.manual_backward(output.loss, gradient=precision.scale(output.total_weight))
-        run.monitor.keep(output.metrics)
+        run.monitor.add_metrics(output.metrics)
         self.losses.append((output.loss.detach(), output.total_weight))
-        if not closes:
+        if not is_last_of_group:
             return
 
-        self.take_step(run.progress.epoch, (self.first, self.number))
+        self.take_step(run.progress.epoch, self.first, self.end)
         self.trainer.should_stop = run.should_stop
-        self.first = self.number
+        self.first = self.end
         self.losses = []
 
-    def take_step(self, epoch: int, batches: tuple[int, int]) -> None:
+    def take_step(self, epoch: int, first: int, end: int) -> None:
         """Update the weights with the gradients of a group of micro-batches; log, evaluate, save.
 
-        batches: first and last + 1 of the group in its epoch.
+        The group is the micro-batches [first, end) of its epoch.
         """
         run = self.run
         precision = run.project.precision
         distributed = run.project.distributed
         monitor = run.monitor
 
-        # The last step of an epoch may be incomplete: it changes the weights by its fraction.
-        step_fraction = run.loader.order.step_fraction(epoch, *batches, run.accumulation)
+        # An incomplete last step: its gradient is scaled by its fraction of the samples, before
+        # clipping.
+        step_fraction = run.loader.order.step_fraction(epoch, first, end, run.accumulation)
         # Gradients are averaged over the ranks; × world turns the average into a sum again.
-        total_weight = distributed.sum_over_ranks(total(self.losses)).clamp(min=1)
+        total_weight = distributed.sum_over_ranks(sum_of_weights(self.losses)).clamp(min=1)
         total_weight = total_weight / (distributed.world * step_fraction)
         # Unscale, divide and clip the gradients in one pass; then step and clear them. Lightning's
         # wrapper counts its global_step.
         norm = precision.step(self.optimizers(), run.settings.training.gradient_clip, total_weight)
-        step = run.advance(batches[1])
+        step = run.advance(end)
 
         # log
-        monitor.note(step, epoch, batches, self.losses)
+        monitor.add_losses(step, epoch, (first, end), self.losses)
         if monitor.due(step):
             monitor.log(step, epoch, norm / total_weight, run.schedule.learning_rate)  # host sync
         run.schedule.set(run.step_of_phase)

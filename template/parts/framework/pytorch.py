@@ -6,7 +6,7 @@ from contextlib import nullcontext
 
 from torch import Tensor
 
-from .engine.precision import total
+from .engine.evaluation import sum_of_weights
 from .engine.run import Run
 
 
@@ -27,53 +27,54 @@ def train_epoch(run: Run) -> None:
     epoch = run.progress.epoch
     first = run.progress.batch  # first micro-batch of the open group
     losses: list[tuple[Tensor, Tensor]] = []  # (loss, total_weight) of each micro-batch
-    batches = run.monitor.timed(run.loader.epoch(epoch, first))
-    for number, batch in enumerate(batches, start=first + 1):
+    batches = run.monitor.count_waits(run.loader.epoch(epoch, first))
+    for end, batch in enumerate(batches, start=first + 1):
         # forward and backward
-        closes = number % run.accumulation == 0 or number == len(run.loader)
+        is_last_of_group = end % run.accumulation == 0 or end == len(run.loader)
         if not losses:
             run.call_hooks("before_step")
-        with nullcontext() if closes else project.distributed.no_sync():
+        with nullcontext() if is_last_of_group else project.distributed.no_sync():
             with precision.autocast():
                 output = model(batch)
             # loss × total_weight makes a group of micro-batches one mean over all of its targets;
             # `loss / accumulation` would do so only if all had the same number of targets.
             output.loss.backward(gradient=precision.scale(output.total_weight))
-        run.monitor.keep(output.metrics)
+        run.monitor.add_metrics(output.metrics)
         losses.append((output.loss.detach(), output.total_weight))
-        if not closes:
+        if not is_last_of_group:
             continue
 
-        take_step(run, epoch, (first, number), losses)
+        take_step(run, epoch, first, end, losses)
         if run.should_stop:
             break
-        first = number
+        first = end
         losses = []
 
 
 def take_step(
-    run: Run, epoch: int, batches: tuple[int, int], losses: list[tuple[Tensor, Tensor]]
+    run: Run, epoch: int, first: int, end: int, losses: list[tuple[Tensor, Tensor]]
 ) -> None:
     """Update the weights with the gradients of a group of micro-batches; log, evaluate, save.
 
-    batches: first and last + 1 of the group in its epoch.
+    The group is the micro-batches [first, end) of its epoch.
     """
     project = run.project
     precision = project.precision
     distributed = project.distributed
     monitor = run.monitor
 
-    # The last step of an epoch may be incomplete: it changes the weights by its fraction of a step.
-    step_fraction = run.loader.order.step_fraction(epoch, *batches, run.accumulation)
+    # An incomplete last step: its gradient is scaled by its fraction of the samples, before
+    # clipping.
+    step_fraction = run.loader.order.step_fraction(epoch, first, end, run.accumulation)
     # Gradients are averaged over the ranks; × world turns the average into a sum again.
-    total_weight = distributed.sum_over_ranks(total(losses)).clamp(min=1)
+    total_weight = distributed.sum_over_ranks(sum_of_weights(losses)).clamp(min=1)
     total_weight = total_weight / (distributed.world * step_fraction)
     # Unscale, divide and clip the gradients in one pass; then step and clear them.
     norm = precision.step(project.optimizer, run.settings.training.gradient_clip, total_weight)
-    step = run.advance(batches[1])
+    step = run.advance(end)
 
     # log
-    monitor.note(step, epoch, batches, losses)
+    monitor.add_losses(step, epoch, (first, end), losses)
     if monitor.due(step):
         monitor.log(step, epoch, norm / total_weight, run.schedule.learning_rate)  # host sync
     run.schedule.set(run.step_of_phase)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from . import rows
+from .host_memory import free_host_memory
 from .interfaces import Samples, Spans
 from .order import Order
 
@@ -18,7 +17,7 @@ Extents = dict[str, tuple[int, int]]
 """Rows [first, last) by array."""
 
 
-def reach(samples: Samples, order: Order, epoch: int, known: Extents) -> Extents:
+def needed_rows(samples: Samples, order: Order, epoch: int, known: Extents) -> Extents:
     """Return the rows that an epoch's samples need, together with those that are `known`."""
     extents = dict(known)
     for start in range(0, order.count, SAMPLES_AT_ONCE):
@@ -34,14 +33,14 @@ def reach(samples: Samples, order: Order, epoch: int, known: Extents) -> Extents
 
 
 def memory_left(device: torch.device) -> int:
-    """Return the bytes that the largest step has left free on a GPU, or all memory of the host."""
+    """Return the bytes that the largest step has left free on a GPU, or those free on the host."""
     if device.type == "cpu":
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return free_host_memory()
     free, _ = torch.cuda.mem_get_info(device)
     return free + torch.cuda.memory_reserved(device) - torch.cuda.max_memory_allocated(device)
 
 
-def gather(source: Tensor, spans: Spans, out: Tensor | None = None) -> Tensor:
+def gather_ragged(source: Tensor, spans: Spans, out: Tensor | None = None) -> Tensor:
     """Do the same as `rows.gather`, but gather ragged spans on a GPU at once, without waiting."""
     is_whole = (spans.lengths == spans.width) | (spans.lengths == 0)
     if not source.is_cuda or is_whole.all():

@@ -57,14 +57,14 @@ class Loader:
     def __len__(self) -> int:
         return len(self.order)
 
-    def epoch(self, number: int, start_batch: int = 0) -> Iterator[Batch]:
-        order = self.order.batches(number, start_batch)
-        with closing(self._chunks(number, start_batch, len(self))) as batches:
-            for (numbers, starts_sequence), rows in zip(order, batches, strict=True):
+    def epoch(self, epoch: int, start_batch: int = 0) -> Iterator[Batch]:
+        order = self.order.batches(epoch, start_batch)
+        with closing(self._chunks(epoch, start_batch, len(self))) as batches:
+            for (indices, starts_sequence), rows in zip(order, batches, strict=True):
                 if self._host is not None:
-                    rows = self._host(rows, numbers, number)
+                    rows = self._host(rows, indices, epoch)
                 self._batches += 1
-                yield deliver(self.samples, rows, numbers, starts_sequence, self.device)
+                yield deliver(self.samples, rows, indices, starts_sequence, self.device)
 
     def stats(self) -> dict[str, float]:
         """Batches so far, and what `Chunks.stats` reports."""

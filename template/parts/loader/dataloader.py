@@ -28,7 +28,7 @@ SMALL_BATCH_BYTES = 1 << 20  # below this, passing a batch between processes cos
 class Work(NamedTuple):
     """One batch to read."""
 
-    numbers: np.ndarray  # (B,)
+    indices: np.ndarray  # (B,)
     starts_sequence: np.ndarray  # (B,)
     spans: dict[str, Spans]
     epoch: int
@@ -55,8 +55,8 @@ class Reader(Dataset[Any]):
             values = gather(source, spans, _shared(source, spans)).view(stored_dtype(array))
             rows[name] = Rows(values, torch.from_numpy(spans.lengths))
         if self.host is not None:
-            rows = self.host(rows, work.numbers, work.epoch)
-        return work.numbers, work.starts_sequence, rows
+            rows = self.host(rows, work.indices, work.epoch)
+        return work.indices, work.starts_sequence, rows
 
 
 class Loader:
@@ -93,8 +93,8 @@ class Loader:
 
     def _automatic_workers(self, store: Store) -> int:
         """Return half of the cores, up to 8; 0 if a batch is small and needs no CPU work."""
-        numbers = np.arange(min(self.order.batch_size, self.order.count))
-        batch_bytes = count_bytes(self.samples, store, numbers)
+        indices = np.arange(min(self.order.batch_size, self.order.count))
+        batch_bytes = count_bytes(self.samples, store, indices)
         if getattr(self.samples, "host", None) is None and batch_bytes < SMALL_BATCH_BYTES:
             return 0
         processes = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)  # of this run on this host
@@ -105,16 +105,16 @@ class Loader:
 
     def __iter__(self) -> Iterator[Work]:
         """Yield the work of the current epoch (DataLoader's sampler protocol)."""
-        for numbers, starts_sequence in self.order.batches(self._epoch, self._start):
-            spans = self.samples.spans(numbers, self._epoch)
-            yield Work(numbers, starts_sequence, spans, self._epoch)
+        for indices, starts_sequence in self.order.batches(self._epoch, self._start):
+            spans = self.samples.spans(indices, self._epoch)
+            yield Work(indices, starts_sequence, spans, self._epoch)
 
-    def epoch(self, number: int, start_batch: int = 0) -> Iterator[Batch]:
-        self._epoch = number
+    def epoch(self, epoch: int, start_batch: int = 0) -> Iterator[Batch]:
+        self._epoch = epoch
         self._start = start_batch
         try:
-            for numbers, starts_sequence, rows in self._loader:
-                yield deliver(self.samples, rows, numbers, starts_sequence, self.device)
+            for indices, starts_sequence, rows in self._loader:
+                yield deliver(self.samples, rows, indices, starts_sequence, self.device)
         except (RuntimeError, ConnectionError, EOFError) as error:
             if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
                 raise

@@ -19,7 +19,7 @@ from torch import Tensor
 from .errors import UserError
 from .interfaces import Batch, Rows, Spans
 from .order import Order
-from .resident import Extents, gather, memory_left, reach
+from .resident import Extents, gather_ragged, memory_left, needed_rows
 from .rows import deliver, mapped, stored_dtype
 from .store import Store
 
@@ -59,17 +59,17 @@ class Loader:
     def __len__(self) -> int:
         return len(self.order)
 
-    def epoch(self, number: int, start_batch: int = 0) -> Iterator[Batch]:
-        self._settle(number)
-        for numbers, starts_sequence in self.order.batches(number, start_batch):
+    def epoch(self, epoch: int, start_batch: int = 0) -> Iterator[Batch]:
+        self._settle(epoch)
+        for indices, starts_sequence in self.order.batches(epoch, start_batch):
             slot = self._batches % RING
             self._wait_for_copy(slot)
             rows = {}
-            for name, spans in self.samples.spans(numbers, number).items():
+            for name, spans in self.samples.spans(indices, epoch).items():
                 rows[name] = self._rows(name, spans, self._ring[slot])
             if self._host is not None:
-                rows = self._host(rows, numbers, number)
-            batch = deliver(self.samples, rows, numbers, starts_sequence, self.device)
+                rows = self._host(rows, indices, epoch)
+            batch = deliver(self.samples, rows, indices, starts_sequence, self.device)
             # Before the step, because the loop may ask for no further batch.
             if self.pin and not self._resident:
                 self._copied[slot] = torch.cuda.current_stream(self.device).record_event()
@@ -96,7 +96,7 @@ class Loader:
                 buffers[name] = torch.empty(count, dtype=source.dtype, pin_memory=self.pin)
             out = buffers[name][:count].view(shape)
         starts = np.where(spans.lengths > 0, spans.starts - first, 0)
-        values = gather(source, spans._replace(starts=starts), out)
+        values = gather_ragged(source, spans._replace(starts=starts), out)
         return Rows(values.view(stored_dtype(array)), torch.from_numpy(spans.lengths))
 
     def _settle(self, epoch: int) -> None:
@@ -107,7 +107,7 @@ class Loader:
         if not self._wanted or not self._tried:
             self._tried = True
             return
-        extents = reach(self.samples, self.order, epoch, self._extents)
+        extents = needed_rows(self.samples, self.order, epoch, self._extents)
         if extents == self._extents:
             return
 

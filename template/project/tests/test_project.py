@@ -55,18 +55,18 @@ def test_padding_rows_change_no_loss() -> None:
     engine = module("engine.rows")
     device = torch.device("cpu")
 
-    def output(*indices: int) -> tuple[float, float]:
-        numbers = np.array(indices)
+    def output(*numbers: int) -> tuple[float, float]:
+        indices = np.array(numbers)
         rows = {}
-        for name, spans in samples.spans(numbers, 0).items():
+        for name, spans in samples.spans(indices, 0).items():
             array = store.arrays[name]
             values = engine.gather(engine.mapped(array), spans).view(engine.stored_dtype(array))
             lengths = torch.from_numpy(spans.lengths)
             rows[name] = module("engine.interfaces").Rows(values, lengths)
         if hasattr(samples, "host"):
-            rows = samples.host(rows, numbers, 0)
-        starts_sequence = np.ones(len(numbers), dtype=bool)
-        batch = engine.deliver(samples, rows, numbers, starts_sequence, device)
+            rows = samples.host(rows, indices, 0)
+        starts_sequence = np.ones(len(indices), dtype=bool)
+        batch = engine.deliver(samples, rows, indices, starts_sequence, device)
         with torch.no_grad():
             result = model(batch)
         return result.loss.item(), result.total_weight.item()

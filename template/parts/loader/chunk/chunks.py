@@ -21,7 +21,7 @@ from .errors import UserError
 from .interfaces import Rows, Spans
 from .order import Order
 from .reader import Block, Filtered, Layout, Plain, Reader, cut, host_memory, lay_out, open_source
-from .resident import Extents, gather, memory_left, reach
+from .resident import Extents, gather_ragged, memory_left, needed_rows
 from .rows import SIGNED, stored_dtype
 from .store import Array
 
@@ -82,7 +82,7 @@ class Part:
             first = int(starts.min(initial=last, where=present))
             self._wait(first, last)
             out = outputs.take(array.name, shape, self.values)
-            values = gather(self.values, spans._replace(starts=starts), out)
+            values = gather_ragged(self.values, spans._replace(starts=starts), out)
         return Rows(values.view(stored_dtype(array)), torch.from_numpy(spans.lengths))
 
     def _wait(self, first: int, last: int) -> None:
@@ -157,8 +157,8 @@ class Chunks:
         self.wanted = resident
         self.sources: dict[str, Plain | Filtered] = {}
         self.batch_bytes = 0
-        numbers = np.arange(min(order.batch_size, order.count))
-        for name, spans in samples.spans(numbers, 0).items():
+        indices = np.arange(min(order.batch_size, order.count))
+        for name, spans in samples.spans(indices, 0).items():
             self.sources[name] = open_source(arrays[name])
             self.batch_bytes += spans.starts.size * spans.width * arrays[name].row_bytes
         self.reader = Reader(holder, list(self.sources.values()), pin)
@@ -190,10 +190,10 @@ class Chunks:
 
     def _resident_batches(self, epoch: int, start: int, end: int) -> Iterator[dict[str, Rows]]:
         """Yield batches until one needs rows that are not resident."""
-        for numbers, _ in islice(self.order.batches(epoch, start), end - start):
+        for indices, _ in islice(self.order.batches(epoch, start), end - start):
             self.outputs.turn += 1
             rows = {}
-            for name, spans in self.samples.spans(numbers, epoch).items():
+            for name, spans in self.samples.spans(indices, epoch).items():
                 first, part = self.resident[name]
                 starts = np.where(spans.lengths > 0, spans.starts - first, 0)
                 last = (starts + spans.lengths).max(initial=0)
@@ -258,8 +258,8 @@ class Chunks:
         self, epoch: int, start: int, end: int
     ) -> tuple[list[dict[str, Spans]], dict[str, Layout], int]:
         """Plan as many batches as a chunk has room for, at least one; begin with one and double."""
-        numbers, _ = self.order.numbers(epoch, start, min(start + self.batches_planned, end))
-        batches = [self.samples.spans(batch, epoch) for batch in numbers]
+        indices, _ = self.order.indices(epoch, start, min(start + self.batches_planned, end))
+        batches = [self.samples.spans(batch, epoch) for batch in indices]
         layouts, size = self._lay_out(batches)
         while size > self.capacity and len(batches) > 1:
             fitting = len(batches) * self.capacity // size
@@ -315,7 +315,7 @@ class Chunks:
     def _reside(self, epoch: int) -> None:
         """Read all rows that samples need, in this epoch and those before, if they fit."""
         self._drop_resident()
-        self.extents = reach(self.samples, self.order, epoch, self.extents)
+        self.extents = needed_rows(self.samples, self.order, epoch, self.extents)
         size = 0
         for name, (first, last) in self.extents.items():
             size += self._bytes(name, last - first)

@@ -38,7 +38,19 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 # -----------------------------------------------------------------------------
-# Settings. Each one is a flag, and --help prints its comment.
+# Settings. Each one is a flag, and --help prints its comment. Two lists limit the numbers.
+
+AT_LEAST_ONE = [
+    "block_size",
+    "layers",
+    "heads",
+    "width",
+    "batch_size",
+    "epochs",
+    "log_every",
+    "gradient_accumulation_steps",
+]
+AT_MOST_ONE = ["dropout", "learning_rate", "weight_decay", "final_factor", "deterministic"]
 
 
 @dataclass
@@ -74,23 +86,12 @@ class Settings:
         for name, value in asdict(self).items():
             if name == "warmup_steps" or isinstance(value, str):
                 continue
-            lowest = 1 if name in POSITIVE else 0
-            highest = 1 if name in FRACTIONS else 2**32 - 1
+            lowest = 1 if name in AT_LEAST_ONE else 0
+            highest = 1 if name in AT_MOST_ONE else 2**32 - 1
             if not lowest <= value <= highest:
                 raise UserError(f"{value} is out of range: --{name}: use {lowest} to {highest}")
 
 
-POSITIVE = [
-    "block_size",
-    "layers",
-    "heads",
-    "width",
-    "batch_size",
-    "epochs",
-    "log_every",
-    "gradient_accumulation_steps",
-]
-FRACTIONS = ["dropout", "learning_rate", "weight_decay", "final_factor", "deterministic"]
 CHOICES = {"precision": ["auto", "fp32", "tf32", "fp16", "bf16"], "compile": ["auto", "on", "off"]}
 ENVIRONMENT = ["SEED", "DETERMINISTIC"]  # environment variables, which set these settings
 
@@ -201,7 +202,7 @@ class Data:
         self.batch_size = settings.batch_size
         size = settings.block_size
         self.targets_per_batch = settings.batch_size * size
-        self.facts = hashlib.sha256(np.concatenate(texts).tobytes()).hexdigest()
+        self.facts = {"sha256": hashlib.sha256(np.concatenate(texts).tobytes()).hexdigest()}
         self.blocks = {}
         self.splits = {}
         for name, text in zip(["train", "validation", "test"], texts, strict=True):

@@ -40,7 +40,27 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 # -----------------------------------------------------------------------------
-# Settings. Each one is a flag, and --help prints its comment.
+# Settings. Each one is a flag, and --help prints its comment. Two lists limit the numbers.
+
+AT_LEAST_ONE = [
+    "prefetch_factor",
+    "width",
+    "depth",
+    "category_width",
+    "batch_size",
+    "epochs",
+    "gradient_accumulation_steps",
+    "log_every",
+]
+AT_MOST_ONE = [
+    "dropout",
+    "learning_rate",
+    "weight_decay",
+    "final_factor",
+    "deterministic",
+    "pin_memory",
+    "persistent_workers",
+]
 
 
 @dataclass
@@ -83,31 +103,12 @@ class Settings:
         for name, value in asdict(self).items():
             if name == "warmup_steps" or isinstance(value, str):
                 continue
-            lowest = 1 if name in POSITIVE else 0
-            highest = 1 if name in FRACTIONS else 2**32 - 1
+            lowest = 1 if name in AT_LEAST_ONE else 0
+            highest = 1 if name in AT_MOST_ONE else 2**32 - 1
             if not lowest <= value <= highest:
                 raise UserError(f"{value} is out of range: --{name}: use {lowest} to {highest}")
 
 
-POSITIVE = [
-    "prefetch_factor",
-    "width",
-    "depth",
-    "category_width",
-    "batch_size",
-    "epochs",
-    "gradient_accumulation_steps",
-    "log_every",
-]
-FRACTIONS = [
-    "dropout",
-    "learning_rate",
-    "weight_decay",
-    "final_factor",
-    "deterministic",
-    "pin_memory",
-    "persistent_workers",
-]
 CHOICES = {"precision": ["auto", "fp32", "tf32", "fp16", "bf16"], "compile": ["auto", "on", "off"]}
 CHOICES["task"] = ["regression", "classification"]
 # environment variables; each sets the setting of the same name

@@ -38,7 +38,19 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 # -----------------------------------------------------------------------------
-# Settings. Each one is a flag, and --help prints its comment.
+# Settings. Each one is a flag, and --help prints its comment. Two lists limit the numbers.
+
+AT_LEAST_ONE = [
+    "history",
+    "horizon",
+    "width",
+    "depth",
+    "batch_size",
+    "epochs",
+    "log_every",
+    "gradient_accumulation_steps",
+]
+AT_MOST_ONE = ["dropout", "learning_rate", "weight_decay", "final_factor", "deterministic"]
 
 
 @dataclass
@@ -75,23 +87,12 @@ class Settings:
         for name, value in asdict(self).items():
             if name == "warmup_steps" or isinstance(value, str):
                 continue
-            lowest = 1 if name in POSITIVE else 0
-            highest = 1 if name in FRACTIONS else 2**32 - 1
+            lowest = 1 if name in AT_LEAST_ONE else 0
+            highest = 1 if name in AT_MOST_ONE else 2**32 - 1
             if not lowest <= value <= highest:
                 raise UserError(f"{value} is out of range: --{name}: use {lowest} to {highest}")
 
 
-POSITIVE = [
-    "history",
-    "horizon",
-    "width",
-    "depth",
-    "batch_size",
-    "epochs",
-    "log_every",
-    "gradient_accumulation_steps",
-]
-FRACTIONS = ["dropout", "learning_rate", "weight_decay", "final_factor", "deterministic"]
 CHOICES = {"precision": ["auto", "fp32", "tf32", "fp16", "bf16"]}
 ENVIRONMENT = ["SEED", "DETERMINISTIC"]  # environment variables, which set these settings
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from .engine.config import BatchSize, Decay, LoaderSettings, Natural, Positive, Section, defaults
+from .engine.config import BatchSize, BelowOne, LoaderSettings, Natural, Positive, Section, defaults
 
 WORKLOAD = "graph"
 """Stored in each prepared dataset; a project with another workload rejects the dataset."""
@@ -29,7 +29,7 @@ class Model(Section):
     temporal_layers: Positive = 2
     graph_layers: Natural = 1
     frequencies: Natural = 3
-    dropout: Decay = 0.1
+    dropout: BelowOne = 0.1
 
     def conflicts(self) -> Iterator[tuple[str, list[str], str]]:
         if self.width % self.heads:

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import Field
 
-from .engine.config import BatchSize, Decay, LoaderSettings, Natural, Positive, Section, defaults
+from .engine.config import BatchSize, BelowOne, LoaderSettings, Natural, Positive, Section, defaults
 
 WORKLOAD = "llm"
 """Stored in each prepared dataset; a project with another workload rejects the dataset."""
@@ -53,7 +53,7 @@ class Model(Section):
     context: Positive = 1024
     norm: Literal["layer", "rms"] = "layer"
     bias: bool = False
-    dropout: Decay = 0.0
+    dropout: BelowOne = 0.0
     vocabulary: Natural = 0
     chunked_loss: bool = True
 

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import Field
 
-from .engine.config import BatchSize, Decay, LoaderSettings, Natural, Section, defaults
+from .engine.config import BatchSize, BelowOne, LoaderSettings, Natural, Section, defaults
 
 WORKLOAD = "seq2seq"
 """Stored in each prepared dataset; a project with another workload rejects the dataset."""
@@ -51,7 +51,7 @@ class Model(Section):
     width: Natural = 0
     hidden: Natural = 0
     feed_forward: Literal["relu", "gated-gelu"] = "relu"
-    dropout: Decay = 0.1
+    dropout: BelowOne = 0.1
     pretrained: str = ""
     allow_pickle: bool = False
 

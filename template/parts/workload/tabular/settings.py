@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from .engine.config import Decay, LoaderSettings, Positive, Section, defaults
+from .engine.config import BelowOne, LoaderSettings, Positive, Section, defaults
 
 WORKLOAD = "tabular"
 """Stored in each prepared dataset; a project with another workload rejects the dataset."""
@@ -24,7 +24,7 @@ class Model(Section):
 
     width: Positive = 64
     depth: Positive = 3
-    dropout: Decay = 0.1
+    dropout: BelowOne = 0.1
     category_width: Positive = 8
 
 

@@ -112,7 +112,7 @@ def baselines(store: Store, settings: Sections, split: str) -> dict[str, dict[st
     scale = np.array(store.facts["target_std"])
     sums = {"repeat_last": np.zeros(len(METRICS)), "linear": np.zeros(len(METRICS))}
     count = 0
-    for inputs, target in _examples(store, split):
+    for inputs, target in _regression_batches(store, split):
         count += target.size
         forecast = np.einsum("bgt,th->bhg", inputs, solution)
         sums["repeat_last"] += _error_sums(target, scale)
@@ -156,14 +156,14 @@ def _linear(store: Store) -> np.ndarray:
     size = store.facts["frames"][0]["history"] + 1
     left = np.zeros((size, size))
     right = np.zeros((size, store.facts["horizon"]))
-    for inputs, target in _examples(store, "train"):
+    for inputs, target in _regression_batches(store, "train"):
         left += np.einsum("bgt,bgs->ts", inputs, inputs)
         right += np.einsum("bgt,bhg->th", inputs, target)
     ridge = 1e-6 * np.trace(left) / size + np.finfo(np.float32).tiny
     return np.linalg.solve(left + ridge * np.eye(size), right)
 
 
-def _examples(store: Store, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _regression_batches(store: Store, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield histories with a one appended (B, G, T + 1), and targets (B, H, G).
 
     Both are standardized differences from the last value.

@@ -114,15 +114,16 @@ class Forecaster(nn.Module):
             states = self.recurrent.apply(batch, self.training) or {}
         outputs = []
         carry: dict[str, State] = {}
-        for place, name in enumerate(self.names):
-            x = frames[place]
+        for name, x, encoder, carried in zip(
+            self.names, frames, self.encoders, self.carried, strict=True
+        ):
             if self.subtract:
                 x = x - x[:, -1:]  # (B, T, C)
-            state = _turned(states[name]) if name in states else None
-            output, state = self.encoders[place](x, state)
+            state = _swap_batch_axis(states[name]) if name in states else None
+            output, state = encoder(x, state)
             outputs.append(output)
-            if self.carried[place]:
-                carry[name] = _turned(state)
+            if carried:
+                carry[name] = _swap_batch_axis(state)
         if self.recurrent is not None:
             self.recurrent.update(carry, self.training)
         return torch.cat(outputs, 1)
@@ -152,7 +153,7 @@ class Forecaster(nn.Module):
         return {"prediction": forecast * self.target_std + self.target_mean}
 
 
-def _turned(state: State) -> State:
+def _swap_batch_axis(state: State) -> State:
     """Swap (depth, B, width) and (B, depth, width): the engine masks and splits states along B."""
     hidden, cell = (values.float().transpose(0, 1).contiguous() for values in state)
     return hidden, cell

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from .engine.config import BatchSize, Decay, LoaderSettings, Natural, Positive, Section, defaults
+from .engine.config import BatchSize, BelowOne, LoaderSettings, Natural, Positive, Section, defaults
 
 WORKLOAD = "timeseries"
 """Stored in each prepared dataset; a project with another workload rejects the dataset."""
@@ -26,7 +26,7 @@ class Model(Section):
 
     width: Positive = 64
     depth: Positive = 1
-    dropout: Decay = 0.2
+    dropout: BelowOne = 0.2
     subtract_last: bool = True
     linear_path: bool = True
 

@@ -196,7 +196,7 @@ def baselines(store: Store, settings: Sections, split: str) -> dict[str, dict[st
     solution = _linear(store)
     scale = np.array(store.facts["target_std"])
     sums = {"mean": np.zeros(4), "linear": np.zeros(4)}
-    for inputs, target in _examples(store, split):
+    for inputs, target in _regression_batches(store, split):
         sums["mean"] += _error_sums(target - np.zeros(1), scale)
         sums["linear"] += _error_sums(target - inputs @ solution, scale)
 
@@ -230,14 +230,14 @@ def _linear(store: Store) -> np.ndarray:
     size = store.facts["columns"] + 1
     left = np.zeros((size, size))
     right = np.zeros((size, store.facts["horizon"]))
-    for inputs, target in _examples(store, "train"):
+    for inputs, target in _regression_batches(store, "train"):
         left += inputs.T @ inputs
         right += inputs.T @ target
     ridge = 1e-6 * np.trace(left) / size + np.finfo(np.float32).tiny
     return np.linalg.solve(left + ridge * np.eye(size), right)
 
 
-def _examples(store: Store, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _regression_batches(store: Store, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield last rows with a one appended (B, F + 1), and targets (B, H), both standardized."""
     begin, end = store.splits[split]
     for first in range(begin, end, WINDOWS_AT_ONCE):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from .engine.config import BatchSize, Decay, LoaderSettings, Positive, Section, defaults
+from .engine.config import BatchSize, BelowOne, LoaderSettings, Positive, Section, defaults
 
 WORKLOAD = "windows"
 """Stored in each prepared dataset; a project with another workload rejects the dataset."""
@@ -25,7 +25,7 @@ class Model(Section):
 
     width: Positive = 64
     depth: Positive = 1
-    dropout: Decay = 0.2
+    dropout: BelowOne = 0.2
 
 
 class Sections(Section):

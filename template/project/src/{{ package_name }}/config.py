@@ -12,7 +12,7 @@ from itertools import product
 from pathlib import Path
 
 from .engine import config as engine
-from .engine.config import Fraction, Layer, Sourced, catalogue, defaults, outranks_files
+from .engine.config import Layer, Sourced, UpToOne, catalogue, defaults, outranks_files
 from .engine.errors import UserError
 from .engine.plugins import discover
 from .engine.sources import Sources, near
@@ -26,7 +26,7 @@ _sections = [plugin.Sections for plugin in _plugins]
 class Optimizer(engine.Optimizer):
     """How weights change at each step."""
 
-    learning_rate: Fraction = LEARNING_RATE
+    learning_rate: UpToOne = LEARNING_RATE
 
 
 # mypy cannot follow base classes that are discovered at run time.

@@ -115,18 +115,18 @@ def open_run(
 
     distributed = Distributed()
     which = arguments.checkpoint
-    facts = Checkpoint(folder / "checkpoints", distributed).peek(which)
-    if not facts:
+    recorded = Checkpoint(folder / "checkpoints", distributed).peek(which)
+    if not recorded:
         what = "the run has no checkpoint yet"
         raise UserError(what, str(folder), "continue it with `train --resume`")
     if settings.phases:  # a phase may have had other data or another block size
-        settings = settings.phase(facts["phase"] + 1)
-    store = Store.remembered(folder, facts["data"])
+        settings = settings.phase(recorded["phase"] + 1)
+    store = Store.remembered(folder, recorded["data"])
     if store is None or needs_data:
         # Only for a run on the synthetic sample is the sample made again.
         is_synthetic = store is not None and store.source.get("kind") == SYNTHETIC
         store = open_store(settings, is_synthetic)
-    if facts["data"] != store.fingerprint:
+    if recorded["data"] != store.fingerprint:
         what = "the run was trained on other data"
         remedy = "set --data.path to the data of the run, or prepare the same data again"
         raise UserError(what, str(store.folder), remedy)

@@ -9,10 +9,11 @@ is loaded, and the skipped ones are named.
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -36,9 +37,10 @@ MODEL = "model.safetensors"
 STATE = "state.pt"
 MANIFEST = "manifest.json"
 NAME = "step-" + 8 * "[0-9]"
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, None)  # None: a library raised it
 
 
-class DiskFull(UserError):
+class NotWritten(UserError):
     """A checkpoint could not be written. Earlier checkpoints are untouched."""
 
 
@@ -47,8 +49,8 @@ class Checkpoint:
 
     parts: by name, anything with `state_dict` and `load_state_dict`.
 
-    keep: how many of the newest stay, in addition to the best one. facts: plain values stored in
-    the manifest, which must be the same on resume, such as the data and the schedule.
+    keep: how many of the newest stay, in addition to the best one. must_match: plain values stored
+    in the manifest, which must be the same on resume, such as the data and the schedule.
     """
 
     def __init__(
@@ -56,14 +58,14 @@ class Checkpoint:
         folder: Path,
         distributed: Distributed,
         keep: int = 2,
-        facts: dict[str, Any] | None = None,
+        must_match: dict[str, Any] | None = None,
         **parts: Any,
     ):
         self.folder = folder
         self.partial = folder / ".saving"  # becomes a checkpoint when it is complete
         self.distributed = distributed
         self.keep = keep
-        self.facts = facts or {}
+        self.must_match = must_match or {}
         self.parts = parts
         self.skipped: list[str] = []
         self.best_step = 0  # of the best checkpoint so far; 0 before there is one
@@ -73,7 +75,7 @@ class Checkpoint:
     def save(self, step: int, is_best: bool = False) -> None:
         """Write the checkpoint of `step`, then remove old ones. Call it on every rank.
 
-        Rank 0 writes; with a sharded model each rank writes its own rows. Raises `DiskFull`, and
+        Rank 0 writes; with a sharded model each rank writes its own rows. Raises `NotWritten`, and
         then nothing half-written is left. is_best: it replaces the best checkpoint so far, which
         every later manifest names and which is never removed.
         """
@@ -82,8 +84,14 @@ class Checkpoint:
         self._on_all_ranks(step, self._make_partial)
         save_shards = self.distributed.save_shards
         shards = self._on_all_ranks(step, lambda: save_shards(state, self.partial))
-        manifest: Manifest = {"format": FORMAT, "step": step, "best": best_step}
-        manifest |= {"facts": self.facts, "sha256": {}, "shards": shards.shapes}
+        manifest: Manifest = {
+            "format": FORMAT,
+            "step": step,
+            "best": best_step,
+            "facts": self.must_match,
+            "sha256": {},
+            "shards": shards.shapes,
+        }
         for hashes in self.distributed.gather_objects(shards.sha256):
             manifest["sha256"] |= hashes
         self._on_all_ranks(step, lambda: self._commit(manifest, shards.whole))
@@ -95,7 +103,7 @@ class Checkpoint:
             self.partial.mkdir(parents=True)
 
     def _on_all_ranks(self, step: int, write: Callable[[], T]) -> T:
-        """Return `write()`. If a disk is full, all ranks raise `DiskFull`."""
+        """Return `write()`. If a file cannot be written, all ranks raise `NotWritten`."""
 
         def work() -> T:
             try:
@@ -104,8 +112,9 @@ class Checkpoint:
                 shutil.rmtree(self.partial, ignore_errors=True)
                 reason = error.strerror or error
                 what = f"the checkpoint of step {step} could not be written ({reason})"
-                remedy = "free some space; the checkpoints before it are whole"
-                raise DiskFull(what, str(self.folder), remedy) from error
+                remedy = "free some space" if error.errno in NO_SPACE else "check the folder"
+                remedy += "; the checkpoints before it are whole"
+                raise NotWritten(what, str(self.folder), remedy) from error
 
         return self.distributed.on_all_ranks(work)
 
@@ -143,21 +152,21 @@ class Checkpoint:
     def load(self) -> Manifest | None:
         """Restore all parts from the newest valid checkpoint; return None if there is none.
 
-        Raises `UserError` if facts differ, or if no checkpoint is valid.
+        Raises `UserError` if one of `must_match` differs, or if no checkpoint is valid.
         """
         manifest = self.find("last")
         if manifest is None:
             return None
-        for name, value in self.facts.items():
+        for name, value in self.must_match.items():
             saved_value = manifest["facts"].get(name)
             if saved_value != value:
                 what = f"{name} was {saved_value} in the checkpoint and is {value} now"
                 remedy = "change it back, or start a new run"
                 raise UserError(what, str(manifest["path"]), remedy)
-        self._restore(manifest, list(self.parts))
+        self._restore(manifest, self.parts)
         return manifest
 
-    def load_model(self, which: str = "best", also: Sequence[str] = ()) -> Manifest | None:
+    def load_model(self, which: str = "best", also: Iterable[str] = ()) -> Manifest | None:
         """Restore the weights alone, for evaluation, prediction or the next phase.
 
         also: other parts to restore.
@@ -168,7 +177,7 @@ class Checkpoint:
         return manifest
 
     def peek(self, which: str) -> dict[str, Any]:
-        """Return the facts of that checkpoint without loading it; empty if there is none."""
+        """Return what a resume of that checkpoint must match; empty if there is none."""
         manifest = self.find(which) or {}
         return dict(manifest.get("facts", {}))
 
@@ -199,7 +208,7 @@ class Checkpoint:
         best, skipped_best = _first_valid([self.folder / step_name(newest["best"])])
         return best or newest, skipped + skipped_best
 
-    def _restore(self, manifest: Manifest, names: list[str]) -> None:
+    def _restore(self, manifest: Manifest, names: Iterable[str]) -> None:
         """Restore these parts in their order, and the model last."""
         path = manifest["path"]
         state: dict[str, Any] = {"model": read_model(manifest)}

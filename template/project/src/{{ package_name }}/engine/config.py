@@ -89,9 +89,9 @@ Auto = Literal["auto"]
 
 Positive = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
-Fraction = Annotated[float, Field(gt=0, le=1)]
+UpToOne = Annotated[float, Field(gt=0, le=1)]
 Factor = Annotated[float, Field(ge=0, le=1)]
-Decay = Annotated[float, Field(ge=0, lt=1)]
+BelowOne = Annotated[float, Field(ge=0, lt=1)]
 BatchSize = Positive
 Names = Annotated[tuple[str, ...], BeforeValidator(separated)]
 Precision = Literal["auto", "fp32", "tf32", "fp16", "bf16", "fp8"]
@@ -107,7 +107,7 @@ class LoaderSettings(Section):
     path: Annotated[str, Field(min_length=1)] = "data"
     batch_size: BatchSize = 32
     order: str = "auto"  # each workload says which it has
-    fraction: Fraction = 1.0
+    fraction: UpToOne = 1.0
     shuffle_block: Positive = 8192
     num_workers: Annotated[int, Field(ge=0, le=256)] | Auto = "auto"
     pin_memory: bool = True
@@ -121,11 +121,11 @@ class Optimizer(Section):
     """How weights change at each step."""
 
     name: Literal["adamw", "adafactor", "muon"] = "adamw"
-    learning_rate: Fraction = 1e-3
+    learning_rate: UpToOne = 1e-3
     weight_decay: Factor = 0.01
-    beta1: Decay = 0.9
-    beta2: Decay = 0.999
-    epsilon: Fraction = 1e-8
+    beta1: BelowOne = 0.9
+    beta2: BelowOne = 0.999
+    epsilon: UpToOne = 1e-8
     fused: bool = True
 
 
@@ -167,7 +167,7 @@ class Evaluation(Section):
     every_steps: Natural = 0
     patience: Natural = 0
     batch_size: Natural = 0
-    fraction: Fraction = 1.0
+    fraction: UpToOne = 1.0
 
 
 class Checkpoint(Section):

@@ -47,10 +47,8 @@ def evaluate(
         model.train(was_training)
 
     sums = distributed.sum_over_ranks(torch.stack(list(totals.values()))).tolist()
-    metrics = {}
-    for name, (total, count) in zip(totals, sums, strict=True):
-        metrics[name] = total / max(count, 1.0)
-    return metrics
+    of_metrics = zip(totals, sums, strict=True)
+    return {name: total / max(count, 1.0) for name, (total, count) in of_metrics}
 
 
 def add_output(totals: dict[str, Tensor], output: Output) -> None:
@@ -58,7 +56,14 @@ def add_output(totals: dict[str, Tensor], output: Output) -> None:
     parts = {"loss": (output.loss * output.total_weight, output.total_weight), **output.metrics}
     for name, (total, count) in parts.items():
         value = torch.stack([total.detach().double(), count.double()])
-        totals[name] = totals[name] + value if name in totals else value
+        totals[name] = totals.get(name, 0) + value
+
+
+def sum_of_weights(losses: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """Return the sum () of the weights of micro-batches. losses: (loss, total_weight) of each."""
+    if len(losses) == 1:
+        return losses[0][1]
+    return torch.stack([weight for _, weight in losses]).sum()
 
 
 def predictions(

@@ -40,10 +40,14 @@ class Rows(NamedTuple):
 
 
 class Output(NamedTuple):
-    """The result of a model's forward, a NamedTuple because FSDP and DDP look for tensors in it."""
+    """The result of a model's forward, a NamedTuple because FSDP and DDP look for tensors in it.
+
+    total_weight: the number of targets, or the sum of their weights. If its sum over a step is
+    below 1, it counts as 1, so weights should have a mean of about 1.
+    """
 
     loss: Tensor  # () float32: weighted mean over the targets; 0 if there are none
-    total_weight: Tensor  # () float32: sum of the targets' weights, which are 1 by default
+    total_weight: Tensor  # () float32
     metrics: dict[str, tuple[Tensor, Tensor]] = {}  # noqa: RUF012 - name: (sum, count); () each
 
 
@@ -81,8 +85,8 @@ class Loader(Protocol):
     def __len__(self) -> int:
         """Return the number of batches in an epoch, the same on every rank."""
 
-    def epoch(self, number: int, start_batch: int = 0) -> Iterator[Batch]:
-        """Yield epoch `number` from batch `start_batch` on; the seed and both numbers decide it."""
+    def epoch(self, epoch: int, start_batch: int = 0) -> Iterator[Batch]:
+        """Yield an epoch from batch `start_batch` on; the seed and both numbers decide it."""
 
     def close(self) -> None: ...
 

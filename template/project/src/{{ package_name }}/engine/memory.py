@@ -7,9 +7,6 @@ is measured with one sample of the batch. A GPU reports a lack of memory as an e
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from .errors import UserError
 from .explanations import out_of_memory
+from .host_memory import free_host_memory
 from .interfaces import Batch, Output, require_attributes
 from .optimization import compiles
 from .progress import random_state, set_random_state
@@ -33,20 +31,20 @@ CPU = torch.device("cpu")
 NUM_PROBES = 64  # samples whose rows are counted
 EXTRA_BYTES = 64  # per sample, for its place in the order and for the masks of a batch
 USABLE = 0.8  # fraction of the free memory for the batch size that an error suggests
-CGROUPS = Path("/sys/fs/cgroup")
 
 
 def check_rows(project: Project, loaders: list[Any]) -> None:
     """Raise `UserError` if the rows of a batch do not fit. The result may differ between ranks."""
     for loader in loaders:
-        for device in (CPU, project.device):
-            _check(project.settings, loader.order, 0, row_bytes(project, loader), device)
+        sample_bytes = row_bytes(project, loader)
+        for device in {CPU, project.device}:
+            _check(project.settings, loader.order, 0, sample_bytes, device)
 
 
 def row_bytes(project: Project, loader: Any) -> int:
     """Return the mean size of the first samples' rows as they are stored, padding included."""
-    numbers = loader.order.sample(np.arange(min(NUM_PROBES, loader.order.count)))
-    return EXTRA_BYTES + count_bytes(loader.samples, project.store, numbers) // len(numbers)
+    indices = loader.order.sample(np.arange(min(NUM_PROBES, loader.order.count)))
+    return EXTRA_BYTES + count_bytes(loader.samples, project.store, indices) // len(indices)
 
 
 def dry_run(project: Project, loader: Any) -> float:
@@ -59,14 +57,14 @@ def dry_run(project: Project, loader: Any) -> float:
     buffers = {name: buffer.clone() for name, buffer in project.model.named_buffers()}
     batches = loader.epoch(0)
     batch = next(batches)
-    reserved = averages(project.optimizer)
+    reserved = reserve_averages(project.optimizer)
     try:
-        _check_forward(project, loader, batch, reserved)
+        _check_forward_memory(project, loader, batch, reserved)
         with project.precision.autocast():
             # The model is called without its wrapper, so that no gradients are exchanged.
             output = project.model(batch)
-        name = type(output).__name__
-        require_attributes(Output._fields, output, f"the {name} that forward returns")
+        title = f"the {type(output).__name__} that forward returns"
+        require_attributes(Output._fields, output, title)
         output.loss.backward(gradient=output.total_weight)
     except torch.cuda.OutOfMemoryError as error:
         # The other ranks wait in the exchange, and end when this process ends.
@@ -84,7 +82,7 @@ def dry_run(project: Project, loader: Any) -> float:
     return float(output.total_weight)
 
 
-def averages(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+def reserve_averages(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     """Reserve as much memory as the optimizer's averages will take in the first step."""
     reserved: list[Tensor] = []
     for group in optimizer.param_groups:
@@ -93,7 +91,9 @@ def averages(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return reserved
 
 
-def _check_forward(project: Project, loader: Any, batch: Batch, reserved: list[Tensor]) -> None:
+def _check_forward_memory(
+    project: Project, loader: Any, batch: Batch, reserved: list[Tensor]
+) -> None:
     """Check that gradients, averages, rows and what forward keeps fit into the memory of a CPU.
 
     There is no check of compiled blocks, which keep less than is measured here, or of a sharded
@@ -130,39 +130,11 @@ def kept_bytes(project: Project, batch: Batch, count: int) -> int:
 
 
 def free_memory(device: torch.device) -> int:
-    """Return the free bytes of a device; processes divide the memory of a host equally."""
+    """Return the free bytes of a GPU, or of the host for a CPU."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
-    return min([_available(), *_left_in_groups()]) // processes
-
-
-def _available() -> int:
-    """Return what the system can give without swapping; all memory if it does not say."""
-    table = Path("/proc/meminfo")
-    if not table.exists():
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    fields = dict(line.split(":") for line in table.read_text().splitlines())
-    return 1024 * int(fields["MemAvailable"].split()[0])
-
-
-def _left_in_groups() -> Iterator[int]:
-    """Yield what the limits of a container or a job leave; cached pages of files count as free."""
-    try:
-        path = Path("/proc/self/cgroup").read_text().strip().rpartition(":")[2]
-    except OSError:
-        return
-    own = CGROUPS / path.lstrip("/")
-    for folder in (own, *own.parents):
-        try:
-            limit = int((folder / "memory.max").read_text())
-            used = int((folder / "memory.current").read_text())
-            lines = (folder / "memory.stat").read_text().splitlines()
-        except (OSError, ValueError):  # no such group, or "max"
-            continue
-        counts = dict(line.split() for line in lines)
-        yield limit - used + int(counts.get("inactive_file", 0))
+    return free_host_memory()
 
 
 # --- the error

@@ -32,9 +32,9 @@ def explain_non_finite(error: NonFinite, run: Run) -> UserError:
     except Exception:  # a failure of the search must not hide the error
         sample = None
     if sample is not None:
-        number, why = sample
+        index, why = sample
         remedy = "fix that sample, or the way dataset.py converts it"
-        return UserError(f"{error}: {why}", f"{epoch}, training sample {number}", remedy)
+        return UserError(f"{error}: {why}", f"{epoch}, training sample {index}", remedy)
 
     why = "samples and weights are finite, so forward overflows"
     if broken:
@@ -42,8 +42,8 @@ def explain_non_finite(error: NonFinite, run: Run) -> UserError:
         why = f"the samples are fine, {count}, such as {broken[0]}"
     order = run.loader.order
     order.rank = error.rank  # of the process where it happened
-    numbers = order.numbers(error.epoch, *error.batches)[0].ravel()
-    shown = ", ".join(map(str, numbers[numbers >= 0][:SHOWN]))
+    indices = order.indices(error.epoch, *error.batches)[0].ravel()
+    shown = ", ".join(map(str, indices[indices >= 0][:SHOWN]))
     where = f"{epoch}, training samples {shown}, …"
     return UserError(f"{error}: {why}", where, advice(run.settings, run.project.precision.name))
 
@@ -77,10 +77,10 @@ def bad_sample(project: Project, error: NonFinite) -> tuple[int, str] | None:
         for batch in islice(loader.epoch(error.epoch, first), end - first):
             if loss_is_finite(project, batch):
                 continue
-            for row, number in enumerate(batch["index"].tolist()):
+            for row, index in enumerate(batch["index"].tolist()):
                 sample = {name: values[row : row + 1] for name, values in batch.items()}
                 if not loss_is_finite(project, sample):
-                    return number, explain_sample(project, sample)
+                    return index, explain_sample(project, sample)
     finally:
         loader.close()
     return None

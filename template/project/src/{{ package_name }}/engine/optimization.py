@@ -296,7 +296,7 @@ def describe(
         "TF32 in matmuls": (backends.cuda.matmul.allow_tf32, matmuls),
         "TF32 in cuDNN": (backends.cudnn.allow_tf32, "follows the precision"),
         "cuDNN benchmark": (backends.cudnn.benchmark, "training.cudnn_benchmark"),
-        "fused optimizer": (fused, "optimizer.fused, AdamW only"),
+        "fused optimizer": (fused, "optimizer.fused, not with adafactor"),
         "activation checkpointing": (recomputed, "training.gradient_checkpointing"),
         "processes": (distributed.world, "one device each"),
         "accumulation": (accumulation, "training.gradient_accumulation_steps"),

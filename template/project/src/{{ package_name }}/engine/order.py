@@ -29,7 +29,7 @@ def permutation(count: int, *seed: int) -> np.ndarray:
 
 
 class Order:
-    """Batches of sample numbers for one rank; −1 is padding, so that all ranks have full batches.
+    """Batches of sample indices for one rank; −1 is padding, so that all ranks have full batches.
 
     `data.order`: `time` as stored; `block` shuffles blocks of `data.shuffle_block` samples and the
     samples in each (reads stay local); `full` and `random_start` shuffle all samples; `auto` is
@@ -115,7 +115,7 @@ class Order:
         return num_samples / (accumulation * self.batch_size_all_ranks)
 
     def sample(self, positions: np.ndarray) -> np.ndarray:
-        """Return int64 sample numbers at positions in `range(count)`, both ascending.
+        """Return int64 sample indices at positions in `range(count)`, both ascending.
 
         A fraction takes evenly spaced samples.
         """
@@ -123,25 +123,24 @@ class Order:
             return positions
         return positions * self.length // self.count
 
-    def batches(self, number: int, start: int = 0) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield (B,) sample numbers and (B,) starts of each batch of an epoch, from `start` on."""
+    def batches(self, epoch: int, start: int = 0) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield (B,) sample indices and (B,) starts of each batch of an epoch, from `start` on."""
         # Several batches at once, but not the epoch: it may not fit into memory.
         group = max(1, TOGETHER // self.batch_size)
         for first in range(start, len(self), group):
-            numbers, starts_sequence = self.numbers(number, first, first + group)
-            yield from zip(numbers, starts_sequence, strict=True)
+            yield from zip(*self.indices(epoch, first, first + group), strict=True)
 
-    def numbers(self, epoch: int, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
+    def indices(self, epoch: int, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
         """Return batches [first, last) of an epoch, or as many of them as there are.
 
-        (batches, B) int64 sample numbers, and (batches, B) bool: whether a row starts without a
+        (batches, B) int64 sample indices, and (batches, B) bool: whether a row starts without a
         state.
         """
         rows = np.arange(first, min(last, len(self)))[:, None]
         columns = self.rank * self.batch_size + np.arange(self.batch_size)
         positions, starts_sequence = self.positions(epoch, rows, columns)
-        numbers = np.where(positions < 0, -1, self.sample(positions))
-        return numbers, starts_sequence
+        indices = np.where(positions < 0, -1, self.sample(positions))
+        return indices, starts_sequence
 
     def positions(
         self, epoch: int, rows: np.ndarray, columns: np.ndarray

@@ -144,10 +144,3 @@ def cost_on_cpu(name: str, in_float32: str = "") -> str:
     if in_float32:
         text += f"; {in_float32} computes in float32"
     return text
-
-
-def total(losses: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """Return the total weight () of a group of micro-batches, from (loss, total_weight) of each."""
-    if len(losses) == 1:
-        return losses[0][1]
-    return torch.stack([targets for _, targets in losses]).sum()

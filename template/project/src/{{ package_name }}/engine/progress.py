@@ -79,7 +79,7 @@ class Progress:
 
 
 @dataclass
-class Ranks:
+class RankStates:
     """Random state and carried state of every rank, as one part of a checkpoint.
 
     Another number of processes can resume a run if a step keeps its number of samples. Then the

@@ -30,10 +30,10 @@ def stored_dtype(array: Array) -> torch.dtype:
     return dtype
 
 
-def count_bytes(samples: Any, store: Store, numbers: np.ndarray) -> int:
+def count_bytes(samples: Any, store: Store, indices: np.ndarray) -> int:
     """Return the bytes of the samples' rows as they are stored, padding included."""
     total = 0
-    for name, spans in samples.spans(numbers, 0).items():
+    for name, spans in samples.spans(indices, 0).items():
         total += spans.starts.size * spans.width * store.arrays[name].row_bytes
     return total
 
@@ -68,9 +68,7 @@ def _gather_windows(source: Tensor, starts: np.ndarray, present: np.ndarray, out
     One `index_select` over a strided view of the source is 10 to 14 times as fast as a copy for
     each window.
     """
-    num_windows = len(source) - out.shape[1] + 1
-    strides = (source.stride(0), *source.stride())
-    windows = source.as_strided((num_windows, *out.shape[1:]), strides)
+    windows = source.unfold(0, out.shape[1], 1).movedim(-1, 1)
     first_rows = on_device(source, np.where(present, starts, 0))
     torch.index_select(windows, 0, first_rows, out=out)
     if not present.all():
@@ -85,7 +83,7 @@ def on_device(source: Tensor, values: np.ndarray) -> Tensor:
 def deliver(
     samples: Samples,
     rows: dict[str, Rows],
-    numbers: np.ndarray,
+    indices: np.ndarray,
     starts_sequence: np.ndarray,
     device: torch.device,
 ) -> Batch:
@@ -98,7 +96,7 @@ def deliver(
     for name, (values, lengths) in rows.items():
         moved[name] = Rows(move(values), move(lengths))
     batch = dict(samples.batch(moved))
-    batch["index"] = move(torch.from_numpy(numbers))
-    batch["present"] = move(torch.from_numpy(numbers >= 0))
+    batch["index"] = move(torch.from_numpy(indices))
+    batch["present"] = move(torch.from_numpy(indices >= 0))
     batch["starts_sequence"] = move(torch.from_numpy(starts_sequence))
     return batch

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .checkpoint import Checkpoint, DiskFull
+from .checkpoint import Checkpoint, NotWritten
 from .errors import UserError
 from .evaluation import evaluate, timed
 from .memory import check_rows, dry_run
 from .monitor import Monitor
 from .optimization import Schedule, freeze_garbage
 from .order import RULE as ORDER_RULE
-from .progress import Hooks, Progress, Ranks
+from .progress import Hooks, Progress, RankStates
 from .signals import Signals
 from .tracker import Tracker
 from .weights import load_initial
@@ -82,21 +82,21 @@ class Run:
             self.folder / "checkpoints",
             project.distributed,
             self.settings.checkpoint.keep,
-            facts={
+            must_match={
                 "data": project.store.fingerprint,
                 "phase": self.progress.phase,
                 "order rule": ORDER_RULE,
                 "samples a step": self.global_batch_size,
                 "schedule": f"{self.settings.schedule.name} over {self.num_steps} steps",
             },
-            # They are restored in this order: `ranks` needs the progress.
+            # They are restored in this order, the model last: `ranks` needs the progress.
             model=project.model,
             optimizer=project.optimizer,
             precision=project.precision,
             progress=self.progress,
             hooks=self.hooks,
             rows=self.monitor,
-            ranks=Ranks(project.distributed, self.progress, recurrent, self.loader.order),
+            ranks=RankStates(project.distributed, self.progress, recurrent, self.loader.order),
         )
 
     # --- before the first step
@@ -250,13 +250,13 @@ class Run:
         return self.should_stop or self._is_due(self.settings.checkpoint.every_steps)
 
     def save(self) -> None:
-        """Save, unless a loss is not finite. A full disk is an error at the last step only."""
+        """Save, unless a loss is not finite. `NotWritten` is an error at the last step only."""
         self.monitor.check()
         step = self.progress.step
         try:
             is_best = step == self.progress.best_step
             _, seconds = timed(lambda: self.checkpoint.save(step, is_best))
-        except DiskFull as error:
+        except NotWritten as error:
             if self.should_stop:
                 raise
             self.monitor.line(f"note: {error}; training continues, the next checkpoint tries again")

@@ -58,7 +58,7 @@ class Hook:
             model.train(was_training)
         seconds = time.perf_counter() - now
         self.seconds += seconds
-        run.monitor.show(run.progress.step, files)
+        run.monitor.send_files(run.progress.step, files)
         run.monitor.event(run.progress.step, FOLDER, seconds=seconds)
 
 
