@@ -140,8 +140,7 @@ class Order:
         rows = np.arange(first, min(last, len(self)))[:, None]
         columns = self.rank * self.batch_size + np.arange(self.batch_size)
         positions, starts_sequence = self.positions(epoch, rows, columns)
-        numbers = np.where(positions < 0, -1, self.sample(positions))
-        return numbers, starts_sequence
+        return np.where(positions < 0, -1, self.sample(positions)), starts_sequence
 
     def positions(
         self, epoch: int, rows: np.ndarray, columns: np.ndarray
