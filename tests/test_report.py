@@ -170,28 +170,31 @@ def test_the_page_survives_a_plot_that_cannot_be_drawn(whole, monkeypatch):
 # ---- names of runs ----
 
 
-def test_the_newest_run_is_the_one_that_started_last(tmp_path):
+def test_the_newest_run_is_the_one_that_started_last(tmp_path, monkeypatch):
+    monkeypatch.setattr(runs, "RUNS", tmp_path)
     for number, name in enumerate(["zebra", "apple", "mango"]):
         make_run(tmp_path / name, env={"started": number})
     (tmp_path / "no run").mkdir()
     (tmp_path / "file").touch()
     make_run(tmp_path / "apple" / "inner")  # touches the folder of an older run
-    assert runs.find_run(None, tmp_path).name == "mango"
-    assert [run.name for run in runs.all_runs(tmp_path)] == ["zebra", "apple", "mango"]
+    assert runs.find_run().name == "mango"
+    assert [run.name for run in runs.all_runs()] == ["zebra", "apple", "mango"]
 
 
-def test_new_runs_never_share_a_folder(tmp_path):
-    made = [runs.new_run(None, tmp_path / "runs") for _ in range(5)]
+def test_new_runs_never_share_a_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(runs, "RUNS", tmp_path)
+    made = [runs.new_run() for _ in range(5)]
     assert len(set(made)) == 5
-    runs.new_run("mine", tmp_path / "runs")
+    runs.new_run("mine")
     with pytest.raises(errors.UserError, match="--resume mine"):
-        runs.new_run("mine", tmp_path / "runs")
+        runs.new_run("mine")
 
 
-def test_a_place_that_cannot_be_written_is_one_line(tmp_path):
+def test_a_place_that_cannot_be_written_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(runs, "RUNS", tmp_path / "runs")
     (tmp_path / "runs").touch()
     with pytest.raises(errors.UserError, match=r"cannot make .* make that folder writable"):
-        runs.new_run("x", tmp_path / "runs")
+        runs.new_run("x")
 
 
 # ---- the command ----
@@ -268,7 +271,9 @@ def test_runs_are_compared_the_lowest_validation_loss_first(tmp_path):
     assert rows["poor"][-1] == "optimizer.learning_rate 0.8"
     assert "(compare.png)" in (tmp_path / "compare.md").read_text()
     assert (tmp_path / "compare.png").stat().st_size > 10_000, "something is drawn"
-    assert set(runs.all_runs(tmp_path)) == {good, poor, unmeasured}, "a comparison is no run"
+    assert set(filter(runs.is_run, tmp_path.iterdir())) == {good, poor, unmeasured}, (
+        "a comparison is no run"
+    )
 
 
 def test_settings_and_data_that_differ_are_named(tmp_path):

@@ -132,7 +132,8 @@ class Columns:
         """Return numbers (rows, columns), codes (rows, categories) and has_target (rows,)."""
         numbers = []
         codes = []
-        has_target = np.ones(len(block.table), bool)
+        rows = len(block.table)
+        has_target = np.ones(rows, bool)
         for name, kind in self.kinds.items():
             place_of(name, block.table.column_names, block.source.path)
             cells = block.with_missing(NO_TARGET) if name == self.target else block
@@ -146,10 +147,9 @@ class Columns:
                 numbers += time_features(block, name, kind)
             if name == self.target:
                 has_target = is_known
-        rows = len(block.table)
         # `reshape` keeps the number of rows even if there is no numeric column.
-        table = np.array(numbers, np.float32).reshape(len(numbers), rows).T
-        return table, np.array(codes, np.int32).reshape(len(codes), rows).T, has_target
+        table = np.array(numbers, np.float32).reshape(-1, rows).T
+        return table, np.array(codes, np.int32).reshape(-1, rows).T, has_target
 
     def _category(self, block: Block, name: str) -> np.ndarray:
         """Return codes (rows,), 0 for missing cells; number the values that are new."""

@@ -57,9 +57,10 @@ def describe(table: Table, train: np.ndarray) -> tuple[Facts, list[tuple[str, ..
     """
     scaler, counts = _learn(table, train)
     features = _scales(table.names, scaler)
-    categories = []
-    for name, values in table.levels.items():
-        categories.append({"name": name, "values": _known(values, counts[name])})
+    categories = [
+        {"name": name, "values": _known(values, counts[name])}
+        for name, values in table.levels.items()
+    ]
     (target,) = [fact for fact in features + categories if fact["name"] == table.target]
     kinds = dict(table.kinds)
     del kinds[table.target]

@@ -41,10 +41,9 @@ class Scaler:
         mean = by_column.sum(1) / np.maximum(known, 1)
         by_column -= mean[:, None]
         by_column[is_missing] = 0
-        self._merge(known, mean, np.square(by_column).sum(1))
+        squares = np.square(by_column).sum(1)
 
-    def _merge(self, known: np.ndarray, mean: np.ndarray, squares: np.ndarray) -> None:
-        """Merge a block's number of values, mean and sum of squares, each (columns,)."""
+        # Merge the block with those before it.
         fraction = known / np.maximum(self.count + known, 1)
         apart = mean - self.mean
         self.squares += squares + apart**2 * self.count * fraction

@@ -106,10 +106,16 @@ class Source:
         starts: list[tuple[int, Path]] = []  # the first row of each file
         first = 0  # row of the next block
         waiting: Any = None  # rows that are in no block yet
+        source = self  # with the style of these rows
         with tqdm(desc="reading", unit=" rows", unit_scale=True, leave=False, disable=None) as bar:
             for path in files:
                 starts.append((first + len(waiting or ()), path))
                 for table in self._tables(path):
+                    if waiting and source.style["decimal"] != self.style["decimal"]:
+                        yield Block(source, starts, first, waiting)
+                        first += len(waiting)
+                        waiting = waiting.slice(len(waiting))
+                    source = copy(self)
                     waiting = _join(waiting, table, path, files[0])
                     bar.update(len(table))
                     size = rows_at_once(waiting.num_columns)
@@ -157,8 +163,11 @@ class Source:
         for batch in csv.open_csv(path, read, parse, convert):
             yield batch
             last_batch = batch
-        if last_batch and str(last_batch.column(-1)[-1]).endswith("\n"):
-            raise pa.ArrowInvalid(OPEN_QUOTE)
+        if last_batch:
+            # A quote that is never closed takes all following rows into its cell.
+            following = str(last_batch.column(-1)[-1]).partition("\n")[2]
+            if following.endswith("\n") and self.style["delimiter"] in following:
+                raise pa.ArrowInvalid(OPEN_QUOTE)
 
     def _guess_style(self, path: Path) -> None:
         """Detect delimiter and decimal mark in the first rows; print them if unexpected."""

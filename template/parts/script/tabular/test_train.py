@@ -168,17 +168,27 @@ def test_a_damaged_checkpoint_is_skipped() -> None:
 
 def test_errors_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     Path("gap.csv").write_text("a,b\n1,1\n2,\n")
-    wrong = [
-        "--widht 3",
-        "--width 0",
-        "--data gap.csv",
-        "--data no.csv",
-        "--precision fp8",
-        "--resume",
-    ]
-    for arguments in map(str.split, wrong):
-        assert train.main(arguments) == 2
-        assert capsys.readouterr().err.count("\n") == 1, arguments
+    Path("twice.csv").write_text("a,a,b\n1,1,1\n")
+    Path("mark.csv").write_text("a,b\n?,1\n2,2\n")
+    Path("underscore.csv").write_text("a,b\n1_2,1\n2,2\n")
+    wrong = {
+        "--widht 3": "did you mean --width?",
+        "--width 0": "--width: use 1",
+        "--data no.csv": "No such file",
+        "--precision fp8": "invalid choice: 'fp8'",
+        "--resume": "no run to resume",
+        "--data gap.csv": "cannot read '': gap.csv, row 3, column 'b'",
+        "--data twice.csv": "3 cells for 2 different column names: twice.csv, row 1",
+        "--data mark.csv": "cannot read '?': mark.csv, row 2, column 'a'",
+        "--data underscore.csv": "cannot read '1_2'",
+        "--data mark.csv --category a,c": "no column 'c': --category: use a, b",
+        "--split 0.6,0.2,0.1": "fractions that add up to 1",
+    }
+    for arguments, reason in wrong.items():
+        assert train.main(arguments.split()) == 2
+        error = capsys.readouterr().err
+        assert reason in error
+        assert error.count("\n") == 1, error
 
 
 def test_learns_and_resumes_bit_for_bit_after_a_kill() -> None:

@@ -109,8 +109,11 @@ class Settings:
                 raise UserError(f"{value} is out of range: --{name}: use {lowest} to {highest}")
 
 
-CHOICES = {"precision": ["auto", "fp32", "tf32", "fp16", "bf16"], "compile": ["auto", "on", "off"]}
-CHOICES["task"] = ["regression", "classification"]
+CHOICES = {
+    "precision": ["auto", "fp32", "tf32", "fp16", "bf16"],
+    "compile": ["auto", "on", "off"],
+    "task": ["regression", "classification"],
+}
 # environment variables; each sets the setting of the same name
 ENVIRONMENT = [
     "SEED",
@@ -194,34 +197,45 @@ def read_rows(path: Path) -> list[list[str]]:
         raise UserError(f"cannot read the file ({error}): {path}: check --data") from None
     if len(rows) < 2 or len(rows[0]) < 2:
         raise UserError(f"no data: {path}: write a header with at least two columns, and rows")
+    num_names = len({*rows[0]})
     for number, row in enumerate(rows, start=1):
-        if len(row) != len(rows[0]):
-            raise UserError(f"cells and columns differ in number: {path}, row {number}: fix it")
+        if len(row) != num_names:
+            raise UserError(
+                f"{len(row)} cells for {num_names} different column names: "
+                f"{path}, row {number}: fix it"
+            )
     return rows
 
 
+def read_number(cell: str) -> float:
+    """Return the number in a cell, or nan for a text."""
+    try:
+        return float(cell.replace("_", "x"))  # Python reads 1_2 as 12
+    except ValueError:
+        return math.nan
+
+
 def read_table(settings: Settings) -> dict[str, np.ndarray]:
-    """Return each column by name: float32, or text for categories, as its first cell."""
+    """Return each column by name: text if --category names it or most cells are, else float32."""
     header, *rows = read_rows(Path(settings.data))
-    text_columns = settings.category.split(",")
+    categories = [name.strip() for name in settings.category.split(",") if name]
+    for name in categories:
+        if name not in header:
+            raise UserError(f"no column '{name}': --category: use {', '.join(header)}")
     if settings.task == "classification":
-        text_columns.append(settings.target or header[-1])
+        categories.append(settings.target or header[-1])
     table = {}
     for name, *cells in zip(header, *rows, strict=True):
-        place = f"{settings.data}, column '{name}'"
-        for number, cell in enumerate(cells, start=2):
-            if cell in ("", "NA", "nan", "NaN"):
-                raise UserError(f"an empty cell: {place}, row {number}: fill or remove it")
-        table[name] = np.array(cells)
-        if name in text_columns or not re.fullmatch(r"[-+]?[\d.]+([eE][-+]?\d+)?", cells[0]):
-            continue
-        try:
-            numbers = table[name].astype(np.float64)
-            if not (np.abs(numbers) < 3.4e38).all():
-                raise ValueError("a number is not finite")
-        except ValueError as error:
-            raise UserError(f"{error}: {place}: fix this cell, or use --category") from None
-        table[name] = numbers.astype(np.float32)
+        numbers = [read_number(cell) for cell in cells]
+        is_category = name in categories or np.isnan(numbers).mean() > 0.5
+        for row, cell in enumerate(cells):
+            is_valid = is_category or abs(numbers[row]) < 3.4e38
+            if cell in ("", "NA", "nan", "NaN") or not is_valid:
+                raise UserError(
+                    f"cannot read '{cell}': {settings.data}, row {row + 2}, column '{name}': "
+                    "fill or fix it, or use --category"
+                )
+        table[name] = np.array(cells) if is_category else np.array(numbers, np.float32)
     return table
 
 
@@ -243,7 +257,10 @@ def split_rows(split: str, num_rows: int) -> dict[str, range]:
         if not 0 < first < last <= num_rows or abs(train + validation + test - 1) > 1e-6:
             raise ValueError
     except (ValueError, OverflowError):
-        raise UserError(f"invalid split '{split}': --split: use 0.7,0.15,0.15") from None
+        raise UserError(
+            f"'{split}' does not split {num_rows} rows: --split: "
+            "use fractions that add up to 1, such as 0.7,0.15,0.15"
+        ) from None
     return {"train": range(first), "validation": range(first, last), "test": range(last, num_rows)}
 
 
@@ -296,7 +313,6 @@ class Data:
             raise UserError(f"no column '{target}': --target: use one of {', '.join(table)}")
         num_rows = len(table[target])
         self.splits = split_rows(settings.split, num_rows)
-        num_train = len(self.splits["train"])
         shuffle = np.random.default_rng(0).permutation(num_rows)
 
         # Categories share one embedding: codes of a category begin where the previous ones end.
@@ -306,7 +322,7 @@ class Data:
         categories = []
         for name, column in table.items():
             prepare = standardize if column.dtype == np.float32 else encode
-            values, self.facts[name] = prepare(column[shuffle], num_train)
+            values, self.facts[name] = prepare(column[shuffle], len(self.splits["train"]))
             if name == target:
                 answer = values
             elif values.dtype == np.float32:
@@ -336,9 +352,8 @@ class Data:
         self.facts["sha256"] = hashlib.sha256(content).hexdigest()
         is_forbidden = os.environ.get("ALLOW_UNSAFE_DATALOADER") == "0"
         workers = 0 if is_forbidden else settings.num_workers
-        self.loaders: dict = {}
-        for split in self.splits:
-            self.loaders[split] = DataLoader(
+        self.loaders = {
+            split: DataLoader(
                 Rows(arrays, self.batch_size),
                 batch_size=None,
                 sampler=[],  # `batches` fills it
@@ -349,11 +364,12 @@ class Data:
                 worker_init_fn=ignore_signals,
                 generator=torch.Generator(),  # separate, so that workers do not change dropout
             )
+            for split in self.splits
+        }
 
     def batches(self, split: str, numbers: np.ndarray) -> Iterator:
         """Yield the numbers of rows and their batch."""
-        starts = range(0, len(numbers), self.batch_size)
-        chunks = [numbers[first : first + self.batch_size] for first in starts]
+        chunks = np.split(numbers, range(self.batch_size, len(numbers), self.batch_size))
         self.loaders[split].sampler[:] = chunks
         for chunk, batch in zip(chunks, self.loaders[split], strict=True):
             yield chunk, {name: x.to(self.device, non_blocking=True) for name, x in batch.items()}
@@ -407,8 +423,9 @@ class Model(nn.Module):
             self.embedding = nn.Embedding(num_codes, settings.category_width)
             self.embedding.weight.data[unknown] = 0.0
         self.first = nn.Linear(num_inputs, width)
-        blocks = (Block(width, settings.dropout) for _ in range(settings.depth - 1))
-        self.layers = nn.ModuleList(blocks)
+        self.layers = nn.ModuleList(
+            Block(width, settings.dropout) for _ in range(settings.depth - 1)
+        )
         self.head = nn.Linear(width, data.num_outputs)
         # Compile block by block, which takes a fifth of the time of compiling the whole model. The
         # first steps wait for it. Like bf16, Triton needs a GPU with sm 8.0 or later.

@@ -173,17 +173,24 @@ def test_a_damaged_checkpoint_is_skipped() -> None:
 
 def test_errors_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     Path("gap.csv").write_text("time,a\n2024-01-01,1\n2024-01-02,\n")
-    wrong = [
-        "--widht 3",
-        "--width 0",
-        "--data gap.csv",
-        "--data no.csv",
-        "--precision fp8",
-        "--resume",
-    ]
-    for arguments in map(str.split, wrong):
-        assert train.main(arguments) == 2
-        assert capsys.readouterr().err.count("\n") == 1, arguments
+    Path("twice.csv").write_text("time,a,a\n2024-01-01,1,2\n")
+    Path("underscore.csv").write_text("time,a\n2024-01-01,1_2\n")
+    wrong = {
+        "--widht 3": "did you mean --width?",
+        "--width 0": "--width: use 1",
+        "--data no.csv": "No such file",
+        "--precision fp8": "invalid choice: 'fp8'",
+        "--resume": "no run to resume",
+        "--data gap.csv": "gap.csv, row 3",
+        "--data twice.csv": "3 cells for 2 different column names: twice.csv, row 1",
+        "--data underscore.csv": "an underscore in a number: underscore.csv, row 2",
+        "--split 0.6,0.2,0.1": "fractions that add up to 1",
+    }
+    for arguments, reason in wrong.items():
+        assert train.main(arguments.split()) == 2
+        error = capsys.readouterr().err
+        assert reason in error
+        assert error.count("\n") == 1, error
 
 
 def test_learns_and_resumes_bit_for_bit_after_a_kill() -> None:

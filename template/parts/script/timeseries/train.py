@@ -169,9 +169,13 @@ def read_rows(path: Path) -> list[list[str]]:
         raise UserError(f"cannot read the file ({error}): {path}: check --data") from None
     if len(rows) < 2 or len(rows[0]) < 2:
         raise UserError(f"no data: {path}: write a header with at least two columns, and rows")
+    num_names = len({*rows[0]})
     for number, row in enumerate(rows, start=1):
-        if len(row) != len(rows[0]):
-            raise UserError(f"cells and columns differ in number: {path}, row {number}: fix it")
+        if len(row) != num_names:
+            raise UserError(
+                f"{len(row)} cells for {num_names} different column names: "
+                f"{path}, row {number}: fix it"
+            )
     return rows
 
 
@@ -188,6 +192,8 @@ def read_csv(path: Path) -> tuple[list[str], np.ndarray]:
             values.append([float(cell) for cell in row[1:]])
             if not row_time > previous_time:
                 raise ValueError("the time does not increase")
+            if "_" in "".join(row):  # Python reads 1_2 as 12
+                raise ValueError("an underscore in a number")
             if not all(abs(value) < 3.4e38 for value in values[-1]):
                 raise ValueError("a value is not a finite number")
         except (ValueError, OverflowError) as error:
@@ -213,10 +219,13 @@ def split_rows(split: str, num_rows: int) -> list[int]:
     except ValueError:
         ends = np.zeros(3)
     if abs(ends[-1] - 1) < 1e-6:
-        ends *= num_rows
-    if len(ends) != 3 or not 0 < ends[0] <= ends[1] <= ends[2] <= num_rows:
-        raise UserError(f"'{split}' does not split {num_rows} rows: --split: use 0.7,0.15,0.15")
-    return [round(end) for end in ends]
+        ends = np.round(ends * num_rows)
+    if len(ends) != 3 or not 0 < ends[0] <= ends[1] <= ends[2] <= num_rows or (ends % 1).any():
+        raise UserError(
+            f"'{split}' does not split {num_rows} rows: --split: "
+            "use fractions that add up to 1, such as 0.7,0.15,0.15, or numbers of rows"
+        )
+    return ends.astype(int).tolist()
 
 
 class Data:

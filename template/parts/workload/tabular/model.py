@@ -57,9 +57,9 @@ class Network(nn.Module):
             self.embedding.weight.data[self.offsets] = 0.0
         inputs = len(columns) + len(gaps) + len(levels) * sizes.category_width
         self.first = nn.Linear(inputs, sizes.width)
-        self.layers = nn.ModuleList()
-        for _ in range(sizes.depth - 1):
-            self.layers.append(Block(sizes.width, sizes.dropout))
+        self.layers = nn.ModuleList(
+            Block(sizes.width, sizes.dropout) for _ in range(sizes.depth - 1)
+        )
         self.head = nn.Linear(sizes.width, outputs)
 
     def blocks(self) -> list[nn.Module]:

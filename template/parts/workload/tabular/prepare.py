@@ -37,7 +37,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--category", action="append", default=[], metavar="COLUMN", help=text)
     text = "leave a column out; repeatable"
     add("--drop", action="append", default=[], metavar="COLUMN", help=text)
-    text = "replace each column of times by numbers: hour,weekday,month, or some of these"
+    text = "replace times by numbers, in UTC if they have an offset: hour,weekday,month, or some"
     add("--time-features", default="", metavar="NAMES", help=text)
     text = "maximum number of values of a category (default: 1000)"
     add("--max-levels", type=int, default=1000, metavar="N", help=text)

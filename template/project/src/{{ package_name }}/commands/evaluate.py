@@ -144,8 +144,9 @@ def load_weights(folder: Path, project: Project, which: str, weights: str) -> in
     hook = averages().get(weights)
     states: dict[str, Any] = {}
     hooks: Any = SimpleNamespace(load_state_dict=states.update)
-    parts = {"model": project.model, "hooks": hooks}
-    checkpoint = Checkpoint(folder / "checkpoints", project.distributed, **parts)
+    checkpoint = Checkpoint(
+        folder / "checkpoints", project.distributed, model=project.model, hooks=hooks
+    )
     manifest: Any = checkpoint.load_model(which, ["hooks"] if hook else [])
     if project.distributed.is_main:
         for name in checkpoint.skipped:

@@ -289,7 +289,6 @@ def describe(
     fused = settings.optimizer.fused and settings.optimizer.name in FUSED
     pinned = settings.data.pin_memory and distributed.device.type == "cuda"
     recomputed = training.gradient_checkpointing
-    deterministic = settings.reproducibility.deterministic
     accumulation = training.gradient_accumulation_steps
     rows: dict[str, tuple[object, str]] = {
         **decided,
@@ -302,7 +301,7 @@ def describe(
         "accumulation": (accumulation, "training.gradient_accumulation_steps"),
         "gradient clip": (training.gradient_clip or "off", "training.gradient_clip"),
         "pinned memory": (pinned, "data.pin_memory, with CUDA only"),
-        "deterministic": (deterministic, "reproducibility.deterministic"),
+        "deterministic": (settings.reproducibility.deterministic, "reproducibility.deterministic"),
     }
     described = []
     for name, (state, why) in rows.items():

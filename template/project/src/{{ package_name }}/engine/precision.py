@@ -118,8 +118,7 @@ class Precision:
         return count
 
     def state_dict(self) -> dict[str, Any]:
-        scaler = self.scaler.state_dict()
-        return {"scaler": scaler, "skipped": float(self._skipped)}
+        return {"scaler": self.scaler.state_dict(), "skipped": float(self._skipped)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self.scaler.is_enabled() and state["scaler"]:

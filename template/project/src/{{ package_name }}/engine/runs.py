@@ -77,34 +77,34 @@ def started(run: Path) -> float:
     return start
 
 
-def all_runs(runs: Path = RUNS) -> list[Path]:
-    """Return every run in `runs`, the newest last; none if there is no such folder."""
-    folders = [folder for folder in runs.glob("*") if is_run(folder)]
+def all_runs() -> list[Path]:
+    """Return every run in `RUNS`, the newest last; none if there is no such folder."""
+    folders = [folder for folder in RUNS.glob("*") if is_run(folder)]
     return sorted(folders, key=lambda run: (started(run), run.name))
 
 
-def find_run(name_or_path: str | Path | None = None, runs: Path = RUNS) -> Path:
+def find_run(name_or_path: str | Path | None = None) -> Path:
     """Return the run of this name or at this path; the newest for None or an empty name.
 
     Raises `UserError` that lists the runs if there is no such run.
     """
-    newest_first = all_runs(runs)[::-1]
+    newest_first = all_runs()[::-1]
     start = "start one with the command train"
     if not name_or_path:
         if not newest_first:
-            raise UserError("no run yet", f"{runs}/", start)
+            raise UserError("no run yet", f"{RUNS}/", start)
         return newest_first[0]
 
-    for folder in (runs / name_or_path, Path(name_or_path)):
+    for folder in (RUNS / name_or_path, Path(name_or_path)):
         if is_run(folder):
             return folder
     known = f"there is no run yet: {start}"
     if newest_first:
         known = "the newest runs are " + ", ".join(run.name for run in newest_first[:8])
-    raise UserError(f"no run '{name_or_path}'", f"{runs}/", known)
+    raise UserError(f"no run '{name_or_path}'", f"{RUNS}/", known)
 
 
-def new_run(name: str | None = None, runs: Path = RUNS) -> Path:
+def new_run(name: str | None = None) -> Path:
     """Make and return the folder of a new run, named after the local time unless `name` is given.
 
     Raises `UserError` if the name is taken or is no plain folder name, or nothing can be written.
@@ -120,7 +120,7 @@ def new_run(name: str | None = None, runs: Path = RUNS) -> Path:
 
     # Two runs that start within one second both get a folder: only one `mkdir` succeeds.
     for candidate in candidates:
-        folder = runs / candidate
+        folder = RUNS / candidate
         try:
             folder.mkdir(parents=True)
         except FileExistsError:
@@ -131,7 +131,7 @@ def new_run(name: str | None = None, runs: Path = RUNS) -> Path:
             raise UserError(what, str(folder.absolute()), remedy) from error
         return folder
     remedy = f"choose another name, or continue it with --resume {name}"
-    raise UserError(f"run '{candidates[0]}' exists already", f"{runs}/", remedy)
+    raise UserError(f"run '{candidates[0]}' exists already", f"{RUNS}/", remedy)
 
 
 def amend(run: Path, text: str, since: str) -> None:

@@ -1,6 +1,6 @@
 """Warns once if a run waits for its data, and once if it diverges.
 
-Each function returns a text or None. To turn these alerts off, delete this file.
+To turn these alerts off, delete this file.
 """
 
 from __future__ import annotations
@@ -46,9 +46,14 @@ class Hook:
         self.waited += seconds * row["data_wait_fraction"]
         if self.seconds < WAIT_SECONDS:
             return
-        workers = getattr(run.loader, "workers", None)
-        text = data_wait(self.waited / self.seconds, workers)
-        if text:
+        fraction = self.waited / self.seconds
+        if fraction > WAIT_FRACTION:
+            remedy = "use a faster disk, or move work from dataset.py to `prepare`"
+            workers = getattr(run.loader, "workers", None)
+            if workers is not None:
+                more = f"raise data.num_workers ({workers}), then data.prefetch_factor"
+                remedy = f"{more}; or {remedy}"
+            text = f"input-bound: the loop waits for data {fraction:.0%} of the time: {remedy}"
             run.monitor.alert(row["step"], "input-bound", text)
         self.seconds = 0.0
         self.waited = 0.0
@@ -67,18 +72,8 @@ class Hook:
             run.monitor.alert(step, "divergence", text)
 
 
-def data_wait(fraction: float, workers: float | None) -> str | None:
-    """Judge the fraction of the time that the loop waits. workers: None if the loader has none."""
-    if fraction <= WAIT_FRACTION:
-        return None
-    remedy = "use a faster disk, or move work from dataset.py to `prepare`"
-    if workers is not None:
-        remedy = f"raise data.num_workers ({workers}), then data.prefetch_factor; or {remedy}"
-    return f"input-bound: the loop waits for data {fraction:.0%} of the time: {remedy}"
-
-
 def divergence(loss: float, baseline: float, run: Run) -> str | None:
-    """Judge the loss of an evaluation. baseline: the loss without a model.
+    """Judge the loss of an evaluation; return the alert, if any. baseline: without a model.
 
     A loss or a baseline that is nan is never better.
     """
