@@ -1,14 +1,12 @@
 """The documents: every link leads somewhere, every page is in the navigation, and the site's pages
 are those of docs/."""
 
-import re
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
 import build_site
 import pytest
-import yaml
 from links import (
     CODE_ADDRESS,
     DOCS,
@@ -24,8 +22,6 @@ from links import (
 from links import main as check_other_sites
 from rendering import render
 from variants import choices, scripts
-
-WORKFLOWS = sorted((REPOSITORY / ".github/workflows").glob("*.yml"))
 
 
 def written(folder: Path, text: str) -> Path:
@@ -180,28 +176,3 @@ def test_make_links_asks_no_example_and_not_the_reader_s_own_machine(tmp_path):
     text = "http://localhost:6006 http://127.0.0.1 https://<host>/x https://{{ wheel }} "
     page = written(tmp_path, f"{text}{CODE_ADDRESS} {SITE_ADDRESS} https://example.org/a#b")
     assert [place for place, _ in other_sites([page])] == ["https://example.org/a"]
-
-
-@pytest.mark.parametrize("path", [*WORKFLOWS, REPOSITORY / ".ci/run"], ids=lambda path: path.name)
-def test_workflows_run_targets_that_the_makefile_has(path):
-    makefile = (REPOSITORY / "Makefile").read_text(encoding="utf-8")
-    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
-    commands = commands_of(path)
-    assert commands
-    for command in commands:
-        used = re.findall(r"\bmake +([a-z-]+)", command)
-        assert set(used) <= targets, command
-        scripts = re.findall(r"(?<!\S)\.ci/\S+", command)
-        assert used or scripts, command
-        assert all((REPOSITORY / script).exists() for script in scripts), command
-
-
-def commands_of(path: Path) -> list[str]:
-    """What a workflow, or CI's script, runs."""
-    text = path.read_text(encoding="utf-8")
-    if path.suffix != ".yml":
-        return [line for line in text.splitlines() if "make" in line and not line.startswith("#")]
-    steps = []
-    for job in yaml.safe_load(text)["jobs"].values():
-        steps += job["steps"]
-    return [step["run"] for step in steps if "run" in step]

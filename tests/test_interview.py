@@ -121,19 +121,6 @@ def test_each_card_is_in_one_family():
     assert sorted(listed) == sorted(gpus())
 
 
-def test_a_common_card_is_a_few_keys_away():
-    """The family, then the card; and who has no card in mind presses Enter twice."""
-    assert choices("gpu_family")[0] == "any"
-    assert labels("gpu")[0].startswith("auto:")
-    for card in ("h100", "a100_80gb", "l4", "t4", "rtx_4090", "rtx_3090"):
-        (place,) = (
-            number + family["cards"].index(card)
-            for number, family in enumerate(families().values(), start=1)
-            if card in family["cards"]
-        )
-        assert place <= 10, card
-
-
 @pytest.mark.parametrize("copier", COPIERS)
 @pytest.mark.first(1)
 def test_an_update_with_questions_begins_at_the_family_and_card_of_the_project(copier, tmp_path):

@@ -173,11 +173,6 @@ def test_a_quoted_line_is_one_that_is_printed(line):
     assert is_printed(line)
 
 
-def test_a_line_that_nothing_prints_is_seen():
-    assert not is_printed("no trainer is awake: here")
-    assert not is_printed("the loop waits a lot: data")
-
-
 # ---- what the pages list -----------------------------------------------------------------------
 
 
