@@ -385,7 +385,8 @@ def check_new_days(place: Path, old: Any) -> None:
     write_folder(place / "later", {**table, "zoe": table["ant"]}, bee=bee)
     (place / "data").rename(place / "away")
     for name in ("prices", "later"):
-        GRAPH.done("predict", "--input", name, "--output", f"{name}.npz", cwd=place)
+        printed = GRAPH.done("predict", "--input", name, "--output", f"{name}.npz", cwd=place).out
+    assert "of 39 of 221 days may change with earlier days: start the files 70 trading" in printed
     new = np.load(place / "later.npz")
     assert max(new["date"]) == str(dates(230)[-1])
     assert np.isnan(new["target"][new["date"] == max(new["date"])]).all()
