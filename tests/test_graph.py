@@ -257,8 +257,7 @@ def changed(row: int, column: str, cell: str) -> str:
 )
 def test_a_bad_file_is_one_line(ant, says, tmp_path):
     write_folder(tmp_path / "prices")
-    content = ant.encode() if isinstance(ant, str) else ant
-    (tmp_path / "prices/ant.csv").write_bytes(content)
+    (tmp_path / "prices/ant.csv").write_text(ant)
     one_error(prepare(tmp_path), *says)
     assert not (tmp_path / "data" / "manifest.json").exists()
 

@@ -101,14 +101,13 @@ def small_model(*flags: str, **changed: Any) -> Any:
 @pytest.mark.parametrize("kind", ["tsv", "tsv.gz", "jsonl.gz"])
 def test_every_kind_of_file_gives_the_same_pairs(kind, prepared, tmp_path):
     content = b"\xef\xbb\xbf" + as_tsv(LONG).encode()
-    flags: tuple[str, ...] = ()
+    keys = ("--source-key", "in", "--target-key", "out")
     if "jsonl" in kind:
         rows = [json.dumps({"in": source, "out": target, "n": 1}) for source, target in LONG]
         content = "\n".join(rows).encode()
-        flags = ("--source-key", "in", "--target-key", "out")
     if kind.endswith("gz"):
         content = gzip.compress(content)
-    result = prepare(tmp_path, content, *SPLIT, *flags, name=f"pairs.{kind}")
+    result = prepare(tmp_path, content, *SPLIT, *keys, name=f"pairs.{kind}")
     assert result.code == 0, result.err
     for split in SPLITS:
         assert stored_pairs(tmp_path, split) == stored_pairs(prepared, split)
