@@ -257,8 +257,7 @@ def changed(row: int, column: str, cell: str) -> str:
 )
 def test_a_bad_file_is_one_line(ant, says, tmp_path):
     write_folder(tmp_path / "prices")
-    content = ant.encode() if isinstance(ant, str) else ant
-    (tmp_path / "prices/ant.csv").write_bytes(content)
+    (tmp_path / "prices/ant.csv").write_text(ant)
     one_error(prepare(tmp_path), *says)
     assert not (tmp_path / "data" / "manifest.json").exists()
 
@@ -385,7 +384,8 @@ def check_new_days(place: Path, old: Any) -> None:
     write_folder(place / "later", {**table, "zoe": table["ant"]}, bee=bee)
     (place / "data").rename(place / "away")
     for name in ("prices", "later"):
-        GRAPH.done("predict", "--input", name, "--output", f"{name}.npz", cwd=place)
+        printed = GRAPH.done("predict", "--input", name, "--output", f"{name}.npz", cwd=place).out
+    assert "of 39 of 221 days may change with earlier days: start the files 70 trading" in printed
     new = np.load(place / "later.npz")
     assert max(new["date"]) == str(dates(230)[-1])
     assert np.isnan(new["target"][new["date"] == max(new["date"])]).all()

@@ -101,14 +101,13 @@ def small_model(*flags: str, **changed: Any) -> Any:
 @pytest.mark.parametrize("kind", ["tsv", "tsv.gz", "jsonl.gz"])
 def test_every_kind_of_file_gives_the_same_pairs(kind, prepared, tmp_path):
     content = b"\xef\xbb\xbf" + as_tsv(LONG).encode()
-    flags: tuple[str, ...] = ()
+    keys = ("--source-key", "in", "--target-key", "out")
     if "jsonl" in kind:
         rows = [json.dumps({"in": source, "out": target, "n": 1}) for source, target in LONG]
         content = "\n".join(rows).encode()
-        flags = ("--source-key", "in", "--target-key", "out")
     if kind.endswith("gz"):
         content = gzip.compress(content)
-    result = prepare(tmp_path, content, *SPLIT, *flags, name=f"pairs.{kind}")
+    result = prepare(tmp_path, content, *SPLIT, *keys, name=f"pairs.{kind}")
     assert result.code == 0, result.err
     for split in SPLITS:
         assert stored_pairs(tmp_path, split) == stored_pairs(prepared, split)
@@ -560,6 +559,7 @@ VALID = as_tsv(PAIRS[:40])
             "--validation pairs.tsv",
             ("no new pair in the file", "pairs.tsv", "no other file has"),
         ),
+        ("", "--prefix \udcff", ("not UTF-8 text", "--prefix")),
         ("", "--test pairs.tsv", ("no validation file", "--validation")),
         (
             "",
@@ -581,6 +581,7 @@ def test_bad_input_is_one_line(added, flags, says, tmp_path):
         ("pairs.jsonl", "{\n", ("no JSON object", "line 1", "--source-key")),
         ("pairs.jsonl", '{"source": "a", "target": 3}\n', ("no JSON object with texts", "line 1")),
         ("pairs.tsv", VALID.encode() + b"\xff\tx\n", ("not UTF-8", "line 41, byte 0")),
+        ("pairs.jsonl", '{"source": "a", "target": "\\ud83d"}\n', ("not UTF-8", "line 1")),
         ("pairs.csv", VALID, (".tsv or .jsonl", "pairs.csv")),
         ("pairs.tsv.gz", gzip.compress(VALID.encode())[:-20], ("cannot read the file", "tsv.gz")),
     ],
@@ -640,16 +641,19 @@ def test_new_sources_are_predicted_as_those_of_a_split(trained):
     SEQ2SEQ.done("predict", cwd=place)
     rows = [(source, prediction) for source, prediction, _ in predictions(place)]
     sources = [source for source, _ in rows]
-    (place / "new.tsv").write_text("".join(f"{source}\tignored\n" for source in sources))
+    (place / "new.tsv").write_text("\n" + "".join(f"{source}\tignored\n" for source in sources))
     (place / "new.jsonl").write_text("".join(json.dumps({"q": s}) + "\n" for s in sources))
     for ending in ("tsv", "jsonl"):
         words = ("predict", "--input", f"new.{ending}", "--output", "out.jsonl")
-        SEQ2SEQ.done(*words, "--source-key", "q", cwd=place)
+        printed = SEQ2SEQ.done(*words, "--source-key", "q", cwd=place).out
+        assert ("1 blank" in printed) == (ending == "tsv")
         made = map(json.loads, (place / "out.jsonl").read_text().splitlines())
         assert [(row["source"], row["prediction"]) for row in made] == rows
 
-    words = ("predict", "--text", sources[0], "--beams", "3")
+    words = ("predict", "--text", sources[0], "--beams", "3", "--output", "one.tsv")
     one = SEQ2SEQ.done(*words, cwd=place).out
+    assert (place / "one.tsv").exists()
+    one_error(SEQ2SEQ.run(*words, "--input", "new.tsv", cwd=place), "both --text and --input")
     assert "no training pair" not in one
     data = (place / "data").readlink()
     (place / "data").unlink()  # the run folder is enough for new sources
@@ -659,6 +663,7 @@ def test_new_sources_are_predicted_as_those_of_a_split(trained):
     for flag, value, says in (
         ("--output", "out.csv", "cannot write a '.csv'"),
         ("--beams", "0", "number of beams"),
+        ("--text", "\udcff", "not UTF-8 .*--text"),
         ("--input", "none.tsv", "cannot read the file"),
     ):
         one_error(SEQ2SEQ.run("predict", flag, value, cwd=place), says)

@@ -24,7 +24,7 @@ from .evaluate import (
 from .prepare import long_enough, read_stocks
 
 if TYPE_CHECKING:
-    from ..dataset import Plan
+    from ..dataset import Arrays, Plan
     from ..engine.loader import Loader
     from ..engine.store import Store
 
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `predict`."""
     add_flags(parser, ".npz or .csv", "predictions.npz")
-    add_input(parser, "new prices, with a window of earlier days", required=False)
+    title = "new prices, after 150 earlier days (`--correlation-days` plus `--refresh`)"
+    add_input(parser, title, required=False)
 
 
 def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
@@ -69,8 +70,22 @@ def new_days(path: Path, flags: dict[str, Any], trained: Store, folder: Path) ->
         stocks, _ = read_stocks(writer, path, flags, trained.source)
         stocks = long_enough(stocks, plan.window, path)
         arrays = panel(writer, stocks, plan)
+        note_missing_days(arrays, plan)
         writer.facts = {**trained.facts, "tickers": list(stocks)}
         writer.splits = {"input": [0, len(arrays["dates"])]}
+
+
+def note_missing_days(arrays: Arrays, plan: Plan) -> None:
+    """Print on how many days the forecasts would change with earlier days in the files."""
+    from ..dataset import MONTH
+
+    needed = max(plan.correlation_days, plan.window + MONTH)
+    graph_days = arrays["days"][:, 1]
+    num_early = (graph_days < needed).sum()
+    if num_early:
+        what = f"the forecasts of {num_early:,} of {len(graph_days):,} days may change"
+        start = f"{needed + plan.refresh} trading days before your first forecast"
+        print(f"note: {what} with earlier days: start the files {start}")
 
 
 def plan_of_training(facts: dict[str, Any]) -> Plan:

@@ -26,7 +26,7 @@ from .engine.errors import UserError
 from .engine.interfaces import Batch, Rows, Spans
 from .engine.store import Store, StoreWriter
 from .settings import WORKLOAD
-from .texts import PIECE, Document, decoded, documents
+from .texts import PIECE, Document, Seen, decoded, documents
 from .tokenizer import byte_counts, restore
 
 IGNORE = -100
@@ -143,14 +143,15 @@ def _write(
 ) -> StoreWriter:
     """Write the dataset with tokens of a dtype. Raises `HasByte255` if uint8 is too small."""
     with StoreWriter(folder, WORKLOAD) as writer:
-        ends, num_documents = write_tokens(writer, tokenizer, files, column, dtype)
+        seen = Seen()
+        ends, num_documents = write_tokens(writer, tokenizer, files, column, dtype, seen)
         train, validation, test = borders(np.array(ends))
         writer.splits = {
             "train": [0, train],
             "validation": [train, validation],
             "test": [validation, test],
         }
-        writer.source = source
+        writer.source = {**source, "copies": seen.num_copies}
         writer.facts = {
             "vocabulary": tokenizer.end + 1,
             "documents": num_documents,
@@ -161,13 +162,18 @@ def _write(
 
 
 def write_tokens(
-    writer: StoreWriter, tokenizer: Tokenizer, files: Sequence[Path], column: str, dtype: str
+    writer: StoreWriter,
+    tokenizer: Tokenizer,
+    files: Sequence[Path],
+    column: str,
+    dtype: str,
+    seen: Seen,
 ) -> tuple[list[int], int]:
     """Write the tokens of all files; return where each file ends, and the number of documents."""
     pieces = Pieces(writer, tokenizer, dtype)
     ends = []
     for path in files:
-        for document in documents(path, column, cut=not pieces.short):
+        for document in documents(path, column, seen, cut=not pieces.short):
             pieces.hold(document)
             if pieces.is_full:
                 pieces.write()

@@ -98,7 +98,7 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
 
     def borders(ends: np.ndarray) -> list[int]:
         if split_by == "file":
-            return [int(ends[count - 1]) for count in accumulate(sizes)]
+            return ends_of_splits(ends, sizes)
         return list(accumulate(split_sizes(arguments.split, int(ends[-1]), "token", rounded=1)))
 
     source = {"file": Path(arguments.input).name, "files": len(files), "split_by": split_by}
@@ -106,6 +106,15 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
         store = write(folder, tokenizer, files, borders, source, arguments.column)
         report(store, tokenizer, num_copies)
         print_summary(store, arguments.dry_run)
+
+
+def ends_of_splits(ends: np.ndarray, sizes: list[int]) -> list[int]:
+    """Return the tokens at which splits of `sizes` files end. ends: where each file ends."""
+    stops = [int(ends[count - 1]) for count in accumulate(sizes)]
+    if not 0 < stops[0] < stops[1]:
+        what = "no new text in the files for training or validation"
+        raise UserError(what, "--split", "give them more files, or use --split-by position")
+    return stops
 
 
 def check(arguments: argparse.Namespace) -> None:
@@ -120,12 +129,19 @@ def check(arguments: argparse.Namespace) -> None:
 def report(store: StoreWriter, tokenizer: Tokenizer, num_copies: int) -> None:
     """Print a summary of the files and the tokens."""
     source = store.source
-    left_out = f", {num_copies} copies left out" if num_copies else ""
+    files = with_copies(source["files"], num_copies)
+    documents = with_copies(store.facts["documents"], source["copies"])
     sizes = [f"{last - first:,} {name}" for name, (first, last) in store.splits.items()]
-    print(f"{'files:':14}{source['files']:,}{left_out}, split by {source['split_by']}")
-    print(f"{'documents:':14}{store.facts['documents']:,}")
+    print(f"{'files:':14}{files}, split by {source['split_by']}")
+    print(f"{'documents:':14}{documents}")
     print(f"{'vocabulary:':14}{tokenizer.end + 1:,} ({tokenizer.kind})")
     print(f"{'tokens:':14}{', '.join(sizes)}")
+
+
+def with_copies(count: int, num_copies: int) -> str:
+    """Return a count, and how many copies it does not include."""
+    left_out = f", copies left out: {num_copies:,}" if num_copies else ""
+    return f"{count:,}{left_out}"
 
 
 def find_files(path: Path, pattern: str) -> tuple[list[Path], int]:
@@ -134,8 +150,6 @@ def find_files(path: Path, pattern: str) -> tuple[list[Path], int]:
     A copy in another split would let a model succeed by memorizing. Raises `UserError` if no file
     has text.
     """
-    from ..texts import has_rows
-
     files = list_files(path, pattern)
     sizes = Counter(file.stat().st_size for file in files)
     is_packed = any(file.suffix == ".gz" for file in files)  # a copy may have another size
@@ -144,7 +158,7 @@ def find_files(path: Path, pattern: str) -> tuple[list[Path], int]:
     for file in files:
         size = file.stat().st_size
         key: Any = file
-        if size and not has_rows(file) and (is_packed or sizes[size] > 1):
+        if size and (is_packed or sizes[size] > 1):
             key, size = digest(file)
         if size:
             kept.setdefault(key, file)
@@ -191,7 +205,7 @@ def make_tokenizer(arguments: argparse.Namespace, files: list[Path], training: i
     ones could not be encoded.
     """
     from ..bytepairs import Byte, Pairs
-    from ..texts import decoded, documents
+    from ..texts import Seen, decoded, documents
     from ..tokenizer import Character, Gpt2
 
     if arguments.tokenizer == "byte":
@@ -200,7 +214,8 @@ def make_tokenizer(arguments: argparse.Namespace, files: list[Path], training: i
         return Gpt2.fetch()
     if arguments.tokenizer == "bpe" and training:
         files = files[:training]
-    texts = (decoded(piece) for file in files for piece in documents(file, arguments.column))
+    seen = Seen()
+    texts = (decoded(piece) for file in files for piece in documents(file, arguments.column, seen))
     if arguments.tokenizer == "char":
         characters = set[str]().union(*texts)
         return Character("".join(sorted(characters)))

@@ -85,10 +85,10 @@ def decoded(document: Document) -> str:
         raise UserError("not UTF-8 text", where, remedy) from error
 
 
-def documents(path: Path, column: str, cut: bool = True) -> Iterator[Document]:
-    """Yield the pieces of a file, or its blocks if not `cut`; duplicate rows are left out."""
+def documents(path: Path, column: str, seen: Seen, cut: bool = True) -> Iterator[Document]:
+    """Yield the pieces of a file, or its blocks if not `cut`; rows in `seen` are left out."""
     if has_rows(path):
-        yield from _new_rows(path, column)
+        yield from _new_rows(path, column, seen)
         return
     read = pieces if cut else blocks
     for offset, text in read(path):
@@ -96,8 +96,7 @@ def documents(path: Path, column: str, cut: bool = True) -> Iterator[Document]:
     yield str(path), 0, b"", True
 
 
-def _new_rows(path: Path, column: str) -> Iterator[Document]:
-    seen = Seen()
+def _new_rows(path: Path, column: str, seen: Seen) -> Iterator[Document]:
     read = rows(path, (column,), "name the field with --column")
     for batch in together((where, texts[0]) for where, texts in read):
         contents = [text.encode() for _, text in batch]
@@ -128,6 +127,7 @@ class Seen:
     def __init__(self) -> None:
         # Arrays of sorted hashes, each more than twice as long as the next.
         self._known: list[np.ndarray] = []
+        self.num_copies = 0
 
     def add(self, texts: Sequence[bytes]) -> list[bool]:
         """Add texts; return for each whether it is new, also compared with the ones before it."""
@@ -140,6 +140,7 @@ class Seen:
             fresh = fresh[is_new]
             first = first[is_new]
         self._remember(fresh)
+        self.num_copies += len(texts) - len(fresh)
 
         new_places = set(first.tolist())
         return [place in new_places for place in range(len(texts))]
@@ -225,7 +226,17 @@ def rows(
             kind = "row" if is_parquet else "JSON object"
             what = f"no {kind} with texts under {' and '.join(map(repr, keys))}"
             raise UserError(what, where, remedy)
+        check_text("".join(texts), where)
         yield where, tuple(texts)
+
+
+def check_text(text: str, where: str) -> None:
+    """Raise `UserError` if UTF-8 cannot encode the text, since it has half of a character."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        what = f"not UTF-8 text ({text[error.start]!r} is no character)"
+        raise UserError(what, where, "replace it") from error
 
 
 def _json(path: Path, remedy: str) -> Iterator[tuple[str, object]]:

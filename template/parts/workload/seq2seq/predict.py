@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UserError
 from ..engine.runs import find_run, typed_path
-from ..texts import has_rows, lines, rows
+from ..texts import check_text, has_rows, lines, rows
 from .evaluate import add_flags, new_loader, open_run, output_path, write_output
 
 if TYPE_CHECKING:
@@ -31,7 +31,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="new sources: .tsv (the text before the first tab), .jsonl, .parquet or .txt",
     )
-    add("--text", metavar="TEXT", help="a single source, whose prediction is printed")
+    add(
+        "--text",
+        metavar="TEXT",
+        help="a single source, whose prediction is printed; --output also writes it",
+    )
     add(
         "--source-key",
         default="source",
@@ -77,7 +81,8 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
         row["source"] = text
     if arguments.text is not None:
         print(rows[0]["prediction"])
-        return
+        if not arguments.output:
+            return
     as_line = as_tab if output.suffix == ".tsv" else as_json
     write_output(output, "".join(as_line(row) + "\n" for row in rows).encode())
     print(f"{len(rows):,} predictions of step {step} written to {output}")
@@ -86,18 +91,25 @@ def run(arguments: argparse.Namespace, load: Callable[..., Any]) -> None:
 def read_sources(arguments: argparse.Namespace) -> list[str]:
     """Return new sources, or an empty list to predict a split."""
     if arguments.text is not None:
+        if arguments.input:
+            raise UserError("both --text and --input", "command line", "use one of them")
+        check_text(arguments.text, "--text")
         return [arguments.text]
     if arguments.input is None:
         return []
     path = Path(arguments.input)
     sources = []
+    num_blank = 0
     if has_rows(path):
         for _, (text,) in rows(path, (arguments.source_key,), "name the field with --source-key"):
             sources.append(text)
     else:
         has_targets = ".tsv" in path.suffixes[-2:]
-        for _, line in lines(path):
+        for number, line in lines(path):
             sources.append(line.partition("\t")[0] if has_targets else line)
+            num_blank = number - len(sources)
+    if num_blank:
+        print(f"note: {num_blank:,} blank lines have no prediction")
     if not sources:
         raise UserError("no source in the file", str(path), "provide a file that is not empty")
     return sources

@@ -205,6 +205,8 @@ def report(store: Store, settings: Any, lines: list[tuple[str, str]]) -> None:
 
 def check(arguments: argparse.Namespace) -> None:
     """Raise `UserError` for flags that are invalid, alone or together."""
+    from ..texts import check_text
+
     split_shares(arguments.split)
     if arguments.tokenizer == "bpe" and arguments.vocabulary <= BYTES:
         where = f"--vocabulary {arguments.vocabulary}"
@@ -220,6 +222,7 @@ def check(arguments: argparse.Namespace) -> None:
     if min(arguments.max_source, arguments.max_target) < 2:
         where = "--max-source, --max-target"
         raise UserError("a text needs a token and its end", where, "use 2 or more")
+    check_text(arguments.prefix, "--prefix")
     if arguments.seed < 0:
         what = f"a seed cannot be {arguments.seed}"
         raise UserError(what, "--seed", "use 0 or a larger whole number")
@@ -257,7 +260,6 @@ class Reading:
         self.arguments = arguments
         self.seen = Seen()
         self.size = 0  # bytes of text so far
-        self.num_copies = 0
         self.num_without_target = 0
 
     def read(self, file: str) -> int:
@@ -271,7 +273,6 @@ class Reading:
             keys = [f"{len(source)} {source}{target}".encode() for source, target, _ in complete]
             is_new = self.seen.add(keys)
             new = [pair for pair, is_kept in zip(complete, is_new, strict=True) if is_kept]
-            self.num_copies += len(complete) - len(new)
             num_kept += len(new)
             if new:
                 self._write(new)
@@ -314,7 +315,7 @@ def split_texts(
     splits = {}
     for name, (first, last) in zip(SPLITS, pairwise(borders), strict=False):
         splits[name] = Texts(writer, order[first:last])
-    return splits, reading.num_copies, reading.num_without_target
+    return splits, reading.seen.num_copies, reading.num_without_target
 
 
 def read_pairs(path: Path, arguments: argparse.Namespace) -> Iterator[Text]:
