@@ -97,23 +97,26 @@ def test_noise_behind_the_training_border_changes_neither_scaler_nor_losses(tmp_
     assert len(outcomes[0][1]) == 20
 
 
-def test_a_window_sees_no_open_bar(tmp_path):
+@pytest.mark.parametrize("row", [407, 408])
+def test_a_window_sees_no_open_bar(row, tmp_path):
     """Whatever changes from a row on, windows whose targets begin there or earlier have the same
     history.
 
-    The row is the last hour of both a bar of four hours and one of a day: they close with it, not
-    before.
+    Rows 407 and 408 are the last hour of both a bar of four hours and one of a day, and the half
+    hour after it: the bars close with the second one, not before.
     """
-    row = 407
     before = values(600)
     after = before.copy()
     after[row:] += 1e6
     histories = []
     for name, table in (("before", before), ("after", after)):
-        prepared(tmp_path / name, "timeseries", text(table), f"{FRAMES} --split 0.5,0.5,0")
+        rows = text(table).splitlines()
+        rows.insert(409, rows[409].replace("18 00:00", "17 23:30"))
+        content = "\n".join(rows)
+        prepared(tmp_path / name, "timeseries", content, f"{FRAMES} --split 0.5,0.5,0")
         first = store(tmp_path / name).splits["validation"][0]
         histories.append(windows(tmp_path / name, "validation")[: row - first + 1])
-    assert len(histories[0]) == 108
+    assert len(histories[0]) == row - 299
     for one, other in zip(*histories, strict=True):
         for frame in ("H1", "H4", "D1"):
             assert one[frame].equal(other[frame])
