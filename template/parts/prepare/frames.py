@@ -49,7 +49,7 @@ def make_frames(
     finer_step = 0  # the step of the previous frame
     for name, history in zip(names, histories, strict=True):
         step = series.step if name == "rows" else seconds(name)
-        if step < series.step or step <= finer_step or step % series.step:
+        if step <= finer_step or step % series.step:
             remedy = f"choose multiples of {series.step} s, the distance of rows, finest first"
             raise UserError(f"a frame of {step} s does not fit here", f"--frames {name}", remedy)
         bars = resample(series, step, rules)
@@ -91,9 +91,7 @@ def resample(series: Series, step: int, rules: dict[str, str]) -> Series:
     return Series(series.names, times[is_closed], np.stack(columns, 1)[is_closed], step)
 
 
-def _reduce(
-    column: np.ndarray, begins: np.ndarray, last_rows: np.ndarray, rule: str
-) -> np.ndarray:
+def _reduce(column: np.ndarray, begins: np.ndarray, last_rows: np.ndarray, rule: str) -> np.ndarray:
     """Reduce a column (n,) to (bars,); begins and last_rows (bars,) are the rows of the bars."""
     if rule in REDUCE:
         return REDUCE[rule].reduceat(column, begins)
@@ -167,8 +165,7 @@ def check_splits(splits: Splits, reach: int, horizon: int, where: str) -> None:
 def learn_scale(bars: Series, base: Series, border: int) -> Scaler:
     """Compute the scale of the bars that have closed before row `border` of the first frame."""
     scaler = Scaler(len(base.names))
-    last_time = base.times[border - 1 : border]
-    num_closed = int(count_closed(bars, base, last_time)[0])
+    num_closed = count_closed(bars, base, base.times[border - 1])
     for values in blocks_of(bars.values[:num_closed]):
         scaler.add(values)
     return scaler
